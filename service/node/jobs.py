@@ -34,7 +34,7 @@ from service.node.queue_bounds import QueueBounds
 from service.node.status import removed
 from service.node.tallies import Tallies
 from service.node.tool_catalog import ToolCatalog
-from service.scheduling.jobs.turn import Progress
+from service.scheduling.jobs.turn_record import Progress
 from service.scheduling.scheduler import Scheduler
 from service.store import deliveries, queries
 from service.store.news import Neighbours

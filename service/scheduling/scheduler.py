@@ -19,7 +19,7 @@ from service.conversations.job import GroupBy, Job, JobId, TurnKey
 from service.conversations.states import ENDED_CONVERSATIONS, TurnState
 from service.conversations.transcript import Attempt, Turn
 from service.scheduling.admission import Admission, Piece
-from service.scheduling.attempt_usage import KeptSlots, spent_by
+from service.scheduling.attempt import usage_key
 from service.scheduling.core import events
 from service.scheduling.core.blame import Blame, Finding, Trial
 from service.scheduling.core.decide import SchedulingCore
@@ -28,7 +28,9 @@ from service.scheduling.core.queue.ready_queue import PolicyFactory
 from service.scheduling.core.view import PoolsView
 from service.scheduling.integrity import IntegrityCheck
 from service.scheduling.jobs.job_turns import JobTurns
-from service.scheduling.jobs.turn import Progress, TurnRun
+from service.scheduling.jobs.turn import JobTurn
+from service.scheduling.jobs.turn_record import Progress
+from service.scheduling.kept_slots import KeptSlots
 from service.scheduling.relayed.requests import QueueLimits, RelayedRequests
 from service.scheduling.turn_endings import Ended, TurnEndings, TurnRunner
 from service.scheduling.work import End, Pause, RunCounters, SchedulerStore, Work
@@ -90,7 +92,7 @@ class Scheduler:
         self.admission = Admission(self._admit, partial(outlet.append, []), self._start_soon)
         self._integrity = IntegrityCheck(self.counters)
         self._idle = Notifier()
-        self._at_work: list[TurnRun] = []  # as the service began to end
+        self._at_work: list[JobTurn] = []  # as the service began to end
         fleet.subscribe(self._worker_changed)
 
     def __repr__(self) -> str:
@@ -307,9 +309,9 @@ class Scheduler:
             self._write(facts[begin : begin + FACTS_A_WRITE])
         if self._fleet.lanes.models:
             self._fleet.lanes.note_waiting({} if self._pauses else self.view.waiting_on_demand())
-        endings = self._job_turns.endings
-        if endings.released:  # after what was said of them
-            released, endings.released = endings.released, {}
+        released = self._job_turns.released
+        if released:  # after what was said of them
+            self._job_turns.released = {}
             self._outlet.release_nowait(released)
 
     def _write(self, facts: Sequence[Record]) -> None:
@@ -375,14 +377,9 @@ class Scheduler:
         return self.requests if job_id in self.requests else self._job_turns
 
     def _whose_use(self, key: TurnKey) -> UsageKey:
-        agent = self._work(key.job_id).agent_of(key)
-        return UsageKey(
-            day=datetime.now(UTC).date().isoformat(),
-            key_name=self.owner(key.job_id) or "",
-            job_id="" if key.job_id in self.requests else key.job_id,
-            agent=agent.id,
-            model=agent.model,
-        )
+        work = self._work(key.job_id)
+        job_id = "" if work is self.requests else key.job_id
+        return usage_key(work.agent_of(key), work.owner_of(key.job_id), job_id)
 
     def _clear_charges(self, keys: Sequence[TurnKey]) -> None:
         for work in self._works:
@@ -454,18 +451,15 @@ class Scheduler:
             self._work(turn.key.job_id).note_off_slot(turn.key)
             ends.append(self._turn_endings.take_end(turn, outcome))
             if isinstance(outcome, Completed):
-                self._findings.note_answer(turn.worker)
+                self._findings.note_answer(turn.attempt.worker)
         if self._is_forgetting:
             for turn, outcome in ended:
                 self._turn_endings.refuse_late(turn, outcome)
         else:
             found = self._findings.apply_findings(finding for end in ends for finding in end.findings)
             told = [events.KvUseTold(uses=uses)] if uses else []
-            spent = [
-                spent_by(each.key, each.answer, each.seconds)
-                for each, _ in ended
-                if self._is_fair or self._core.view.is_on_trial(each.key)
-            ]
+            is_counted = self._core.view.is_on_trial
+            spent = [each.attempt.spent(each.key) for each, _ in ended if self._is_fair or is_counted(each.key)]
             facts = [fact for end in ends for fact in end.records]
             self._post(*told, *spent, *(end.event for end in ends), *found, made=facts)
         if not self._any_on_slot:
@@ -474,9 +468,8 @@ class Scheduler:
     def _place_of_end(self, ended: Ended) -> tuple[float, tuple[JobId, str, int]]:
         """Return the order in which ends are taken: of those whose engine died, the newest is suspected most."""
         turn, outcome = ended
-        newest = (
-            -turn.answer.started_at if isinstance(outcome, EngineFailed) and outcome.brought_down else float("-inf")
-        )
+        is_death = isinstance(outcome, EngineFailed) and outcome.brought_down
+        newest = -turn.attempt.answer.started_at if is_death else float("-inf")
         return newest, self._place(turn.key)
 
     def _place(self, key: TurnKey) -> tuple[JobId, str, int]:

@@ -4,26 +4,22 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, assert_never
+from typing import assert_never
 
 import anyio.lowlevel
 from msgspec.structs import replace
 
 from service.conversations.job import TurnKey
-from service.conversations.log_fields import of_turn
-from service.conversations.transcript import Charges
-from service.scheduling.core.blame import Blame, Trial
-from service.scheduling.core.deaths import STALLED, refuse
-from service.scheduling.jobs.attempt import CANCELLED, WHY
+from service.conversations.log_fields import Fields, of_turn
+from service.scheduling.core.blame import Blame, BlameVerdict, Finding
+from service.scheduling.endings import FailureEvidence, Move, Proof, TurnVerdict, decide, proof_of
 from service.scheduling.work import End, OnSlot
 from workers.log_context import about, line_about
-from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
+from workers.outcome import EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.requests.slots import Lease
 from workers.supervised import SupervisedWorker
 
 Ended = tuple[OnSlot, Outcome]
-# Ends after which the engine may still be at work on the request, so that they say nothing of what it does to engines.
-UNPROVED: Final = frozenset({FailureReason.DEADLINE, FailureReason.INTERNAL})
 logger = logging.getLogger(__name__)
 
 
@@ -41,10 +37,10 @@ class TurnRunner:
         """Run the attempt that has begun, and give its slot back."""
         outcome: Outcome
         try:
-            with about(partial(of_turn, turn.key, worker.spec.id, worker.incarnation)):
+            with about(_place_of(turn)):
                 outcome = await turn.run(worker, lease)
         except Exception as error:
-            line = line_about(of_turn(turn.key, worker.spec.id, worker.incarnation))
+            line = line_about(_place_of(turn)())
             logger.exception("turn %s: a defect of Roundhouse", turn.key, extra=line)
             outcome = RequestFailed(reason=FailureReason.INTERNAL, detail=f"{type(error).__name__}: {error}")
         self._ended.append((turn, outcome))
@@ -72,79 +68,59 @@ class TurnEndings:
 
     def take_end(self, turn: OnSlot, outcome: Outcome) -> End:
         """Take the end of an attempt: state first, records with it, before anything is awaited."""
-        with about(partial(of_turn, turn.key, turn.worker, turn.incarnation)):  # not of the task that tells of many
+        with about(_place_of(turn)):  # not of the task that tells of many
             return self._take_end(turn, outcome)
 
     def refuse_late(self, turn: OnSlot, outcome: Outcome) -> None:
         """Say that another node runs a turn whose attempt has ended here."""
-        line = line_about(of_turn(turn.key, turn.worker, turn.incarnation))
+        line = line_about(_place_of(turn)())
         logger.warning("turn %s: a late result is refused, another node runs it: %s", turn.key, outcome, extra=line)
 
     def _take_end(self, turn: OnSlot, outcome: Outcome) -> End:
         turn.end_attempt(outcome)
-        key = turn.key
-        match outcome:
-            case Completed():
-                return self._acquit(turn, turn.complete)
-            case Cancelled():
-                self._blame.end_unproven(key, is_cut_off=True, at=time.monotonic())
-                if outcome.reason is not CancelReason.CONVERSATION_ENDED:
-                    reason = CANCELLED.get(outcome.reason, FailureReason.SHUTDOWN)
-                    return self._run_again(turn, reason, WHY[outcome.reason] or "")
-                self._blame.forget([key])
-                return turn.cut_off()
-            case RequestFailed():
-                if outcome.reason not in UNPROVED:
-                    return self._acquit(turn, lambda: turn.fail(outcome.reason, outcome.detail))
-                self._blame.end_unproven(key, is_cut_off=True, at=time.monotonic())
-                self._blame.forget([key])
-                return turn.fail(outcome.reason, outcome.detail)
-            case EngineFailed():
-                return self._judge_death(turn, outcome) if outcome.brought_down else self._judge_refusal(turn, outcome)
-            case _:
-                assert_never(outcome)
-
-    def _acquit(self, turn: OnSlot, finish: Callable[[], End]) -> End:
-        """Take an end that the engine brought about: nothing speaks against the turn any more."""
-        findings = self._blame.acquit(turn.key, turn.charges, time.monotonic())
-        turn.charges = Charges()  # the service's own ends too: it has outlived this one
-        return replace(finish(), findings=findings)
-
-    def _judge_death(self, turn: OnSlot, failed: EngineFailed) -> End:
-        verdict = self._blame.die(turn.key, turn.charges, is_outside=failed.is_outside, at=time.monotonic())
+        key, proof, now_s = turn.key, proof_of(outcome), time.monotonic()
+        findings: Sequence[Finding] = ()
+        death = None
+        if proof is Proof.BORNE:
+            findings = self._blame.acquit(key, turn.charges, now_s)
+        elif isinstance(outcome, EngineFailed) and proof is Proof.DIED:
+            death = self._blame.die(key, turn.charges, is_outside=outcome.is_outside, at=now_s)
+            findings = death.findings
+        else:
+            self._blame.end_unproven(key, is_cut_off=proof is Proof.CUT_OFF, at=now_s)
+        evidence = self._evidence(turn, death, now_s) if isinstance(outcome, EngineFailed) else None
+        verdict = decide(outcome, turn.charges, evidence, may_run_again=turn.may_run_again)
         turn.charges = verdict.charges
-        if not verdict.is_convicted:
-            again = self._run_again(turn, failed.reason, failed.detail, verdict.trial)
-            return replace(again, findings=verdict.findings)
-        rate = self._blame.record(self._model_of(turn.key)).rate_bound
-        deaths = verdict.charges.deaths or verdict.charges.outside
-        detail = (
-            f"{failed.detail}; {deaths} engines died with this turn alone on them,"
-            f" and by themselves they do so in at most {rate:.1%} of turns"
-        )
-        return replace(turn.fail(FailureReason.POISONED, detail), findings=verdict.findings)
+        if verdict.move is not Move.RUN_AGAIN and proof is not Proof.BORNE:
+            self._blame.forget([key])
+        end = _move(turn, verdict)
+        return replace(end, findings=findings) if findings else end
 
-    def _judge_refusal(self, turn: OnSlot, failed: EngineFailed) -> End:
-        """Run a turn again that its engine refused, unless that was once too often."""
-        now_s = time.monotonic()
-        self._blame.end_unproven(turn.key, is_cut_off=failed.reason in STALLED, at=now_s)
-        turn.charges, reason = refuse(
-            turn.charges,
-            failed,
-            time.time(),
-            asked_s=max(0.0, now_s - turn.answer.started_at),
-            refusal_s=self._refusal_s(turn.worker),
-            record=self._blame.refusals(self._model_of(turn.key)),
+    def _evidence(self, turn: OnSlot, death: BlameVerdict | None, now_s: float) -> FailureEvidence:
+        model = self._model_of(turn.key)
+        return FailureEvidence(
+            death=death,
+            deaths=self._blame.record(model),
+            refusals=self._blame.refusals(model),
+            asked_s=max(0.0, now_s - turn.attempt.answer.started_at),
+            refusal_s=self._refusal_s(turn.attempt.worker),
+            now=time.time(),
         )
-        if reason is None:
-            return self._run_again(turn, failed.reason, failed.detail)
-        self._blame.forget([turn.key])
-        return turn.fail(reason, failed.detail)
 
-    def _run_again(self, turn: OnSlot, reason: FailureReason, detail: str, trial: Trial | None = None) -> End:
-        if not turn.may_run_again:
-            self._blame.forget([turn.key])
-            return turn.fail(reason, detail)
-        if trial is None and turn.charges.is_suspect:
-            trial = Trial.NEXT
-        return turn.run_again(reason, detail, trial)
+
+def _place_of(turn: OnSlot) -> Callable[[], Fields]:
+    return partial(of_turn, turn.key, turn.attempt.worker, turn.attempt.incarnation)
+
+
+def _move(turn: OnSlot, verdict: TurnVerdict) -> End:
+    match verdict.move:
+        case Move.COMPLETE:
+            return turn.complete()
+        case Move.RUN_AGAIN:
+            return turn.run_again(verdict.reason, verdict.detail, verdict.trial)
+        case Move.FAIL:
+            return turn.fail(verdict.reason, verdict.detail)
+        case Move.CUT_OFF:
+            return turn.cut_off()
+        case _:
+            assert_never(verdict.move)

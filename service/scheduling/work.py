@@ -13,11 +13,11 @@ import msgspec
 
 from service.conversations.job import Agent, JobId, TurnKey
 from service.conversations.transcript import Charges
+from service.scheduling.attempt import RunningAttempt
 from service.scheduling.core import events
 from service.scheduling.core.blame import Finding, Trial
 from service.store.records import Record, StoredToolCall
 from workers.outcome import FailureReason, Outcome
-from workers.requests.answer import Answer
 from workers.requests.slots import Lease
 from workers.supervised import SupervisedWorker
 
@@ -89,27 +89,9 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 class OnSlot(Protocol):
     """One turn on a slot: its attempt that runs, and what it is charged with."""
 
+    key: TurnKey
     charges: Charges
-
-    @property
-    def key(self) -> TurnKey:
-        """Which turn it is."""
-
-    @property
-    def worker(self) -> str:
-        """Whose slot it is."""
-
-    @property
-    def incarnation(self) -> int:
-        """The number of the engine that it was given to."""
-
-    @property
-    def answer(self) -> Answer:
-        """The answer of its attempt so far."""
-
-    @property
-    def seconds(self) -> float:
-        """For how long it held its slot, once its attempt has ended."""
+    attempt: RunningAttempt
 
     @property
     def may_run_again(self) -> bool:
@@ -119,7 +101,7 @@ class OnSlot(Protocol):
         """Ask the worker, and give the slot back; an end of any kind is a value."""
 
     def end_attempt(self, outcome: Outcome) -> None:
-        """Keep what the attempt has brought."""
+        """Keep what the attempt has brought, however it ended."""
 
     def complete(self) -> End:
         """Take a complete answer."""

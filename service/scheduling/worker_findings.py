@@ -46,8 +46,8 @@ class KvUses:
             return {}
         seen: dict[TurnKey, KvUse] = {}
         for turn in (turn for work in self._works for turn in work.on_slots()):
-            answer = turn.answer
-            prompt = answer.told_prompt_tokens if turn.worker in lenders else None
+            answer = turn.attempt.answer
+            prompt = answer.told_prompt_tokens if turn.attempt.worker in lenders else None
             if prompt is not None:
                 seen[turn.key] = KvUse(prompt=prompt, answer=answer.generation.output_tokens)
         before, self._seen = self._seen, seen

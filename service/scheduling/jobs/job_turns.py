@@ -1,6 +1,6 @@
 """The turns of jobs, which are stored: a ``Work`` that knows prompts, transcripts and records."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import assert_never
 
@@ -8,12 +8,12 @@ from typing_extensions import override
 
 from service.conversations.job import Agent, Job, JobId, PromptAt, TurnKey
 from service.conversations.states import ConversationState, TurnState
+from service.scheduling.attempt import RunningAttempt
 from service.scheduling.core import events
 from service.scheduling.core.blame import Blame
-from service.scheduling.jobs.attempt import RunningAttempt
-from service.scheduling.jobs.job_attempt import JobAttempt, JobTurnsState
 from service.scheduling.jobs.lent_slots import LentSlots, Post
 from service.scheduling.jobs.prompts import JobPrompts
+from service.scheduling.jobs.turn import JobTurn, TurnSurroundings
 from service.scheduling.jobs.turns import Turns
 from service.scheduling.work import RunCounters, SchedulerStore, Work
 from service.store import records
@@ -26,68 +26,10 @@ from workers.supervised import SupervisedWorker
 Conversation = events.ConversationStarted | events.ConversationEnded
 
 
-class ConversationEndings:
-    """Forgets what is over and makes its records; it shares what it writes with the scheduler, in the same task.
-
-    ``released`` are the conversations that were left to other nodes, with the models that they need next.
-    """
-
-    def __init__(self, jobs: MutableMapping[JobId, JobPrompts], turns: Turns, blame: Blame) -> None:
-        self._jobs = jobs
-        self._turns = turns
-        self._blame = blame
-        self.released: dict[tuple[JobId, str], Sequence[str]] = {}
-
-    def __repr__(self) -> str:
-        return f"<ConversationEndings jobs={len(self._jobs)}>"
-
-    def move(self, action: events.Move, now: datetime) -> Iterable[Record]:
-        """Apply a move of a conversation or a job; return its records, made as they are asked for."""
-        match action:
-            case events.ConversationStarted():
-                return [_moved(action, ConversationState.RUNNING, None, now)]
-            case events.ConversationEnded():
-                self._blame.forget(action.unspoken)
-                self._jobs[action.job_id].forget(action.conversation_id)
-                return self._end_conversation(action, self._jobs[action.job_id].agents, now)
-            case events.ConversationReleased():
-                self._jobs[action.job_id].forget(action.conversation_id)
-                self._blame.forget(self._turns.forget_conversation(action.job_id, action.conversation_id))
-                self.released[action.job_id, action.conversation_id] = action.models
-            case events.JobEnded():
-                del self._jobs[action.job_id]
-                self._blame.forget_job(action.job_id)
-            case _:
-                assert_never(action)
-        return []
-
-    def fail_turn(self, key: TurnKey, detail: str) -> Record:
-        """Fail a turn that waits for what cannot come."""
-        agent = self._jobs[key.job_id].agents[key.agent_id]
-        turn = self._turns.end_waiting(key, agent, TurnState.FAILED, FailureReason.ENGINE_UNREACHABLE, detail)
-        self._blame.forget([key])
-        self._turns.keep_unstored(turn)
-        return records.TurnEnded(turn=turn, at=datetime.now(UTC), model=agent.model)
-
-    def _end_conversation(
-        self, ended: events.ConversationEnded, agents: Mapping[str, Agent], now: datetime
-    ) -> Iterator[Record]:
-        for key in ended.unspoken:
-            agent = agents[key.agent_id]
-            turn = self._turns.end_waiting(key, agent, TurnState.CANCELLED, FailureReason.CANCELLED)
-            yield records.TurnEnded(turn=turn, at=now, model=agent.model)
-        yield _moved(ended, ended.state, ended.reason, now)
-
-
-def _moved(action: Conversation, state: ConversationState, reason: str | None, at: datetime) -> Record:
-    return records.ConversationMoved(
-        job_id=action.job_id, conversation_id=action.conversation_id, state=state, reason=reason, at=at
-    )
-
-
 class JobTurns(Work):
     """Written by the scheduler alone; ``prompts`` are jobs that have not ended.
 
+    ``released`` are the conversations that were left to other nodes, with the models that they need next.
     ``post`` tells the core of turns whose tools run: their slots may be lent meanwhile. ``has_several_keys``: what is
     told of prompt caches is kept apart by key.
     """
@@ -103,16 +45,17 @@ class JobTurns(Work):
     ) -> None:
         self.prompts: dict[JobId, JobPrompts] = {}
         self.turns = Turns()
+        self.released: dict[tuple[JobId, str], Sequence[str]] = {}
+        self._blame = blame
         self._slots = LentSlots(fleet, post)
-        self._state = JobTurnsState(
+        self._around = TurnSurroundings(
             jobs=self.prompts,
-            turns=self.turns,
+            note_end=self.turns.note_end,
             outlet=outlet,
             counters=counters,
             slots=self._slots,
             has_several_keys=has_several_keys,
         )
-        self.endings = ConversationEndings(self.prompts, self.turns, blame)
 
     def __repr__(self) -> str:
         return f"<JobTurns jobs={len(self.prompts)} {self.turns!r}>"
@@ -132,8 +75,8 @@ class JobTurns(Work):
         return self.turns.any_in_flight
 
     @override
-    def on_slots(self) -> list[JobAttempt]:
-        return [JobAttempt(run, self._state) for run in self.turns.in_flight()]
+    def on_slots(self) -> list[JobTurn]:
+        return self.turns.in_flight()
 
     @override
     def name_of(self, job_id: JobId) -> str:
@@ -162,19 +105,17 @@ class JobTurns(Work):
         return [records.TurnMoved(key=key, state=TurnState.READY, worker=None, at=now, model=model)]
 
     @override
-    def begin_attempt(
-        self, key: TurnKey, worker: SupervisedWorker, now: datetime
-    ) -> tuple[JobAttempt, Sequence[Record]]:
-        attempt = RunningAttempt(worker.spec.id, worker.incarnation)
-        agent = self.agent_of(key)
-        run, waited_s = self.turns.begin_attempt(key, agent, attempt), self.turns.waited_s(key, now)
+    def begin_attempt(self, key: TurnKey, worker: SupervisedWorker, now: datetime) -> tuple[JobTurn, Sequence[Record]]:
+        turn = self.turns.begin_attempt(key, RunningAttempt(worker.spec.id, worker.incarnation), self._around)
         moved = records.TurnMoved(
-            key=key, state=TurnState.IN_FLIGHT, worker=worker.spec.id, at=now, model=agent.model, waited_s=waited_s
+            key=key,
+            state=TurnState.IN_FLIGHT,
+            worker=worker.spec.id,
+            at=now,
+            model=self.agent_of(key).model,
+            waited_s=max(0.0, (now - turn.ready_at).total_seconds()),
         )
-        return JobAttempt(run, self._state), [
-            *self._choose_words(key, worker.spec.bios, now),
-            moved,
-        ]
+        return turn, [*self._choose_words(key, worker.spec.bios, now), moved]
 
     def _choose_words(self, key: TurnKey, policy: BiosPolicy, now: datetime) -> list[Record]:
         words = self.prompts[key.job_id].choose_words(key, policy, now.astimezone())
@@ -196,7 +137,11 @@ class JobTurns(Work):
 
     @override
     def abandon(self, key: TurnKey, detail: str) -> Sequence[Record]:
-        return [self.endings.fail_turn(key, detail)]
+        agent = self.agent_of(key)
+        turn = self.turns.end_waiting(key, agent, TurnState.FAILED, FailureReason.ENGINE_UNREACHABLE, detail)
+        self._blame.forget([key])
+        self.turns.note_end(turn)
+        return [records.TurnEnded(turn=turn, at=datetime.now(UTC), model=agent.model)]
 
     @override
     def note_off_slot(self, key: TurnKey) -> None:
@@ -208,10 +153,41 @@ class JobTurns(Work):
 
     @override
     def move(self, action: events.Move, now: datetime) -> Iterable[Record]:
-        return self.endings.move(action, now)
+        match action:
+            case events.ConversationStarted():
+                return [_moved(action, ConversationState.RUNNING, None, now)]
+            case events.ConversationEnded():
+                self._blame.forget(action.unspoken)
+                self.prompts[action.job_id].forget(action.conversation_id)
+                return self._end_conversation(action, self.prompts[action.job_id].agents, now)
+            case events.ConversationReleased():
+                self.prompts[action.job_id].forget(action.conversation_id)
+                self._blame.forget(self.turns.forget_conversation(action.job_id, action.conversation_id))
+                self.released[action.job_id, action.conversation_id] = action.models
+            case events.JobEnded():
+                del self.prompts[action.job_id]
+                self._blame.forget_job(action.job_id)
+            case _:
+                assert_never(action)
+        return []
+
+    def _end_conversation(
+        self, ended: events.ConversationEnded, agents: Mapping[str, Agent], now: datetime
+    ) -> Iterator[Record]:
+        for key in ended.unspoken:
+            agent = agents[key.agent_id]
+            turn = self.turns.end_waiting(key, agent, TurnState.CANCELLED, FailureReason.CANCELLED)
+            yield records.TurnEnded(turn=turn, at=now, model=agent.model)
+        yield _moved(ended, ended.state, ended.reason, now)
 
     def clear(self) -> None:
         """Forget everything; nothing is in flight."""
         self.prompts.clear()
-        self.endings.released.clear()
+        self.released.clear()
         self.turns.clear()
+
+
+def _moved(action: Conversation, state: ConversationState, reason: str | None, at: datetime) -> Record:
+    return records.ConversationMoved(
+        job_id=action.job_id, conversation_id=action.conversation_id, state=state, reason=reason, at=at
+    )

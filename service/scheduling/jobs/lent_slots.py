@@ -7,6 +7,7 @@ from typing import Self
 import anyio
 
 from service.conversations.job import TurnKey
+from service.scheduling.attempt import RunningAttempt
 from service.scheduling.core.events import (
     KeepOver,
     KeepSlot,
@@ -18,7 +19,6 @@ from service.scheduling.core.events import (
     ToolsBegan,
     ToolsEnded,
 )
-from service.scheduling.jobs.attempt import RunningAttempt
 from workers.fleet import Fleet
 from workers.outcome import Cancelled, CancelReason
 from workers.requests.slots import Lease

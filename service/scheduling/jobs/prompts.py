@@ -117,10 +117,6 @@ class JobPrompts:
         if self.job.prompt_at is PromptAt.QUEUE:  # with its end the agent was queued again
             discussion.make_prompt(agent_id, number + 1, len(earlier))
 
-    def has_tools(self, agent_id: str) -> bool:
-        """Whether an agent may call any."""
-        return bool(self.agents[agent_id].tools)
-
     # Words
 
     def choose_words(self, key: TurnKey, policy: BiosPolicy, now: datetime) -> ConversationWords | None:

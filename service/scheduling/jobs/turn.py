@@ -1,24 +1,43 @@
-"""One turn from the moment it is ready to its end, over all its attempts."""
+"""One turn of a job from its first slot to its end: what its workers are asked, and what each end means for it."""
 
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+import anyio
 import msgspec
 from msgspec.structs import replace
+from typing_extensions import override
 
-from service.conversations.job import Agent, TurnKey
+from service.conversations.job import Agent, JobId, TurnKey
+from service.conversations.measures import AttemptMeasures
 from service.conversations.prompt_messages import Rejected
+from service.conversations.prompt_record import PromptRecord
 from service.conversations.states import ENDED_TURNS, TurnState
 from service.conversations.transcript import Attempt, Charges, Turn, UnfinishedTurn
 from service.conversations.validation import Validation
-from service.scheduling.jobs.attempt import RunningAttempt
+from service.errors import StoreUnavailable
+from service.scheduling.attempt import RunningAttempt, usage_key
+from service.scheduling.core import events
+from service.scheduling.core.blame import Trial
+from service.scheduling.endings import ending_of
+from service.scheduling.jobs.lent_slots import LentSlots, TurnSlot
+from service.scheduling.jobs.prompts import JobPrompts
+from service.scheduling.jobs.tool_calls import TurnCalls, describe_calls
+from service.scheduling.jobs.turn_record import record_so_far, said_in, with_answer
+from service.scheduling.work import End, OnSlot, RunCounters, SchedulerStore
+from service.store import records
+from service.store.records import StoredToolCall
 from transport.request import Constraint, Thought
 from workers.offload.pool import judge as judge_offloaded
-from workers.outcome import FailureReason, Outcome
-from workers.policy.liveness import Verdict
-from workers.requests.request import Demand
+from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed
+from workers.requests.request import CONSTRAINTS, Demand
+from workers.requests.slots import Lease
+from workers.supervised import SupervisedWorker
 
-QUIET: Final = frozenset({Verdict.SILENT, Verdict.STALLED, Verdict.DEAD})
+STORE_PAUSE_S: Final = 1.0  # before a turn is ready again whose calls of tools could not be read
+logger = logging.getLogger(__name__)
 
 
 async def judge(validation: Validation, answer: str) -> str | None:
@@ -29,22 +48,6 @@ async def judge(validation: Validation, answer: str) -> str | None:
         return "its validation did not end in time"
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a turn in flight: tokens read of the prompt, written of the answer, and the watch's verdict.
-
-    ``silent_s`` is 0 until the watch calls it silent; ``silence_limit_s`` is how long it may be.
-    """
-
-    key: TurnKey
-    prompt_tokens_done: int
-    prompt_tokens: int | None
-    output_tokens: int
-    tokens_per_s: float
-    verdict: str | None
-    silent_s: int
-    silence_limit_s: float | None
-
-
 def constraint_of(agent: Agent) -> Constraint | None:
     """Return the constraint of an agent's answers; None if its author sets one, or wants none."""
     validation = agent.validation
@@ -53,7 +56,21 @@ def constraint_of(agent: Agent) -> Constraint | None:
     return validation.constraint(Thought.OPTIONAL if agent.markup else Thought.NONE)
 
 
-class TurnRun:
+class TurnSurroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """The surroundings that all turns of jobs read and write; owned by ``JobTurns``.
+
+    ``note_end`` takes a turn that has ended.
+    """
+
+    jobs: Mapping[JobId, JobPrompts]
+    note_end: Callable[[Turn], None]
+    outlet: SchedulerStore
+    counters: RunCounters
+    slots: LentSlots
+    has_several_keys: Callable[[], bool] = lambda: False
+
+
+class JobTurn(OnSlot):
     """A turn that was on a slot and has not ended, as it is known; written by the scheduler alone.
 
     ``attempt`` is the one that runs, or the last one.
@@ -62,14 +79,18 @@ class TurnRun:
     def __init__(
         self,
         key: TurnKey,
-        agent: Agent,
-        queued_at: datetime,
         attempt: RunningAttempt,
-        so_far: UnfinishedTurn | None = None,
+        queued_at: datetime,
+        so_far: UnfinishedTurn | None,
+        around: TurnSurroundings,
     ) -> None:
         self.key = key
         self.attempt = attempt
-        self._agent = agent
+        self._around = around
+        self._prompts = around.jobs[key.job_id]
+        self._agent = self._prompts.agents[key.agent_id]
+        self._prompt: PromptRecord | None = None  # of the attempt, once it was made
+        self._slot: TurnSlot | None = None  # while it runs
         self._fault: str | None = None  # of the answer that was judged
         self.charges = so_far.charges if so_far else Charges()
         self.attempts: list[Attempt] = list(so_far.attempts) if so_far else []
@@ -79,7 +100,18 @@ class TurnRun:
         self._started_at = (so_far.started_at if so_far else None) or attempt.started_at
 
     def __repr__(self) -> str:
-        return f"<TurnRun {self.key} attempts={len(self.attempts)} {self.attempt!r}>"
+        return f"<JobTurn {self.key} attempts={len(self.attempts)} {self.attempt!r}>"
+
+    @property
+    def may_run_again(self) -> bool:
+        """Always: nobody has seen its answer."""
+        return True
+
+    def begin_attempt(self, attempt: RunningAttempt) -> None:
+        """Begin another attempt."""
+        self.attempt, self._prompt = attempt, None
+
+    # Looking
 
     @property
     def so_far(self) -> UnfinishedTurn:
@@ -93,9 +125,14 @@ class TurnRun:
             started_at=self._started_at,
         )
 
+    @property
+    def attempt_so_far(self) -> Attempt:
+        """The attempt that runs, as far as it is."""
+        return record_so_far(self.attempt, self._prompt)
+
     def attempts_so_far(self, *, is_running: bool) -> Turn:
         """Return the turn with its attempts and times alone, which costs less than all of it; the running one too."""
-        running = (self.attempt.so_far(),) if is_running else ()
+        running = (self.attempt_so_far,) if is_running else ()
         return Turn(
             key=self.key,
             state=TurnState.IN_FLIGHT if is_running else TurnState.READY,
@@ -104,56 +141,6 @@ class TurnRun:
             started_at=self._started_at,
             first_token_at=self.attempt.first_token_at,
         )
-
-    @property
-    def words(self) -> str:
-        """The answer's words to others."""
-        return self.attempt.said(has_markup=self._agent.markup).words
-
-    @property
-    def constraint(self) -> Constraint | None:
-        """The constraint for the engine; None where the author gives one, or wants none."""
-        return constraint_of(self._agent)
-
-    def demand(self, constraint: Constraint | None, *, is_own: bool = False) -> Demand | None:
-        """Return the demand on the answer: ``constraint``, or that of the author's or the model's parameters.
-
-        ``is_own``: the model's say something.
-        """
-        if constraint is None and not is_own and not self._agent.is_constrained:
-            return None
-        is_met = self._is_valid if self._agent.validation is not None else None
-        return Demand(constraint=constraint, is_met=is_met, at_once=bool(self.rejected))
-
-    async def _is_valid(self, text: str) -> bool:
-        return self._agent.validation is None or await judge(self._agent.validation, text) is None
-
-    async def judge_answer(self) -> None:
-        """Find out whether a complete answer is valid; its slot may be another turn's meanwhile."""
-        if self._agent.validation is not None:
-            self._fault = await judge(self._agent.validation, self.attempt.answer.text)
-
-    def take_answer(self) -> str | None:
-        """Take a complete answer that was judged; return why it is not valid, if so."""
-        fault, self._fault = self._fault, None
-        if fault is not None:
-            self.rejected.append((self.attempt.answer.text, fault))
-            self.refuse_answer(FailureReason.INVALID_ANSWER, fault)
-        return fault
-
-    def refuse_answer(self, reason: FailureReason, detail: str) -> None:
-        """Mark the last attempt as failed: its answer is complete, and does not stand."""
-        self.attempts[-1] = replace(
-            self.attempts[-1],
-            outcome=TurnState.FAILED,
-            reason=reason,
-            detail=detail,
-            tool_calls=tuple(self.attempt.answer.tool_calls),
-        )
-
-    def end_attempt(self, outcome: Outcome) -> None:
-        """Keep what an attempt has brought, however it ended."""
-        self.attempts.append(self.attempt.end_attempt(outcome))
 
     def snapshot(self, state: TurnState, reason: str | None = None, detail: str | None = None) -> Turn:
         """Return the turn as it stands in a transcript, in ``state``."""
@@ -168,19 +155,191 @@ class TurnRun:
             started_at=self._started_at,
             finished_at=datetime.now(UTC) if state in ENDED_TURNS else None,
         )
-        return self.attempt.describe(turn, has_markup=self._agent.markup)
+        return with_answer(turn, self.attempt, has_markup=self._agent.markup)
 
-    def progress(self) -> Progress:
-        """Return how far the attempt on a slot is."""
-        answer, request = self.attempt.answer, self.attempt.request
-        read, judged = answer.generation.prompt_progress, request.judgement if request else None
-        return Progress(
-            key=self.key,
-            prompt_tokens_done=read.processed if read else 0,
-            prompt_tokens=read.total if read else None,
-            output_tokens=answer.output_tokens,
-            tokens_per_s=answer.generation.tokens_per_s,
-            verdict=judged.verdict if judged else None,
-            silent_s=int(judged.silent_s) if judged and judged.verdict in QUIET else 0,
-            silence_limit_s=judged.limit_s if judged else None,
+    # Running
+
+    @override
+    async def run(self, worker: SupervisedWorker, lease: Lease) -> Outcome:
+        slots = self._around.slots
+        try:
+            with slots.hold(self.key, worker.spec.name, self.attempt, lease) as self._slot:
+                outcome = await self._ask(worker)
+            validation = self._agent.validation
+            if isinstance(outcome, Completed) and validation is not None:  # its slot may be another turn's meanwhile
+                self._fault = await judge(validation, self.attempt.answer.text)
+        except StoreUnavailable as error:
+            logger.warning("turn %s: %s", self.key, error)
+            await anyio.sleep(STORE_PAUSE_S)
+            return Cancelled(reason=CancelReason.STORE_LOST)
+        finally:
+            slots.forget(self.key)
+        return outcome
+
+    async def _ask(self, worker: SupervisedWorker) -> Outcome:
+        version = worker.weights.version if worker.weights else None
+        fault = self._prompts.check_weights(self.key, version)
+        if fault is not None:
+            return RequestFailed(reason=FailureReason.WEIGHTS_CHANGED, detail=fault)
+        earlier: Sequence[StoredToolCall] = ()
+        if self._agent.tools:  # once: what this attempt calls is no earlier one's
+            with anyio.CancelScope() as self.attempt.scope:
+                earlier = await self._around.outlet.calls_of(self.key)
+        is_own = not CONSTRAINTS.isdisjoint(worker.spec.params)  # the operator's, who has the last word on a model
+        constraint = None if is_own else constraint_of(self._agent)
+        if constraint is None:
+            return await self._perform(worker, earlier, self._demand(None, is_own=is_own), is_told=False)
+        plan = worker.constraints.plan(constraint)
+        demand = self._demand(constraint) if plan.is_sent else None
+        outcome = await self._perform(worker, earlier, demand, is_told=plan.is_told)
+        answer = self.attempt.answer
+        if plan.is_sent and isinstance(outcome, Completed) and answer.constrained_by is not None:
+            worker.constraints.note_answer(constraint, answer.text)
+        if answer.constrained_by is not None and _is_refused(outcome):
+            without = await self._perform(worker, earlier, None, is_told=True)
+            if isinstance(without, Completed):
+                logger.warning("turn %s: its constraint is told in words: %s", self.key, outcome)
+                worker.constraints.note_refused(constraint)
+            return without
+        return outcome
+
+    def _demand(self, constraint: Constraint | None, *, is_own: bool = False) -> Demand | None:
+        """Return the demand on the answer: ``constraint``, or that of the author's or the model's parameters.
+
+        ``is_own``: the model's say something.
+        """
+        if constraint is None and not is_own and not self._agent.is_constrained:
+            return None
+        is_met = self._is_valid if self._agent.validation is not None else None
+        return Demand(constraint=constraint, is_met=is_met, at_once=bool(self.rejected))
+
+    async def _is_valid(self, text: str) -> bool:
+        return self._agent.validation is None or await judge(self._agent.validation, text) is None
+
+    async def _perform(
+        self, worker: SupervisedWorker, earlier: Sequence[StoredToolCall], demand: Demand | None, *, is_told: bool
+    ) -> Outcome:
+        attempt, key, prompts, outlet = self.attempt, self.key, self._prompts, self._around.outlet
+        if attempt.cancelled is not None:
+            return attempt.cancelled
+        journal = addition = None
+        if self._agent.tools:
+            journal, addition = TurnCalls(key, earlier, outlet.append), describe_calls(earlier)
+        request, self._prompt = prompts.request(
+            key, self.rejected, attempt.started_at, worker.spec, is_told=is_told, addition=addition
         )
+        owner = prompts.job.owner if self._around.has_several_keys() else None
+        attempt.answer.own_tokens = None if owner is None else prompts.own_tokens(key)
+        asked = replace(
+            request,
+            cache_owner=owner,
+            journal=journal,
+            demand=demand,
+            is_watched=outlet.is_followed(key.job_id),
+            slot=self._slot,
+        )
+        attempt.request = worker.prepare(asked, attempt.answer)
+        return await worker.perform(asked, attempt.answer, attempt.request)
+
+    # Ending
+
+    @override
+    def end_attempt(self, outcome: Outcome) -> None:
+        self.attempt.end()
+        state, reason, detail = ending_of(outcome)
+        ended = replace(self.attempt_so_far, outcome=state, reason=reason, detail=detail)
+        # Those of the answer that stands are the turn's.
+        self.attempts.append(replace(ended, tool_calls=()) if isinstance(outcome, Completed) else ended)
+
+    @override
+    def complete(self) -> End:
+        """Take a complete answer, unless it was made with other weights than its conversation's, or is not valid."""
+        key, answer = self.key, self.attempt.answer
+        versions = (answer.first_version, answer.last_version)
+        faults = (self._prompts.pin_weights(key, version) for version in versions)
+        changed = next((fault for fault in faults if fault is not None), None)
+        if changed is not None:
+            self._refuse_answer(FailureReason.WEIGHTS_CHANGED, changed)
+            return self.fail(FailureReason.WEIGHTS_CHANGED, changed)
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            return self._reject(fault)
+        words = said_in(answer, has_markup=self._agent.markup).words
+        self._prompts.discussion(key.conversation_id).add(key.agent_id, key.round, words)
+        completed = events.TurnCompleted(key=key, seconds=self.attempt.seconds, reading=self.attempt.reading)
+        return self._finish(completed, TurnState.COMPLETED)
+
+    def _reject(self, fault: str) -> End:
+        """Ask again for an answer that is not valid, unless that was done often enough."""
+        self.rejected.append((self.attempt.answer.text, fault))
+        self._refuse_answer(FailureReason.INVALID_ANSWER, fault)
+        validation = self._agent.validation
+        if validation is not None and len(self.rejected) <= validation.retries:
+            again = self.run_again(FailureReason.INVALID_ANSWER, fault, None)
+            return replace(again, event=events.TurnRejected(key=self.key))
+        return self.fail(FailureReason.VALIDATION_EXHAUSTED, f"the last of {len(self.rejected)} answers: {fault}")
+
+    def _refuse_answer(self, reason: FailureReason, detail: str) -> None:
+        """Mark the last attempt as failed: its answer is complete, and does not stand."""
+        calls = tuple(self.attempt.answer.tool_calls)
+        self.attempts[-1] = replace(
+            self.attempts[-1], outcome=TurnState.FAILED, reason=reason, detail=detail, tool_calls=calls
+        )
+
+    @override
+    def run_again(self, reason: str, detail: str, trial: Trial | None) -> End:
+        if reason != FailureReason.INVALID_ANSWER:
+            logger.warning("turn %s: %s: %s; it runs again", self.key, reason, detail)
+        measures = self._measures()
+        requeued = records.TurnRequeued(
+            key=self.key,
+            so_far=self.so_far,
+            worker=self.attempt.worker,
+            reason=reason,
+            detail=detail,
+            at=datetime.now(UTC),
+            used=(self._whose, measures.used),
+            measures=measures,
+        )
+        return End(event=events.TurnInterrupted(key=self.key, trial=trial), records=[requeued])
+
+    @override
+    def fail(self, reason: FailureReason, detail: str) -> End:
+        """End the turn, and with it its conversation."""
+        return self._finish(events.TurnFailed(key=self.key, reason=reason), TurnState.FAILED, reason, detail)
+
+    @override
+    def cut_off(self) -> End:
+        return self._finish(events.TurnCutOff(key=self.key), TurnState.CANCELLED, FailureReason.CANCELLED)
+
+    def _finish(
+        self, event: events.TurnEvent, state: TurnState, reason: str | None = None, detail: str | None = None
+    ) -> End:
+        turn, agent, counters = self.snapshot(state, reason, detail), self._agent, self._around.counters
+        self._around.note_end(turn)
+        if state is TurnState.COMPLETED:
+            reusable, reused = self._prompts.compare_cache(turn)
+            counters.reusable_tokens += reusable
+            counters.reused_tokens += reused
+        measures = self._measures()
+        ended = records.TurnEnded(
+            turn=turn,
+            at=datetime.now(UTC),
+            used=(self._whose, measures.used),
+            model=agent.model,
+            measures=measures,
+            waited_for=agent.waits_for,
+        )
+        return End(event=event, records=[ended])
+
+    def _measures(self) -> AttemptMeasures:
+        told = self.attempts[-1]
+        return self.attempt.measures(self._agent.model, told.outcome, told.reason)
+
+    @property
+    def _whose(self) -> records.UsageKey:
+        return usage_key(self._agent, self._prompts.job.owner, self.key.job_id)
+
+
+def _is_refused(outcome: Outcome) -> bool:
+    return isinstance(outcome, RequestFailed) and outcome.reason is FailureReason.ENGINE_REJECTED

@@ -8,17 +8,18 @@ from msgspec.structs import replace
 from service.conversations.job import Agent, JobId, TurnKey
 from service.conversations.states import TurnState
 from service.conversations.transcript import Attempt, Turn, UnfinishedTurn
-from service.scheduling.jobs.attempt import RunningAttempt
-from service.scheduling.jobs.turn import Progress, TurnRun
+from service.scheduling.attempt import RunningAttempt
+from service.scheduling.jobs.turn import JobTurn, TurnSurroundings
+from service.scheduling.jobs.turn_record import Progress, progress_of
 from service.store.records import TurnRequeued
-from workers.outcome import FailureReason
+from workers.outcome import CancelReason, FailureReason
 
 
 class Turns:
     """Written by the scheduler alone."""
 
     def __init__(self) -> None:
-        self._runs: dict[TurnKey, TurnRun] = {}  # those that were on a slot
+        self._runs: dict[TurnKey, JobTurn] = {}  # those that were on a slot
         self._in_flight: set[TurnKey] = set()
         self._unstored: dict[TurnKey, Turn] = {}
         self._ready_at: dict[TurnKey, datetime] = {}  # of turns that never were on a slot
@@ -34,7 +35,7 @@ class Turns:
         """Whether a slot is taken."""
         return bool(self._in_flight)
 
-    def in_flight(self) -> list[TurnRun]:
+    def in_flight(self) -> list[JobTurn]:
         """Return the turns that are on a slot."""
         return [self._runs[key] for key in self._in_flight]
 
@@ -68,18 +69,18 @@ class Turns:
 
     def running_attempt(self, key: TurnKey) -> Attempt | None:
         """Return the attempt of a turn that is on a slot, as far as it is; None where it is on none."""
-        return self._runs[key].attempt.so_far() if key in self._in_flight else None
+        return self._runs[key].attempt_so_far if key in self._in_flight else None
 
     def progress(self, job_id: JobId) -> list[Progress]:
         """Return how far each turn of a job that is on a slot is."""
-        return [self._runs[key].progress() for key in sorted(self._in_flight) if key.job_id == job_id]
+        return [progress_of(key, self._runs[key].attempt) for key in sorted(self._in_flight) if key.job_id == job_id]
 
     # Moving
 
     def interrupt_all(self) -> None:
         """End every attempt that is running."""
         for key in self._in_flight:
-            self._runs[key].attempt.interrupt()
+            self._runs[key].attempt.cancel(CancelReason.LEASE_LOST)
 
     def forget_conversation(self, job_id: JobId, conversation_id: str) -> set[TurnKey]:
         """Forget the turns of a conversation that goes on elsewhere, and return them; none of them is in flight."""
@@ -99,7 +100,7 @@ class Turns:
         """Restore the unfinished turns of an earlier life of the service."""
         self._resumed |= {turn.key: turn for turn in turns}
 
-    def note_own_end(self, at_work: Iterable[TurnRun], detail: str, now: datetime) -> list[TurnRequeued]:
+    def note_own_end(self, at_work: Iterable[JobTurn], detail: str, now: datetime) -> list[TurnRequeued]:
         """Charge turns that were on slots, and have not ended, with an end of the service; return the records."""
         requeued: list[TurnRequeued] = []
         for run in at_work:
@@ -126,19 +127,15 @@ class Turns:
         self._ready_at[key] = now
         return True
 
-    def begin_attempt(self, key: TurnKey, agent: Agent, attempt: RunningAttempt) -> TurnRun:
+    def begin_attempt(self, key: TurnKey, attempt: RunningAttempt, around: TurnSurroundings) -> JobTurn:
         """Begin an attempt of a turn on a slot."""
         if key in self._runs:
-            self._runs[key].attempt = attempt
+            self._runs[key].begin_attempt(attempt)
         else:
             queued_at, so_far = self._ready_at.pop(key), self._resumed.pop(key, None)
-            self._runs[key] = TurnRun(key, agent, queued_at, attempt, so_far)
+            self._runs[key] = JobTurn(key, attempt, queued_at, so_far, around)
         self._in_flight.add(key)
         return self._runs[key]
-
-    def waited_s(self, key: TurnKey, now: datetime) -> float:
-        """Return for how long a turn has waited that is put on a slot now."""
-        return max(0.0, (now - self._runs[key].ready_at).total_seconds())
 
     @property
     def oldest_ready_at(self) -> datetime | None:
@@ -148,7 +145,7 @@ class Turns:
     def cut_off_attempt(self, key: TurnKey) -> None:
         """End the attempt of a turn, unless it has ended at the same moment: then its end comes next."""
         if key in self._runs:
-            self._runs[key].attempt.scope.cancel()
+            self._runs[key].attempt.cancel(CancelReason.CONVERSATION_ENDED)
 
     def clear_charges(self, keys: Iterable[TurnKey]) -> None:
         """Clear turns of their charges for deaths that another turn explains."""
@@ -162,11 +159,6 @@ class Turns:
     def note_off_slot(self, key: TurnKey) -> None:
         """Take a turn off its slot."""
         self._in_flight.discard(key)
-
-    def finish_turn(self, key: TurnKey, state: TurnState, reason: str | None, detail: str | None) -> Turn:
-        """End a turn that was on a slot."""
-        turn = self._unstored[key] = self._runs.pop(key).snapshot(state, reason, detail)
-        return turn
 
     def end_waiting(self, key: TurnKey, agent: Agent, state: TurnState, reason: str, detail: str | None = None) -> Turn:
         """End a turn that is on no slot, with what it has behind it."""
@@ -186,8 +178,9 @@ class Turns:
             finished_at=now,
         )
 
-    def keep_unstored(self, turn: Turn) -> None:
-        """Show an end only once it is durable."""
+    def note_end(self, turn: Turn) -> None:
+        """Take the end of a turn, which is shown only once it is durable."""
+        self._runs.pop(turn.key, None)
         self._unstored[turn.key] = turn
 
     def forget_stored(self, keys: Iterable[TurnKey]) -> None:

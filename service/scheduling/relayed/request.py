@@ -1,4 +1,4 @@
-"""One request of a client: what was posted, and what has become of it so far."""
+"""One request of a client: what was posted, what has become of it so far, and what each end of an attempt means."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -6,16 +6,39 @@ from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
+from typing_extensions import override
 
 from service.conversations.job import Agent, Conversation, Job, JobId, TurnKey
 from service.conversations.measures import AttemptMeasures, RequestMeasures
 from service.conversations.states import TurnState
 from service.conversations.transcript import Charges
+from service.scheduling.attempt import RunningAttempt, usage_key
+from service.scheduling.core import events
+from service.scheduling.core.blame import Trial
+from service.scheduling.work import End, OnSlot
+from service.store.records import Record, RequestUsed
 from workers.notifier import Notifier
-from workers.outcome import FailureReason
+from workers.outcome import EngineFailed, FailureReason, Outcome
+from workers.requests.relay import Relay
+from workers.requests.slots import Lease
+from workers.supervised import SupervisedWorker
 
 AGENT: Final = "request"  # of every one: what they cost is learned together
 CONVERSATION: Final = "0"
+OVERLOADED: Final = frozenset({429, 503})  # what an engine says that would answer later
+AGAIN_S: Final = 5  # after which a client may ask again what failed for no fault of its own
+AGAIN: Final = frozenset(
+    {
+        FailureReason.ENGINE_DIED,
+        FailureReason.ENGINE_UNREACHABLE,
+        FailureReason.CACHE_FULL,
+        FailureReason.STALLED_PREFILL,
+        FailureReason.STALLED_DECODE,
+        FailureReason.WEIGHTS_CHANGED,
+        FailureReason.SHUTDOWN,
+        FailureReason.INTERNAL,
+    }
+)
 REFUSED: Final = frozenset({FailureReason.ENGINE_REJECTED, FailureReason.CONTEXT_OVERFLOW})
 
 
@@ -86,20 +109,24 @@ class RelayFailure(msgspec.Struct, frozen=True, kw_only=True):
     after_s: int | None = None
 
 
-class RelayedRequest:
-    """Written by its owner, ``RelayedRequests``, and by the attempt that runs; read where its client is answered.
+class RelayedRequest(OnSlot):
+    """Written by its owner, ``RelayedRequests``, and by the runner of its attempts; read where its client is answered.
 
     ``changed`` is notified when it gets a slot or loses it, when its answer begins, and at its end. Pieces of a stream
-    are held until ``stream_to`` says where they go.
+    are held until ``stream_to`` says where they go. ``on_answer`` is called with it once its answer is complete.
     """
 
-    def __init__(self, job_id: JobId, posted: PostedRequest) -> None:
+    attempt: RunningAttempt  # the newest, once there is one
+
+    def __init__(
+        self, job_id: JobId, posted: PostedRequest, on_answer: Callable[["RelayedRequest"], None] = lambda _: None
+    ) -> None:
+        self._on_answer = on_answer
         self.posted = posted
         self.key = TurnKey(job_id, CONVERSATION, AGENT, 0)
         self.job = posted.job(job_id)  # as the core knows it
         self.charges = Charges()
         self.own_tokens = 0  # of its prompt that its program is known to have brought before
-        self.worker: str | None = None  # of the newest attempt
         self.attempts = 0
         self.tries: list[AttemptMeasures] = []  # attempts that have ended
         self.posted_at = datetime.now(UTC)
@@ -109,6 +136,7 @@ class RelayedRequest:
         self.failure: RelayFailure | None = None
         self.is_over = False
         self.changed = Notifier()
+        self._is_proved = False  # the newest refusal, as one of this request alone
         self._waiting_since: float | None = time.monotonic()
         self._waited_s = 0.0
         self._buffered: list[bytes] = []
@@ -129,6 +157,11 @@ class RelayedRequest:
         return self._waiting_since is not None
 
     @property
+    def worker(self) -> str | None:
+        """The worker of the newest attempt."""
+        return self.attempt.worker if self.attempts else None
+
+    @property
     def waited_s(self) -> float:
         """For how long it has waited for slots so far, in all."""
         return self._waited_s + (time.monotonic() - self._waiting_since if self._waiting_since is not None else 0.0)
@@ -137,12 +170,6 @@ class RelayedRequest:
     def has_begun(self) -> bool:
         """Whether a piece of its answer was given on: from then on no other attempt can take over."""
         return self.content_type is not None
-
-    @property
-    def limit_left_s(self) -> float | None:
-        """The seconds that it may still be on slots."""
-        limit_s = self.posted.limit_s
-        return None if limit_s is None else max(0.001, limit_s - self.on_slots_s)
 
     # Passage
 
@@ -174,18 +201,93 @@ class RelayedRequest:
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
 
-    def note_start(self, worker: str) -> None:
+    def begin_attempt(self, worker: SupervisedWorker) -> None:
         """Begin an attempt on a worker's slot."""
         self._waited_s, self._waiting_since = self.waited_s, None
         self.attempts += 1
-        self.worker, self.whole = worker, None
+        self.attempt = RunningAttempt(worker.spec.id, worker.incarnation, min(self.posted.answers, worker.slots))
+        self.attempt.answer.own_tokens = self.own_tokens if self.posted.is_apart else None
+        self.whole, self._relay = None, self.to_relay()
+        self.attempt.request = worker.prepare(self._relay, self.attempt.answer)
         self.changed.notify()
 
     def finish(self, failure: RelayFailure | None = None) -> None:
-        """End it."""
+        """End it, unless it has ended."""
+        if self.is_over:
+            return
         self._waited_s, self._waiting_since = self.waited_s, None
         self.failure, self.is_over = failure, True
         self.changed.notify()
+
+    # On a slot
+
+    @property
+    def may_run_again(self) -> bool:
+        """Unless its client has a part of the answer, or the engine refuses this request alone: its word counts."""
+        has_last_word = self._is_proved and self.whole is not None and self.whole.status not in OVERLOADED
+        return not (self.has_begun or has_last_word)
+
+    @override
+    async def run(self, worker: SupervisedWorker, lease: Lease) -> Outcome:
+        with lease:
+            return await worker.perform(self._relay, self.attempt.answer, self.attempt.request)
+
+    def to_relay(self) -> Relay:
+        """Return it as its engine is asked; of its limit there is left what it has not been on slots."""
+        posted = self.posted
+        return Relay(
+            job_name=self.key.job_id,
+            path=posted.path,
+            body=posted.body,
+            model=posted.name,
+            adapter=posted.adapter,
+            chars=posted.chars,
+            is_streamed=posted.is_streamed,
+            passage=self,
+            limit_s=None if posted.limit_s is None else max(0.001, posted.limit_s - self.on_slots_s),
+            cache_owner=posted.owner if posted.is_apart else None,
+            own_tokens=self.attempt.answer.own_tokens,
+            most_tokens=None if posted.most_tokens is None else posted.most_tokens * posted.answers,
+        )
+
+    @override
+    def end_attempt(self, outcome: Outcome) -> None:
+        self._is_proved = isinstance(outcome, EngineFailed) and outcome.is_proved
+        self.attempt.end()
+        self.on_slots_s += self.attempt.seconds
+
+    @override
+    def complete(self) -> End:
+        event = events.TurnCompleted(key=self.key, seconds=self.attempt.seconds, reading=self.attempt.reading)
+        used = self._measure(TurnState.COMPLETED, None)
+        self.finish()
+        self._on_answer(self)
+        return End(event=event, records=used)
+
+    @override
+    def run_again(self, reason: str, detail: str, trial: Trial | None) -> End:
+        used = self._measure(TurnState.FAILED, reason)
+        self.note_ready()
+        self.changed.notify()
+        return End(event=events.TurnInterrupted(key=self.key, trial=trial), records=used)
+
+    @override
+    def fail(self, reason: FailureReason, detail: str) -> End:
+        used = self._measure(TurnState.FAILED, reason)
+        self.finish(RelayFailure(reason=reason, detail=detail, after_s=AGAIN_S if reason in AGAIN else None))
+        return End(event=events.TurnFailed(key=self.key, reason=reason), records=used)
+
+    @override
+    def cut_off(self) -> End:
+        used = self._measure(TurnState.CANCELLED, FailureReason.CANCELLED)
+        self.finish(RelayFailure(reason=FailureReason.CANCELLED, detail="its client has gone, or waits no longer"))
+        return End(event=events.TurnCutOff(key=self.key), records=used)
+
+    def _measure(self, outcome: TurnState, reason: str | None) -> list[Record]:
+        """Keep the measures of the attempt; return the record of its usage."""
+        measures = self.attempt.measures(self.posted.model, outcome, reason)
+        self.tries.append(measures)
+        return [RequestUsed(used=(usage_key(self.agent, self.posted.owner), measures.used))]
 
     @property
     def measures(self) -> RequestMeasures:

@@ -20,8 +20,7 @@ from service.errors import QueueFull, ShuttingDown
 from service.scheduling.core import events
 from service.scheduling.core.blame import Blame
 from service.scheduling.core.queue.affinity import CacheLocation
-from service.scheduling.relayed.relay_attempt import AGAIN_S, RelayAttempt
-from service.scheduling.relayed.request import PostedRequest, RelayedRequest, RelayFailure
+from service.scheduling.relayed.request import AGAIN_S, PostedRequest, RelayedRequest, RelayFailure
 from service.scheduling.work import RunCounters, Work
 from service.store.records import Record
 from workers.outcome import CancelReason, FailureReason
@@ -92,7 +91,7 @@ class RelayedRequests(Work):
         self.limits = limits
         self._bytes = 0
         self._requests: dict[JobId, RelayedRequest] = {}
-        self._on_slots: dict[TurnKey, RelayAttempt] = {}
+        self._on_slots: dict[TurnKey, RelayedRequest] = {}
         self._programs = Programs()
         self._seconds = Mean()
         self._prefix = (
@@ -148,7 +147,7 @@ class RelayedRequests(Work):
             why = f"the bodies of requests hold {self._bytes} bytes (limits.queue_bytes)"
             self._make_room(posted, lambda each: len(each.posted.body), why, slots)
         self._bytes += len(posted.body)
-        request = RelayedRequest(JobId(f"{self._prefix}{next(self._numbers):08x}"), posted)
+        request = RelayedRequest(JobId(f"{self._prefix}{next(self._numbers):08x}"), posted, self._learn_from)
         self._requests[request.key.job_id] = request
         place = self._programs.find(posted.marks)
         cached = {} if place is None else {request.key: place}
@@ -176,8 +175,7 @@ class RelayedRequests(Work):
 
     def withdraw(self, request: RelayedRequest, failure: RelayFailure | None = None) -> None:
         """End a request that nobody waits for any more, or for which time is up; its slot is free at once."""
-        if not request.is_over:
-            request.finish(failure or RelayFailure(reason=FailureReason.CANCELLED, detail="its client has gone"))
+        request.finish(failure or RelayFailure(reason=FailureReason.CANCELLED, detail="its client has gone"))
         if request.key.job_id in self._requests:
             self._post(events.JobCancelled(job_id=request.key.job_id))
 
@@ -208,7 +206,7 @@ class RelayedRequests(Work):
     def any_on_slot(self) -> bool:
         return bool(self._on_slots)
 
-    def on_slots(self) -> list[RelayAttempt]:
+    def on_slots(self) -> list[RelayedRequest]:
         """Return the requests that are on slots now."""
         return list(self._on_slots.values())
 
@@ -239,22 +237,20 @@ class RelayedRequests(Work):
         key: TurnKey,
         worker: SupervisedWorker,
         now: datetime,
-    ) -> tuple[RelayAttempt, Sequence[Record]]:
-        request = self._requests[key.job_id]
-        attempt = RelayAttempt(request, worker, self._take_end)
-        self._on_slots[key] = attempt
-        request.note_start(worker.spec.id)
-        return attempt, NO_RECORDS
+    ) -> tuple[RelayedRequest, Sequence[Record]]:
+        request = self._on_slots[key] = self._requests[key.job_id]
+        request.begin_attempt(worker)
+        return request, NO_RECORDS
 
     def cut_off_attempt(self, key: TurnKey) -> None:
         """End the attempt of a request, unless it has ended at the same moment."""
         if key in self._on_slots:
-            self._on_slots[key].cancel(CancelReason.CONVERSATION_ENDED)
+            self._on_slots[key].attempt.cancel(CancelReason.CONVERSATION_ENDED)
 
     def interrupt_all(self) -> None:
         """End every attempt; the request runs again, unless its client has a part of its answer."""
-        for attempt in self._on_slots.values():
-            attempt.cancel(CancelReason.LEASE_LOST)
+        for request in self._on_slots.values():
+            request.attempt.cancel(CancelReason.LEASE_LOST)
 
     def abandon(self, key: TurnKey, detail: str) -> Sequence[Record]:
         """Fail a request that waits for what cannot come."""
@@ -295,15 +291,14 @@ class RelayedRequests(Work):
     def clear(self) -> None:
         """End all: this node was taken for dead, and begins anew."""
         for request in self._requests.values():
-            if not request.is_over:
-                detail = "this node was taken for dead, and has begun anew"
-                request.finish(RelayFailure(reason=FailureReason.SHUTDOWN, detail=detail, after_s=AGAIN_S))
+            detail = "this node was taken for dead, and has begun anew"
+            request.finish(RelayFailure(reason=FailureReason.SHUTDOWN, detail=detail, after_s=AGAIN_S))
         self._requests.clear()
         self._bytes = 0
 
-    def _take_end(self, request: RelayedRequest, attempt: RelayAttempt) -> None:
-        """Learn from the end of a request on a slot."""
-        reading = attempt.reading
+    def _learn_from(self, request: RelayedRequest) -> None:
+        """Learn from a complete answer."""
+        attempt, reading = request.attempt, request.attempt.reading
         if request.failure is not None or reading is None:
             return
         self._seconds.add(request.on_slots_s)
@@ -317,8 +312,7 @@ class RelayedRequests(Work):
 
     def _end(self, request: RelayedRequest) -> None:
         """Log what became of a request that is over."""
-        if not request.is_over:
-            request.finish(RelayFailure(reason=FailureReason.CANCELLED, detail="it was cancelled"))
+        request.finish(RelayFailure(reason=FailureReason.CANCELLED, detail="it was cancelled"))
         self._on_end(request.measures)
         failure = request.failure
         logger.debug(

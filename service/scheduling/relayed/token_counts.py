@@ -4,7 +4,6 @@ Source: specification, "Queue of requests".
 """
 
 import secrets
-import time
 from typing import Final
 
 import anyio
@@ -12,12 +11,10 @@ from msgspec.structs import replace
 
 from service.conversations.job import JobId
 from service.errors import QueueFull
-from service.scheduling.relayed.relay_attempt import OVERLOADED, relay_of
-from service.scheduling.relayed.request import PostedRequest, RelayedRequest, RelayFailure
+from service.scheduling.relayed.request import OVERLOADED, PostedRequest, RelayedRequest, RelayFailure
 from service.scheduling.relayed.requests import RelayedRequests
 from workers.fleet import Fleet
 from workers.outcome import Completed, EngineFailed, FailureReason, Outcome, RequestFailed
-from workers.requests.answer import Answer
 from workers.requests.relay import Relay
 from workers.states import LEASABLE
 from workers.supervised import SupervisedWorker
@@ -56,8 +53,8 @@ class TokenCounts:
         ready = [each for each in self._fleet if each.spec.name == posted.model and each.state in LEASABLE]
         for worker in sorted(ready, key=self._load):
             async with self._limiter(worker):
-                request.note_start(worker.spec.id)
-                outcome = await worker.count(_relay_of(request), Answer(time.monotonic))
+                request.begin_attempt(worker)
+                outcome = await worker.count(_relay_of(request), request.attempt.answer)
             if _is_last_word(outcome, request):
                 request.finish(_failure_of(outcome))
                 return request
@@ -72,15 +69,8 @@ class TokenCounts:
 
 
 def _relay_of(request: RelayedRequest) -> Relay:
-    posted = request.posted
-    return replace(
-        relay_of(request),
-        is_streamed=False,
-        own_tokens=0 if posted.is_apart else None,
-        limit_s=min(LIMIT_S, posted.limit_s or LIMIT_S),
-        cache_owner=None,
-        most_tokens=None,
-    )
+    limit_s = min(LIMIT_S, request.posted.limit_s or LIMIT_S)
+    return replace(request.to_relay(), is_streamed=False, limit_s=limit_s, cache_owner=None, most_tokens=None)
 
 
 def _is_last_word(outcome: Outcome, request: RelayedRequest) -> bool:

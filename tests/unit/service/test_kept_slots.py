@@ -3,10 +3,10 @@
 import pytest
 
 from service.conversations.job import TurnKey
-from service.scheduling.attempt_usage import KeptSlots
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.events import JobAdmitted, SlotsKept, StartTurn, TurnCompleted, WorkerReady
 from service.scheduling.core.policies import POLICIES
+from service.scheduling.kept_slots import KeptSlots
 from service.store.records import UsageKey
 from tests.harness.jobs import key
 from tests.unit.service.test_fair_shares import owned

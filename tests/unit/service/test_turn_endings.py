@@ -5,14 +5,12 @@ from typing import cast
 
 import pytest
 
+from service.scheduling.attempt import RunningAttempt
 from service.scheduling.core.blame import Blame, Trial
 from service.scheduling.core.events import TurnInterrupted
-from service.scheduling.jobs.attempt import RunningAttempt
-from service.scheduling.jobs.job_attempt import JobAttempt, JobTurnsState
 from service.scheduling.jobs.lent_slots import LentSlots
 from service.scheduling.jobs.prompts import JobPrompts
-from service.scheduling.jobs.turn import TurnRun
-from service.scheduling.jobs.turns import Turns
+from service.scheduling.jobs.turn import JobTurn, TurnSurroundings
 from service.scheduling.turn_endings import TurnEndings
 from service.scheduling.work import RunCounters, SchedulerStore
 from service.store.records import TurnRequeued
@@ -21,16 +19,20 @@ from workers.fleet import Fleet
 from workers.outcome import Cancelled, CancelReason, EngineFailed, FailureReason
 
 
-def running(blame: Blame | None = None) -> tuple[JobAttempt, TurnEndings, TurnRun]:
-    """Return an attempt that is on a slot, who takes its end, and its turn."""
-    run = TurnRun(key("a", 0, 0), agent("a"), datetime.now(UTC), RunningAttempt("w", 1))
+def running(blame: Blame | None = None) -> tuple[JobTurn, TurnEndings]:
+    """Return a turn that is on a slot, and who takes the end of its attempt."""
     outlet = cast("SchedulerStore", None)  # it is not asked
     posted = job(agent("a"))
     slots = LentSlots(cast("Fleet", None), lambda _event: None)
-    state = JobTurnsState(
-        jobs={posted.id: JobPrompts(posted)}, turns=Turns(), outlet=outlet, counters=RunCounters(), slots=slots
+    around = TurnSurroundings(
+        jobs={posted.id: JobPrompts(posted)},
+        note_end=lambda _turn: None,
+        outlet=outlet,
+        counters=RunCounters(),
+        slots=slots,
     )
-    return JobAttempt(run, state), TurnEndings(blame or Blame(), lambda _key: "m", lambda _worker: None), run
+    turn = JobTurn(key("a", 0, 0), RunningAttempt("w", 1), datetime.now(UTC), None, around)
+    return turn, TurnEndings(blame or Blame(), lambda _key: "m", lambda _worker: None)
 
 
 @pytest.mark.parametrize(
@@ -44,10 +46,10 @@ def running(blame: Blame | None = None) -> tuple[JobAttempt, TurnEndings, TurnRu
 )
 async def test_an_event_and_its_attempt_name_the_same_reason(cause: CancelReason, reason: str) -> None:
     """An update with mode: abort is no stop of the service: whoever watches is told what the transcript says."""
-    attempt, endings, run = running()
-    (record,) = endings.take_end(attempt, Cancelled(reason=cause)).records
+    turn, endings = running()
+    (record,) = endings.take_end(turn, Cancelled(reason=cause)).records
     assert isinstance(record, TurnRequeued)
-    assert (record.reason, run.attempts[-1].reason) == (reason, reason)
+    assert (record.reason, turn.attempts[-1].reason) == (reason, reason)
     assert record.used is not None
     assert (record.used[1].turns, record.used[1].attempts) == (0, 1)
 
@@ -56,11 +58,11 @@ async def test_an_event_and_its_attempt_name_the_same_reason(cause: CancelReason
 async def test_who_died_alone_is_tried_first_and_who_had_company_next(*, beside: bool, trial: Trial) -> None:
     """The core is told what blame has decided."""
     blame = Blame()
-    attempt, endings, run = running(blame)
+    turn, endings = running(blame)
     if beside:
         blame.start(key("a", 0, 1), "m", "w", 1)
-    blame.start(run.key, "m", "w", 1)
+    blame.start(turn.key, "m", "w", 1)
     died = EngineFailed(reason=FailureReason.ENGINE_DIED, detail="it exited", brought_down=True)
-    event = endings.take_end(attempt, died).event
+    event = endings.take_end(turn, died).event
     assert isinstance(event, TurnInterrupted)
     assert event.trial is trial

@@ -1,0 +1,134 @@
+"""One attempt of a turn on a slot of one engine, whether the turn is of a job or a client's request."""
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from anyio import CancelScope
+
+from service.conversations.job import Agent, TurnKey
+from service.conversations.measures import AttemptMeasures, UsageCounts
+from service.conversations.states import TurnState
+from service.scheduling.core.events import TurnSpent
+from service.scheduling.core.queue.affinity import PromptReading
+from service.store.records import UsageKey
+from workers.outcome import Cancelled, CancelReason
+from workers.requests.answer import Answer
+from workers.requests.in_flight import InFlightRequest
+
+LEAST_TOKENS: Final = 2  # of an answer that tells what one takes
+
+
+class RunningAttempt:
+    """Written by its turn and by the request that it makes; kept until the turn's next attempt begins."""
+
+    def __init__(self, worker: str, incarnation: int, slots: int = 1) -> None:
+        self.worker = worker
+        self.incarnation = incarnation
+        self.slots = slots
+        self.started_at = datetime.now(UTC)
+        self._began_s = time.monotonic()
+        self.answer = Answer(time.monotonic)
+        self.request: InFlightRequest | None = None  # the newest, once there is one
+        self.scope: CancelScope | None = None  # before there is one
+        self.cancelled: Cancelled | None = None  # by the service
+        self.seconds = 0.0  # for which it held its slot, once it has ended
+        self.lent_s = 0.0  # for which others had it, while its tools ran
+
+    def __repr__(self) -> str:
+        return f"<RunningAttempt {self.worker}#{self.incarnation} {self.answer!r}>"
+
+    def cancel(self, reason: CancelReason) -> None:
+        """End it, unless it has ended at this moment."""
+        self.cancelled = self.cancelled or Cancelled(reason=reason)
+        if self.request is not None:
+            self.request.end(self.cancelled)
+        elif self.scope is not None:
+            self.scope.cancel()
+
+    def end(self) -> None:
+        """Take the time of its end."""
+        self.seconds = time.monotonic() - self._began_s - self.lent_s
+
+    @property
+    def first_token_at(self) -> datetime | None:
+        """When it had its first token, None where it has none."""
+        first_at = self.answer.first_token_at
+        return None if first_at is None else self.started_at + timedelta(seconds=first_at - self._began_s)
+
+    @property
+    def reading(self) -> PromptReading | None:
+        """The engine's reading for the newest generation; None until it has told its usage."""
+        generation = self.answer.generation
+        usage, first_at = generation.usage, generation.first_token_at
+        if usage is None:
+            return None
+        if first_at is None:  # nobody knows how long the reading took
+            fresh_tokens, seconds, answer_s = 0, 0.0, 0.0
+        else:
+            # An engine that tells of its reading answers as it begins to read; another may with its first token.
+            begun_at = generation.begun_at if generation.prompt_progress is not None else None
+            fresh_tokens = usage.prompt_tokens - usage.cached_tokens
+            seconds = max(0.0, first_at - (begun_at or generation.started_at))
+            answer_s = max(0.0, generation.last_progress_at - first_at)
+        return PromptReading(
+            fresh_tokens=fresh_tokens,
+            seconds=seconds,
+            context_tokens=usage.prompt_tokens + usage.completion_tokens,
+            answer_tokens=usage.completion_tokens,
+            answer_s=answer_s,
+        )
+
+    # Its cost, once it has ended
+
+    def spent(self, key: TurnKey) -> TurnSpent:
+        """Return the tokens that it took of its engine, and the seconds that it held its slot."""
+        cost = self.answer.cost
+        return TurnSpent(
+            key=key,
+            fresh_tokens=max(0, cost.prompt_tokens - cost.cached_tokens),
+            answer_tokens=cost.completion_tokens,
+            seconds=self.seconds,
+            is_told=self.answer.is_told,
+        )
+
+    def measures(self, model: str, outcome: TurnState, reason: str | None) -> AttemptMeasures:
+        """Return its measures and its usage; if its answer does not stand, its tokens are wasted."""
+        first_at, cost, slot_s = self.answer.first_token_at, self.answer.told_cost, self.slots * self.seconds
+        usage = (cost.prompt_tokens, cost.cached_tokens, cost.completion_tokens)
+        if outcome is TurnState.COMPLETED:
+            prompt, cached, answer = usage
+            used = UsageCounts(
+                turns=1, attempts=1, prompt_tokens=prompt, cached_tokens=cached, answer_tokens=answer, slot_s=slot_s
+            )
+        else:
+            wasted = max(0, cost.prompt_tokens - cost.cached_tokens + cost.completion_tokens)
+            used = UsageCounts(attempts=1, wasted_tokens=wasted, slot_s=slot_s)
+        return AttemptMeasures(
+            model=model,
+            worker=self.worker,
+            incarnation=self.incarnation,
+            outcome=outcome,
+            reason=reason,
+            began_at=self.started_at,
+            seconds=slot_s,
+            used=used,
+            usage=usage,
+            first_token_s=None if first_at is None else max(0.0, first_at - self._began_s),
+            token_s=_token_s(self.answer),
+            finish_reason=self.answer.finish_reason,
+        )
+
+
+def usage_key(agent: Agent, owner: str | None, job_id: str = "") -> UsageKey:
+    """Return where the use of a turn is counted today; that of a client's request is of no job."""
+    day = datetime.now(UTC).date().isoformat()
+    return UsageKey(day=day, key_name=owner or "", job_id=job_id, agent=agent.id, model=agent.model)
+
+
+def _token_s(answer: Answer) -> float | None:
+    generation = answer.generation
+    first_at, usage = generation.first_token_at, generation.usage
+    if first_at is None or usage is None or usage.completion_tokens < LEAST_TOKENS:
+        return None
+    return max(0.0, generation.last_progress_at - first_at) / (usage.completion_tokens - 1)
