@@ -15,23 +15,7 @@ from service.node.followers import JobFollowers
 from service.node.intake import Intake
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.work import Pause, SchedulerStore
-from service.store import queries
-from service.store.news import (
-    Alone,
-    ClaimsLost,
-    FactsLost,
-    JobsChanged,
-    JobsCommitted,
-    LeaseEnding,
-    LeaseLost,
-    LeaseRenewed,
-    Neighbours,
-    StoreEvent,
-    StoreRecovered,
-    StoreTroubled,
-    WorkWaiting,
-    WritesFailed,
-)
+from service.store import news, queries
 from service.store.records import Record, StoredToolCall
 from service.store.store import Store
 
@@ -50,7 +34,7 @@ class StoreOutlet(SchedulerStore):
         models: Sequence[str],
         lease_s: float,
         followers: JobFollowers,
-        neighbours: Neighbours,
+        neighbours: news.Neighbours,
         listen: Callable[[Sequence[Record]], None] = lambda _: None,
     ) -> None:
         self._store = store
@@ -87,7 +71,7 @@ class StoreOutlet(SchedulerStore):
 
     def is_elsewhere(self, model: str) -> bool:
         """Whether a model is for other nodes: one has it, or this one never will."""
-        if isinstance(self._neighbours, Alone):
+        if isinstance(self._neighbours, news.Alone):
             return False
         if model not in self._models:
             return True
@@ -98,7 +82,7 @@ class StoreOutlet(SchedulerStore):
         return time.monotonic() - self._missed_at.setdefault(model, time.monotonic()) < self._lease_s
 
 
-_Later = StoreTroubled | StoreRecovered | ClaimsLost | FactsLost | LeaseLost
+_Later = news.StoreTroubled | news.StoreRecovered | news.ClaimsLost | news.FactsLost | news.LeaseLost
 
 
 class StoreNews:
@@ -114,26 +98,26 @@ class StoreNews:
     def __repr__(self) -> str:
         return f"<StoreNews waiting={self._send.statistics().current_buffer_used}>"
 
-    def forward_event(self, event: StoreEvent) -> None:
+    def forward_event(self, event: news.StoreEvent) -> None:
         """Take an event; nothing here waits."""
         match event:
-            case JobsCommitted():
+            case news.JobsCommitted():
                 self._followers.committed(event.job_ids)
                 self._intake.hint(is_work=False)  # a turn may have ended, and left its slot to another
-            case JobsChanged():
+            case news.JobsChanged():
                 self._followers.committed(event.job_ids)
-            case WorkWaiting():
+            case news.WorkWaiting():
                 self._intake.hint(is_work=True)
-            case LeaseEnding():
+            case news.LeaseEnding():
                 self._scheduler.pause(Pause.LEASE, LEASE_ENDING)
                 self._scheduler.interrupt_all()
-            case LeaseRenewed():
+            case news.LeaseRenewed():
                 self._scheduler.unpause(Pause.LEASE)
                 self._scheduler.look_elsewhere()
                 self._intake.note_neighbours()
-            case WritesFailed():
+            case news.WritesFailed():
                 pass  # ``Store.wait_failed`` ends the node
-            case StoreTroubled() | StoreRecovered() | ClaimsLost() | FactsLost() | LeaseLost():
+            case news.StoreTroubled() | news.StoreRecovered() | news.ClaimsLost() | news.FactsLost() | news.LeaseLost():
                 with suppress(anyio.ClosedResourceError):  # the node has ended, and its store goes on for a moment
                     self._send.send_nowait(event)
             case _:
@@ -147,16 +131,16 @@ class StoreNews:
 
     async def _act(self, event: _Later) -> None:
         match event:
-            case StoreTroubled():
+            case news.StoreTroubled():
                 self._scheduler.pause(Pause.STORE, f"the store, to be well again: {event.outage}")
-            case StoreRecovered():
+            case news.StoreRecovered():
                 self._scheduler.unpause(Pause.STORE)
                 self._intake.hint(is_work=True)  # what was claimed as the outage began, and never answered
-            case ClaimsLost():
+            case news.ClaimsLost():
                 await self._intake.start_over()
-            case FactsLost():
+            case news.FactsLost():
                 self._scheduler.end_unwritable(event.conversations)
-            case LeaseLost():
+            case news.LeaseLost():
                 with suppress(StoreUnavailable):  # the writer learns of it, and tells
                     await self._store.flush()
             case _:

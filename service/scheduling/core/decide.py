@@ -12,43 +12,10 @@ from typing import Final
 from service.conversations.job import GroupBy, JobId, TurnKey
 from service.conversations.states import ConversationState, TurnState
 from service.conversations.turn_order import Place
+from service.scheduling.core import events
 from service.scheduling.core.backlog import Estimates
 from service.scheduling.core.blame import SourceDistrusted, SourceTrusted, SuspectsCleared, Trial
 from service.scheduling.core.dispatch import Dispatcher
-from service.scheduling.core.events import (
-    AbandonTurn,
-    Action,
-    ContinueCancel,
-    ConversationEnded,
-    ConversationReleased,
-    ConversationSpoiled,
-    CutOffTurn,
-    DeferralOver,
-    Event,
-    JobAdmitted,
-    JobCancelled,
-    JobEnded,
-    KvUseTold,
-    ModelLost,
-    ModelRegained,
-    Note,
-    Paused,
-    SlotEvent,
-    SlotsKept,
-    Suspicion,
-    TimeTold,
-    TurnCompleted,
-    TurnEvent,
-    TurnFailed,
-    TurnInterrupted,
-    TurnIsReady,
-    TurnRejected,
-    TurnSpent,
-    Unpaused,
-    WorkerEvent,
-    WorkerNotReady,
-    WorkerReady,
-)
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.live import LiveConversation, LiveJob
 from service.scheduling.core.queue.affinity import CacheLocation
@@ -95,10 +62,10 @@ class SchedulingCore:
     def __repr__(self) -> str:
         return f"<SchedulingCore jobs={len(self._jobs)} ready={len(self._ready)} in_flight={len(self._in_flight)}>"
 
-    def handle(self, *events: Event) -> list[Action]:
-        """Return the actions after ``events``; ends at the same moment are all applied before the next start."""
+    def handle(self, *told: events.Event) -> list[events.Action]:
+        """Return the actions after ``told``; ends at the same moment are all applied before the next start."""
         self.handled += 1
-        actions = [action for event in events for action in self._apply(event)]
+        actions = [action for event in told for action in self._apply(event)]
         actions += self._dispatcher.lending.give_back()  # before others start, and though nothing is to be started
         return [*actions, *self._dispatch()]
 
@@ -136,63 +103,63 @@ class SchedulingCore:
 
     # Events
 
-    def _apply(self, event: Event) -> Iterator[Action]:
+    def _apply(self, event: events.Event) -> Iterator[events.Action]:
         match event:
-            case JobAdmitted():
+            case events.JobAdmitted():
                 yield from self._admit(event)
-            case JobCancelled() | ConversationSpoiled():
+            case events.JobCancelled() | events.ConversationSpoiled():
                 yield from self._end_early(event)
-            case Paused() | Unpaused():
-                self._is_paused = isinstance(event, Paused)
-            case WorkerReady() | WorkerNotReady() | ModelLost() | ModelRegained():
+            case events.Paused() | events.Unpaused():
+                self._is_paused = isinstance(event, events.Paused)
+            case events.WorkerReady() | events.WorkerNotReady() | events.ModelLost() | events.ModelRegained():
                 self._take_capacity(event)
-            case _ if isinstance(event, TurnEvent):
+            case _ if isinstance(event, events.TurnEvent):
                 worker = self._in_flight.remove(event.key)
                 self._dispatcher.lending.forget(event.key)
                 if worker is not None:
                     yield from self._end_turn(event, worker)
-            case _ if isinstance(event, SlotEvent):
+            case _ if isinstance(event, events.SlotEvent):
                 yield from self._dispatcher.lending.apply_event(event)
             case SuspectsCleared() | SourceDistrusted() | SourceTrusted():
                 self._take_finding(event)
             case _:
                 self._take_note(event)
 
-    def _take_capacity(self, event: WorkerEvent) -> None:
+    def _take_capacity(self, event: events.WorkerEvent) -> None:
         match event:
-            case WorkerReady():
+            case events.WorkerReady():
                 self._lost.pop(event.model, None)
                 self._in_flight.open(event.worker, event.model, event.slots, event.kv_tokens, event.kv_block)
                 self._room.note_worker(event)
                 self._dispatcher.note_pace(event.model, event.read_s)
                 self._ready.note_slots(event.model, self._in_flight.total(event.model))
-            case WorkerNotReady():
+            case events.WorkerNotReady():
                 model = self._in_flight.close(event.worker, returns=event.returns)
                 if model is not None:
                     self._ready.note_slots(model, self._in_flight.total(model))
                 for turn in self._ready.deferred.all_for(event.worker):
                     self._ready.end_deferral(turn.key, self._conversation(turn.key).model(turn.key))
-            case ModelLost():
+            case events.ModelLost():
                 self._lost[event.model] = event.is_elsewhere
-            case ModelRegained():
+            case events.ModelRegained():
                 self._lost.pop(event.model, None)
 
-    def _take_note(self, event: Note) -> None:
-        if isinstance(event, TurnSpent):
+    def _take_note(self, event: events.Note) -> None:
+        if isinstance(event, events.TurnSpent):
             self._dispatcher.settle(event)
-        elif isinstance(event, DeferralOver) and self._ready.deferred.worker_of(event.key) is not None:
+        elif isinstance(event, events.DeferralOver) and self._ready.deferred.worker_of(event.key) is not None:
             self._ready.end_deferral(event.key, self._conversation(event.key).model(event.key))
-        elif isinstance(event, SlotsKept):
+        elif isinstance(event, events.SlotsKept):
             self._dispatcher.charge_kept(event)
-        elif isinstance(event, TimeTold):
+        elif isinstance(event, events.TimeTold):
             self._dispatcher.trials.now = event.at
-        elif isinstance(event, KvUseTold):
+        elif isinstance(event, events.KvUseTold):
             for key, use in event.uses.items():
                 if key in self._in_flight:
                     conversation = self._conversation(key)
                     self._room.correct(key, conversation.agent(key), conversation.definition, use)
 
-    def _take_finding(self, event: Suspicion) -> None:
+    def _take_finding(self, event: events.Suspicion) -> None:
         match event:
             case SuspectsCleared():
                 for key in event.keys:
@@ -210,7 +177,7 @@ class SchedulingCore:
 
     # Jobs
 
-    def _admit(self, event: JobAdmitted) -> Iterator[Action]:
+    def _admit(self, event: events.JobAdmitted) -> Iterator[events.Action]:
         live = self._jobs.get(event.job.id)
         if live is None:
             live = self._jobs[event.job.id] = LiveJob(event.job, event.suspects, is_cancelled=event.is_cancelled)
@@ -235,7 +202,7 @@ class SchedulingCore:
 
     def _resume(
         self, conversation: LiveConversation, ended: Mapping[TurnKey, tuple[TurnState, str | None]]
-    ) -> Iterator[Action]:
+    ) -> Iterator[events.Action]:
         live = conversation.live
         spoken: list[Place] = []
         for key, (state, reason) in ended.items():
@@ -254,8 +221,8 @@ class SchedulingCore:
         else:
             yield from self._go_on(conversation, conversation.order.resume(spoken))
 
-    def _end_early(self, event: JobCancelled | ConversationSpoiled) -> Iterator[Action]:
-        if isinstance(event, JobCancelled):
+    def _end_early(self, event: events.JobCancelled | events.ConversationSpoiled) -> Iterator[events.Action]:
+        if isinstance(event, events.JobCancelled):
             yield from self._cancel(event.job_id)
             return
         live = self._jobs.get(event.job_id)
@@ -263,7 +230,7 @@ class SchedulingCore:
         if conversation is not None:
             yield from self._end(conversation, ConversationState.FAILED, FailureReason.INTERNAL)
 
-    def _cancel(self, job_id: JobId) -> Iterator[Action]:
+    def _cancel(self, job_id: JobId) -> Iterator[events.Action]:
         """End a job, some thousand turns at a time; those in flight come first."""
         live = self._jobs.get(job_id)
         if live is None:
@@ -280,11 +247,11 @@ class SchedulingCore:
             if left <= 0:
                 break
         if any(conversation.ending is None for conversation in live.conversations.values()):
-            yield ContinueCancel(job_id=job_id)
+            yield events.ContinueCancel(job_id=job_id)
 
     # Conversations
 
-    def _go_on(self, conversation: LiveConversation, places: Iterable[Place]) -> Iterator[Action]:
+    def _go_on(self, conversation: LiveConversation, places: Iterable[Place]) -> Iterator[events.Action]:
         """Make ready the turns that may run now; end a conversation that has none left."""
         live = conversation.live
         if conversation.order.is_over:
@@ -298,7 +265,7 @@ class SchedulingCore:
 
     def _make_ready(
         self, conversation: LiveConversation, place: Place, *, is_front: bool = False, trial: Trial | None = None
-    ) -> Action:
+    ) -> events.Action:
         job, key = conversation.live.job, conversation.key(place)
         if key in conversation.live.suspects and not is_front:  # of an earlier life: in this one it was on no slot yet
             is_front, trial = True, conversation.live.suspects[key]
@@ -319,16 +286,18 @@ class SchedulingCore:
         if not is_front:
             conversation.queue(turn, model)
         self._ready.add(turn, model, trial)
-        return TurnIsReady(key=turn.key)
+        return events.TurnIsReady(key=turn.key)
 
-    def _end(self, conversation: LiveConversation, state: ConversationState, reason: str | None) -> Iterator[Action]:
+    def _end(
+        self, conversation: LiveConversation, state: ConversationState, reason: str | None
+    ) -> Iterator[events.Action]:
         """End a conversation early: drop what waits, cut off what runs."""
         if conversation.ending is not None:
             return
         conversation.ending = (state, reason)
         for key in conversation.in_order(conversation.open):
             if key in self._in_flight:
-                yield CutOffTurn(key=key)
+                yield events.CutOffTurn(key=key)
             else:
                 self._drop(conversation, key)
         yield from self._settle(conversation)
@@ -338,12 +307,12 @@ class SchedulingCore:
         self._room.forget_turn(key)
         self._ready.drop_turn(key, conversation.model(key))
 
-    def _settle(self, conversation: LiveConversation) -> Iterator[Action]:
+    def _settle(self, conversation: LiveConversation) -> Iterator[events.Action]:
         """Finish a conversation that is to end, once nothing of it is in flight."""
         if conversation.ending is None or any(key in self._in_flight for key in conversation.open):
             return
         state, reason = conversation.ending
-        ended = ConversationEnded(
+        ended = events.ConversationEnded(
             job_id=conversation.live.job.id,
             conversation_id=conversation.definition.id,
             state=state,
@@ -352,12 +321,12 @@ class SchedulingCore:
         )
         yield from self._leave(conversation, ended)
 
-    def _release(self, conversation: LiveConversation) -> Iterator[Action]:
+    def _release(self, conversation: LiveConversation) -> Iterator[events.Action]:
         """Leave a conversation, of which nothing is in flight, to a node that has the models it needs next."""
         models = tuple(dict.fromkeys(conversation.model(key) for key in conversation.in_order(conversation.open)))
         for key in list(conversation.open):
             self._drop(conversation, key)
-        left = ConversationReleased(
+        left = events.ConversationReleased(
             job_id=conversation.live.job.id,
             conversation_id=conversation.definition.id,
             models=tuple(model for model in models if model in self._lost),
@@ -365,8 +334,8 @@ class SchedulingCore:
         yield from self._leave(conversation, left)
 
     def _leave(
-        self, conversation: LiveConversation, ending: ConversationEnded | ConversationReleased
-    ) -> Iterator[Action]:
+        self, conversation: LiveConversation, ending: events.ConversationEnded | events.ConversationReleased
+    ) -> Iterator[events.Action]:
         live = conversation.live
         live.end_conversation(conversation)
         self._room.forget_conversation(live.job.id, conversation.definition.id)
@@ -377,24 +346,24 @@ class SchedulingCore:
         del self._jobs[live.job.id]
         self._room.forget_job(live.job.id, live.places)
         self._ready.note_load(live.job.id, live.backlog, has_ended=True)
-        yield JobEnded(job_id=live.job.id)
+        yield events.JobEnded(job_id=live.job.id)
 
     # Turns
 
-    def _end_turn(self, event: TurnEvent, worker: str) -> Iterator[Action]:
+    def _end_turn(self, event: events.TurnEvent, worker: str) -> Iterator[events.Action]:
         key = event.key
         self._ready.note_end(key)
         live = self._jobs[key.job_id]
         conversation = live.conversations[key.conversation_id]
         place = conversation.place(key)
-        if isinstance(event, TurnInterrupted | TurnRejected) and conversation.ending is None:
-            trial = event.trial if isinstance(event, TurnInterrupted) else None
+        if isinstance(event, events.TurnInterrupted | events.TurnRejected) and conversation.ending is None:
+            trial = event.trial if isinstance(event, events.TurnInterrupted) else None
             yield self._make_ready(conversation, place, is_front=True, trial=trial)
             return
         conversation.open.discard(key)
-        if not isinstance(event, TurnInterrupted | TurnRejected):
+        if not isinstance(event, events.TurnInterrupted | events.TurnRejected):
             conversation.end_turn(key)
-        if isinstance(event, TurnCompleted):
+        if isinstance(event, events.TurnCompleted):
             tokens = event.reading.context_tokens if event.reading else 0
             conversation.note_cache(place.agent, CacheLocation(worker=worker, tokens=tokens))
             self._room.learn(key, live.job.agents[place.agent], conversation.definition, event.reading)
@@ -404,7 +373,7 @@ class SchedulingCore:
                 live.backlog.refresh(self._estimates)
         if conversation.ending is not None:
             yield from self._settle(conversation)
-        elif isinstance(event, TurnFailed):
+        elif isinstance(event, events.TurnFailed):
             if event.reason == FailureReason.POISONED and conversation.model(key) in self._ready.suspects:
                 self._ready.suspects[conversation.model(key)].postpone(key.job_id, live.job.owner)
             yield from self._end(conversation, ConversationState.FAILED, event.reason)
@@ -415,7 +384,7 @@ class SchedulingCore:
 
     # Starting
 
-    def _dispatch(self) -> Iterator[Action]:
+    def _dispatch(self) -> Iterator[events.Action]:
         if self._is_paused:
             return
         for model in [model for model, is_elsewhere in self._lost.items() if not is_elsewhere]:
@@ -425,7 +394,7 @@ class SchedulingCore:
         for model in [model for model, is_elsewhere in self._lost.items() if is_elsewhere]:
             yield from self._release_all(model)
 
-    def _release_all(self, model: str) -> Iterator[Action]:
+    def _release_all(self, model: str) -> Iterator[events.Action]:
         """Leave all that waits for a model to other nodes; what has a turn in flight goes when that has ended."""
         for key in self._ready.keys(model):
             job = self._jobs.get(key.job_id)
@@ -435,14 +404,14 @@ class SchedulingCore:
             if not any(each in self._in_flight for each in conversation.open):
                 yield from self._release(conversation)
 
-    def _abandon(self, model: str) -> Iterator[Action]:
+    def _abandon(self, model: str) -> Iterator[events.Action]:
         """Fail all that waits for a model, and with each turn its conversation: better an end than a hang."""
         for key in self._ready.take_all(model):
             conversation = self._conversation(key)
             conversation.open.discard(key)
             self._room.forget_turn(key)
             conversation.end_turn(key)
-            yield AbandonTurn(key=key)
+            yield events.AbandonTurn(key=key)
             yield from self._end(conversation, ConversationState.FAILED, FailureReason.ENGINE_UNREACHABLE)
 
     def _conversation(self, key: TurnKey) -> LiveConversation:

@@ -1,19 +1,12 @@
 """Which ready turn starts on which worker now. Pure: it takes turns from the ready pool and puts them in flight."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
 from typing import Final
 
 from service.conversations.job import Agent, JobId, Mode, TurnKey
+from service.scheduling.core import events
 from service.scheduling.core.blame import Trial
-from service.scheduling.core.events import (
-    Action,
-    ContinueDispatch,
-    ConversationStarted,
-    DeferTurn,
-    SlotsKept,
-    StartTurn,
-    TurnSpent,
-)
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.kv_budgets import NOTHING, KvNeed
 from service.scheduling.core.lending import SlotLending
@@ -26,6 +19,17 @@ from service.scheduling.core.room_keeper import RoomKeeper
 from service.scheduling.core.trials import Trials
 
 PASSED_AT_ONCE: Final = 1000  # turns of jobs that are being ended, or to be tried: some 20 ms of the event loop
+
+
+class ReadyVerdict(StrEnum):
+    """The verdict on a turn that is first in its queue (``Dispatcher.judge``)."""
+
+    ENDED = "ended"
+    TRIED = "tried"
+    BLOCKED = "blocked"
+    PASSED = "passed"
+    DEFERRED = "deferred"
+    STARTED = "started"
 
 
 class Dispatcher:
@@ -52,7 +56,7 @@ class Dispatcher:
         """Learn what turns of a model take."""
         self._speeds.learn(model, seconds, reading)
 
-    def settle(self, spent: TurnSpent) -> None:
+    def settle(self, spent: events.TurnSpent) -> None:
         """Set right what a turn's key was charged with when it started, and what a trial has taken of others' time.
 
         A slot that was held is charged by time where the engine has not told what it did there, or where one turn held
@@ -71,7 +75,7 @@ class Dispatcher:
             weight = max(weight, self._speeds.tokens_in(model, slots * spent.seconds))
         self._ready.fair.settle(spent.key, weight)
 
-    def charge_kept(self, kept: SlotsKept) -> None:
+    def charge_kept(self, kept: events.SlotsKept) -> None:
         """Charge a key with slots that have stood idle for a turn of it."""
         if self._ready.fair is not None:
             weight = self._speeds.tokens_in(kept.model, kept.slot_s)
@@ -82,63 +86,101 @@ class Dispatcher:
         if read_s is not None:
             self._speeds.note_pace(model, read_s)
 
-    def start_all(self) -> Iterator[Action]:
+    def start_all(self) -> Iterator[events.Action]:
         """Start turns until no slot is free that one of them may have."""
         self.kept.clear()
         yield from self._start_trials()
         for model, ready in self._ready.queues.items():
-            while ready.has_front and self._in_flight.has_free(model):
-                turn = ready.pop()
-                if self._is_cancelled(turn):
-                    continue
-                if not self._has_room(model, turn):
-                    ready.push_back(turn)
-                    break
-                yield from self._start(model, turn)
+            if ready.has_front:
+                yield from self._start_ready(model, ready, front_alone=True)
         yield from self._start_deferred()
         for model, ready in self._ready.queues.items():
-            yield from self._start_ready(model, ready)
+            if isinstance(ready, GroupedQueue):
+                yield from self._start_grouped(model, ready)
+            elif ready:
+                yield from self._start_ready(model, ready)
         yield from self._start_trials()  # of those whose jobs have turned out to be distrusted
 
-    def _start_trials(self) -> Iterator[Action]:
+    def judge(
+        self, turn: ReadyTurn, model: str, without_room: Sequence[ReadyTurn] = (), worker: str | None = None
+    ) -> ReadyVerdict:
+        """Return the verdict on a turn that is first in its queue while a slot of its model is free.
+
+        Of these rows the first that matches:
+
+        | | the turn | verdict |
+        | --- | --- | --- |
+        | 1 | is of a job that is being ended | ended: it waits for that, and for no slot |
+        | 2 | was on no slot yet, and its job or key is distrusted | tried: it waits for its trial |
+        | 3 | would begin a conversation, and those that have begun fill the caches of the model | blocked |
+        | 4 | stands in its conversation behind one without room: in free mode no agent overtakes another | passed |
+        | 5 | has no room: too few slots of one worker are free together, or too few tokens of its cache | passed |
+        | 6 | is known to a worker that is full and worth waiting for | deferred |
+        | 7 | is any other | started |
+
+        Nobody behind a blocked turn starts now, behind one that is passed others may. With a ``worker`` it starts there
+        or nowhere, as the head of a group does, or a turn whose deferral is over; rows 3 and 6 are not theirs.
+        """
+        live = self._jobs[turn.key.job_id]
+        if live.is_cancelled:
+            return ReadyVerdict.ENDED
+        is_distrusted = live.is_distrusted or (turn.owner is not None and (turn.owner, model) in self.distrusted)
+        if is_distrusted and not turn.is_front:
+            return ReadyVerdict.TRIED
+        if worker is not None:
+            fits = self._in_flight.fits(worker, self._agent(turn).slots, self._need(turn.key))
+            return ReadyVerdict.STARTED if fits else ReadyVerdict.PASSED
+        if not self._may_begin(model, turn):
+            return ReadyVerdict.BLOCKED
+        if (without_room and self._is_behind(without_room, turn)) or not self._has_room(model, turn):
+            return ReadyVerdict.PASSED
+        return ReadyVerdict.STARTED if self._deferral(model, turn) is None else ReadyVerdict.DEFERRED
+
+    def _start_trials(self) -> Iterator[events.Action]:
         for model, turn, worker in self.trials.due():
             yield from self._start(model, turn, is_suspect=True, worker=worker)
 
-    def _start_ready(self, model: str, ready: ReadyQueue) -> Iterator[Action]:
-        if isinstance(ready, GroupedQueue):
-            yield from self._start_grouped(model, ready)
-            return
+    def _start_ready(self, model: str, ready: ReadyQueue, *, front_alone: bool = False) -> Iterator[events.Action]:
+        """Start turns of a queue in their order; ``front_alone`` are those that were on a slot before."""
         passed_over, without_room = 0, list[ReadyTurn]()
-        while ready and self._in_flight.has_free(model):
+        while (ready.has_front if front_alone else ready) and self._in_flight.has_free(model):
             if passed_over == PASSED_AT_ONCE:
-                yield ContinueDispatch()
+                yield events.ContinueDispatch()
                 break
-            first = self._first_in_line(ready.pop(), model, ready)
-            if self._is_cancelled(first) or self._is_to_be_tried(first, model):
-                passed_over += 1
-                continue
-            if not self._may_begin(model, first):
-                self._conversation(first.key).back_in_line(first, model)
-                ready.push_back(first)
-                break
-            if self._is_behind(without_room, first) or not self._has_room(model, first):
-                without_room.append(first)
-                if not self._may_pass(without_room, model):
+            turn = self._first_in_line(ready.pop(), model, ready)
+            verdict = self.judge(turn, model, without_room)
+            if verdict is ReadyVerdict.STARTED:
+                self._room.note_passed(without_room)
+                yield from self._start(model, turn)
+            elif verdict is ReadyVerdict.DEFERRED:
+                self._room.note_passed(without_room)  # it starts ahead of them as well
+                yield self._defer(model, turn)
+            elif verdict is ReadyVerdict.PASSED:
+                without_room.append(turn)
+                if front_alone or not self._may_pass(without_room, model):
                     break
-                continue
-            self._room.note_passed(without_room)  # by one that is deferred as well: it starts ahead of them
-            deferral = self._defer(model, first)
-            if deferral is not None:
-                yield deferral
+            elif verdict is ReadyVerdict.BLOCKED:
+                self._put_back(turn, model, ready)
+                break
             else:
-                yield from self._start(model, first)
+                self._set_aside(turn, model, verdict)
+                passed_over += 1
         for turn in reversed(without_room):
             # Whoever was passed often enough is next, whatever comes that would go before it by its order.
             is_next = not turn.is_front and not self._room.may_pass(turn.key, 0)
-            back = turn.after_deferral() if is_next else turn
-            self._conversation(turn.key).back_in_line(back, model)
-            ready.push_back(back)
+            self._put_back(turn.after_deferral() if is_next else turn, model, ready)
         self._end_keeping(others=len(ready) - len(without_room))
+
+    def _put_back(self, turn: ReadyTurn, model: str, ready: ReadyQueue) -> None:
+        self._conversation(turn.key).back_in_line(turn, model)
+        ready.push_back(turn)
+
+    def _set_aside(self, turn: ReadyTurn, model: str, verdict: ReadyVerdict) -> None:
+        """Let a turn wait elsewhere than in its queue: for the end of its job, or for its trial."""
+        if verdict is ReadyVerdict.ENDED:
+            self._ready.count_out(turn.key)
+        else:
+            self._ready.suspect(turn, model, Trial.LAST)
 
     def _may_pass(self, without_room: Sequence[ReadyTurn], model: str) -> bool:
         """Whether turns may start behind the last of these that have no room.
@@ -169,7 +211,6 @@ class Dispatcher:
         return not is_new or self._room.working_set.may_begin(model)
 
     def _is_behind(self, without_room: Sequence[ReadyTurn], turn: ReadyTurn) -> bool:
-        """Whether a turn waits behind one without room: in free mode no agent overtakes another."""
         place = turn.key[:2]
         return self._jobs[turn.key.job_id].job.mode is Mode.FREE and any(each.key[:2] == place for each in without_room)
 
@@ -188,35 +229,35 @@ class Dispatcher:
         conversation = self._conversation(key)
         return self._room.need(key, conversation.agent(key), conversation.definition)
 
-    def _start_grouped(self, model: str, ready: GroupedQueue) -> Iterator[Action]:
+    def _start_grouped(self, model: str, ready: GroupedQueue) -> Iterator[events.Action]:
         fronts = ready.heads(1) if ready.has_front else []  # without room: those with it have started
         if not fronts or self._may_pass(fronts, model):
             yield from self._fill_grouped(model, ready, fronts)
             self._end_keeping(others=len(ready) - 1)
 
-    def _fill_grouped(self, model: str, ready: GroupedQueue, fronts: Sequence[ReadyTurn]) -> Iterator[Action]:
+    def _fill_grouped(self, model: str, ready: GroupedQueue, fronts: Sequence[ReadyTurn]) -> Iterator[events.Action]:
         passed_over = 0
         for worker in self._in_flight.with_room(model):
             while (offer := self._in_flight.offer(worker))[0]:
                 if passed_over == PASSED_AT_ONCE:
-                    yield ContinueDispatch()
+                    yield events.ContinueDispatch()
                     return
                 free, slots = offer
-                turn = self._shifts.take_turn(worker, ready, slots=slots, is_empty=free == slots)
-                if turn is None:
+                head = self._shifts.take_turn(worker, ready, slots=slots, is_empty=free == slots)
+                if head is None:
                     break
-                first = self._first_in_line(turn, model, ready)
-                if self._is_cancelled(first) or self._is_to_be_tried(first, model):
-                    self._shifts.take_back(worker)  # its slot is free still, for another
-                    passed_over += 1
+                turn = self._first_in_line(head, model, ready)
+                verdict = self.judge(turn, model, worker=worker)
+                if verdict is ReadyVerdict.STARTED:
+                    self._room.note_passed(fronts)
+                    yield from self._start(model, turn, worker=worker)
                     continue
-                if not self._in_flight.fits(worker, self._agent(first).slots, self._need(first.key)):
-                    self._conversation(first.key).back_in_line(first, model)
-                    ready.push_back(first)
-                    self._shifts.take_back(worker)
+                self._shifts.take_back(worker)  # its slot is free still, for another
+                if verdict is ReadyVerdict.PASSED:
+                    self._put_back(turn, model, ready)
                     break
-                self._room.note_passed(fronts)
-                yield from self._start(model, first, worker=worker)
+                self._set_aside(turn, model, verdict)
+                passed_over += 1
 
     def _first_in_line(self, turn: ReadyTurn, model: str, ready: ReadyQueue) -> ReadyTurn:
         """Return the turn that starts in place of ``turn``: in free mode the first in its conversation's own queue."""
@@ -226,32 +267,22 @@ class Dispatcher:
             ready.push(turn)
         return first
 
-    def _is_cancelled(self, turn: ReadyTurn) -> bool:
-        """Whether a turn that was taken is of a job that is being ended: it waits for that, and for no slot."""
-        if not self._jobs[turn.key.job_id].is_cancelled:
-            return False
-        self._ready.count_out(turn.key)
-        return True
-
-    def _is_to_be_tried(self, turn: ReadyTurn, model: str) -> bool:
-        """Whether a turn that was taken is of a distrusted job or key: it waits to be tried then."""
-        is_of_key = turn.owner is not None and (turn.owner, model) in self.distrusted
-        if turn.is_front or not (is_of_key or self._jobs[turn.key.job_id].is_distrusted):
-            return False
-        self._ready.suspect(turn, model, Trial.LAST)
-        return True
-
-    def _start_deferred(self) -> Iterator[Action]:
+    def _start_deferred(self) -> Iterator[events.Action]:
         """Start those whose worker has a slot for them now."""
         for worker in self._ready.deferred.workers:
             for turn in self._ready.deferred.all_for(worker)[: self._in_flight.offer(worker)[0]]:
-                if not self._in_flight.fits(worker, self._agent(turn).slots, self._need(turn.key)):
+                model = self._conversation(turn.key).model(turn.key)
+                verdict = self.judge(turn, model, worker=worker)
+                if verdict is ReadyVerdict.PASSED:
                     break
                 self._ready.deferred.discard(turn.key)
-                yield from self._start(self._conversation(turn.key).model(turn.key), turn)
+                if verdict is ReadyVerdict.STARTED:
+                    yield from self._start(model, turn)
+                else:
+                    self._set_aside(turn, model, verdict)
 
-    def _defer(self, model: str, turn: ReadyTurn) -> DeferTurn | None:
-        """Let a turn wait for the worker that knows its prompt, if that is worth it; its time begins now."""
+    def _deferral(self, model: str, turn: ReadyTurn) -> tuple[str, float] | None:
+        """Return the worker that knows a turn's prompt, and for how long it is worth waiting for; None if it is not."""
         conversation = self._conversation(turn.key)
         cached = conversation.cached(turn.agent_order)
         # In free mode no agent overtakes another: who speaks when is what the others hear.
@@ -261,14 +292,19 @@ class Dispatcher:
         if free or not slots or not self._in_flight.has_model(cached.worker, model):
             return None
         seconds = self._speeds.worth_waiting(model, cached, slots, self._ready.deferred.count(cached.worker))
-        if seconds is None:
-            return None
-        self._ready.deferred.put(turn, cached.worker)
-        return DeferTurn(key=turn.key, worker=cached.worker, seconds=seconds)
+        return None if seconds is None else (cached.worker, seconds)
+
+    def _defer(self, model: str, turn: ReadyTurn) -> events.DeferTurn:
+        """Let a turn wait for the worker that knows its prompt; its time begins now."""
+        deferral = self._deferral(model, turn)
+        assert deferral is not None  # noqa: S101 - the verdict says so
+        worker, seconds = deferral
+        self._ready.deferred.put(turn, worker)
+        return events.DeferTurn(key=turn.key, worker=worker, seconds=seconds)
 
     def _start(
         self, model: str, turn: ReadyTurn, *, is_suspect: bool = False, worker: str | None = None
-    ) -> Iterator[Action]:
+    ) -> Iterator[events.Action]:
         key = turn.key
         conversation = self._conversation(key)
         cached = conversation.cached(turn.agent_order)
@@ -287,8 +323,8 @@ class Dispatcher:
             conversation.is_started = True
             for sibling in conversation.open:
                 self._ready.note_begun(sibling, conversation.model(sibling))
-            yield ConversationStarted(job_id=key.job_id, conversation_id=key.conversation_id)
-        yield StartTurn(key=key, worker=worker, slots=slots, is_suspect=is_suspect)
+            yield events.ConversationStarted(job_id=key.job_id, conversation_id=key.conversation_id)
+        yield events.StartTurn(key=key, worker=worker, slots=slots, is_suspect=is_suspect)
 
     def _conversation(self, key: TurnKey) -> LiveConversation:
         return self._jobs[key.job_id].conversations[key.conversation_id]

@@ -8,22 +8,12 @@ import anyio
 
 from service.conversations.job import TurnKey
 from service.scheduling.attempt import RunningAttempt
-from service.scheduling.core.events import (
-    KeepOver,
-    KeepSlot,
-    LendSlot,
-    LoseSlot,
-    OfSlot,
-    SlotEvent,
-    TakeBackSlot,
-    ToolsBegan,
-    ToolsEnded,
-)
+from service.scheduling.core import events
 from workers.fleet import Fleet
 from workers.outcome import Cancelled, CancelReason
 from workers.requests.slots import Lease
 
-Post = Callable[[SlotEvent], None]
+Post = Callable[[events.SlotEvent], None]
 
 
 class TurnSlot:
@@ -55,12 +45,12 @@ class TurnSlot:
     def begin_tools(self, tools: Sequence[str], context_tokens: int) -> None:
         """Begin the run of tools; the turn asks nothing of its engine until they have ended."""
         self._tools, self._began_at = tools, time.monotonic()
-        self._post(ToolsBegan(key=self.key, model=self._model, tools=tools, context_tokens=context_tokens))
+        self._post(events.ToolsBegan(key=self.key, model=self._model, tools=tools, context_tokens=context_tokens))
 
     async def end_tools(self) -> Cancelled | None:
         """Return when the engine may be asked again; with an ending where it is not there any more."""
         seconds = time.monotonic() - self._began_at
-        self._post(ToolsEnded(key=self.key, tools=self._tools, seconds=seconds))
+        self._post(events.ToolsEnded(key=self.key, tools=self._tools, seconds=seconds))
         if self._lease is None:
             await self._is_settled.wait()
         return Cancelled(reason=CancelReason.SLOT_LOST) if self._is_lost else None
@@ -103,24 +93,24 @@ class LentSlots:
         """Forget the slot of a turn that has ended."""
         self._slots.pop(key, None)
 
-    def act(self, action: OfSlot, start_soon: Callable[..., None]) -> None:
+    def act(self, action: events.OfSlot, start_soon: Callable[..., None]) -> None:
         """Carry out one action; a turn that has ended at the same moment needs none."""
         slot = self._slots.get(action.key)
         match action:
             case _ if slot is None:
                 pass
-            case KeepSlot():
+            case events.KeepSlot():
                 start_soon(self._end_keep, action)
-            case LendSlot():
+            case events.LendSlot():
                 slot.lend()
-            case TakeBackSlot():
+            case events.TakeBackSlot():
                 worker = self._fleet.get(action.worker)
                 if worker is None:
                     raise RuntimeError(f"{action} cannot be carried out")
                 slot.take_back(worker.lease_nowait(1))
-            case LoseSlot():
+            case events.LoseSlot():
                 slot.lose()
 
-    async def _end_keep(self, hold: KeepSlot) -> None:
+    async def _end_keep(self, hold: events.KeepSlot) -> None:
         await anyio.sleep(hold.seconds)
-        self._post(KeepOver(key=hold.key, number=hold.number))
+        self._post(events.KeepOver(key=hold.key, number=hold.number))

@@ -1,0 +1,140 @@
+"""The table of ``Dispatcher.judge``: each row, and that an earlier one stands before a later one."""
+
+from msgspec.structs import replace
+
+from service.conversations.job import Mode, TurnKey
+from service.conversations.turn_order import Place
+from service.scheduling.core.dispatch import Dispatcher, ReadyVerdict
+from service.scheduling.core.events import WorkerReady
+from service.scheduling.core.in_flight_pool import InFlightPool
+from service.scheduling.core.kv_budgets import KvNeed
+from service.scheduling.core.live import LiveConversation, LiveJob
+from service.scheduling.core.policies import POLICIES
+from service.scheduling.core.queue.affinity import CacheLocation
+from service.scheduling.core.queue.ready_queue import ReadyTurn
+from service.scheduling.core.ready_pool import ReadyPool
+from service.scheduling.core.room_keeper import RoomKeeper
+from tests.harness.jobs import agent, job, key
+
+KV = 1000  # tokens
+OTHER = key("x", conversation=7, name="other")
+
+
+class Scene:
+    """A dispatcher with one job of agents a and b, and two workers of two slots each: ``w`` with a bounded cache."""
+
+    def __init__(self, *, is_free: bool = False, kv_tokens: int | None = None, slots: int = 1) -> None:
+        posted = job(replace(agent("a"), slots=slots), agent("b"))
+        self.live = LiveJob(replace(posted, mode=Mode.FREE) if is_free else posted, {}, is_cancelled=False)
+        self.conversation = LiveConversation(self.live, posted.conversations[0], 1)
+        self.live.conversations["c0"] = self.conversation
+        self.in_flight = InFlightPool()
+        self.room = RoomKeeper(self.in_flight)
+        self.dispatcher = Dispatcher({posted.id: self.live}, ReadyPool(POLICIES["fifo"]), self.in_flight, self.room)
+        self.in_flight.open("w", "m", 2, kv_tokens)
+        self.room.note_worker(WorkerReady(worker="w", model="m", slots=2, kv_tokens=kv_tokens, most_answer=10))
+
+    def turn(self, name: str = "a", *, is_front: bool = False, owner: str | None = None) -> ReadyTurn:
+        place = Place(self.live.places[name], 0)
+        return ReadyTurn(
+            key=self.conversation.key(place),
+            job_priority=0,
+            rounds_completed=0,
+            conversation_order=1,
+            agent_order=place.agent,
+            ready_order=1,
+            path=1.0,
+            is_front=is_front,
+            owner=owner,
+        )
+
+    def occupy(self, worker: str, tokens: int, turn: TurnKey = OTHER) -> None:
+        """Put another's turn on a slot."""
+        self.in_flight.add(turn, worker, KvNeed(prompt=tokens, answer=0))
+
+    def press(self) -> None:
+        """Fill the caches with contexts that agents between two turns would find again, and half with turns."""
+        self.room.working_set.end_turn(key("y", conversation=8, name="other"), "m", KV)
+        self.occupy("w", KV // 2)
+
+    def know(self, worker: str) -> None:
+        """Let a worker have the prompt of a in its cache: reading it elsewhere takes a minute."""
+        self.dispatcher.learn("m", 1.0, None)
+        self.dispatcher.note_pace("m", 0.1)
+        self.conversation.note_cache(0, CacheLocation(worker=worker, tokens=600))
+
+    def fill(self, worker: str, model: str = "m") -> None:
+        """Open another worker, on which every slot is taken."""
+        self.in_flight.open(worker, model, 1)
+        self.occupy(worker, 0, key("z", name=worker))
+
+
+def test_a_turn_of_a_job_that_is_being_ended_waits_for_no_slot() -> None:
+    """Before all other rows: it needs no trial either."""
+    scene = Scene()
+    scene.live.is_cancelled = scene.live.is_distrusted = True
+    assert scene.dispatcher.judge(scene.turn(), "m") is ReadyVerdict.ENDED
+    assert scene.dispatcher.judge(scene.turn(), "m", worker="w") is ReadyVerdict.ENDED
+
+
+def test_a_turn_of_a_distrusted_job_or_key_is_tried() -> None:
+    """Unless it was on a slot: that one has had its trial. Of a key it is so at one model alone."""
+    scene = Scene()
+    scene.live.is_distrusted = True
+    assert scene.dispatcher.judge(scene.turn(), "m") is ReadyVerdict.TRIED
+    assert scene.dispatcher.judge(scene.turn(is_front=True), "m") is ReadyVerdict.STARTED
+    scene.live.is_distrusted = False
+    scene.dispatcher.distrusted.add(("alice", "m"))
+    assert scene.dispatcher.judge(scene.turn(owner="alice"), "m") is ReadyVerdict.TRIED
+    assert scene.dispatcher.judge(scene.turn(owner="bob"), "m") is ReadyVerdict.STARTED
+    assert scene.dispatcher.judge(scene.turn(owner="alice"), "n", worker="w") is ReadyVerdict.STARTED
+
+
+def test_a_turn_that_would_begin_a_conversation_is_blocked_while_others_fill_the_caches() -> None:
+    """Whoever has begun goes on, and so does who was on a slot."""
+    scene = Scene(kv_tokens=KV)
+    assert scene.dispatcher.judge(scene.turn(), "m") is ReadyVerdict.STARTED
+    scene.press()
+    assert scene.dispatcher.judge(scene.turn(), "m") is ReadyVerdict.BLOCKED
+    assert scene.dispatcher.judge(scene.turn(is_front=True), "m") is ReadyVerdict.STARTED
+    scene.conversation.is_started = True
+    assert scene.dispatcher.judge(scene.turn(), "m") is ReadyVerdict.STARTED
+
+
+def test_in_free_mode_a_turn_is_passed_with_one_of_its_conversation() -> None:
+    """In rounds it may start: there nobody hears who of a round speaks first."""
+    for is_free, verdict in ((True, ReadyVerdict.PASSED), (False, ReadyVerdict.STARTED)):
+        scene = Scene(is_free=is_free)
+        assert scene.dispatcher.judge(scene.turn("b"), "m", [scene.turn("a")]) is verdict
+
+
+def test_a_turn_without_room_is_passed() -> None:
+    """Room is slots of one worker, and tokens of its cache."""
+    scene = Scene(slots=2)
+    assert scene.dispatcher.judge(scene.turn("a"), "m") is ReadyVerdict.STARTED
+    scene.occupy("w", 0)
+    assert scene.dispatcher.judge(scene.turn("a"), "m") is ReadyVerdict.PASSED
+    assert scene.dispatcher.judge(scene.turn("a"), "m", worker="w") is ReadyVerdict.PASSED
+    assert scene.dispatcher.judge(scene.turn("b"), "m") is ReadyVerdict.STARTED
+    scene = Scene(kv_tokens=KV)
+    scene.occupy("w", KV - 50)
+    scene.conversation.is_started = True
+    assert scene.dispatcher.judge(scene.turn(), "m") is ReadyVerdict.PASSED
+    assert scene.dispatcher.judge(scene.turn(), "m", worker="w") is ReadyVerdict.PASSED
+
+
+def test_a_turn_is_deferred_for_the_full_worker_that_knows_its_prompt() -> None:
+    """Not where a slot of it is free, nor one that was on a slot, nor in free mode, nor one that is offered a slot."""
+    scene = Scene()
+    scene.fill("v")
+    scene.know("v")
+    assert scene.dispatcher.judge(scene.turn(), "m") is ReadyVerdict.DEFERRED
+    assert scene.dispatcher.judge(scene.turn(is_front=True), "m") is ReadyVerdict.STARTED
+    assert scene.dispatcher.judge(scene.turn().after_deferral(), "m") is ReadyVerdict.STARTED
+    assert scene.dispatcher.judge(scene.turn(), "m", worker="w") is ReadyVerdict.STARTED
+    scene.know("w")
+    assert scene.dispatcher.judge(scene.turn(), "m") is ReadyVerdict.STARTED
+    free = Scene(is_free=True)
+    free.fill("v")
+    free.know("v")
+    assert free.dispatcher.judge(free.turn(), "m") is ReadyVerdict.STARTED
