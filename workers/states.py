@@ -1,10 +1,12 @@
 """The states of a worker and the legal moves between them, in one table."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeVar
 
 from workers.errors import IllegalTransition
+
+_State = TypeVar("_State", bound=StrEnum)
 
 
 class WorkerState(StrEnum):
@@ -70,8 +72,13 @@ def check_move(old: WorkerState, new: WorkerState) -> None:
 
 
 def diagram() -> str:
-    """Return the table as a Mermaid state diagram, one line a move, for ``design.md``."""
+    """Return the table as a Mermaid state diagram, for ``design.md``."""
+    return state_diagram(ALLOWED)
+
+
+def state_diagram(moves: Mapping[_State, Collection[_State]]) -> str:
+    """Return a table of moves as a Mermaid state diagram, one line a move; states stand in the order of their enum."""
     lines = ["stateDiagram-v2"]
-    for old, targets in ALLOWED.items():
-        lines += [f"    {old} --> {new}" for new in WorkerState if new in targets]
+    for old, targets in moves.items():
+        lines += [f"    {old} --> {new}" for new in type(old) if new in targets]
     return "\n".join(lines)

@@ -7,7 +7,7 @@ import pytest
 
 from service.conversations.states import ENDED_TURNS, TurnState
 from tests.documents.pages import ROOT, own_rows
-from workers.policy.placement import LanePhase
+from workers.policy.lane_life import MOVES, LanePhase
 from workers.policy.weight_update import STAGES, UpdateStage, UpdateState
 from workers.states import ALLOWED, WorkerState
 
@@ -48,7 +48,9 @@ def test_every_state_is_on_the_page_of_lifecycles_and_no_other(heading: str) -> 
     assert {state for row in moves for state in row[:2]} == set(states)
 
 
-@pytest.mark.parametrize(("heading", "table"), [("Worker", ALLOWED), ("One worker in an update", STAGES)])
+@pytest.mark.parametrize(
+    ("heading", "table"), [("Worker", ALLOWED), ("One worker in an update", STAGES), ("Lane", MOVES)]
+)
 def test_moves_are_those_of_the_code(heading: str, table: dict[StrEnum, frozenset[StrEnum]]) -> None:
     """Where the code has a table of legal moves, the page has the same."""
     assert {(row[0], row[1]) for row in cells(heading, 4)} == {

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from workers.policy.lane_life import LanePhase
 from workers.policy.placement import (
     AHEAD,
     AssignLane,
     Heat,
-    LanePhase,
     LaneView,
     LeaveLane,
     LoadModel,

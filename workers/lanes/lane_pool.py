@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -17,13 +17,13 @@ from workers.devices.device_health import LOOK_S, DeviceHealth
 from workers.engine.start_gate import StartGate
 from workers.lanes.lane_workers import LaneWorkers
 from workers.lanes.memory_use import MemoryUse
-from workers.lanes.sleep import Sleep, can_sleep, is_as_wanted, is_asleep
+from workers.lanes.sleep import Sleep, is_as_wanted, is_asleep
 from workers.log_context import line_about
 from workers.notifier import Notifier
+from workers.policy.lane_life import LanePhase, LaneStep, load_step, next_step
 from workers.policy.placement import (
     AssignLane,
     Heat,
-    LanePhase,
     LaneView,
     LeaveLane,
     LoadModel,
@@ -34,7 +34,7 @@ from workers.policy.placement import (
     Waiting,
 )
 from workers.spec import WorkerSpec
-from workers.states import PASSING, Hold, WorkerState
+from workers.states import Hold, WorkerState
 from workers.supervised import SupervisedWorker
 
 FOR_EVER: Final = float("inf")
@@ -227,24 +227,11 @@ class LanePool:
         self._changed.notify()
 
     def _tell_swap(self, lane: LaneWorkers) -> None:
-        model = lane.current.spec.name
-        lane.last_load = lane.loading_since, time.monotonic()
-        seconds = lane.last_load[1] - lane.last_load[0]
-        lane.loading_since, lane.used_at = 0.0, lane.last_load[1]
-        lane.idle_since = lane.used_at
-        lane.loads_s[model] = seconds
-        lane.swaps += 1
+        model, seconds = lane.current.spec.name, lane.end_load()
         because, left = self._reasons.pop(lane.lane.id, ("", None))
         number = self.swaps[-1].number + 1 if self.swaps else 1
-        swap = Swap(
-            lane=lane.lane.id,
-            model=model,
-            left=left,
-            because=because,
-            seconds=seconds,
-            number=number,
-            at=datetime.now(UTC),
-        )
+        id_, at = lane.lane.id, datetime.now(UTC)
+        swap = Swap(lane=id_, model=model, left=left, because=because, seconds=seconds, number=number, at=at)
         self.swaps.append(swap)
         line = line_about({"worker": swap.lane})
         logger.info("%s: %s is loaded in %.1f s: %s", swap.lane, model, seconds, because, extra=line)
@@ -350,14 +337,22 @@ class LanePool:
         loading = f"{model} in place of {left}" if left else model
         line = line_about({"worker": lane.lane.id})
         logger.info("%s: loading %s: %s", lane.lane.id, loading, because, extra=line)
-        if not is_asleep(lane.current):
-            lane.current.start_nowait(f"{model}: {because}", after=after)
-        elif is_as_wanted(lane.current) and self._tasks is not None:
-            lane.turning = lane.current
-            self._tasks.start_soon(self._wake, lane, lane.current)
-        else:  # its weights or adapters are not the model's any more
-            lane.current.stop_nowait(f"{model} was changed while it slept")
-            lane.current.start_nowait(f"{model}: {because}", after=after)
+        match load_step(lane.engine, is_as_wanted=is_as_wanted(lane.current)):
+            case LaneStep.WAKE:
+                self._turn(lane, self._wake)
+            case LaneStep.RESTART:  # its weights or adapters are not the model's any more
+                lane.current.stop_nowait(f"{model} was changed while it slept")
+                lane.current.start_nowait(f"{model}: {because}", after=after)
+            case _:
+                lane.current.start_nowait(f"{model}: {because}", after=after)
+
+    def _turn(
+        self, lane: LaneWorkers, how: Callable[[LaneWorkers, SupervisedWorker], Coroutine[object, object, None]]
+    ) -> None:
+        """Put the engine of a lane to sleep, or wake it."""
+        assert self._tasks is not None  # noqa: S101 - the pool runs
+        lane.turning = lane.current
+        self._tasks.start_soon(how, lane, lane.current)
 
     async def _wake(self, lane: LaneWorkers, worker: SupervisedWorker) -> None:
         assert self._sleep is not None  # noqa: S101 - the pool runs
@@ -380,21 +375,20 @@ class LanePool:
         self._changed.notify()
 
     def _go_on(self, lane: LaneWorkers) -> None:
-        """End the engine of a lane that is being left, once no turn is on it."""
-        worker = lane.current
-        if lane.phase is LanePhase.READY and lane.next is not None:  # an operator has started it again meanwhile
-            worker.drain_nowait(f"{lane.next} wants its place", Hold.SWAP)
-        is_draining = worker.state is WorkerState.DRAINING and Hold.SWAP in worker.holds
-        is_left = is_draining and not worker.slots_in_use and worker.holds.isdisjoint(PASSING)  # else it is worked on
-        has_given_up = worker.state is WorkerState.FAILED
-        if has_given_up:
+        """Take the next step with the engine of a lane."""
+        worker, mark = lane.current, self.mark_of(lane)
+        because = f"{lane.next} wants its place" if lane.next else "its lane is left"
+        step = self._next_step(lane, mark)
+        if step is LaneStep.DRAIN:
+            worker.drain_nowait(because, Hold.SWAP)
+            step = self._next_step(lane, mark)
+        if step is LaneStep.SLEEP:
+            self._turn(lane, self._lull)
+        elif step is LaneStep.END and worker.state is WorkerState.FAILED:
             worker.stop_nowait(worker.because)  # the cause is what its turns are told
-        elif lane.phase is LanePhase.BROKEN and (mark := self.mark_of(lane)) is not None:
-            worker.stop_nowait(mark)
-        elif lane.is_turning:
-            pass
-        elif is_left and worker.holds == {Hold.SWAP} and can_sleep(worker.spec) and self._tasks is not None:
-            lane.turning = worker
-            self._tasks.start_soon(self._lull, lane, worker)
-        elif is_left or (lane.phase is LanePhase.BROKEN and lane.next is not None):
-            worker.stop_nowait(f"{lane.next} wants its place" if lane.next else "its lane is left")
+        elif step is LaneStep.END:
+            worker.stop_nowait(mark if mark is not None and lane.phase is LanePhase.BROKEN else because)
+
+    @staticmethod
+    def _next_step(lane: LaneWorkers, mark: str | None) -> LaneStep | None:
+        return next_step(lane.engine, is_wanted=lane.next is not None, is_left_alone=mark is not None)

@@ -1,31 +1,19 @@
 """One lane with the workers of all models that may come to it: at most one of them has an engine.
 
-The life of a lane: empty; loading, when ``LanePool`` starts the engine of a model there; ready, while its turns run;
-leaving, when it takes nothing new because another model wants the place or because it was idle; and empty again, once
-its engine's tree is gone or sleeps. An engine that breaks is started again by its own supervisor, as everywhere, unless
-another model takes the lane meanwhile; one that gives up leaves the lane to others.
+Source: ``workers.policy.lane_life``.
 """
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from workers.devices.layout import Lane
-from workers.lanes.sleep import is_asleep
-from workers.policy.placement import LanePhase, LaneView
-from workers.states import PASSING, Hold, WorkerState
+from workers.lanes.sleep import can_sleep
+from workers.policy.lane_life import LaneEngine, LanePhase
+from workers.policy.placement import LaneView
+from workers.states import PASSING, Hold
 from workers.supervised import SupervisedWorker
-
-_PHASES: Mapping[WorkerState, LanePhase] = {
-    WorkerState.STOPPED: LanePhase.EMPTY,
-    WorkerState.STARTING: LanePhase.LOADING,
-    WorkerState.READY: LanePhase.READY,
-    WorkerState.DRAINING: LanePhase.READY,
-    WorkerState.STOPPING: LanePhase.LEAVING,
-    WorkerState.BACKOFF: LanePhase.BROKEN,
-    WorkerState.FAILED: LanePhase.BROKEN,
-}
 
 
 class LaneWorkers:
@@ -67,16 +55,22 @@ class LaneWorkers:
         return min((at for at in (self.current.next_at, barred_at) if at is not None), default=None)
 
     @property
+    def engine(self) -> LaneEngine:
+        """Its engine, as its life is decided by."""
+        worker = self.current
+        return LaneEngine(
+            state=worker.state,
+            holds=worker.holds,
+            is_coming=worker.is_coming,
+            is_turning=self.is_turning,
+            in_flight=worker.slots_in_use,
+            can_sleep=can_sleep(worker.spec),
+        )
+
+    @property
     def phase(self) -> LanePhase:
         """The phase of its engine."""
-        worker = self.current
-        if worker.state is WorkerState.DRAINING and Hold.SWAP in worker.holds:
-            return LanePhase.LEAVING
-        if is_asleep(worker):
-            return LanePhase.LOADING if self.is_turning else LanePhase.EMPTY
-        if worker.state is WorkerState.STOPPING and worker.is_coming:
-            return LanePhase.LOADING
-        return _PHASES[worker.state]
+        return self.engine.phase
 
     @property
     def is_changing(self) -> bool:
@@ -87,6 +81,15 @@ class LaneWorkers:
         """Adopt a worker whose engine runs already."""
         self.current = worker
         self.used_at = self.idle_since = time.monotonic()
+
+    def end_load(self) -> float:
+        """Take the end of its model's load; return how many seconds that took."""
+        ended_at = time.monotonic()
+        self.last_load = self.loading_since, ended_at
+        self.loading_since, self.used_at, self.idle_since = 0.0, ended_at, ended_at
+        seconds = self.loads_s[self.current.spec.name] = self.last_load[1] - self.last_load[0]
+        self.swaps += 1
+        return seconds
 
     @property
     def is_turning(self) -> bool:

@@ -264,6 +264,7 @@ def _spawn(now: Lifecycle, because: str) -> Decision:
     moved = replace(
         _move(now, WorkerState.STARTING, because),
         incarnation=now.incarnation + 1,
+        holds=now.holds - {Hold.ASLEEP},
         has_process=True,
         is_wanted=True,
         is_killed=False,

@@ -16,6 +16,8 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from workers.policy.lane_life import LanePhase
+
 HALF_LIFE: Final = 8.0  # in requests of all models
 PATIENCE_S: Final = 60.0  # for which ``few`` lets a model wait while others that are there have turns
 AHEAD: Final = 16  # turns of a model whose places in the order are known
@@ -49,16 +51,6 @@ class SwapRule(StrEnum):
 
     FAIR = "fair"  # whoever has waited longest gets the next lane that is free
     FEW = "few"  # a model stays while turns of it wait, up to a bound
-
-
-class LanePhase(StrEnum):
-    """The phase of a lane's engine."""
-
-    EMPTY = "empty"  # there is none, and its memory is free
-    LOADING = "loading"
-    READY = "ready"
-    LEAVING = "leaving"  # it takes no new turns, and ends when those on it have
-    BROKEN = "broken"  # it has failed, and waits for its next start
 
 
 class LaneView(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from workers.policy.weights import UpdateMode, UpdatePhase
+from workers.states import state_diagram
 
 
 class UpdateState(StrEnum):
@@ -306,8 +307,5 @@ def _fail(now: UpdateProgress) -> UpdateDecision:
 
 
 def diagram() -> str:
-    """Return the stages of a worker as a Mermaid state diagram, one line a move, for ``design.md``."""
-    lines = ["stateDiagram-v2"]
-    for old, targets in STAGES.items():
-        lines += [f"    {old} --> {new}" for new in UpdateStage if new in targets]
-    return "\n".join(lines)
+    """Return the stages of a worker as a Mermaid state diagram, for ``design.md``."""
+    return state_diagram(STAGES)

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.harness.lanes import Arrival, Simulation, belady, lru, mixes
+from workers.policy.lane_life import LanePhase
 from workers.policy.placement import (
     AssignLane,
     Heat,
-    LanePhase,
     LaneView,
     LeaveLane,
     LoadModel,
