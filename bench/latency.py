@@ -36,7 +36,7 @@ async def run_unless_it_loops(engine: InferenceEngine, agent: str, prompt: str, 
 
 
 async def play(model: Path, folder: Path, rounds: int) -> list[dict[str, Any]]:
-    """Return what the event log tells of each run."""
+    """Return what the event log tells of each run that ended with an answer: of others nothing was predicted."""
     log, dice = folder / "events.jsonl", random.Random(7)
     async with InferenceEngine(engine="embedded", event_log=log, context=2048, ports=(9720, 9721)) as engine:
         for agent in AGENTS:
@@ -50,7 +50,7 @@ async def play(model: Path, folder: Path, rounds: int) -> list[dict[str, Any]]:
                     prompt = " ".join(dice.choice(("sea", "hill", "town", "night", "doctor")) for _ in range(words))
                     for agent in AGENTS:
                         await run_unless_it_loops(engine, agent, prompt, length)
-    return [event for event in replay(log) if event["event"] == INFER_DONE]
+    return [event for event in replay(log) if event["event"] == INFER_DONE and event["outcome"] == "completed"]
 
 
 def tell(runs: list[dict[str, Any]], asked: int) -> None:
