@@ -30,19 +30,9 @@ import uvloop
 
 from bench.timed_engine import word_at
 from bench.token_layers import BODY, LAYERS, Layer
+from tests.harness.quiet_owner import QuietOwner
 
 HERE: Final = Path(__file__).parent
-
-
-class _Watched:
-    """A worker that has nothing to repair."""
-
-    is_serving = True
-    is_starting = False
-    owns_engine = True
-
-    def break_engine(self, *_told: object) -> None:
-        sys.exit("the watch took a healthy engine for a broken one")
 
 
 async def roundhouse(port: int, streams: int) -> list[str]:
@@ -73,7 +63,7 @@ async def _roundhouse(port: int, streams: int, *, is_watched: bool) -> list[str]
     request = ChatRequest(model="timed", messages=(message,), is_watched=is_watched)
     in_flight = InFlightRequests()
     vitals = EngineProbes(client, lambda: ("timed", {}), lambda: None, lambda: 0)
-    watch = HealthWatch(in_flight, vitals, WorkerTimeouts(), _Watched(), time.monotonic)
+    watch = HealthWatch(in_flight, vitals, WorkerTimeouts(), QuietOwner(), time.monotonic)
 
     async def one() -> str:
         answer = Answer(time.monotonic)

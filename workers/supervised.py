@@ -14,6 +14,8 @@ from anyio.abc import TaskStatus
 from transport.client import EngineClient
 from transport.endpoint import Endpoint
 from workers.devices.device_health import DeviceHealth
+from workers.engine.engine_owner import EngineOwner, Suspects
+from workers.engine.incarnation import Incarnation
 from workers.engine.launch import DIALECTS, adapted
 from workers.engine.launch.devices import placed
 from workers.engine.log_ring import LogRing
@@ -22,7 +24,6 @@ from workers.engine.supervisor import Supervisor
 from workers.errors import NoSlot, StartFailed
 from workers.health.calibration import EngineCalibration
 from workers.health.circuit_breaker import CircuitBreaker
-from workers.health.engine_owner import Suspects
 from workers.health.incident import Incidents, SlotLimit, WorkerSnapshot
 from workers.health.kv_watch import KvWatch
 from workers.health.latency_record import LatencyRecord
@@ -47,7 +48,7 @@ from workers.states import LEASABLE, PASSING, SERVING, Hold, WorkerState
 logger = logging.getLogger(__name__)
 
 
-class SupervisedWorker:
+class SupervisedWorker(EngineOwner):
     """A worker inside its owner's task group: ``run`` must be running for anything to happen.
 
     ``run`` owns every task and process of the worker, and when it is left, however it is left, the engine's tree is
@@ -77,19 +78,7 @@ class SupervisedWorker:
         self._slots = Slots(spec.slots)
         self.in_flight = InFlightRequests()
         self.moves = diary.moves  # its newest changes of state
-        self.supervisor = Supervisor(
-            spec,
-            environment,
-            self._client,
-            diary.log,
-            diary.moves,
-            on_end=self._end_requests,
-            on_gone=lambda incarnation, because: self.recorder.keep(incarnation, because),  # noqa: PLW0108 - not yet there
-            on_move=self._moved,
-            has_suspects=self._has_suspects,
-            calibrate=self._prepare,
-            health=health,
-        )
+        self.supervisor = Supervisor(self, spec, environment, self._client, diary.log, diary.moves, health)
         self.adapters = LoadedAdapters(spec.adapters)
         self._probes = EngineProbes(
             self._client, partial(self._asked, None), lambda: self.root_pid, lambda: self.log.bytes_taken
@@ -110,7 +99,7 @@ class SupervisedWorker:
         self.count = self._runner.count  # on no slot at all
         self.read_version = self._client.read_version
         self.kv_pool = self._runner.pool  # who has what of a KV cache that requests share; None where slots bound it
-        self.kv = KvWatch(spec, self._client, self.kv_pool, lambda: self.is_serving, self._moved)
+        self.kv = KvWatch(spec, self._client, self.kv_pool, lambda: self.is_serving, self.note_move)
         self.constraints: EngineConstraints = self._runner.constraints
         self.latency: LatencyRecord = self._runner.latency
 
@@ -330,13 +319,13 @@ class SupervisedWorker:
         """Lend no more slots than that until further notice; None is as many as the engine holds."""
         self._limit = limit
         if self.state is WorkerState.READY:
-            self._moved()
+            self.note_move()
 
     def offer_one_slot(self, *, is_only: bool) -> None:
         """Lend one slot at most, while it is not known that the engine serves turns; or as many as there are again."""
         self._has_one_slot = is_only
         if self.state is WorkerState.READY:
-            self._moved()
+            self.note_move()
 
     # New weights
 
@@ -389,25 +378,33 @@ class SupervisedWorker:
             )
         )
 
-    async def _prepare(self) -> None:
+    async def prepare_engine(self) -> None:
+        """Measure a new engine, and read its KV cache's size, before it serves."""
         await self._calibration.run()
         await self.kv.begin_incarnation()
 
-    def _end_requests(self, action: lifecycle.EndRequests) -> None:
-        if not self.recorder.has_viewed:
-            self.recorder.view(action.reason)
-        if action.suspects is not None:
-            word = "killed" if self.owns_engine else "let go"
-            logger.error("worker %s: engine %d is %s: %s", self.spec.id, self.incarnation, word, action.because)
-        for running in self.in_flight:
-            running.end(ending_of(running, action, owns_engine=self.owns_engine))
+    def keep_incident(self, incarnation: Incarnation, because: str) -> None:
+        """Keep an incident of an engine that was not asked to end."""
+        self.recorder.keep(incarnation, because)
 
-    def _has_suspects(self) -> bool:
+    def end_with_engine(self, ending: lifecycle.EndRequests) -> None:
+        """End all requests, before the engine is touched."""
+        if not self.recorder.has_viewed:
+            self.recorder.view(ending.reason)
+        if ending.suspects is not None:
+            word = "killed" if self.owns_engine else "let go"
+            logger.error("worker %s: engine %d is %s: %s", self.spec.id, self.incarnation, word, ending.because)
+        for running in self.in_flight:
+            running.end(ending_of(running, ending, owns_engine=self.owns_engine))
+
+    @property
+    def has_suspects(self) -> bool:
         """Whether a death of this moment is to be found out about: by trying what is in flight, or of what has left."""
         has_any = any(map(may_be_cause, self.in_flight)) or self._watch.has_departed_suspect
         return self._tries_suspects and self.owns_engine and has_any
 
-    def _moved(self) -> None:
+    def note_move(self) -> None:
+        """Take a change of state, of the supervisor or of the slots that are offered."""
         if self.is_starting:
             self.adapters.begin_incarnation()
             self._watch.begin_incarnation()

@@ -93,6 +93,8 @@ class Worker:
                     self.world.after(action.after_s, partial(self.post, lifecycle.TimerElapsed(timer=action.timer)))
                 case lifecycle.KillEngine():
                     self.world.after(0.0, partial(self.gone, self.now.incarnation))
+                case lifecycle.KeepIncident():
+                    pass  # nobody reads it here
                 case lifecycle.EndRequests():
                     self.world.end_requests(self, action)
                 case lifecycle.TerminateEngine():

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from tests.harness.quiet_owner import QuietOwner
 from tests.harness.virtual import pass_time
 from transport.counters import EngineCounters
 from workers.health.canary import CanaryResult
@@ -19,7 +20,7 @@ from workers.spec import WorkerTimeouts
 
 
 @dataclass
-class FakeEngine:
+class FakeEngine(QuietOwner):
     """Probes that know what they will say (``workers.health.probes.Probes``), and what the watch did to it."""
 
     counters: EngineCounters | None = None

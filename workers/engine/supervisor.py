@@ -5,7 +5,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Final, assert_never
 
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from transport.client import EngineClient
 from workers.devices.device_health import DeviceHealth
+from workers.engine.engine_owner import EngineOwner
 from workers.engine.incarnation import Incarnation, Starter
 from workers.engine.launch import command_for, starting_devices
 from workers.engine.log_ring import LogRing
@@ -77,25 +78,17 @@ class _Site(msgspec.Struct, frozen=True, kw_only=True):
 class Supervisor:
     """Starts, stops and replaces the engine of one worker.
 
-    ``on_end`` is told to end all requests, before the engine is touched; ``on_gone`` that an incarnation has ended
-    which was not asked to end; ``on_move`` every change of state. ``has_suspects`` tells whether requests are on the
-    engine that may be the cause of its death, and will be tried. All are called in the event loop and must not
-    wait. ``run`` must be running before anything is posted.
+    ``owner`` is told of all that happens. ``run`` must be running before anything is posted.
     """
 
-    def __init__(  # noqa: PLR0913 - one for each thing that it tells its worker, or asks of it
+    def __init__(
         self,
+        owner: EngineOwner,
         spec: WorkerSpec,
         environment: Mapping[str, str],
         client: EngineClient,
         log: LogRing,
         moves: Moves,
-        *,
-        on_end: Callable[[lifecycle.EndRequests], None],
-        on_gone: Callable[[Incarnation, str], None],
-        on_move: Callable[[], None],
-        has_suspects: Callable[[], bool],
-        calibrate: Callable[[], Awaitable[None]],
         health: DeviceHealth | None,
     ) -> None:
         self.log = log
@@ -110,11 +103,10 @@ class Supervisor:
             devices=starting_devices(spec, environment),
             client=client,
             log=self.log,
-            calibrate=calibrate,
+            calibrate=owner.prepare_engine,
             health=health,
         )
-        self._on_end, self._on_gone, self._on_move = on_end, on_gone, on_move
-        self._has_suspects = has_suspects
+        self._owner = owner
         self._limits = LifecycleLimits(
             start_s=spec.timeouts.start_s,
             stop_grace_s=spec.timeouts.stop_grace_s,
@@ -177,7 +169,7 @@ class Supervisor:
     def post(self, event: lifecycle.Event) -> None:
         """Decide on ``event`` and act. Nothing here waits.
 
-        ``on_move`` may post again, so it comes last: by then the event has been dealt with whole.
+        Its owner may post again, so it comes last: by then the event has been dealt with whole.
         """
         before = self._now
         self._now, actions = lifecycle.decide(before, event, time.monotonic(), self._limits)
@@ -189,7 +181,7 @@ class Supervisor:
                 self._act(action)
             if has_moved:
                 self._changed.notify()
-                self._on_move()
+                self._owner.note_move()
 
     def equip(self, spec: WorkerSpec) -> None:
         """Start engines by this specification from now on; their address stays.
@@ -202,7 +194,13 @@ class Supervisor:
     def adopt(self, held: HeldEngine) -> None:
         """Take over a running engine at the next start, which must be the first."""
         self._held = held
-        self._now = replace(self._now, incarnation=held.incarnation - 1)
+        self._now = Lifecycle(
+            incarnation=held.incarnation - 1,
+            is_adopting=True,
+            holds=frozenset(map(Hold, held.holds)),
+            failed_at=tuple(held.failed_at),
+            paused_at=tuple(held.paused_at),
+        )
         self.last_exit = held.last_exit
         self.log.restore(held.log)
 
@@ -273,28 +271,32 @@ class Supervisor:
         match action:
             case lifecycle.SpawnEngine():
                 held, self._held = self._held, None
-                if held is not None:
-                    self._now = replace(
-                        self._now,
-                        holds=frozenset(map(Hold, held.holds)),
-                        failed_at=tuple(held.failed_at),
-                        paused_at=tuple(held.paused_at),
-                    )
                 self.running = Incarnation(action.incarnation, self._starter, site.registry, site.gate, held)
                 site.tasks.start_soon(self._run_incarnation, self.running)
-            case lifecycle.TerminateEngine():
+            case lifecycle.TerminateEngine() | lifecycle.KillEngine() | lifecycle.KeepIncident():
                 if self.running is not None:
-                    site.tasks.start_soon(self.running.terminate)
-            case lifecycle.KillEngine():
-                if self.running is not None:
-                    self.running.kill()
+                    self._act_on_engine(self.running, action, site)
             case lifecycle.StartTimer():
                 self._timer = (action.timer, time.monotonic() + action.after_s)
                 site.tasks.start_soon(self._run_timer, action.timer, action.after_s)
             case lifecycle.EndRequests():
-                self._on_end(action)
+                self._owner.end_with_engine(action)
             case _:
                 assert_never(action)
+
+    def _act_on_engine(
+        self,
+        engine: Incarnation,
+        action: lifecycle.TerminateEngine | lifecycle.KillEngine | lifecycle.KeepIncident,
+        site: _Site,
+    ) -> None:
+        match action:
+            case lifecycle.TerminateEngine():
+                site.tasks.start_soon(engine.terminate)
+            case lifecycle.KillEngine():
+                engine.kill()
+            case lifecycle.KeepIncident():
+                self._owner.keep_incident(engine, action.because)
 
     def _end(self, because: str) -> None:
         is_left = self.running is not None and not self.running.is_gone
@@ -303,7 +305,7 @@ class Supervisor:
             return
         self._now = Lifecycle(because=because, incarnation=self._now.incarnation, has_process=is_left)
         self._changed.notify()
-        self._on_move()
+        self._owner.note_move()
 
     async def _run_timer(self, timer: int, after_s: float) -> None:
         await anyio.sleep(after_s)
@@ -316,9 +318,7 @@ class Supervisor:
             on_ready=lambda: self.post(lifecycle.EngineReady(incarnation=number)),
         )
         self.last_exit = incarnation.exit
-        now = self._now
-        if now.incarnation == number and (now.is_broken or (now.is_wanted and not now.is_asked)):
-            self._on_gone(incarnation, now.because if now.state is WorkerState.STOPPING else because)
+        self.post(lifecycle.EngineExited(incarnation=number, because=because))
         if not incarnation.is_gone:
             # The supervision's own timer says what becomes of the worker; nothing is started beside such a process.
             logger.error("worker %s: processes of engine %d cannot be killed", self._spec.id, number)
@@ -330,7 +330,7 @@ class Supervisor:
                 because=because,
                 jitter=random.random(),  # noqa: S311
                 is_outside=incarnation.died_of_outside,
-                is_deferred=self._has_suspects(),
+                is_deferred=self._owner.has_suspects,
             )
         )
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from workers.health.engine_owner import EngineOwner
+from workers.engine.engine_owner import EngineOwner
 from workers.health.evidence import Observations
 from workers.health.probes import Calibration, ProbeResult, Probes
 from workers.outcome import FailureReason

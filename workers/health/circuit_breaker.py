@@ -7,12 +7,12 @@ may serve turns.
 import logging
 from collections.abc import Awaitable, Callable
 from itertools import count
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 
+from workers.engine.engine_owner import EngineOwner
 from workers.health.canary import CanaryResult
-from workers.health.engine_owner import EngineOwner
 from workers.health.probes import Probes
 from workers.outcome import FailureReason
 from workers.policy.restart import Backoff
@@ -27,19 +27,6 @@ REPAVE_S: Final = 60.0  # an engine that has loaded, and refuses everything for 
 logger = logging.getLogger(__name__)
 
 
-class Guarded(EngineOwner, Protocol):
-    """A worker that the breaker can keep requests from."""
-
-    def drain_nowait(self, because: str, hold: Hold) -> None:
-        """Admit nothing new."""
-
-    def resume_nowait(self, because: str, hold: Hold) -> None:
-        """Undo ``drain_nowait``."""
-
-    def offer_one_slot(self, *, is_only: bool) -> None:
-        """Offer one slot at most, or all of them again."""
-
-
 class CircuitBreaker:
     """Open while the engine refuses; ``run`` must be running, and asks it then, at longer and longer intervals.
 
@@ -49,7 +36,7 @@ class CircuitBreaker:
 
     def __init__(
         self,
-        worker: Guarded,
+        worker: EngineOwner,
         probes: Probes,
         in_flight: InFlightRequests,
         clock: Callable[[], float],

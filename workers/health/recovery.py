@@ -1,14 +1,14 @@
 """Recovery after an engine's failure: the charge of each request on it, and its slots before they are lent again."""
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 from msgspec.structs import replace
 
+from workers.engine.engine_owner import EngineOwner
 from workers.health.canary import CanaryResult
 from workers.health.circuit_breaker import CircuitBreaker
-from workers.health.engine_owner import EngineOwner
 from workers.health.probes import ProbeResult, Probes
 from workers.outcome import Cancelled, CancelReason, EngineFailed, FailureReason, Outcome
 from workers.policy.lifecycle import EndRequests
@@ -51,20 +51,12 @@ def may_be_cause(running: InFlightRequest) -> bool:
     return running.answer.phase is not Phase.TOOLS
 
 
-class Broken(EngineOwner, Protocol):
-    """A worker one of whose requests got no answer."""
-
-    @property
-    def incarnation(self) -> int:
-        """The number of the present engine."""
-
-
 class Recovery:
     """Finds out whether an engine that failed a request is still one."""
 
     def __init__(
         self,
-        worker: Broken,
+        worker: EngineOwner,
         probes: Probes,
         in_flight: InFlightRequests,
         breaker: CircuitBreaker,

@@ -6,15 +6,15 @@ the request that got nothing ends.
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 from anyio.abc import TaskGroup
 
 from transport.exchange import MAX_CHARS
+from workers.engine.engine_owner import EngineOwner
 from workers.health.calibration import IdleProbe
 from workers.health.canary import CanaryResult
-from workers.health.engine_owner import EngineOwner
 from workers.health.evidence import POLL_S, EngineSnapshot, Observations
 from workers.health.incident import RequestView
 from workers.health.probes import Probes
@@ -39,14 +39,6 @@ THAW_S: Final = 2 * POLL_S + 1.0  # two looks make a comparison
 logger = logging.getLogger(__name__)
 
 
-class Watched(EngineOwner, Protocol):
-    """A worker whose engine is watched."""
-
-    @property
-    def is_starting(self) -> bool:
-        """Whether there is an engine that is not ready yet."""
-
-
 class HealthWatch:
     """Judges every request in flight, for as long as ``run`` runs."""
 
@@ -55,7 +47,7 @@ class HealthWatch:
         in_flight: InFlightRequests,
         probes: Probes,
         timeouts: WorkerTimeouts,
-        watched: Watched,
+        watched: EngineOwner,
         clock: Callable[[], float],
     ) -> None:
         self._in_flight = in_flight

@@ -83,6 +83,13 @@ class EngineBroken(msgspec.Struct, frozen=True, kw_only=True):
     is_deferred: bool = False
 
 
+class EngineExited(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine's process has ended, or never came to be; of its tree others may be left."""
+
+    incarnation: int
+    because: str
+
+
 class EngineGone(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's whole tree is gone, or it never came to be; ``jitter`` in [0, 1) spreads the restart.
 
@@ -120,7 +127,7 @@ class TimerElapsed(msgspec.Struct, frozen=True, kw_only=True):
 
 Request = StartRequested | StopRequested | DrainRequested | ResumeRequested | RestartRequested
 News = EngineBegun | EngineReady | EngineBroken | EngineGone | EngineAnswered
-Event = Request | News | TimerElapsed | FailureCounted | FailureExplained
+Event = Request | News | EngineExited | TimerElapsed | FailureCounted | FailureExplained
 
 
 # Actions
@@ -161,13 +168,21 @@ class EndRequests(msgspec.Struct, frozen=True, kw_only=True):
     suspects: Mapping[int, FailureReason] | None = None
 
 
-Action = SpawnEngine | TerminateEngine | KillEngine | StartTimer | EndRequests
+class KeepIncident(msgspec.Struct, frozen=True, kw_only=True):
+    """Keep an incident of the engine that has ended: nobody asked for that."""
+
+    because: str
+
+
+Action = SpawnEngine | TerminateEngine | KillEngine | StartTimer | EndRequests | KeepIncident
 Decision = tuple[Lifecycle, tuple[Action, ...]]
 
 
 def decide(now: Lifecycle, event: Event, at: float, limits: LifecycleLimits) -> Decision:
     """Return the state and the actions after ``event`` at ``at`` (monotonic seconds)."""
     match event:
+        case EngineExited():
+            return now, _incident(now, event)
         case EngineBegun() | EngineReady() | EngineBroken() | EngineGone() | EngineAnswered():
             return _news(now, event, at, limits) if event.incarnation == now.incarnation else (now, ())
         case TimerElapsed():
@@ -183,11 +198,10 @@ def decide(now: Lifecycle, event: Event, at: float, limits: LifecycleLimits) -> 
 def _asked(now: Lifecycle, event: Request, limits: LifecycleLimits) -> Decision:
     match event:
         case StartRequested():
-            free = replace(now, holds=now.holds - {Hold.OPERATOR, Hold.SWAP, Hold.ASLEEP})
-            is_down = now.state in {WorkerState.STOPPED, WorkerState.FAILED}
-            return _start(
-                replace(free, incarnation=max(now.incarnation, event.after)) if is_down else free, event.because
-            )
+            is_down = now.state in {WorkerState.STOPPED, WorkerState.FAILED} and not now.is_adopting
+            number = max(now.incarnation, event.after) if is_down else now.incarnation
+            over = frozenset() if now.is_adopting else {Hold.OPERATOR, Hold.SWAP, Hold.ASLEEP}
+            return _start(replace(now, incarnation=number, holds=now.holds - over), event.because)
         case StopRequested():
             return _stop(now, event, limits)
         case DrainRequested():
@@ -213,6 +227,12 @@ def _news(now: Lifecycle, event: News, at: float, limits: LifecycleLimits) -> De
             return _gone(now, event, at, limits)
         case _:
             return now, ()
+
+
+def _incident(now: Lifecycle, exited: EngineExited) -> tuple[KeepIncident, ...]:
+    is_unasked = now.is_broken or (now.is_wanted and not now.is_asked)
+    because = now.because if now.state is WorkerState.STOPPING else exited.because
+    return (KeepIncident(because=because),) if is_unasked and exited.incarnation == now.incarnation else ()
 
 
 def _ready(now: Lifecycle) -> Lifecycle:
@@ -254,6 +274,8 @@ def _move(now: Lifecycle, state: WorkerState, because: str) -> Lifecycle:
 def _start(now: Lifecycle, because: str) -> Decision:
     if now.state not in {WorkerState.STOPPED, WorkerState.FAILED}:
         return now, ()
+    if now.is_adopting:  # its failures count, and an operator's hold on it lasts
+        return _spawn(now, because)
     anew = replace(now, failed_at=(), paused_at=(), is_half_open=False)
     if now.has_process:  # it hangs in the kernel: nothing starts beside it, and the wish is kept for when it has died
         return replace(anew, is_wanted=True), ()
@@ -266,6 +288,7 @@ def _spawn(now: Lifecycle, because: str) -> Decision:
         incarnation=now.incarnation + 1,
         holds=now.holds - {Hold.ASLEEP},
         has_process=True,
+        is_adopting=False,
         is_wanted=True,
         is_killed=False,
         is_broken=False,

@@ -13,6 +13,7 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
     because: str = "not started"
     incarnation: int = 0
     has_process: bool = False  # the tree of this incarnation may still have members
+    is_adopting: bool = False  # the first start takes over an engine that is there
     is_wanted: bool = False  # when the engine is gone, another is to follow
     is_killed: bool = False  # SIGKILL was sent to this incarnation
     is_broken: bool = False  # it is of no more use, and its end is an incident, whatever ends it

@@ -20,12 +20,15 @@ from workers.policy.lifecycle import (
     EngineAnswered,
     EngineBegun,
     EngineBroken,
+    EngineExited,
     EngineGone,
     EngineReady,
     Event,
     FailureCounted,
     FailureExplained,
+    KeepIncident,
     KillEngine,
+    RestartRequested,
     ResumeRequested,
     SpawnEngine,
     StartRequested,
@@ -262,6 +265,40 @@ def test_news_of_an_earlier_engine_and_old_timers_change_nothing(life: Life) -> 
         TimerElapsed(timer=old_timer),
     ):
         assert (life.tell(event), life.now) == ((), before)
+
+
+@pytest.mark.parametrize("failed_at", [(), (0.0,), (0.0, 0.0, 0.0)])
+def test_a_start_that_takes_over_an_engine_keeps_its_past(
+    failed_at: tuple[float, ...],
+) -> None:
+    """Its number, its failures and an operator's hold: a crash loop has an end across an upgrade as well."""
+    life = Life()
+    held = frozenset({Hold.OPERATOR, Hold.ADAPTERS})
+    life.now = Lifecycle(incarnation=6, is_adopting=True, holds=held, failed_at=failed_at, paused_at=failed_at)
+    assert life.tell(StartRequested(after=9)) == (SpawnEngine(incarnation=7),)
+    assert (life.now.holds, life.now.failed_at, life.now.paused_at) == (held, failed_at, failed_at)
+    assert (life.ready(), life.now.state) == ((), WorkerState.DRAINING)
+    life.tell(StopRequested(because="bye", at_once=True))
+    life.gone()
+    life.tell(StartRequested())
+    assert (life.now.holds, life.now.failed_at) == (frozenset({Hold.ADAPTERS}), ())
+
+
+def test_an_incident_is_kept_of_an_engine_that_nobody_asked_to_end(life: Life) -> None:
+    """Its cause is why it was killed, where it was; a stop and a restart leave none, and neither does an old engine."""
+    exited = EngineExited(incarnation=1, because="exited with status 1")
+    assert life.tell(exited) == (KeepIncident(because="exited with status 1"),)
+    life.ready()
+    assert life.tell(replace(exited, incarnation=0)) == ()
+    life.tell(EngineBroken(incarnation=1, reason=FailureReason.STALLED_DECODE, because="silent"))
+    life.tell(StopRequested(because="bye"))
+    assert life.tell(exited) == (KeepIncident(because="silent"),)
+    for asked in (StopRequested(because="bye"), RestartRequested(because="an operator")):
+        other = Life()
+        other.tell(StartRequested())
+        other.ready()
+        other.tell(asked)
+        assert other.tell(exited) == ()
 
 
 def all_events(now: Lifecycle) -> Iterator[Event]:

@@ -11,12 +11,12 @@ from typing import Final
 import anyio
 import pytest
 
+from tests.harness.quiet_owner import QuietOwner
 from transport.client import EngineClient
 from transport.endpoint import Endpoint
 from transport.exchange import Exchange
 from workers.health.probes import EngineProbes
 from workers.health.watch import HealthWatch
-from workers.outcome import FailureReason
 from workers.policy.repetition import RepetitionLimits
 from workers.requests.answer import Answer
 from workers.requests.generation import Generation
@@ -91,22 +91,11 @@ async def test_a_token_takes_few_calls(a_read: int, bound: float) -> None:
     assert calls <= bound, ADVICE.format(what="A token", calls=calls, bound=bound)
 
 
-class Healthy:
-    """A worker that has nothing to repair."""
-
-    is_serving = True
-    is_starting = False
-    owns_engine = True
-
-    def break_engine(self, reason: FailureReason, because: str, suspects: object) -> None:
-        raise AssertionError(f"{reason}: {because}: {suspects}")
-
-
 async def test_a_look_of_the_watch_takes_few_calls_a_request() -> None:
     """All that is watched of a request is looked at beside the path of its tokens, for all of them at once."""
     in_flight = InFlightRequests()
     probes = EngineProbes(EngineClient(Endpoint(port=1)), lambda: ("m", {}), lambda: None, lambda: 0)
-    watch = HealthWatch(in_flight, probes, WorkerTimeouts(), Healthy(), time.monotonic)
+    watch = HealthWatch(in_flight, probes, WorkerTimeouts(), QuietOwner(), time.monotonic)
     exchanges = []
     chunks = token_chunks()[:TOKENS_A_LOOK]
     async with anyio.create_task_group() as tasks:

@@ -1,0 +1,51 @@
+"""An owner of an engine for whom nothing is to be done; tests say what they look at."""
+
+from typing_extensions import override
+
+from workers.engine.engine_owner import EngineOwner, Suspects
+from workers.engine.incarnation import Incarnation
+from workers.outcome import FailureReason
+from workers.policy import lifecycle
+from workers.states import Hold
+
+
+class QuietOwner(EngineOwner):
+    """Its engine serves, and whoever breaks it is at fault."""
+
+    incarnation: int = 1
+    is_serving: bool = True
+    is_starting: bool = False
+    owns_engine: bool = True
+    has_suspects: bool = False
+
+    @override
+    def break_engine(self, reason: FailureReason, because: str, suspects: Suspects) -> None:
+        raise AssertionError(f"{reason}: {because}: {suspects}")
+
+    @override
+    def drain_nowait(self, because: str, hold: Hold) -> None:
+        return
+
+    @override
+    def resume_nowait(self, because: str, hold: Hold) -> None:
+        return
+
+    @override
+    def offer_one_slot(self, *, is_only: bool) -> None:
+        return
+
+    @override
+    def end_with_engine(self, ending: lifecycle.EndRequests) -> None:
+        return
+
+    @override
+    def keep_incident(self, incarnation: Incarnation, because: str) -> None:
+        return
+
+    @override
+    def note_move(self) -> None:
+        return
+
+    @override
+    async def prepare_engine(self) -> None:
+        return
