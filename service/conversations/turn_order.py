@@ -50,7 +50,7 @@ class SpeakingOrder(Protocol):
 
 def speaking_order(job: Job, dependencies: "Dependencies", rounds: int) -> SpeakingOrder:
     """Return the turn-taking of a conversation of ``job``."""
-    if job.mode is Mode.FREE:
+    if job.mode is Mode.FREE or len(job.agents) == 1:  # one agent has nobody to wait for: both orders are the same
         return FreeOrder(len(job.agents), rounds)
     return RoundsOrder(dependencies, rounds)
 

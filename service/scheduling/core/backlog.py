@@ -41,10 +41,12 @@ class Estimates:
 
 
 class JobBacklog:
-    """The work left of one job; ``refresh`` makes it current, at the end of each of its turns."""
+    """The work left of one job, by the estimates of the last moment at which it was told to ``refresh``."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, estimates: Estimates) -> None:
         self._job = job
+        self._estimates = estimates
+        self._is_stale = True
         self.dependencies = dependencies_of(job)
         self.models = job.models
         self._turns_left = [0] * len(job.agents)
@@ -79,10 +81,14 @@ class JobBacklog:
             left[agent.model] += turns
         return left
 
-    def refresh(self, estimates: Estimates) -> None:
-        """Refresh the weights of turns from the estimates."""
+    def refresh(self) -> None:
+        """Weigh turns anew before they are next asked for: which the last turn of a job is not."""
+        self._is_stale = True
+
+    def _weigh(self) -> None:
         agents = self._job.agents
-        self._weights = [estimates.weight(agent.model, agent.id) for agent in agents]
+        self._is_stale = False
+        self._weights = [self._estimates.weight(agent.model, agent.id) for agent in agents]
         if self._job.mode is Mode.FREE:
             self._tails = self._later = self._weights
         else:
@@ -91,6 +97,8 @@ class JobBacklog:
 
     def path(self, place: Place, rounds: int) -> float:
         """Return the longest chain that begins with a turn, in a conversation of so many rounds."""
+        if self._is_stale:
+            self._weigh()
         return self._tails[place.agent] + (rounds - place.round - 1) * self._later[place.agent]
 
     def end_turns(self, agents: Iterable[int]) -> None:
@@ -110,6 +118,8 @@ class JobBacklog:
 
     def load(self, model: str) -> JobLoad:
         """Return the remaining load of the job, as the queue of one model sees it."""
+        if self._is_stale:
+            self._weigh()
         costs = [left * weight for left, weight in zip(self._turns_left, self._weights, strict=True)]
         of_model = (cost for cost, agent in zip(costs, self._job.agents, strict=True) if agent.model == model)
         while -self._most_rounds[0][0] != self._rounds_left[self._most_rounds[0][1]]:

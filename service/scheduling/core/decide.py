@@ -180,12 +180,14 @@ class SchedulingCore:
     def _admit(self, event: events.JobAdmitted) -> Iterator[events.Action]:
         live = self._jobs.get(event.job.id)
         if live is None:
-            live = self._jobs[event.job.id] = LiveJob(event.job, event.suspects, is_cancelled=event.is_cancelled)
+            live = self._jobs[event.job.id] = LiveJob(
+                event.job, self._estimates, event.suspects, is_cancelled=event.is_cancelled
+            )
         else:
             live.extend(event.job, event.suspects)
         fresh = [LiveConversation(live, each, next(self._orders)) for each in event.job.conversations]
         live.conversations |= {conversation.definition.id: conversation for conversation in fresh}
-        live.backlog.refresh(self._estimates)
+        live.backlog.refresh()
         ended: dict[str, list[TurnKey]] = {}
         for key in event.ended:
             ended.setdefault(key.conversation_id, []).append(key)
@@ -370,7 +372,7 @@ class SchedulingCore:
             if event.seconds is not None:
                 self._dispatcher.learn(conversation.model(key), event.seconds, event.reading)
                 self._estimates.learn(conversation.model(key), key.agent_id, event.seconds)
-                live.backlog.refresh(self._estimates)
+                live.backlog.refresh()
         if conversation.ending is not None:
             yield from self._settle(conversation)
         elif isinstance(event, events.TurnFailed):

@@ -53,14 +53,16 @@ class _Reservations:
         return self._own(need) + max(0, self._shared(need) - held)
 
     def add(self, key: TurnKey, need: KvNeed) -> None:
-        self.tokens += self.would_take(need)
         self.needs[key] = need
+        if need is NOTHING:  # of all turns where no worker has a budget
+            return
+        self.tokens += self.would_take(need)
         if need.prefix is not None:
             self._prefixes.setdefault(need.prefix, {})[key] = self._shared(need)
 
     def remove(self, key: TurnKey) -> None:
         need = self.needs.pop(key, None)
-        if need is None:
+        if need is None or need is NOTHING:
             return
         before = self._held(need.prefix)
         if need.prefix is not None:

@@ -8,7 +8,7 @@ from typing import overload
 from service.conversations.job import Agent, Conversation, Job, Mode, TurnKey
 from service.conversations.states import ConversationState
 from service.conversations.turn_order import Place, speaking_order
-from service.scheduling.core.backlog import JobBacklog
+from service.scheduling.core.backlog import Estimates, JobBacklog
 from service.scheduling.core.blame import Trial
 from service.scheduling.core.queue.affinity import CacheLocation
 from service.scheduling.core.queue.ready_queue import ReadyTurn
@@ -17,10 +17,12 @@ from service.scheduling.core.queue.ready_queue import ReadyTurn
 class LiveJob:
     """One job that has not ended."""
 
-    def __init__(self, job: Job, suspects: Mapping[TurnKey, Trial], *, is_cancelled: bool) -> None:
+    def __init__(
+        self, job: Job, estimates: Estimates, suspects: Mapping[TurnKey, Trial], *, is_cancelled: bool = False
+    ) -> None:
         self.job = job
         self.suspects = dict(suspects)  # of an earlier life of the service
-        self.backlog = JobBacklog(job)
+        self.backlog = JobBacklog(job, estimates)
         self.places = {agent.id: number for number, agent in enumerate(job.agents)}
         self.conversations: dict[str, LiveConversation] = {}
         self.is_cancelled = is_cancelled

@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from service.conversations.job import Mode, TurnKey
 from service.conversations.turn_order import Place
+from service.scheduling.core.backlog import Estimates
 from service.scheduling.core.dispatch import Dispatcher, ReadyVerdict
 from service.scheduling.core.events import WorkerReady
 from service.scheduling.core.in_flight_pool import InFlightPool
@@ -25,7 +26,7 @@ class Scene:
 
     def __init__(self, *, is_free: bool = False, kv_tokens: int | None = None, slots: int = 1) -> None:
         posted = job(replace(agent("a"), slots=slots), agent("b"))
-        self.live = LiveJob(replace(posted, mode=Mode.FREE) if is_free else posted, {}, is_cancelled=False)
+        self.live = LiveJob(replace(posted, mode=Mode.FREE) if is_free else posted, Estimates(), {})
         self.conversation = LiveConversation(self.live, posted.conversations[0], 1)
         self.live.conversations["c0"] = self.conversation
         self.in_flight = InFlightPool()
