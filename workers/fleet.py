@@ -149,6 +149,10 @@ class Fleet:
         """List the models of the configuration, ready or not: fixed ones in its order, then those of the lanes."""
         return list(dict.fromkeys([*self._roster.models, *(worker.spec.name for worker in self._on_lanes)]))
 
+    def workers_of(self, model: str) -> list[SupervisedWorker]:
+        """Return the workers of a model, and of its lanes those that it is on."""
+        return [worker for worker in self if worker.spec.name == model]
+
     def served_names(self) -> list[str]:
         """List what may be asked of workers here by name: models that are not lost, and the adapters on them."""
         models = [model for model in self.models() if not self.is_lost(model)]

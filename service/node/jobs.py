@@ -252,7 +252,7 @@ class Jobs:
 
     def progress(self, job_id: JobId) -> Sequence[Progress]:
         """Return how far the turns of a job are that are in flight."""
-        return self._scheduler.progress(job_id)
+        return self._scheduler.turns.progress(job_id)
 
     def swaps(self, job_id: JobId) -> Sequence[Swap]:
         """Return the newest loads of a job's models on lanes."""
@@ -282,7 +282,7 @@ class Jobs:
         self, job_id: JobId, conversation_id: str, after: int = 0
     ) -> tuple[str, Mapping[str, object], ConversationState, str | None, Sequence[Turn]]:
         # Looked at before the store: a turn that ends in between is then there twice, and the stored one stands.
-        partial = self._scheduler.turns_in_flight(job_id, conversation_id)
+        partial = self._scheduler.turns.of_conversation(job_id, conversation_id)
         conversation = await self._store.read(queries.conversation(job_id, conversation_id, after))
         ended = {turn.key for turn in conversation.turns}
         turns = [*conversation.turns, *(turn for turn in partial if turn.key not in ended)]

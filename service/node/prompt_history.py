@@ -74,8 +74,8 @@ class PromptHistory:
             ConversationNotFound: it has no such conversation.
             TurnNotFound: the conversation has no such turn.
         """
-        partial_turns = self._scheduler.turns_in_flight(key.job_id, key.conversation_id)
-        running = self._scheduler.running_attempt(key)
+        partial_turns = self._scheduler.turns.of_conversation(key.job_id, key.conversation_id)
+        running = self._scheduler.turns.running_attempt(key)
         stored = await self._store.read(partial(_read, key=key, adapters=dict(self._adapters())))
         _check(stored.job, key)
         ended = {turn.key: turn for turn in partial_turns} | {turn.key: turn for turn in stored.turns}

@@ -90,11 +90,17 @@ def status_of(
         pools=pools_of(scheduler, fleet),
         prefix_tokens=PrefixTokens(reusable=counters.reusable_tokens, reused=counters.reused_tokens),
         pending=tuple(
-            _head(scheduler, key, f"{', '.join(others)} to speak in round {number}")
+            _head(scheduler, fleet, key, f"{', '.join(others)} to speak in round {number}")
             for key, others, number in islice(pending, heads)
         ),
         ready=tuple(
-            _head(scheduler, key, _ready_waits_for(scheduler, fleet, key, is_suspect=is_suspect), is_suspect=is_suspect)
+            _head(
+                scheduler,
+                fleet,
+                key,
+                _ready_waits_for(scheduler, fleet, key, is_suspect=is_suspect),
+                is_suspect=is_suspect,
+            )
             for key, is_suspect in islice(ready, heads)
         ),
     )
@@ -138,7 +144,7 @@ def _waits_for_room(scheduler: Scheduler, key: TurnKey, model: str) -> str | Non
 
 def waits_for_slot(model: str, fleet: Fleet, group_by: GroupBy | None = None) -> str:
     """Return the reason why a ready turn of ``model`` waits."""
-    of_model = [worker for worker in fleet if worker.spec.name == model]
+    of_model = fleet.workers_of(model)
     serving = [worker for worker in of_model if worker.state is WorkerState.READY]
     if serving:
         taken, total = sum(worker.slots_in_use for worker in serving), sum(worker.slots for worker in serving)
@@ -156,7 +162,7 @@ def removed(model: str) -> str:
     return f"model {model} was removed from the configuration"
 
 
-def _head(scheduler: Scheduler, key: TurnKey, waits_for: str, *, is_suspect: bool = False) -> WaitingTurn:
+def _head(scheduler: Scheduler, fleet: Fleet, key: TurnKey, waits_for: str, *, is_suspect: bool = False) -> WaitingTurn:
     return WaitingTurn(
         job=key.job_id,
         name=scheduler.job_name(key.job_id),
@@ -165,16 +171,16 @@ def _head(scheduler: Scheduler, key: TurnKey, waits_for: str, *, is_suspect: boo
         round=key.round,
         model=scheduler.model_of(key),
         waits_for=waits_for,
-        next_at=_next_at(scheduler, key, is_suspect=is_suspect),
+        next_at=_next_at(scheduler, fleet, key, is_suspect=is_suspect),
     )
 
 
-def _next_at(scheduler: Scheduler, key: TurnKey, *, is_suspect: bool) -> datetime | None:
+def _next_at(scheduler: Scheduler, fleet: Fleet, key: TurnKey, *, is_suspect: bool) -> datetime | None:
     """Return when a worker of a turn's model is tried again, where none serves; else an end of a turn is what comes.
 
     A suspect that lets others go first may be tried then.
     """
-    workers = scheduler.workers_of(scheduler.model_of(key))
+    workers = fleet.workers_of(scheduler.model_of(key))
     if any(worker.state is WorkerState.READY for worker in workers):
         return scheduler.rests_until(scheduler.model_of(key)) if is_suspect else None
     return min((at for at in (worker.next_at for worker in workers) if at is not None), default=None)

@@ -17,7 +17,6 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from service.conversations.job import GroupBy, Job, JobId, TurnKey
 from service.conversations.states import ENDED_CONVERSATIONS, TurnState
-from service.conversations.transcript import Attempt, Turn
 from service.scheduling.admission import Admission, Piece
 from service.scheduling.attempt import usage_key
 from service.scheduling.core import events
@@ -29,7 +28,6 @@ from service.scheduling.core.view import PoolsView
 from service.scheduling.integrity import IntegrityCheck
 from service.scheduling.jobs.job_turns import JobTurns
 from service.scheduling.jobs.turn import JobTurn
-from service.scheduling.jobs.turn_record import Progress
 from service.scheduling.kept_slots import KeptSlots
 from service.scheduling.relayed.requests import QueueLimits, RelayedRequests
 from service.scheduling.turn_endings import Ended, TurnEndings, TurnRunner
@@ -188,10 +186,6 @@ class Scheduler:
         at = self._core.rests_until(model)
         return None if at is None else datetime.now(UTC) + timedelta(seconds=at - time.monotonic())
 
-    def workers_of(self, model: str) -> list[SupervisedWorker]:
-        """Return the workers of a model."""
-        return [worker for worker in self._fleet if worker.spec.name == model]
-
     def slots_on_demand(self, model: str) -> int:
         """Count the slots that a model would have if it were loaded now."""
         return self._fleet.slots_on_demand(model)
@@ -217,23 +211,6 @@ class Scheduler:
     def model_of(self, key: TurnKey) -> str:
         """Return the model that a turn is asked of."""
         return self._work(key.job_id).agent_of(key).model
-
-    def turns_in_flight(self, job_id: JobId, conversation_id: str) -> list[Turn]:
-        """Return the turns of a conversation that are or were on slots, with what they have said so far."""
-        return self._job_turns.turns.of_conversation(job_id, conversation_id)
-
-    def running_attempt(self, key: TurnKey) -> Attempt | None:
-        """Return the attempt of a turn that is on a slot, None where it is on none."""
-        return self._job_turns.turns.running_attempt(key)
-
-    def progress(self, job_id: JobId) -> list[Progress]:
-        """Return how far each turn of a job that is on a slot is."""
-        return self._job_turns.turns.progress(job_id)
-
-    @property
-    def oldest_ready_at(self) -> datetime | None:
-        """When the turn got ready that has waited longest, of jobs' turns that were on no slot yet."""
-        return self._job_turns.turns.oldest_ready_at
 
     def swaps(self, job_id: JobId) -> Sequence[Swap]:
         """Return the newest loads, on lanes, of models that a job's agents have; none of a job that has ended."""

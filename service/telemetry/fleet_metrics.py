@@ -114,7 +114,7 @@ class PoolCollector(Collector):
         return turns, wanted, oldest, up, prefix, integrity
 
     def _oldest_s(self) -> float:
-        known = (self._scheduler.oldest_ready_at, self._scheduler.requests.oldest_ready_at)
+        known = (self._scheduler.turns.oldest_ready_at, self._scheduler.requests.oldest_ready_at)
         since = min((at for at in known if at is not None), default=None)
         return 0.0 if since is None else max(0.0, (datetime.now(UTC) - since).total_seconds())
 

@@ -197,7 +197,7 @@ class Relays:
         if counted is not None:
             return counted
         await self.node.jobs.bounds.check_request(caller)
-        slots = self.node.scheduler.view.slots(model) or self.node.scheduler.slots_on_demand(model)
+        slots = self.node.scheduler.view.slots(model) or self.node.fleet.slots_on_demand(model)
         return self.node.scheduler.requests.submit(posted, slots)
 
     async def _open(self, body: bytes, path: str, session: str | None, owner: str | None) -> Envelope:
@@ -245,7 +245,7 @@ class Relays:
             PathNotFound: the engine has no such path.
         """
         _, name, _ = self._find(model)
-        for worker in self.node.scheduler.workers_of(name):
+        for worker in self.node.fleet.workers_of(name):
             if worker.state in LEASABLE:
                 try:
                     return await worker.read_version()
