@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from service.conversations.job import JobId, Mode, TurnKey
+from service.scheduling.core.blame import SourceDistrusted
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.events import (
     Action,
@@ -62,6 +63,17 @@ def test_a_turn_waits_where_reading_would_cost_more() -> None:
     assert seated(core.handle(TurnCompleted(key=turns["urgent"], seconds=5.0))) == {key("a", 1): "w"}
     assert core.view.deferred_for(key("a", 1)) is None
     assert core.handle(DeferralOver(key=key("a", 1))) == []
+
+
+def test_a_deferred_turn_whose_job_is_distrusted_meanwhile_is_tried() -> None:
+    """It has its place no more: it waits for a worker that nothing else is on, as every turn of the job does."""
+    core, turns, _ = two_conversations(turn_s=5.0, tokens=2000)
+    core.handle(SourceDistrusted(source=key("a").job_id))
+    actions = core.handle(TurnCompleted(key=turns["urgent"], seconds=5.0))
+    (start,) = (action for action in actions if isinstance(action, StartTurn))
+    assert (start.key, start.is_suspect) == (key("a", 1), True)
+    assert core.view.deferred_for(key("a", 1)) is None
+    assert [fault for fault in core.check() if fault is not None] == []
 
 
 @pytest.mark.parametrize(("turn_s", "tokens"), [(25.0, 2000), (1.0, LEAST_TOKENS - 1)])
