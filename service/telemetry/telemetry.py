@@ -42,11 +42,6 @@ class Telemetry:
     def __repr__(self) -> str:
         return f"<Telemetry traces={self._spans}>"
 
-    @property
-    def is_tracing(self) -> bool:
-        """Whether spans are made."""
-        return self._spans is not None
-
     def trace(self, spans: "Spans") -> None:
         """Make spans from now on."""
         self._spans = spans

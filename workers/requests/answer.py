@@ -34,7 +34,8 @@ class Answer:
         self._words = ""  # of the newest message that was read and had any besides its calls
         self._is_read = False
         self._is_begun = False
-        self._loops: tuple[Repetition, Repetition, Repetition] | None = None  # of text, reasoning and arguments
+        self._limits: RepetitionLimits | None = None
+        self._loops: dict[str, Repetition] = {}  # of text, reasoning and arguments, as far as there were any
         self._marks = (0, 0)
         self._fragments_read = 0
         self.chars = 0  # of all generations, as far as they were looked at, with what each piece takes besides
@@ -69,7 +70,7 @@ class Answer:
         self.prompt_tokens, self.counted_tokens = 0, None
         self.generation = Generation(self._clock)
         self.prompt_chars = prompt_chars
-        self._loops, self._marks = (Repetition(limits), Repetition(limits), Repetition(limits)), (0, 0)
+        self._limits, self._loops, self._marks = limits, {}, (0, 0)
         self._fragments_read = 0
         self.phase = Phase.ENGINE
         return self.generation
@@ -81,15 +82,19 @@ class Answer:
 
     def find_loop(self, *, is_over: bool = False) -> str | None:
         """Return the words that the model repeats without end, or None; reads on from the last call."""
-        if self._loops is None:
+        if self._limits is None:
             return None
         text, reasoning, text_mark, reasoning_mark = self.generation.since(*self._marks)
         pieces = text_mark + reasoning_mark - sum(self._marks)
         self._marks = (text_mark, reasoning_mark)
         arguments = self._new_arguments()
         self.chars += len(text) + len(reasoning) + len(arguments) + PIECE_CHARS * pieces
-        for loop, words in zip(self._loops, (text, reasoning, arguments), strict=True):
-            found = loop.feed(words) or (loop.end_text() if is_over else None)
+        for of, words in (("text", text), ("reasoning", reasoning), ("arguments", arguments)):
+            if words and of not in self._loops:
+                self._loops[of] = Repetition(self._limits)
+            found = self._loops[of].feed(words) if words else None
+            if found is None and is_over and of in self._loops:
+                found = self._loops[of].end_text()
             if found is not None:
                 return found
         return None

@@ -255,9 +255,8 @@ class JobTurn(OnSlot):
     def complete(self) -> End:
         """Take a complete answer, unless it was made with other weights than its conversation's, or is not valid."""
         key, answer = self.key, self.attempt.answer
-        versions = (answer.first_version, answer.last_version)
-        faults = (self._prompts.pin_weights(key, version) for version in versions)
-        changed = next((fault for fault in faults if fault is not None), None)
+        versions = [version for version in (answer.first_version, answer.last_version) if version is not None]
+        changed = next((fault for version in versions if (fault := self._prompts.pin_weights(key, version))), None)
         if changed is not None:
             self._refuse_answer(FailureReason.WEIGHTS_CHANGED, changed)
             return self.fail(FailureReason.WEIGHTS_CHANGED, changed)
