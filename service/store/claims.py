@@ -57,6 +57,12 @@ class _Group:
         self.spoiled: list[Place] = []
         self.changed: dict[JobId, None] = {}
         self.used: list[Used] = []
+        self.events: operations.Events = []
+
+    def write_events(self, connection: Connection) -> None:
+        """Write the events of the facts so far."""
+        events, self.events = self.events, []
+        operations.write_events(connection, events)
 
 
 class Claims:
@@ -160,6 +166,7 @@ class Claims:
         group = _Group()
         for record in records:
             self._apply_one(connection, record, group)
+        group.write_events(connection)
         usage.add(connection, group.used)
         return self._applied(connection, group)
 
@@ -177,9 +184,11 @@ class Claims:
             try:
                 with _savepoint(connection):
                     self._apply_one(connection, record, group)
+                    group.write_events(connection)
             except Exception as error:
                 if is_passing(error):
                     raise
+                group.events.clear()
                 self._give_up(connection, record, error, group)
         for used in group.used:
             try:
@@ -205,9 +214,9 @@ class Claims:
             logger.warning("store: refused, since this node runs %s no more: %s", "/".join(place), what, extra=line)
             return
         if not isinstance(record, ConversationMoved):
-            operations.apply(connection, record)
+            operations.apply(connection, record, group.events)
         else:
-            operations.move_conversation(connection, record, fence)
+            operations.move_conversation(connection, record, fence, group.events)
             if record.state in ENDED_CONVERSATIONS:
                 group.ended.append(place)
                 self._leaving.add(place)
@@ -224,12 +233,16 @@ class Claims:
         group.lost += 1
         if isinstance(record, TurnEnded):
             with suppress(Exception), _savepoint(connection):  # the conversation ends all the same
-                operations.apply(connection, TurnEnded(turn=_unwritable(record.turn, error), at=record.at))
+                unwritable = TurnEnded(turn=_unwritable(record.turn, error), at=record.at)
+                operations.apply(connection, unwritable, group.events)
+                group.write_events(connection)
+            group.events.clear()
         now = datetime.now(UTC)
         failed = ConversationMoved(
             job_id=place[0], conversation_id=place[1], state=ConversationState.FAILED, reason=INTERNAL, at=now
         )
         self._apply_one(connection, failed, group)
+        group.write_events(connection)
         group.spoiled.append(place)
 
     def _applied(self, connection: Connection, group: "_Group") -> "Applied":

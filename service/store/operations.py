@@ -1,9 +1,9 @@
 """The store's write operations: each takes the writer's connection inside its transaction."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import msgspec
 
@@ -124,6 +124,21 @@ def delete(connection: Connection, job_id: JobId) -> None:
 # Facts
 
 
+class JobEvent(NamedTuple):
+    """An event of a job that is to be written with the facts beside it; ``data`` is JSON."""
+
+    job_id: JobId
+    kind: str
+    data: str
+
+
+Events = list[JobEvent]  # of the facts of one write so far, to be written behind them
+
+
+def _tell(events: Events, job_id: JobId, kind: str, data: Mapping[str, object]) -> None:
+    events.append(JobEvent(job_id, kind, to_json(data)))
+
+
 def place_of(record: Fact) -> tuple[JobId, str]:
     """Return the conversation that a fact is about."""
     match record:
@@ -140,17 +155,18 @@ def place_of(record: Fact) -> tuple[JobId, str]:
 def apply(
     connection: Connection,
     record: ConversationWorded | TurnMoved | TurnRequeued | TurnEnded | ToolCallStarted | ToolCallEnded,
+    events: Events,
 ) -> None:
-    """Write a fact that ends no conversation."""
+    """Write a fact that ends no conversation; what its followers are told is added to ``events``."""
     match record:
         case ConversationWorded():
             _keep_words(connection, record)
         case TurnMoved():
-            _tell_turn(connection, record.key, record.at, state=record.state.value, worker=record.worker)
+            _tell_turn(events, record.key, record.at, state=record.state.value, worker=record.worker)
         case TurnRequeued():
-            _requeue_turn(connection, record)
+            _requeue_turn(connection, record, events)
         case TurnEnded():
-            _end_turn(connection, record)
+            _end_turn(connection, record, events)
         case ToolCallStarted():
             connection.execute(
                 "INSERT INTO tool_calls (job_id, conversation_id, agent, round, key, number, name, arguments, policy,"
@@ -177,7 +193,7 @@ def apply(
             assert_never(record)
 
 
-def move_conversation(connection: Connection, record: ConversationMoved, fence: int) -> None:
+def move_conversation(connection: Connection, record: ConversationMoved, fence: int, events: Events) -> None:
     """Write how far a conversation is, and with it how far its job is."""
     is_over = record.state in ENDED_CONVERSATIONS
     changed = connection.execute(
@@ -188,11 +204,11 @@ def move_conversation(connection: Connection, record: ConversationMoved, fence: 
     if not changed.rowcount:
         return
     if not is_over:
-        _start_job(connection, record.job_id, record.at)
+        _start_job(connection, record.job_id, record.at, events)
     fields = {"conversation": record.conversation_id, "state": record.state.value, "reason": record.reason}
-    tell(connection, record.job_id, "conversation", {**fields, "at": rfc3339(record.at)})
+    _tell(events, record.job_id, "conversation", {**fields, "at": rfc3339(record.at)})
     if is_over:
-        _count_conversation(connection, record.job_id, record.at)
+        _count_conversation(connection, record.job_id, record.at, events)
 
 
 def _keep_words(connection: Connection, record: ConversationWorded) -> None:
@@ -207,16 +223,16 @@ def _keep_words(connection: Connection, record: ConversationWorded) -> None:
     )
 
 
-def _start_job(connection: Connection, job_id: JobId, at: datetime) -> None:
+def _start_job(connection: Connection, job_id: JobId, at: datetime, events: Events) -> None:
     changed = connection.execute(
         "UPDATE jobs SET state = ?, started_at = ? WHERE id = ? AND state = ?",
         (JobState.RUNNING.value, rfc3339(at), job_id, JobState.QUEUED.value),
     )
     if changed.rowcount:
-        tell(connection, job_id, "job", {"state": JobState.RUNNING.value, "at": rfc3339(at)})
+        _tell(events, job_id, "job", {"state": JobState.RUNNING.value, "at": rfc3339(at)})
 
 
-def _count_conversation(connection: Connection, job_id: JobId, at: datetime) -> None:
+def _count_conversation(connection: Connection, job_id: JobId, at: datetime, events: Events) -> None:
     """Take one conversation of a job as ended; end the job with the last, whichever node it was on."""
     row = connection.execute(
         "UPDATE jobs SET unfinished = unfinished - 1 WHERE id = ? RETURNING unfinished, is_cancel_requested", (job_id,)
@@ -227,21 +243,21 @@ def _count_conversation(connection: Connection, job_id: JobId, at: datetime) -> 
     ended = frozenset(ConversationState(way[0]) for way in ways)
     state = job_state_after(ended, was_cancelled=bool(row[1]))
     connection.execute("UPDATE jobs SET state = ?, finished_at = ? WHERE id = ?", (state.value, rfc3339(at), job_id))
-    tell(connection, job_id, "end", {"state": state.value, "at": rfc3339(at)})
+    _tell(events, job_id, "end", {"state": state.value, "at": rfc3339(at)})
     deliveries.add(connection, job_id, at)
 
 
-def _requeue_turn(connection: Connection, record: TurnRequeued) -> None:
+def _requeue_turn(connection: Connection, record: TurnRequeued, events: Events) -> None:
     connection.execute(
         "INSERT INTO unfinished_turns (job_id, conversation_id, agent, round, record) VALUES (?, ?, ?, ?, ?)"
         " ON CONFLICT (job_id, conversation_id, agent, round) DO UPDATE SET record = excluded.record",
         (*record.key, encode_turn(record.so_far)),
     )
     fields = {"worker": record.worker, "reason": record.reason, "detail": record.detail}
-    _tell_turn(connection, record.key, record.at, state="ready", **fields)
+    _tell_turn(events, record.key, record.at, state="ready", **fields)
 
 
-def _end_turn(connection: Connection, record: TurnEnded) -> None:
+def _end_turn(connection: Connection, record: TurnEnded, events: Events) -> None:
     turn = record.turn
     connection.execute(
         "INSERT INTO turns (job_id, conversation_id, agent, round, state, reason, record) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -249,23 +265,27 @@ def _end_turn(connection: Connection, record: TurnEnded) -> None:
     )
     if turn.attempts:
         connection.execute(f"DELETE FROM unfinished_turns WHERE {PLACE}", tuple(turn.key))  # noqa: S608
-    _tell_turn(connection, turn.key, record.at, state=turn.state.value, reason=turn.reason, worker=turn.worker)
+    _tell_turn(events, turn.key, record.at, state=turn.state.value, reason=turn.reason, worker=turn.worker)
 
 
-def _tell_turn(connection: Connection, key: TurnKey, at: datetime, **fields: object) -> None:
+def _tell_turn(events: Events, key: TurnKey, at: datetime, **fields: object) -> None:
     place = {"conversation": key.conversation_id, "agent": key.agent_id, "round": key.round}
-    tell(connection, key.job_id, "turn", {**place, **fields, "at": rfc3339(at)})
+    _tell(events, key.job_id, "turn", {**place, **fields, "at": rfc3339(at)})
 
 
-def tell(connection: Connection, job_id: JobId, kind: str, data: Mapping[str, object]) -> None:
-    """Add an event to those of a job; their numbers have no gaps, whichever node writes."""
-    row = connection.execute(
-        "UPDATE jobs SET last_event = last_event + 1 WHERE id = ? RETURNING last_event", (job_id,)
-    ).fetchone()
-    if row is not None:
-        connection.execute(
-            "INSERT INTO events (job_id, number, kind, data) VALUES (?, ?, ?, ?)", (job_id, row[0], kind, to_json(data))
-        )
+def write_events(connection: Connection, events: Sequence[JobEvent]) -> None:
+    """Add events to those of their jobs, in their order; numbers have no gaps, whichever node writes."""
+    of_jobs: dict[JobId, list[JobEvent]] = {}
+    for event in events:
+        of_jobs.setdefault(event.job_id, []).append(event)
+    for job_id, newest in of_jobs.items():
+        row = connection.execute(
+            "UPDATE jobs SET last_event = last_event + ? WHERE id = ? RETURNING last_event", (len(newest), job_id)
+        ).fetchone()
+        if row is not None:
+            first = row[0] - len(newest) + 1
+            rows = [(job_id, number, event.kind, event.data) for number, event in enumerate(newest, start=first)]
+            connection.execute_many("INSERT INTO events (job_id, number, kind, data) VALUES (?, ?, ?, ?)", rows)
 
 
 def to_json(document: Mapping[str, object]) -> str:
