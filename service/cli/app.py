@@ -10,9 +10,8 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from service import __version__
+from service.cli.conventions import Exit, Panel
 from service.cli.displays.console import plain
-from service.cli.exits import Exit
-from service.cli.panels import Panel
 from service.errors import ConfigError, InvalidJob, ServiceError, StateUnusable
 from service.telemetry.logs import set_format
 from workers.errors import InvalidSpec, ModelUnavailable, StartFailed, WorkerError

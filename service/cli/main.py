@@ -6,7 +6,7 @@ import sys
 from types import FrameType
 from typing import Final
 
-from service.cli.exits import Exit
+from service.cli.conventions import Exit
 
 IMPORT_THRESHOLDS: Final = (50_000, 10, 10)
 

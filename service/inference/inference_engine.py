@@ -24,9 +24,8 @@ from service.inference.engine_status import EngineStatus, engine_status
 from service.inference.event_log import EventLog
 from service.inference.failures import AgentExists, EngineClosed, InferenceFailed, NoLane, UnknownAgent
 from service.inference.lane_news import LaneNews, News, NewsReaders
-from service.inference.runs import AgentRuns
+from service.inference.runs import AgentRuns, Order, Turnstile
 from service.inference.site import Site
-from service.inference.turnstile import Order, Turnstile
 from workers.devices.device_health import DeviceHealth
 from workers.devices.layout import Lane, Layout, LayoutPolicy
 from workers.devices.readers import MachineReader

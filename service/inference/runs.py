@@ -1,27 +1,134 @@
-"""Runs of agents: each waits for a slot, is asked, and is asked elsewhere when its engine fails under it."""
+"""Runs of agents: each waits for a slot in one queue, is asked, and is asked elsewhere when its engine fails under it.
+
+The queue is one over all agents, first in, first out, in front of the slots of all lanes.
+"""
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
+
+import msgspec
 
 from service.inference.event_log import INFER_DONE, INFER_START, EventLog
 from service.inference.failures import EngineClosed, InferenceFailed
 from service.inference.lane_news import LaneNews, NewsReaders
-from service.inference.turnstile import Seat, Turnstile
 from workers.lanes.lane_pool import LanePool
 from workers.outcome import Cancelled, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
+from workers.policy.placement import AHEAD, Waiting
 from workers.policy.restart import Backoff
 from workers.requests.answer import Answer
 from workers.requests.request import Request
+from workers.requests.slots import Lease
+from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
 
 MOST_DEATHS: Final = 5  # of engines under one run, which may be the cause of them
 PAUSES: Final = Backoff(first_s=0.1, last_s=5.0)
 CLOSED: Final = "the engine was shut down"
 MS: Final = 1000.0
+Order = Literal["fair", "fcfs"]
+
+
+class Seat(msgspec.Struct, frozen=True, kw_only=True):
+    """A slot that a run was given: the worker, and the lease that gives it back."""
+
+    worker: SupervisedWorker
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Ticket:
+    order: int
+    model: str
+    seat: asyncio.Future[Seat]
+    last: str  # the lane that it was on before, "" for none
+
+
+class Turnstile:
+    """Gives slots to runs in the order in which they came.
+
+    With ``fcfs`` none starts before one that came earlier. With ``fair`` one may, on a lane whose model the earlier
+    ones do not want; who has waited longest gets the next lane that is free.
+    """
+
+    def __init__(self, pool: LanePool, order: Order) -> None:
+        self._pool = pool
+        self._order = order
+        self._tickets: list[_Ticket] = []
+        self._count = 0
+
+    def __repr__(self) -> str:
+        return f"<Turnstile {self._order} waiting={len(self._tickets)}>"
+
+    @property
+    def waiting(self) -> Mapping[str, int]:
+        """The number of runs that wait for a slot, by model."""
+        return Counter(ticket.model for ticket in self._tickets)
+
+    async def enter(self, model: str, *, again: int | None = None, last: str = "") -> tuple[int, Seat]:
+        """Return the place in the order of arrival, and a slot; ``again`` is the place of a run that had one before.
+
+        ``last`` is the lane that the agent was on last: what it has read is in the cache there, if anywhere.
+        """
+        self._count += again is None
+        order = self._count if again is None else again
+        ticket = _Ticket(order=order, model=model, seat=asyncio.get_running_loop().create_future(), last=last)
+        self._tickets.append(ticket)
+        self._tickets.sort(key=lambda each: each.order)
+        self.start_runs()
+        try:
+            return ticket.order, await ticket.seat
+        except asyncio.CancelledError:
+            if ticket.seat.done() and not ticket.seat.cancelled() and ticket.seat.exception() is None:
+                ticket.seat.result().lease.release()
+            raise
+        finally:
+            if ticket in self._tickets:
+                self._tickets.remove(ticket)
+            self.start_runs()
+
+    def start_runs(self) -> None:
+        """Start what can start; called after every change of a lane and of the queue."""
+        # One whose run was cancelled is there until its task has run: it must not be given what none gives back.
+        self._tickets = [ticket for ticket in self._tickets if not ticket.seat.done()]
+        for ticket in list(self._tickets):
+            worker = self._free_worker(ticket.model, ticket.last)
+            if worker is not None:
+                self._tickets.remove(ticket)
+                self._pool.note_start(worker.spec.id, ticket.model)
+                ticket.seat.set_result(Seat(worker=worker, lease=worker.lease_nowait()))
+            elif self._order == "fcfs":
+                break
+        self._pool.note_waiting(self._waiting())
+
+    def fail_all(self, error: Callable[[], Exception]) -> None:
+        """End every wait."""
+        tickets, self._tickets = self._tickets, []
+        for ticket in tickets:
+            if not ticket.seat.done():
+                ticket.seat.set_exception(error())
+
+    def _free_worker(self, model: str, last: str) -> SupervisedWorker | None:
+        on_lanes = [worker for worker in self._pool if worker.spec.name == model]
+        free = [worker for worker in on_lanes if worker.state is WorkerState.READY]
+        free = [worker for worker in free if worker.slots_in_use < worker.slots]
+        hint = self._pool.hints.get(model)
+        # Back to where it was pinned only where it has nothing to lose elsewhere.
+        return min(
+            free,
+            key=lambda worker: (worker.spec.id != last, worker.spec.id != hint, worker.slots_in_use),
+            default=None,
+        )
+
+    def _waiting(self) -> dict[str, Waiting]:
+        orders: dict[str, list[int]] = {}
+        for ticket in self._tickets:
+            orders.setdefault(ticket.model, []).append(ticket.order)
+        return {model: Waiting(count=len(of), first=tuple(of[:AHEAD])) for model, of in orders.items()}
 
 
 class Patience:

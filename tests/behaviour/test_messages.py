@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from service.cli.app import run_app
-from service.cli.exits import Exit
+from service.cli.conventions import Exit
 from tests.harness.service import Document, run_command, scripted_model, serving
 
 TALKS = "conversations: [{prompt: x}]\n"

@@ -21,7 +21,7 @@ from service.api.errors.problems import ANSWERS, Problem
 from service.api.routes import events
 from service.cli.app import Commands
 from service.cli.app import app as command_line
-from service.cli.exits import Exit
+from service.cli.conventions import Exit
 from service.config.keys import KeyConfig
 from service.config.model import HttpToolsConfig, McpServerConfig, ModelConfig
 from service.config.schema import Config
@@ -294,7 +294,7 @@ def test_every_field_of_an_answer_is_under_its_heading(page: str, heading: str) 
 
 def test_every_event_is_on_its_page() -> None:
     """Those that the store writes, and those that only the stream has."""
-    stored = re.findall(r'\btell\(connection, [\w.]+, "(\w+)"', inspect.getsource(operations))
+    stored = re.findall(r'\b_tell\(events, [\w.]+, "(\w+)"', inspect.getsource(operations))
     streamed = re.findall(r"b\"event: (\w+)", inspect.getsource(events))
     page = (REFERENCE / "events.md").read_text(encoding="utf-8")
     assert len(set(stored)) == 4

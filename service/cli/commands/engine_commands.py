@@ -14,8 +14,8 @@ import anyio
 import typer
 from rich.console import Console
 
+from service.cli.conventions import Exit
 from service.cli.displays.console import plain
-from service.cli.exits import Exit
 from service.config.lane_plan import with_mig
 from service.config.load import build_config, load_config, naming_lines
 from service.config.schema import Config

@@ -14,8 +14,8 @@ from service.cli.commands.gpus import gpus
 from service.cli.commands.remote import reload, tools
 from service.cli.commands.show_timeline import timeline
 from service.cli.commands.upgrade import upgrade
+from service.cli.conventions import Panel
 from service.cli.displays.top import top
-from service.cli.panels import Panel
 from service.conversations.callers import USUAL_SCOPES, KeyScope
 
 KEY_BYTES: Final = 32  # none can be guessed, so a plain hash of one keeps it

@@ -21,9 +21,8 @@ from roundhouse_client.values.jobs import JobPage
 from roundhouse_client.values.models import Tools
 from roundhouse_client.values.workers import LogLine
 from service.cli.connection import JsonOption, KeyOption, ServiceAway, UrlOption, connect, print_document
+from service.cli.conventions import Exit, Panel
 from service.cli.displays.console import plain, print_transcript
-from service.cli.exits import Exit
-from service.cli.panels import Panel
 from service.errors import ConfigError
 from service.formats.documents import parse_document, read_text
 from workers.requests.prompts.bios import signature_text

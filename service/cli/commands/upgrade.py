@@ -10,8 +10,8 @@ from roundhouse_client import AnswerLost, Client, Unreachable
 from roundhouse_client.drivers.exchange import DEFAULT_URL
 from roundhouse_client.values.node import AgreedUpgrade, ServiceProgram
 from service.cli.connection import JsonOption, KeyOption, UrlOption, connect
+from service.cli.conventions import Exit
 from service.cli.displays.console import plain
-from service.cli.exits import Exit
 
 POLL_S: Final = 0.1
 

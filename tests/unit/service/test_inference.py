@@ -9,8 +9,7 @@ import pytest
 from service.inference.checkpoints import Allocator
 from service.inference.event_log import EventLog, replay
 from service.inference.failures import EngineClosed, NoLane
-from service.inference.runs import MOST_DEATHS, Patience
-from service.inference.turnstile import Turnstile
+from service.inference.runs import MOST_DEATHS, Patience, Turnstile
 from workers.devices.device import Gpu
 from workers.devices.layout import Lane, LayoutPolicy, lanes_of
 from workers.lanes.lane_pool import LanePool
