@@ -17,7 +17,7 @@ from workers.devices.device_health import LOOK_S, DeviceHealth
 from workers.engine.start_gate import StartGate
 from workers.lanes.lane_workers import LaneWorkers
 from workers.lanes.memory_use import MemoryUse
-from workers.lanes.sleep import Sleep, is_as_wanted, is_asleep
+from workers.lanes.sleep import Sleep, can_sleep, is_as_wanted, is_asleep
 from workers.log_context import line_about
 from workers.notifier import Notifier
 from workers.policy.lane_life import LanePhase, LaneStep, load_step, next_step
@@ -391,4 +391,9 @@ class LanePool:
 
     @staticmethod
     def _next_step(lane: LaneWorkers, mark: str | None) -> LaneStep | None:
-        return next_step(lane.engine, is_wanted=lane.next is not None, is_left_alone=mark is not None)
+        return next_step(
+            lane.engine,
+            is_wanted=lane.next is not None,
+            is_left_alone=mark is not None,
+            can_sleep=lambda: can_sleep(lane.current.spec),
+        )

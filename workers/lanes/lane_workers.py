@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from workers.devices.layout import Lane
-from workers.lanes.sleep import can_sleep
 from workers.policy.lane_life import LaneEngine, LanePhase
 from workers.policy.placement import LaneView
 from workers.states import PASSING, Hold
@@ -64,7 +63,6 @@ class LaneWorkers:
             is_coming=worker.is_coming,
             is_turning=self.is_turning,
             in_flight=worker.slots_in_use,
-            can_sleep=can_sleep(worker.spec),
         )
 
     @property

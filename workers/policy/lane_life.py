@@ -5,7 +5,7 @@ again by its own supervisor, as everywhere, unless another model takes the lane 
 lane to others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -65,7 +65,6 @@ class LaneEngine(msgspec.Struct, frozen=True, kw_only=True):
     is_coming: bool = False
     is_turning: bool = False
     in_flight: int = 0
-    can_sleep: bool = False
 
     @property
     def is_asleep(self) -> bool:
@@ -84,7 +83,9 @@ class LaneEngine(msgspec.Struct, frozen=True, kw_only=True):
         return _OF_STATES[self.state]
 
 
-def next_step(engine: LaneEngine, *, is_wanted: bool, is_left_alone: bool) -> LaneStep | None:
+def next_step(
+    engine: LaneEngine, *, is_wanted: bool, is_left_alone: bool, can_sleep: Callable[[], bool]
+) -> LaneStep | None:
     """Return the step with an engine that is there; of these rows the first that matches.
 
     | | the engine | step |
@@ -98,7 +99,8 @@ def next_step(engine: LaneEngine, *, is_wanted: bool, is_left_alone: bool) -> La
     | 7 | is broken, and another model wants its place | end |
     | 8 | is any other | none |
 
-    ``is_wanted`` says that another model wants its place, ``is_left_alone`` that its device is to be left alone.
+    ``is_wanted`` says that another model wants its place, ``is_left_alone`` that its device is to be left alone;
+    ``can_sleep`` is asked once the last turn has left.
     """
     phase = engine.phase
     if phase is LanePhase.READY and is_wanted:
@@ -109,7 +111,7 @@ def next_step(engine: LaneEngine, *, is_wanted: bool, is_left_alone: bool) -> La
     if engine.is_turning:
         return None
     is_drained = engine.state is WorkerState.DRAINING and Hold.SWAP in engine.holds and not engine.in_flight
-    if is_drained and engine.can_sleep and engine.holds == {Hold.SWAP}:
+    if is_drained and engine.holds == {Hold.SWAP} and can_sleep():
         return LaneStep.SLEEP
     is_left = is_drained and engine.holds.isdisjoint(PASSING)
     return LaneStep.END if is_left or (is_broken and is_wanted) else None

@@ -119,7 +119,7 @@ class Dispatcher:
         | 7 | is any other | started |
 
         Nobody behind a blocked turn starts now, behind one that is passed others may. With a ``worker`` it starts there
-        or nowhere, as the head of a group does, or a turn whose deferral is over; rows 3 and 6 are not theirs.
+        or nowhere, as the head of a group does, or a turn whose deferral is over; rows 3, 4 and 6 are not theirs.
         """
         live = self._jobs[turn.key.job_id]
         if live.is_cancelled:

@@ -43,7 +43,6 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
             or (self.now.state is WorkerState.STOPPING and self.now.is_wanted),
             is_turning=self.is_turning,
             in_flight=int(self.in_flight),
-            can_sleep=True,
         )
 
     def tell(self, *events: lifecycle.Event) -> "Lane":
@@ -96,7 +95,9 @@ def after_pool(lane: Lane) -> Iterator[Lane]:
         for is_as_wanted in BOTH:
             yield loaded(free, load_step(free.engine, is_as_wanted=is_as_wanted))
     for is_left_alone in BOTH:
-        yield stepped(lane, next_step(lane.engine, is_wanted=lane.next, is_left_alone=is_left_alone))
+        yield stepped(
+            lane, next_step(lane.engine, is_wanted=lane.next, is_left_alone=is_left_alone, can_sleep=lambda: True)
+        )
     if lane.is_turning:
         turned = replace(lane, is_turning=False)
         yield turned
@@ -156,7 +157,7 @@ def test_no_engine_is_ended_for_another_model_while_turns_are_on_it() -> None:
     """Nor put to sleep; and nothing is done with one that is being changed, or is on its way to sleep or awake."""
     for lane, _ in transitions():
         engine = lane.engine
-        step = next_step(engine, is_wanted=True, is_left_alone=False)
+        step = next_step(engine, is_wanted=True, is_left_alone=False, can_sleep=lambda: True)
         if engine.in_flight or engine.is_turning or not engine.holds.isdisjoint(PASSING):
             assert step in {None, LaneStep.DRAIN} or engine.phase is LanePhase.BROKEN
 
@@ -168,7 +169,7 @@ def test_a_lane_that_another_model_wants_gets_empty() -> None:
         for _ in range(8):
             now = replace(now, in_flight=False)
             now = now.tell(lifecycle.ResumeRequested(because="it is changed", hold=Hold.UPDATE))
-            now = stepped(now, next_step(now.engine, is_wanted=True, is_left_alone=False))
+            now = stepped(now, next_step(now.engine, is_wanted=True, is_left_alone=False, can_sleep=lambda: True))
             if now.is_turning:
                 now = replace(now, is_turning=False)
                 now = now.tell(lifecycle.ResumeRequested(because="it sleeps", hold=Hold.SWAP))
@@ -189,15 +190,9 @@ def test_a_lane_that_another_model_wants_gets_empty() -> None:
         (LaneEngine(state=WorkerState.BACKOFF), False, False, None),
         (LaneEngine(state=WorkerState.DRAINING, holds=frozenset({Hold.SWAP}), is_turning=True), True, False, None),
         (LaneEngine(state=WorkerState.DRAINING, holds=frozenset({Hold.SWAP}), in_flight=1), True, False, None),
-        (LaneEngine(state=WorkerState.DRAINING, holds=frozenset({Hold.SWAP})), True, False, LaneStep.END),
+        (LaneEngine(state=WorkerState.DRAINING, holds=frozenset({Hold.SWAP})), True, False, LaneStep.SLEEP),
         (
-            LaneEngine(state=WorkerState.DRAINING, holds=frozenset({Hold.SWAP}), can_sleep=True),
-            True,
-            False,
-            LaneStep.SLEEP,
-        ),
-        (
-            LaneEngine(state=WorkerState.DRAINING, holds=frozenset({Hold.SWAP, Hold.OPERATOR}), can_sleep=True),
+            LaneEngine(state=WorkerState.DRAINING, holds=frozenset({Hold.SWAP, Hold.OPERATOR})),
             True,
             False,
             LaneStep.END,
@@ -211,7 +206,15 @@ def test_each_row_of_the_table_of_steps(
     engine: LaneEngine, step: LaneStep | None, *, is_wanted: bool, is_left_alone: bool
 ) -> None:
     """The first row that matches says what the pool does."""
-    assert next_step(engine, is_wanted=is_wanted, is_left_alone=is_left_alone) is step
+    assert next_step(engine, is_wanted=is_wanted, is_left_alone=is_left_alone, can_sleep=lambda: True) is step
+
+
+def test_an_engine_that_cannot_sleep_is_ended() -> None:
+    """And whether it can is asked of no engine with a turn on it."""
+    left = LaneEngine(state=WorkerState.DRAINING, holds=frozenset({Hold.SWAP}))
+    assert next_step(left, is_wanted=True, is_left_alone=False, can_sleep=lambda: False) is LaneStep.END
+    busy = replace(left, in_flight=1)
+    assert next_step(busy, is_wanted=True, is_left_alone=False, can_sleep=lambda: pytest.fail("asked")) is None
 
 
 @pytest.mark.parametrize(("state", "is_as_wanted"), [*product(WorkerState, BOTH)])
