@@ -109,10 +109,11 @@ def take(connection: Connection, now: datetime, hold_s: float, limit: int) -> li
 
 def postpone(connection: Connection, delivery_ids: Sequence[str], until: datetime) -> None:
     """Put back messages that were taken and not tried."""
-    connection.execute_many(
-        "UPDATE deliveries SET next_at = ?, attempts = attempts - 1 WHERE id = ? AND state = 'waiting'",
-        [(rfc3339(until), delivery_id) for delivery_id in delivery_ids],
-    )
+    for delivery_id in delivery_ids:
+        connection.execute(
+            "UPDATE deliveries SET next_at = ?, attempts = attempts - 1 WHERE id = ? AND state = 'waiting'",
+            (rfc3339(until), delivery_id),
+        )
 
 
 def settle(connection: Connection, delivery_id: str, state: str, next_at: datetime, error: str | None) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 
 import anyio
 import anyio.from_thread
@@ -175,6 +175,19 @@ async def test_a_long_write_holds_the_lease(postgres: PostgresServer) -> None:
             await wait_until(lambda: told[LeaseRenewed] > renewed, "it is renewed again")
             await one.flush()
             assert (told[LeaseEnding], told[LeaseLost]) == (0, 0)
+
+
+async def test_what_a_frozen_node_was_writing_is_undone_in_time(postgres: PostgresServer) -> None:
+    """Its own row is locked as long as its transaction is open, and nobody takes over from it meanwhile."""
+    database = PostgresDatabase(postgres.new_database(), 0.2, ("m",))
+    postgres.execute("CREATE TABLE words (number INT, word TEXT)", database=database.url)
+    with closing(database.connect_writer()) as connection:
+        connection.begin()
+        connection.execute("SELECT pg_advisory_xact_lock(1)")
+        connection.execute_many("INSERT INTO words (number, word) VALUES (?, ?)", [(1, "a"), (2, None), (3, "c")])
+        locks = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory'"
+        assert postgres.execute(locks, database=database.url)
+        await wait_until(lambda: not postgres.execute(locks, database=database.url), "its transaction is over")
 
 
 async def test_what_an_address_says_holds_for_every_connection(postgres: PostgresServer) -> None:

@@ -38,7 +38,7 @@ class Connection(Protocol):
         """Run one statement."""
 
     def execute_many(self, sql: str, rows: Iterable[Sequence[object]]) -> None:
-        """Run one statement for each row."""
+        """Run an INSERT of one row for each of these."""
 
     def begin(self) -> None:
         """Begin a transaction that writes; with a reader's connection, one that sees one moment."""

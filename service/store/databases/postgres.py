@@ -1,6 +1,7 @@
 """The shared database: PostgreSQL, in which any number of nodes write (psycopg 3)."""
 
 import os
+import re
 import socket
 import threading
 import time
@@ -8,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, Protocol, cast
 from weakref import WeakSet
 
@@ -122,14 +123,11 @@ class PostgresConnection(Connection):
 
     @override
     def execute_many(self, sql: str, rows: Iterable[Sequence[object]]) -> None:
+        # In one statement: psycopg would send a pipeline, and after one the server forgets the limit of an idle
+        # transaction (seen with 18.4). A node that froze there kept its own row locked, and nobody took over from it.
         left = iter(rows)
-        with self._raw.cursor() as cursor:
-            while some := [_plain(row) for row in islice(left, ROWS)]:
-                self.waits_since = time.monotonic()
-                try:
-                    cursor.executemany(_in_its_words(sql), some)
-                finally:
-                    self.waits_since = None
+        while some := list(islice(left, ROWS)):
+            self.execute(_of_rows(sql, len(some)), list(chain.from_iterable(some)))
 
     def execute_script(self, sql: str) -> None:
         """Run several statements inside the transaction that is open."""
@@ -242,6 +240,12 @@ class PostgresDatabase(Database):
 
 
 @lru_cache(maxsize=256)
+def _of_rows(sql: str, count: int) -> str:
+    """Return an INSERT of several rows, from one of a single row."""
+    head, marks, tail = re.split(r"(?<=VALUES )(\([?, ]+\))", sql)
+    return head + ", ".join([marks] * count) + tail
+
+
 def _in_its_words(sql: str) -> bytes:
     """Return a statement with psycopg's marks; none of ours holds a percent sign or a question mark of its own."""
     return sql.replace("?", "%s").encode()
