@@ -66,9 +66,9 @@ async def restart(model: Path) -> None:
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
             killed_at = time.monotonic()
-            while worker.state is WorkerState.READY:  # noqa: ASYNC110 - for a millisecond or two
+            while worker.now.state is WorkerState.READY:  # noqa: ASYNC110 - for a millisecond or two
                 await asyncio.sleep(0.001)
-            await worker.wait_ready()
+            await worker.supervisor.wait_ready()
             back.append(time.monotonic() - killed_at)
     more = statistics.median(back) - statistics.median(cold)
     print(f"restart: cold start {statistics.median(cold):.3f} s, SIGKILL to READY {statistics.median(back):.3f} s,"

@@ -80,7 +80,7 @@ class Fleet:
         return self._make(spec, diary=self._diaries[spec.id])
 
     def __repr__(self) -> str:
-        return f"<Fleet {[(worker.spec.id, str(worker.state)) for worker in self]}>"
+        return f"<Fleet {[(worker.spec.id, str(worker.now.state)) for worker in self]}>"
 
     def __iter__(self) -> Iterator[SupervisedWorker]:
         """Iterate over the workers of fixed models in the configuration's order, then over those on the lanes."""
@@ -141,7 +141,7 @@ class Fleet:
 
     def models_without_ready_worker(self) -> list[str]:
         """Return the models that cannot be served now, in the configuration's order."""
-        ready = {worker.spec.name for worker in self._roster if worker.is_available}
+        ready = {worker.spec.name for worker in self._roster if worker.now.is_available}
         on_demand = {model for model in self.lanes.models if self.lanes.has_room(model)}
         return [model for model in self.models() if model not in ready | on_demand]
 
@@ -170,7 +170,9 @@ class Fleet:
         if model in self.lanes.models:
             return self.lanes.trouble_of(model)
         states = [
-            f"{worker.spec.id} is {worker.state}: {worker.because}" for worker in self if worker.spec.name == model
+            f"{worker.spec.id} is {worker.now.state}: {worker.supervisor.because}"
+            for worker in self
+            if worker.spec.name == model
         ]
         return "; ".join(states) or f"no worker serves {model}"
 
@@ -180,11 +182,11 @@ class Fleet:
         Raises:
             StartFailed: all workers of a model have given up.
         """
-        hopeful = {worker.spec.name for worker in self._roster if worker.state is not WorkerState.FAILED}
+        hopeful = {worker.spec.name for worker in self._roster if worker.now.state is not WorkerState.FAILED}
         hopeful |= {model for model in self.lanes.models if self.lanes.has_room(model)}
         for worker in self._all:
             if worker.spec.name not in hopeful:
-                raise worker.failure()
+                raise worker.supervisor.failure()
 
     # From one program of this process to the next
 
@@ -197,10 +199,10 @@ class Fleet:
     def unsettled(self) -> str | None:
         """Name the work that no other program could continue; None if there is none."""
         for worker in self:
-            if worker.state is WorkerState.STOPPING:
+            if worker.now.state is WorkerState.STOPPING:
                 return f"{worker.spec.id} is stopping its engine"
             if (
-                worker.state is WorkerState.STARTING
+                worker.now.state is WorkerState.STARTING
                 and worker.supervisor.hand_over_engine() is None
                 and worker.owns_engine
             ):
@@ -274,7 +276,7 @@ class Fleet:
             StartFailed: one of them will not be.
         """
         for worker in self._roster:
-            await worker.wait_ready(first_try_only=first_try_only)
+            await worker.supervisor.wait_ready(first_try_only=first_try_only)
 
     def drain_nowait(self, because: str) -> None:
         """Let no worker admit anything new, and load no model."""
@@ -320,5 +322,5 @@ async def _stop(worker: SupervisedWorker, because: str, at_once: bool) -> None:
     try:
         await worker.end_engine(because, at_once=at_once)
     except StopTimedOut:
-        line = line_about(of_worker(worker.spec.id, worker.incarnation))
+        line = line_about(of_worker(worker.spec.id, worker.now.incarnation))
         logger.exception("worker %s could not be stopped", worker.spec.id, extra=line)

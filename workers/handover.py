@@ -48,7 +48,9 @@ def launch_of_held(held: HeldWorker) -> Launch:
 
 def hold(worker: SupervisedWorker, environment: Mapping[str, str]) -> HeldWorker | None:
     """Return a worker as the next program would find it; None where it has no engine to keep."""
-    engine = worker.supervisor.hand_over_engine() if worker.owns_engine and Hold.ASLEEP not in worker.holds else None
+    engine = (
+        worker.supervisor.hand_over_engine() if worker.owns_engine and Hold.ASLEEP not in worker.now.holds else None
+    )
     if engine is None:
         return None
     return HeldWorker(
@@ -56,7 +58,7 @@ def hold(worker: SupervisedWorker, environment: Mapping[str, str]) -> HeldWorker
         model=worker.spec.name,
         launch=launch_of(worker.spec, environment).digest,
         engine=engine,
-        pace=worker.latency.hand_over_pace(),
+        pace=worker.requests.latency.hand_over_pace(),
         adapters=dict(worker.adapters.loaded),
         numbers=dict(worker.adapters.numbers),
         weights=worker.weights.version if worker.weights is not None else None,
@@ -66,7 +68,7 @@ def hold(worker: SupervisedWorker, environment: Mapping[str, str]) -> HeldWorker
 def adopt(worker: SupervisedWorker, held: HeldWorker) -> None:
     """Let a worker that was never started take over a running engine at its start."""
     worker.supervisor.adopt(held.engine)
-    worker.latency.restore(held.pace)
+    worker.requests.latency.restore(held.pace)
     worker.adapters.adopt(held.adapters, held.numbers)
     if worker.weights is not None:
         version = LAUNCHED if held.weights is None else held.weights

@@ -118,8 +118,12 @@ class RequestRunner:
         job_name = request.job_name.encode("utf-8", "replace").decode()  # it stands in logs, incidents and answers
         return InFlightRequest(self._in_flight.next_id(), job_name, answer)
 
-    async def perform(self, request: Request | Relay, answer: Answer, running: InFlightRequest) -> Outcome:
-        """Run one request to its ending; ``answer`` holds what came."""
+    async def perform(self, request: Request | Relay, answer: Answer, own: InFlightRequest | None = None) -> Outcome:
+        """Run one request to its ending; the caller holds a lease of this worker meanwhile.
+
+        ``answer`` holds what came, at any moment and after any ending.
+        """
+        running = own or self.prepare(request, answer)
         worker, incarnation, began_at = self._spec.id, self._supervisor.now.incarnation, time.monotonic()
         logger.debug("worker %s: request %d of %s begins", worker, running.id, running.job_name)
         with self._in_flight.admit(running):

@@ -201,8 +201,9 @@ class Roster:
                 number=each.number,
                 is_current=self._is_current(each),
                 is_leaving=each.leaves is not None,
-                is_ready=each.worker.is_available or (Hold.OPERATOR in each.worker.holds and not each.worker.is_coming),
-                in_use=each.worker.slots_in_use,
+                is_ready=each.worker.now.is_available
+                or (Hold.OPERATOR in each.worker.now.holds and not each.worker.now.is_coming),
+                in_use=each.worker.slots.in_use,
                 address=_address_of(each.spec),
             )
             for each in self._members.values()
@@ -269,14 +270,14 @@ class Roster:
         worker, upkeep = member.worker, member.upkeep
         await member.is_there.wait()
         logger.info("worker %s leaves: %s", worker.spec.id, member.leaves)
-        if Hold.OPERATOR in worker.holds and member.leaves == LeaveReason.CHANGED:
-            self._drained[worker.spec.id] = worker.because
+        if Hold.OPERATOR in worker.now.holds and member.leaves == LeaveReason.CHANGED:
+            self._drained[worker.spec.id] = worker.supervisor.because
         worker.drain_nowait(str(member.leaves), Hold.LEAVING)
-        await worker.wait_idle()  # each of its requests has limits of its own
+        await worker.slots.wait_empty()  # each of its requests has limits of its own
         await worker.in_flight.left.wait_until(lambda: not len(worker.in_flight))  # some may have lent their slots
         async with upkeep.lock:
             await self._end_engine(member)
-            self._last_engine[worker.spec.id] = worker.incarnation
+            self._last_engine[worker.spec.id] = worker.now.incarnation
             del self._members[worker.spec.id]
             upkeep.remove(worker)
         if member.scope is not None:

@@ -209,7 +209,7 @@ class Worker(SupervisedWorker):
         if running.done():
             if not running.cancelled():
                 running.result()  # raises what it ended by
-            raise self.failure()
+            raise self.supervisor.failure()
 
     async def stop(self) -> None:
         """End all requests and the engine; results can still be fetched. Nothing of it is left.
@@ -259,7 +259,7 @@ class Worker(SupervisedWorker):
             lease = self.lease_nowait()
         except NoSlot:
             return NO_SLOT_AVAILABLE
-        submitted = _Submitted(self.prepare(request, Answer(time.monotonic)), self.incarnation)
+        submitted = _Submitted(self.requests.prepare(request, Answer(time.monotonic)), self.now.incarnation)
         self._submitted[submitted.running.id] = submitted
         task = asyncio.create_task(self._serve(request, submitted, lease))
         self._requests.add(task)
@@ -280,8 +280,8 @@ class Worker(SupervisedWorker):
             state=state,
             reason=reason,
             detail=detail,
-            verdict=self._watch.judge(running).verdict if is_running else None,
-            evidence=self._watch.observations.evidence(running) if is_running else None,
+            verdict=self.watch.judge(running).verdict if is_running else None,
+            evidence=self.watch.observations.evidence(running) if is_running else None,
             output_chars=len(running.answer.text),
             output_tokens=running.answer.output_tokens,
             tokens_per_s=running.answer.generation.tokens_per_s,
@@ -308,7 +308,7 @@ class Worker(SupervisedWorker):
 
     async def _wait_ready_while(self, running: asyncio.Task[None]) -> None:
         """Wait for readiness, or for the end of what should bring it about."""
-        ready = asyncio.create_task(self.wait_ready())
+        ready = asyncio.create_task(self.supervisor.wait_ready())
         try:
             await asyncio.wait([ready, running], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -334,7 +334,7 @@ class Worker(SupervisedWorker):
         running = submitted.running
         try:
             with lease:
-                await self.perform(request, running.answer, running)
+                await self.requests.perform(request, running.answer, running)
         except Exception as error:
             logger.exception(
                 "worker %s: request %d of %s: a defect of ours", self.spec.id, running.id, running.job_name

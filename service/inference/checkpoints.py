@@ -218,7 +218,7 @@ class Checkpoints:
         except AdapterRefused as error:
             self._forget(server, name)
             for worker in server.workers:
-                if worker.state in _FAILING:  # it would wait, as after its own failure
+                if worker.now.state in _FAILING:  # it would wait, as after its own failure
                     worker.restart_nowait(f"asked for, without adapter {name}")
             raise InvalidSpec(f"model_ckpt: {error}") from error
         except BaseException:  # no engine can be started so, or the caller goes away
@@ -235,9 +235,9 @@ class Checkpoints:
         for worker in server.workers:
             worker.want_adapters(server.adapters)
         for worker in server.workers:
-            while worker.is_starting:  # with what was wanted before
+            while worker.now.is_starting:  # with what was wanted before
                 await self._pool.wait_change()
-            if worker.is_serving:
+            if worker.now.is_serving:
                 await bring(worker, self._pool.wait_change)
 
     # Servers

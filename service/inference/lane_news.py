@@ -29,15 +29,15 @@ class LaneNews:
     def news_of(self, worker: SupervisedWorker) -> Iterator[News]:
         """Yield the news in a worker's change of state."""
         place = (worker.spec.id, worker.spec.name)
-        is_broken = worker.state in {WorkerState.BACKOFF, WorkerState.FAILED}
+        is_broken = worker.now.state in {WorkerState.BACKOFF, WorkerState.FAILED}
         if is_broken and place not in self._dead:
             self._dead[place] = time.time()
             yield self._news("lane_dead", worker)
             for agent in self._agents_on(*place):
                 yield self._news("agent_disconnected", worker) | {"agent": agent}
-        elif worker.state is WorkerState.READY and place in self._dead:
+        elif worker.now.state is WorkerState.READY and place in self._dead:
             yield self._news("lane_back", worker) | {"after_s": time.time() - self._dead.pop(place)}
-        elif worker.state is WorkerState.STOPPED:
+        elif worker.now.state is WorkerState.STOPPED:
             self._dead.pop(place, None)  # another model has its lane
 
     def moved(self, agent: str, left: str, worker: SupervisedWorker) -> News:
@@ -52,7 +52,7 @@ class LaneNews:
             "lane": worker.spec.id,
             "gpu": lane.device.uuid if lane is not None else None,
             "model": worker.spec.name,
-            "because": worker.because,
+            "because": worker.supervisor.because,
         }
 
 

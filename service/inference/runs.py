@@ -114,13 +114,13 @@ class Turnstile:
 
     def _free_worker(self, model: str, last: str) -> SupervisedWorker | None:
         on_lanes = [worker for worker in self._pool if worker.spec.name == model]
-        free = [worker for worker in on_lanes if worker.state is WorkerState.READY]
-        free = [worker for worker in free if worker.slots_in_use < worker.slots]
+        free = [worker for worker in on_lanes if worker.now.state is WorkerState.READY]
+        free = [worker for worker in free if worker.slots.in_use < worker.slots.total]
         hint = self._pool.hints.get(model)
         # Back to where it was pinned only where it has nothing to lose elsewhere.
         return min(
             free,
-            key=lambda worker: (worker.spec.id != last, worker.spec.id != hint, worker.slots_in_use),
+            key=lambda worker: (worker.spec.id != last, worker.spec.id != hint, worker.slots.in_use),
             default=None,
         )
 
@@ -262,7 +262,7 @@ class AgentRuns:
         self._write(INFER_START, place, prompt_len=len(request.conversation[0].content))
         try:
             with seat.lease:
-                outcome = await worker.perform(request, answer)
+                outcome = await worker.requests.perform(request, answer)
                 if self._emulates and isinstance(outcome, Completed) and answer.predicted_ms is not None:
                     await self._hold_until(began_at + answer.predicted_ms / MS)
         finally:

@@ -114,7 +114,9 @@ def pools_of(scheduler: Scheduler, fleet: Fleet) -> Pools:
         ready=pools[TurnState.READY],
         in_flight=pools[TurnState.IN_FLIGHT],
         # What a draining worker still runs keeps its slots, and no other turn gets them.
-        capacity=sum(worker.slots if worker.state is WorkerState.READY else worker.slots_in_use for worker in fleet),
+        capacity=sum(
+            worker.slots.total if worker.now.state is WorkerState.READY else worker.slots.in_use for worker in fleet
+        ),
     )
 
 
@@ -145,9 +147,9 @@ def _waits_for_room(scheduler: Scheduler, key: TurnKey, model: str) -> str | Non
 def waits_for_slot(model: str, fleet: Fleet, group_by: GroupBy | None = None) -> str:
     """Return the reason why a ready turn of ``model`` waits."""
     of_model = fleet.workers_of(model)
-    serving = [worker for worker in of_model if worker.state is WorkerState.READY]
+    serving = [worker for worker in of_model if worker.now.state is WorkerState.READY]
     if serving:
-        taken, total = sum(worker.slots_in_use for worker in serving), sum(worker.slots for worker in serving)
+        taken, total = sum(worker.slots.in_use for worker in serving), sum(worker.slots.total for worker in serving)
         reason = f"a slot of {model}: {taken} of {total} in use"
         if group_by is not None and taken < total:
             reason += f", and whose worker runs turns of other {GROUPED[group_by]} until it is empty (group_by)"
@@ -181,6 +183,6 @@ def _next_at(scheduler: Scheduler, fleet: Fleet, key: TurnKey, *, is_suspect: bo
     A suspect that lets others go first may be tried then.
     """
     workers = fleet.workers_of(scheduler.model_of(key))
-    if any(worker.state is WorkerState.READY for worker in workers):
+    if any(worker.now.state is WorkerState.READY for worker in workers):
         return scheduler.rests_until(scheduler.model_of(key)) if is_suspect else None
     return min((at for at in (worker.next_at for worker in workers) if at is not None), default=None)

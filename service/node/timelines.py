@@ -130,6 +130,6 @@ def _incidents(worker: SupervisedWorker, origin: datetime, until: datetime) -> l
             because=incident.because,
             exit=None if incident.exit is None else str(incident.exit),
         )
-        for incident in worker.incidents
+        for incident in worker.recorder.incidents
         if origin <= incident.at <= until
     ]

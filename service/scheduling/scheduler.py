@@ -366,7 +366,7 @@ class Scheduler:
         worker = self._fleet.get(action.worker)
         if worker is None:
             raise RuntimeError(f"{action} cannot be carried out")
-        self._blame.start(action.key, worker.spec.name, worker.spec.id, worker.incarnation)
+        self._blame.start(action.key, worker.spec.name, worker.spec.id, worker.now.incarnation)
         self._fleet.lanes.note_start(worker.spec.id, worker.spec.name)
         lease = worker.lease_nowait(action.slots)  # the core counts the slots of ready workers as the workers do
         turn, facts = self._work(action.key.job_id).begin_attempt(action.key, worker, now)
@@ -396,13 +396,13 @@ class Scheduler:
 
     def _worker_changed(self, worker: SupervisedWorker) -> None:
         spec = worker.spec
-        if worker.state is WorkerState.READY:
+        if worker.now.state is WorkerState.READY:
             self._post(
                 events.WorkerReady(
                     worker=spec.id,
                     model=spec.name,
-                    slots=worker.slots,
-                    read_s=worker.latency.pace.prefill_s,
+                    slots=worker.slots.total,
+                    read_s=worker.requests.latency.pace.prefill_s,
                     kv_tokens=worker.kv.budget,
                     kv_block=worker.kv.block,
                     most_answer=spec.most_answer,
@@ -410,9 +410,9 @@ class Scheduler:
                 )
             )
         else:
-            self._post(events.WorkerNotReady(worker=spec.id, returns=worker.is_coming))
-            if worker.is_broken:
-                self._take_findings(self._blame.note_gone(spec.name, spec.id, worker.incarnation, time.monotonic()))
+            self._post(events.WorkerNotReady(worker=spec.id, returns=worker.now.is_coming))
+            if worker.now.is_down:
+                self._take_findings(self._blame.note_gone(spec.name, spec.id, worker.now.incarnation, time.monotonic()))
             self._note_model(spec.name)
 
     def _take_findings(self, findings: Sequence[Finding]) -> None:

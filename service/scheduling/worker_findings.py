@@ -147,7 +147,7 @@ class WorkerFindings:
         worker = self._fleet.get(worker_id)
         if worker is None:
             return
-        slots = self._limits.learn_from_end(worker.spec.id, worker.slots_in_use + 1, worker.spec.slots)
+        slots = self._limits.learn_from_end(worker.spec.id, worker.slots.in_use + 1, worker.spec.slots)
         if slots is not None:
             because = f"it died under load, and has borne {slots - 1} since"
             worker.limit_slots(SlotLimit(slots=slots, because=because) if slots < worker.spec.slots else None)

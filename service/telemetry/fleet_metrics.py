@@ -51,7 +51,7 @@ class Sampler(Collector):
         while True:
             await self._asked.wait()
             began_at = time.monotonic()
-            roots = {str(worker.spec.id): worker.root_pid for worker in self._fleet}
+            roots = {str(worker.spec.id): worker.supervisor.root_pid for worker in self._fleet}
             self._views = await anyio.to_thread.run_sync(_look, roots)
             with suppress(StoreUnavailable):  # what was so before stays: ``roundhouse_store_up`` tells of it
                 self._jobs, self._conversations = await self._store.read(queries.count_states)
@@ -187,21 +187,21 @@ class FleetCollector(Collector):
         for worker in self._fleet:
             place = (worker.spec.name, worker.spec.id)
             measured = (
-                (prefill, worker.latency.pace.prefill_s),
-                (decode, worker.latency.pace.step_s),
-                (error, worker.latency.error),
+                (prefill, worker.requests.latency.pace.prefill_s),
+                (decode, worker.requests.latency.pace.step_s),
+                (error, worker.requests.latency.error),
                 (budget, worker.kv.budget),
                 (used, worker.kv.cache.used if worker.kv.cache and worker.kv.budget else None),
             )
             for gauge, value in measured:
                 if value is not None:
                     gauge.add_metric(place, value)
-            ready.add_metric(place, float(worker.is_available))
-            slots.add_metric(place, worker.slots)
-            in_use.add_metric(place, worker.slots_in_use)
-            starts.add_metric(place, worker.incarnation)
+            ready.add_metric(place, float(worker.now.is_available))
+            slots.add_metric(place, worker.slots.total)
+            in_use.add_metric(place, worker.slots.in_use)
+            starts.add_metric(place, worker.now.incarnation)
             for each in WorkerState:
-                state.add_metric((*place, each.value), float(worker.state is each))
+                state.add_metric((*place, each.value), float(worker.now.state is each))
             if worker.kv.budget is not None:
                 reserved.add_metric(place, self._view().reserved(worker.spec.id))
             if worker.kv.cache is not None:

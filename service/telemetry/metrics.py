@@ -131,16 +131,16 @@ class Metrics:
         """Take a change of a worker's state; it may be told later than another that followed."""
         place = (worker.spec.name, worker.spec.id)
         known, began_s = self._starting.get(place, (0, None))
-        if worker.incarnation > known:
-            reason = worker.recorder.reason_of(worker.incarnation - 1)
+        if worker.now.incarnation > known:
+            reason = worker.recorder.reason_of(worker.now.incarnation - 1)
             # The first of a lane's model follows an engine of another model.
             if known or reason is not None:
                 self._restarts.labels(*place, reason or ASKED).inc()
             began_s = time.monotonic()
-        if worker.state is WorkerState.READY and began_s is not None:
+        if worker.now.state is WorkerState.READY and began_s is not None:
             self._starts.labels(worker.spec.name).observe(time.monotonic() - began_s)
             began_s = None
-        self._starting[place] = (worker.incarnation, began_s)
+        self._starting[place] = (worker.now.incarnation, began_s)
 
     def exposition(self) -> bytes:
         """Return everything in Prometheus' text format."""

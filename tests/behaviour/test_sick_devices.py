@@ -234,8 +234,8 @@ async def test_an_incident_names_its_model_its_device_and_the_memory_there(
         await machine.show(FIRST, 5000, {pid: 4900})
         psutil.Process(pid).kill()
         (worker,) = [worker for worker in game._pool if worker.spec.id == "lane-0"]
-        await wait_until(lambda: list(worker.incidents), "an incident is kept")
-        (incident,) = worker.incidents
+        await wait_until(lambda: list(worker.recorder.incidents), "an incident is kept")
+        (incident,) = worker.recorder.incidents
     memory = DeviceMemory(total_mib=TOTAL_MIB, used_mib=5000, held={pid: 4900})
     assert about(incident) == ("m", FIRST, memory)
     told = incident_document(incident)
@@ -255,12 +255,12 @@ async def test_an_incident_of_an_engine_that_is_on_no_lane_has_its_fullest_devic
     with anyio.fail_after(LIMIT):
         async with fleet.running():
             (worker,) = fleet
-            await wait_until(lambda: worker.state is WorkerState.READY, "it is ready")
+            await wait_until(lambda: worker.now.state is WorkerState.READY, "it is ready")
             await machine.show(SECOND, 7000)
-            assert worker.root_pid is not None
-            psutil.Process(worker.root_pid).kill()
-            await wait_until(lambda: list(worker.incidents), "an incident is kept")
-            (incident,) = worker.incidents
+            assert worker.supervisor.root_pid is not None
+            psutil.Process(worker.supervisor.root_pid).kill()
+            await wait_until(lambda: list(worker.recorder.incidents), "an incident is kept")
+            (incident,) = worker.recorder.incidents
     assert incident.device == SECOND
     assert incident.device_memory is not None
     assert incident.device_memory.used_mib == 7000
@@ -290,13 +290,13 @@ async def test_an_operator_resumes_a_lane_of_a_device_that_failed(
         async with fleet.running(), httpx.AsyncClient(transport=transport, base_url="http://service") as http:
             fleet.lanes.note_waiting({"scripted": Waiting(count=1, first=(1,))})
             (worker, _) = fleet.lanes
-            await wait_until(lambda: worker.state is WorkerState.READY, "its model is loaded")
+            await wait_until(lambda: worker.now.state is WorkerState.READY, "its model is loaded")
             fleet.lanes.note_waiting({})
             machine.fail(FIRST, 79)
             await wait_until(lambda: health.marks.keys() == {FIRST}, f"{FIRST} is left alone")
             (pid,) = machine.engines(FIRST)
             psutil.Process(pid).kill()
-            await wait_until(lambda: worker.state is WorkerState.STOPPED, "its lane is empty")
+            await wait_until(lambda: worker.now.state is WorkerState.STOPPED, "its lane is empty")
             lanes = (await http.get("/v1/lanes")).json()["lanes"]
             assert [(lane["device"], lane["sick"]) for lane in lanes] == [
                 (FIRST, f"{FIRST} is left alone: {XID}"),
@@ -307,7 +307,7 @@ async def test_an_operator_resumes_a_lane_of_a_device_that_failed(
             assert (incident["model"], incident["device"]) == ("scripted", FIRST)
             assert incident["device_memory"] == {"total_mib": TOTAL_MIB, "used_mib": 100, "held": None}
             (await http.post("/v1/workers/lane-0/resume")).raise_for_status()
-            await wait_until(lambda: worker.state is WorkerState.READY, "its engine is there again")
+            await wait_until(lambda: worker.now.state is WorkerState.READY, "its engine is there again")
             lanes = (await http.get("/v1/lanes")).json()["lanes"]
             assert [lane["sick"] for lane in lanes] == [None, None]
             assert len(machine.engines(FIRST)) == 1

@@ -39,7 +39,7 @@ async def test_it_answers_and_tells_what_that_cost(subject: Subject) -> None:
         assert (told.state, told.finish_reason, told.usage.completion_tokens) == (RequestState.COMPLETED, "length", 20)
         assert told.text
         assert (told.usage.prompt_tokens or 0) > 100  # the BIOS, in single characters
-        assert worker._watch.observations.pace.tokens_per_s is not None
+        assert worker.watch.observations.pace.tokens_per_s is not None
         again = await result(worker, await submit(worker, "Go.", max_tokens=1))
         assert (again.usage.cached_tokens or 0) > 100
 
@@ -71,7 +71,7 @@ async def test_it_holds_its_model_to_a_constraint(subject: Subject) -> None:
     """Specification, "Constraints": of noise itself an engine makes what was asked for."""
     async with subject.working() as worker:
         for constraint, form in CONSTRAINTS:
-            if not worker.constraints.plan(constraint).is_sent:
+            if not worker.requests.constraints.plan(constraint).is_sent:
                 assert subject.foreign is not None, constraint
                 continue
             answer, outcome = await _answer(worker, Demand(constraint=constraint), max_tokens=400)
@@ -89,7 +89,7 @@ async def _answer(worker: Worker, demand: Demand, **params: object) -> tuple[Ans
         demand=demand,
     )
     with worker.lease_nowait():
-        outcome = await worker.perform(request, answer)
+        outcome = await worker.requests.perform(request, answer)
     assert isinstance(outcome, Completed), outcome
     return answer, outcome
 
@@ -102,7 +102,7 @@ async def test_it_tells_where_its_model_thinks(subject: Subject) -> None:
     for thought, template in TEMPLATES.items():
         args = {**subject.spec.args, "jinja": True, "chat_template": template}
         async with subject.working(args=args) as worker:
-            client = EngineClient(worker.endpoint, LLAMA_SERVER)
+            client = EngineClient(worker.spec.endpoint, LLAMA_SERVER)
             assert await client.read_thought(thinking) is thought
             assert await client.read_thought(silent) is Thought.NONE
             demand = Demand(constraint=Constraint(choices=("yes", "no")))
@@ -126,7 +126,7 @@ async def test_a_cancel_frees_the_slot_and_costs_nothing(subject: Subject) -> No
                 while await _busy(subject):
                     await anyio.lowlevel.checkpoint()
         told = await result(worker, await submit(worker, max_tokens=3))
-        assert (told.state, worker.incarnation) == (RequestState.COMPLETED, 1)
+        assert (told.state, worker.now.incarnation) == (RequestState.COMPLETED, 1)
 
 
 async def _busy(subject: Subject) -> int:
@@ -157,7 +157,7 @@ async def test_a_death_in_mid_answer_keeps_the_text(subject: Subject) -> None:
         incident = await wait_incident(worker)
         assert incident.stderr_tail or subject.foreign
         subject.mend()
-        await worker.wait_ready()
+        await worker.supervisor.wait_ready()
         assert (await result(worker, await submit(worker, max_tokens=3))).incarnation == 2
 
 
@@ -173,14 +173,14 @@ async def test_a_frozen_engine_is_found(subject: Subject) -> None:
         told = await result(worker, request_id)
         assert (told.reason, limit_s <= time.monotonic() - frozen_at <= limit_s + 10.0) == ("stalled_decode", True)
         if subject.foreign:
-            assert (worker.incarnation, list(worker.incidents)) == (1, [])
+            assert (worker.now.incarnation, list(worker.recorder.incidents)) == (1, [])
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
         else:
             incident = await wait_incident(worker)
             assert incident.verdict is Verdict.STALLED
             assert "stopped" in {process.state for process in incident.kernel.processes}
-        await worker.wait_ready()
+        await worker.supervisor.wait_ready()
         assert (await result(worker, await submit(worker, max_tokens=3))).state is RequestState.COMPLETED
 
 
@@ -195,7 +195,7 @@ async def test_a_prompt_beyond_the_context_is_no_failure_of_the_engine(subject: 
     """400 with the engine's own words."""
     async with subject.working() as worker:
         told = await ask(worker, "word " * 4000)
-        assert (told.state, told.reason, worker.incarnation) == (RequestState.FAILED, "context_overflow", 1)
+        assert (told.state, told.reason, worker.now.incarnation) == (RequestState.FAILED, "context_overflow", 1)
 
 
 @pytest.mark.long
@@ -213,7 +213,7 @@ async def test_a_prefill_longer_than_the_limit_is_left_alone(subject: Subject) -
         else:
             assert told.state is RequestState.COMPLETED, told
             assert (told.first_token_s or 0) > 2 * 0.25
-        assert (worker.incarnation, list(worker.incidents)) == (1, [])
+        assert (worker.now.incarnation, list(worker.recorder.incidents)) == (1, [])
 
 
 @pytest.mark.long
@@ -243,7 +243,7 @@ async def test_one_batch_of_many_times_the_limit_is_left_alone(subject: Subject,
             assert (told.first_token_s or 0) > 3 * 1.0
         if talker is not None:
             assert (await result(worker, talker)).state is RequestState.COMPLETED
-        assert (worker.incarnation, list(worker.incidents)) == (1, [])
+        assert (worker.now.incarnation, list(worker.recorder.incidents)) == (1, [])
 
 
 def _has_begun(worker: Worker) -> bool:
@@ -312,7 +312,7 @@ async def test_adapters_are_models_of_their_own(subject: Subject, tmp_path: Path
             job_name="a job", system="", conversation=user_conversation("Go."), params=params, adapter=adapter
         )
         with worker.lease_nowait():
-            assert isinstance(await worker.perform(asked, answer), Completed)
+            assert isinstance(await worker.requests.perform(asked, answer), Completed)
         return answer.text
 
     async with subject.working(adapters=adapters) as worker:
@@ -355,5 +355,5 @@ async def test_saturation_kills_nothing(subject: Subject, request: pytest.Fixtur
             for slot in range(SLOTS):
                 tasks.start_soon(keep_asking, slot)
         assert answered >= SLOTS
-        assert (worker.incarnation, list(worker.incidents)) == (1, [])
+        assert (worker.now.incarnation, list(worker.recorder.incidents)) == (1, [])
         await wait_until(lambda: worker.snapshot().slots_in_use == 0, "every slot is given back")

@@ -46,7 +46,7 @@ async def ask(worker: SupervisedWorker, adapter: str | None) -> str:
     answer = Answer(monotonic)
     asked = Request(job_name="test", system="", conversation=user_conversation("Go."), adapter=adapter)
     with worker.lease_nowait():
-        outcome = await worker.perform(asked, answer)
+        outcome = await worker.requests.perform(asked, answer)
     if isinstance(outcome, RequestFailed):
         return outcome.reason
     assert isinstance(outcome, Completed)
@@ -54,7 +54,7 @@ async def ask(worker: SupervisedWorker, adapter: str | None) -> str:
 
 
 async def ready(workers: Two) -> None:
-    await wait_until(lambda: all(each.state is WorkerState.READY for each in workers.fleet), "both are ready")
+    await wait_until(lambda: all(each.now.state is WorkerState.READY for each in workers.fleet), "both are ready")
 
 
 async def check(workers: Two, expected: str) -> None:
@@ -73,11 +73,11 @@ async def test_an_adapter_comes_and_goes(tmp_path: Path) -> None:
         pid = workers.bad.snapshot().pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        await wait_until(lambda: workers.bad.incarnation == 2, "another begins")
+        await wait_until(lambda: workers.bad.now.incarnation == 2, "another begins")
         await check(workers, "launched+poet")
         await adapters.unload("poet")
         await check(workers, FailureReason.ADAPTER_UNLOADED)
-        assert [worker.incarnation for worker in workers.fleet] == [1, 2]
+        assert [worker.now.incarnation for worker in workers.fleet] == [1, 2]
         assert [worker.adapters.numbers for worker in workers.fleet] == [{}, {}]
         assert adapters.names == []
 
@@ -101,7 +101,7 @@ async def test_what_one_engine_refuses_nobody_has(tmp_path: Path) -> None:
             await adapters.load("poet", tmp_path / "poet")
         workers.fault.unlink()
         await check(workers, FailureReason.ADAPTER_UNLOADED)
-        assert [worker.incarnation for worker in workers.fleet] == [1, 1]
+        assert [worker.now.incarnation for worker in workers.fleet] == [1, 1]
         assert (adapters.names, workers.good.adapters.loaded, workers.good.adapters.wanted) == ([], {}, {})
         assert await adapters.load("poet", tmp_path / "poet")
         await check(workers, "launched+poet")
@@ -115,14 +115,14 @@ async def test_an_engine_that_fails_over_an_adapter_is_replaced(tmp_path: Path, 
         workers.misbehave("load", do)
         assert await adapters.load("poet", tmp_path / "poet")
         workers.fault.unlink()
-        await wait_until(lambda: workers.bad.incarnation == 2, "another begins")
+        await wait_until(lambda: workers.bad.now.incarnation == 2, "another begins")
         await check(workers, "launched+poet")
         workers.misbehave("unload", do)
         await adapters.unload("poet")
         workers.fault.unlink()
-        await wait_until(lambda: workers.bad.incarnation == 3, "another begins")
+        await wait_until(lambda: workers.bad.now.incarnation == 3, "another begins")
         await check(workers, FailureReason.ADAPTER_UNLOADED)
-        assert workers.good.incarnation == 1
+        assert workers.good.now.incarnation == 1
 
 
 async def test_a_death_over_an_adapter_is_not_tried_on_the_next(tmp_path: Path) -> None:
@@ -132,9 +132,9 @@ async def test_a_death_over_an_adapter_is_not_tried_on_the_next(tmp_path: Path) 
         with pytest.raises(NoEngineReady, match="m-0 went away over adapter poet"):
             await adapters.load("poet", tmp_path / "poet")
         workers.fault.unlink()
-        await wait_until(lambda: workers.good.incarnation == 2, "another begins")
+        await wait_until(lambda: workers.good.now.incarnation == 2, "another begins")
         await check(workers, FailureReason.ADAPTER_UNLOADED)
-        assert workers.bad.incarnation == 1
+        assert workers.bad.now.incarnation == 1
 
 
 async def test_an_adapter_that_no_engine_survives_is_nobodys(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ async def test_an_adapter_that_no_engine_survives_is_nobodys(tmp_path: Path) -> 
             await adapters.load("poet", tmp_path / "poet")
         workers.fault.unlink()
         workers.good.resume_nowait("again")
-        await wait_until(lambda: workers.bad.incarnation == 2, "another begins")
+        await wait_until(lambda: workers.bad.now.incarnation == 2, "another begins")
         await check(workers, FailureReason.ADAPTER_UNLOADED)
         assert list((tmp_path / "state" / "adapters" / "m").iterdir()) == []
 
@@ -159,13 +159,13 @@ async def test_an_engine_that_begins_meanwhile_is_held_until_it_has_it(tmp_path:
         pid = workers.bad.snapshot().pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        await wait_until(lambda: workers.bad.incarnation == 2 and workers.bad.snapshot().pid, "another begins")
+        await wait_until(lambda: workers.bad.now.incarnation == 2 and workers.bad.snapshot().pid, "another begins")
         assert await adapters.load("poet", tmp_path / "poet")
-        assert Hold.ADAPTERS in workers.bad.holds
+        assert Hold.ADAPTERS in workers.bad.now.holds
         assert await ask(workers.good, "poet") == "launched+poet"
         workers.fault.unlink()
         await check(workers, "launched+poet")
-        assert workers.bad.incarnation == 2
+        assert workers.bad.now.incarnation == 2
 
 
 async def test_a_load_goes_on_when_whoever_asked_has_gone(tmp_path: Path) -> None:
@@ -193,14 +193,16 @@ async def test_an_engine_that_gives_up_while_it_is_waited_for_ends_the_wait(
         async with fleet.running(), anyio.create_task_group() as tasks:
             await fleet.wait_ready()
             tasks.start_soon(_ask_in_vain, worker)
-            await wait_until(lambda: worker.slots_in_use, "a request is in flight")
+            await wait_until(lambda: worker.slots.in_use, "a request is in flight")
             tasks.start_soon(_load_in_vain, adapters, poet)
-            await wait_until(lambda: Hold.ADAPTERS in worker.holds, "the worker is held")
+            await wait_until(lambda: Hold.ADAPTERS in worker.now.holds, "the worker is held")
             pid = worker.snapshot().pid
             assert pid is not None
             os.kill(pid, signal.SIGSEGV)  # its own death: a SIGKILL of somebody else's counts towards nothing
-            await wait_until(lambda: worker.state is WorkerState.FAILED and not adapters.changing, "the wait is over")
-            assert worker.holds == frozenset()
+            await wait_until(
+                lambda: worker.now.state is WorkerState.FAILED and not adapters.changing, "the wait is over"
+            )
+            assert worker.now.holds == frozenset()
             worker.resume_nowait("an operator")
             await fleet.wait_ready()
             assert (worker.adapters.loaded, adapters.names) == ({}, [])
@@ -209,7 +211,7 @@ async def test_an_engine_that_gives_up_while_it_is_waited_for_ends_the_wait(
 async def _ask_in_vain(worker: SupervisedWorker) -> None:
     asked = Request(job_name="test", system="", conversation=user_conversation("Go."))
     with worker.lease_nowait():
-        assert isinstance(await worker.perform(asked, Answer(monotonic)), EngineFailed)
+        assert isinstance(await worker.requests.perform(asked, Answer(monotonic)), EngineFailed)
 
 
 async def _load_in_vain(adapters: ModelAdapters, path: Path) -> None:

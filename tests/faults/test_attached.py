@@ -53,16 +53,16 @@ async def test_a_server_that_is_not_there_yet_is_waited_for(scripted_spec: SpecF
         async with anyio.create_task_group() as tasks:
             worker = Worker(spec)
             tasks.start_soon(worker.start)
-            await wait_until(lambda: worker.state is WorkerState.STARTING, "it waits")
+            await wait_until(lambda: worker.now.state is WorkerState.STARTING, "it waits")
             for number in range(1, QUICK.failures + 2 if QUICK.failures else 0):
                 with served(server):
-                    await worker.wait_ready()
-                    assert (worker.incarnation, worker.snapshot().pid) == (number, None)
+                    await worker.supervisor.wait_ready()
+                    assert (worker.now.incarnation, worker.snapshot().pid) == (number, None)
                     request_id = await submit(worker)
                     await wait_for_tokens(worker, request_id)
                 told = await result(worker, request_id)
                 assert (told.state, told.reason) == (RequestState.FAILED, "engine_unreachable")
-            assert worker.state is not WorkerState.FAILED
+            assert worker.now.state is not WorkerState.FAILED
             await worker.stop()
 
 
@@ -72,7 +72,9 @@ async def test_a_stop_leaves_the_server_alone(scripted_spec: SpecFactory) -> Non
     with served(server), anyio.fail_after(LIMIT_S):
         async with Worker(attached(server)) as worker:
             worker.restart_nowait("a test")
-            await wait_until(lambda: worker.incarnation == 2 and worker.state is WorkerState.READY, "it looks again")
+            await wait_until(
+                lambda: worker.now.incarnation == 2 and worker.now.state is WorkerState.READY, "it looks again"
+            )
             assert (await result(worker, await submit(worker))).state is RequestState.COMPLETED
         assert listens(server.port)
 
@@ -86,7 +88,7 @@ async def test_a_stalled_request_ends_alone(scripted_spec: SpecFactory) -> None:
             told = await result(worker, await submit(worker, "silence"))
             assert told.reason == "stalled_prefill"
             assert (await result(worker, await submit(worker))).state is RequestState.COMPLETED
-            assert (worker.incarnation, list(worker.incidents)) == (1, [])
+            assert (worker.now.incarnation, list(worker.recorder.incidents)) == (1, [])
 
 
 @pytest.mark.system
@@ -100,7 +102,7 @@ async def test_a_server_that_queues_stalls_nobody(scripted_spec: SpecFactory) ->
             told = [await result(worker, request_id) for request_id in submitted]
             assert [each.state for each in told] == [RequestState.COMPLETED] * 4
             assert max(each.first_token_s or 0 for each in told) > 3 * 0.7
-            assert list(worker.incidents) == []
+            assert list(worker.recorder.incidents) == []
 
 
 @asynccontextmanager
@@ -143,10 +145,10 @@ async def test_a_server_over_tls_is_who_it_says(
             stranger = Worker(spec)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(stranger.start)
-                await wait_until(lambda: stranger.state is WorkerState.STARTING, "it tries")
+                await wait_until(lambda: stranger.now.state is WorkerState.STARTING, "it tries")
                 with pytest.raises(EngineError, match="certificate verify failed"):
                     await EngineClient(spec.endpoint, PLAIN).probe_ready()
-                assert stranger.state is WorkerState.STARTING
+                assert stranger.now.state is WorkerState.STARTING
                 tasks.cancel_scope.cancel()
             await stranger.stop()
             monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))

@@ -60,8 +60,8 @@ def sharing(spec: WorkerSpec, pool: int, context: int = 1000, **fields: object) 
 
 
 def pool_of(worker: Worker) -> KvPool:
-    assert worker.kv_pool is not None
-    return worker.kv_pool
+    assert worker.requests.pool is not None
+    return worker.requests.pool
 
 
 def answer_of(worker: Worker, request: int) -> Answer:
@@ -98,7 +98,7 @@ async def test_the_youngest_ends_before_the_pool_is_full_and_the_oldest_complete
         ended = endings(await results(worker, youngest, oldest))
         assert ended == [CancelReason.CACHE_FULL, RequestState.COMPLETED]
         assert pool_of(worker).given_way == 1
-        assert not any("Context size has been exceeded" in line.text for line in worker.log.tail(500))
+        assert not any("Context size has been exceeded" in line.text for line in worker.supervisor.log.tail(500))
         assert pool_of(worker).used == 0
 
 
@@ -311,7 +311,7 @@ async def test_a_pool_that_is_full_is_no_requests_fault(
             assert "Context size has been exceeded." in str(found.detail)
         has_begun = "error_after" in flags
         assert found.text == ("word0 word1 " if has_begun else "")
-        assert worker.incarnation == 1
+        assert worker.now.incarnation == 1
         if capacity is Capacity.TOKENS:
             assert pool_of(worker).given_way == has_begun
 
@@ -333,7 +333,7 @@ async def test_the_lent_budget_shrinks_when_requests_had_to_give_way(
     held, told = Held(tmp_path), list[int | None]()
     async with working(sharing(scripted_spec(slots=4, **held.flags), 1000)) as worker:
         pool, watch = pool_of(worker), worker.kv
-        client = EngineClient(worker.endpoint, LLAMA_SERVER)
+        client = EngineClient(worker.spec.endpoint, LLAMA_SERVER)
         watch = KvWatch(worker.spec, client, pool, lambda: True, lambda: told.append(watch.budget))
         await watch.begin_incarnation()
         assert watch.budget == 1000
@@ -390,4 +390,4 @@ async def test_an_engine_that_does_not_count_says_how(
     request = ChatRequest(model="m", messages=(Message(role="user", content="Go."),), params={"max_tokens": 9})
     async with working(scripted_spec(**flags)) as worker:
         with pytest.raises(error):
-            await EngineClient(worker.endpoint, LLAMA_SERVER).count_prompt(LLAMA_SERVER.encode(request))
+            await EngineClient(worker.spec.endpoint, LLAMA_SERVER).count_prompt(LLAMA_SERVER.encode(request))

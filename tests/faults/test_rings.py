@@ -159,11 +159,11 @@ async def test_a_killed_guardian_costs_an_engine_and_leaves_nothing(scripted_spe
         assert pid is not None
         daemon = int((tmp_path / "daemon").read_text())
         os.kill(psutil.Process(pid).ppid(), signal.SIGKILL)
-        await wait_until(lambda: worker.incarnation == 2, "the engine is replaced")
+        await wait_until(lambda: worker.now.incarnation == 2, "the engine is replaced")
         assert not is_alive(pid)
         assert not is_alive(daemon)
         assert (await wait_incident(worker)).incarnation == 1
-        await worker.wait_ready()
+        await worker.supervisor.wait_ready()
         assert (await ask(worker)).text == "word0 word1 word2 "
 
 
@@ -219,10 +219,10 @@ async def test_a_tree_that_dies_late_costs_time_and_not_the_worker(
         await wait_until(lambda: not is_alive(guardian_pid), "the guardian is dead")
         worker.break_engine(FailureReason.ENGINE_UNREACHABLE, "a test", {})
         assert (await wait_incident(worker)).incarnation == 1
-        assert (worker.incarnation, worker.state) == (1, WorkerState.STOPPING)
+        assert (worker.now.incarnation, worker.now.state) == (1, WorkerState.STOPPING)
         may_die.set()
-        await wait_until(lambda: worker.incarnation == 2, "the engine is replaced")
-        await worker.wait_ready()
+        await wait_until(lambda: worker.now.incarnation == 2, "the engine is replaced")
+        await worker.supervisor.wait_ready()
         assert (await ask(worker)).text == "word0 word1 word2 "
 
 

@@ -37,8 +37,8 @@ async def test_a_hung_engine_is_found_and_replaced(
         assert (told.state, told.reason, told.text) == (RequestState.FAILED, reason, text)
         assert STALLS.prefill_stall_s is not None
         assert STALLS.prefill_stall_s <= told.duration_s < STALLS.prefill_stall_s + 10
-        await worker.wait_ready()
-        assert worker.incarnation == 2
+        await worker.supervisor.wait_ready()
+        assert worker.now.incarnation == 2
         incident = await wait_incident(worker)
         assert (incident.verdict, incident.reason) == (Verdict.STALLED, reason)
         assert [request.job_name for request in incident.in_flight] == ["a job"]
@@ -61,7 +61,7 @@ async def test_an_engine_that_sleeps_and_then_answers_is_left_alone(scripted_spe
     """No CPU tick and no byte condemn nobody before the limit."""
     async with working(scripted_spec(timeouts=STALLS, prefill=0.45)) as worker:
         assert (await ask(worker)).state is RequestState.COMPLETED
-        assert worker.incarnation == 1
+        assert worker.now.incarnation == 1
 
 
 @pytest.mark.system
@@ -72,7 +72,7 @@ async def test_a_long_prefill_is_left_alone(scripted_spec: SpecFactory, flags: d
     """Five times the limit passes without a token, and every sign of progress vetoes the kill."""
     async with working(scripted_spec(timeouts=STALLS, **flags)) as worker:
         told = await ask(worker)
-        assert (told.state, worker.incarnation) == (RequestState.COMPLETED, 1)
+        assert (told.state, worker.now.incarnation) == (RequestState.COMPLETED, 1)
         assert told.duration_s > 3
 
 
@@ -84,7 +84,7 @@ async def test_a_request_that_hangs_alone_ends_alone(scripted_spec: SpecFactory)
         told = await ask(worker, "POISON")
         assert (told.state, told.reason) == (RequestState.FAILED, "stalled_prefill")
         assert (await result(worker, healthy)).state is RequestState.COMPLETED
-        assert (worker.incarnation, list(worker.incidents)) == (1, [])
+        assert (worker.now.incarnation, list(worker.recorder.incidents)) == (1, [])
 
 
 async def test_an_engine_that_still_sings_is_not_killed(scripted_spec: SpecFactory) -> None:
@@ -92,7 +92,7 @@ async def test_an_engine_that_still_sings_is_not_killed(scripted_spec: SpecFacto
     async with working(scripted_spec(timeouts=STALLS, mute_on="POISON")) as worker:
         assert (await ask(worker, "POISON")).reason == "stalled_prefill"
         assert (await ask(worker)).state is RequestState.COMPLETED
-        assert worker.incarnation == 1
+        assert worker.now.incarnation == 1
 
 
 async def test_a_verdict_is_there_while_a_request_waits(scripted_spec: SpecFactory) -> None:
@@ -115,7 +115,7 @@ async def test_a_slot_that_stays_busy_after_a_cancel_costs_the_engine(scripted_s
         request_id = await submit(worker)
         await wait_for_tokens(worker, request_id)
         await worker.cancel(request_id)
-        await wait_until(lambda: worker.incarnation == 2, "the engine is replaced")
+        await wait_until(lambda: worker.now.incarnation == 2, "the engine is replaced")
         assert "still busy" in (await wait_incident(worker)).because
 
 
@@ -126,7 +126,7 @@ async def test_a_cancel_that_frees_the_slot_costs_nothing(scripted_spec: SpecFac
         await wait_for_tokens(worker, first)
         await worker.cancel(first)
         assert (await result(worker, second)).state is RequestState.COMPLETED
-        assert worker.incarnation == 1
+        assert worker.now.incarnation == 1
 
 
 @pytest.mark.system
@@ -145,7 +145,7 @@ async def test_a_request_of_another_client_costs_the_engine_nothing(scripted_spe
             await worker.cancel(cancelled)
             assert (await result(worker, ours)).state is RequestState.COMPLETED
             assert "DONE" in (await foreign.aread()).decode()
-        assert worker.incarnation == 1
+        assert worker.now.incarnation == 1
 
 
 async def test_a_verdict_is_kept_though_a_stop_comes_at_once(scripted_spec: SpecFactory) -> None:
@@ -155,4 +155,4 @@ async def test_a_verdict_is_kept_though_a_stop_comes_at_once(scripted_spec: Spec
         await worker.start()
         assert (await ask(worker)).reason == "stalled_prefill"
         await worker.stop()
-    assert [incident.verdict for incident in worker.incidents] == [Verdict.STALLED]
+    assert [incident.verdict for incident in worker.recorder.incidents] == [Verdict.STALLED]

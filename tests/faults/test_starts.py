@@ -24,7 +24,7 @@ from workers.states import WorkerState
 async def test_an_engine_that_loads_slowly_is_waited_for(scripted_spec: SpecFactory) -> None:
     """503 while loading is no failure."""
     async with working(scripted_spec(load=0.5)) as worker:
-        assert (worker.incarnation, (await ask(worker)).state) == (1, RequestState.COMPLETED)
+        assert (worker.now.incarnation, (await ask(worker)).state) == (1, RequestState.COMPLETED)
 
 
 async def test_an_engine_that_never_gets_ready_is_given_up(scripted_spec: SpecFactory) -> None:
@@ -34,7 +34,7 @@ async def test_an_engine_that_never_gets_ready_is_given_up(scripted_spec: SpecFa
     with anyio.fail_after(LIMIT_S):
         with pytest.raises(StartFailed, match=r"gave up after 3 failures.*not ready within 0\.4 s"):
             await worker.start()
-        assert [incident.reason for incident in worker.incidents] == ["engine_unreachable"] * 3
+        assert [incident.reason for incident in worker.recorder.incidents] == ["engine_unreachable"] * 3
         assert await worker.submit("a job", "", "Go.") is NO_SLOT_AVAILABLE
         await worker.stop()
 
@@ -46,7 +46,7 @@ async def test_an_engine_that_exits_at_once_leaves_its_last_words(scripted_spec:
         with pytest.raises(StartFailed, match="exited with status 7") as failed:
             await worker.start()
         assert "scripted engine: cannot allocate the universe" in failed.value.log_tail
-        incident = next(iter(worker.incidents))
+        incident = next(iter(worker.recorder.incidents))
         assert (incident.exit is not None, incident.incarnation) == (True, 3)
         assert incident.exit is not None
         assert incident.exit.status == 7
@@ -63,9 +63,9 @@ async def test_a_worker_that_gave_up_tries_once_more_later(scripted_spec: SpecFa
     with anyio.fail_after(LIMIT_S):
         with pytest.raises(StartFailed):
             await worker.start()
-        await wait_until(lambda: worker.incarnation >= 5, "it has tried again, twice")
+        await wait_until(lambda: worker.now.incarnation >= 5, "it has tried again, twice")
         fault.unlink()
-        await wait_until(lambda: worker.state is WorkerState.READY, "it is back")
+        await wait_until(lambda: worker.now.state is WorkerState.READY, "it is back")
         await worker.stop()
 
 
@@ -77,13 +77,13 @@ async def test_a_stop_that_is_cancelled_or_asked_for_twice_is_a_stop(scripted_sp
         assert pid is not None
         with anyio.move_on_after(0.1):
             await worker.stop()
-        assert (worker.state, is_alive(pid)) == (WorkerState.STOPPED, False)
+        assert (worker.now.state, is_alive(pid)) == (WorkerState.STOPPED, False)
         await worker.start()
         assert (await ask(worker)).text == "word0 word1 word2 "
         with anyio.move_on_after(0.1):
             await asyncio.gather(worker.stop(), worker.stop())
         await worker.stop()
-        assert worker.state is WorkerState.STOPPED
+        assert worker.now.state is WorkerState.STOPPED
 
 
 async def test_a_start_that_failed_can_be_tried_again(scripted_spec: SpecFactory, tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ async def test_the_drain_of_a_worker_that_gave_up_holds(scripted_spec: SpecFacto
         worker = Worker(replace(spec, restart=replace(QUICK, failures=1)))
         await worker.start()
         await ask(worker)
-        await wait_until(lambda: worker.state is WorkerState.FAILED, "it gives up")
+        await wait_until(lambda: worker.now.state is WorkerState.FAILED, "it gives up")
         worker.drain_nowait("a test")
         worker.restart_nowait("a test")
-        await wait_until(lambda: worker.state is WorkerState.DRAINING, "it is there, and drained")
+        await wait_until(lambda: worker.now.state is WorkerState.DRAINING, "it is there, and drained")
         await worker.stop()

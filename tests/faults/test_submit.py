@@ -99,7 +99,7 @@ async def test_a_stop_keeps_results(scripted_spec: SpecFactory) -> None:
         request_id = await submit(worker)
         await wait_for_tokens(worker, request_id)
         await worker.stop()
-        assert worker.state is WorkerState.STOPPED
+        assert worker.now.state is WorkerState.STOPPED
         told = await result(worker, request_id)
         assert (told.state, told.reason) == (RequestState.CANCELLED, "shutdown")
         assert told.text.startswith("word0 ")
@@ -156,7 +156,11 @@ async def test_a_bad_answer_fails_its_request_alone(
     async with working(scripted_spec(**flags)) as worker:
         told = await ask(worker)
         assert (told.state, told.reason, told.text) == (RequestState.FAILED, reason, text)
-        assert (worker.state, worker.holds, worker.incarnation) == (WorkerState.DRAINING, frozenset({Hold.REFUSING}), 1)
+        assert (worker.now.state, worker.now.holds, worker.now.incarnation) == (
+            WorkerState.DRAINING,
+            frozenset({Hold.REFUSING}),
+            1,
+        )
 
 
 async def test_the_engines_own_word_for_when_to_come_again_holds_the_slot(scripted_spec: SpecFactory) -> None:
@@ -176,7 +180,7 @@ async def test_a_model_that_repeats_itself_is_stopped(scripted_spec: SpecFactory
         told = await ask(worker)
         assert (told.state, told.reason) == (RequestState.FAILED, "repeated_line_loop")
         assert told.text.startswith(repeat.replace("|", "\n"))
-        assert worker.incarnation == 1
+        assert worker.now.incarnation == 1
 
 
 # Engines that die
@@ -204,8 +208,8 @@ async def test_a_prompt_that_kills_takes_its_neighbours_attempt_and_not_the_work
         assert (await ask(worker, "POISON")).reason == "engine_died"
         told = await result(worker, neighbour)
         assert (told.reason, told.text[:6]) == ("engine_died", "word0 ")
-        await worker.wait_ready()
-        assert worker.incarnation == 2
+        await worker.supervisor.wait_ready()
+        assert worker.now.incarnation == 2
 
 
 async def test_a_worker_is_drained_resumed_and_restarted(scripted_spec: SpecFactory) -> None:
@@ -219,11 +223,13 @@ async def test_a_worker_is_drained_resumed_and_restarted(scripted_spec: SpecFact
         worker.restart_nowait("a new driver")
         told = await result(worker, request_id)
         assert (told.reason, told.detail) == ("engine_died", "a new driver")
-        await worker.wait_ready()
-        assert (worker.incarnation, list(worker.incidents)) == (2, [])
+        await worker.supervisor.wait_ready()
+        assert (worker.now.incarnation, list(worker.recorder.incidents)) == (2, [])
         worker.drain_nowait("maintenance")
         worker.restart_nowait("with the drain kept")
-        await wait_until(lambda: (worker.incarnation, worker.state) == (3, WorkerState.DRAINING), "it is drained still")
+        await wait_until(
+            lambda: (worker.now.incarnation, worker.now.state) == (3, WorkerState.DRAINING), "it is drained still"
+        )
 
 
 async def test_incidents_survive_a_restart(scripted_spec: SpecFactory, tmp_path: Path) -> None:
@@ -231,9 +237,9 @@ async def test_incidents_survive_a_restart(scripted_spec: SpecFactory, tmp_path:
     spec = replace(scripted_spec(die_after=1), state_dir=tmp_path)
     async with working(spec) as worker:
         await ask(worker)
-        await worker.wait_ready()
-        kept = list(worker.incidents)
-    assert list(Worker(spec).incidents) == kept
+        await worker.supervisor.wait_ready()
+        kept = list(worker.recorder.incidents)
+    assert list(Worker(spec).recorder.incidents) == kept
     assert len(kept) == 1
     assert list((tmp_path / "processes").iterdir()) == []
 
@@ -274,4 +280,4 @@ async def test_running_out_of_descriptors_kills_no_engine(scripted_spec: SpecFac
             resource.setrlimit(resource.RLIMIT_NOFILE, hard)
         assert failed.reason == "engine_unreachable"
         assert (await result(worker, request_id)).state is RequestState.COMPLETED
-        assert worker.incarnation == 1
+        assert worker.now.incarnation == 1

@@ -86,7 +86,7 @@ class Two:
 
     async def back(self, expected: str) -> None:
         """Return when both take traffic again, with the weights that are called so, or were sent and kept as that."""
-        await wait_until(lambda: all(each.state is WorkerState.READY for each in self.fleet), "both are ready")
+        await wait_until(lambda: all(each.now.state is WorkerState.READY for each in self.fleet), "both are ready")
         for worker in self.fleet:
             assert (await ask(worker))[1] in ({"w", expected} if expected.startswith("version") else {expected})
             assert worker.weights is not None
@@ -146,7 +146,7 @@ async def test_an_update_of_a_model_that_is_not_loaded_is_kept_and_applied_at_it
                 await weights.update(UpdateRequest(checkpoint=str(tmp_path / "one"), version=1))
             fleet.lanes.note_waiting({"m": Waiting(count=1, first=(1,))})
             (worker,) = fleet
-            await wait_until(lambda: worker.state is WorkerState.READY, "it is loaded")
+            await wait_until(lambda: worker.now.state is WorkerState.READY, "it is loaded")
             assert (await ask(worker))[1] == "one"
             assert worker.weights is not None
             assert worker.weights.version == 1
@@ -203,8 +203,8 @@ async def test_a_worker_that_fails_a_phase_of_a_checkpoint(tmp_path: Path, phase
         assert "m-0" not in (update.error or "")
         assert (await ask(workers.good))[1] == "one"
         await workers.back("one")
-        assert workers.good.incarnation == 1
-        assert workers.bad.incarnation > 1
+        assert workers.good.now.incarnation == 1
+        assert workers.bad.now.incarnation > 1
 
 
 @pytest.mark.parametrize("phase", ["pause", "start", "receive", "finish"])
@@ -218,7 +218,7 @@ async def test_a_worker_that_is_killed_in_a_broadcast(tmp_path: Path, phase: str
             (UpdateState.PARTIAL, True) if is_begun else (UpdateState.FAILED, False)
         )
         await workers.back("version-1" if is_begun else "launched")
-        assert workers.good.incarnation == 1
+        assert workers.good.now.incarnation == 1
         with pytest.raises(GroupMissing):  # a group is whole, or has to be made again
             await workers.weights.update(tensors("w"))
 
@@ -233,8 +233,8 @@ async def test_a_broadcast_that_runs_out_of_time_leaves_an_incident(tmp_path: Pa
         assert update.state is UpdateState.FAILED
         workers.fault.unlink()
         await workers.back("launched")
-        assert [worker.incarnation for worker in workers.fleet] == [1, 1]
-        incidents = [incident for worker in workers.fleet for incident in worker.incidents]
+        assert [worker.now.incarnation for worker in workers.fleet] == [1, 1]
+        incidents = [incident for worker in workers.fleet for incident in worker.recorder.incidents]
         assert incidents, "whoever was given up after it has none"
         for incident in incidents:
             assert (incident.reason, incident.exit, incident.pools) == ("weights_timeout", None, POOLS)
@@ -259,11 +259,11 @@ async def test_an_engine_whose_own_transfer_fails_is_killed(tmp_path: Path, phas
     async with two(tmp_path, Backend.NCCL) as workers:
         await workers.join()
         update = await fail_in(workers, tensors("w"), phase, "fail")
-        await wait_until(lambda: workers.bad.incarnation == 2, "it is started again")
+        await wait_until(lambda: workers.bad.now.incarnation == 2, "it is started again")
         if update.state is UpdateState.FAILED:
             await workers.back("launched")
         else:  # nobody has kept what was sent: it waits for the next
-            await wait_until(lambda: workers.bad.state is WorkerState.DRAINING, "it answers")
+            await wait_until(lambda: workers.bad.now.state is WorkerState.DRAINING, "it answers")
             assert "no copy of them was kept" in workers.weights.waits_for(workers.bad)
             assert (await workers.weights.update(workers.request("two"))).version == 2
             await workers.back("two")
@@ -310,7 +310,7 @@ async def test_a_group_that_does_not_come_together_names_who_is_missing(tmp_path
         await workers.weights.update(tensors("w"))
         await is_over(workers.weights)
         await workers.back("w")
-        assert [worker.incarnation for worker in workers.fleet] == [1, 1]
+        assert [worker.now.incarnation for worker in workers.fleet] == [1, 1]
 
 
 @pytest.mark.system
@@ -328,8 +328,8 @@ async def test_weights_that_nobody_can_keep_are_waited_for(tmp_path: Path) -> No
         workers.fault.unlink()
         await workers.back("w")
         workers.bad.restart_nowait("a test")
-        await wait_until(lambda: workers.bad.incarnation == 2 and workers.bad.is_serving, "another answers")
-        assert workers.bad.state is WorkerState.DRAINING
+        await wait_until(lambda: workers.bad.now.incarnation == 2 and workers.bad.now.is_serving, "another answers")
+        assert workers.bad.now.state is WorkerState.DRAINING
         assert "no copy of them was kept" in weights.waits_for(workers.bad)
         assert (await ask(workers.good))[1] == "w"
         await workers.join()
@@ -349,7 +349,7 @@ async def test_engines_without_control_endpoints_keep_their_weights(tmp_path: Pa
         assert "m-0: pause: " in (update.error or "")
         assert "404" in (update.error or "")
         await workers.back("launched")
-        assert [worker.incarnation for worker in workers.fleet] == [1, 1]
+        assert [worker.now.incarnation for worker in workers.fleet] == [1, 1]
 
 
 async def test_an_engine_that_was_starting_is_brought_to_the_version(tmp_path: Path) -> None:
@@ -359,13 +359,13 @@ async def test_an_engine_that_was_starting_is_brought_to_the_version(tmp_path: P
         pid = workers.bad.snapshot().pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        await wait_until(lambda: workers.bad.incarnation == 2 and workers.bad.snapshot().pid, "another begins")
+        await wait_until(lambda: workers.bad.now.incarnation == 2 and workers.bad.snapshot().pid, "another begins")
         update = await workers.weights.update(workers.request("one"))
         await is_over(workers.weights)
         assert (update.state, list(update.shares)) == (UpdateState.COMPLETED, ["m-0"])
         workers.fault.unlink()
         await workers.back("one")
-        assert workers.bad.incarnation == 2
+        assert workers.bad.now.incarnation == 2
 
 
 async def test_a_drain_is_the_operators_to_take_back(tmp_path: Path) -> None:
@@ -374,6 +374,6 @@ async def test_a_drain_is_the_operators_to_take_back(tmp_path: Path) -> None:
         workers.bad.drain_nowait("a test")
         assert (await workers.weights.update(workers.request("one"))).version == 1
         await is_over(workers.weights)
-        assert (workers.good.state, workers.bad.state) == (WorkerState.READY, WorkerState.DRAINING)
+        assert (workers.good.now.state, workers.bad.now.state) == (WorkerState.READY, WorkerState.DRAINING)
         workers.bad.resume_nowait("a test")
         await workers.back("one")

@@ -22,7 +22,7 @@ async def kill_bad(workers: Two) -> None:
     pid = workers.bad.snapshot().pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    await wait_until(lambda: not workers.bad.is_serving, "its death is known")
+    await wait_until(lambda: not workers.bad.now.is_serving, "its death is known")
 
 
 async def begin_again(workers: Two) -> Fault:
@@ -30,7 +30,7 @@ async def begin_again(workers: Two) -> Fault:
     fault = Fault(port=workers.bad.spec.port, phase="begin", do="stall")
     workers.fail(fault)
     await kill_bad(workers)
-    await wait_until(lambda: workers.bad.incarnation == 2 and workers.bad.snapshot().pid, "another begins")
+    await wait_until(lambda: workers.bad.now.incarnation == 2 and workers.bad.snapshot().pid, "another begins")
     return fault
 
 
@@ -81,7 +81,7 @@ async def test_whoever_is_slow_beside_a_failure_has_its_whole_time(
         assert update.shares[workers.good.spec.id].stage == "finishing"
         workers.fault.unlink()
         await is_over(workers.weights)
-        assert (update.state, workers.good.incarnation) == (UpdateState.PARTIAL, 1)
+        assert (update.state, workers.good.now.incarnation) == (UpdateState.PARTIAL, 1)
 
 
 async def test_an_engine_that_starts_in_mid_update_takes_no_turn(tmp_path: Path) -> None:
@@ -94,12 +94,12 @@ async def test_an_engine_that_starts_in_mid_update_takes_no_turn(tmp_path: Path)
             tasks.start_soon(workers.weights.update, workers.request("one"))
             await wait_until(lambda: workers.weights.running, "it is under way")
             workers.fail(hold)
-            await wait_until(lambda: workers.bad.is_serving, "it has started")
-            assert workers.bad.state is WorkerState.DRAINING
+            await wait_until(lambda: workers.bad.now.is_serving, "it has started")
+            assert workers.bad.now.state is WorkerState.DRAINING
             assert workers.weights.running
             workers.fault.unlink()
         await workers.back("one")
-        assert workers.bad.incarnation == 2
+        assert workers.bad.now.incarnation == 2
 
 
 async def test_a_checkpoint_that_went_away_kills_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ async def test_a_checkpoint_that_went_away_kills_no_engine(tmp_path: Path, monke
         shutil.move(tmp_path / "one", tmp_path / "away")
         await kill_bad(workers)
         await wait_until(lambda: "cannot be read" in workers.weights.waits_for(workers.bad), "it is told")
-        assert (workers.bad.state, workers.bad.incarnation) == (WorkerState.DRAINING, 2)
+        assert (workers.bad.now.state, workers.bad.now.incarnation) == (WorkerState.DRAINING, 2)
         shutil.move(tmp_path / "away", tmp_path / "one")
         await workers.back("one")
-        assert workers.bad.incarnation == 2
+        assert workers.bad.now.incarnation == 2

@@ -45,7 +45,7 @@ async def running(spec: WorkerSpec, *, ready: bool = True) -> AsyncIterator[Supe
     with anyio.fail_after(2 * LIMIT_S):
         async with fleet.running():
             if ready:
-                await worker.wait_ready()
+                await worker.supervisor.wait_ready()
                 pid = worker.snapshot().pid
             yield worker
     assert pid is None or not is_alive(pid)
@@ -61,7 +61,7 @@ async def ask(worker: SupervisedWorker, text: str = "Go.", answer: Answer | None
     answer = answer or Answer(monotonic)
     request = Request(job_name="test", system="", conversation=user_conversation(text))
     with worker.lease_nowait():
-        outcome = await worker.perform(request, answer)
+        outcome = await worker.requests.perform(request, answer)
     assert worker.snapshot().slots_in_use == 0
     return outcome, answer.text
 
@@ -75,7 +75,7 @@ async def test_a_worker_starts_answers_and_stops(scripted_spec: SpecFactory) -> 
         assert os.getpgid(shown.pid) == shown.pid
         assert await ask(worker) == (Completed(finish_reason="stop"), "word0 word1 word2 ")
         await worker.end_engine("the test is over")
-        assert (worker.state, worker.snapshot().pid) == (WorkerState.STOPPED, None)
+        assert (worker.now.state, worker.snapshot().pid) == (WorkerState.STOPPED, None)
         assert str(worker.snapshot().last_exit) == "exited with status 0"
         assert not is_alive(shown.pid)
 
@@ -83,11 +83,13 @@ async def test_a_worker_starts_answers_and_stops(scripted_spec: SpecFactory) -> 
 async def test_loading_is_no_failure(scripted_spec: SpecFactory) -> None:
     """503 while loading is not readiness, and not the end either."""
     async with running(scripted_spec(load=0.3), ready=False) as worker:
-        await wait_until(lambda: any("listening" in line.text for line in worker.log.tail(9)), "the engine listens")
-        assert (worker.state, worker.snapshot().verdict) == (WorkerState.STARTING, "loading")
+        await wait_until(
+            lambda: any("listening" in line.text for line in worker.supervisor.log.tail(9)), "the engine listens"
+        )
+        assert (worker.now.state, worker.snapshot().verdict) == (WorkerState.STARTING, "loading")
         with pytest.raises(NoSlot):
             worker.lease_nowait()
-        await worker.wait_ready()
+        await worker.supervisor.wait_ready()
 
 
 @pytest.mark.parametrize("status", [0, 1, 7])
@@ -95,12 +97,12 @@ async def test_an_exit_at_once_fails_with_the_last_lines(scripted_spec: SpecFact
     """The one log line that matters is in the message, and every exit that nobody asked for is a failure."""
     async with running(replace(scripted_spec(exit_at_once=status), restart=QUICK), ready=False) as worker:
         with pytest.raises(StartFailed) as caught:
-            await worker.wait_ready(first_try_only=True)
+            await worker.supervisor.wait_ready(first_try_only=True)
         assert f"exited with status {status}" in str(caught.value)
         assert "cannot allocate the universe" in str(caught.value)
         with pytest.raises(StartFailed, match="gave up after 3 failures"):
-            await worker.wait_ready()
-        assert (worker.state, worker.incarnation) == (WorkerState.FAILED, 3)
+            await worker.supervisor.wait_ready()
+        assert (worker.now.state, worker.now.incarnation) == (WorkerState.FAILED, 3)
 
 
 async def test_a_port_in_use_is_said_and_nobody_elses_engine_is_taken_for_ours(scripted_spec: SpecFactory) -> None:
@@ -109,7 +111,7 @@ async def test_a_port_in_use_is_said_and_nobody_elses_engine_is_taken_for_ours(s
         spec = replace(scripted_spec(port=taken.getsockname()[1]), restart=QUICK)
         async with running(spec, ready=False) as worker:
             with pytest.raises(StartFailed, match=r"cannot listen on 127\.0\.0\.1:\d+: Address already in use"):
-                await worker.wait_ready(first_try_only=True)
+                await worker.supervisor.wait_ready(first_try_only=True)
 
 
 async def test_a_killed_engine_comes_back_and_its_requests_keep_their_text(scripted_spec: SpecFactory) -> None:
@@ -131,7 +133,7 @@ async def test_a_killed_engine_comes_back_and_its_requests_keep_their_text(scrip
             tasks.start_soon(expect_death)
             await wait_until(lambda: answer.output_tokens > 2, "some tokens have come")
             os.kill(pid, signal.SIGKILL)
-        await worker.wait_ready()
+        await worker.supervisor.wait_ready()
         shown = worker.snapshot()
         assert (shown.incarnation, shown.pid != pid, str(shown.last_exit)) == (2, True, "killed by SIGKILL")
 
@@ -161,7 +163,7 @@ async def test_a_silent_engine_is_killed_and_its_neighbours_are_not_blamed(
         async def note(answer: Answer) -> None:
             request = Request(job_name="test", system="", conversation=user_conversation("Go."))
             with worker.lease_nowait():
-                outcomes[answer] = await worker.perform(request, answer)
+                outcomes[answer] = await worker.requests.perform(request, answer)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(note, older)
@@ -173,8 +175,8 @@ async def test_a_silent_engine_is_killed_and_its_neighbours_are_not_blamed(
         assert isinstance(second, EngineFailed)
         assert (first.reason, first.brought_down) == (reason, True)
         assert (second.reason, second.brought_down) == (FailureReason.ENGINE_DIED, False)
-        await worker.wait_ready()
-        assert worker.incarnation == 2
+        await worker.supervisor.wait_ready()
+        assert worker.now.incarnation == 2
 
 
 async def test_a_deadline_ends_the_request_and_not_the_engine(scripted_spec: SpecFactory) -> None:
@@ -184,7 +186,7 @@ async def test_a_deadline_ends_the_request_and_not_the_engine(scripted_spec: Spe
         outcome, text = await ask(worker)
         assert outcome == RequestFailed(reason=FailureReason.DEADLINE, detail="not answered within request_s = 0.2 s")
         assert text.startswith("word0 ")
-        assert (worker.state, worker.incarnation) == (WorkerState.READY, 1)
+        assert (worker.now.state, worker.now.incarnation) == (WorkerState.READY, 1)
 
 
 @pytest.mark.parametrize(
@@ -233,9 +235,9 @@ async def test_an_engine_that_answers_badly_is_not_killed(
     async with running(scripted_spec(**flags)) as worker:
         outcome, _ = await ask(worker)
         assert outcome == expected
-        assert worker.incarnation == 1
+        assert worker.now.incarnation == 1
         # A canary fares no better, but for a 400: so the engine gets nothing more until one is answered.
-        assert worker.holds == (set() if isinstance(expected, RequestFailed) else {Hold.REFUSING})
+        assert worker.now.holds == (set() if isinstance(expected, RequestFailed) else {Hold.REFUSING})
 
 
 @pytest.mark.system
@@ -244,15 +246,15 @@ async def test_an_engine_that_refuses_everybody_is_held_until_it_answers(scripte
     async with running(scripted_spec(reject=500, reject_first=6)) as worker:  # a request, and canaries
         outcome, _ = await ask(worker)
         assert isinstance(outcome, EngineFailed)
-        assert (outcome.is_proved, worker.state, worker.holds) == (
+        assert (outcome.is_proved, worker.now.state, worker.now.holds) == (
             False,
             WorkerState.DRAINING,
             frozenset({Hold.REFUSING}),
         )
-        assert "it refuses requests, a canary of ours too" in worker.because
-        await worker.wait_ready()
+        assert "it refuses requests, a canary of ours too" in worker.supervisor.because
+        await worker.supervisor.wait_ready()
         assert await ask(worker) == (Completed(finish_reason="stop"), "word0 word1 word2 ")
-        assert worker.incarnation == 1
+        assert worker.now.incarnation == 1
 
 
 async def test_a_refusal_is_proved_by_a_canary_that_is_answered(scripted_spec: SpecFactory) -> None:
@@ -260,7 +262,7 @@ async def test_a_refusal_is_proved_by_a_canary_that_is_answered(scripted_spec: S
     async with running(scripted_spec(reject=500, reject_first=1)) as worker:
         outcome, _ = await ask(worker)
         assert isinstance(outcome, EngineFailed)
-        assert (outcome.is_proved, worker.state) == (True, WorkerState.READY)
+        assert (outcome.is_proved, worker.now.state) == (True, WorkerState.READY)
 
 
 @pytest.mark.parametrize(
@@ -298,8 +300,8 @@ async def test_an_engine_that_listens_no_more_is_killed(scripted_spec: SpecFacto
         outcome, _ = await ask(worker)
         assert isinstance(outcome, EngineFailed)
         assert (outcome.reason, outcome.brought_down) == (FailureReason.ENGINE_UNREACHABLE, True)
-        await worker.wait_ready()
-        assert worker.incarnation == 2
+        await worker.supervisor.wait_ready()
+        assert worker.now.incarnation == 2
 
 
 async def test_a_stop_ends_requests_and_an_engine_that_ignores_it(scripted_spec: SpecFactory) -> None:
@@ -327,7 +329,7 @@ async def test_a_stop_before_the_engine_is_there(scripted_spec: SpecFactory) -> 
     with anyio.fail_after(LIMIT_S):
         async with fleet.running():
             await worker.end_engine("changed my mind")
-            assert (worker.state, worker.snapshot().pid) == (WorkerState.STOPPED, None)
+            assert (worker.now.state, worker.snapshot().pid) == (WorkerState.STOPPED, None)
 
 
 async def test_a_drained_worker_lends_no_slot_and_ends_no_request(scripted_spec: SpecFactory) -> None:
@@ -369,7 +371,7 @@ async def test_an_answer_has_a_bound(
     async with running(replace(scripted_spec(record=str(record)), context=128, **fields)) as worker:  # type: ignore[arg-type]
         request = Request(job_name="test", system="", conversation=user_conversation("Go."), params=params)
         with worker.lease_nowait():
-            await worker.perform(request, Answer(monotonic))
+            await worker.requests.perform(request, Answer(monotonic))
     (asked,) = [json.loads(line)["request"] for line in record.read_text().splitlines()]
     assert asked.get("max_tokens") == expected
 
@@ -403,6 +405,6 @@ async def test_ports_and_daemons_are_free_for_the_next_incarnation(
         pid = worker.snapshot().pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        await wait_until(lambda: worker.incarnation == 2, "the next incarnation starts")
+        await wait_until(lambda: worker.now.incarnation == 2, "the next incarnation starts")
         assert not is_alive(first)
-        await worker.wait_ready()
+        await worker.supervisor.wait_ready()

@@ -6,15 +6,14 @@ from workers.engine.engine_owner import EngineOwner, Suspects
 from workers.engine.incarnation import Incarnation
 from workers.outcome import FailureReason
 from workers.policy import lifecycle
-from workers.states import Hold
+from workers.policy.lifecycle_state import Lifecycle
+from workers.states import Hold, WorkerState
 
 
 class QuietOwner(EngineOwner):
     """Its engine serves, and whoever breaks it is at fault."""
 
-    incarnation: int = 1
-    is_serving: bool = True
-    is_starting: bool = False
+    now: Lifecycle = Lifecycle(state=WorkerState.READY, incarnation=1)
     owns_engine: bool = True
     has_suspects: bool = False
 

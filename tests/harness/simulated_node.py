@@ -397,7 +397,7 @@ class World:
             for conversation in job.document["conversations"]:
                 await self._audit_conversation(node, job, conversation)
         for model in {agent["model"] for job in self.jobs for agent in job.document["agents"]}:
-            free, total = node.scheduler.view.free(model), sum(w.slots for w in node.fleet.workers_of(model))
+            free, total = node.scheduler.view.free(model), sum(w.slots.total for w in node.fleet.workers_of(model))
             if free > total:
                 self.faults.append(f"{model}: {free} slots of {total} are free")
 

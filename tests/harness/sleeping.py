@@ -102,7 +102,7 @@ class Lanes(Told):
 
         def ready() -> list[SupervisedWorker]:
             workers = [lane.workers[model] for lane in self.all_lanes]
-            return [worker for worker in workers if worker.state is WorkerState.READY]
+            return [worker for worker in workers if worker.now.state is WorkerState.READY]
 
         await wait_until(ready, f"{model} takes turns")
         self.fleet.lanes.note_waiting({})
@@ -116,7 +116,7 @@ class Lanes(Told):
 
     async def wait_asleep(self, model: str) -> None:
         worker = self.workers[model]
-        await wait_until(lambda: worker.holds == {Hold.ASLEEP}, f"{model} sleeps")
+        await wait_until(lambda: worker.now.holds == {Hold.ASLEEP}, f"{model} sleeps")
 
 
 @asynccontextmanager

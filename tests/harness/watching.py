@@ -13,10 +13,14 @@ from workers.health.canary import CanaryResult
 from workers.health.probes import Calibration, KernelView, ProbeResult, ProcessView
 from workers.health.watch import HealthWatch
 from workers.outcome import FailureReason
+from workers.policy.lifecycle_state import Lifecycle
 from workers.policy.repetition import RepetitionLimits
 from workers.requests.answer import Answer
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
 from workers.spec import WorkerTimeouts
+from workers.states import WorkerState
+
+SERVING = Lifecycle(state=WorkerState.READY, incarnation=1)
 
 
 @dataclass
@@ -32,8 +36,7 @@ class FakeEngine(QuietOwner):
     printed: int = 0
     calibrated_with: list[tuple[int, int]] = field(default_factory=list)
     read: list[tuple[object, ...]] = field(default_factory=list)
-    is_serving: bool = True
-    is_starting: bool = False
+    now: Lifecycle = SERVING
     owns_engine: bool = True
     broken: list[tuple[float, FailureReason, Mapping[InFlightRequest, FailureReason]]] = field(default_factory=list)
 
@@ -74,7 +77,7 @@ class FakeEngine(QuietOwner):
     ) -> None:
         assert because
         self.broken.append((anyio.current_time(), reason, suspects))
-        self.is_serving = False
+        self.now = Lifecycle(state=WorkerState.STOPPING, incarnation=1)
 
 
 class Watching:

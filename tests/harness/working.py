@@ -57,8 +57,8 @@ async def status(worker: Worker, request_id: int) -> RequestStatus:
 
 
 async def wait_incident(worker: Worker) -> Incident:
-    await wait_until(lambda: list(worker.incidents), "an incident is kept")
-    return next(iter(worker.incidents))
+    await wait_until(lambda: list(worker.recorder.incidents), "an incident is kept")
+    return next(iter(worker.recorder.incidents))
 
 
 async def wait_for_tokens(worker: Worker, request_id: int) -> None:

@@ -113,8 +113,8 @@ async def test_an_engine_whose_weights_are_behind_does_not_sleep(tmp_path: Path)
         await told.fleet.weights["a"].update(UpdateRequest(checkpoint=checkpoint))
         told.misbehave("a", "receive", "hold")
         told.note("a")
-        await wait_until(lambda: told.workers["a"].holds == {Hold.STALE_WEIGHTS}, "it is behind")
-        await wait_until(lambda: told.workers["a"].is_serving, "and there")
+        await wait_until(lambda: told.workers["a"].now.holds == {Hold.STALE_WEIGHTS}, "it is behind")
+        await wait_until(lambda: told.workers["a"].now.is_serving, "and there")
         assert await told.say("b") == "weights-b"
         assert told.swaps("a") == [("a", BEGIN), ("a", END)]
         told.behave("a")
@@ -130,12 +130,12 @@ async def test_a_trainers_group_has_no_engine_that_sleeps(tmp_path: Path) -> Non
         weights = told.fleet.weights["a"]
         told.fleet.lanes.note_waiting({"a": Waiting(count=9, first=(1, 2))})  # of more turns than one has slots
         there = [lane.workers["a"] for lane in told.all_lanes]
-        await wait_until(lambda: all(worker.state is WorkerState.READY for worker in there), "it is on both lanes")
+        await wait_until(lambda: all(worker.now.state is WorkerState.READY for worker in there), "it is on both lanes")
         made = await weights.init(group)
         await wait_until(lambda: made.state is GroupState.READY, "all have joined")
         other = await told.want("c")
         sleeper = [lane.current for lane in told.all_lanes].index(other)
-        await wait_until(lambda: there[sleeper].holds == {Hold.ASLEEP}, "one sleeps")
+        await wait_until(lambda: there[sleeper].now.holds == {Hold.ASLEEP}, "one sleeps")
         with pytest.raises(GroupMissing, match=f"lane-{sleeper} sleeps"):
             await weights.update(tensors)
         made = await weights.init(group)
@@ -149,7 +149,7 @@ async def test_a_trainers_group_has_no_engine_that_sleeps(tmp_path: Path) -> Non
 async def test_every_engine_of_a_lane_has_a_number_of_its_own(tmp_path: Path) -> None:
     """It is told by it in transcripts, incidents and logs; who wakes keeps its own."""
     async with lanes(tmp_path, "abc") as told:
-        numbers = [(await told.want(model)).incarnation for model in "abacbd"[:5]]
+        numbers = [(await told.want(model)).now.incarnation for model in "abacbd"[:5]]
         assert numbers == [1, 2, 1, 3, 2]
 
 
@@ -161,7 +161,7 @@ async def test_an_engine_that_fails_asleep_for_the_last_time_stays_down(tmp_path
         await told.want("b")
         await told.wait_asleep("a")
         os.kill(told.pids("a")[0], signal.SIGTERM)  # it ends by itself: no signal that killed it explains that
-        await wait_until(lambda: told.workers["a"].state is WorkerState.STOPPED, "it is not to come back")
+        await wait_until(lambda: told.workers["a"].now.state is WorkerState.STOPPED, "it is not to come back")
         assert await told.say("b") == "weights-b"
         assert told.swaps("a") == [("a", BEGIN), ("a", SLEEP), ("a", END)]
         assert await told.say("a") == "weights-a"
@@ -186,7 +186,7 @@ async def test_an_engine_that_dies_before_it_sleeps_leaves_its_lane_to_the_next(
         told.misbehave("b", "wake", "hold")
         told.behave("c")
         await told.wait_asked("b", WAKE)
-        assert neighbour.state is WorkerState.READY
+        assert neighbour.now.state is WorkerState.READY
         told.behave("b")
         await told.want("b")
         assert (await told.want("a")) is first

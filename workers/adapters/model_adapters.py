@@ -203,7 +203,7 @@ class ModelAdapters:
         try:
             self._want(adapter)
             for worker in self.workers:
-                if worker.is_starting:  # without it
+                if worker.now.is_starting:  # without it
                     worker.drain_nowait(f"it has no adapter {adapter.name} yet", Hold.ADAPTERS)
             await self._prove(adapter.name)
             await self._keep({**self.loaded, adapter.name: adapter}, self.past)
@@ -226,13 +226,16 @@ class ModelAdapters:
                 is_proven = await bring(worker, self._wait_change)
             except AdapterRefused:
                 self._want()
-                if worker.state in {WorkerState.BACKOFF, WorkerState.FAILED}:  # it would wait, as after its own failure
+                if worker.now.state in {
+                    WorkerState.BACKOFF,
+                    WorkerState.FAILED,
+                }:  # it would wait, as after a failure
                     worker.restart_nowait(f"asked for, without adapter {name}")
                 raise
             if is_proven:
                 proofs.append(worker.spec.id)
             elif not proofs:
-                raise NoEngineReady(f"{worker.spec.id} went away over adapter {name}: {worker.because}")
+                raise NoEngineReady(f"{worker.spec.id} went away over adapter {name}: {worker.supervisor.because}")
 
     async def _keep(self, loaded: Mapping[str, Adapter], past: Mapping[str, str]) -> None:
         """Keep a list of adapters, and then take it as the model's."""
@@ -246,7 +249,7 @@ class ModelAdapters:
 
     async def _tidy(self) -> None:
         """Remove copies that are not needed; an engine that is starting has yet to read those that it was given."""
-        starting = (worker.adapters.loaded for worker in self.workers if worker.is_starting)
+        starting = (worker.adapters.loaded for worker in self.workers if worker.now.is_starting)
         needed = {adapter.digest for adapter in self.loaded.values()} | set(+self._copies)
         needed |= {Path(path).stem for loaded in starting for path in loaded.values()}
         useless = set(self._copies) - needed
@@ -269,7 +272,9 @@ class ModelAdapters:
     def note_change(self, worker: SupervisedWorker) -> None:
         """Follow a worker's change of state, without waiting."""
         self._changed.notify()
-        is_late = worker.is_serving and Hold.ADAPTERS in worker.holds and worker.spec.id not in self._catching_up
+        is_late = (
+            worker.now.is_serving and Hold.ADAPTERS in worker.now.holds and worker.spec.id not in self._catching_up
+        )
         if is_late and self._tasks is not None:
             self._catching_up.add(worker.spec.id)
             self._tasks.start_soon(self._catch_up, worker)
@@ -278,17 +283,21 @@ class ModelAdapters:
         """Give an engine that came up without an adapter what it lacks, before it takes traffic."""
         try:
             async with self._lock:
-                if worker.is_serving and Hold.ADAPTERS in worker.holds and await bring(worker, self._wait_change):
+                if (
+                    worker.now.is_serving
+                    and Hold.ADAPTERS in worker.now.holds
+                    and await bring(worker, self._wait_change)
+                ):
                     worker.resume_nowait("it has every adapter", Hold.ADAPTERS)
         except AdapterRefused:
-            line = line_about(of_worker(worker.spec.id, worker.incarnation))
+            line = line_about(of_worker(worker.spec.id, worker.now.incarnation))
             logger.exception("worker %s: another engine has taken it", worker.spec.id, extra=line)
             worker.restart_nowait("asked for, with every adapter")
         finally:
             self._catching_up.discard(worker.spec.id)
 
     def _serving(self) -> list[SupervisedWorker]:
-        return [worker for worker in self.workers if worker.is_serving]
+        return [worker for worker in self.workers if worker.now.is_serving]
 
     async def _wait_change(self) -> None:
         await self._changed.wait()

@@ -35,7 +35,7 @@ async def bring(worker: SupervisedWorker, next_change: NextChange) -> bool:
         AdapterRefused: the engine does not take it, and why.
     """
     if not worker.adapters.missing:
-        return worker.is_serving
+        return worker.now.is_serving
     if worker.spec.engine is EngineKind.VLLM:
         return await _tell(worker)
     return await _start_anew(worker, next_change)
@@ -45,20 +45,20 @@ async def unload(worker: SupervisedWorker, name: str) -> None:
     """Unload an adapter from vLLM; llama.cpp has it until its next start, unused."""
     if worker.spec.engine is not EngineKind.VLLM or name not in worker.adapters.loaded:
         return
-    incarnation = worker.incarnation
+    incarnation = worker.now.incarnation
     try:
         with anyio.fail_after(UNLOAD_LIMIT_S):
-            await EngineControl(worker.endpoint).unload_adapter(name, worker.adapters.numbers.get(name))
+            await EngineControl(worker.spec.endpoint).unload_adapter(name, worker.adapters.numbers.get(name))
     except (EngineError, TimeoutError) as error:
         if not (isinstance(error, EngineRejected) and error.status == _ABSENT):  # or it has none of that name
             _break(worker, incarnation, f"it could not be told to forget adapter {name}", error)
             return
-    if worker.incarnation == incarnation:
+    if worker.now.incarnation == incarnation:
         worker.adapters.remove(name)
 
 
 async def _tell(worker: SupervisedWorker) -> bool:
-    incarnation, control = worker.incarnation, EngineControl(worker.endpoint)
+    incarnation, control = worker.now.incarnation, EngineControl(worker.spec.endpoint)
     for name, path in worker.adapters.missing.items():
         try:
             with anyio.fail_after(LOAD_LIMIT_S):
@@ -70,23 +70,23 @@ async def _tell(worker: SupervisedWorker) -> bool:
         except (EngineError, TimeoutError) as error:
             _break(worker, incarnation, f"it could not be told of adapter {name}", error)
             return False
-        if worker.incarnation != incarnation:
+        if worker.now.incarnation != incarnation:
             return False
         worker.adapters.add(name, path, number)
     return True
 
 
 async def _start_anew(worker: SupervisedWorker, next_change: NextChange) -> bool:
-    names, before = ", ".join(worker.adapters.missing), worker.incarnation
+    names, before = ", ".join(worker.adapters.missing), worker.now.incarnation
     worker.drain_nowait(f"an engine that has adapter {names} follows when its requests have ended", Hold.ADAPTERS)
     try:
-        await worker.wait_idle()
-        if worker.incarnation == before and worker.is_serving:
+        await worker.slots.wait_empty()
+        if worker.now.incarnation == before and worker.now.is_serving:
             worker.restart_nowait(f"asked for adapter {names}")
-        while not (worker.incarnation > before and worker.is_serving):
-            if worker.state in _FAILING and worker.incarnation > before:
+        while not (worker.now.incarnation > before and worker.now.is_serving):
+            if worker.now.state in _FAILING and worker.now.incarnation > before:
                 raise AdapterRefused(_words(worker, names))
-            if worker.state in _OVER:
+            if worker.now.state in _OVER:
                 return False
             await next_change()
         return not worker.adapters.missing
@@ -95,12 +95,12 @@ async def _start_anew(worker: SupervisedWorker, next_change: NextChange) -> bool
 
 
 def _words(worker: SupervisedWorker, names: str) -> str:
-    failure = worker.failure()
+    failure = worker.supervisor.failure()
     tail = "".join(f"\n  | {line}" for line in failure.log_tail[-TAIL_LINES:])
     return f"{worker.spec.id} does not start with adapter {names}: {failure.because}{tail}"
 
 
 def _break(worker: SupervisedWorker, incarnation: int, what: str, error: Exception) -> None:
-    if worker.incarnation == incarnation and worker.is_serving:
+    if worker.now.incarnation == incarnation and worker.now.is_serving:
         because = f"{what}: {str(error) or 'not in time'}"
         worker.break_engine(FailureReason.ENGINE_UNREACHABLE, because, {})

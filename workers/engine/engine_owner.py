@@ -6,6 +6,7 @@ from typing import Protocol
 from workers.engine.incarnation import Incarnation
 from workers.outcome import FailureReason
 from workers.policy import lifecycle
+from workers.policy.lifecycle_state import Lifecycle
 from workers.requests.in_flight import InFlightRequest
 from workers.states import Hold
 
@@ -16,16 +17,8 @@ class EngineOwner(Protocol):
     """A worker with the engine that it has at present. All is called in the event loop, and nothing here waits."""
 
     @property
-    def incarnation(self) -> int:
-        """The number of the present engine."""
-
-    @property
-    def is_starting(self) -> bool:
-        """Whether there is an engine that is not ready yet."""
-
-    @property
-    def is_serving(self) -> bool:
-        """Whether there is an engine that is ready."""
+    def now(self) -> Lifecycle:
+        """The state of the present engine."""
 
     @property
     def owns_engine(self) -> bool:

@@ -132,6 +132,11 @@ class Supervisor:
         return self._now
 
     @property
+    def root_pid(self) -> int | None:
+        """The process above the tree of the present engine."""
+        return self.running.root_pid if self.running else None
+
+    @property
     def because(self) -> str:
         """Why it is in its state, and what an engine that is not ready says to the probe."""
         fault = self.running.probe_fault if self.running is not None else None

@@ -90,7 +90,7 @@ class CircuitBreaker:
             pause_s = PAUSES.after(tries)
             self.next_at = self._clock() + pause_s
             await anyio.sleep(pause_s)
-            if not self._worker.is_serving:
+            if not self._worker.now.is_serving:
                 refused_at = tried_at = self._clock()  # the next engine has its own time
                 silent_since = None
                 continue
@@ -132,7 +132,7 @@ class CircuitBreaker:
         self._worker.offer_one_slot(is_only=True)
         self._worker.resume_nowait("one turn is let through", Hold.REFUSING)
         is_served = False
-        while self._worker.is_serving and self._refused == refused and not is_served:
+        while self._worker.now.is_serving and self._refused == refused and not is_served:
             await anyio.sleep(TRIAL_LOOK_S)
             tried = [running for running in self._in_flight if running.answer.started_at >= began_at]
             is_served = any(running.answer.generation.has_progressed for running in tried)

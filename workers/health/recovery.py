@@ -109,7 +109,7 @@ class Recovery:
             if canary in {CanaryResult.HEARD, CanaryResult.SILENT, CanaryResult.UNFIT}:
                 return canary is CanaryResult.HEARD and not self._refusals.speak_against_engine(incarnation)
             await anyio.sleep(CANARY_PAUSE_S)
-        if incarnation == self._worker.incarnation:
+        if incarnation == self._worker.now.incarnation:
             self._breaker.open(detail)
         return False
 
@@ -120,7 +120,7 @@ class Recovery:
             return False
         now = self._clock()
         self._refusals.add(tuple(sorted(running.concerns().items())), incarnation, now)
-        is_present = incarnation == self._worker.incarnation and self._worker.is_serving
+        is_present = incarnation == self._worker.now.incarnation and self._worker.now.is_serving
         if self._refusals.are_too_many(incarnation, now) and is_present and self._worker.owns_engine:
             reason = FailureReason.ENGINE_REJECTED
             because = f"{reason}: it answers canaries, and has refused every turn for a while: {detail}"
@@ -138,7 +138,7 @@ class Recovery:
             await anyio.sleep(DEATH_NOTICE_S)
             if await self._probes.probe() is not ProbeResult.REFUSED:
                 return
-        if incarnation == self._worker.incarnation and self._worker.is_serving:
+        if incarnation == self._worker.now.incarnation and self._worker.now.is_serving:
             reason = FailureReason.ENGINE_UNREACHABLE
             self._worker.break_engine(reason, f"{reason}: {detail}", {running: reason})
 
@@ -151,7 +151,7 @@ class Recovery:
         await anyio.sleep(DEATH_NOTICE_S)
         if await self._probes.probe() is not ProbeResult.REFUSED:
             return
-        if incarnation == self._worker.incarnation and self._worker.is_serving:
+        if incarnation == self._worker.now.incarnation and self._worker.now.is_serving:
             reason = FailureReason.ENGINE_DIED
             suspects = {each: reason for each in self.in_flight if each.answer.phase is not Phase.TOOLS}
             self._worker.break_engine(

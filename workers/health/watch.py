@@ -120,7 +120,7 @@ class HealthWatch:
 
     def verdict(self) -> Verdict | None:
         """Return the gravest verdict of all requests in flight; None without any."""
-        if self._watched.is_starting:
+        if self._watched.now.is_starting:
             return Verdict.LOADING
         return min((running.judgement.verdict for running in self._in_flight), key=SEVERITY.index, default=None)
 
@@ -144,7 +144,7 @@ class HealthWatch:
             return Judgement(verdict=Verdict.TOOL_WAIT, silent_s=0.0, limit_s=None)
         if self._is_paused:
             return Judgement(verdict=Verdict.PAUSED, silent_s=0.0, limit_s=None)
-        is_serving = self._watched.is_serving
+        is_serving = self._watched.now.is_serving
         if running.answer.phase is Phase.US and is_serving:
             has_token = running.answer.first_token_at is not None
             return Judgement(verdict=Verdict.DECODING if has_token else Verdict.PREFILLING, silent_s=0.0, limit_s=None)
@@ -184,7 +184,7 @@ class HealthWatch:
 
     @property
     def _is_idle(self) -> bool:
-        return not len(self._in_flight) and not self._is_paused and self._watched.is_serving
+        return not len(self._in_flight) and not self._is_paused and self._watched.now.is_serving
 
     async def _guarded(self, poll: Callable[[], Awaitable[None]]) -> None:
         """Look; what goes wrong with it must not end the worker, whose engine may be well."""
@@ -288,7 +288,7 @@ class HealthWatch:
             or self._cancel_s is None
             or self._is_paused
             or not self._release.is_armed
-            or not self._watched.is_serving
+            or not self._watched.now.is_serving
         ):
             return
         if not self._release.is_overdue(counters, starts, asked_at, self._clock()):

@@ -159,7 +159,7 @@ class LanePool:
         if not self.has_room(model):
             failed = [lane for lane in self.lanes if model in lane.barred or self.mark_of(lane) is not None]
             causes = "; ".join(
-                f"{lane.lane.id}: {self.mark_of(lane) or lane.workers[model].because}"
+                f"{lane.lane.id}: {self.mark_of(lane) or lane.workers[model].supervisor.because}"
                 for lane in failed
                 if model in lane.workers
             )
@@ -169,7 +169,7 @@ class LanePool:
             lane = coming[0]
             if lane.next == model:
                 return f"{lane.lane.id} is kept for it: {lane.resident or 'nothing'} leaves first"
-            return f"{lane.lane.id} is {lane.current.state}: {lane.current.because}"
+            return f"{lane.lane.id} is {lane.current.now.state}: {lane.current.supervisor.because}"
         residents = ", ".join(f"{lane.lane.id} has {lane.resident or 'none'}" for lane in self.lanes)
         return f"a lane: {residents}"
 
@@ -191,7 +191,7 @@ class LanePool:
 
     def note_waiting(self, waiting: Mapping[str, Waiting]) -> None:
         """Update the waiting turns of each model of the lanes, after every start and end of a turn."""
-        in_use = [lane.current.slots_in_use for lane in self.lanes]
+        in_use = [lane.current.slots.in_use for lane in self.lanes]
         if (waiting, in_use) == (self._waiting, self._in_use):
             return
         for lane, before, now in zip(self.lanes, self._in_use, in_use, strict=False):  # lanes may have come
@@ -210,17 +210,17 @@ class LanePool:
     def note_change(self, worker: SupervisedWorker) -> None:
         """Follow a change of state of a lane's worker."""
         lane = self.find(worker.spec.id)
-        has_ended = worker.is_coming or worker.state is WorkerState.FAILED
-        if lane is not None and Hold.ASLEEP in worker.holds and has_ended:
+        has_ended = worker.now.is_coming or worker.now.state is WorkerState.FAILED
+        if lane is not None and Hold.ASLEEP in worker.now.holds and has_ended:
             worker.stop_nowait("its engine has ended while it slept")  # it is loaded when turns want it
             return
         if lane is None or lane.current is not worker:
             return
-        if worker.state is WorkerState.READY:
+        if worker.now.state is WorkerState.READY:
             lane.barred.pop(worker.spec.name, None)
             if lane.loading_since:
                 self._tell_swap(lane)
-        if worker.state is WorkerState.FAILED:
+        if worker.now.state is WorkerState.FAILED:
             retry_s = worker.spec.restart.retry_s
             until = FOR_EVER if retry_s is None else time.monotonic() + retry_s
             lane.barred[worker.spec.name] = until
@@ -330,7 +330,7 @@ class LanePool:
                 self._load(lane, action.model)
 
     def _load(self, lane: LaneWorkers, model: str) -> None:
-        after = max(worker.incarnation for worker in lane)  # whoever sleeps has kept its number
+        after = max(worker.now.incarnation for worker in lane)  # whoever sleeps has kept its number
         lane.current, lane.next = lane.workers[model], None
         lane.loading_since = time.monotonic()
         because, left = self._reasons.get(lane.lane.id, ("a turn of it waits", None))
@@ -384,8 +384,8 @@ class LanePool:
             step = self._next_step(lane, mark)
         if step is LaneStep.SLEEP:
             self._turn(lane, self._lull)
-        elif step is LaneStep.END and worker.state is WorkerState.FAILED:
-            worker.stop_nowait(worker.because)  # the cause is what its turns are told
+        elif step is LaneStep.END and worker.now.state is WorkerState.FAILED:
+            worker.stop_nowait(worker.supervisor.because)  # the cause is what its turns are told
         elif step is LaneStep.END:
             worker.stop_nowait(mark if mark is not None and lane.phase is LanePhase.BROKEN else because)
 

@@ -58,11 +58,11 @@ class LaneWorkers:
         """Its engine, as its life is decided by."""
         worker = self.current
         return LaneEngine(
-            state=worker.state,
-            holds=worker.holds,
-            is_coming=worker.is_coming,
+            state=worker.now.state,
+            holds=worker.now.holds,
+            is_coming=worker.now.is_coming,
             is_turning=self.is_turning,
-            in_flight=worker.slots_in_use,
+            in_flight=worker.slots.in_use,
         )
 
     @property
@@ -113,13 +113,13 @@ class LaneWorkers:
             phase=self.phase,
             resident=self.resident,
             next=self.next,
-            in_flight=self.current.slots_in_use,
-            slots=self.current.slots,
+            in_flight=self.current.slots.in_use,
+            slots=self.current.slots.total,
             used_at=self.used_at,
             barred=self.barred_now(now),
             idle_since=self.idle_since,
-            is_held=Hold.OPERATOR in self.current.holds,
-            is_changed=is_changed or not self.current.holds.isdisjoint(PASSING),
+            is_held=Hold.OPERATOR in self.current.now.holds,
+            is_changed=is_changed or not self.current.now.holds.isdisjoint(PASSING),
         )
 
     def barred_now(self, now: float | None = None) -> frozenset[str]:

@@ -37,8 +37,8 @@ class MemoryUse:
         """Look once at every engine that is ready."""
         for lane in lanes:
             worker = lane.current
-            root = worker.root_pid
-            if worker.state is WorkerState.READY and root is not None:
+            root = worker.supervisor.root_pid
+            if worker.now.state is WorkerState.READY and root is not None:
                 seen = self._taken(lane, await anyio.to_thread.run_sync(look_at_tree, root))
                 if seen is not None:
                     self.most_mib[worker.spec.name] = max(seen, self.most_mib.get(worker.spec.name, 0))

@@ -42,12 +42,12 @@ def can_sleep(spec: WorkerSpec) -> bool:
 
 def is_asleep(worker: SupervisedWorker) -> bool:
     """Whether its engine sleeps."""
-    return worker.state in SERVING and Hold.ASLEEP in worker.holds
+    return worker.now.state in SERVING and Hold.ASLEEP in worker.now.holds
 
 
 def is_as_wanted(worker: SupervisedWorker) -> bool:
     """Whether an engine that sleeps would wake with the weights and adapters that its model has by now."""
-    return worker.holds == {Hold.ASLEEP} and worker.adapters.loaded == worker.adapters.wanted
+    return worker.now.holds == {Hold.ASLEEP} and worker.adapters.loaded == worker.adapters.wanted
 
 
 class Sleep:
@@ -68,7 +68,7 @@ class Sleep:
         weights_mib = await self._weights_mib(spec)
         if weights_mib is None or weights_mib + HOST_RESERVE_MIB > psutil.virtual_memory().available // MIB:
             return False
-        worker.pause_watch()
+        worker.watch.pause()
         before = await self._used_mib(spec)
         is_done = await self._tell(worker, SLEEP_S, is_wake=False)
         if is_done and before is not None:
@@ -79,11 +79,11 @@ class Sleep:
         """Wake an engine; return whether it serves again."""
         is_done = await self._tell(worker, worker.spec.timeouts.start_s, is_wake=True)
         if is_done:
-            worker.unpause_watch()
+            worker.watch.unpause()
         return is_done
 
     async def _tell(self, worker: SupervisedWorker, limit_s: float | None, *, is_wake: bool) -> bool:
-        control, incarnation = EngineControl(worker.endpoint), worker.incarnation
+        control, incarnation = EngineControl(worker.spec.endpoint), worker.now.incarnation
         turn = await self._gate.enter(starting_devices(worker.spec, self._environment))
         try:
             with anyio.fail_after(limit_s):
@@ -95,7 +95,7 @@ class Sleep:
             return False
         finally:
             turn.release()
-        return worker.incarnation == incarnation and worker.state in SERVING
+        return worker.now.incarnation == incarnation and worker.now.state in SERVING
 
     async def _weights_mib(self, spec: WorkerSpec) -> int | None:
         if spec.name not in self._host_mib:

@@ -3,7 +3,7 @@
 import msgspec
 
 from workers.policy.restart import RestartPolicy
-from workers.states import Hold, WorkerState
+from workers.states import PASSING, SERVING, Hold, WorkerState
 
 
 class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +24,33 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
     failed_at: tuple[float, ...] = ()  # monotonic seconds of the failures that count towards giving up
     paused_at: tuple[float, ...] = ()  # of all failures since an engine last answered a request: they lengthen pauses
     timer: int = 0  # the number of the only timer that means anything
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether there is an engine that is ready, and awake."""
+        return self.state in SERVING and Hold.ASLEEP not in self.holds
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether there is one that is not ready yet."""
+        return self.state is WorkerState.STARTING
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it takes requests now, or does so again when its weights or adapters are changed."""
+        return self.state is WorkerState.READY or (self.state is WorkerState.DRAINING and self.holds <= PASSING)
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether another engine is on its way."""
+        is_ending = self.state is WorkerState.STOPPING and self.is_wanted
+        return is_ending or self.state in {WorkerState.STARTING, WorkerState.BACKOFF}
+
+    @property
+    def is_down(self) -> bool:
+        """Whether its engine has ended, or is being killed, and nobody asked for that."""
+        is_down = self.state in {WorkerState.STOPPING, WorkerState.BACKOFF, WorkerState.FAILED}
+        return is_down and self.is_wanted and not self.is_asked
 
 
 class LifecycleLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,7 +42,7 @@ async def keep_weights(
     """
     is_kept = False
     for worker, incarnation in engines if folder is not None else ():
-        if worker.incarnation == incarnation and not is_kept:
+        if worker.now.incarnation == incarnation and not is_kept:
             try:
                 with anyio.fail_after(limit_s):
                     await _write(worker, files, update, str(folder))
@@ -51,10 +51,10 @@ async def keep_weights(
                 line, said = line_about(of_worker(worker.spec.id, incarnation)), str(error) or "not in time"
                 logger.warning("worker %s: weights could not be kept: %s", worker.spec.id, said, extra=line)
     for worker, incarnation in engines:
-        if worker.incarnation == incarnation and worker.is_serving:
+        if worker.now.incarnation == incarnation and worker.now.is_serving:
             try:
                 with anyio.fail_after(DROP_LIMIT_S):
-                    await ask(EngineControl(worker.endpoint), "forget", {"update": update})
+                    await ask(EngineControl(worker.spec.endpoint), "forget", {"update": update})
             except (TimeoutError, EngineError) as error:
                 line, said = line_about(of_worker(worker.spec.id, incarnation)), str(error) or "no answer"
                 logger.warning("worker %s: weights are still in its memory: %s", worker.spec.id, said, extra=line)
@@ -62,9 +62,9 @@ async def keep_weights(
 
 
 async def _write(worker: SupervisedWorker, files: ReceiverFiles, update: int, folder: str) -> None:
-    state, *_ = await ask(EngineControl(worker.endpoint), "keep", {"folder": folder, "update": update})
+    state, *_ = await ask(EngineControl(worker.spec.endpoint), "keep", {"folder": folder, "update": update})
     while state.stage != "kept":
-        if (state.stage, state.update) != ("keeping", update) or not worker.is_serving:
+        if (state.stage, state.update) != ("keeping", update) or not worker.now.is_serving:
             raise EngineError(state.error or state.stage)
         await anyio.sleep(KEEP_POLL_S)
         (state,) = files.read(worker.spec.id, 1)
@@ -98,15 +98,15 @@ class CatchUp:
 
     def bring(self, worker: SupervisedWorker) -> None:
         """Begin to bring a worker's present engine to the version, unless that is under way."""
-        place = (worker.spec.id, worker.incarnation)
+        place = (worker.spec.id, worker.now.incarnation)
         if place not in self._under_way:
             self._under_way.add(place)
-            self._start_soon(self._bring, worker, worker.incarnation)
+            self._start_soon(self._bring, worker, worker.now.incarnation)
 
     def waits_for(self, worker: SupervisedWorker, *, is_keeping: bool) -> str:
         """Return the reason why a worker with other weights waits; ``is_keeping``: the newest are being written."""
-        if not worker.is_serving:
-            return f"its engine: {worker.because}"
+        if not worker.now.is_serving:
+            return f"its engine: {worker.supervisor.because}"
         current = self._current()
         is_there = current.checkpoint is not None or (worker.weights and worker.weights.version == current.version)
         if self._fault is None and is_there:
@@ -123,18 +123,18 @@ class CatchUp:
 
     async def _bring(self, worker: SupervisedWorker, incarnation: int) -> None:
         try:
-            while worker.incarnation == incarnation and worker.is_serving:
+            while worker.now.incarnation == incarnation and worker.now.is_serving:
                 async with self._lock:
-                    if worker.incarnation == incarnation and worker.is_serving:
+                    if worker.now.incarnation == incarnation and worker.now.is_serving:
                         self._fault = await self._load_current(worker, incarnation)
                 if self._fault is None:
                     return
-                line = line_about(of_worker(worker.spec.id, worker.incarnation))
+                line = line_about(of_worker(worker.spec.id, worker.now.incarnation))
                 logger.warning("worker %s: %s", worker.spec.id, self._missing(), extra=line)
                 await anyio.sleep(BRING_AGAIN_S)
         except (TimeoutError, EngineError) as error:
             because = f"it could not be brought to weights {self._current().version}: {str(error) or 'not in time'}"
-            if worker.incarnation == incarnation and worker.is_serving:
+            if worker.now.incarnation == incarnation and worker.now.is_serving:
                 worker.break_engine(FailureReason.ENGINE_UNREACHABLE, because, {})
         finally:
             self._under_way.discard((worker.spec.id, incarnation))
@@ -146,7 +146,7 @@ class CatchUp:
             return None
         if weights.version != current.version:
             if current.checkpoint is None:
-                line = line_about(of_worker(worker.spec.id, worker.incarnation))
+                line = line_about(of_worker(worker.spec.id, worker.now.incarnation))
                 logger.warning("worker %s: %s", worker.spec.id, self._missing(), extra=line)
                 return None
             try:
@@ -154,15 +154,15 @@ class CatchUp:
             except InvalidUpdate as error:
                 return str(error)
             await self._load(worker, current.version, current.checkpoint)
-            if worker.incarnation != incarnation:
+            if worker.now.incarnation != incarnation:
                 return None
             weights.change(current.version, incarnation)
         worker.resume_nowait(f"weights {current.version}", Hold.STALE_WEIGHTS)
         return None
 
     async def _load(self, worker: SupervisedWorker, version: int, checkpoint: str) -> None:
-        control = EngineControl(worker.endpoint)
-        worker.pause_watch()  # it may have turns in flight: it came up before the update that it missed had ended
+        control = EngineControl(worker.spec.endpoint)
+        worker.watch.pause()  # it may have turns in flight: it came up before the update that it missed had ended
         try:
             with anyio.fail_after(self._limit_s):
                 await control.pause(clear_cache=True)
@@ -170,4 +170,4 @@ class CatchUp:
                 await control.label(version)
                 await control.resume()
         finally:
-            worker.unpause_watch()
+            worker.watch.unpause()

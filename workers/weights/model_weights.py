@@ -199,11 +199,11 @@ class ModelWeights:
             )
             raise GroupMissing(f"model {self.name}: no group with a trainer ({detail}); make it with weights/init")
         for name in group.members:
-            if not self.workers[name].is_serving:  # no change of its state tells that
+            if not self.workers[name].now.is_serving:  # no change of its state tells that
                 group.fail(f"{name} sleeps")
                 raise GroupMissing(f"model {self.name}: {name} sleeps, and is in the trainer's group; make it again")
         for worker in self._serving():
-            if not group.has(worker.spec.id, worker.incarnation):
+            if not group.has(worker.spec.id, worker.now.incarnation):
                 group.fail(f"{worker.spec.id} is not in it")
                 raise GroupMissing(f"model {self.name}: {worker.spec.id} is not in the trainer's group; make it again")
         return group
@@ -212,7 +212,7 @@ class ModelWeights:
         workers = {worker.spec.id: worker for worker in self._serving()}
         update = self._new_update(request, workers)
         for worker in self.workers.values():
-            if worker.state is WorkerState.STARTING:  # it would talk with other weights when the update has ended
+            if worker.now.state is WorkerState.STARTING:  # it would talk with other weights when the update has ended
                 worker.drain_nowait(f"weights {update.version} are on their way", Hold.STALE_WEIGHTS)
         return update, UpdateRun(self.name, update, workers, transfer, self._policy, self._observe)
 
@@ -225,7 +225,7 @@ class ModelWeights:
             self.current.version,
             request,
             self._clock,
-            {name: worker.incarnation for name, worker in workers.items()},
+            {name: worker.now.incarnation for name, worker in workers.items()},
         )
         self.updates.append(update)
         return update
@@ -285,17 +285,19 @@ class ModelWeights:
         if self._run is not None:
             self._run.note_change(worker)
         if self.group is not None:
-            self.group.note_member(worker.spec.id, worker.incarnation if worker.is_serving else None, worker.because)
-        if worker.state is WorkerState.STARTING and weights.incarnation != worker.incarnation:
-            weights.change(self.current.launched, worker.incarnation)
+            self.group.note_member(
+                worker.spec.id, worker.now.incarnation if worker.now.is_serving else None, worker.supervisor.because
+            )
+        if worker.now.state is WorkerState.STARTING and weights.incarnation != worker.now.incarnation:
+            weights.change(self.current.launched, worker.now.incarnation)
             if self.current.version != self.current.launched or self.running is not None:
                 worker.drain_nowait(f"it has weights {weights.version}", Hold.STALE_WEIGHTS)
-        elif self._tasks is not None and worker.is_serving and Hold.STALE_WEIGHTS in worker.holds:
+        elif self._tasks is not None and worker.now.is_serving and Hold.STALE_WEIGHTS in worker.now.holds:
             self._catch_up.bring(worker)
 
     def _bring_all(self) -> None:
         for worker in self._serving():
-            if Hold.STALE_WEIGHTS in worker.holds:
+            if Hold.STALE_WEIGHTS in worker.now.holds:
                 self._catch_up.bring(worker)
 
     @property
@@ -327,7 +329,7 @@ class ModelWeights:
         self._bring_all()
 
     def _serving(self) -> list[SupervisedWorker]:
-        return [worker for worker in self.workers.values() if worker.is_serving]
+        return [worker for worker in self.workers.values() if worker.now.is_serving]
 
     def _start_soon(self, what: Callable[..., object], *args: object) -> None:
         if self._tasks is None:

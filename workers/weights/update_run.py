@@ -108,7 +108,7 @@ class UpdateRun:
             raise
         finally:
             for worker in self._workers.values():
-                worker.unpause_watch()
+                worker.watch.unpause()
                 worker.resume_nowait(f"weights {update.version}: {update.state}", Hold.UPDATE)
             self.begun.set()
             logger.info("model %s: weights %d: %s %s", self._model, update.version, update.state, update.error or "")
@@ -154,7 +154,7 @@ class UpdateRun:
             return None
         if share.part.is_late:
             worker.recorder.note_failure(TIMED_OUT, f"weights {self.update.version}: {share.error}")
-        control = EngineControl(worker.endpoint)
+        control = EngineControl(worker.spec.endpoint)
         try:
             with anyio.fail_after(DROP_LIMIT_S):
                 await self._transfer.drop(control)
@@ -180,7 +180,7 @@ class UpdateRun:
             if isinstance(error, EngineUnreachable):
                 await anyio.sleep(DEATH_NOTICE_S)
             has_no_pause = phase is UpdatePhase.PAUSE and isinstance(error, EngineRejected) and error.status == _ABSENT
-            detail = f"its engine has died ({worker.because})" if self._is_gone(share) else str(error)
+            detail = f"its engine has died ({worker.supervisor.because})" if self._is_gone(share) else str(error)
             return self._failed(share, Failure.NO_PAUSE if has_no_pause else Failure.BROKEN, detail)
         finally:
             self._scopes.pop(share.worker, None)
@@ -193,7 +193,7 @@ class UpdateRun:
         return StepFailed(worker=share.worker, failure=failure, detail=detail, is_gone=self._is_gone(share))
 
     async def _do(self, worker: SupervisedWorker, share: WorkerProgress, phase: UpdatePhase) -> None:
-        update, control = self.update, EngineControl(worker.endpoint)
+        update, control = self.update, EngineControl(worker.spec.endpoint)
         match phase:
             case UpdatePhase.PAUSE:
                 await self._pause(worker, share, control)
@@ -220,15 +220,15 @@ class UpdateRun:
         match update.request.mode:
             case UpdateMode.WAIT:
                 with anyio.fail_after(self._limits.wait_s):
-                    await worker.wait_idle()
+                    await worker.slots.wait_empty()
             case UpdateMode.ABORT:
-                while worker.slots_in_use:  # one that has its slot and is not in flight yet is ended when it is
+                while worker.slots.in_use:  # one that has its slot and is not in flight yet is ended when it is
                     worker.end_requests(Cancelled(reason=CancelReason.WEIGHTS))
                     with anyio.move_on_after(ABORT_POLL_S):
-                        await worker.wait_idle()
+                        await worker.slots.wait_empty()
             case UpdateMode.KEEP:
                 pass
-        worker.pause_watch()
+        worker.watch.pause()
         share.paused_at = update.clock()
         await control.pause(clear_cache=update.request.clear_cache)
 
@@ -238,7 +238,7 @@ class UpdateRun:
 
     def _is_gone(self, share: WorkerProgress) -> bool:
         worker = self._workers[share.worker]
-        return worker.incarnation != share.incarnation or not worker.is_serving
+        return worker.now.incarnation != share.incarnation or not worker.now.is_serving
 
     # Notes
 

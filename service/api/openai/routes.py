@@ -246,7 +246,7 @@ class Relays:
         """
         _, name, _ = self._find(model)
         for worker in self.node.fleet.workers_of(name):
-            if worker.state in LEASABLE:
+            if worker.now.state in LEASABLE:
                 try:
                     return await worker.read_version()
                 except EngineRejected as error:

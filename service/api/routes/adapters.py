@@ -137,5 +137,5 @@ def _loaded(adapters: ModelAdapters, name: str) -> Adapter:
 
 
 def _workers(adapters: ModelAdapters, name: str) -> tuple[str, ...]:
-    there = (worker for worker in adapters.workers if worker.is_serving and name in worker.adapters.loaded)
+    there = (worker for worker in adapters.workers if worker.now.is_serving and name in worker.adapters.loaded)
     return tuple(worker.spec.id for worker in there)

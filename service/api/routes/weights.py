@@ -88,13 +88,13 @@ def _share(update: WeightUpdate, progress: WorkerProgress) -> models.UpdateShare
 
 
 def _worker(weights: ModelWeights, worker: SupervisedWorker) -> models.WorkerWeights:
-    is_behind = Hold.STALE_WEIGHTS in worker.holds
+    is_behind = Hold.STALE_WEIGHTS in worker.now.holds
     return models.WorkerWeights(
         worker=worker.spec.id,
-        state=worker.state,
-        incarnation=worker.incarnation,
+        state=worker.now.state,
+        incarnation=worker.now.incarnation,
         version=worker.weights.version if worker.weights else 0,
-        in_rotation=worker.is_available,
+        in_rotation=worker.now.is_available,
         waits_for=weights.waits_for(worker) if is_behind else None,
     )
 

@@ -54,7 +54,7 @@ def shown_lane(pool: LanePool, workers: LaneWorkers) -> node_values.Lane:
         resident=(resident,) if resident else (),
         phase=workers.phase,
         next=workers.next,
-        because=workers.current.because,
+        because=workers.current.supervisor.because,
         need_mib=workers.current.spec.need_mib if resident else None,
         swaps=workers.swaps,
         load_s={model: round(seconds, 3) for model, seconds in workers.loads_s.items()},
@@ -97,13 +97,13 @@ def workers_router(fleet: Fleet, reserved: Callable[[str], int]) -> APIRouter:
         after: Annotated[int, Query(ge=0, description="only lines with a larger number")] = 0,
     ) -> values.WorkerLog:
         worker = find(worker_id)
-        lines = tuple(_line(line) for line in worker.log.tail(tail, after=after))
-        return values.WorkerLog(id=worker.spec.id, incarnation=worker.incarnation, lines=lines)
+        lines = tuple(_line(line) for line in worker.supervisor.log.tail(tail, after=after))
+        return values.WorkerLog(id=worker.spec.id, incarnation=worker.now.incarnation, lines=lines)
 
     @router.get("/{worker_id}/incidents", summary="Read what broke incarnations left", responses=refused(401, 404))
     async def get_incidents(worker_id: str) -> values.Incidents:
         worker = find(worker_id)
-        incidents = tuple(_incident(each) for each in worker.incidents)
+        incidents = tuple(_incident(each) for each in worker.recorder.incidents)
         return values.Incidents(id=worker.spec.id, incidents=incidents)
 
     @router.post("/{worker_id}/restart", summary="Replace the engine now", status_code=202, responses=refused(401, 404))
@@ -191,7 +191,7 @@ def shown_worker(reserved: Callable[[str], int], worker: SupervisedWorker, *, is
         verdict=now.verdict,
         requests=tuple(_request(view, is_named=is_named) for view in now.requests),
         tokens_per_s=round(now.tokens_per_s, 1),
-        pace=_pace(worker.latency),
+        pace=_pace(worker.requests.latency),
         kv=_kv(worker.kv, reserved(now.id)),
         weight_version=now.weight_version,
     )

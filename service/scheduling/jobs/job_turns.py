@@ -106,7 +106,7 @@ class JobTurns(Work):
 
     @override
     def begin_attempt(self, key: TurnKey, worker: SupervisedWorker, now: datetime) -> tuple[JobTurn, Sequence[Record]]:
-        turn = self.turns.begin_attempt(key, RunningAttempt(worker.spec.id, worker.incarnation), self._around)
+        turn = self.turns.begin_attempt(key, RunningAttempt(worker.spec.id, worker.now.incarnation), self._around)
         moved = records.TurnMoved(
             key=key,
             state=TurnState.IN_FLIGHT,

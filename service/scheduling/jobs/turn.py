@@ -189,17 +189,17 @@ class JobTurn(OnSlot):
         constraint = None if is_own else constraint_of(self._agent)
         if constraint is None:
             return await self._perform(worker, earlier, self._demand(None, is_own=is_own), is_told=False)
-        plan = worker.constraints.plan(constraint)
+        plan = worker.requests.constraints.plan(constraint)
         demand = self._demand(constraint) if plan.is_sent else None
         outcome = await self._perform(worker, earlier, demand, is_told=plan.is_told)
         answer = self.attempt.answer
         if plan.is_sent and isinstance(outcome, Completed) and answer.constrained_by is not None:
-            worker.constraints.note_answer(constraint, answer.text)
+            worker.requests.constraints.note_answer(constraint, answer.text)
         if answer.constrained_by is not None and _is_refused(outcome):
             without = await self._perform(worker, earlier, None, is_told=True)
             if isinstance(without, Completed):
                 logger.warning("turn %s: its constraint is told in words: %s", self.key, outcome)
-                worker.constraints.note_refused(constraint)
+                worker.requests.constraints.note_refused(constraint)
             return without
         return outcome
 
@@ -238,8 +238,8 @@ class JobTurn(OnSlot):
             is_watched=outlet.is_followed(key.job_id),
             slot=self._slot,
         )
-        attempt.request = worker.prepare(asked, attempt.answer)
-        return await worker.perform(asked, attempt.answer, attempt.request)
+        attempt.request = worker.requests.prepare(asked, attempt.answer)
+        return await worker.requests.perform(asked, attempt.answer, attempt.request)
 
     # Ending
 

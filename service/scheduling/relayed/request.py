@@ -205,10 +205,11 @@ class RelayedRequest(OnSlot):
         """Begin an attempt on a worker's slot."""
         self._waited_s, self._waiting_since = self.waited_s, None
         self.attempts += 1
-        self.attempt = RunningAttempt(worker.spec.id, worker.incarnation, min(self.posted.answers, worker.slots))
+        slots = min(self.posted.answers, worker.slots.total)
+        self.attempt = RunningAttempt(worker.spec.id, worker.now.incarnation, slots)
         self.attempt.answer.own_tokens = self.own_tokens if self.posted.is_apart else None
         self.whole, self._relay = None, self.to_relay()
-        self.attempt.request = worker.prepare(self._relay, self.attempt.answer)
+        self.attempt.request = worker.requests.prepare(self._relay, self.attempt.answer)
         self.changed.notify()
 
     def finish(self, failure: RelayFailure | None = None) -> None:
@@ -230,7 +231,7 @@ class RelayedRequest(OnSlot):
     @override
     async def run(self, worker: SupervisedWorker, lease: Lease) -> Outcome:
         with lease:
-            return await worker.perform(self._relay, self.attempt.answer, self.attempt.request)
+            return await worker.requests.perform(self._relay, self.attempt.answer, self.attempt.request)
 
     def to_relay(self) -> Relay:
         """Return it as its engine is asked; of its limit there is left what it has not been on slots."""

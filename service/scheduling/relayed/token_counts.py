@@ -50,11 +50,11 @@ class TokenCounts:
         if self.waiting >= self._requests.limits.requests:
             raise QueueFull(f"{self.waiting} requests wait to be counted (server.queue)", AFTER_S)
         request = RelayedRequest(JobId(f"count-{secrets.token_hex(ID_BYTES)}"), posted)
-        ready = [each for each in self._fleet if each.spec.name == posted.model and each.state in LEASABLE]
+        ready = [each for each in self._fleet if each.spec.name == posted.model and each.now.state in LEASABLE]
         for worker in sorted(ready, key=self._load):
             async with self._limiter(worker):
                 request.begin_attempt(worker)
-                outcome = await worker.count(_relay_of(request), request.attempt.answer)
+                outcome = await worker.requests.count(_relay_of(request), request.attempt.answer)
             if _is_last_word(outcome, request):
                 request.finish(_failure_of(outcome))
                 return request

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from tests.harness.virtual import pass_time, virtually
-from tests.harness.watching import FakeEngine, Watching
+from tests.harness.watching import SERVING, FakeEngine, Watching
 from transport.events import TextDelta
 from workers.health.canary import CanaryResult
 from workers.health.circuit_breaker import PAUSES, REPAVE_S, TRIAL_S, CircuitBreaker
@@ -49,7 +49,7 @@ class RefusingEngine(FakeEngine):
         self, reason: FailureReason, because: str, suspects: Mapping[InFlightRequest, FailureReason]
     ) -> None:
         super().break_engine(reason, because, suspects)
-        self.is_serving = True
+        self.now = SERVING
 
 
 SILENCE_S = 120.0

@@ -172,19 +172,19 @@ async def test_no_engine_is_started_on_a_slice_that_is_another_device(
     worker = worker_on(SLICE, scripted_spec, DeviceHealth(Silent()), changed)
 
     async def wait(state: WorkerState) -> None:
-        await changed.wait_until(lambda: worker.state is state)
+        await changed.wait_until(lambda: worker.now.state is state)
 
     def starts() -> int:
-        return sum("listening" in line.text for line in worker.log.tail(100))
+        return sum("listening" in line.text for line in worker.supervisor.log.tail(100))
 
     with anyio.fail_after(LIMIT_S):
         async with anyio.create_task_group() as tasks:
             await tasks.start(worker.run)
             worker.start_nowait()
             await wait(WorkerState.BACKOFF)
-            assert worker.because == WRONG
+            assert worker.supervisor.because == WRONG
             await wait(WorkerState.FAILED)
-            assert worker.because == f"gave up after 2 failures in 600 s, the last: {WRONG}"
+            assert worker.supervisor.because == f"gave up after 2 failures in 600 s, the last: {WRONG}"
             assert (starts(), asked(tmp_path)) == (0, ["MIG-7 PCI_BUS_ID"] * 2)
             show(10000)
             worker.resume_nowait("mended")
