@@ -18,7 +18,7 @@ from typing import Any
 
 from service import InferenceEngine, InferenceFailed
 from service.inference.event_log import INFER_DONE, replay
-from workers.engine.embedded.small_model import ensure_small_model
+from workers.models.small_model import ensure_small_model
 from workers.outcome import FailureReason
 
 LENGTHS = (16, 48, 96, 160)  # tokens of an answer, at most

@@ -29,7 +29,7 @@ from bench.words_set import DATES, PEOPLE, PERSON, REVIEWS, TOPICS, YES_NO
 from service.conversations.validation import Validation
 from service.conversations.wording import Wording
 from workers.engine.embedded import server as embedded
-from workers.engine.embedded.small_model import ensure_small_model
+from workers.models.small_model import ensure_small_model
 from workers.requests.prompts.bios import BiosWords
 
 SLOTS = 4

@@ -16,7 +16,6 @@ from service.errors import ConfigError, InvalidJob, ServiceError, StateUnusable
 from service.telemetry.logs import set_format
 from workers.errors import InvalidSpec, ModelUnavailable, StartFailed, WorkerError
 
-DEMO_PORT: Final = 9190
 UPGRADE_CHECK: Final = "--upgrade-check"  # given by a running service to the program that is to follow it
 ConfigOption = Annotated[
     Path, typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="The configuration, a YAML file.")
@@ -130,7 +129,9 @@ def run_command(
 
 @app.command("demo", rich_help_panel=Panel.RUN)
 def demo_command(
-    port: Annotated[int, typer.Option(envvar="ROUNDHOUSE_DEMO_PORT", help="The first engine's port.")] = DEMO_PORT,
+    port: Annotated[
+        int | None, typer.Option(envvar="ROUNDHOUSE_DEMO_PORT", help="The first engine's port.", show_default="9190")
+    ] = None,
     http_port: Annotated[
         int | None, typer.Option(envvar="ROUNDHOUSE_DEMO_HTTP_PORT", help="The dashboard's port.", show_default="9180")
     ] = None,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from service.config.keys import callers_of
 from service.config.lane_plan import with_mig
@@ -13,8 +13,11 @@ from service.config.schema import Config
 from service.config.workers import SMALL, TINY, own_models, tiny_model_path, worker_specs
 from service.conversations.callers import Caller
 from service.errors import ConfigError
-from workers.engine.embedded.small_model import ensure_small_model
+from workers.models.small_model import ensure_small_model
 from workers.spec import WorkerSpec
+
+if TYPE_CHECKING:
+    from workers.models.download import Progress
 
 MOST_FILES: Final = 10_000  # of a folder that are looked at
 
@@ -83,8 +86,8 @@ class ConfigSource:
     overrides: Mapping[str, object] = field(default_factory=dict)  # keys of ``server``
     enable_mig: bool = False
 
-    def load(self) -> LoadedConfig:
-        """Read the file and all that it names; models of Roundhouse's own are made, which may take long.
+    def load(self, progress: "Progress | None" = None) -> LoadedConfig:
+        """Read the file and all that it names; models of Roundhouse's own are made or fetched, which may take long.
 
         Raises:
             ConfigError: with every fault.
@@ -94,7 +97,7 @@ class ConfigSource:
         config = with_mig(load_config(self.path, self.overrides), enable_mig=self.enable_mig)
         callers = callers_of_config(config, base)
         with naming_lines(self.path):
-            specs = usable_specs(config, base, config.server.state_dir)
+            specs = usable_specs(config, base, config.server.state_dir, progress)
         return LoadedConfig(
             config=config,
             specs=specs,
@@ -122,7 +125,7 @@ def callers_of_config(config: Config, base: Path) -> dict[bytes, Caller]:
     return callers_of(server.api_keys, server.keys, file)
 
 
-def usable_specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
+def usable_specs(config: Config, base: Path, state_dir: Path, progress: "Progress | None" = None) -> list[WorkerSpec]:
     """Return the specifications of all workers; make or fetch Roundhouse's own models that they use.
 
     Raises:
@@ -132,7 +135,7 @@ def usable_specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec
     specs = worker_specs(config, base, state_dir)
     own = own_models(config)
     if SMALL in own:
-        ensure_small_model()
+        ensure_small_model(progress)
     if TINY in own:
         _make_tiny(state_dir)
     return specs

@@ -17,11 +17,11 @@ from service.config.schema import Config
 from service.config.tools import check_programs, python_tools
 from service.errors import ConfigError
 from workers.devices.layout import Lane
-from workers.engine.embedded.small_model import small_model_path
 from workers.engine.launch import command_for
 from workers.engine.launch.vllm import socket_of
 from workers.errors import InvalidSpec
 from workers.lanes.lane_spec import memory_need, most_room, on_lane
+from workers.models.small_model import small_model_path
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.weights import WeightsPolicy
 from workers.requests.prompts.bios import BiosPolicy

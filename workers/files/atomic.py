@@ -1,5 +1,6 @@
-"""Files that others read while they are written."""
+"""Files that others read while they are written, and what they hold."""
 
+import hashlib
 import os
 import tempfile
 from pathlib import Path
@@ -37,3 +38,13 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from service.cli.conventions import Exit
 from service.cli.displays.console import plain
+from service.cli.displays.fetch_display import FetchBars
 from service.config.lane_plan import with_mig
 from service.config.load import build_config, load_config, naming_lines
 from service.config.schema import Config
@@ -33,13 +34,15 @@ from service.serve import serve as serve_until_stopped
 from service.telemetry.logs import set_format
 from service.upgrade.check import answer_check
 from service.upgrade.handover import take_handover
-from workers.engine.embedded.small_model import ensure_small_model
 from workers.errors import ModelUnavailable
+from workers.models.small_model import ensure_small_model
 from workers.spec import WorkerSpec
 
 T = TypeVar("T")
 DEMO: Final = resources.files("service.cli")
 DEMO_HTTP_PORT: Final = 9180
+DEMO_PORT: Final = 9190
+LOOKED_AT: Final = 100  # ports, for those of the demo's engines
 MOST_FAILURES: Final = 5
 
 
@@ -57,7 +60,8 @@ def serve(
     os.umask(0o077)  # what it writes holds prompts and answers
     overrides = {"host": host, "port": port, "state_dir": state_dir}
     source = ConfigSource(path=config, overrides=overrides, enable_mig=enable_mig)
-    loaded = source.load()
+    with FetchBars() as bars:
+        loaded = source.load(bars.on_terminal())
     server = loaded.config.server
     if is_check:
         typer.echo(answer_check(loaded.config, loaded.specs))
@@ -107,15 +111,16 @@ def _tell_end(name: str, state: str, output: Path, when: str = "") -> None:
     typer.echo(f"{plain(name)}: {state}{when}; transcripts in {folder / 'transcripts'}")
 
 
-def demo(port: int, http_port: int | None, *, stays: bool) -> None:
+def demo(port: int | None, http_port: int | None, *, stays: bool) -> None:
     """Run the built-in debate, with an engine that is killed in the middle, and a call of a tool."""
     from service.cli.commands.demo import play  # noqa: PLC0415 - it needs the client, which a service that starts does not
 
     document, lines = parse_document((DEMO / "demo_config.yaml").read_text(), "demo")
     if not isinstance(document, dict):
         raise ConfigError("demo: its configuration is damaged")
-    document["models"]["small"]["port"] = port
-    model = _demo_model(document["models"]["small"])
+    small = document["models"]["small"]
+    small["port"] = _demo_port(small["replicas"]) if port is None else port
+    model = _demo_model(small)
     jobs = [_demo_job(file) for file in ("demo.yaml", "demo_tool_call.yaml")]
     with tempfile.TemporaryDirectory(prefix="roundhouse-demo-") as name:
         listener = _demo_listener(http_port)
@@ -147,13 +152,34 @@ def _demo_listener(port: int | None) -> socket.socket:
     except ConfigError:
         if port is not None:
             raise
-        return listen("127.0.0.1", 0)
+        listener = listen("127.0.0.1", 0)
+        typer.echo(f"port {DEMO_HTTP_PORT} is taken, so the dashboard is at port {listener.getsockname()[1]}", err=True)
+        return listener
+
+
+def _demo_port(engines: int) -> int:
+    """Return the first of so many ports that nobody listens on: from the usual one on."""
+    for port in range(DEMO_PORT, DEMO_PORT + LOOKED_AT, engines):
+        if all(map(_is_free, range(port, port + engines))):
+            if port != DEMO_PORT:
+                typer.echo(f"port {DEMO_PORT} is taken, so the first engine is at port {port}", err=True)
+            return port
+    raise ConfigError(f"all ports from {DEMO_PORT} to {DEMO_PORT + LOOKED_AT} are taken; give another with --port")
+
+
+def _is_free(port: int) -> bool:
+    try:
+        listen("127.0.0.1", port).close()
+    except ConfigError:
+        return False
+    return True
 
 
 def _demo_model(model: dict[str, object]) -> str:
     """Set the demo's model and return its label; a made model stands in for a small one that cannot be had."""
     try:
-        path = ensure_small_model()
+        with FetchBars() as bars:
+            path = ensure_small_model(bars.on_terminal())
     except ModelUnavailable as error:
         model["model"] = TINY
         typer.echo(f"the small model cannot be had, so a made one stands in: {error}", err=True)
@@ -210,7 +236,8 @@ async def _interruptible(main: Callable[..., Coroutine[Any, Any, T]], *arguments
 
 
 def _specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
-    specs = usable_specs(config, base, state_dir)
+    with FetchBars() as bars:
+        specs = usable_specs(config, base, state_dir, bars.on_terminal())
     _tell_stand_ins(config, state_dir)
     return specs
 

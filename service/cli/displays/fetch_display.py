@@ -1,0 +1,41 @@
+"""A bar for each file that is fetched before anything runs."""
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console
+
+from service.cli.displays.console import can_draw
+
+if TYPE_CHECKING:  # most starts fetch nothing
+    from rich.progress import Progress, TaskID
+
+
+class FetchBars(ExitStack):
+    """Bars on standard error for a block, one a file; a ``workers.models.download.Progress`` where a terminal is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._console = Console(stderr=True)
+        self._bars: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+
+    def __repr__(self) -> str:
+        return f"<FetchBars {sorted(self._tasks)}>"
+
+    def on_terminal(self) -> Self | None:
+        """Return the bars; None where they cannot be drawn, and the log is to tell."""
+        return self if can_draw(self._console) else None
+
+    def __call__(self, name: str, there: int, size: int | None) -> None:
+        """Show how many bytes of a file are there."""
+        if self._bars is None:
+            from rich import progress  # noqa: PLC0415 - see above
+
+            columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.DownloadColumn())
+            pace = (progress.TransferSpeedColumn(), progress.TimeRemainingColumn())
+            bars = progress.Progress(*columns, *pace, console=self._console, transient=True)
+            self._bars = self.enter_context(bars)
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(f"fetching {name}")
+        self._bars.update(self._tasks[name], completed=there, total=size)
