@@ -18,9 +18,10 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 FROM base AS build
-ARG EXTRAS=embedded
+ARG EXTRAS=""
 WORKDIR /source
 COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY roundhouse roundhouse
 COPY transport transport
 COPY workers workers
 COPY service service

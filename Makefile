@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.demo
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ./client --editable
+# The distribution was called roundhouse once; what a clone has of it would be taken for an installation of that time.
+FORGET_FORMER_NAME = $(BIN)/python -m pip uninstall --quiet --yes roundhouse 2>&1 | grep --invert-match 'not installed'; rm -rf roundhouse.egg-info
 
 .PHONY: demo test test-slow test-system test-engines soak lint types bench clean
 .DELETE_ON_ERROR:
@@ -68,11 +70,13 @@ $(BIN)/python:
 
 # What the demo runs with, and nothing that only developers need.
 $(DEMO_READY): pyproject.toml client/pyproject.toml constraints.txt | $(BIN)/python
+	@$(FORGET_FORMER_NAME)
 	@echo "installing Roundhouse and llama.cpp's engine into $(VENV): about half a minute, some 250 MB"
-	@test $(READY) -nt pyproject.toml -a $(READY) -nt constraints.txt || $(INSTALL) '.[embedded]'
+	@test $(READY) -nt pyproject.toml -a $(READY) -nt constraints.txt || $(INSTALL) .
 	@touch $@
 
 $(READY): pyproject.toml client/pyproject.toml constraints.txt | $(BIN)/python
+	@$(FORGET_FORMER_NAME)
 	@echo "installing all that developers need into $(VENV): one to three minutes, some 700 MB"
 	@$(INSTALL) '.[dev]'
 	@touch $@

@@ -1,7 +1,6 @@
 """Jobs, conversations, scheduling, storage, configuration, the HTTP surface and the terminal."""
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -43,7 +42,9 @@ _HOMES: Final = {
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever has that name
     """Look a name up where it is asked for: ``service.client`` is used where nothing is installed of us."""
     if name == "__version__":
-        return version("roundhouse")
+        from workers.distribution import own_version  # noqa: PLC0415 - see above
+
+        return own_version()
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(name)

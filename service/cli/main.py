@@ -7,8 +7,13 @@ from types import FrameType
 from typing import Final
 
 from service.cli.conventions import Exit
+from workers.distribution import former_version
 
 IMPORT_THRESHOLDS: Final = (50_000, 10, 10)
+FORMER: Final = """Roundhouse {former} is installed beside this one, under its former name and with the same files. Run:
+  pip uninstall roundhouse
+  pip install --force-reinstall --no-deps roundhouse-llm roundhouse-client   # in a clone: ./client .
+"""
 
 
 def main() -> None:
@@ -20,6 +25,9 @@ def main() -> None:
         signal.signal(signal.SIGINT, _leave)
     if "serve" in sys.argv[1:3]:
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # an upgrade that is asked for too early; the default would kill
+    if (former := former_version()) is not None:
+        sys.stderr.write(FORMER.format(former=former))
+        sys.exit(Exit.USAGE)
     # What is imported stays: to look through it for garbage again and again takes a tenth of the time.
     gc.set_threshold(*IMPORT_THRESHOLDS)
     from service.cli.app import run_app  # noqa: PLC0415

@@ -12,7 +12,6 @@ from service.config.load import load_config, named_variables, naming_lines
 from service.config.schema import Config
 from service.config.workers import SMALL, TINY, own_models, tiny_model_path, worker_specs
 from service.conversations.callers import Caller
-from service.errors import ConfigError
 from workers.models.small_model import ensure_small_model
 from workers.spec import WorkerSpec
 
@@ -142,9 +141,6 @@ def usable_specs(config: Config, base: Path, state_dir: Path, progress: "Progres
 
 
 def _make_tiny(state_dir: Path) -> None:
-    try:
-        from workers.engine.embedded.tiny_model import ensure_tiny_model  # noqa: PLC0415 - of the extra 'embedded'
-    except ImportError as error:
-        text = f"the embedded engine needs the extra 'embedded' ({error}): pip install ./client '.[embedded]'"
-        raise ConfigError(text) from error
+    from workers.engine.embedded.tiny_model import ensure_tiny_model  # noqa: PLC0415 - it takes a while
+
     ensure_tiny_model(tiny_model_path(state_dir))

@@ -2,11 +2,13 @@
 
 import hashlib
 import os
+import platform
 import re
 import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -271,4 +273,9 @@ def _check_launch(spec: WorkerSpec) -> None:
     if shutil.which(program) is None:
         raise ConfigError(
             f"models.{spec.name}.command: no such program: {program!r}; give its path with command: [...]"
+        )
+    if spec.engine is EngineKind.EMBEDDED and not spec.command and find_spec("xllamacpp") is None:
+        raise ConfigError(
+            f"models.{spec.name}.engine: the embedded engine is not installed, as there is no wheel of xllamacpp for"
+            f" {platform.system()} on {platform.machine()}; llama-server, vllm and attached are other engines"
         )

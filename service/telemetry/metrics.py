@@ -6,7 +6,6 @@ No label is anybody's to invent: models, tools, routes and reasons are bounded i
 import time
 from collections.abc import Iterable, Sequence
 from functools import cache
-from importlib.metadata import version
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -14,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from service.store.news import FactsLost, JobsCommitted, LeaseRenewed, StoreEvent
 from service.telemetry.turn_metrics import MOST_TOOLS, WAIT_BUCKETS, TurnMetrics
+from workers.distribution import own_version
 from workers.fleet import Fleet
 from workers.policy.weights import UpdatePhase
 from workers.states import WorkerState
@@ -61,7 +61,7 @@ class Metrics:
         self.turns = TurnMetrics(self._registry, self.model_name, CappedNames(MOST_TOOLS))
         ProcessCollector(registry=self._registry)
         build = Gauge("roundhouse_build_info", "Which version runs.", ("version",), registry=self._registry)
-        build.labels(version("roundhouse")).set(1)
+        build.labels(own_version()).set(1)
         self._phases = self._seconds(
             "weight_update_phase",
             "How long a phase of an update of weights took, over all workers of a model.",

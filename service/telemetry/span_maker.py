@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import version
 from typing import Final
 
 from opentelemetry.context import Context
@@ -27,6 +26,7 @@ from service.conversations.states import ENDED_CONVERSATIONS, ConversationState,
 from service.conversations.transcript import Attempt, Turn
 from service.store.records import ConversationMoved, Record, TurnEnded
 from service.telemetry import span_names as names
+from workers.distribution import own_version
 from workers.fleet import Fleet
 from workers.spec import EngineKind
 from workers.tools.calls import ToolRecord
@@ -49,7 +49,7 @@ def exporting_provider(instance: str) -> TracerProvider:
     Where to, how often and how many: ``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_BSP_*``, ``OTEL_TRACES_SAMPLER`` and their
     kin.
     """
-    about = {names.SERVICE_VERSION: version("roundhouse"), names.SERVICE_INSTANCE: instance}
+    about = {names.SERVICE_VERSION: own_version(), names.SERVICE_INSTANCE: instance}
     if "OTEL_SERVICE_NAME" not in os.environ:
         about[names.SERVICE_NAME] = "roundhouse"
     provider = TracerProvider(resource=Resource.create(about), shutdown_on_exit=False)

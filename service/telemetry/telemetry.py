@@ -103,7 +103,7 @@ async def tracing(
     try:
         from service.telemetry.span_maker import exporting_provider  # noqa: PLC0415 - off, nothing of it is imported
     except ImportError as error:
-        raise ConfigError(f"telemetry.traces: pip install 'roundhouse[otel]' ({error})") from error
+        raise ConfigError(f"telemetry.traces: pip install 'roundhouse-llm[otel]' ({error})") from error
     provider = await anyio.to_thread.run_sync(exporting_provider, instance)
     spans = spans_of(provider, fleet, scheduler)
     telemetry.trace(spans)

@@ -9,12 +9,12 @@ import logging
 import math
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, cast
 
 import anyio
 import msgspec
 
+from workers.distribution import own_version
 from workers.errors import ToolRunFailed, UnknownTool
 from workers.policy.restart import Backoff
 from workers.process.handed_over import HeldServer, HeldTool
@@ -274,7 +274,7 @@ class McpTools:
         from workers.tools.mcp_http import open_client  # noqa: PLC0415 - both need the SDK
         from workers.tools.stdio import StdioLink  # noqa: PLC0415 - as well
 
-        who = Implementation(name="roundhouse", version=version("roundhouse"))
+        who = Implementation(name="roundhouse", version=own_version())
         name = self._server.name
         if self._server.url is not None:
             http = await stack.enter_async_context(open_client(self._server.headers))

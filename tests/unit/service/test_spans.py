@@ -223,4 +223,4 @@ async def test_without_the_extra_traces_are_refused_in_words(monkeypatch: pytest
     with pytest.raises(ExceptionGroup) as refused:
         async with open_node(config, [spec], tmp_path):
             raise AssertionError("it starts")
-    assert "pip install 'roundhouse[otel]'" in repr(refused.value.subgroup(ConfigError))
+    assert "pip install 'roundhouse-llm[otel]'" in repr(refused.value.subgroup(ConfigError))

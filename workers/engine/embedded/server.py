@@ -11,7 +11,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import xllamacpp
+try:
+    import xllamacpp
+except ImportError as error:
+    needs = "; install libgomp1 (Debian, Ubuntu) or libgomp (Fedora, SUSE)" if "libgomp" in str(error) else ""
+    sys.exit(f"roundhouse-embedded: the library of the engine cannot be loaded: {error}{needs}")
 
 KEY = "LLAMA_API_KEY"  # llama-server's own name for it
 
