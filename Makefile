@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DIST := dist
 READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.demo
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ./client --editable
 # The distribution was called roundhouse once; what a clone has of it would be taken for an installation of that time.
 FORGET_FORMER_NAME = $(BIN)/python -m pip uninstall --quiet --yes roundhouse 2>&1 | grep --invert-match 'not installed'; rm -rf roundhouse.egg-info
 
-.PHONY: demo test test-slow test-system test-engines soak lint types bench clean
+.PHONY: demo test test-slow test-system test-engines soak lint types bench dist clean
 .DELETE_ON_ERROR:
 
 demo: $(DEMO_READY)
@@ -60,8 +61,14 @@ bench: $(READY)
 	$(BIN)/python -m bench.all $(ONLY)
 	$(BIN)/python -m bench.pages
 
+# Both distributions as the package index takes them (docs/how-to/release.md).
+dist: $(READY)
+	rm -rf $(DIST)
+	$(BIN)/python -m build --outdir $(DIST) client
+	$(BIN)/python -m build --outdir $(DIST) .
+
 clean:
-	rm -rf $(VENV) .venv-3.13
+	rm -rf $(VENV) .venv-3.13 $(DIST)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or later is needed: make PYTHON=python3.11 ...")'

@@ -25,6 +25,7 @@ from service.serve import page_address, serve
 from workers.errors import StartFailed
 
 KILL_AFTER: Final = 6  # turns that have ended
+TAIL: Final = 10  # lines of an engine that could not be started
 LINE: Final = 110  # characters of what a turn says
 LOOK_S: Final = 0.1
 SETTLE_S: Final = 0.2  # for the last words of an engine that was stopped
@@ -88,7 +89,8 @@ class _Demo:
             workers = (await self._client.list_workers()).workers
             for worker in workers:
                 if worker.state in FAILED:
-                    raise StartFailed(worker.id, worker.because, ())
+                    log = await self._client.get_log(worker.id, tail=TAIL)
+                    raise StartFailed(worker.id, worker.because, tuple(line.text for line in log.lines))
             if all(worker.state == "ready" for worker in workers):
                 return
             await anyio.sleep(LOOK_S)
