@@ -36,8 +36,8 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     job: Job
 
 
-def read_job_file(source: str, text: str, config: Config) -> JobFile:
-    """Return the job that a YAML or JSON text describes.
+def read_job_file(source: str, text: str, config: Config, model: str | None = None) -> JobFile:
+    """Return the job that a YAML or JSON text describes; with ``model`` all its agents speak with that one.
 
     Raises:
         ConfigError: with everything that is wrong with it, each with its line where that is known.
@@ -45,6 +45,8 @@ def read_job_file(source: str, text: str, config: Config) -> JobFile:
     document, lines = parse_document(text, source)
     if isinstance(document, dict) and "models" in document and "agents" not in document:
         raise ConfigError(f"{source}: this looks like a configuration; a job has agents and conversations")
+    if model is not None and isinstance(document, dict) and isinstance(agents := document.get("agents"), list):
+        document["agents"] = [{**each, "model": model} if isinstance(each, dict) else each for each in agents]
     try:
         job = parse_job(document, JobId(source), rules_of(config))
     except InvalidJob as error:

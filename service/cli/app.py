@@ -18,7 +18,14 @@ from workers.errors import InvalidSpec, ModelUnavailable, StartFailed, WorkerErr
 
 UPGRADE_CHECK: Final = "--upgrade-check"  # given by a running service to the program that is to follow it
 ConfigOption = Annotated[
-    Path, typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="The configuration, a YAML file.")
+    Path | None,
+    typer.Option(
+        "--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="The configuration.", show_default="./roundhouse.yaml"
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", "-m", help="In place of a configuration: roundhouse:small, or a GGUF file.", metavar="M"),
 ]
 StateOption = Annotated[
     Path | None, typer.Option(envvar="ROUNDHOUSE_STATE_DIR", help="Database, made models; over server.state_dir.")
@@ -111,7 +118,8 @@ def options(
 @app.command("run", rich_help_panel=Panel.RUN)
 def run_command(
     jobs: Annotated[list[Path], typer.Argument(help="Job files, YAML or JSON.", metavar="JOB...")],
-    config: ConfigOption,
+    config: ConfigOption = None,
+    model: ModelOption = None,
     output: Annotated[
         Path, typer.Option(envvar="ROUNDHOUSE_OUTPUT", help="Where transcripts go; run again, it goes on there.")
     ] = Path("output"),
@@ -122,9 +130,11 @@ def run_command(
     enable_mig: MigOption = False,
 ) -> None:
     """Run job files in one process, without HTTP, with progress."""
-    from service.cli.commands import engine_commands  # noqa: PLC0415 - see above
+    from service.cli.commands import engine_commands, first_steps  # noqa: PLC0415 - see above
 
-    engine_commands.run(jobs, config, output, show_prompts=show_prompts, words=words, enable_mig=enable_mig)
+    name = None if model is None else first_steps.model_name(model)
+    path = first_steps.config_path(config, model)
+    engine_commands.run(jobs, path, output, name, show_prompts=show_prompts, words=words, enable_mig=enable_mig)
 
 
 @app.command("demo", rich_help_panel=Panel.RUN)
@@ -146,7 +156,8 @@ def demo_command(
 
 @app.command("serve", rich_help_panel=Panel.OPERATE)
 def serve_command(
-    config: ConfigOption,
+    config: ConfigOption = None,
+    model: ModelOption = None,
     host: Annotated[str | None, typer.Option(envvar="ROUNDHOUSE_HOST", help="Over server.host.")] = None,
     port: Annotated[int | None, typer.Option(envvar="ROUNDHOUSE_PORT", help="Over server.port.")] = None,
     state_dir: StateOption = None,
@@ -157,19 +168,38 @@ def serve_command(
     ] = False,
 ) -> None:
     """Run the service. SIGTERM or Ctrl-C once drains and stops; a second time stops at once. SIGUSR2 upgrades it."""
-    from service.cli.commands import engine_commands  # noqa: PLC0415 - see above
+    from service.cli.commands import engine_commands, first_steps  # noqa: PLC0415 - see above
 
     engine_commands.serve(
-        config, host=host, port=port, state_dir=state_dir, enable_mig=enable_mig, is_check=upgrade_check
+        first_steps.config_path(config, model),
+        host=host,
+        port=port,
+        state_dir=state_dir,
+        enable_mig=enable_mig,
+        is_check=upgrade_check,
     )
 
 
 @app.command("check", rich_help_panel=Panel.OPERATE)
-def check_command(config: ConfigOption, state_dir: StateOption = None) -> None:
+def check_command(config: ConfigOption = None, model: ModelOption = None, state_dir: StateOption = None) -> None:
     """Validate a configuration and print the effective one, secrets masked."""
+    from service.cli.commands import first_steps  # noqa: PLC0415 - see above
     from service.cli.commands.configuration_check import check  # noqa: PLC0415 - see above
 
-    check(config, state_dir)
+    check(first_steps.config_path(config, model), state_dir)
+
+
+@app.command("init", rich_help_panel=Panel.RUN)
+def init_command(
+    model: Annotated[str, typer.Option("--model", "-m", help="roundhouse:small, or a GGUF file.", metavar="M")] = (
+        "roundhouse:small"
+    ),
+    folder: Annotated[Path, typer.Option("--dir", help="Where the files go.")] = Path(),
+) -> None:
+    """Write a configuration for this machine and a first job, which run as they are."""
+    from service.cli.commands import first_steps  # noqa: PLC0415 - see above
+
+    first_steps.write_files(model, folder)
 
 
 errors = Console(stderr=True, emoji=False)

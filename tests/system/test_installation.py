@@ -22,7 +22,7 @@ OFFLINE = {
     "UV_FIND_LINKS": "/wheels",
     "UV_OFFLINE": "1",
     "UV_PYTHON_DOWNLOADS": "never",
-    "UV_CACHE_DIR": "/root/uv",
+    "UV_CACHE_DIR": "/tmp/uv",
     "UV_LINK_MODE": "copy",
 }
 

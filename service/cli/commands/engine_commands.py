@@ -72,10 +72,19 @@ def serve(
     run_async(serve_until_stopped, loaded, source.load, listener, inherited)
 
 
-def run(jobs: Sequence[Path], config: Path, output: Path, *, show_prompts: bool, words: bool, enable_mig: bool) -> None:
-    """Run job files to their ends."""
+def run(
+    jobs: Sequence[Path],
+    config: Path,
+    output: Path,
+    model: str | None = None,
+    *,
+    show_prompts: bool,
+    words: bool,
+    enable_mig: bool,
+) -> None:
+    """Run job files to their ends, all agents on ``model`` where it is named."""
     settings = with_mig(load_config(config), enable_mig=enable_mig)
-    files = [read_job_file(str(path), read_text(path), settings) for path in jobs]
+    files = [read_job_file(str(path), read_text(path), settings, model) for path in jobs]
     _check_writable(output)
     known = [ended_before(file, output) for file in files]
     if all(state is not None for state in known):

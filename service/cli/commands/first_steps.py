@@ -1,0 +1,119 @@
+"""A configuration where nobody has written one: found in this folder, made for one model, or written by ``init``."""
+
+import os
+import shutil
+import socket
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from service.config.proposal import OWN, SMALL_MEMORY, Means, NamedModel, configuration_text, job_text
+from service.config.workers import SMALL
+from service.errors import ConfigError
+from workers.devices.discovery import find_gpus, host_memory_mib, usable_cores
+from workers.errors import DevicesUnreadable
+from workers.files.atomic import replace_file
+from workers.files.model_memory import model_memory
+
+FILE: Final = "roundhouse.yaml"
+JOB_FILE: Final = "job.yaml"
+HTTP_PORTS: Final = range(8080, 8180)
+ENGINE_PORTS: Final = range(9100, 9200)
+PROGRAMS: Final = ("llama-server", "vllm")
+
+
+def config_path(config: Path | None, model: str | None) -> Path:
+    """Return the configuration to use: the one that was named, one made for ``model``, or that of this folder.
+
+    Raises:
+        ConfigError: there is none, or both are given.
+    """
+    if config is not None and model is not None:
+        raise ConfigError("--config names a configuration, and --model makes one: give one of them")
+    if model is not None:
+        return _made(model)
+    if config is not None:
+        return config
+    if not Path(FILE).is_file():
+        raise ConfigError(
+            f"there is no {FILE} here: roundhouse init writes one, --model M makes one, --config names one"
+        )
+    typer.echo(f"configuration: {FILE}", err=True)
+    return Path(FILE)
+
+
+def write_files(model: str, folder: Path) -> None:
+    """Write a configuration for this machine, and a first job for it.
+
+    Raises:
+        ConfigError: a file is there already, or the model cannot be served here.
+    """
+    paths = (folder / FILE, folder / JOB_FILE)
+    for path in paths:
+        if path.exists():
+            raise ConfigError(f"{path} is there already, and is left as it is; --dir names another folder")
+    named = _named(model)
+    means = _means(http_port=_free_port(HTTP_PORTS), engine_port=_free_port(ENGINE_PORTS))
+    for path, text in zip(paths, (configuration_text(named, means), job_text(named)), strict=True):
+        replace_file(path, text.encode())
+        typer.echo(f"written: {path}")
+    here = "" if folder == Path() else f"cd {folder} && "
+    typer.echo(f"next: {here}roundhouse run {JOB_FILE}")
+
+
+def model_name(model: str) -> str:
+    """Return the name that a job's agents have for the model of ``--model``."""
+    return _named(model).name
+
+
+def _made(model: str) -> Path:
+    named = _named(model)
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "roundhouse" / named.name
+    path = home / FILE
+    replace_file(path, configuration_text(named, _means(), home / "state").encode())
+    return path
+
+
+def _named(reference: str) -> NamedModel:
+    """Return the facts of a model's files: of one of ours, a GGUF file, or a folder with a checkpoint."""
+    if reference in OWN:
+        return NamedModel(reference=reference, is_gguf=True, memory=SMALL_MEMORY if reference == SMALL else None)
+    path = Path(reference).expanduser().resolve()
+    is_gguf = path.is_file() and path.suffix == ".gguf"
+    if not is_gguf and not (path / "config.json").is_file():
+        raise ConfigError(
+            f"{reference}: no such model; give {', '.join(OWN)}, a GGUF file, or a folder with config.json and weights"
+        )
+    return NamedModel(reference=str(path), is_gguf=is_gguf, memory=model_memory(str(path)))
+
+
+def _means(http_port: int = HTTP_PORTS[0], engine_port: int = ENGINE_PORTS[0]) -> Means:
+    try:
+        gpus = find_gpus()
+    except DevicesUnreadable as error:
+        typer.echo(f"no GPU is counted on: {error}", err=True)
+        gpus = []
+    programs = {name for name in PROGRAMS if shutil.which(name)} | ({"embedded"} if find_spec("xllamacpp") else set())
+    return Means(
+        gpus=gpus,
+        cores=usable_cores(),
+        memory_mib=host_memory_mib(),
+        programs=frozenset(programs),
+        http_port=http_port,
+        engine_port=engine_port,
+    )
+
+
+def _free_port(ports: range) -> int:
+    """Return the first port that nobody listens on; the first of all where somebody listens on each."""
+    for port in ports:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    return ports[0]

@@ -1,0 +1,166 @@
+"""A configuration of one model for this machine, each line with its reason, and a first job for it. Pure."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import yaml
+
+from service.config.workers import SMALL, TINY
+from service.errors import ConfigError
+from workers.devices.device import Gpu
+from workers.files.model_memory import ModelMemory
+
+CPU_CONTEXT: Final = 4096
+GPU_CONTEXT: Final = 8192
+LEAST_CONTEXT: Final = 512
+CPU_SLOTS: Final = 4  # at most: each answers slower the more there are
+GPU_SLOTS: Final = 8
+VLLM_SLOTS: Final = 32
+USABLE: Final = 0.8  # of a memory that others use as well
+SMALL_MEMORY: Final = ModelMemory(weights_mib=94, token_bytes=23_040)  # before it is fetched
+SMALL_PARAMS: Final = {"max_tokens": 60, "temperature": 0.3, "repeat_penalty": 1.15}
+OWN: Final = {SMALL: "a small real model, 93 MB, fetched once", TINY: "a model made on the spot, whose text is noise"}
+COLUMN: Final = 44
+JOB: Final = """\
+# Two agents argue, and a third says who leads: roundhouse run job.yaml
+name: first
+rounds: 2
+agents:
+  - {{id: pro, model: {model}, system: You argue for yes. Give one short reason.}}
+  - {{id: con, model: {model}, system: You argue for no. Give one short reason.}}
+  - id: chair
+    model: {model}
+    system: Say who leads, pro or con.
+    speak_after_within_round: [pro, con]   # it waits for both, and reads what they said
+    visible_to: []                         # nobody reads its words
+    validation: {{choices: [pro, con]}}      # the engine holds the model to one of them
+conversations:
+  - {{id: cars, prompt: "Should towns ban cars from their centres?"}}
+  - {{id: homework, prompt: "Should homework be abolished?"}}
+"""
+
+
+class Means(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine's devices and engines: memory is in MiB; ``programs`` are the engines that are installed."""
+
+    gpus: Sequence[Gpu] = ()
+    cores: int
+    memory_mib: int
+    programs: frozenset[str]
+    http_port: int = 8080
+    engine_port: int = 9100
+
+
+class NamedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as a person names it; ``memory`` is None where no file of it tells."""
+
+    reference: str
+    is_gguf: bool
+    memory: ModelMemory | None = None
+
+    @property
+    def name(self) -> str:
+        """The name that a job's agents have for it."""
+        stem = self.reference.rpartition(":")[2] if self.reference in OWN else Path(self.reference).name
+        return re.sub(r"[^a-z0-9.-]+", "-", stem.lower().removesuffix(".gguf")).strip("-.") or "model"
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One key of a model or of the server, with its value and the reason for it."""
+
+    key: str
+    value: object
+    because: str
+
+
+def propose(model: NamedModel, means: Means) -> list[Line]:
+    """Return the keys of a model.
+
+    Raises:
+        ConfigError: no engine here can serve it, or no memory holds it.
+    """
+    engine, why = _engine(model, means)
+    on_gpu = bool(means.gpus) and engine != "embedded"
+    slots = {"vllm": VLLM_SLOTS}.get(engine, GPU_SLOTS) if on_gpu else max(2, min(CPU_SLOTS, means.cores))
+    place = f"{means.gpus[0].name}" if on_gpu else f"{means.cores} cores"
+    lines = [
+        Line(key="engine", value=engine, because=why),
+        Line(key="model", value=model.reference, because=OWN.get(model.reference, "as it was named")),
+        Line(key="slots", value=slots, because=f"answers at the same time, on {place}"),
+    ]
+    context = _context(model, means, 1 if engine == "vllm" else slots, on_gpu=on_gpu)
+    if engine != "vllm":
+        lines.append(Line(key="context", value=context, because="tokens of a prompt and its answer, in each slot"))
+    if on_gpu and len(means.gpus) > 1:
+        lines.append(Line(key="replicas", value=len(means.gpus), because="an engine on each GPU"))
+    if engine != "vllm":
+        lines.append(Line(key="port", value=means.engine_port, because="of the first engine, on loopback"))
+    is_small = model.reference == SMALL
+    why = "it repeats itself otherwise" if is_small else "an answer that runs on ends there"
+    lines.append(Line(key="params", value=SMALL_PARAMS if is_small else {"max_tokens": 512}, because=why))
+    return lines
+
+
+def _engine(model: NamedModel, means: Means) -> tuple[str, str]:
+    if not model.is_gguf:
+        if "vllm" not in means.programs:
+            raise ConfigError(f"{model.reference}: vllm serves such a model, and is not on the path")
+        return "vllm", "the vllm on the path: this is no GGUF file"
+    if "llama-server" in means.programs and (means.gpus or "embedded" not in means.programs):
+        return "llama-server", "the one on the path" + (", which can use the GPU" if means.gpus else "")
+    if "embedded" in means.programs:
+        return "embedded", "llama.cpp's server, which is installed with Roundhouse"
+    raise ConfigError(f"{model.reference}: llama.cpp serves such a model, and no llama-server is on the path")
+
+
+def _context(model: NamedModel, means: Means, slots: int, *, on_gpu: bool) -> int:
+    """Return the most context that memory holds in all slots, of what is usual."""
+    context = GPU_CONTEXT if on_gpu else CPU_CONTEXT
+    there = means.gpus[0].memory_mib if on_gpu else means.memory_mib
+    if model.memory is None or there is None:
+        return context
+    usable = int(there * USABLE)
+    while True:
+        need = model.memory.need_mib(slots * context) or model.memory.weights_mib
+        if need <= usable:
+            return context
+        if context <= LEAST_CONTEXT:
+            what = means.gpus[0].name if on_gpu else "this machine"
+            raise ConfigError(
+                f"{model.reference} does not fit: it needs {need} MiB with {slots} slots of {context} tokens, and"
+                f" {usable} MiB of {what} are for it"
+            )
+        context //= 2
+
+
+def configuration_text(model: NamedModel, means: Means, state_dir: Path | None = None) -> str:
+    """Return the text of a configuration, with a reason behind each value.
+
+    Raises:
+        ConfigError: as ``propose``.
+    """
+    gpus = ", ".join(gpu.name for gpu in means.gpus) or "no GPU"
+    text = [f"# For {means.cores} cores, {means.memory_mib / 1024:.0f} GiB of memory, {gpus}.", "models:"]
+    text.append(_with_reason(f"  {model.name}:", "the name that agents use"))
+    text += (_with_reason(f"    {line.key}: {_flow(line.value)}", line.because) for line in propose(model, means))
+    text.append("server:")
+    text.append(_with_reason(f"  port: {means.http_port}", "of the service and its dashboard, on loopback"))
+    if state_dir is not None:
+        text.append(_with_reason(f"  state_dir: {_flow(str(state_dir))}", "jobs, and models that are made"))
+    return "\n".join(text) + "\n"
+
+
+def job_text(model: NamedModel) -> str:
+    """Return the text of a first job."""
+    return JOB.format(model=_flow(model.name))
+
+
+def _flow(value: object) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n").removesuffix("\n...")
+
+
+def _with_reason(text: str, because: str) -> str:
+    return f"{text:<{COLUMN}}  # {because}"

@@ -1,0 +1,150 @@
+"""The configuration that is proposed for a machine and a model, and where a command takes its configuration from."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from service.cli.app import app
+from service.cli.commands import first_steps
+from service.config.load import build_config
+from service.config.proposal import (
+    LEAST_CONTEXT,
+    SMALL_MEMORY,
+    Means,
+    NamedModel,
+    configuration_text,
+    job_text,
+    propose,
+)
+from service.errors import ConfigError
+from service.run import read_job_file
+from workers.devices.device import Gpu
+from workers.files.model_memory import ModelMemory
+
+SMALL = NamedModel(reference="roundhouse:small", is_gguf=True, memory=SMALL_MEMORY)
+FILE = NamedModel(
+    reference="/m/Some 8B_Q4.gguf", is_gguf=True, memory=ModelMemory(weights_mib=5000, token_bytes=131_072)
+)
+CHECKPOINT = NamedModel(reference="/m/Some-8B", is_gguf=False, memory=ModelMemory(weights_mib=16_000, token_bytes=None))
+GPU = Gpu(index=0, uuid="GPU-1", name="NVIDIA H100", memory_mib=81_559)
+CARD = Gpu(index=0, uuid="GPU-2", name="NVIDIA RTX 3060", memory_mib=12_288)
+
+
+def means(*programs: str, gpus: tuple[Gpu, ...] = (), cores: int = 8, memory_mib: int = 32_000) -> Means:
+    return Means(gpus=gpus, cores=cores, memory_mib=memory_mib, programs=frozenset(programs))
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "proposed"),
+    [
+        (SMALL, means("embedded"), ("embedded", 4, 4096, None)),
+        (SMALL, means("embedded", cores=1), ("embedded", 2, 4096, None)),
+        (SMALL, means("embedded", "llama-server"), ("embedded", 4, 4096, None)),
+        (SMALL, means("llama-server"), ("llama-server", 4, 4096, None)),
+        (FILE, means("embedded", "llama-server", gpus=(GPU,)), ("llama-server", 8, 8192, None)),
+        (FILE, means("embedded", gpus=(GPU,)), ("embedded", 4, 4096, None)),
+        (FILE, means("llama-server", gpus=(CARD, CARD)), ("llama-server", 8, 4096, 2)),
+        (FILE, means("embedded", memory_mib=8000), ("embedded", 4, 2048, None)),
+        (CHECKPOINT, means("vllm", "embedded", gpus=(GPU, GPU)), ("vllm", 32, None, 2)),
+    ],
+)
+def test_engine_slots_and_context_fit_the_machine(
+    model: NamedModel, machine: Means, proposed: tuple[str, int, int | None, int | None]
+) -> None:
+    """A GPU is used where an engine is there that can; context shrinks until memory holds it in all slots."""
+    lines = {line.key: line.value for line in propose(model, machine)}
+    assert tuple(lines.get(key) for key in ("engine", "slots", "context", "replicas")) == proposed
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "because"),
+    [
+        (FILE, means(), "no llama-server is on the path"),
+        (CHECKPOINT, means("embedded", "llama-server"), "vllm serves such a model, and is not on the path"),
+        (FILE, means("embedded", memory_mib=4000), f"it needs 5512 MiB with 4 slots of {LEAST_CONTEXT} tokens"),
+        (CHECKPOINT, means("vllm", gpus=(CARD,)), "it needs 16000 MiB"),
+    ],
+)
+def test_what_cannot_be_served_here_is_said(model: NamedModel, machine: Means, because: str) -> None:
+    """Before anything is fetched or started."""
+    with pytest.raises(ConfigError, match=because):
+        propose(model, machine)
+
+
+@pytest.mark.parametrize("model", [SMALL, FILE, CHECKPOINT])
+def test_the_text_is_a_configuration_with_a_reason_in_each_line(model: NamedModel, tmp_path: Path) -> None:
+    """What is written is what was proposed, and the job speaks with that model."""
+    machine = means("vllm", "llama-server", gpus=(GPU,))
+    text = configuration_text(model, machine, tmp_path / "state")
+    config = build_config(yaml.safe_load(text), {}, "here", {})
+    (name,) = config.models
+    assert name == model.name
+    assert {line.key: line.value for line in propose(model, machine)}.items() <= config.models[
+        name
+    ].model_dump().items()
+    assert config.server.state_dir == tmp_path / "state"
+    assert all("  # " in line for line in text.splitlines()[2:] if line != "server:")
+    file = read_job_file("job.yaml", job_text(model), config)
+    assert file.job.models == (name,)
+
+
+def test_a_model_has_a_name_that_a_job_can_write() -> None:
+    """Lower case, without the end of a file's name; what is left of no letters is called model."""
+    names = [
+        NamedModel(reference=each, is_gguf=True).name for each in ("/m/Some 8B_Q4.gguf", "roundhouse:tiny", "/m/ß.gguf")
+    ]
+    assert names == ["some-8b-q4", "tiny", "model"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "users"))
+    monkeypatch.delenv("ROUNDHOUSE_CONFIG", raising=False)
+    return tmp_path
+
+
+def test_init_writes_two_files_once(here: Path) -> None:
+    """They are usable as they are, and a file that is there is left as it is."""
+    done = CliRunner().invoke(app, ["init", "--dir", "new"])
+    assert done.exit_code == 0, done.output
+    assert sorted(each.name for each in (here / "new").iterdir()) == ["job.yaml", "roundhouse.yaml"]
+    assert "next: cd new && roundhouse run job.yaml" in done.output
+    checked = CliRunner().invoke(app, ["check", "--config", "new/roundhouse.yaml"])
+    assert (checked.exit_code, yaml.safe_load(checked.stdout)["models"]["small"]["slots"] >= 2) == (0, True)
+    (here / "new" / "roundhouse.yaml").unlink()
+    (here / "new" / "job.yaml").write_text("mine")
+    with pytest.raises(ConfigError, match="is there already"):
+        first_steps.write_files("roundhouse:small", here / "new")
+    assert [(each.name, each.read_text()) for each in (here / "new").iterdir()] == [("job.yaml", "mine")]
+
+
+def test_a_command_takes_the_configuration_of_this_folder_or_makes_one(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says which; the one that is made lies below the user's folders, and so does its state."""
+    with pytest.raises(ConfigError, match="roundhouse init writes one"):
+        first_steps.config_path(None, None)
+    (here / "roundhouse.yaml").write_text("models: {}\n")
+    assert first_steps.config_path(None, None) == Path("roundhouse.yaml")
+    assert capsys.readouterr().err == "configuration: roundhouse.yaml\n"
+    assert first_steps.config_path(Path("other.yaml"), None) == Path("other.yaml")
+    made = first_steps.config_path(None, "roundhouse:tiny")
+    assert made == here / "users" / "roundhouse" / "tiny" / "roundhouse.yaml"
+    shown = CliRunner().invoke(app, ["check", "--model", "roundhouse:tiny"])
+    assert yaml.safe_load(shown.stdout)["server"]["state_dir"] == str(made.parent / "state")
+    with pytest.raises(ConfigError, match="give one of them"):
+        first_steps.config_path(Path("other.yaml"), "roundhouse:tiny")
+    with pytest.raises(ConfigError, match="no such model; give roundhouse:small, roundhouse:tiny, a GGUF file"):
+        first_steps.config_path(None, "nothing.gguf")
+
+
+def test_with_a_model_all_agents_of_a_job_speak_with_it() -> None:
+    """A job file of somebody else's names somebody else's models."""
+    config = build_config(yaml.safe_load(configuration_text(SMALL, means("embedded"))), {}, "here", {})
+    text = job_text(NamedModel(reference="/m/other.gguf", is_gguf=True))
+    with pytest.raises(ConfigError, match="other"):
+        read_job_file("job.yaml", text, config)
+    assert read_job_file("job.yaml", text, config, "small").job.models == ("small",)
