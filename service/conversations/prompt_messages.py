@@ -141,6 +141,8 @@ def demand_of(validation: Validation, wording: Wording) -> str:
 
 
 def _fill(template: str, agent: Agent, **names: object) -> str:
+    if "$" not in template:  # most of the words are the same for all
+        return template
     who = agent.id if agent.role == DEFAULT_ROLE else f"{agent.id} ({agent.role})"
     return Template(template).safe_substitute(agent=agent.id, role=agent.role, who=who, **names)
 

@@ -34,8 +34,8 @@ QUIET = Plan(
     models=1, replicas=1, slots=16, jobs=0, policy="critical_path", deaths_a_minute=0, breaks="", killers=0, cancels=0,
     bad_commits=0, lives=1, load_s=0, interval_s=0,
 )  # fmt: skip
-MOST_OF_A_TURN = 690
-MOST_OF_A_REQUEST = 668
+MOST_OF_A_TURN = 685
+MOST_OF_A_REQUEST = 661
 
 
 class Calls:

@@ -30,6 +30,11 @@ class RepetitionLimits(Configured):
 
     lines: Annotated[int, Ge(2)] | None = 8
 
+    @property
+    def least_chars(self) -> int:
+        """The length that a text has at least which is a loop: lines of one letter, and the breaks between them."""
+        return PHRASE_CHARS if self.lines is None else min(PHRASE_CHARS, 2 * self.lines - 1)
+
 
 class Repetition:
     """Reads one stream of text as it grows and says when it has turned into a loop."""

@@ -89,6 +89,8 @@ class Answer:
         self._marks = (text_mark, reasoning_mark)
         arguments = self._new_arguments()
         self.chars += len(text) + len(reasoning) + len(arguments) + PIECE_CHARS * pieces
+        if is_over and not self._loops and len(text) + len(reasoning) + len(arguments) < self._limits.least_chars:
+            return None
         for of, words in (("text", text), ("reasoning", reasoning), ("arguments", arguments)):
             if words and of not in self._loops:
                 self._loops[of] = Repetition(self._limits)

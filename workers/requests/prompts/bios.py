@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
 from string import Template
 from typing import Final
 
@@ -176,7 +177,7 @@ def bios_prompt(facts: BiosFacts, words: BiosWords | None = None) -> str:
         "context": facts.context,
         "tools": _tools(facts, words),
         "budget": _budget(facts, words),
-        "now": f"{_rounded(facts.now, words.clock_step_s):%A, %Y-%m-%d %H:%M %Z}",
+        "now": _told(_rounded(facts.now, words.clock_step_s)),
     }
     if words.template is not None:
         return Template(words.template).safe_substitute(parts)
@@ -215,6 +216,15 @@ def _budget(facts: BiosFacts, words: BiosWords) -> str:
         return Template(words.budget).safe_substitute(count=facts.iterations)
     left = facts.iterations_left
     return Template(words.bios_left if left > 0 else words.bios_none_left).safe_substitute(count=left)
+
+
+def _told(now: datetime) -> str:
+    return _told_in_zone(now.replace(tzinfo=None), now.tzname() or "")
+
+
+@lru_cache(maxsize=64)  # the turns of a minute share one; times of two zones may be equal, and read otherwise
+def _told_in_zone(now: datetime, zone: str) -> str:
+    return f"{now:%A, %Y-%m-%d %H:%M} {zone}"
 
 
 def _rounded(now: datetime, step_s: float) -> datetime:
