@@ -50,7 +50,7 @@ async def read(spec: WorkerSpec) -> tuple[float, float]:
             messages=(Message(role="user", content="a word " * WORDS),),
             params=LLAMA_SERVER.canary_params,
         )
-        await EngineClient(worker.spec.endpoint, LLAMA_SERVER).stream(chat, gaps)
+        await EngineClient(worker.endpoint, LLAMA_SERVER).stream(chat, gaps)
     assert gaps.timings is not None
     return 1000 * gaps.timings.prompt_tokens / gaps.timings.prompt_ms, gaps.longest_s
 

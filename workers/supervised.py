@@ -12,6 +12,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 from transport.client import EngineClient
+from transport.endpoint import Endpoint
 from workers.devices.device_health import DeviceHealth
 from workers.engine.engine_owner import EngineOwner, Suspects
 from workers.engine.incarnation import Incarnation
@@ -157,6 +158,11 @@ class SupervisedWorker(EngineOwner):
     def now(self) -> Lifecycle:
         """The present state of its engine; advisory."""
         return self.supervisor.now
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The address of the present engine, with the key that it was started with."""
+        return self._client.endpoint
 
     @property
     def owns_engine(self) -> bool:

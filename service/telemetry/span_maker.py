@@ -64,7 +64,7 @@ def attributes_by_worker(fleet: Fleet) -> Callable[[str], Attributes]:
         worker = fleet.get(worker_id)
         if worker is None:
             return {}
-        endpoint = worker.spec.endpoint
+        endpoint = worker.endpoint
         return {
             names.PROVIDER: PROVIDERS[worker.spec.engine],
             names.SERVER_ADDRESS: endpoint.host,

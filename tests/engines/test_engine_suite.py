@@ -102,7 +102,7 @@ async def test_it_tells_where_its_model_thinks(subject: Subject) -> None:
     for thought, template in TEMPLATES.items():
         args = {**subject.spec.args, "jinja": True, "chat_template": template}
         async with subject.working(args=args) as worker:
-            client = EngineClient(worker.spec.endpoint, LLAMA_SERVER)
+            client = EngineClient(worker.endpoint, LLAMA_SERVER)
             assert await client.read_thought(thinking) is thought
             assert await client.read_thought(silent) is Thought.NONE
             demand = Demand(constraint=Constraint(choices=("yes", "no")))

@@ -333,7 +333,7 @@ async def test_the_lent_budget_shrinks_when_requests_had_to_give_way(
     held, told = Held(tmp_path), list[int | None]()
     async with working(sharing(scripted_spec(slots=4, **held.flags), 1000)) as worker:
         pool, watch = pool_of(worker), worker.kv
-        client = EngineClient(worker.spec.endpoint, LLAMA_SERVER)
+        client = EngineClient(worker.endpoint, LLAMA_SERVER)
         watch = KvWatch(worker.spec, client, pool, lambda: True, lambda: told.append(watch.budget))
         await watch.begin_incarnation()
         assert watch.budget == 1000
@@ -390,4 +390,4 @@ async def test_an_engine_that_does_not_count_says_how(
     request = ChatRequest(model="m", messages=(Message(role="user", content="Go."),), params={"max_tokens": 9})
     async with working(scripted_spec(**flags)) as worker:
         with pytest.raises(error):
-            await EngineClient(worker.spec.endpoint, LLAMA_SERVER).count_prompt(LLAMA_SERVER.encode(request))
+            await EngineClient(worker.endpoint, LLAMA_SERVER).count_prompt(LLAMA_SERVER.encode(request))

@@ -48,7 +48,7 @@ async def unload(worker: SupervisedWorker, name: str) -> None:
     incarnation = worker.now.incarnation
     try:
         with anyio.fail_after(UNLOAD_LIMIT_S):
-            await EngineControl(worker.spec.endpoint).unload_adapter(name, worker.adapters.numbers.get(name))
+            await EngineControl(worker.endpoint).unload_adapter(name, worker.adapters.numbers.get(name))
     except (EngineError, TimeoutError) as error:
         if not (isinstance(error, EngineRejected) and error.status == _ABSENT):  # or it has none of that name
             _break(worker, incarnation, f"it could not be told to forget adapter {name}", error)
@@ -58,7 +58,7 @@ async def unload(worker: SupervisedWorker, name: str) -> None:
 
 
 async def _tell(worker: SupervisedWorker) -> bool:
-    incarnation, control = worker.now.incarnation, EngineControl(worker.spec.endpoint)
+    incarnation, control = worker.now.incarnation, EngineControl(worker.endpoint)
     for name, path in worker.adapters.missing.items():
         try:
             with anyio.fail_after(LOAD_LIMIT_S):

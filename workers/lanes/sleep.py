@@ -83,7 +83,7 @@ class Sleep:
         return is_done
 
     async def _tell(self, worker: SupervisedWorker, limit_s: float | None, *, is_wake: bool) -> bool:
-        control, incarnation = EngineControl(worker.spec.endpoint), worker.now.incarnation
+        control, incarnation = EngineControl(worker.endpoint), worker.now.incarnation
         turn = await self._gate.enter(starting_devices(worker.spec, self._environment))
         try:
             with anyio.fail_after(limit_s):

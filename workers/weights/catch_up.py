@@ -54,7 +54,7 @@ async def keep_weights(
         if worker.now.incarnation == incarnation and worker.now.is_serving:
             try:
                 with anyio.fail_after(DROP_LIMIT_S):
-                    await ask(EngineControl(worker.spec.endpoint), "forget", {"update": update})
+                    await ask(EngineControl(worker.endpoint), "forget", {"update": update})
             except (TimeoutError, EngineError) as error:
                 line, said = line_about(of_worker(worker.spec.id, incarnation)), str(error) or "no answer"
                 logger.warning("worker %s: weights are still in its memory: %s", worker.spec.id, said, extra=line)
@@ -62,7 +62,7 @@ async def keep_weights(
 
 
 async def _write(worker: SupervisedWorker, files: ReceiverFiles, update: int, folder: str) -> None:
-    state, *_ = await ask(EngineControl(worker.spec.endpoint), "keep", {"folder": folder, "update": update})
+    state, *_ = await ask(EngineControl(worker.endpoint), "keep", {"folder": folder, "update": update})
     while state.stage != "kept":
         if (state.stage, state.update) != ("keeping", update) or not worker.now.is_serving:
             raise EngineError(state.error or state.stage)
@@ -161,7 +161,7 @@ class CatchUp:
         return None
 
     async def _load(self, worker: SupervisedWorker, version: int, checkpoint: str) -> None:
-        control = EngineControl(worker.spec.endpoint)
+        control = EngineControl(worker.endpoint)
         worker.watch.pause()  # it may have turns in flight: it came up before the update that it missed had ended
         try:
             with anyio.fail_after(self._limit_s):

@@ -33,7 +33,7 @@ async def join_engines(
     sizes: dict[WorkerId, tuple[int, int]] = {}
     with anyio.fail_after(TELL_LIMIT_S):
         for worker in workers:
-            sizes[worker.spec.id] = (worker.now.incarnation, await EngineControl(worker.spec.endpoint).world_size())
+            sizes[worker.spec.id] = (worker.now.incarnation, await EngineControl(worker.endpoint).world_size())
     group.members = place_members(sizes)
     if group.request.backend is Backend.NCCL:
         await _join_natively(group, workers, start_soon)
@@ -57,7 +57,7 @@ async def _tell(group: Group, worker: SupervisedWorker, file: str) -> None:
         "timeout_s": request.timeout_s,
         "key": group.key,
     }
-    control = EngineControl(worker.spec.endpoint)
+    control = EngineControl(worker.endpoint)
     await ask(control, "join", {"place": place, "first_rank": member.first_rank, "file": file})
 
 
@@ -76,7 +76,7 @@ async def _join_natively(group: Group, workers: Sequence[SupervisedWorker], star
         }
         try:
             with anyio.fail_after(request.timeout_s):
-                control = EngineControl(worker.spec.endpoint)
+                control = EngineControl(worker.endpoint)
                 await control.post("/init_weight_transfer_engine", {"init_info": info}, sent[worker.spec.id].set)
         except (TimeoutError, EngineError) as error:
             group.fail(f"{worker.spec.id} has not joined: {str(error) or f'not within {request.timeout_s:g} s'}")

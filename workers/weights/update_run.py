@@ -154,7 +154,7 @@ class UpdateRun:
             return None
         if share.part.is_late:
             worker.recorder.note_failure(TIMED_OUT, f"weights {self.update.version}: {share.error}")
-        control = EngineControl(worker.spec.endpoint)
+        control = EngineControl(worker.endpoint)
         try:
             with anyio.fail_after(DROP_LIMIT_S):
                 await self._transfer.drop(control)
@@ -193,7 +193,7 @@ class UpdateRun:
         return StepFailed(worker=share.worker, failure=failure, detail=detail, is_gone=self._is_gone(share))
 
     async def _do(self, worker: SupervisedWorker, share: WorkerProgress, phase: UpdatePhase) -> None:
-        update, control = self.update, EngineControl(worker.spec.endpoint)
+        update, control = self.update, EngineControl(worker.endpoint)
         match phase:
             case UpdatePhase.PAUSE:
                 await self._pause(worker, share, control)
