@@ -18,7 +18,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 FROM base AS build
-ARG EXTRAS=""
+ARG EXTRAS=
 WORKDIR /source
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY roundhouse roundhouse
@@ -28,7 +28,7 @@ COPY service service
 COPY client/pyproject.toml client/README.md client/LICENSE client/
 COPY client/roundhouse_client client/roundhouse_client
 RUN python3 -m venv /opt/roundhouse \
-    && /opt/roundhouse/bin/pip install --no-cache-dir --constraint constraints.txt ./client ".[${EXTRAS}]"
+    && /opt/roundhouse/bin/pip install --no-cache-dir --constraint constraints.txt ./client ".${EXTRAS:+[$EXTRAS]}"
 
 FROM base AS roundhouse
 # Its home is the volume, so that caches of engines have a place where all else is read-only.
