@@ -25,7 +25,9 @@ ConfigOption = Annotated[
 ]
 ModelOption = Annotated[
     str | None,
-    typer.Option("--model", "-m", help="In place of a configuration: roundhouse:small, or a GGUF file.", metavar="M"),
+    typer.Option(
+        "--model", "-m", help="In place of a configuration: roundhouse:small, a GGUF file, or hf:ORG/REPO.", metavar="M"
+    ),
 ]
 StateOption = Annotated[
     Path | None, typer.Option(envvar="ROUNDHOUSE_STATE_DIR", help="Database, made models; over server.state_dir.")
@@ -131,8 +133,9 @@ def run_command(
 ) -> None:
     """Run job files in one process, without HTTP, with progress."""
     from service.cli.commands import engine_commands, first_steps  # noqa: PLC0415 - see above
+    from service.config.proposal import name_of  # noqa: PLC0415 - see above
 
-    name = None if model is None else first_steps.model_name(model)
+    name = None if model is None else name_of(model)
     path = first_steps.config_path(config, model)
     engine_commands.run(jobs, path, output, name, show_prompts=show_prompts, words=words, enable_mig=enable_mig)
 
@@ -191,9 +194,9 @@ def check_command(config: ConfigOption = None, model: ModelOption = None, state_
 
 @app.command("init", rich_help_panel=Panel.RUN)
 def init_command(
-    model: Annotated[str, typer.Option("--model", "-m", help="roundhouse:small, or a GGUF file.", metavar="M")] = (
-        "roundhouse:small"
-    ),
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="roundhouse:small, a GGUF file, or hf:ORG/REPO.", metavar="M")
+    ] = ("roundhouse:small"),
     folder: Annotated[Path, typer.Option("--dir", help="Where the files go.")] = Path(),
 ) -> None:
     """Write a configuration for this machine and a first job, which run as they are."""

@@ -12,6 +12,8 @@ from service.config.workers import SMALL, TINY
 from service.errors import ConfigError
 from workers.devices.device import Gpu
 from workers.files.model_memory import ModelMemory
+from workers.models.hub_name import PREFIX as HUB_PREFIX
+from workers.models.hub_name import parse_hub_name
 
 CPU_CONTEXT: Final = 4096
 GPU_CONTEXT: Final = 8192
@@ -64,8 +66,7 @@ class NamedModel(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """The name that a job's agents have for it."""
-        stem = self.reference.rpartition(":")[2] if self.reference in OWN else Path(self.reference).name
-        return re.sub(r"[^a-z0-9.-]+", "-", stem.lower().removesuffix(".gguf")).strip("-.") or "model"
+        return name_of(self.reference)
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +75,19 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     value: object
     because: str
+
+
+def name_of(reference: str) -> str:
+    """Return the name that a job's agents have for a model that a person names so.
+
+    Raises:
+        InvalidSpec: a name of a hub is not valid.
+    """
+    if reference.startswith(HUB_PREFIX):
+        stem = parse_hub_name(reference).repository.lower().removesuffix("-gguf")
+    else:
+        stem = reference.rpartition(":")[2] if reference in OWN else Path(reference).name
+    return re.sub(r"[^a-z0-9.-]+", "-", stem.lower().removesuffix(".gguf")).strip("-.") or "model"
 
 
 def propose(model: NamedModel, means: Means) -> list[Line]:
@@ -88,7 +102,7 @@ def propose(model: NamedModel, means: Means) -> list[Line]:
     place = f"{means.gpus[0].name}" if on_gpu else f"{means.cores} cores"
     lines = [
         Line(key="engine", value=engine, because=why),
-        Line(key="model", value=model.reference, because=OWN.get(model.reference, "as it was named")),
+        Line(key="model", value=model.reference, because=_origin(model)),
         Line(key="slots", value=slots, because=f"answers at the same time, on {place}"),
     ]
     context = _context(model, means, 1 if engine == "vllm" else slots, on_gpu=on_gpu)
@@ -102,6 +116,12 @@ def propose(model: NamedModel, means: Means) -> list[Line]:
     why = "it repeats itself otherwise" if is_small else "an answer that runs on ends there"
     lines.append(Line(key="params", value=SMALL_PARAMS if is_small else {"max_tokens": 512}, because=why))
     return lines
+
+
+def _origin(model: NamedModel) -> str:
+    if model.reference.startswith(HUB_PREFIX):
+        return "of the hub, fetched once; the revision is that of today"
+    return OWN.get(model.reference, "as it was named")
 
 
 def _engine(model: NamedModel, means: Means) -> tuple[str, str]:

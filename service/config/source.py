@@ -1,5 +1,6 @@
 """The source of a service's configuration: its files, its folders, and all that is made of it before a start."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -10,8 +11,10 @@ from service.config.keys import callers_of
 from service.config.lane_plan import with_mig
 from service.config.load import load_config, named_variables, naming_lines
 from service.config.schema import Config
-from service.config.workers import SMALL, TINY, own_models, tiny_model_path, worker_specs
+from service.config.workers import SMALL, TINY, hub_models, own_models, tiny_model_path, worker_specs
 from service.conversations.callers import Caller
+from workers.models.hub_cache import hub_settings
+from workers.models.hub_name import HubName
 from workers.models.small_model import ensure_small_model
 from workers.spec import WorkerSpec
 
@@ -125,19 +128,30 @@ def callers_of_config(config: Config, base: Path) -> dict[bytes, Caller]:
 
 
 def usable_specs(config: Config, base: Path, state_dir: Path, progress: "Progress | None" = None) -> list[WorkerSpec]:
-    """Return the specifications of all workers; make or fetch Roundhouse's own models that they use.
+    """Return the specifications of all workers; make or fetch what they use of Roundhouse's own models and of a hub.
 
     Raises:
         ConfigError: a file or a program that the configuration names is not there.
-        ModelUnavailable: the small model cannot be had.
+        ModelUnavailable: the small model, or one of a hub, cannot be had.
     """
     specs = worker_specs(config, base, state_dir)
+    if of_hub := hub_models(config):
+        _fetch_of_hub(of_hub, progress)
+        specs = worker_specs(config, base, state_dir)  # now that their files are there
     own = own_models(config)
     if SMALL in own:
         ensure_small_model(progress)
     if TINY in own:
         _make_tiny(state_dir)
     return specs
+
+
+def _fetch_of_hub(names: Sequence[HubName], progress: "Progress | None") -> None:
+    from workers.models.hub import ensure_hub_model  # noqa: PLC0415 - what fetches is loaded where something is fetched
+
+    settings = hub_settings(os.environ, Path.home())
+    for name in names:
+        ensure_hub_model(name, settings, progress)
 
 
 def _make_tiny(state_dir: Path) -> None:

@@ -23,6 +23,9 @@ from workers.engine.launch import command_for
 from workers.engine.launch.vllm import socket_of
 from workers.errors import InvalidSpec
 from workers.lanes.lane_spec import memory_need, most_room, on_lane
+from workers.models.hub_cache import find_kept, hub_settings
+from workers.models.hub_name import PREFIX as HUB_PREFIX
+from workers.models.hub_name import HubName, parse_hub_name
 from workers.models.small_model import small_model_path
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.weights import WeightsPolicy
@@ -33,6 +36,7 @@ from workers.tools.calls import ToolLimits
 OWN_PREFIX: Final = "roundhouse:"
 TINY: Final = "roundhouse:tiny"  # made on the spot; its text is noise
 SMALL: Final = "roundhouse:small"  # a real model, fetched from the package index
+REMOTE_CODE: Final = "trust-remote-code"
 TINY_MODEL: Final = "tiny.gguf"
 MAX_ID: Final = 48  # of a worker in the name of its socket
 _REPOSITORY: Final = re.compile(r"^[\w.-]+/[\w.-]+(:[\w.-]+)?$")
@@ -124,6 +128,32 @@ def own_models(config: Config) -> frozenset[str]:
     return frozenset(own & {TINY, SMALL})  # type: ignore[arg-type]
 
 
+def hub_models(config: Config) -> list[HubName]:
+    """Return the models that a hub has, as their engines load them.
+
+    Raises:
+        InvalidSpec: such a name is not valid.
+    """
+    models = [model for model in config.models.values() if EngineKind(model.engine) is not EngineKind.ATTACHED]
+    return list(dict.fromkeys(_hub_name(model) for model in models if _is_of_hub(model)))
+
+
+def _is_of_hub(model: ModelConfig) -> bool:
+    return model.model is not None and model.model.startswith(HUB_PREFIX)
+
+
+def _hub_name(model: ModelConfig) -> HubName:
+    if any(flag.replace("_", "-").removeprefix("--") == REMOTE_CODE for flag in model.args):
+        raise InvalidSpec(f"{model.model}: {REMOTE_CODE} would run code of the hub, which none is fetched of")
+    return parse_hub_name(str(model.model), is_gguf=EngineKind(model.engine) is not EngineKind.VLLM)
+
+
+def _hub_file(model: ModelConfig) -> str:
+    """Return where a hub's model lies in the cache; its name as long as it is not fetched."""
+    kept = find_kept(_hub_name(model), hub_settings(os.environ, Path.home()).cache)
+    return str(model.model if kept is None else kept)
+
+
 def tiny_model_path(state_dir: Path) -> Path:
     """Return where the model is that Roundhouse makes itself."""
     return state_dir.resolve() / "models" / TINY_MODEL
@@ -152,6 +182,8 @@ def _model_file(name: str, model: ModelConfig, base: Path, state_dir: Path) -> s
         return own
     if engine is EngineKind.ATTACHED:
         return model.model
+    if _is_of_hub(model):
+        return _hub_file(model)
     if model.model is None:
         if model.command:
             return None

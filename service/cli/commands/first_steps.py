@@ -15,7 +15,10 @@ from service.errors import ConfigError
 from workers.devices.discovery import find_gpus, host_memory_mib, usable_cores
 from workers.errors import DevicesUnreadable
 from workers.files.atomic import replace_file
-from workers.files.model_memory import model_memory
+from workers.files.model_memory import MIB, ModelMemory, model_memory
+from workers.models.hub_cache import find_kept, hub_settings
+from workers.models.hub_name import GGUF, HubName, parse_hub_name
+from workers.models.hub_name import PREFIX as HUB_PREFIX
 
 FILE: Final = "roundhouse.yaml"
 JOB_FILE: Final = "job.yaml"
@@ -63,11 +66,6 @@ def write_files(model: str, folder: Path) -> None:
     typer.echo(f"next: {here}roundhouse run {JOB_FILE}")
 
 
-def model_name(model: str) -> str:
-    """Return the name that a job's agents have for the model of ``--model``."""
-    return _named(model).name
-
-
 def _made(model: str) -> Path:
     named = _named(model)
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "roundhouse" / named.name
@@ -80,13 +78,38 @@ def _named(reference: str) -> NamedModel:
     """Return the facts of a model's files: of one of ours, a GGUF file, or a folder with a checkpoint."""
     if reference in OWN:
         return NamedModel(reference=reference, is_gguf=True, memory=SMALL_MEMORY if reference == SMALL else None)
+    if reference.startswith(HUB_PREFIX):
+        return _named_of_hub(parse_hub_name(reference))
     path = Path(reference).expanduser().resolve()
     is_gguf = path.is_file() and path.suffix == ".gguf"
     if not is_gguf and not (path / "config.json").is_file():
         raise ConfigError(
-            f"{reference}: no such model; give {', '.join(OWN)}, a GGUF file, or a folder with config.json and weights"
+            f"{reference}: no such model; give {', '.join(OWN)}, a GGUF file, a folder with config.json and weights, or"
+            " hf:ORG/REPO of a hub"
         )
     return NamedModel(reference=str(path), is_gguf=is_gguf, memory=model_memory(str(path)))
+
+
+def _named_of_hub(name: HubName) -> NamedModel:
+    """Return what a hub says now, pinned to that; as it was named where the hub is away and the model was fetched."""
+    settings = hub_settings(os.environ, Path.home())
+    kept = find_kept(name, settings.cache)
+    if kept is not None and name.is_pinned:
+        return _kept_of_hub(name, kept)
+    from workers.models.hub import HubUnreachable, find_model  # noqa: PLC0415 - what fetches is loaded where it fetches
+
+    try:
+        found = find_model(name, settings)
+    except HubUnreachable:
+        if kept is None:
+            raise
+        return _kept_of_hub(name, kept)
+    memory = ModelMemory(weights_mib=-(-found.weights_bytes // MIB), token_bytes=None)
+    return NamedModel(reference=str(found.name), is_gguf=found.is_gguf, memory=memory)
+
+
+def _kept_of_hub(name: HubName, kept: Path) -> NamedModel:
+    return NamedModel(reference=str(name), is_gguf=kept.suffix == GGUF, memory=model_memory(str(kept)))
 
 
 def _means(http_port: int = HTTP_PORTS[0], engine_port: int = ENGINE_PORTS[0]) -> Means:

@@ -1,0 +1,206 @@
+"""What a model's name means on its hub now, and its files from there.
+
+Source: Hugging Face, "Hub API Endpoints": ``/api/models/…/revision/…?blobs=true``, ``/…/resolve/…``.
+"""
+
+import logging
+import os
+import re
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Final
+
+import httpx2
+import msgspec
+
+from workers.errors import ModelUnavailable
+from workers.files.atomic import replace_file
+from workers.models.download import SILENCE_S, LoggedProgress, Progress, RemoteFile, fetch
+from workers.models.hub_cache import MOST_PAGE_BYTES, HubSettings, find_kept, folder_of
+from workers.models.hub_name import GGUF, HubName, choose_files
+
+MOST_FILES: Final = 10_000
+REFUSED: Final = frozenset({httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN})
+logger = logging.getLogger(__name__)
+
+Digits = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{40}|[0-9a-f]{64})$")]
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
+
+
+class HubUnreachable(ModelUnavailable):
+    """A hub says nothing about a model for now: what is kept of it may do."""
+
+
+class LargeFile(msgspec.Struct, frozen=True):
+    """A file that git keeps elsewhere, by its SHA-256."""
+
+    sha256: Digits
+    size: Size
+
+
+class HubFile(msgspec.Struct, frozen=True, rename="camel"):
+    """A file of a repository; ``blob_id`` is git's."""
+
+    rfilename: str
+    size: Size | None = None
+    blob_id: Digits | None = None
+    lfs: LargeFile | None = None
+
+    @property
+    def digest(self) -> str | None:
+        """What it is known by, here and in the cache."""
+        return self.blob_id if self.lfs is None else self.lfs.sha256
+
+    @property
+    def length(self) -> int | None:
+        """Its bytes; None where the hub does not tell."""
+        return self.size if self.lfs is None else self.lfs.size
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """A revision of a repository."""
+
+    sha: Digits
+    siblings: Annotated[list[HubFile], msgspec.Meta(max_length=MOST_FILES)]
+
+
+class FoundModel(msgspec.Struct, frozen=True, kw_only=True):
+    """What a name means now: ``name`` with its commit and its file, and the files to fetch."""
+
+    name: HubName
+    files: list[HubFile]
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether llama.cpp serves it."""
+        return self.files[-1].rfilename.endswith(GGUF)
+
+    @property
+    def weights_bytes(self) -> int:
+        """The size of all that is fetched, which is nearly all weights."""
+        return sum(file.length or 0 for file in self.files)
+
+
+def find_model(name: HubName, settings: HubSettings) -> FoundModel:
+    """Ask the hub what a name means now.
+
+    Raises:
+        HubUnreachable: the hub does not answer, or is not to be asked.
+        ModelUnavailable: it has no such model, or nobody may have it with this token.
+    """
+    if settings.is_offline:
+        raise HubUnreachable(f"{name}: HF_HUB_OFFLINE keeps it from being fetched, and not all of it is in the cache")
+    with _open_session(settings) as session:
+        return _find(name, settings, session)
+
+
+def ensure_hub_model(name: HubName, settings: HubSettings, progress: Progress | None = None) -> Path:
+    """Return a model's file or folder, fetched as far as it is not there; a commit that is there is not asked for.
+
+    Raises:
+        ModelUnavailable: it cannot be had; the message says why.
+    """
+    kept = find_kept(name, settings.cache)
+    if kept is not None and name.is_pinned:
+        return kept
+    try:
+        found = find_model(name, settings)
+    except HubUnreachable as error:
+        if kept is None:
+            raise
+        logger.warning("%s; what was fetched before is used", error)
+        return kept
+    try:
+        with _open_session(settings) as session:
+            return _fetch_all(found, name.revision, settings, session, progress or LoggedProgress())
+    except OSError as error:
+        raise ModelUnavailable(f"{name} cannot be kept in {settings.cache}: {error}") from error
+
+
+def _open_session(settings: HubSettings) -> httpx2.Client:
+    # A redirect to another host loses this header: files come from other hosts, which are not to see it.
+    if settings.token is not None and not re.fullmatch("[!-~]+", settings.token):
+        raise ModelUnavailable("the hub's token in HF_TOKEN, or in its file, has characters that no token has")
+    headers = {} if settings.token is None else {"Authorization": f"Bearer {settings.token}"}
+    return httpx2.Client(headers=headers, follow_redirects=True, timeout=SILENCE_S)
+
+
+def _find(name: HubName, settings: HubSettings, session: httpx2.Client) -> FoundModel:
+    url = f"{settings.endpoint}/api/models/{name.owner}/{name.repository}/revision/{name.revision}?blobs=true"
+    try:
+        with session.stream("GET", url) as answer:
+            _check(name, answer, has_token=settings.token is not None)
+            listing = msgspec.json.decode(_page(name, answer), type=Listing)
+    except httpx2.InvalidURL as error:
+        raise ModelUnavailable(f"{name}: HF_ENDPOINT is no address: {error}") from error
+    except httpx2.HTTPError as error:
+        raise HubUnreachable(
+            f"{name}: {settings.endpoint} does not answer: {str(error) or type(error).__name__}"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise ModelUnavailable(f"{name}: {settings.endpoint} lists no files of it: {error}") from error
+    files = {file.rfilename: file for file in listing.siblings}
+    chosen = [files[path] for path in choose_files(name, files.keys())]
+    unknown = next((file.rfilename for file in chosen if file.digest is None), None)
+    if unknown is not None:
+        raise ModelUnavailable(f"{name}: {settings.endpoint} tells no digest of {unknown}")
+    first = chosen[0].rfilename.rpartition("/")[2]
+    pinned = msgspec.structs.replace(name, revision=listing.sha, file=first if first.endswith(GGUF) else None)
+    return FoundModel(name=pinned, files=chosen)
+
+
+def _check(name: HubName, answer: httpx2.Response, *, has_token: bool) -> None:
+    if answer.status_code in REFUSED:
+        why = "its terms are not accepted, or the token may not read it" if has_token else "give a token in HF_TOKEN"
+        raise ModelUnavailable(f"{name}: {answer.url.host} answers {answer.status_code}: {why}, or it does not exist")
+    if answer.status_code == httpx2.codes.NOT_FOUND:
+        raise ModelUnavailable(f"{name}: {answer.url.host} has no such repository or revision")
+    answer.raise_for_status()
+
+
+def _page(name: HubName, answer: httpx2.Response) -> bytes:
+    page = bytearray()
+    for piece in answer.iter_bytes():
+        page += piece
+        if len(page) > MOST_PAGE_BYTES:
+            raise ModelUnavailable(f"{name}: {answer.url.host} says more about it than can be read")
+    return bytes(page)
+
+
+def _fetch_all(
+    found: FoundModel, revision: str, settings: HubSettings, session: httpx2.Client, progress: Progress
+) -> Path:
+    name, folder = found.name, folder_of(found.name, settings.cache)
+    snapshot = folder / "snapshots" / name.revision
+    blobs = {file.rfilename: folder / "blobs" / str(file.digest) for file in found.files}
+    missing = {file.rfilename: file for file in found.files if not blobs[file.rfilename].is_file()}
+    _check_room(name, sum(file.length or 0 for file in missing.values()), settings.cache)
+    for path, blob in blobs.items():
+        file = missing.get(path)
+        if file is not None:
+            url = f"{settings.endpoint}/{name.owner}/{name.repository}/resolve/{name.revision}/{path}"
+            remote = RemoteFile(url=url, digest=str(file.digest), size=file.length, name=path.rpartition("/")[2])
+            fetch(session, remote, blob, progress)
+        _link(snapshot / path, blob)
+    if revision != name.revision:
+        replace_file(folder / "refs" / revision, name.revision.encode())
+    return snapshot / found.files[0].rfilename if found.is_gguf else snapshot
+
+
+def _check_room(name: HubName, needed: int, cache: Path) -> None:
+    """Say that files do not fit before the first of them is fetched."""
+    cache.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(cache).free
+    if needed > free:
+        raise ModelUnavailable(
+            f"{name}: {needed / 1e9:,.1f} GB are missing, and {free / 1e9:,.1f} GB are free in {cache}"
+        )
+
+
+def _link(link: Path, blob: Path) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if not link.exists():
+        link.unlink(missing_ok=True)  # it leads nowhere
+        with suppress(FileExistsError):  # another program's, to the same
+            link.symlink_to(os.path.relpath(blob, link.parent))
