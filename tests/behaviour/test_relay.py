@@ -276,6 +276,7 @@ def test_an_engines_refusal_passes_as_it_came(service: Service) -> None:
     ("body", "status", "code"),
     [
         (b'{"model": "nobody", "messages": []}', 404, "model_not_found"),
+        (b'{"model": "hf:org/Repo", "messages": []}', 404, "model_not_found"),
         (b'{"messages": []}', 400, "invalid_parameter"),  # of several models
         (b"{nonsense", 400, "body_malformed"),
         (b"[]", 400, "body_malformed"),

@@ -1,4 +1,4 @@
-"""What a model's name means on its hub now, and its files from there.
+"""A hub's models: the commit and the files that a name means now, and how they are fetched.
 
 Source: Hugging Face, "Hub API Endpoints": ``/api/models/…/revision/…?blobs=true``, ``/…/resolve/…``.
 """
@@ -49,7 +49,7 @@ class HubFile(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def digest(self) -> str | None:
-        """What it is known by, here and in the cache."""
+        """The digest that names it in the cache."""
         return self.blob_id if self.lfs is None else self.lfs.sha256
 
     @property
@@ -66,7 +66,7 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 class FoundModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What a name means now: ``name`` with its commit and its file, and the files to fetch."""
+    """A model as the hub has it now: ``name`` has its commit and its file, ``files`` are to be fetched."""
 
     name: HubName
     files: list[HubFile]

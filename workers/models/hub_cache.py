@@ -1,4 +1,4 @@
-"""Where models of a hub are kept: in the cache of the hub's own programs, so that nobody fetches a model twice.
+"""The cache of a hub's models: that of the hub's own programs, so that nobody fetches a model twice.
 
 Source: huggingface_hub, "Understand caching" for the folders, and "Environment variables" for the names.
 """
@@ -19,7 +19,7 @@ INDEX: Final = "model.safetensors.index.json"
 
 
 class HubSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the hub is and what is kept of it; ``token`` is for the hub's own host alone."""
+    """The hub's address and the cache of its models; ``token`` is for the hub's own host alone."""
 
     endpoint: str = ENDPOINT
     cache: Path
@@ -31,7 +31,7 @@ class HubSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hub_settings(environment: Mapping[str, str], home: Path) -> HubSettings:
-    """Return what a hub's own programs would take from the same environment."""
+    """Return the settings that a hub's own programs would take from the same environment."""
     said = environment.get
     caches = Path(said("XDG_CACHE_HOME") or home / ".cache")
     hub_home = Path(said("HF_HOME") or caches / "huggingface")

@@ -91,7 +91,7 @@ def _named(reference: str) -> NamedModel:
 
 
 def _named_of_hub(name: HubName) -> NamedModel:
-    """Return what a hub says now, pinned to that; as it was named where the hub is away and the model was fetched."""
+    """Return a hub's model, pinned to its commit; as it was named where the hub is away and the model was fetched."""
     settings = hub_settings(os.environ, Path.home())
     kept = find_kept(name, settings.cache)
     if kept is not None and name.is_pinned:
