@@ -180,6 +180,7 @@ class AsyncClient:
     wait_ready = _Runs(waiting.wait_ready)
     get_metrics = _Asks(node_calls.get_metrics)
 
+    list_models = _Asks(model_calls.list_models)
     get_tools = _Asks(model_calls.get_tools)
     list_adapters = _Asks(model_calls.list_adapters)
     load_adapter = _Asks(model_calls.load_adapter)

@@ -1,6 +1,9 @@
 """The conventions of all commands: their exit status (specification, "Exit codes"), and their groups in ``--help``."""
 
 from enum import IntEnum, StrEnum
+from typing import Final
+
+PARENT: Final = "ROUNDHOUSE_PARENT"  # in the environment of a service: the process whose own it is
 
 
 class Exit(IntEnum):

@@ -46,7 +46,10 @@ conversations:
 
 
 class Means(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine's devices and engines: memory is in MiB; ``programs`` are the engines that are installed."""
+    """A machine's devices and engines: memory is in MiB; ``programs`` are the engines that are installed.
+
+    ``context`` is what is wanted for each answer, in tokens; None is what is usual.
+    """
 
     gpus: Sequence[Gpu] = ()
     cores: int
@@ -54,6 +57,7 @@ class Means(msgspec.Struct, frozen=True, kw_only=True):
     programs: frozenset[str]
     http_port: int = 8080
     engine_port: int = 9100
+    context: int | None = None
 
 
 class NamedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +110,7 @@ def propose(model: NamedModel, means: Means) -> list[Line]:
         Line(key="slots", value=slots, because=f"answers at the same time, on {place}"),
     ]
     context = _context(model, means, 1 if engine == "vllm" else slots, on_gpu=on_gpu)
-    if engine != "vllm":
+    if engine != "vllm" or means.context is not None:
         lines.append(Line(key="context", value=context, because="tokens of a prompt and its answer, in each slot"))
     if on_gpu and len(means.gpus) > 1:
         lines.append(Line(key="replicas", value=len(means.gpus), because="an engine on each GPU"))
@@ -115,6 +119,8 @@ def propose(model: NamedModel, means: Means) -> list[Line]:
     is_small = model.reference == SMALL
     why = "it repeats itself otherwise" if is_small else "an answer that runs on ends there"
     lines.append(Line(key="params", value=SMALL_PARAMS if is_small else {"max_tokens": 512}, because=why))
+    if is_small:
+        lines.append(Line(key="door", value={"params": True}, because="a chat has them too"))
     return lines
 
 
@@ -138,7 +144,7 @@ def _engine(model: NamedModel, means: Means) -> tuple[str, str]:
 
 def _context(model: NamedModel, means: Means, slots: int, *, on_gpu: bool) -> int:
     """Return the most context that memory holds in all slots, of what is usual."""
-    context = GPU_CONTEXT if on_gpu else CPU_CONTEXT
+    context = means.context or (GPU_CONTEXT if on_gpu else CPU_CONTEXT)
     there = means.gpus[0].memory_mib if on_gpu else means.memory_mib
     if model.memory is None or there is None:
         return context

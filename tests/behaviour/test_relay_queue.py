@@ -107,7 +107,13 @@ def test_a_stream_that_waits_hears_comments(service: Service, tmp_path: Path) ->
         wait_for(lambda: caller.text.count(": waiting\n\n") >= 2, "it hears comments")
         assert caller.status == 200
         assert "x-roundhouse-worker" not in caller.told
-    caller.join(LIMIT_S)
+        second = Caller(service, "SAY:last", stream=True)
+        first = Caller(service, "SAY:first", stream=True, headers={"X-Roundhouse-Priority": "1"})
+        wait_for(lambda: ": place 1 in the queue\n\n" in first.text, "a higher priority comes first")
+        wait_for(lambda: ": place 3 in the queue\n\n" in second.text, "who came last is last")
+        wait_for(lambda: ": place 2 in the queue\n\n" in caller.text, "and its own place changes")
+    for each in (caller, first, second):
+        each.join(LIMIT_S)
     comments = [line for line in caller.text.splitlines() if line.startswith(":")]
     assert comments[-1].startswith(": roundhouse worker=m-0 wait_ms=")
     assert comments[-1].endswith("attempts=1")

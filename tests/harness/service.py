@@ -142,10 +142,13 @@ def serving(
             service.http.close()
 
 
-def run_command(*arguments: str, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
+def run_command(
+    *arguments: str, folder: Path | None = None, stdin: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end; ``stdin`` is piped to it."""
     return subprocess.run(
         [ROUNDHOUSE, *arguments],
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=120,

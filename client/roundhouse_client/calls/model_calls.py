@@ -5,9 +5,14 @@ from typing import Final
 from urllib.parse import quote
 
 from roundhouse_client.request import Call, Request, as_nothing, get, into, model_place, post
-from roundhouse_client.values.models import Adapter, Adapters, Tools, Weights, WeightUpdate
+from roundhouse_client.values.models import Adapter, Adapters, Models, Tools, Weights, WeightUpdate
 
 LOAD_S: Final = 1800.0
+
+
+def list_models() -> Call[Models]:
+    """Return the models that a request may name, and the adapters on them."""
+    return get("/v1/models", into(Models))
 
 
 def get_tools(model: str) -> Call[Tools]:

@@ -8,6 +8,23 @@ from roundhouse_client.values.value import Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Model(Value):
+    """A model, or an adapter on the model ``root``; ``max_model_len`` is its context in tokens, None if unknown."""
+
+    id: str
+    root: str
+    owned_by: str
+    max_model_len: int | None = None  # None of an older service as well
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models(Value):
+    """All models of a service, and the adapters on them."""
+
+    data: tuple[Model, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tool(Value):
     """One tool; ``server`` is the MCP server that lists it, None where it is a Python callable."""
 

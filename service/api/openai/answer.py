@@ -41,15 +41,23 @@ class _Told(msgspec.Struct):
 class RelayedAnswer:
     """An ASGI application that waits for its request; ``withdraw`` ends a request that nobody waits for any more.
 
-    ``trouble`` tells why no worker serves its model, None where one does.
+    ``trouble`` tells why no worker serves its model, None where one does; ``place`` is its place in the queue, None
+    where it waits no more.
 
     Headers are held until the engine's first byte, for ``heartbeat_s`` at most where a stream is asked for.
     """
 
     def __init__(
-        self, request: RelayedRequest, withdraw: Withdraw, heartbeat_s: float, trouble: Callable[[], str | None]
+        self,
+        request: RelayedRequest,
+        withdraw: Withdraw,
+        heartbeat_s: float,
+        *,
+        trouble: Callable[[], str | None],
+        place: Callable[[RelayedRequest], int | None],
     ) -> None:
         self._trouble = trouble
+        self._place = place
         self._request = request
         self._path = request.posted.path
         self._withdraw = withdraw
@@ -100,11 +108,16 @@ class RelayedAnswer:
                 if not has_started:
                     await self._start(send, {})
                     has_started = True
-                writer.write_nowait(WAITING)
-                if trouble := self._trouble():
-                    writer.write_nowait(b": %b\n\n" % " ".join(trouble.split()).encode("utf-8", "replace"))
+                self._tell_waiting(writer)
                 beat_at = time.monotonic() + self._heartbeat_s
         return has_started
+
+    def _tell_waiting(self, writer: BodyWriter) -> None:
+        writer.write_nowait(WAITING)
+        if place := self._place(self._request):
+            writer.write_nowait(b": place %d in the queue\n\n" % place)
+        if trouble := self._trouble():
+            writer.write_nowait(b": %b\n\n" % " ".join(trouble.split()).encode("utf-8", "replace"))
 
     def _is_silent(self) -> bool:
         return not (self._request.has_begun or self._request.is_over)

@@ -37,7 +37,7 @@ from service.scheduling.relayed.request import PostedRequest, RelayedRequest
 from service.scheduling.relayed.token_counts import TokenCounts
 from transport.errors import EngineRejected
 from workers.errors import NoEngineReady
-from workers.spec import ANSWER_BOUNDS
+from workers.spec import ANSWER_BOUNDS, EngineKind
 from workers.states import LEASABLE
 
 MOST_PRIORITY: Final = 1_000_000
@@ -71,13 +71,14 @@ SUMMARIES: Final = {
 
 
 class ModelOut(BaseModel):
-    """A model, or an adapter on one: then ``root`` is that model."""
+    """A model, or an adapter on one: then ``root`` is that model; ``max_model_len`` is its context in tokens."""
 
     id: str
     object: str = "model"
     created: int
     owned_by: str = "roundhouse"
     root: str
+    max_model_len: int | None = None
 
 
 class ModelsOut(BaseModel):
@@ -135,7 +136,15 @@ class Models:
         """List them, models first."""
         fleet, adapters = self._node.fleet, self._node.adapters
         names = {**{model: model for model in fleet.models()}, **adapters.names()}
-        return [ModelOut(id=name, created=self._created, root=model) for name, model in names.items()]
+        return [
+            ModelOut(id=name, created=self._created, root=model, max_model_len=self._context_of(model))
+            for name, model in names.items()
+        ]
+
+    def _context_of(self, model: str) -> int | None:
+        """Return the tokens of context that a request may have; None where another server decides."""
+        config = self._node.live.config.models.get(model)
+        return None if config is None or EngineKind(config.engine) is EngineKind.ATTACHED else config.context
 
 
 class Relays:
@@ -159,7 +168,10 @@ class Relays:
         """
         taken = await self._take(request, path)
         trouble = partial(self._trouble_of, taken.posted.model)
-        return RelayedAnswer(taken, self.node.scheduler.requests.withdraw, self._server.heartbeat_s, trouble)
+        requests = self.node.scheduler.requests
+        return RelayedAnswer(
+            taken, requests.withdraw, self._server.heartbeat_s, trouble=trouble, place=requests.place_in_queue
+        )
 
     def _trouble_of(self, model: str) -> str | None:
         """Return why no worker serves a model now; None where one does."""

@@ -1,5 +1,6 @@
 """The commands that run engines here."""
 
+import ctypes
 import logging
 import os
 import signal
@@ -14,7 +15,7 @@ import anyio
 import typer
 from rich.console import Console
 
-from service.cli.conventions import Exit
+from service.cli.conventions import PARENT, Exit
 from service.cli.displays.console import plain
 from service.cli.displays.fetch_display import FetchBars
 from service.config.lane_plan import with_mig
@@ -43,7 +44,15 @@ DEMO: Final = resources.files("service.cli")
 DEMO_HTTP_PORT: Final = 9180
 DEMO_PORT: Final = 9190
 LOOKED_AT: Final = 100  # ports, for those of the demo's engines
+PR_SET_PDEATHSIG: Final = 1
 MOST_FAILURES: Final = 5
+
+
+def _end_with_parent(parent: str) -> None:
+    """Let SIGTERM come when the command whose own service this is ends, however it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if str(os.getppid()) != parent:  # it has ended before
+        raise typer.Exit(Exit.INTERRUPTED)
 
 
 def serve(
@@ -56,6 +65,8 @@ def serve(
     is_check: bool = False,
 ) -> None:
     """Run the service until it is stopped; ``is_check`` only says whether it could take over from one that runs."""
+    if (parent := os.environ.pop(PARENT, None)) is not None:
+        _end_with_parent(parent)
     inherited = take_handover()  # before anything is started that could keep a copy of what is in it
     os.umask(0o077)  # what it writes holds prompts and answers
     overrides = {"host": host, "port": port, "state_dir": state_dir}

@@ -23,6 +23,7 @@ from workers.models.hub_name import PREFIX as HUB_PREFIX
 FILE: Final = "roundhouse.yaml"
 JOB_FILE: Final = "job.yaml"
 HTTP_PORTS: Final = range(8080, 8180)
+PASSING_PORTS: Final = range(8180, 8280)  # where nobody looks for a service: it ends with who has started it
 ENGINE_PORTS: Final = range(9100, 9200)
 PROGRAMS: Final = ("llama-server", "vllm")
 
@@ -66,9 +67,31 @@ def write_files(model: str, folder: Path) -> None:
     typer.echo(f"next: {here}roundhouse run {JOB_FILE}")
 
 
+def write_passing(model: str, folder: Path, context: int | None = None) -> Path:
+    """Write a configuration into a folder that goes with its service, on free ports; ``context`` is what is wanted.
+
+    Raises:
+        ConfigError: the model cannot be served here.
+    """
+    path = folder / FILE
+    means = _means(http_port=_free_port(PASSING_PORTS), engine_port=_free_port(ENGINE_PORTS), context=context)
+    replace_file(path, configuration_text(_named(model), means, folder / "state").encode())
+    return path
+
+
+def state_home() -> Path:
+    """Return the folder of what Roundhouse keeps for a user."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "roundhouse"
+
+
+def is_reference(model: str) -> bool:
+    """Whether a person means a model's files, and not the name of one that a service has."""
+    return model in OWN or model.startswith(HUB_PREFIX) or Path(model).expanduser().exists()
+
+
 def _made(model: str) -> Path:
     named = _named(model)
-    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "roundhouse" / named.name
+    home = state_home() / named.name
     path = home / FILE
     replace_file(path, configuration_text(named, _means(), home / "state").encode())
     return path
@@ -112,7 +135,7 @@ def _kept_of_hub(name: HubName, kept: Path) -> NamedModel:
     return NamedModel(reference=str(name), is_gguf=kept.suffix == GGUF, memory=model_memory(str(kept)))
 
 
-def _means(http_port: int = HTTP_PORTS[0], engine_port: int = ENGINE_PORTS[0]) -> Means:
+def _means(http_port: int = HTTP_PORTS[0], engine_port: int = ENGINE_PORTS[0], context: int | None = None) -> Means:
     try:
         gpus = find_gpus()
     except DevicesUnreadable as error:
@@ -126,6 +149,7 @@ def _means(http_port: int = HTTP_PORTS[0], engine_port: int = ENGINE_PORTS[0]) -
         programs=frozenset(programs),
         http_port=http_port,
         engine_port=engine_port,
+        context=context,
     )
 
 

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from service.cli.commands import remote
+from service.cli.commands.chat import chat
 from service.cli.commands.gpus import gpus
 from service.cli.commands.remote import reload, tools
 from service.cli.commands.show_timeline import timeline
@@ -37,12 +38,19 @@ def key(
     typer.echo(f"- {{name: {entry.name}, sha256: {entry.sha256}, scopes: [{', '.join(entry.scopes)}]}}")
 
 
+_TABLE: Final[Mapping[Panel, tuple[Any, ...]]] = {
+    Panel.RUN: (chat,),
+    Panel.LOOK: (top, timeline, tools, gpus),
+    Panel.OPERATE: (reload, upgrade, key),
+}
+
+
 @cache
 def commands() -> Mapping[str, Any]:
     """Return them by their names, as Typer has made them."""
     app = typer.Typer(add_completion=False)
     remote.add_commands(app)
-    for panel, those in {Panel.LOOK: (top, timeline, tools, gpus), Panel.OPERATE: (reload, upgrade, key)}.items():
+    for panel, those in _TABLE.items():
         for command in those:
             app.command(rich_help_panel=panel)(command)
     group = get_command(app)

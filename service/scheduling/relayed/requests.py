@@ -3,6 +3,7 @@
 import logging
 import math
 import secrets
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
@@ -27,6 +28,7 @@ from workers.outcome import CancelReason, FailureReason
 from workers.policy.pace import Mean
 from workers.supervised import SupervisedWorker
 
+PLACES_S: Final = 1.0  # after which places in the queue are counted anew
 REMEMBERED: Final = 16_384  # programs; some 4 MB
 QUEUE_FULL: Final = "queue_full"
 MOST_AFTER_S: Final = 60
@@ -93,6 +95,8 @@ class RelayedRequests(Work):
         self._requests: dict[JobId, RelayedRequest] = {}
         self._on_slots: dict[TurnKey, RelayedRequest] = {}
         self._programs = Programs()
+        self._places: dict[JobId, int] = {}  # in the queue, as of ``_places_until`` less PLACES_S
+        self._places_until = -math.inf
         self._seconds = Mean()
         self._prefix = (
             f"request-{secrets.token_hex(PREFIX_BYTES)}"  # random bytes of each would be a call of the kernel
@@ -125,6 +129,24 @@ class RelayedRequests(Work):
     def subscribe(self, on_end: Callable[[RequestMeasures], None]) -> None:
         """Register ``on_end``, which gets the measures of each ended request; it must not wait."""
         self._on_end = on_end
+
+    def place_in_queue(self, request: RelayedRequest) -> int | None:
+        """Return a request's place among those that wait for its model, by priority and by when they came.
+
+        None where it waits no more.
+
+        Places are counted once a second at most: each of very many that wait asks for its own.
+        """
+        now = time.monotonic()
+        if now >= self._places_until:
+            self._places_until = now + PLACES_S
+            counts: Counter[str] = Counter()
+            self._places.clear()
+            waiting = (each for each in self._requests.values() if each.is_waiting)
+            for each in sorted(waiting, key=lambda each: -each.posted.priority):
+                counts[each.posted.model] += 1
+                self._places[each.key.job_id] = counts[each.posted.model]
+        return self._places.get(request.key.job_id) if request.is_waiting else None
 
     def waiting_of(self, owner: str) -> int:
         """Return how many of one key wait for a slot."""

@@ -1,0 +1,211 @@
+"""A chat in the terminal: through the front door of a service, in the queue of all its requests."""
+
+import json
+import os
+import readline
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from service.cli.commands.chat_session import AnswerRefused, Chat
+from service.cli.commands.first_steps import state_home
+from service.cli.commands.own_service import FoundService, Wanted, open_service
+from service.cli.connection import KeyOption
+from service.cli.displays.console import plain
+from transport.events import Event, ReasoningDelta, TextDelta
+
+MOST_INPUT: Final = 4 * 1024 * 1024  # characters of a piped prompt
+MOST_HISTORY: Final = 1000  # lines that were typed
+HELP: Final = """\
+/model [NAME]          show the models, or speak with another
+/system [TEXT]         show the system text, or set it; /system - removes it
+/set [NAME VALUE]      show the parameters, or set one, as temperature 0.2; /set NAME - removes it
+/again                 take the last answer back, and ask once more
+/clear                 forget the conversation
+/help                  show this
+/quit                  leave, as Ctrl-D does
+A line that ends with \\ goes on in the next. Ctrl-C ends an answer; what came of it stays."""
+
+
+class ChatDisplay:
+    """The terminal's side of a chat: lines that a person types, answers as they come, and the cost of each."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+        self._console = Console(highlight=False, emoji=False)
+        self._is_thinking = False
+        self._commands: Mapping[str, Callable[[str], None]] = {
+            "/model": self._model,
+            "/system": self._system,
+            "/set": self._set,
+            "/again": self._again,
+            "/clear": self._clear,
+            "/help": self._help,
+        }
+
+    def run(self) -> None:
+        """Read and answer until the input ends."""
+        while True:
+            try:
+                line = _typed()
+            except KeyboardInterrupt:
+                self._tell("Ctrl-D leaves, Ctrl-C ends an answer")
+                continue
+            except EOFError:
+                typer.echo()
+                return
+            if line in {"/quit", "/exit", "/bye"}:
+                return
+            self._take(line)
+
+    def answer(self, text: str) -> None:
+        """Ask and show the answer."""
+        self._is_thinking = False
+        answer = self._chat.ask(text, self._show)
+        typer.echo()
+        self._tell(answer.cost)
+
+    def _take(self, line: str) -> None:
+        name, _, rest = line.partition(" ")
+        try:
+            if name in self._commands:
+                self._commands[name](rest.strip())
+            elif name.startswith("/") and "/" not in name[1:]:
+                self._tell(f"{name}: no such command; /help shows them")
+            elif line.strip():
+                self.answer(line)
+        except AnswerRefused as error:
+            typer.echo(f"no answer: {plain(error)}", err=True)
+
+    def _show(self, event: Event) -> None:
+        is_thinking = isinstance(event, ReasoningDelta)
+        if is_thinking != self._is_thinking:
+            typer.echo("" if is_thinking else "\n")
+            self._is_thinking = is_thinking
+        if isinstance(event, (TextDelta, ReasoningDelta)):
+            style = "dim" if is_thinking else None
+            self._console.print(plain(event.text), end="", markup=False, soft_wrap=True, style=style)
+
+    def _tell(self, text: str) -> None:
+        if text:
+            self._console.print(text, markup=False, soft_wrap=True, style="dim")
+
+    def _model(self, name: str) -> None:
+        if not name:
+            for model in self._chat.models:
+                room = "" if model.max_model_len is None else f", {model.max_model_len} tokens"
+                self._tell(f"{'*' if model == self._chat.model else ' '} {model.id}{room}")
+            return
+        found = next((model for model in self._chat.models if model.id == name), None)
+        if found is None:
+            self._tell(f"{name}: no such model; /model lists them")
+        else:
+            self._chat.model = found
+
+    def _system(self, text: str) -> None:
+        if text:
+            self._chat.system = "" if text == "-" else text
+        else:
+            self._tell(self._chat.system or "there is no system text")
+
+    def _set(self, text: str) -> None:
+        name, _, value = text.partition(" ")
+        if not name:
+            for key, held in self._chat.params.items():
+                self._tell(f"{key} {json.dumps(held)}")
+        elif value.strip() == "-":
+            self._chat.params.pop(name, None)
+        elif value:
+            self._chat.params[name] = _value(value.strip())
+        else:
+            self._tell(f"{name}: {json.dumps(self._chat.params.get(name))}")
+
+    def _again(self, _: str) -> None:
+        question = self._chat.take_back()
+        if question is None:
+            self._tell("nothing was asked")
+        else:
+            self.answer(question)
+
+    def _clear(self, _: str) -> None:
+        self._chat.messages.clear()
+
+    def _help(self, _: str) -> None:
+        self._tell(HELP)
+
+
+def _value(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _typed() -> str:
+    """Return the prompt that a person types, over as many lines as end with a backslash."""
+    lines = [input("> ")]
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1].removesuffix("\\")
+        lines.append(input(". "))
+    return "\n".join(lines)
+
+
+def chat(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A model of the service, or one to start: a GGUF file, hf:ORG/REPO.", metavar="[MODEL]"),
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(envvar="ROUNDHOUSE_URL", help="Where the service is; it is not started then.")
+    ] = None,
+    api_key: KeyOption = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="What a service is started with.")
+    ] = None,
+    system: Annotated[str, typer.Option(help="The system text.")] = "",
+) -> None:
+    """Chat with a model of a running service, or of one that ends with the chat. Piped text is asked once."""
+    wanted = Wanted(url=url, api_key=api_key, config=config, model=model)
+    piped = None if sys.stdin.isatty() else sys.stdin.read(MOST_INPUT)
+    with open_service(wanted) as service:
+        talk = Chat(service)
+        talk.system = system
+        try:
+            display = ChatDisplay(talk)
+            if piped is not None:
+                display.answer(piped)
+            else:
+                _greet(service)
+                with _History(state_home() / "chat_history"):
+                    display.run()
+        finally:
+            talk.close()
+
+
+def _greet(service: FoundService) -> None:
+    whose = ", which ends with this chat" if service.is_own else ""
+    typer.echo(f"{service.model.id} at {service.url}{whose}. /help shows the commands, Ctrl-D leaves.")
+
+
+class _History:
+    """The prompts that were typed before, for the arrow keys: a file that only its owner reads."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        readline.set_history_length(MOST_HISTORY)
+        with suppress(OSError):
+            readline.read_history_file(self._path)
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):  # a home that cannot be written keeps nobody from a chat
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o600))
+            readline.write_history_file(self._path)
+            self._path.chmod(0o600)

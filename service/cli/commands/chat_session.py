@@ -1,0 +1,182 @@
+"""A chat's session: its messages, and answers to them through the front door of a service."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Final
+
+import httpx
+import msgspec
+
+from roundhouse_client.values.models import Model
+from service.cli.commands.own_service import FoundService
+from service.cli.connection import ServiceAway
+from service.errors import ServiceError
+from transport.errors import EngineError
+from transport.events import Event, Finished, ReasoningDelta, TextDelta, Usage
+from transport.stream import ChatStream
+
+PATH: Final = "/v1/chat/completions"
+CONNECT_S: Final = 10.0
+SILENCE_S: Final = 600.0  # a stream that waits hears a comment every few seconds
+MOST_ERROR_BYTES: Final = 64 * 1024
+MS: Final = 1000.0
+USUAL: Final[Mapping[str, object]] = {"max_tokens": 1024}
+WAIT: Final = "wait_ms="
+
+
+class AnswerRefused(ServiceError):
+    """The service, or the engine behind it, gives no answer."""
+
+
+class ChatAnswer(msgspec.Struct):
+    """The text of an answer so far, and its cost; ``waited_s`` is the wait for a slot, None as long as nobody told."""
+
+    text: str = ""
+    usage: Usage | None = None
+    ending: str = ""
+    waited_s: float | None = None
+    worker: str = ""
+    seconds: float = 0.0
+
+    def take(self, events: list[Event]) -> Iterator[Event]:
+        """Take the events of a piece, and give on those that a person reads."""
+        for event in events:
+            match event:
+                case TextDelta():
+                    self.text += event.text
+                    yield event
+                case ReasoningDelta():
+                    yield event
+                case Usage():
+                    self.usage = event
+                case Finished():
+                    self.ending = event.reason
+                case _:
+                    pass
+
+    @property
+    def cost(self) -> str:
+        """One line: its tokens, its pace, its wait."""
+        parts = []
+        if self.usage is not None:
+            pace = f" ({self.usage.completion_tokens / self.seconds:.0f}/s)" if self.seconds else ""
+            parts.append(f"{self.usage.completion_tokens} tokens in {self.seconds:.1f} s{pace}")
+            parts.append(f"{self.usage.prompt_tokens} read, {self.usage.cached_tokens} of them from the cache")
+        if self.waited_s is not None:
+            parts.append(f"waited {self.waited_s:.1f} s")
+        if self.worker:
+            parts.append(self.worker)
+        if self.ending == "length":
+            parts.append("cut at max_tokens")
+        return " · ".join(parts)
+
+
+class Chat:
+    """A conversation of one person with one model; the service keeps nothing of it."""
+
+    def __init__(self, service: FoundService) -> None:
+        self._service = service
+        headers = {} if service.api_key is None else {"Authorization": f"Bearer {service.api_key}"}
+        # One session, so that the engine that knows the conversation is asked again.
+        headers["X-Session-Id"] = f"chat-{os.getpid()}-{int(time.time())}"
+        limits = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
+        self._http = httpx.Client(base_url=service.url, headers=headers, timeout=limits, trust_env=False)
+        self.model = service.model
+        self.system = ""
+        self.params: dict[str, object] = dict(USUAL)
+        self.messages: list[dict[str, str]] = []
+
+    def __repr__(self) -> str:
+        return f"<Chat with {self.model.id}, {len(self.messages)} messages>"
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """All that it may be with."""
+        return self._service.models
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def ask(self, text: str, show: Callable[[Event], None]) -> ChatAnswer:
+        """Ask, and show what comes; Ctrl-C ends the answer, and what came of it stays in the conversation.
+
+        Raises:
+            AnswerRefused: there is no answer; the conversation is as it was before.
+            ServiceAway: the service does not answer.
+        """
+        self.messages.append({"role": "user", "content": text})
+        answer = ChatAnswer()
+        try:
+            with suppress(KeyboardInterrupt):
+                self._receive(answer, show)
+        except (AnswerRefused, ServiceAway):
+            self.messages.pop()
+            raise
+        self.messages.append({"role": "assistant", "content": answer.text})
+        return answer
+
+    def take_back(self) -> str | None:
+        """Forget the last answer with its question, and return the question; None where there is none."""
+        if not self.messages:
+            return None
+        self.messages.pop()
+        return self.messages.pop()["content"]
+
+    def _receive(self, answer: ChatAnswer, show: Callable[[Event], None]) -> None:
+        stream, began_at = ChatStream(), None
+        try:
+            with self._http.stream("POST", PATH, json=self._body()) as reply:
+                if reply.status_code != HTTPStatus.OK:
+                    raise AnswerRefused(_words(reply))
+                answer.worker = reply.headers.get("X-Roundhouse-Worker", "")
+                answer.waited_s = _seconds(reply.headers.get("X-Roundhouse-Wait-Ms"))
+                for piece in reply.iter_bytes():
+                    if answer.waited_s is None:
+                        answer.waited_s = _told_wait(piece)
+                    for event in answer.take(stream.feed(piece)):
+                        began_at = began_at or time.monotonic()
+                        answer.seconds = time.monotonic() - began_at
+                        show(event)
+                list(answer.take(stream.close()))
+        except httpx.HTTPError as error:
+            raise ServiceAway(
+                f"the service at {self._service.url} went away: {str(error) or type(error).__name__}"
+            ) from error
+        if stream.failure is not None:
+            raise _refusal(stream.failure)
+
+    def _body(self) -> dict[str, object]:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        usage = {"stream": True, "stream_options": {"include_usage": True}}
+        return {**self.params, "model": self.model.id, "messages": [*system, *self.messages], **usage}
+
+
+def _refusal(error: EngineError) -> AnswerRefused:
+    return AnswerRefused(str(error))
+
+
+def _words(reply: httpx.Response) -> str:
+    """Return the message of a refusal."""
+    read = bytearray()
+    for piece in reply.iter_bytes():
+        read += piece[: MOST_ERROR_BYTES - len(read)]
+    try:
+        error = json.loads(bytes(read))["error"]
+        return str(error["message"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return f"status {reply.status_code}"
+
+
+def _told_wait(piece: bytes) -> float | None:
+    """Return the wait that the comment of a stream tells whose headers had gone out before it was known."""
+    _, mark, rest = piece.partition(WAIT.encode())
+    return _seconds(rest.split(b" ", 1)[0].decode("ascii", "replace")) if mark else None
+
+
+def _seconds(ms: str | None) -> float | None:
+    return float(ms) / MS if ms is not None and ms.isascii() and ms.isdigit() else None

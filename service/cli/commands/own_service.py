@@ -1,0 +1,201 @@
+"""The service that a command speaks to: one that runs, or one of its own, which ends with it."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import typer
+from rich.console import Console
+
+from roundhouse_client import Client
+from roundhouse_client.errors import Refused, RoundhouseError
+from roundhouse_client.values.models import Model
+from service.cli.commands.first_steps import FILE, HTTP_PORTS, is_reference, write_passing
+from service.cli.connection import connect
+from service.cli.conventions import PARENT
+from service.cli.displays.console import can_draw, plain
+from service.cli.displays.fetch_display import FetchBars
+from service.config.load import load_config
+from service.config.proposal import name_of
+from service.config.schema import Config
+from service.config.source import usable_specs
+from service.config.workers import SMALL
+from service.errors import ConfigError
+from workers.errors import StartFailed
+
+LOOK_S: Final = 0.1
+FIND_S: Final = 3.0  # for an answer of what may listen at a port
+TAIL: Final = 10  # lines of an engine, or of a service, that could not be started
+GRACE_S: Final = 20.0  # of a service that was told to end; then once more, and then by force
+FAILED: Final = frozenset({"backoff", "failed"})
+
+
+class FoundService(msgspec.Struct, frozen=True, kw_only=True):
+    """A service that answers, and the model that is meant there; ``is_own`` tells whether it ends with this command."""
+
+    url: str
+    api_key: str | None
+    model: Model
+    models: tuple[Model, ...]
+    is_own: bool = False
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A person's words on the service: its address, or the model and configuration to start one with.
+
+    ``model`` is a name that a service has, or a model's files; ``context`` is what a model that is started for this
+    should have, in tokens.
+    """
+
+    url: str | None = None
+    api_key: str | None = None
+    config: Path | None = None
+    model: str | None = None
+    context: int | None = None
+
+
+@contextmanager
+def open_service(wanted: Wanted) -> Iterator[FoundService]:
+    """Find a service, or start one; what was started has ended after the block, whatever ends the block.
+
+    Raises:
+        ConfigError: there is no such model, or a service cannot be started with it.
+        ServiceAway: no service answers at the address that was given.
+        StartFailed: an engine of a started service cannot be started.
+    """
+    if wanted.url is not None:
+        with connect(wanted.url, wanted.api_key) as client:
+            models = client.list_models().data
+        yield _chosen(wanted, wanted.url, models)
+        return
+    path = wanted.config or (Path(FILE) if Path(FILE).is_file() else None)
+    config = None if path is None else load_config(path)
+    port = HTTP_PORTS[0] if config is None else config.server.port
+    running = _running(f"http://127.0.0.1:{port}", wanted)
+    if running is not None:
+        yield running
+        return
+    with tempfile.TemporaryDirectory(prefix="roundhouse-") as name:
+        path = _configuration(wanted, path, config, Path(name))
+        with _started(wanted, path, Path(name)) as url:
+            with connect(url, wanted.api_key) as client:
+                models = client.list_models().data
+            yield msgspec.structs.replace(_chosen(wanted, url, models), is_own=True)
+
+
+def _running(url: str, wanted: Wanted) -> FoundService | None:
+    """Return the service that runs at an address; None if none does, or it has not the model whose files are meant."""
+    with Client(url, api_key=wanted.api_key, patience_s=0.0, timeout_s=FIND_S) as client:
+        try:
+            client.get_readiness()
+        except Refused as error:
+            if not error.code:  # something else, which listens there
+                return None
+        except RoundhouseError:
+            return None
+    with connect(url, wanted.api_key) as client:
+        models = client.list_models().data
+    named = None if wanted.model is None else name_of(wanted.model)
+    if named is not None and is_reference(wanted.model or "") and named not in {model.id for model in models}:
+        return None
+    return _chosen(wanted, url, models)
+
+
+def _chosen(wanted: Wanted, url: str, models: Sequence[Model]) -> FoundService:
+    names = {wanted.model, None if wanted.model is None else name_of(wanted.model)}
+    found = next((model for model in models if wanted.model is None or model.id in names), None)
+    if found is None:
+        known = ", ".join(model.id for model in models)
+        raise ConfigError(f"{wanted.model}: the service at {url} has no such model; it has {known}")
+    return FoundService(url=url.rstrip("/"), api_key=wanted.api_key, model=found, models=tuple(models))
+
+
+def _configuration(wanted: Wanted, path: Path | None, config: Config | None, folder: Path) -> Path:
+    """Return the configuration to start with: a person's own, or one that is made for a model."""
+    if config is not None and path is not None and (wanted.model is None or wanted.model in config.models):
+        return path
+    if wanted.model is not None and not is_reference(wanted.model):
+        known = "" if config is None else f"; {path} has {', '.join(config.models)}"
+        raise ConfigError(f"{wanted.model}: no such model; give a GGUF file, hf:ORG/REPO or {SMALL}{known}")
+    return write_passing(wanted.model or SMALL, folder, wanted.context)
+
+
+@contextmanager
+def _started(wanted: Wanted, path: Path, folder: Path) -> Iterator[str]:
+    """Run a service for a block, and return its address once a model of it can be asked."""
+    config = load_config(path)
+    state_dir = (path.parent / config.server.state_dir).resolve()
+    with FetchBars() as bars:
+        usable_specs(config, path.parent, state_dir, bars.on_terminal())
+    url, log = f"http://127.0.0.1:{config.server.port}", folder / "service.log"
+    command = [sys.executable, "-m", "service.cli.main", "serve", "--config", str(path)]
+    options = ["--host", "127.0.0.1", "--port", str(config.server.port), "--state-dir", str(state_dir)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, *options],
+            env={**os.environ, PARENT: str(os.getpid())},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C is this command's affair
+        )
+    try:
+        with Client(url, api_key=wanted.api_key, patience_s=0.0, timeout_s=FIND_S) as client:
+            _wait_started(client, process, log, ", ".join(config.models))
+        yield url
+    finally:
+        _end(process)
+
+
+def _wait_started(client: Client, process: "subprocess.Popen[bytes]", log: Path, models: str) -> None:
+    """Return when all models can be asked. An engine's own limit bounds it: one that does not come is said to fail."""
+    console = Console(stderr=True)
+    with console.status(f"starting {plain(models)}") if can_draw(console) else nullcontext():
+        while True:
+            if (code := process.poll()) is not None:
+                for line in log.read_text(errors="replace").splitlines()[-TAIL:]:
+                    typer.echo(plain(line), err=True)
+                raise typer.Exit(code or 1)
+            try:
+                client.get_readiness()
+            except RoundhouseError:
+                _check_engines(client)
+            else:
+                return
+            time.sleep(LOOK_S)
+
+
+def _check_engines(client: Client) -> None:
+    """Check that no engine has failed.
+
+    Raises:
+        StartFailed: one has.
+    """
+    with suppress(RoundhouseError):  # it does not listen yet
+        for worker in client.list_workers().workers:
+            if worker.state in FAILED:
+                log = client.get_log(worker.id, tail=TAIL)
+                raise StartFailed(worker.id, worker.because, tuple(line.text for line in log.lines))
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a service and all that is its own; an impatient person need not press Ctrl-C twice."""
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        for _ in range(2):  # the first is a drain, the second does not wait
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+                return
+        process.kill()  # its guardians end the engines
+        process.wait()
+    finally:
+        signal.signal(signal.SIGINT, previous)
