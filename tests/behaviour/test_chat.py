@@ -10,6 +10,7 @@ import yaml
 
 from tests.harness.service import (
     ROUNDHOUSE,
+    Document,
     Service,
     recorded,
     run_command,
@@ -26,7 +27,7 @@ ECHO = r"SAY:(\w+)\"}\]$"
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("chat")
-    flags = {"record": str(folder / "record.jsonl"), "echo": ECHO, "hold": HOLD}
+    flags: Document = {"record": str(folder / "record.jsonl"), "echo": ECHO, "hold": HOLD}
     models = {name: scripted_model(free_ports(1), slots=1, **flags) for name in ("m", "n")}
     with serving(folder, free_ports(1), models, {"heartbeat_s": 0.2}) as running:
         yield running

@@ -9,11 +9,16 @@ from roundhouse_client.values.value import Value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model(Value):
-    """A model, or an adapter on the model ``root``; ``max_model_len`` is its context in tokens, None if unknown."""
+    """A model, or an adapter on the model ``root``; ``max_model_len`` is its context in tokens, None if unknown.
+
+    The other fields are those that OpenAI's clients expect.
+    """
 
     id: str
-    root: str
+    object: str
+    created: int
     owned_by: str
+    root: str
     max_model_len: int | None = None  # None of an older service as well
 
 
@@ -21,6 +26,7 @@ class Model(Value):
 class Models(Value):
     """All models of a service, and the adapters on them."""
 
+    object: str
     data: tuple[Model, ...]
 
 

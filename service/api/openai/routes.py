@@ -9,9 +9,10 @@ from typing import Any, Final, NamedTuple
 
 import anyio.to_thread
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from roundhouse_client.values.models import Model
+from roundhouse_client.values.models import Models as ModelList
 from service.api.body import check_depth, check_nodes, read_body
 from service.api.door.access import AccessCheck, caller_of
 from service.api.errors.forms import (
@@ -70,24 +71,6 @@ SUMMARIES: Final = {
 }
 
 
-class ModelOut(BaseModel):
-    """A model, or an adapter on one: then ``root`` is that model; ``max_model_len`` is its context in tokens."""
-
-    id: str
-    object: str = "model"
-    created: int
-    owned_by: str = "roundhouse"
-    root: str
-    max_model_len: int | None = None
-
-
-class ModelsOut(BaseModel):
-    """All models that may be named."""
-
-    object: str = "list"
-    data: list[ModelOut]
-
-
 def openai_router(relays: "Relays") -> APIRouter:
     """Return the routes of what relayed paths may name; those paths themselves are ``RelayedPaths``."""
     router, models = APIRouter(tags=["openai"]), Models(relays.node)
@@ -97,8 +80,8 @@ def openai_router(relays: "Relays") -> APIRouter:
         return Response(await relays.read_version(model), media_type="application/json")
 
     @router.get("/v1/models", summary="List models and adapters", responses=REFUSED_EARLY)
-    async def list_models() -> ModelsOut:
-        return ModelsOut(data=models.listed())
+    async def list_models() -> ModelList:
+        return ModelList(object="list", data=tuple(models.listed()))
 
     return router
 
@@ -110,10 +93,10 @@ def model_router(node: Node) -> APIRouter:
     @router.get(
         "/v1/models/{model:path}",
         summary="Look at a model or adapter",
-        response_model=ModelOut,
+        response_model=Model,
         responses={**REFUSED_EARLY, 404: ANSWERED[404]},
     )
-    async def get_model(model: str) -> ModelOut | Response:
+    async def get_model(model: str) -> Model | Response:
         found = next((each for each in models.listed() if each.id == model), None)
         if found is None:  # its name may hold slashes, so its path does not tell whose client asks
             return error_of_service(_unknown(model, node), "model").response(MODELS, {})
@@ -132,12 +115,19 @@ class Models:
     def __repr__(self) -> str:
         return f"<Models of {self._node.fleet!r}>"
 
-    def listed(self) -> list[ModelOut]:
+    def listed(self) -> list[Model]:
         """List them, models first."""
         fleet, adapters = self._node.fleet, self._node.adapters
         names = {**{model: model for model in fleet.models()}, **adapters.names()}
         return [
-            ModelOut(id=name, created=self._created, root=model, max_model_len=self._context_of(model))
+            Model(
+                id=name,
+                object="model",
+                created=self._created,
+                owned_by="roundhouse",
+                root=model,
+                max_model_len=self._context_of(model),
+            )
             for name, model in names.items()
         ]
 
