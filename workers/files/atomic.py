@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Put ``content`` where ``path`` is, and make it durable; a reader sees the old or the new, each whole.
 
     Raises:
@@ -20,7 +20,7 @@ def replace_file(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(half).chmod(0o644)
+        Path(half).chmod(mode)
         Path(half).replace(path)
     except BaseException:
         Path(half).unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from typer.main import get_command
 from service.cli.commands import remote
 from service.cli.commands.chat import chat
 from service.cli.commands.gpus import gpus
+from service.cli.commands.launch import launch
 from service.cli.commands.remote import reload, tools
 from service.cli.commands.show_timeline import timeline
 from service.cli.commands.upgrade import upgrade
@@ -39,7 +40,7 @@ def key(
 
 
 _TABLE: Final[Mapping[Panel, tuple[Any, ...]]] = {
-    Panel.RUN: (chat,),
+    Panel.RUN: (chat, launch),
     Panel.LOOK: (top, timeline, tools, gpus),
     Panel.OPERATE: (reload, upgrade, key),
 }

@@ -71,24 +71,39 @@ def open_service(wanted: Wanted) -> Iterator[FoundService]:
         ServiceAway: no service answers at the address that was given.
         StartFailed: an engine of a started service cannot be started.
     """
-    if wanted.url is not None:
-        with connect(wanted.url, wanted.api_key) as client:
-            models = client.list_models().data
-        yield _chosen(wanted, wanted.url, models)
-        return
-    path = wanted.config or (Path(FILE) if Path(FILE).is_file() else None)
-    config = None if path is None else load_config(path)
-    port = HTTP_PORTS[0] if config is None else config.server.port
-    running = _running(f"http://127.0.0.1:{port}", wanted)
+    running = find_service(wanted)
     if running is not None:
         yield running
         return
+    path = _own_configuration(wanted)
+    config = None if path is None else load_config(path)
     with tempfile.TemporaryDirectory(prefix="roundhouse-") as name:
         path = _configuration(wanted, path, config, Path(name))
         with _started(wanted, path, Path(name)) as url:
             with connect(url, wanted.api_key) as client:
                 models = client.list_models().data
             yield msgspec.structs.replace(_chosen(wanted, url, models), is_own=True)
+
+
+def find_service(wanted: Wanted) -> FoundService | None:
+    """Return the service that runs where a person has said, or here; None where one has to be started.
+
+    Raises:
+        ConfigError: it has no such model.
+        ServiceAway: none answers at the address that was given.
+    """
+    if wanted.url is not None:
+        with connect(wanted.url, wanted.api_key) as client:
+            models = client.list_models().data
+        return _chosen(wanted, wanted.url, models)
+    path = _own_configuration(wanted)
+    port = HTTP_PORTS[0] if path is None else load_config(path).server.port
+    return _running(f"http://127.0.0.1:{port}", wanted)
+
+
+def _own_configuration(wanted: Wanted) -> Path | None:
+    """Return the configuration of a person's own, that was named or is in this folder."""
+    return wanted.config or (Path(FILE) if Path(FILE).is_file() else None)
 
 
 def _running(url: str, wanted: Wanted) -> FoundService | None:

@@ -1,0 +1,155 @@
+"""``launch``: an agent's command line on the local service, with settings of its own and nothing of a provider's."""
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+from contextlib import suppress
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from service.cli.commands.agent_table import AgentStart, AgentTable, LaunchFacts, prepare, read_table, shown, too_small
+from service.cli.commands.first_steps import state_home
+from service.cli.commands.own_service import FoundService, Wanted, find_service, open_service
+from service.cli.connection import KeyOption
+from service.errors import ConfigError
+from workers.files.atomic import replace_file
+
+TABLE: Final = "agents.yaml"
+SESSION_BYTES: Final = 4
+GRACE_S: Final = 10.0
+MOST_TABLE_BYTES: Final = 1024 * 1024
+PRINTED: Final = "MODEL"  # stands for a model as long as no service tells of one
+
+
+def launch(
+    agent: Annotated[
+        str | None,
+        typer.Argument(help="claude, codex, opencode, aider, pi, or a row of yours; without it: list them."),
+    ] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGS]", help="For the agent.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="As of chat; without it the first one.", metavar="M")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(envvar="ROUNDHOUSE_URL", help="Where the service is; it is not started then.")
+    ] = None,
+    api_key: KeyOption = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="What a service is started with.")
+    ] = None,
+    *,
+    only_print: Annotated[bool, typer.Option("--print", help="Show all of it, keys masked; start nothing.")] = False,
+) -> None:
+    """Start an agent's command line on the service that runs here, or on one that ends with it."""
+    table = _table()
+    if agent is None:
+        _list_agents(table)
+        return
+    if agent not in table.agents:
+        known = ", ".join(table.agents)
+        raise ConfigError(f"{agent}: no such agent; known are {known}; {_own_table()} takes a row of yours")
+    row = table.agents[agent]
+    wanted = Wanted(url=url, api_key=api_key, config=config, model=model, context=row.context)
+    if only_print:
+        _print(table, agent, find_service(wanted), wanted, tuple(arguments or ()))
+        return
+    if shutil.which(row.program) is None:
+        how = f": {row.install}" if row.install else ""
+        raise ConfigError(f"{row.program} is not on the path{how}")
+    with open_service(wanted) as service:
+        facts = _facts(agent, service)
+        start = prepare(table, agent, facts, os.environ, tuple(arguments or ()))
+        if (warning := too_small(row, facts)) is not None:
+            typer.echo(warning, err=True)
+        _write(start, Path(facts.folder))
+        code = _run(start)
+    raise typer.Exit(code)
+
+
+def _table() -> AgentTable:
+    table = read_table((resources.files("service.cli") / TABLE).read_text(), TABLE)
+    own = _own_table()
+    if not own.is_file():
+        return table
+    with own.open(encoding="utf-8") as file:
+        return table.with_rows(read_table(file.read(MOST_TABLE_BYTES), str(own)))
+
+
+def _own_table() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "roundhouse" / TABLE
+
+
+def _list_agents(table: AgentTable) -> None:
+    for name, row in table.agents.items():
+        place = shutil.which(row.program) or f"not installed: {row.install}"
+        typer.echo(f"{name:<12} {place}")
+    typer.echo(f"A row of yours goes into {_own_table()}; roundhouse launch --print NAME shows what one does.")
+
+
+def _facts(agent: str, service: FoundService) -> LaunchFacts:
+    return LaunchFacts(
+        url=service.url,
+        key=service.api_key,
+        model=service.model.id,
+        context=service.model.max_model_len,
+        session=f"{agent}-{secrets.token_hex(SESSION_BYTES)}",
+        folder=state_home() / "agents" / agent,
+    )
+
+
+def _print(
+    table: AgentTable, agent: str, service: FoundService | None, wanted: Wanted, arguments: tuple[str, ...]
+) -> None:
+    if service is None:
+        typer.echo("# no service runs here, so one would be started, and its address and model would stand here")
+        facts = LaunchFacts(
+            url="http://127.0.0.1:PORT",
+            key=wanted.api_key,
+            model=wanted.model or PRINTED,
+            context=None,
+            session=f"{agent}-SESSION",
+            folder=state_home() / "agents" / agent,
+        )
+    else:
+        facts = _facts(agent, service)
+    typer.echo(shown(prepare(table, agent, facts, os.environ, arguments), facts.key))
+    if (warning := too_small(table.agents[agent], facts)) is not None:
+        typer.echo(f"# {warning}")
+
+
+def _write(start: AgentStart, folder: Path) -> None:
+    """Write the agent's files, for their owner alone."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    once = {name: text for name, text in start.once.items() if not (folder / name).exists()}
+    for name, text in {**start.files, **once}.items():
+        replace_file(folder / name, text.encode(), mode=0o600)
+
+
+def _run(start: AgentStart) -> int:
+    """Run the agent in this terminal, and return its exit status; a signal that ends this command ends it too."""
+    environment = {name: value for name, value in os.environ.items() if name not in start.unset}
+    # Ctrl-C is the agent's, which has the terminal. To ignore it here would have the agent begin with it ignored.
+    previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGQUIT)}
+    try:
+        process = subprocess.Popen(start.argv, env={**environment, **start.environment})
+        try:
+            return process.wait()
+        finally:
+            _end(process)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+        process.kill()
+        process.wait()

@@ -1,0 +1,122 @@
+"""The table of agents: what a start gets, what it does not get, and rows that a person adds."""
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from importlib import resources
+from pathlib import PurePath
+
+import msgspec
+import pytest
+import yaml
+
+from service.cli.commands.agent_table import AgentStart, AgentTable, LaunchFacts, prepare, read_table, shown, too_small
+from service.errors import ConfigError
+
+BUILT_IN = read_table((resources.files("service.cli") / "agents.yaml").read_text(), "agents.yaml")
+FACTS = LaunchFacts(
+    url="http://127.0.0.1:8080", key="rh-key", model="m", context=32_768, session="s-1", folder=PurePath("/f")
+)
+KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "OPENAI_BASE_URL", "GEMINI_API_KEY", "HF_TOKEN")
+NAMES = ("claude", "codex", "opencode", "aider", "pi")
+
+
+def start(name: str, table: AgentTable = BUILT_IN, facts: LaunchFacts = FACTS, **environment: str) -> AgentStart:
+    return prepare(table, name, facts, environment, ("--more",))
+
+
+def everything(begun: AgentStart) -> str:
+    return "\n".join([*begun.argv, *begun.environment.values(), *begun.files.values(), *begun.once.values()])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_agent_gets_the_service_and_loses_providers_keys(name: str) -> None:
+    """Its address, its model, its session; nothing with which it could ask somebody else."""
+    begun = prepare(BUILT_IN, name, FACTS, {**dict.fromkeys(KEYS, "paid"), "EDITOR": "vi"}, ("--more",))
+    assert begun.unset == tuple(sorted(KEYS))
+    text = everything(begun)
+    assert all(each in text for each in ("http://127.0.0.1:8080", "rh-key", "s-1", "32768"))
+    assert begun.argv[-1] == "--more"
+    assert "$" not in text.replace("$ROUNDHOUSE", "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_row_switches_off_what_asks_a_person(name: str) -> None:
+    """Permission prompts stay as the agent has them, or stricter."""
+    text = everything(start(name)).lower()
+    for word in ("bypass", "dangerously", "yolo", "--yes", "full-auto", "never", "skip-permissions", '"allow"'):
+        assert word not in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_are_what_they_are_called(name: str) -> None:
+    """JSON, TOML and YAML, whatever was filled in."""
+    begun = start(name)
+    readers: Mapping[str, Callable[[str], object]] = {"json": json.loads, "toml": tomllib.loads, "yml": yaml.safe_load}
+    for file, text in {**begun.files, **begun.once}.items():
+        readers.get(file.rpartition(".")[2], str)(text)
+    for text in (value for value in begun.environment.values() if value.startswith("{")):
+        json.loads(text)
+
+
+def test_all_of_a_start_is_shown_with_its_key_masked() -> None:
+    """Wherever the key stands."""
+    text = shown(start("aider", OPENAI_API_KEY="paid"), FACTS.key)
+    assert "rh-key" not in text
+    assert "OPENAI_API_KEY=***" in text
+    assert "unset OPENAI_API_KEY" in text
+    assert text.splitlines()[-1].startswith("aider --config /f/aider.conf.yml")
+
+
+@pytest.mark.parametrize(("context", "is_small"), [(32_768, False), (23_512, False), (8192, True), (None, False)])
+def test_a_context_that_is_too_small_is_said(context: int | None, is_small: bool) -> None:
+    """By what the agent's first request has."""
+    facts = msgspec.structs.replace(FACTS, context=context)
+    warning = too_small(BUILT_IN.agents["claude"], facts)
+    assert (warning is not None) == is_small
+    if warning is not None:
+        assert "m has a context of 8192 tokens, and claude reads about 23000" in warning
+
+
+def test_a_person_adds_a_row_or_changes_one() -> None:
+    """A row of the same name stands in place of ours; what nobody gets is added to."""
+    more = read_table(
+        "unset: [MY_KEY]\nagents:\n  mine: {program: mine, environment: {URL: $url/v1, COST: $$5}}\n"
+        "  pi: {program: other}",
+        "mine",
+    )
+    table = BUILT_IN.with_rows(more)
+    begun = start("mine", table, MY_KEY="x", OPENAI_API_KEY="y")
+    assert (begun.argv, begun.unset) == (("mine", "--more"), ("MY_KEY", "OPENAI_API_KEY"))
+    assert begun.environment == {"URL": "http://127.0.0.1:8080/v1", "COST": "$5"}
+    assert start("pi", table).argv == ("other", "--more")
+    keyless = start("claude", facts=msgspec.structs.replace(FACTS, key=None))
+    assert keyless.environment["ANTHROPIC_AUTH_TOKEN"]  # it refuses to start without one
+
+
+@pytest.mark.parametrize(
+    ("text", "because"),
+    [
+        ("agents: {mine: {programme: x}}", "programme"),
+        ("agents: {mine: {}}", "program"),
+        ("agents: {mine: {program: x, files: {../x: y}}}", "pattern|match"),
+        ("agents: {../x: {program: x}}", "pattern|match"),
+        ("agents: [", "expected"),
+        ("[1]", "object"),
+        ("[" * 5000, ""),
+    ],
+)
+def test_a_table_that_is_none_is_refused_with_its_place(text: str, because: str) -> None:
+    """Nothing of it is passed over."""
+    with pytest.raises(ConfigError, match=rf"(?s)mine\.yaml: .*({because})"):
+        read_table(text, "mine.yaml")
+
+
+def test_a_row_that_cannot_be_filled_in_is_said() -> None:
+    """A name that nobody knows, and a lone dollar sign."""
+    for text in ("$nothing", "5$"):
+        table = AgentTable(agents=read_table(f"agents: {{mine: {{program: x, arguments: ['{text}']}}}}", "t").agents)
+        with pytest.raises(ConfigError, match="cannot be filled in"):
+            start("mine", table)
+    with pytest.raises(ConfigError, match="no such agent; known are claude"):
+        start("nobody")
