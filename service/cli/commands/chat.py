@@ -14,7 +14,7 @@ from rich.console import Console
 
 from service.cli.commands.chat_session import AnswerRefused, Chat
 from service.cli.commands.first_steps import state_home
-from service.cli.commands.own_service import FoundService, Wanted, open_service
+from service.cli.commands.own_service import FoundService, FoundUrlOption, StartConfigOption, Wanted, open_service
 from service.cli.connection import KeyOption
 from service.cli.displays.console import plain
 from transport.events import Event, ReasoningDelta, TextDelta
@@ -160,13 +160,9 @@ def chat(
         str | None,
         typer.Argument(help="A model of the service, or one to start: a GGUF file, hf:ORG/REPO.", metavar="[MODEL]"),
     ] = None,
-    url: Annotated[
-        str | None, typer.Option(envvar="ROUNDHOUSE_URL", help="Where the service is; it is not started then.")
-    ] = None,
+    url: FoundUrlOption = None,
     api_key: KeyOption = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="What a service is started with.")
-    ] = None,
+    config: StartConfigOption = None,
     system: Annotated[str, typer.Option(help="The system text.")] = "",
 ) -> None:
     """Chat with a model of a running service, or of one that ends with the chat. Piped text is asked once."""

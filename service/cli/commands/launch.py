@@ -14,7 +14,14 @@ import typer
 
 from service.cli.commands.agent_table import AgentStart, AgentTable, LaunchFacts, prepare, read_table, shown, too_small
 from service.cli.commands.first_steps import state_home
-from service.cli.commands.own_service import FoundService, Wanted, find_service, open_service
+from service.cli.commands.own_service import (
+    FoundService,
+    FoundUrlOption,
+    StartConfigOption,
+    Wanted,
+    find_service,
+    open_service,
+)
 from service.cli.connection import KeyOption
 from service.errors import ConfigError
 from workers.files.atomic import replace_file
@@ -35,13 +42,9 @@ def launch(
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="As of chat; without it the first one.", metavar="M")
     ] = None,
-    url: Annotated[
-        str | None, typer.Option(envvar="ROUNDHOUSE_URL", help="Where the service is; it is not started then.")
-    ] = None,
+    url: FoundUrlOption = None,
     api_key: KeyOption = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="What a service is started with.")
-    ] = None,
+    config: StartConfigOption = None,
     *,
     only_print: Annotated[bool, typer.Option("--print", help="Show all of it, keys masked; start nothing.")] = False,
 ) -> None:

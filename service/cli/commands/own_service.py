@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import typer
@@ -36,6 +36,14 @@ FIND_S: Final = 3.0  # for an answer of what may listen at a port
 TAIL: Final = 10  # lines of an engine, or of a service, that could not be started
 GRACE_S: Final = 20.0  # of a service that was told to end; then once more, and then by force
 FAILED: Final = frozenset({"backoff", "failed"})
+
+
+FoundUrlOption = Annotated[
+    str | None, typer.Option("--url", envvar="ROUNDHOUSE_URL", help="Where the service is; it is not started then.")
+]
+StartConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="What a service is started with.")
+]
 
 
 class FoundService(msgspec.Struct, frozen=True, kw_only=True):
