@@ -17,8 +17,10 @@ KINDS: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".yaml": "application/yaml",  # jobs to begin with
 }
 PREFIX: Final = "/web/"
+FOLDERS: Final = {"static": PREFIX, "gallery": f"{PREFIX}gallery/"}
 INDEX: Final = "index.html"
 
 
@@ -34,11 +36,12 @@ class PageFile(msgspec.Struct, frozen=True, kw_only=True):
 def page_files() -> Mapping[str, PageFile]:
     """Return the files by the paths that browsers ask for; the page itself is at ``/``."""
     found = {}
-    for entry in resources.files("service.web").joinpath("static").iterdir():
-        kind = KINDS.get("." + entry.name.rpartition(".")[2])
-        if kind is not None:
-            content = entry.read_bytes()
-            tag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
-            path = "/" if entry.name == INDEX else PREFIX + entry.name
-            found[path] = PageFile(content=content, kind=kind, tag=tag)
+    for folder, prefix in FOLDERS.items():
+        for entry in resources.files("service.web").joinpath(folder).iterdir():
+            kind = KINDS.get("." + entry.name.rpartition(".")[2])
+            if kind is not None:
+                content = entry.read_bytes()
+                tag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
+                path = "/" if entry.name == INDEX else prefix + entry.name
+                found[path] = PageFile(content=content, kind=kind, tag=tag)
     return MappingProxyType(found)

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 
 import httpx
@@ -160,6 +159,12 @@ def test_the_address_of_the_page_is_logged(service: Service) -> None:
 
 def test_all_files_of_the_page_are_of_the_package() -> None:
     """What is served is read from the package itself, whichever way it is installed."""
-    there = {path.name for path in (Path(__file__).parents[2] / "service" / "web" / "static").iterdir()}
-    assert {path.removeprefix("/web/") or "index.html" for path in islice(page_files(), None)} - {"/"} <= there | {"/"}
-    assert len(page_files()) == len(there)
+    web = Path(__file__).parents[2] / "service" / "web"
+    pages = {f"/web/{path.name}" for path in (web / "static").iterdir()} - {"/web/index.html"} | {"/"}
+    gallery = {path.name for path in (web / "gallery").glob("*.yaml")}
+    assert set(page_files()) == pages | {f"/web/gallery/{name}" for name in gallery}
+    offered = re.search(r"EXAMPLES = \{(.*?)\}", (web / "static" / "post.js").read_text())
+    assert offered is not None
+    assert {f"{name}.yaml" for name in re.findall(r"(\w+):", offered[1])} == gallery
+    examples = Path(__file__).parents[2] / "examples"
+    assert {path.name for path in examples.iterdir() if path.is_symlink()} == gallery | {"town_server.py"}

@@ -74,7 +74,7 @@ _ADMIN: Final = Access(scope=KeyScope.ADMIN)
 
 ROUTES: Final[Mapping[tuple[str, str], Access]] = {
     ("GET", "/"): _ANY,
-    ("GET", "/web/{name}"): _ANY,
+    ("GET", "/web/{name:path}"): _ANY,
     ("GET", "/healthz"): _ANY,
     ("GET", "/readyz"): _ANY,
     ("GET", "/openapi.json"): _ANY,

@@ -60,7 +60,7 @@ def page_router() -> APIRouter:
     async def read_page(request: Request) -> Response:
         return _answer("/", request)
 
-    @router.get(PREFIX + "{name}")
+    @router.get(PREFIX + "{name:path}")
     async def read_file(name: str, request: Request) -> Response:
         return _answer(PREFIX + name, request)
 

@@ -11,6 +11,7 @@ from typer.main import get_command
 
 from service.cli.commands import remote
 from service.cli.commands.chat import chat
+from service.cli.commands.examples import examples
 from service.cli.commands.gpus import gpus
 from service.cli.commands.launch import launch
 from service.cli.commands.remote import reload, tools
@@ -40,7 +41,7 @@ def key(
 
 
 _TABLE: Final[Mapping[Panel, tuple[Any, ...]]] = {
-    Panel.RUN: (chat, launch),
+    Panel.RUN: (chat, launch, examples),
     Panel.LOOK: (top, timeline, tools, gpus),
     Panel.OPERATE: (reload, upgrade, key),
 }

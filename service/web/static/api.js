@@ -3,6 +3,7 @@
 const KEY = "roundhouse.key"; // in the tab's own storage: it is gone with the tab
 const LIMIT_MS = 20_000;
 const SILENCE_MS = 40_000; // of a stream, which says something every 15 s
+const ANSWER_MS = 600_000; // of an answer: an engine may read a long prompt for minutes
 const FIRST_PAUSE_MS = 500;
 const MOST_PAUSE_MS = 15_000;
 
@@ -15,7 +16,7 @@ export const keys = {
 /** What the service refused, as it told it. */
 export class Problem extends Error {
   constructor(status, document) {
-    super(document.detail || document.title || `the service answered ${status}`);
+    super(document.detail || document.error?.message || document.title || `the service answered ${status}`);
     this.status = status;
     this.code = document.code ?? "";
     this.title = document.title ?? "";
@@ -67,6 +68,47 @@ export async function ask(path, { read = null, ...options } = {}) {
     throw new Unreachable("the answer of Roundhouse broke off", { cause: error });
   } finally {
     clearTimeout(timer);
+  }
+}
+
+/** Read a stream whole, as text. */
+export const textOf = (stream) => new Response(stream).text();
+
+/**
+ * Post a body and give on the events of the stream that answers, comments too, each as its lines.
+ *
+ * It ends with the stream, or with `signal`; a stream that says nothing for long is given up.
+ */
+export async function converse(path, { body, headers, signal, onEvent }) {
+  const silence = new AbortController();
+  const stop = () => silence.abort("stopped");
+  signal.addEventListener("abort", stop);
+  let timer = 0;
+  const heard = () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => silence.abort("silent"), ANSWER_MS);
+  };
+  try {
+    heard();
+    const answer = await answerTo(path, { method: "POST", body, headers, signal: silence.signal });
+    onEvent([], answer.headers);
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let rest = ""; ; ) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      heard();
+      const events = (rest + value).split("\n\n");
+      rest = events.pop();
+      for (const event of events) onEvent(event.split("\n"), answer.headers);
+    }
+  } catch (error) {
+    if (signal.aborted) return;
+    if (error instanceof Problem || error instanceof Unreachable) throw error;
+    throw new Unreachable("the answer of Roundhouse broke off", { cause: error });
+  } finally {
+    clearTimeout(timer);
+    signal.removeEventListener("abort", stop);
+    silence.abort("over");
   }
 }
 

@@ -5,6 +5,7 @@ import { askForKey } from "./key.js";
 import { h, setAttribute, setBadge, setText } from "./dom.js";
 import { clock } from "./format.js";
 import { start, subscribe } from "./live.js";
+import * as chat from "./chat.js";
 import * as conversation from "./conversation.js";
 import * as history from "./history.js";
 import * as job from "./job.js";
@@ -21,6 +22,7 @@ const VIEWS = [
   { at: "", title: "Overview", view: overview },
   { at: "jobs", title: "Jobs", view: history, inner: [job, conversation] },
   { at: "post", title: "Post a job", view: post, inner: [post, post] },
+  { at: "chat", title: "Chat", view: chat },
   { at: "pools", title: "Pools", view: pools },
   { at: "workers", title: "Workers", view: workers, inner: [worker] },
   { at: "lanes", title: "Lanes", view: lanes },

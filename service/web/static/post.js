@@ -1,25 +1,16 @@
 /** Posting a job: its document, which the service judges, and every fault that it finds. */
 
-import { ask } from "./api.js";
+import { ask, textOf } from "./api.js";
 import { h } from "./dom.js";
 import { to } from "./format.js";
 import { problemNode } from "./problem.js";
 
-const debate = (model) => ({
-  name: "debate",
-  rounds: 3,
-  agents: [
-    { id: "pro", model, system: "You argue for the motion, in two sentences." },
-    { id: "con", model, system: "You argue against the motion, in two sentences." },
-    { id: "chair", model, role: "moderator", system: "You sum up in one sentence.", speak_after_within_round: ["pro", "con"] },
-  ],
-  conversations: [{ id: "cars", prompt: "Should towns ban cars?" }, { id: "bikes", prompt: "Should bicycles have plates?" }],
-});
-const prompt = (model) => ({
+const EXAMPLES = { debate: "a debate", translation: "a translation chain", committee: "a committee", tools: "MCP tools" }; // of the gallery
+const prompt = (model) => JSON.stringify({
   name: "question",
   agents: [{ id: "a", model, params: { max_tokens: 64 } }],
   conversations: [{ id: "q1", prompt: "Why is the sky blue?" }],
-});
+}, null, 2);
 
 /** Show the form; with a job's document, of all its conversations or of those in a state. */
 export function open(root, [jobId, only] = []) {
@@ -28,30 +19,35 @@ export function open(root, [jobId, only] = []) {
   const faults = h("div", { id: "job-faults" });
   const text = h("textarea", { id: "job", rows: "24", spellcheck: "false", "aria-describedby": "job-help job-faults" });
   const send = h("button", { class: "main" }, "Post the job");
-  const write = (make) => {
-    text.value = JSON.stringify(make(model), null, 2);
+  let wanted = 0; // the newest example: a later one may come first
+  const write = async (name, isAsked = true) => {
+    const mine = ++wanted;
     faults.replaceChildren();
+    try {
+      const example = await ask(`/web/gallery/${name}.yaml`, { read: textOf });
+      const isFree = !text.value && document.activeElement !== text; // whoever writes is not disturbed
+      if (mine === wanted && (isAsked || isFree)) text.value = example.replaceAll("model: small\n", `model: ${model}\n`);
+    } catch (error) {
+      refuse(error);
+    }
   };
   const form = h("form", { onsubmit: submit },
     h("div", { class: "tools" },
-      h("button", { type: "button", onclick: () => write(debate) }, "Example: a debate"),
-      h("button", { type: "button", onclick: () => write(prompt) }, "Example: one question")),
+      h("button", { type: "button", onclick: () => { wanted++; faults.replaceChildren(); text.value = prompt(model); } }, "Example: one question"),
+      ...Object.entries(EXAMPLES).map(([name, title]) => h("button", { type: "button", onclick: () => write(name) }, `Example: ${title}`))),
     h("label", { for: "job" }, "Job document, JSON or YAML"),
     h("p", { id: "job-help", class: "beside" }, "Agents name a model of this Roundhouse. All faults are told at once, and nothing is stored then."),
     text, faults, send,
   );
   root.append(h("h1", {}, "Post a job"), form);
-  write(debate);
   if (jobId) {
-    text.value = "";
     ask(`/v1/jobs/${encodeURIComponent(jobId)}/document?conversations=${encodeURIComponent(only ?? "all")}`)
       .then((document) => (text.value = JSON.stringify(document, null, 2)), refuse);
   }
-  const before = text.value;
   ask("/v1/models").then(({ data }) => {
     model = data[0]?.id ?? model;
-    if (!jobId && text.value === before && document.activeElement !== text) write(debate); // whoever writes is not disturbed
-  }, () => {}); // the post itself says what is wrong
+  }, () => {}) // the post itself says what is wrong
+    .then(() => !jobId && write("debate", false));
 
   async function submit(event) {
     event.preventDefault();

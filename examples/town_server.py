@@ -1,0 +1,1 @@
+../service/web/gallery/town_server.py
