@@ -84,7 +84,7 @@ def test_the_demo_kills_an_engine_calls_a_tool_and_leaves_nothing(
     assert re.search(r"demo: completed, 24 turns, [12] of them twice", done.stdout)
     assert re.search(r'clerk calls look_up\(\{"town": "\w+"\}\) and gets \{.*"inhabitants": \d+\}', done.stdout)
     assert "census: completed, 1 turn\n" in done.stdout
-    assert "One of your own: roundhouse run" in done.stdout.splitlines()[-1]
+    assert "One of your own: roundhouse init" in done.stdout.splitlines()[-1]
     assert_nothing_is_left(tmp_path)
 
 

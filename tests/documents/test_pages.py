@@ -9,10 +9,11 @@ import pytest
 import yaml
 
 import workers
+from service.cli.commands.first_steps import write_passing
 from service.config.load import load_config
 from service.config.model import ModelConfig
 from service.config.schema import Config
-from service.config.workers import worker_specs
+from service.config.workers import SMALL, worker_specs
 from service.conversations.limits import Limits
 from service.formats.documents import parse_document
 from service.run import read_job_file
@@ -60,10 +61,9 @@ def test_every_command_is_in_the_readme() -> None:
 
 def test_the_readmes_examples_are_valid(tmp_path: Path) -> None:
     """A user who copies them gets what they say; tests/system runs them as they stand."""
-    config, job = blocks(README, "yaml")
-    (tmp_path / "roundhouse.yaml").write_text(config)
-    loaded = load_config(tmp_path / "roundhouse.yaml")
-    file = read_job_file("job.yaml", job, loaded)
+    (job,) = blocks(README, "yaml")
+    loaded = load_config(write_passing(SMALL, tmp_path))
+    file = read_job_file("debate.yaml", job, loaded)
     assert (file.job.name, file.job.total_turns) == ("debate", 18)
 
 

@@ -153,7 +153,7 @@ def demo(port: int | None, http_port: int | None, *, stays: bool) -> None:
         is_well = run_async(play, loaded, listener, jobs, stays)
     if not stays:
         typer.echo("The dashboard has ended with this; roundhouse demo --open keeps it.")
-    typer.echo("One of your own: roundhouse run job.yaml --config roundhouse.yaml (docs/tutorial.md begins with one)")
+    typer.echo("One of your own: roundhouse init && roundhouse run job.yaml; roundhouse examples lists more")
     if not is_well:
         raise typer.Exit(Exit.FAILED)
 
