@@ -57,7 +57,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         least=("--rivals", "", "--streams", "4", "--tokens", "10", "--requests", "5", "--rounds", "1"),
     ),
     Benchmark(name="turns", module="turns", least=("--rounds", "1", "--conversations", "5")),
-    Benchmark(name="programs", module="programs", least=("--sessions", "2", "--requests", "2", "--rounds", "1")),
+    Benchmark(name="programs", module="programs", least=("--made", "2", "--requests", "2", "--rounds", "1")),
     Benchmark(name="door", module="door", least=("--part", "usage", "--requests", "100", "--seconds", "2")),
     Benchmark(name="upgrade", module="upgrade", least=("--times", "1")),
     Benchmark(name="telemetry", module="telemetry", least=("--rounds", "1", "--seconds", "1")),

@@ -1,0 +1,1 @@
+"""What benchmarks are made of, where it decides something."""
