@@ -15,6 +15,7 @@ import anyio
 import typer
 from rich.console import Console
 
+from service.cli.commands.first_steps import is_free
 from service.cli.conventions import PARENT, Exit
 from service.cli.displays.console import plain
 from service.cli.displays.fetch_display import FetchBars
@@ -180,19 +181,11 @@ def _demo_listener(port: int | None) -> socket.socket:
 def _demo_port(engines: int) -> int:
     """Return the first of so many ports that nobody listens on: from the usual one on."""
     for port in range(DEMO_PORT, DEMO_PORT + LOOKED_AT, engines):
-        if all(map(_is_free, range(port, port + engines))):
+        if all(map(is_free, range(port, port + engines))):
             if port != DEMO_PORT:
                 typer.echo(f"port {DEMO_PORT} is taken, so the first engine is at port {port}", err=True)
             return port
     raise ConfigError(f"all ports from {DEMO_PORT} to {DEMO_PORT + LOOKED_AT} are taken; give another with --port")
-
-
-def _is_free(port: int) -> bool:
-    try:
-        listen("127.0.0.1", port).close()
-    except ConfigError:
-        return False
-    return True
 
 
 def _demo_model(model: dict[str, object]) -> str:

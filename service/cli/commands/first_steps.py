@@ -155,12 +155,15 @@ def _means(http_port: int = HTTP_PORTS[0], engine_port: int = ENGINE_PORTS[0], c
 
 def _free_port(ports: range) -> int:
     """Return the first port that nobody listens on; the first of all where somebody listens on each."""
-    for port in ports:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    return ports[0]
+    return next(filter(is_free, ports), ports[0])
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens on a port of loopback."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
