@@ -256,6 +256,6 @@ def _exit_code(error: BaseException) -> int | None:
 def _is_of_service(error: BaseException) -> bool:
     """Whether a running service refuses, or is away."""
     from roundhouse_client import RoundhouseError  # noqa: PLC0415 - of the other commands
-    from service.cli.connection import ServiceAway  # noqa: PLC0415 - as well
+    from service.cli.connection import AnswerRefused, ServiceAway  # noqa: PLC0415 - as well
 
-    return isinstance(error, (RoundhouseError, ServiceAway))
+    return isinstance(error, (RoundhouseError, ServiceAway, AnswerRefused))

@@ -28,6 +28,10 @@ class ServiceAway(Exception):
         return cls(f"no service at {error.url}: {error.cause}; start one with 'roundhouse serve'{after}")
 
 
+class AnswerRefused(Exception):
+    """The service, or the engine behind it, gives no answer to a chat."""
+
+
 @contextmanager
 def connect(url: str, api_key: str | None) -> Iterator[Client]:
     """Return a client of the service; it does not speak to it yet.

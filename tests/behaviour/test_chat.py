@@ -8,6 +8,7 @@ import psutil
 import pytest
 import yaml
 
+from service.cli.commands.chat import MOST_INPUT
 from tests.harness.service import (
     ROUNDHOUSE,
     Document,
@@ -27,7 +28,13 @@ ECHO = r"SAY:(\w+)\"}\]$"
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("chat")
-    flags: Document = {"record": str(folder / "record.jsonl"), "echo": ECHO, "hold": HOLD}
+    flags: Document = {
+        "record": str(folder / "record.jsonl"),
+        "echo": ECHO,
+        "hold": HOLD,
+        "reject": 400,
+        "reject_on": "SAY:rejected",
+    }
     models = {name: scripted_model(free_ports(1), slots=1, **flags) for name in ("m", "n")}
     with serving(folder, free_ports(1), models, {"heartbeat_s": 0.2}) as running:
         yield running
@@ -114,6 +121,10 @@ def test_piped_text_is_asked_once(service: Service) -> None:
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "piped ")
     unknown = run_command("chat", "nobody", "--url", service.url, stdin="SAY:piped")
     assert (unknown.returncode, "it has m, n" in unknown.stderr) == (2, True)
+    refused = run_command("chat", "m", "--url", service.url, stdin="SAY:rejected")
+    assert (refused.returncode, "Traceback" in refused.stderr) == (3, False)
+    long = run_command("chat", "--url", service.url, stdin="x" * (MOST_INPUT + 1))
+    assert (long.returncode, "are piped to the chat" in long.stderr) == (2, True)
     away = run_command("chat", "--url", "http://127.0.0.1:9", stdin="SAY:piped")
     assert (away.returncode, "no service at http://127.0.0.1:9" in away.stderr) == (3, True)
 

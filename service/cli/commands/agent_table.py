@@ -8,9 +8,9 @@ from pathlib import PurePath
 from typing import Annotated, Final
 
 import msgspec
-import yaml
 
 from service.errors import ConfigError
+from service.formats.documents import parse_document
 
 MASK: Final = "***"
 NO_KEY: Final = "roundhouse"  # for a service that asks for none: agents refuse to start without
@@ -73,8 +73,9 @@ def read_table(text: str, source: str) -> AgentTable:
         ConfigError: it is none.
     """
     try:
-        return msgspec.convert(yaml.safe_load(text) or {}, AgentTable)
-    except (yaml.YAMLError, msgspec.ValidationError, RecursionError) as error:
+        document, _ = parse_document(text, source)
+        return msgspec.convert(document or {}, AgentTable)
+    except msgspec.ValidationError as error:
         raise ConfigError(f"{source}: {error}") from error
 
 

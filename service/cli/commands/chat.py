@@ -12,11 +12,12 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from service.cli.commands.chat_session import AnswerRefused, Chat
+from service.cli.commands.chat_session import Chat
 from service.cli.commands.first_steps import state_home
 from service.cli.commands.own_service import FoundService, FoundUrlOption, StartConfigOption, Wanted, open_service
-from service.cli.connection import KeyOption
+from service.cli.connection import AnswerRefused, KeyOption
 from service.cli.displays.console import plain
+from service.errors import ConfigError
 from transport.events import Event, ReasoningDelta, TextDelta
 
 MOST_INPUT: Final = 4 * 1024 * 1024  # characters of a piped prompt
@@ -167,7 +168,7 @@ def chat(
 ) -> None:
     """Chat with a model of a running service, or of one that ends with the chat. Piped text is asked once."""
     wanted = Wanted(url=url, api_key=api_key, config=config, model=model)
-    piped = None if sys.stdin.isatty() else sys.stdin.read(MOST_INPUT)
+    piped = None if sys.stdin.isatty() else _piped()
     with open_service(wanted) as service:
         talk = Chat(service)
         talk.system = system
@@ -181,6 +182,13 @@ def chat(
                     display.run()
         finally:
             talk.close()
+
+
+def _piped() -> str:
+    text = sys.stdin.read(MOST_INPUT + 1)
+    if len(text) > MOST_INPUT:  # half a question would get an answer too
+        raise ConfigError(f"more than {MOST_INPUT} characters are piped to the chat")
+    return text
 
 
 def _greet(service: FoundService) -> None:

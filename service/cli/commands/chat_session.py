@@ -13,9 +13,7 @@ import msgspec
 
 from roundhouse_client.values.models import Model
 from service.cli.commands.own_service import FoundService
-from service.cli.connection import ServiceAway
-from service.errors import ServiceError
-from transport.errors import EngineError
+from service.cli.connection import AnswerRefused, ServiceAway
 from transport.events import Event, Finished, ReasoningDelta, TextDelta, Usage
 from transport.stream import ChatStream
 
@@ -26,10 +24,6 @@ MOST_ERROR_BYTES: Final = 64 * 1024
 MS: Final = 1000.0
 USUAL: Final[Mapping[str, object]] = {"max_tokens": 1024}
 WAIT: Final = "wait_ms="
-
-
-class AnswerRefused(ServiceError):
-    """The service, or the engine behind it, gives no answer."""
 
 
 class ChatAnswer(msgspec.Struct):
@@ -148,16 +142,12 @@ class Chat:
                 f"the service at {self._service.url} went away: {str(error) or type(error).__name__}"
             ) from error
         if stream.failure is not None:
-            raise _refusal(stream.failure)
+            raise AnswerRefused(str(stream.failure))
 
     def _body(self) -> dict[str, object]:
         system = [{"role": "system", "content": self.system}] if self.system else []
         usage = {"stream": True, "stream_options": {"include_usage": True}}
         return {**self.params, "model": self.model.id, "messages": [*system, *self.messages], **usage}
-
-
-def _refusal(error: EngineError) -> AnswerRefused:
-    return AnswerRefused(str(error))
 
 
 def _words(reply: httpx.Response) -> str:

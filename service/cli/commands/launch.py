@@ -24,12 +24,12 @@ from service.cli.commands.own_service import (
 )
 from service.cli.connection import KeyOption
 from service.errors import ConfigError
+from service.formats.documents import read_text
 from workers.files.atomic import replace_file
 
 TABLE: Final = "agents.yaml"
 SESSION_BYTES: Final = 4
 GRACE_S: Final = 10.0
-MOST_TABLE_BYTES: Final = 1024 * 1024
 PRINTED: Final = "MODEL"  # stands for a model as long as no service tells of one
 
 
@@ -79,8 +79,7 @@ def _table() -> AgentTable:
     own = _own_table()
     if not own.is_file():
         return table
-    with own.open(encoding="utf-8") as file:
-        return table.with_rows(read_table(file.read(MOST_TABLE_BYTES), str(own)))
+    return table.with_rows(read_table(read_text(own), str(own)))
 
 
 def _own_table() -> Path:
