@@ -23,7 +23,8 @@ import httpx
 import yaml
 
 from service.conversations.job import JobId
-from service.conversations.job_parser import JobRules, parse_job
+from service.conversations.job_faults import JobRules
+from service.conversations.job_parser import parse_job
 from service.conversations.limits import Limits
 from service.store.claims import Claims
 from service.store.databases.sqlite import FILE_NAME, SqliteDatabase

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 from service.config.keys import KeyConfig, SentKey, repeated
 from service.config.model import LAST_PORT, Kept, ModelConfig, ModelName, Place, Port, Text
 from service.conversations.job import GroupBy
-from service.conversations.job_parser import JobRules
+from service.conversations.job_faults import JobRules
 from service.conversations.limits import Limits
 from service.formats.faults import StrictModel
 from service.formats.hosts import canonical_host, canonical_origin, signing_key

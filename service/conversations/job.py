@@ -7,6 +7,7 @@ from typing import Final, NamedTuple, NewType
 
 import msgspec
 
+from service.conversations.until import Until
 from service.conversations.validation import Validation
 from service.conversations.wording import Phrases
 from workers.requests.request import CONSTRAINTS
@@ -90,12 +91,14 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """One independent exchange of a job's agents; one that ``is_pinned`` wants the same weights for all its turns.
 
+    It is over with its ``rounds``, or before them with a round in which a condition of ``until`` holds.
     ``prompt_chars`` is how long its prompt is where that is not kept here.
     """
 
     id: str
     prompt: str
     rounds: int
+    until: Until = ()
     is_pinned: bool = False
     prompt_chars: int | None = None
     metadata: Mapping[str, object] = msgspec.field(default_factory=dict)
@@ -150,5 +153,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_turns(self) -> int:
-        """The number of the job's turns."""
-        return len(self.agents) * sum(conversation.rounds for conversation in self.conversations)
+        """The number of the job's turns, unless conditions end conversations before."""
+        return sum(map(self.most_turns, self.conversations))
+
+    def most_turns(self, conversation: Conversation) -> int:
+        """Return how many turns a conversation has, unless a condition ends it before."""
+        return len(self.agents) * conversation.rounds

@@ -5,57 +5,33 @@ Source: specification, "Job documents" and "Refused jobs".
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
-from graphlib import CycleError, TopologicalSorter
+from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, Final
 
 import msgspec
 from pydantic import ValidationError
 
-from service.conversations.job import Agent, Conversation, Job, JobId, Mode, Webhook
-from service.conversations.limits import Limits, metadata_faults, size_faults, too_many
+from service.conversations.job import Agent, Conversation, Job, JobId, Webhook
+from service.conversations.job_faults import FIXED_PARAMS, JobRules, limit_faults, meaning_faults
+from service.conversations.limits import Limits, metadata_faults, size_faults
 from service.conversations.spec import (
-    REFERENCES,
     AgentSpec,
+    ConditionSpec,
     JobSpec,
     ValidationSpec,
     is_tool_reference,
-    is_wellformed_reference,
 )
-from service.conversations.validation import Validation
+from service.conversations.until import Condition
+from service.conversations.validation import Validation, folded
 from service.conversations.wording import Phrases
 from service.errors import Fault, InvalidJob
-from service.formats.faults import faults_of, unknown
-from service.formats.hosts import canonical_host
-from workers.errors import InvalidTool
+from service.formats.faults import faults_of
 from workers.requests.request import parse_tools
-from workers.tools.definition import ToolDefinition
 from workers.tools.schemas import CHECK_LIMIT_S, find_troubles, trusting
 
-ONE_ANSWER: Final = "a turn is one answer; each further one would take a slot unseen"
-FIXED_PARAMS: Final[Mapping[str, tuple[int, str]]] = {  # parameters that may say one thing alone
-    "n": (1, ONE_ANSWER),
-    "n_cmpl": (1, ONE_ANSWER),  # llama.cpp's own name for it
-    "id_slot": (-1, "which slot of an engine takes a turn is the engine's to say"),
-}
 CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 MAX_FAULTS: Final = 100  # told of one job; a person reads the first few, a program the code
-
-
-class JobRules(msgspec.Struct, frozen=True, kw_only=True):
-    """The bounds of a job here: models, sizes, and hosts that may be told of its end.
-
-    ``adapters`` are names that agents may use as models, each with the model that it stands on. ``webhook_hosts`` None
-    means any host; ``key_s`` is how long its idempotency key counts, in seconds.
-    """
-
-    models: Collection[str]
-    adapters: Mapping[str, str] = msgspec.field(default_factory=dict)
-    limits: Limits
-    webhook_hosts: Collection[str] | None = ()
-    webhook_secrets: Collection[str] = ()
-    key_s: float = 86_400.0
 
 
 def parse_stored(text: str, job_id: JobId, adapters: Mapping[str, str]) -> Job:
@@ -90,7 +66,7 @@ async def check_schemas(document: object, limits: Limits, *, is_small: bool) -> 
     if isinstance(document, dict):
         _refuse(size_faults(document, limits))
     schemas: list[dict[str, object]] = []
-    patterns: list[str] = []
+    patterns = list(_until_patterns(document))
     agents = document.get("agents") if isinstance(document, dict) else None
     for agent in agents if isinstance(agents, list) else ():
         if not isinstance(agent, dict):
@@ -110,6 +86,17 @@ async def check_schemas(document: object, limits: Limits, *, is_small: bool) -> 
         raise InvalidJob([Fault(path="agents", message=message)]) from error
 
 
+def _until_patterns(document: object) -> Iterator[str]:
+    """Yield the patterns of a job's conditions, whatever else is wrong with it."""
+    given = document if isinstance(document, dict) else {}
+    conversations = given.get("conversations")
+    for holder in (given, *(conversations if isinstance(conversations, list) else ())):
+        conditions = holder.get("until") if isinstance(holder, dict) else None
+        for condition in conditions if isinstance(conditions, list) else ():
+            if isinstance(condition, dict) and isinstance(condition.get("matches"), str):
+                yield condition["matches"]
+
+
 def parse_job(document: object, job_id: JobId, rules: JobRules) -> Job:
     """Return the job that ``document`` (decoded JSON or YAML) describes.
 
@@ -126,18 +113,7 @@ def parse_job(document: object, job_id: JobId, rules: JobRules) -> Job:
     except ValidationError as error:
         raise InvalidJob(faults_of(error, JobSpec)[:MAX_FAULTS]) from error
     conversations = _conversations(spec)
-    _refuse(
-        chain(
-            _limit_faults(spec, conversations, limits),
-            _agent_faults(spec, (*rules.models, *rules.adapters)),
-            _param_faults(spec),
-            _tool_faults(spec),
-            _cycle_faults(spec),
-            _mode_faults(spec),
-            _conversation_faults(conversations),
-            _webhook_faults(spec, rules),
-        )
-    )
+    _refuse(chain(limit_faults(spec, conversations, limits), meaning_faults(spec, conversations, rules)))
     return Job(
         id=job_id,
         name=spec.name,
@@ -190,130 +166,28 @@ def _validation(spec: ValidationSpec | None) -> Validation | None:
     )
 
 
+def _condition(spec: ConditionSpec) -> Condition:
+    return Condition(
+        agent=spec.agent,
+        says=tuple(map(folded, spec.says or ())),
+        matches=spec.matches,
+        signal=spec.signal,
+        agree=tuple(spec.agree or ()),
+        unchanged=spec.unchanged,
+        answer_tokens=spec.answer_tokens,
+    )
+
+
 def _conversations(spec: JobSpec) -> tuple[Conversation, ...]:
+    common = tuple(map(_condition, spec.until))  # one value for all of them
     return tuple(
         Conversation(
             id=f"c{index}" if given.id is None else given.id,
             prompt=given.prompt,
             rounds=spec.rounds if given.rounds is None else given.rounds,
+            until=common if given.until is None else tuple(map(_condition, given.until)),
             is_pinned=given.weights == "pinned",
             metadata=given.metadata,
         )
         for index, given in enumerate(spec.conversations)
     )
-
-
-def _agent_faults(spec: JobSpec, models: Collection[str]) -> Iterator[Fault]:
-    ids: dict[str, int] = {}
-    for index, agent in enumerate(spec.agents):
-        ids.setdefault(agent.id, index)
-    for index, agent in enumerate(spec.agents):
-        place = f"agents[{index}]"
-        if ids[agent.id] != index:
-            yield Fault(path=f"{place}.id", message=f"{agent.id!r} is the id of agents[{ids[agent.id]}] already")
-        if agent.model not in models:
-            yield Fault(path=f"{place}.model", message=unknown("model", agent.model, models))
-        named = {"visible_to": agent.visible_to or [], "speak_after_within_round": agent.speak_after_within_round}
-        for key, others in named.items():
-            for position, other in enumerate(others):
-                if other not in ids:
-                    yield Fault(path=f"{place}.{key}[{position}]", message=unknown("agent", other, ids))
-
-
-def _param_faults(spec: JobSpec) -> Iterator[Fault]:
-    for index, agent in enumerate(spec.agents):
-        for key, (harmless, message) in FIXED_PARAMS.items():
-            if agent.params.get(key, harmless) not in (harmless, None):
-                yield Fault(path=f"agents[{index}].params.{key}", message=message)
-
-
-def _tool_faults(spec: JobSpec) -> Iterator[Fault]:
-    for index, agent in enumerate(spec.agents):
-        seen: set[str] = set()
-        for key, documents in (("tools", agent.tools), ("exit_tools", agent.exit_tools)):
-            for position, document in enumerate(documents):
-                place = f"agents[{index}].{key}[{position}]"
-                if is_tool_reference(document):
-                    if key == "exit_tools" or not is_wellformed_reference(document):
-                        yield Fault(path=place, message=REFERENCES)
-                    continue
-                try:
-                    tool = ToolDefinition.parse(document)
-                except InvalidTool as error:
-                    yield Fault(path=place, message=str(error))
-                    continue
-                if tool.name in seen:
-                    yield Fault(path=place, message=f"this agent has a tool {tool.name!r} already")
-                seen.add(tool.name)
-
-
-def _cycle_faults(spec: JobSpec) -> Iterator[Fault]:
-    waits: dict[str, list[str]] = {}
-    for agent in spec.agents:  # an id that is given twice is a fault of its own, and hides no cycle
-        waits.setdefault(agent.id, []).extend(agent.speak_after_within_round)
-    cycle = find_cycle(waits)
-    if cycle:
-        index = [agent.id for agent in spec.agents].index(cycle[0])
-        yield Fault(
-            path=f"agents[{index}].speak_after_within_round",
-            message=f"a cycle, in which no agent could ever speak: {' waits for '.join((*cycle, cycle[0]))}",
-        )
-
-
-def _mode_faults(spec: JobSpec) -> Iterator[Fault]:
-    if spec.mode is Mode.ROUNDS and "prompt_at" in spec.model_fields_set:
-        yield Fault(path="prompt_at", message="only mode: free has it; in rounds a prompt is made when its turn starts")
-    for index, agent in enumerate(spec.agents if spec.mode is Mode.FREE else ()):
-        if agent.speak_after_within_round:
-            message = "in mode: free there is no round to wait in; the order of the agents is the order of the queue"
-            yield Fault(path=f"agents[{index}].speak_after_within_round", message=message)
-
-
-def _conversation_faults(conversations: tuple[Conversation, ...]) -> Iterator[Fault]:
-    seen: dict[str, int] = {}
-    for index, conversation in enumerate(conversations):
-        first = seen.setdefault(conversation.id, index)
-        if first != index:
-            yield Fault(
-                path=f"conversations[{index}].id",
-                message=f"{conversation.id!r} is the id of conversations[{first}] already",
-            )
-
-
-def _webhook_faults(spec: JobSpec, rules: JobRules) -> Iterator[Fault]:
-    if spec.webhook is None:
-        return
-    host, secret = spec.webhook.url.host or "", spec.webhook.secret
-    if rules.webhook_hosts is not None and _canonical(host) not in rules.webhook_hosts:
-        known = ", ".join(rules.webhook_hosts) or "none"
-        yield Fault(path="webhook.url", message=f"{host} is not one of webhooks.hosts: {known}")
-    if spec.webhook.url.username or spec.webhook.url.password:
-        yield Fault(path="webhook.url", message="must not hold a password; the message is signed with a secret")
-    if secret is not None and secret not in rules.webhook_secrets:
-        yield Fault(path="webhook.secret", message=unknown("secret", secret, rules.webhook_secrets))
-
-
-def _canonical(host: str) -> str | None:
-    try:
-        return canonical_host(host)
-    except ValueError:
-        return None
-
-
-def _limit_faults(spec: JobSpec, conversations: tuple[Conversation, ...], limits: Limits) -> Iterator[Fault]:
-    rounds = max(conversation.rounds for conversation in conversations)
-    turns = len(spec.agents) * sum(conversation.rounds for conversation in conversations)
-    if rounds > limits.rounds:
-        yield too_many("rounds", "rounds", rounds, limits.rounds)
-    if turns > limits.turns:
-        yield too_many("", "turns", turns, limits.turns)
-
-
-def find_cycle(waits: Mapping[str, Collection[str]]) -> tuple[str, ...]:
-    """Return one cycle of ``waits`` (who waits for whom), or () where there is none."""
-    try:
-        TopologicalSorter({name: set(others) & waits.keys() for name, others in waits.items()}).prepare()
-    except CycleError as error:
-        awaited_first: list[str] = error.args[1]
-        return tuple(reversed(awaited_first[1:]))
-    return ()

@@ -15,6 +15,7 @@ from workers.tools.schemas import pattern_trouble, schema_trouble
 
 NO_CONTROLS: Final = r"[^\x00-\x1f\x7f-\x9f]"
 REFERENCES: Final = "{mcp: SERVER, only: [NAME]} or {python: NAME} names tools that a model has; signals are spelt out"
+CONDITIONS: Final = ("says", "matches", "signal", "agree", "unchanged", "answer_tokens")
 Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
 
 
@@ -86,12 +87,46 @@ class AgentSpec(StrictModel):
     exit_tools: list[object] = Field(default_factory=list)
 
 
+class ConditionSpec(StrictModel):
+    """A condition that ends a conversation before its rounds are over: one of six kinds."""
+
+    agent: str | None = None
+    says: list[Annotated[str, Field(max_length=1000)]] | None = Field(default=None, min_length=1, max_length=100)
+    matches: str | None = None
+    signal: str | None = None
+    agree: list[str] | None = Field(default=None, min_length=2)
+    unchanged: int | None = Field(default=None, ge=1, strict=True)
+    answer_tokens: int | None = Field(default=None, ge=1, strict=True)
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        given = [name for name in CONDITIONS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"a condition has one of {', '.join(CONDITIONS[:-1])} and {CONDITIONS[-1]}")
+        if given[0] in {"says", "matches"} and self.agent is None:
+            raise ValueError(f"{given[0]} wants an agent beside it")
+        if self.agent is not None and given[0] not in {"says", "matches", "signal"}:
+            raise ValueError(f"{given[0]} is of several agents, and has no agent beside it")
+        if self.says is not None and not all(map(folded, self.says)):
+            raise ValueError("says: a turn that says nothing fulfils no condition")
+        if self.agree is not None and len(set(self.agree)) < len(self.agree):
+            raise ValueError("agree: an agent is named twice")
+        trouble = pattern_trouble(self.matches) if self.matches is not None else None
+        if trouble is not None:
+            raise ValueError(f"matches: {trouble}")
+        return self
+
+
+Conditions = Annotated[list[ConditionSpec], Field(max_length=32)]
+
+
 class ConversationSpec(StrictModel):
     """One conversation of a job."""
 
     id: Identifier | None = None
     prompt: str
     rounds: int | None = Field(default=None, ge=1, strict=True)
+    until: Conditions | None = None
     weights: Literal["pinned"] | None = None
     metadata: dict[str, object] = Field(default_factory=dict)
 
@@ -123,6 +158,7 @@ class JobSpec(StrictModel):
     system: str = ""
     prompts: PromptsSpec = Field(default_factory=PromptsSpec)
     rounds: int = Field(default=1, ge=1, strict=True)
+    until: Conditions = Field(default_factory=list)
     agents: list[AgentSpec] = Field(min_length=1)
     conversations: list[ConversationSpec] = Field(min_length=1)
     priority: int = Field(default=0, ge=-1_000_000, le=1_000_000, strict=True)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from service.conversations.job import TurnKey
 from service.conversations.prompt_record import PromptRecord
 from service.conversations.states import ConversationState, TurnState
+from service.conversations.until import Ending
 from service.conversations.wording import DEFAULT_ROLE
 from workers.tools.calls import Signal, ToolRecord
 
@@ -69,7 +70,10 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of a transcript; all times are UTC."""
+    """One entry of a transcript; all times are UTC.
+
+    ``fulfils`` are the places of the conditions that it fulfils by itself, of those that may end its conversation.
+    """
 
     key: TurnKey
     state: TurnState
@@ -91,6 +95,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime | None = None
     first_token_at: datetime | None = None
     finished_at: datetime | None = None
+    fulfils: tuple[int, ...] = ()
 
 
 class UnfinishedTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,36 +152,45 @@ def attempt_document(attempt: Attempt) -> dict[str, object]:
     return document | times
 
 
-def transcript_pieces(
-    conversation_id: str,
-    metadata: Mapping[str, object],
-    state: ConversationState,
-    reason: str | None,
-    turns: Sequence[Turn],
-) -> Iterator[bytes]:
+class ConversationRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation with its turns, in the order in which they became visible; ``ending`` is what ended it early."""
+
+    id: str
+    metadata: Mapping[str, object]
+    state: ConversationState
+    reason: str | None
+    ending: Ending | None
+    turns: Sequence[Turn]
+
+    @property
+    def head(self) -> dict[str, object]:
+        """The beginning of its transcript."""
+        return {
+            "id": self.id,
+            "state": self.state.value,
+            "reason": self.reason,
+            "ended_by": ended_by(self.state, self.ending),
+            "metadata": dict(self.metadata),
+        }
+
+
+def ended_by(state: ConversationState, ending: Ending | None) -> object:
+    """Return what ended a conversation that is completed, None for another."""
+    if state is not ConversationState.COMPLETED:
+        return None
+    return "rounds" if ending is None else msgspec.to_builtins(ending)
+
+
+def transcript_pieces(conversation: ConversationRecord) -> Iterator[bytes]:
     """Yield the JSON of a transcript in pieces of some turns each, so that none takes long to make."""
-    head = msgspec.json.encode(
-        {"id": conversation_id, "state": state.value, "reason": reason, "metadata": dict(metadata)}
-    )
-    yield head[:-1] + b',"turns":['
+    turns = conversation.turns
+    yield msgspec.json.encode(conversation.head)[:-1] + b',"turns":['
     for begin in range(0, len(turns), TURNS_A_PIECE):
         piece = msgspec.json.encode([turn_document(turn) for turn in turns[begin : begin + TURNS_A_PIECE]])
         yield (b"," if begin else b"") + piece[1:-1]
     yield b"]}"
 
 
-def transcript_document(
-    conversation_id: str,
-    metadata: Mapping[str, object],
-    state: ConversationState,
-    reason: str | None,
-    turns: Sequence[Turn],
-) -> dict[str, object]:
-    """Return a transcript: ``turns`` in the order in which they became visible."""
-    return {
-        "id": conversation_id,
-        "state": state.value,
-        "reason": reason,
-        "metadata": dict(metadata),
-        "turns": [turn_document(turn) for turn in turns],
-    }
+def transcript_document(conversation: ConversationRecord) -> dict[str, object]:
+    """Return a transcript."""
+    return {**conversation.head, "turns": [turn_document(turn) for turn in conversation.turns]}

@@ -4,12 +4,13 @@ An agent's place is its index in the job, so that nothing here compares names. E
 ready, in the order in which they do.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from graphlib import TopologicalSorter
 from typing import NamedTuple, Protocol
 
-from service.conversations.job import Job, Mode
+from service.conversations.job import Conversation, Job, Mode
+from service.conversations.until import NOTHING, Ending, Ends, TurnDigest
 
 
 class Place(NamedTuple):
@@ -32,27 +33,37 @@ class SpeakingOrder(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether everybody has spoken in every round."""
+        """Whether everybody has spoken in every round, or a condition has ended it."""
+
+    @property
+    def ending(self) -> Ending | None:
+        """The condition that has ended it, if one has."""
 
     @property
     def rounds_completed(self) -> int:
         """The number of rounds in which everybody has spoken."""
 
-    def resume(self, spoken: Sequence[Place]) -> list[Place]:
+    def resume(self, spoken: Mapping[Place, TurnDigest]) -> list[Place]:
         """Begin, or go on after ``spoken`` in the order in which they were; return the turns that are ready."""
 
-    def end_turn(self, place: Place) -> list[Place]:
+    def end_turn(self, place: Place, digest: TurnDigest = NOTHING) -> list[Place]:
         """End a turn; return the turns that are ready because of it."""
+
+    def most_turns(self, agent: int) -> int:
+        """Return how many turns an agent can have at most, as things stand."""
 
     def waiting(self) -> Iterator[WaitingTurn]:
         """Iterate over the turns that wait for others: those of the present round, and the next one's first."""
 
 
-def speaking_order(job: Job, dependencies: "Dependencies", rounds: int) -> SpeakingOrder:
-    """Return the turn-taking of a conversation of ``job``."""
+def speaking_order(
+    job: Job, names: Sequence[str], dependencies: "Dependencies", conversation: Conversation
+) -> SpeakingOrder:
+    """Return the turn-taking of a conversation of ``job``, whose agents have these ``names``."""
+    ends = Ends(conversation.until, names) if conversation.until else None
     if job.mode is Mode.FREE or len(job.agents) == 1:  # one agent has nobody to wait for: both orders are the same
-        return FreeOrder(len(job.agents), rounds)
-    return RoundsOrder(dependencies, rounds)
+        return FreeOrder(len(job.agents), conversation.rounds, ends)
+    return RoundsOrder(dependencies, conversation.rounds, ends)
 
 
 def dependencies_of(job: Job) -> "Dependencies":
@@ -82,6 +93,20 @@ class Dependencies:
             tails[agent] = weights[agent] + max((tails[other] for other in self.followers[agent]), default=0.0)
         return tails
 
+    @cached_property
+    def ancestors(self) -> tuple[int, ...]:
+        """The agents that have spoken before each agent does, directly waited for or not, as masks."""
+        before = [0] * len(self.waits_for)
+        for agent in reversed(self._last_first):
+            for other in self.waits_for[agent]:
+                before[agent] |= before[other] | 1 << other
+        return tuple(before)
+
+    def after_all(self, agents: Collection[int]) -> int:
+        """Return who speaks after all of these agents, as a mask."""
+        mask = _mask(agents)
+        return _mask(agent for agent, before in enumerate(self.ancestors) if before & mask == mask)
+
     def _order(self) -> tuple[int, ...]:
         """Return the agents such that each comes after all that wait for it."""
         return tuple(TopologicalSorter(dict(enumerate(self.followers))).static_order())
@@ -101,49 +126,60 @@ def _agents(mask: int) -> list[int]:
 class RoundsOrder:
     """Rounds: an agent speaks after those it waits for, and a round begins when the last one has ended.
 
-    Sets of agents are bits of a number: a hundred thousand conversations may wait at once.
+    Sets of agents are bits of a number: a hundred thousand conversations may wait at once. Turns that wait for all that
+    have fulfilled a condition are ``_barred``: they never exist, so whatever else is judged in that round does not
+    depend on who was quicker.
     """
 
-    __slots__ = ("_dependencies", "_pending", "_round", "_rounds", "_spoken")
+    __slots__ = ("_barred", "_dependencies", "_ends", "_pending", "_round", "_rounds", "_spoken", "ending")
 
-    def __init__(self, dependencies: Dependencies, rounds: int) -> None:
+    def __init__(self, dependencies: Dependencies, rounds: int, ends: Ends | None = None) -> None:
         self._dependencies = dependencies
         self._rounds = rounds
+        self._ends = ends
         self._round = 0
         self._spoken = 0  # of this round
         self._pending = 0  # who waits for others in it
+        self._barred = 0  # who never speaks in it
+        self.ending: Ending | None = None
 
     def __repr__(self) -> str:
         return f"<RoundsOrder {self._round}/{self._rounds} spoken={_agents(self._spoken)}>"
 
     @property
     def is_over(self) -> bool:
-        """Whether the last round has ended."""
-        return self._round == self._rounds
+        """Whether the last round has ended, or one with which a condition holds."""
+        return self._round == self._rounds or self.ending is not None
 
     @property
     def rounds_completed(self) -> int:
         """The number of rounds that have ended."""
-        return self._round
+        return self._round + (self.ending is not None)
 
-    def resume(self, spoken: Sequence[Place]) -> list[Place]:
+    def resume(self, spoken: Mapping[Place, TurnDigest]) -> list[Place]:
         """Begin, or go on in the first round that has not ended."""
-        heard: dict[int, int] = {}
-        for place in spoken:
-            heard[place.round] = heard.get(place.round, 0) | 1 << place.agent
-        while not self.is_over and heard.get(self._round) == self._dependencies.everybody:
-            self._round += 1
-        self._spoken = heard.get(self._round, 0)
+        heard: dict[int, list[tuple[int, TurnDigest]]] = {}
+        for place, digest in spoken.items():
+            heard.setdefault(place.round, []).append((place.agent, digest))
+        while not self.is_over and (said := heard.pop(self._round, None)) is not None:
+            for agent, digest in said:
+                self._take(agent, digest)
+            if not self._end_round():
+                break
         return self._open()
 
-    def end_turn(self, place: Place) -> list[Place]:
+    def end_turn(self, place: Place, digest: TurnDigest = NOTHING) -> list[Place]:
         """Take a turn's end: others may have waited for it, or the whole round has."""
-        self._spoken |= 1 << place.agent
-        if self._spoken == self._dependencies.everybody:
-            self._round += 1
-            self._spoken = 0
+        self._take(place.agent, digest)
+        if self._end_round():
             return self._open()
         return self._release(self._dependencies.followers[place.agent])
+
+    def most_turns(self, agent: int) -> int:
+        """Return the number of rounds, up to the one in which a condition holds where one does."""
+        if self._ends is None or not self._ends.any_fulfilled:
+            return self._rounds
+        return self._round + (not self._barred >> agent & 1)
 
     def waiting(self) -> Iterator[WaitingTurn]:
         """Iterate over the turns that wait in this round, and for its end."""
@@ -151,13 +187,32 @@ class RoundsOrder:
             absent = self._dependencies.masks[agent] & ~self._spoken
             yield WaitingTurn(Place(agent, self._round), tuple(_agents(absent)), self._round)
         if self._round + 1 < self._rounds:
-            silent = self._dependencies.everybody & ~self._spoken
+            silent = self._dependencies.everybody & ~self._spoken & ~self._barred
             yield WaitingTurn(Place(0, self._round + 1), tuple(_agents(silent)), self._round)
+
+    def _take(self, agent: int, digest: TurnDigest) -> None:
+        self._spoken |= 1 << agent
+        if self._ends is None:
+            return
+        for fulfilling in self._ends.end_turn(agent, self._round, digest):
+            self._barred |= self._dependencies.after_all(fulfilling)
+        self._pending &= ~self._barred
+
+    def _end_round(self) -> bool:
+        """End the round if everybody has spoken who will; return whether it has ended."""
+        if self._spoken | self._barred != self._dependencies.everybody:
+            return False
+        if self._ends is not None:
+            self.ending = self._ends.end_round(self._round)
+        if self.ending is None:
+            self._spoken = self._barred = 0
+            self._round += 1
+        return True
 
     def _open(self) -> list[Place]:
         if self.is_over:
             return []
-        self._pending = self._dependencies.everybody & ~self._spoken
+        self._pending = self._dependencies.everybody & ~self._spoken & ~self._barred
         return self._release(_agents(self._pending))
 
     def _release(self, agents: Iterable[int]) -> list[Place]:
@@ -173,40 +228,61 @@ class FreeOrder:
     Source: specification, "Free mode".
     """
 
-    __slots__ = ("_rounds", "_spoken")
+    __slots__ = ("_ends", "_rounds", "_spoken", "ending")
 
-    def __init__(self, agents: int, rounds: int) -> None:
+    def __init__(self, agents: int, rounds: int, ends: Ends | None = None) -> None:
         self._rounds = rounds
+        self._ends = ends
         self._spoken = [0] * agents
+        self.ending: Ending | None = None
 
     def __repr__(self) -> str:
         return f"<FreeOrder rounds={self._rounds} spoken={self._spoken}>"
 
     @property
     def is_over(self) -> bool:
-        """Whether everybody has had all its turns."""
-        return min(self._spoken) == self._rounds
+        """Whether everybody has had all its turns, or a condition holds."""
+        return min(self._spoken) == self._rounds or self.ending is not None
 
     @property
     def rounds_completed(self) -> int:
         """The number of turns that everybody has had."""
         return min(self._spoken)
 
-    def resume(self, spoken: Sequence[Place]) -> list[Place]:
+    def resume(self, spoken: Mapping[Place, TurnDigest]) -> list[Place]:
         """Queue all agents: those that never spoke in their order, then the others, the longest silent first."""
         last = {place.agent: number for number, place in enumerate(spoken)}
-        for place in spoken:
-            self._spoken[place.agent] = max(self._spoken[place.agent], place.round + 1)
+        for place, digest in spoken.items():
+            self._take(place, digest)
         queue = sorted(range(len(self._spoken)), key=lambda agent: (last.get(agent, -1), agent))
-        return [Place(agent, self._spoken[agent]) for agent in queue if self._spoken[agent] < self._rounds]
+        return [Place(agent, self._spoken[agent]) for agent in queue if self._goes_on(agent)]
 
-    def end_turn(self, place: Place) -> list[Place]:
+    def end_turn(self, place: Place, digest: TurnDigest = NOTHING) -> list[Place]:
         """Take a turn's end: its agent goes to the back of the queue."""
-        self._spoken[place.agent] = place.round + 1
-        return [Place(place.agent, place.round + 1)] if place.round + 1 < self._rounds else []
+        self._take(place, digest)
+        return [Place(place.agent, self._spoken[place.agent])] if self._goes_on(place.agent) else []
+
+    def most_turns(self, agent: int) -> int:
+        """Return the number of rounds, or what an agent has spoken once a condition holds."""
+        return self._rounds if self.ending is None else self._spoken[agent]
 
     def waiting(self) -> Iterator[WaitingTurn]:
         """Iterate over the agents' next turns: each waits for its own present one."""
         for agent, spoken in enumerate(self._spoken):
             if spoken + 1 < self._rounds:
                 yield WaitingTurn(Place(agent, spoken + 1), (agent,), spoken)
+
+    def _goes_on(self, agent: int) -> bool:
+        return self.ending is None and self._spoken[agent] < self._rounds
+
+    def _take(self, place: Place, digest: TurnDigest) -> None:
+        """Take a turn; what has run on beside the one with which a condition held changes nothing any more."""
+        ended = min(self._spoken)
+        self._spoken[place.agent] = max(self._spoken[place.agent], place.round + 1)
+        if self._ends is None or self.ending is not None:
+            return
+        is_fulfilled = bool(self._ends.end_turn(place.agent, place.round, digest))
+        if min(self._spoken) > ended:
+            self.ending = self._ends.end_round(ended)
+        elif is_fulfilled:
+            self.ending = self._ends.first_fulfilled()

@@ -2,7 +2,7 @@
 
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
@@ -15,9 +15,10 @@ from msgspec.structs import replace
 from service.conversations.callers import ANYBODY, API_KEYS, Caller
 from service.conversations.job import Job, JobId
 from service.conversations.job_document import with_conversations
-from service.conversations.job_parser import JobRules, check_schemas, parse_job
+from service.conversations.job_faults import JobRules
+from service.conversations.job_parser import check_schemas, parse_job
 from service.conversations.states import ENDED_CONVERSATIONS, ENDED_JOBS, ConversationState, JobState, TurnState
-from service.conversations.transcript import Turn, transcript_document, transcript_pieces
+from service.conversations.transcript import ConversationRecord, transcript_document, transcript_pieces
 from service.errors import (
     Fault,
     InvalidJob,
@@ -267,7 +268,7 @@ class Jobs:
             JobNotFound: there is no such job.
             ConversationNotFound: it has no such conversation.
         """
-        return transcript_document(*await self._conversation(job_id, conversation_id))
+        return transcript_document(await self._conversation(job_id, conversation_id))
 
     async def transcript_json(self, job_id: JobId, conversation_id: str, after: int = 0) -> Iterator[bytes]:
         """Return the same as JSON, in pieces, without the first ``after`` turns that have ended.
@@ -276,17 +277,15 @@ class Jobs:
             JobNotFound: there is no such job.
             ConversationNotFound: it has no such conversation.
         """
-        return transcript_pieces(*await self._conversation(job_id, conversation_id, after))
+        return transcript_pieces(await self._conversation(job_id, conversation_id, after))
 
-    async def _conversation(
-        self, job_id: JobId, conversation_id: str, after: int = 0
-    ) -> tuple[str, Mapping[str, object], ConversationState, str | None, Sequence[Turn]]:
+    async def _conversation(self, job_id: JobId, conversation_id: str, after: int = 0) -> ConversationRecord:
         # Looked at before the store: a turn that ends in between is then there twice, and the stored one stands.
         partial = self._scheduler.turns.of_conversation(job_id, conversation_id)
         conversation = await self._store.read(queries.conversation(job_id, conversation_id, after))
         ended = {turn.key for turn in conversation.turns}
         turns = [*conversation.turns, *(turn for turn in partial if turn.key not in ended)]
-        return conversation.id, conversation.metadata, conversation.state, conversation.reason, turns
+        return replace(conversation, turns=turns)
 
     async def document(self, job_id: JobId, which: Literal["all", "none"] | ConversationState) -> bytes:
         """Return the JSON of a job as it was posted, with all of its conversations, none, or those in a state.

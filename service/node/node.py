@@ -14,7 +14,7 @@ import msgspec
 from service.config.schema import Config, StoreConfig, rules_of
 from service.config.secrets import child_environment
 from service.config.tools import Equipment, open_tools
-from service.conversations.job_parser import JobRules
+from service.conversations.job_faults import JobRules
 from service.conversations.states import TurnState
 from service.errors import ServiceError, StoreUnavailable
 from service.node.adapters import Adapters

@@ -137,7 +137,13 @@ class Scheduler:
         missing = [model for model in job.models if model not in here and is_elsewhere(model)]
         self._post(
             *(events.ModelLost(model=model, is_elsewhere=True) for model in missing),
-            events.JobAdmitted(job=job, ended=known, suspects=suspects, is_cancelled=piece.is_cancelled),
+            events.JobAdmitted(
+                job=job,
+                ended=known,
+                digests=live.digests(piece.ended),
+                suspects=suspects,
+                is_cancelled=piece.is_cancelled,
+            ),
         )
 
     def _set_aside(self, job: Job, key: TurnKey) -> records.TurnEnded:

@@ -9,7 +9,7 @@ import msgspec
 
 from service.conversations.job import JobId, TurnKey
 from service.conversations.states import ENDED_CONVERSATIONS, ENDED_JOBS, ConversationState, JobState, job_state_after
-from service.conversations.transcript import rfc3339
+from service.conversations.transcript import ended_by, rfc3339
 from service.conversations.wording import encode_clock, encode_models
 from service.errors import NotEnded
 from service.store import deliveries, queries
@@ -196,19 +196,34 @@ def apply(
 def move_conversation(connection: Connection, record: ConversationMoved, fence: int, events: Events) -> None:
     """Write how far a conversation is, and with it how far its job is."""
     is_over = record.state in ENDED_CONVERSATIONS
+    ending = None if record.ending is None else msgspec.json.encode(record.ending).decode()
     changed = connection.execute(
-        f"UPDATE conversations SET state = ?, reason = ?{', owner = NULL' if is_over else ''}"  # noqa: S608
+        f"UPDATE conversations SET state = ?, reason = ?, ending = ?{', owner = NULL' if is_over else ''}"  # noqa: S608
         " WHERE job_id = ? AND id = ? AND fence = ? AND state != ?",
-        (record.state.value, record.reason, record.job_id, record.conversation_id, fence, record.state.value),
+        (record.state.value, record.reason, ending, record.job_id, record.conversation_id, fence, record.state.value),
     )
     if not changed.rowcount:
         return
     if not is_over:
         _start_job(connection, record.job_id, record.at, events)
-    fields = {"conversation": record.conversation_id, "state": record.state.value, "reason": record.reason}
+    fields: dict[str, object] = {"conversation": record.conversation_id, "state": record.state.value}
+    fields["reason"] = record.reason
+    if is_over:
+        fields["ended_by"] = ended_by(record.state, record.ending)
     _tell(events, record.job_id, "conversation", {**fields, "at": rfc3339(record.at)})
+    if record.absent:
+        _leave_out(connection, record)
     if is_over:
         _count_conversation(connection, record.job_id, record.at, events)
+
+
+def _leave_out(connection: Connection, record: ConversationMoved) -> None:
+    """Take turns off a job that do not exist, since a condition has ended their conversation; some had been tried."""
+    connection.execute("UPDATE jobs SET total_turns = total_turns - ? WHERE id = ?", (record.absent, record.job_id))
+    connection.execute(
+        "DELETE FROM unfinished_turns WHERE job_id = ? AND conversation_id = ?",
+        (record.job_id, record.conversation_id),
+    )
 
 
 def _keep_words(connection: Connection, record: ConversationWorded) -> None:

@@ -8,13 +8,13 @@ import msgspec
 
 from service.conversations.job import JobId, TurnKey
 from service.conversations.states import ENDED_JOBS, ConversationState, JobState, TurnState
-from service.conversations.transcript import Turn, UnfinishedTurn, rfc3339
+from service.conversations.transcript import ConversationRecord, Turn, UnfinishedTurn, rfc3339
+from service.conversations.until import Ending
 from service.conversations.wording import ConversationWords, decode_clock, decode_models
 from service.errors import ConversationNotFound, IdempotencyConflict, JobNotFound
 from service.store.databases.database import Connection
 from service.store.records import (
     ConversationRow,
-    StoredConversation,
     StoredEvent,
     StoredJob,
     StoredToolCall,
@@ -25,6 +25,7 @@ from service.store.records import (
 from service.timeline.spans import TurnTimes
 
 T = TypeVar("T")
+_decode_ending = msgspec.json.Decoder(Ending).decode
 Query = Callable[[Connection], T]
 FEW: Final = 50  # conversations that are read one by one, and not with all others of their job
 LAST_NUMBER: Final = 2**62
@@ -145,16 +146,17 @@ def job_by_key(idempotency_key: str, body_hash: str, now: datetime) -> Query[Sto
     return query
 
 
-def conversation(job_id: JobId, conversation_id: str, after: int = 0) -> Query[StoredConversation]:
+def conversation(job_id: JobId, conversation_id: str, after: int = 0) -> Query[ConversationRecord]:
     """One conversation with its ended turns but the first ``after``.
 
     JobNotFound or ConversationNotFound where it is not there.
     """
 
-    def query(connection: Connection) -> StoredConversation:
+    def query(connection: Connection) -> ConversationRecord:
         job(job_id)(connection)
         row = connection.execute(
-            "SELECT metadata, state, reason FROM conversations WHERE job_id = ? AND id = ?", (job_id, conversation_id)
+            "SELECT metadata, state, reason, ending FROM conversations WHERE job_id = ? AND id = ?",
+            (job_id, conversation_id),
         ).fetchone()
         if row is None:
             raise ConversationNotFound(job_id, conversation_id)
@@ -162,11 +164,12 @@ def conversation(job_id: JobId, conversation_id: str, after: int = 0) -> Query[S
             "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? ORDER BY number LIMIT ? OFFSET ?",
             (job_id, conversation_id, LAST_NUMBER, after),
         )
-        return StoredConversation(
+        return ConversationRecord(
             id=conversation_id,
             metadata=msgspec.json.decode(row[0]),
             state=ConversationState(row[1]),
             reason=row[2],
+            ending=None if row[3] is None else _decode_ending(row[3]),
             turns=tuple(decode_turn(turn[0]) for turn in turns_of),
         )
 

@@ -9,6 +9,7 @@ from service.conversations.job import Job, JobId, TurnKey
 from service.conversations.measures import AttemptMeasures, UsageCounts
 from service.conversations.states import ConversationState, JobState, TurnState
 from service.conversations.transcript import Turn, UnfinishedTurn
+from service.conversations.until import Ending
 from service.conversations.wording import ConversationWords
 
 _decode = msgspec.json.Decoder(Turn).decode
@@ -31,13 +32,18 @@ def decode_unfinished(record: str) -> UnfinishedTurn:
 
 
 class ConversationMoved(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation is in another state."""
+    """A conversation is in another state.
+
+    ``ending`` is the condition that ended it, if one did; ``absent`` turns of it do not exist because of one.
+    """
 
     job_id: JobId
     conversation_id: str
     state: ConversationState
     reason: str | None
     at: datetime
+    ending: Ending | None = None
+    absent: int = 0
 
 
 class ConversationWorded(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,16 +170,6 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: datetime | None
     is_metadata_cut: bool = False  # it is larger than a list shows
     owner: str | None = None  # the name of the key that it was posted with
-
-
-class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation as the store knows it, with its ended turns in the order in which they became visible."""
-
-    id: str
-    metadata: Mapping[str, object]
-    state: ConversationState
-    reason: str | None
-    turns: tuple[Turn, ...]
 
 
 class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from service.conversations.job import JobId
 from service.conversations.states import ConversationState, JobState
-from service.conversations.transcript import Charges
+from service.conversations.transcript import Charges, transcript_document
 from service.errors import StoreError, StoreUnavailable
 from service.store import queries
 from service.store.databases.database import Connection
@@ -241,6 +241,30 @@ async def test_deaths_that_were_charged_in_company_become_suspicion(
     charges = {turn.key.agent_id: turn.charges for turn in turns}
     assert charges == {"a": Charges(), "b": Charges(is_suspect=True)}
     assert {turn.rejected for turn in turns} == {(("No.", "why"),)}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_conversations_of_the_version_before_ended_by_their_rounds(
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    """It knew no conditions: what is completed is whole, and what goes on has none."""
+    database, writer = older_database(tmp_path, request, kind, {"sqlite": 4, "postgres": 2})
+    wants = ("wants, ", "'{m}', ") if kind == "postgres" else ("", "")
+    for place, state in enumerate(("completed", "running")):
+        writer.execute(
+            f"INSERT INTO conversations ({wants[0]}job_id, id, position, metadata, state)"  # noqa: S608 - our own words
+            f" VALUES ({wants[1]}'old', ?, ?, '{{}}', ?)",
+            (f"c{place}", place, state),
+        )
+    writer.commit()
+    writer.close()
+    database.prepare()
+    with open_store(database) as store:
+        records = [await store.read(queries.conversation(JobId("old"), name)) for name in ("c0", "c1")]
+        assert [transcript_document(record)["ended_by"] for record in records] == ["rounds", None]
+        (stored,) = await store.read(queries.jobs(None, 10, None))
+        assert stored.total_turns == 3
 
 
 @pytest.mark.anyio

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from service.conversations.job import Agent, Conversation, GroupBy, Job, JobId, Mode, TurnKey
 from service.conversations.states import TurnState
+from service.conversations.until import Condition, TurnDigest, Until
 from service.scheduling.core import events
 from service.scheduling.core.blame import SourceDistrusted, SourceTrusted, SuspectsCleared, Trial
 from service.scheduling.core.decide import SchedulingCore
@@ -20,6 +21,11 @@ from service.scheduling.core.trials import MOST_REST_S
 
 MODELS = ("m", "n")
 LONG = "x" * 1000
+UNTIL: tuple[Until, ...] = (
+    (),
+    (Condition(signal="stop"),),
+    (Condition(answer_tokens=5), Condition(unchanged=1), Condition(agree=("a0", "a1"))),
+)
 SHARES: tuple[Mapping[str | None, float] | None, ...] = (None, {}, {"alice": 3.0, "bob": 0.5})
 SLOTS = {"w0": ("m", 2), "w1": ("m", 1), "w2": ("n", 3)}
 
@@ -37,6 +43,8 @@ class Auditor(RuleBasedStateMachine):
         self.flying: dict[TurnKey, str] = {}
         self.completed: set[TurnKey] = set()
         self.ended: set[TurnKey] = set()
+        self.digests: dict[TurnKey, TurnDigest] = {}
+        self.absent: dict[tuple[JobId, str], int] = {}  # turns that never exist, since a condition ended a conversation
         self.ended_talks: set[tuple[JobId, str]] = set()
         self.ended_jobs: set[JobId] = set()
         self.cut_off: set[TurnKey] = set()
@@ -109,11 +117,14 @@ class Auditor(RuleBasedStateMachine):
         self.waiting = {key for key in self.waiting if key[:2] != conversation}
         assert not self.ended & set(action.unspoken)
         self.ended.update(action.unspoken)
+        assert action.absent == 0 or self.jobs[action.job_id].conversations[0].until
+        self.absent[conversation] = action.absent
 
     def audit_job(self, job_id: JobId) -> None:
         assert job_id not in self.ended_jobs
         self.ended_jobs.add(job_id)
-        assert len({key for key in self.ended if key.job_id == job_id}) == self.jobs[job_id].total_turns
+        absent = sum(count for (of_job, _), count in self.absent.items() if of_job == job_id)
+        assert len({key for key in self.ended if key.job_id == job_id}) + absent == self.jobs[job_id].total_turns
 
     def audit_start(self, action: events.StartTurn) -> None:
         key = action.key
@@ -170,7 +181,7 @@ class Auditor(RuleBasedStateMachine):
         edges=st.sets(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=4),
         models=st.lists(st.sampled_from(MODELS), min_size=4, max_size=4),
         agents=st.integers(1, 4),
-        posted=st.tuples(st.sampled_from((None, "alice", "bob")), st.integers(-1, 1)),
+        posted=st.tuples(st.sampled_from((None, "alice", "bob")), st.integers(-1, 1), st.sampled_from(UNTIL)),
     )
     def admit(
         self,
@@ -180,9 +191,9 @@ class Auditor(RuleBasedStateMachine):
         edges: set[tuple[int, int]],
         models: list[str],
         agents: int,
-        posted: tuple[str | None, int],
+        posted: tuple[str | None, int, Until],
     ) -> None:
-        owner, priority = posted
+        owner, priority, until = posted
         job_id = JobId(f"j{len(self.jobs)}")
         job = Job(
             id=job_id,
@@ -199,7 +210,9 @@ class Auditor(RuleBasedStateMachine):
                 )
                 for number in range(agents)
             ),
-            conversations=tuple(Conversation(id=f"c{number}", prompt="", rounds=rounds) for number in range(count)),
+            conversations=tuple(
+                Conversation(id=f"c{number}", prompt="", rounds=rounds, until=until) for number in range(count)
+            ),
             priority=priority,
             mode=mode,
             owner=owner,
@@ -228,7 +241,13 @@ class Auditor(RuleBasedStateMachine):
         reading = data.draw(
             st.none() | st.builds(PromptReading, fresh_tokens=tokens, seconds=st.floats(0, 1000), context_tokens=tokens)
         )
-        self.tell(events.TurnCompleted(key=key, seconds=data.draw(st.floats(0, 100)), reading=reading))
+        until = self.jobs[key.job_id].conversations[0].until
+        is_fulfilled = bool(until) and until[0].is_of_a_turn and data.draw(st.integers(0, 3)) == 0
+        digest = TurnDigest(
+            fulfils=(0,) * is_fulfilled, words=data.draw(st.integers(0, 1)), tokens=data.draw(st.integers(0, 2))
+        )
+        self.digests[key] = digest
+        self.tell(events.TurnCompleted(key=key, seconds=data.draw(st.floats(0, 100)), reading=reading, digest=digest))
 
     @precondition(lambda self: self.flying.keys() - self.lost - self.lent)
     @rule(data=st.data(), tokens=st.integers(0, 10_000), are_slow=st.booleans())
@@ -333,7 +352,9 @@ class Auditor(RuleBasedStateMachine):
         for job_id, job in self.jobs.items():
             if job_id not in self.ended_jobs:
                 done = {key: (self.state_of(key), "reason") for key in self.ended if key.job_id == job_id}
-                self.tell(events.JobAdmitted(job=job, ended=done, is_cancelled=job_id in self.cancelled))
+                digests = {key: digest for key, digest in self.digests.items() if key.job_id == job_id}
+                is_cancelled = job_id in self.cancelled
+                self.tell(events.JobAdmitted(job=job, ended=done, digests=digests, is_cancelled=is_cancelled))
 
     def state_of(self, key: TurnKey) -> TurnState:
         if key in self.failed:

@@ -64,13 +64,18 @@ class Turn(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript(Value):
-    """One conversation; turns in the order in which they became visible."""
+    """One conversation; turns in the order in which they became visible.
+
+    ``ended_by`` is ``rounds``, or the condition that ended it: its place in ``until``, and the ``agent`` alone in it.
+    None where it is not completed.
+    """
 
     id: str
     state: str
     reason: str | None
     metadata: Mapping[str, object]
     turns: tuple[Turn, ...]
+    ended_by: object = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

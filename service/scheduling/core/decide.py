@@ -12,6 +12,7 @@ from typing import Final
 from service.conversations.job import GroupBy, JobId, TurnKey
 from service.conversations.states import ConversationState, TurnState
 from service.conversations.turn_order import Place
+from service.conversations.until import NOTHING, TurnDigest
 from service.scheduling.core import events
 from service.scheduling.core.backlog import Estimates
 from service.scheduling.core.blame import SourceDistrusted, SourceTrusted, SuspectsCleared, Trial
@@ -196,32 +197,34 @@ class SchedulingCore:
             conversation.note_cache(live.places[key.agent_id], location)
         for conversation in fresh:
             keys = ended.get(conversation.definition.id, [])
-            yield from self._resume(conversation, {key: event.ended[key] for key in keys})
+            yield from self._resume(conversation, {key: event.ended[key] for key in keys}, event.digests)
         if live.is_cancelled:
             yield from self._cancel(event.job.id)
         if live.conversations:
             self._ready.note_load(live.job.id, live.backlog)
 
     def _resume(
-        self, conversation: LiveConversation, ended: Mapping[TurnKey, tuple[TurnState, str | None]]
+        self,
+        conversation: LiveConversation,
+        ended: Mapping[TurnKey, tuple[TurnState, str | None]],
+        digests: Mapping[TurnKey, TurnDigest],
     ) -> Iterator[events.Action]:
         live = conversation.live
-        spoken: list[Place] = []
+        spoken: dict[Place, TurnDigest] = {}
         for key, (state, reason) in ended.items():
             conversation.end_turn(key)
             if state is TurnState.COMPLETED:
-                spoken.append(conversation.place(key))
+                spoken[conversation.place(key)] = digests.get(key, NOTHING)
             elif state is TurnState.FAILED:  # its neighbours were cut off because of it, whichever was stored first
                 conversation.ending = (ConversationState.FAILED, reason)
             elif conversation.ending is None:
                 conversation.ending = (ConversationState.CANCELLED, reason)
         conversation.is_started = bool(ended)
-        if live.is_cancelled and conversation.ending is None and not conversation.has_ended_all:
-            return  # it is ended with the others, a few at a time
+        places = conversation.order.resume(spoken)
         if conversation.ending is not None:
             yield from self._settle(conversation)
-        else:
-            yield from self._go_on(conversation, conversation.order.resume(spoken))
+        elif conversation.order.is_over or not live.is_cancelled:  # else it is ended with others, a few at a time
+            yield from self._go_on(conversation, places)
 
     def _end_early(self, event: events.JobCancelled | events.ConversationSpoiled) -> Iterator[events.Action]:
         if isinstance(event, events.JobCancelled):
@@ -257,8 +260,9 @@ class SchedulingCore:
         """Make ready the turns that may run now; end a conversation that has none left."""
         live = conversation.live
         if conversation.order.is_over:
-            conversation.ending = (ConversationState.COMPLETED, None)
-            yield from self._settle(conversation)
+            if not conversation.open:  # in free mode turns run to their ends beside one with which a condition held
+                conversation.ending = (ConversationState.COMPLETED, None)
+                yield from self._settle(conversation)
             return
         left = conversation.definition.rounds - conversation.order.rounds_completed
         live.backlog.note_rounds(conversation.definition.id, left)
@@ -314,12 +318,16 @@ class SchedulingCore:
         if conversation.ending is None or any(key in self._in_flight for key in conversation.open):
             return
         state, reason = conversation.ending
+        job, unspoken = conversation.live.job, conversation.unspoken()
+        is_completed = state is ConversationState.COMPLETED
         ended = events.ConversationEnded(
-            job_id=conversation.live.job.id,
+            job_id=job.id,
             conversation_id=conversation.definition.id,
             state=state,
             reason=reason,
-            unspoken=conversation.unspoken(),
+            unspoken=unspoken,
+            ending=conversation.order.ending if is_completed else None,
+            absent=job.most_turns(conversation.definition) - conversation.turns_ended - len(unspoken),
         )
         yield from self._leave(conversation, ended)
 
@@ -366,13 +374,7 @@ class SchedulingCore:
         if not isinstance(event, events.TurnInterrupted | events.TurnRejected):
             conversation.end_turn(key)
         if isinstance(event, events.TurnCompleted):
-            tokens = event.reading.context_tokens if event.reading else 0
-            conversation.note_cache(place.agent, CacheLocation(worker=worker, tokens=tokens))
-            self._room.learn(key, live.job.agents[place.agent], conversation.definition, event.reading)
-            if event.seconds is not None:
-                self._dispatcher.learn(conversation.model(key), event.seconds, event.reading)
-                self._estimates.learn(conversation.model(key), key.agent_id, event.seconds)
-                live.backlog.refresh()
+            self._learn(event, conversation, worker)
         if conversation.ending is not None:
             yield from self._settle(conversation)
         elif isinstance(event, events.TurnFailed):
@@ -380,9 +382,30 @@ class SchedulingCore:
                 self._ready.suspects[conversation.model(key)].postpone(key.job_id, live.job.owner)
             yield from self._end(conversation, ConversationState.FAILED, event.reason)
         else:
-            yield from self._go_on(conversation, conversation.order.end_turn(place))
+            yield from self._go_on_after(conversation, place, event)
         if key.conversation_id in live.conversations:
             self._ready.note_load(live.job.id, live.backlog)
+
+    def _go_on_after(
+        self, conversation: LiveConversation, place: Place, event: events.TurnEvent
+    ) -> Iterator[events.Action]:
+        """Go on after a turn; where a condition holds with it, what waits never runs."""
+        digest = event.digest if isinstance(event, events.TurnCompleted) else NOTHING
+        was_over, places = conversation.order.is_over, conversation.order.end_turn(place, digest)
+        if conversation.order.is_over and not was_over:
+            for key in [each for each in conversation.open if each not in self._in_flight]:
+                self._drop(conversation, key)
+        yield from self._go_on(conversation, places)
+
+    def _learn(self, event: events.TurnCompleted, conversation: LiveConversation, worker: str) -> None:
+        key, agent = event.key, conversation.agent(event.key)
+        tokens = event.reading.context_tokens if event.reading else 0
+        conversation.note_cache(conversation.place(key).agent, CacheLocation(worker=worker, tokens=tokens))
+        self._room.learn(key, agent, conversation.definition, event.reading)
+        if event.seconds is not None:
+            self._dispatcher.learn(agent.model, event.seconds, event.reading)
+            self._estimates.learn(agent.model, key.agent_id, event.seconds)
+            conversation.live.backlog.refresh()
 
     # Starting
 

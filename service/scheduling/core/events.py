@@ -6,6 +6,7 @@ import msgspec
 
 from service.conversations.job import Job, JobId, TurnKey
 from service.conversations.states import ConversationState, TurnState
+from service.conversations.until import NOTHING, Ending, TurnDigest
 from service.scheduling.core.blame import SourceDistrusted, SourceTrusted, SuspectsCleared, Trial
 from service.scheduling.core.kv_budgets import KvUse
 from service.scheduling.core.queue.affinity import CacheLocation, PromptReading
@@ -18,7 +19,8 @@ Suspicion = SuspectsCleared | SourceDistrusted | SourceTrusted
 class JobAdmitted(msgspec.Struct, frozen=True, kw_only=True):
     """Conversations of a job to run here: all of ``job``, whether others of it are here already or not.
 
-    ``ended`` holds the turns that ended before, in an earlier life of the service or on another node. ``suspects`` are
+    ``ended`` holds the turns that ended before, in an earlier life of the service or on another node, in the order in
+    which they did; ``digests`` what conditions are judged on of those that have any. ``suspects`` are
     turns that have not ended, each of which may have brought down an engine, or the service itself, before; with when
     each is tried. ``cached`` says where prompts
     of first turns are in a cache already.
@@ -26,6 +28,7 @@ class JobAdmitted(msgspec.Struct, frozen=True, kw_only=True):
 
     job: Job
     ended: Mapping[TurnKey, tuple[TurnState, str | None]] = msgspec.field(default_factory=dict)
+    digests: Mapping[TurnKey, TurnDigest] = msgspec.field(default_factory=dict)
     suspects: Mapping[TurnKey, Trial] = msgspec.field(default_factory=dict)
     cached: Mapping[TurnKey, CacheLocation] = msgspec.field(default_factory=dict)
     is_cancelled: bool = False  # a caller asked for its end in that earlier life
@@ -94,6 +97,7 @@ class TurnCompleted(msgspec.Struct, frozen=True, kw_only=True):
     key: TurnKey
     seconds: float | None = None
     reading: PromptReading | None = None
+    digest: TurnDigest = NOTHING
 
 
 class KvUseTold(msgspec.Struct, frozen=True, kw_only=True):
@@ -290,13 +294,19 @@ class ConversationStarted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConversationEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing of the conversation runs or will run; ``unspoken`` are its turns that never ended."""
+    """Nothing of the conversation runs or will run; ``unspoken`` are its turns that never ended.
+
+    ``ending`` is the condition that ended it, None where its rounds were over or it was cut off; ``absent`` is how many
+    of the turns that it could have had do not exist because of one.
+    """
 
     job_id: JobId
     conversation_id: str
     state: ConversationState
     reason: str | None
     unspoken: Sequence[TurnKey]
+    ending: Ending | None = None
+    absent: int = 0
 
 
 class ConversationReleased(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ class LiveJob:
         self.suspects = dict(suspects)  # of an earlier life of the service
         self.backlog = JobBacklog(job, estimates)
         self.places = {agent.id: number for number, agent in enumerate(job.agents)}
+        self.names = tuple(self.places)
         self.conversations: dict[str, LiveConversation] = {}
         self.is_cancelled = is_cancelled
         self.is_distrusted = False  # its turns were convicted one after the other: the others are tried as well
@@ -44,26 +45,30 @@ class LiveJob:
 
 
 class Unspoken(Sequence[TurnKey]):
-    """The turns of a conversation that never ended; there may be a quarter of a million, so each is made when asked."""
+    """The turns of a conversation that never ended; there may be a quarter of a million, so each is made when asked.
 
-    def __init__(self, job: Job, definition: Conversation, ended: AbstractSet[TurnKey]) -> None:
+    ``most`` is how many turns each agent could have had.
+    """
+
+    def __init__(self, job: Job, conversation_id: str, most: Sequence[int], ended: AbstractSet[TurnKey]) -> None:
         self._job = job
-        self._conversation = definition
+        self._conversation_id = conversation_id
+        self._most = most
         self._ended = ended
 
     def __repr__(self) -> str:
-        return f"<Unspoken {len(self)} of {self._job.id}/{self._conversation.id}>"
+        return f"<Unspoken {len(self)} of {self._job.id}/{self._conversation_id}>"
 
     def __len__(self) -> int:
         """Count them."""
-        return len(self._job.agents) * self._conversation.rounds - len(self._ended)
+        return sum(self._most) - len(self._ended)
 
     def __iter__(self) -> Iterator[TurnKey]:
         """Iterate in the order of rounds and agents."""
-        for number in range(self._conversation.rounds):
-            for agent in self._job.agents:
-                key = TurnKey(self._job.id, self._conversation.id, agent.id, number)
-                if key not in self._ended:
+        for number in range(max(self._most)):
+            for agent, most in zip(self._job.agents, self._most, strict=True):
+                key = TurnKey(self._job.id, self._conversation_id, agent.id, number)
+                if number < most and key not in self._ended:
                     yield key
 
     @overload
@@ -80,7 +85,7 @@ class Unspoken(Sequence[TurnKey]):
 
     def __hash__(self) -> int:
         """Hash by the conversation."""
-        return hash((self._job.id, self._conversation.id))
+        return hash((self._job.id, self._conversation_id))
 
 
 class LiveConversation:
@@ -92,7 +97,7 @@ class LiveConversation:
         self.live = live
         self.definition = definition
         self.number = number
-        self.order = speaking_order(live.job, live.backlog.dependencies, definition.rounds)
+        self.order = speaking_order(live.job, live.names, live.backlog.dependencies, definition)
         self.open: set[TurnKey] = set()
         self.is_started = False
         self.ending: tuple[ConversationState, str | None] | None = None
@@ -105,9 +110,9 @@ class LiveConversation:
         return f"<LiveConversation {self.live.job.id}/{self.definition.id} {self.order!r}>"
 
     @property
-    def has_ended_all(self) -> bool:
-        """Whether every turn has ended."""
-        return len(self._ended or ()) == len(self.live.job.agents) * self.definition.rounds
+    def turns_ended(self) -> int:
+        """The number of turns that have ended, however they did."""
+        return len(self._ended or ())
 
     def key(self, place: Place) -> TurnKey:
         """Return the key of a turn."""
@@ -143,7 +148,9 @@ class LiveConversation:
 
     def unspoken(self) -> "Unspoken":
         """Return the turns that have not ended; the conversation is over."""
-        return Unspoken(self.live.job, self.definition, self._ended or frozenset())
+        ended = enumerate(self.spoken_by_agent())  # some may have run on beside one with which a condition held
+        most = [max(self.order.most_turns(agent), count) for agent, count in ended]
+        return Unspoken(self.live.job, self.definition.id, most, self._ended or frozenset())
 
     def spoken_by_agent(self) -> list[int]:
         """Count each agent's turns that have ended."""

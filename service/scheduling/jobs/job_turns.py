@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import assert_never
 
+from msgspec.structs import replace
 from typing_extensions import override
 
 from service.conversations.job import Agent, Job, JobId, PromptAt, TurnKey
@@ -178,7 +179,7 @@ class JobTurns(Work):
             agent = agents[key.agent_id]
             turn = self.turns.end_waiting(key, agent, TurnState.CANCELLED, FailureReason.CANCELLED)
             yield records.TurnEnded(turn=turn, at=now, model=agent.model)
-        yield _moved(ended, ended.state, ended.reason, now)
+        yield replace(_moved(ended, ended.state, ended.reason, now), ending=ended.ending, absent=ended.absent)
 
     def clear(self) -> None:
         """Forget everything; nothing is in flight."""
@@ -187,7 +188,9 @@ class JobTurns(Work):
         self.turns.clear()
 
 
-def _moved(action: Conversation, state: ConversationState, reason: str | None, at: datetime) -> Record:
+def _moved(
+    action: Conversation, state: ConversationState, reason: str | None, at: datetime
+) -> records.ConversationMoved:
     return records.ConversationMoved(
         job_id=action.job_id, conversation_id=action.conversation_id, state=state, reason=reason, at=at
     )

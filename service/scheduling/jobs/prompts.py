@@ -9,7 +9,9 @@ from service.conversations.discussion import Discussion
 from service.conversations.job import Conversation, Job, Mode, PromptAt, TurnKey
 from service.conversations.prompt_messages import Rejected, agent_request, changes_of_retry
 from service.conversations.prompt_record import PromptRecord
+from service.conversations.states import TurnState
 from service.conversations.transcript import Attempt, Turn, UnfinishedTurn
+from service.conversations.until import TurnDigest, digest_of
 from service.conversations.wording import UNSTORED, ConversationWords, wording_of
 from workers.outcome import FailureReason
 from workers.requests.prompts.bios import BiosPolicy
@@ -116,6 +118,14 @@ class JobPrompts:
             earlier.append(turn.finished_at)
         if self.job.prompt_at is PromptAt.QUEUE:  # with its end the agent was queued again
             discussion.make_prompt(agent_id, number + 1, len(earlier))
+
+    def digests(self, turns: Iterable[Turn]) -> dict[TurnKey, TurnDigest]:
+        """Return the digests of completed turns, of conversations that conditions may end."""
+        return {
+            turn.key: digest_of(until, turn.fulfils, turn.text, turn.usage.completion_tokens)
+            for turn in turns
+            if turn.state is TurnState.COMPLETED and (until := self.conversations[turn.key.conversation_id].until)
+        }
 
     # Words
 

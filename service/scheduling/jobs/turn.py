@@ -16,6 +16,7 @@ from service.conversations.prompt_messages import Rejected
 from service.conversations.prompt_record import PromptRecord
 from service.conversations.states import ENDED_TURNS, TurnState
 from service.conversations.transcript import Attempt, Charges, Turn, UnfinishedTurn
+from service.conversations.until import Condition, Until, conditions_of, digest_of, find_fulfilled
 from service.conversations.validation import Validation
 from service.errors import StoreUnavailable
 from service.scheduling.attempt import RunningAttempt, usage_key
@@ -38,6 +39,17 @@ from workers.supervised import SupervisedWorker
 
 STORE_PAUSE_S: Final = 1.0  # before a turn is ready again whose calls of tools could not be read
 logger = logging.getLogger(__name__)
+
+
+async def judge_conditions(conditions: Mapping[int, Condition], words: str, signals: Sequence[str]) -> tuple[int, ...]:
+    """Return the places of the conditions that a turn fulfils; a pattern that takes too long is not matched."""
+    size = max(len(words), sum(condition.chars for condition in conditions.values()))
+    try:
+        return await judge_offloaded(find_fulfilled, conditions, words, signals, size=size)
+    except TimeoutError:
+        quick = {place: condition for place, condition in conditions.items() if condition.matches is None}
+        logger.warning("a pattern of until takes too long on %d characters, and counts as not matched", len(words))
+        return find_fulfilled(quick, words, signals, 0.0)
 
 
 async def judge(validation: Validation, answer: str) -> str | None:
@@ -92,6 +104,7 @@ class JobTurn(OnSlot):
         self._prompt: PromptRecord | None = None  # of the attempt, once it was made
         self._slot: TurnSlot | None = None  # while it runs
         self._fault: str | None = None  # of the answer that was judged
+        self._fulfils: tuple[int, ...] = ()  # the conditions that it fulfils by itself
         self.charges = so_far.charges if so_far else Charges()
         self.attempts: list[Attempt] = list(so_far.attempts) if so_far else []
         self.rejected: list[Rejected] = list(so_far.rejected) if so_far else []
@@ -165,9 +178,8 @@ class JobTurn(OnSlot):
         try:
             with slots.hold(self.key, worker.spec.name, self.attempt, lease) as self._slot:
                 outcome = await self._ask(worker)
-            validation = self._agent.validation
-            if isinstance(outcome, Completed) and validation is not None:  # its slot may be another turn's meanwhile
-                self._fault = await judge(validation, self.attempt.answer.text)
+            if isinstance(outcome, Completed):  # its slot may be another turn's meanwhile
+                await self._judge()
         except StoreUnavailable as error:
             logger.warning("turn %s: %s", self.key, error)
             await anyio.sleep(STORE_PAUSE_S)
@@ -175,6 +187,20 @@ class JobTurn(OnSlot):
         finally:
             slots.forget(self.key)
         return outcome
+
+    async def _judge(self) -> None:
+        """Judge a complete answer: whether it is valid, and then which conditions it fulfils."""
+        answer, validation = self.attempt.answer, self._agent.validation
+        if validation is not None:
+            self._fault = await judge(validation, answer.text)
+        conditions = conditions_of(self._until, self._agent.id)
+        if self._fault is None and conditions:
+            words = said_in(answer, has_markup=self._agent.markup).words
+            self._fulfils = await judge_conditions(conditions, words, [signal.name for signal in answer.signals])
+
+    @property
+    def _until(self) -> Until:
+        return self._prompts.conversations[self.key.conversation_id].until
 
     async def _ask(self, worker: SupervisedWorker) -> Outcome:
         version = worker.weights.version if worker.weights else None
@@ -265,7 +291,13 @@ class JobTurn(OnSlot):
             return self._reject(fault)
         words = said_in(answer, has_markup=self._agent.markup).words
         self._prompts.discussion(key.conversation_id).add(key.agent_id, key.round, words)
-        completed = events.TurnCompleted(key=key, seconds=self.attempt.seconds, reading=self.attempt.reading)
+        tokens = answer.usage.completion_tokens if answer.usage else None
+        completed = events.TurnCompleted(
+            key=key,
+            seconds=self.attempt.seconds,
+            reading=self.attempt.reading,
+            digest=digest_of(self._until, self._fulfils, words, tokens),
+        )
         return self._finish(completed, TurnState.COMPLETED)
 
     def _reject(self, fault: str) -> End:
@@ -315,6 +347,8 @@ class JobTurn(OnSlot):
         self, event: events.TurnEvent, state: TurnState, reason: str | None = None, detail: str | None = None
     ) -> End:
         turn, agent, counters = self.snapshot(state, reason, detail), self._agent, self._around.counters
+        if state is TurnState.COMPLETED:
+            turn = replace(turn, fulfils=self._fulfils)
         self._around.note_end(turn)
         if state is TurnState.COMPLETED:
             reusable, reused = self._prompts.compare_cache(turn)

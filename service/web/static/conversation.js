@@ -43,7 +43,7 @@ export function open(root, [jobId, id], title) {
     const transcript = await ask(`${path}?after=${ended.length}`);
     faults.replaceChildren();
     setBadge(state, transcript.state);
-    setText(reason, transcript.reason ?? "");
+    setText(reason, transcript.reason ?? earlyEnd(transcript.ended_by));
     const places = new Map(ended.map((turn) => [placeOf(turn), turn]));
     const fresh = transcript.turns.filter((turn) => !places.has(placeOf(turn)));
     const isOver = ENDED.has(transcript.state);
@@ -53,6 +53,9 @@ export function open(root, [jobId, id], title) {
     return isOver ? null : LOOK_MS;
   }, (problem) => faults.replaceChildren(problemNode(problem)));
 }
+
+/** Which condition ended a conversation before its rounds were over, if one did. */
+const earlyEnd = (by) => (by?.until === undefined ? "" : `ended by until[${by.until}]${by.agent ? `, ${by.agent}` : ""} in round ${by.round}`);
 
 const placeOf = (turn) => `${turn.round} ${turn.agent}`;
 

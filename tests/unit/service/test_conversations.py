@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from service.conversations.discussion import Spoken, Utterance, visible_before
 from service.conversations.job import Agent, Job, JobId
-from service.conversations.job_parser import JobRules, find_cycle, parse_job, parse_stored
+from service.conversations.job_faults import JobRules, find_cycle
+from service.conversations.job_parser import parse_job, parse_stored
 from service.conversations.limits import Limits
 from service.conversations.prompt_messages import PromptWriter
 from service.conversations.wording import Wording
@@ -204,6 +205,49 @@ def test_what_is_not_understood_is_refused(changes: dict[str, object]) -> None:
     """No option is read and ignored; ids can be names of files."""
     with pytest.raises(InvalidJob):
         parse_job(document(**changes), JobId("j"), rules())
+
+
+FINISH = {"type": "function", "function": {"name": "finish", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("until", "place", "told"),
+    [
+        ({}, "until[0]", "a condition has one of says, matches, signal, agree, unchanged and answer_tokens"),
+        ({"agent": "a", "says": ["x"], "matches": "y"}, "until[0]", "has one of"),
+        ({"says": ["x"]}, "until[0]", "says wants an agent beside it"),
+        ({"agent": "a", "unchanged": 1}, "until[0]", "has no agent beside it"),
+        ({"agent": "a", "says": [" "]}, "until[0]", "fulfils no condition"),
+        ({"agent": "a", "says": []}, "until[0].says", "at least 1"),
+        ({"agent": "a", "matches": "("}, "until[0]", "matches: "),
+        ({"agree": ["a"]}, "until[0].agree", "at least 2"),
+        ({"agree": ["a", "a"]}, "until[0]", "named twice"),
+        ({"agree": ["a", "x"]}, "until[0].agree[1]", "unknown agent 'x'"),
+        ({"agent": "x", "says": ["y"]}, "until[0].agent", "unknown agent 'x'"),
+        ({"signal": "finished"}, "until[0].signal", "did you mean 'finish'"),
+        ({"agent": "b", "signal": "finish"}, "until[0].signal", "unknown exit tool 'finish'"),
+        ({"agent": "b", "says": ["yes", "perhaps"]}, "until[0].says[1]", "'b' can never say 'perhaps'"),
+        ({"unchanged": 2}, "until[0].unchanged", "2 rounds of 'c0' are too few"),
+        ({"unchanged": 0}, "until[0].unchanged", "must be at least 1"),
+        ({"answer_tokens": "many"}, "until[0].answer_tokens", "integer"),
+    ],
+)
+@pytest.mark.parametrize("at", ["job", "conversation"])
+def test_a_condition_that_can_never_hold_is_refused(until: dict[str, object], place: str, told: str, at: str) -> None:
+    """Specification, "Ends"; with its place, whether it stands at the job or at a conversation."""
+    agents = [
+        {"id": "a", "model": "m", "exit_tools": [FINISH]},
+        {"id": "b", "model": "m", "validation": {"choices": ["yes", "no"]}},
+    ]
+    conversation = {"prompt": "p", **({"until": [until]} if at == "conversation" else {})}
+    made = document(
+        agents=agents, rounds=2, conversations=[conversation], **({"until": [until]} if at == "job" else {})
+    )
+    with pytest.raises(InvalidJob) as caught:
+        parse_job(made, JobId("j"), rules())
+    (fault,) = caught.value.faults
+    assert fault.path == (place if at == "job" else f"conversations[0].{place}")
+    assert told in fault.message
 
 
 def test_a_flood_of_faults_is_cut() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from service.conversations.job import JobId
-from service.conversations.job_parser import JobRules, parse_job
+from service.conversations.job_faults import JobRules
+from service.conversations.job_parser import parse_job
 from service.conversations.limits import Limits
 from service.errors import InvalidJob, ToolServerDown
 from service.node.tool_catalog import ToolCatalog, ToolRunnersOfModel, callable_tool

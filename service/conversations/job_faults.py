@@ -1,0 +1,223 @@
+"""What is wrong with what a job means: names that there are not, waits without an end, conditions that never hold.
+
+Source: specification, "Refused jobs".
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
+from typing import Final
+
+import msgspec
+
+from service.conversations.job import Conversation, Mode
+from service.conversations.limits import Limits, too_many
+from service.conversations.spec import (
+    REFERENCES,
+    AgentSpec,
+    ConditionSpec,
+    JobSpec,
+    is_tool_reference,
+    is_wellformed_reference,
+)
+from service.conversations.validation import Validation
+from service.errors import Fault
+from service.formats.faults import unknown
+from service.formats.hosts import canonical_host
+from workers.errors import InvalidTool
+from workers.tools.definition import ToolDefinition
+
+ONE_ANSWER: Final = "a turn is one answer; each further one would take a slot unseen"
+FIXED_PARAMS: Final[Mapping[str, tuple[int, str]]] = {  # parameters that may say one thing alone
+    "n": (1, ONE_ANSWER),
+    "n_cmpl": (1, ONE_ANSWER),  # llama.cpp's own name for it
+    "id_slot": (-1, "which slot of an engine takes a turn is the engine's to say"),
+}
+
+
+class JobRules(msgspec.Struct, frozen=True, kw_only=True):
+    """The bounds of a job here: models, sizes, and hosts that may be told of its end.
+
+    ``adapters`` are names that agents may use as models, each with the model that it stands on. ``webhook_hosts`` None
+    means any host; ``key_s`` is how long its idempotency key counts, in seconds.
+    """
+
+    models: Collection[str]
+    adapters: Mapping[str, str] = msgspec.field(default_factory=dict)
+    limits: Limits
+    webhook_hosts: Collection[str] | None = ()
+    webhook_secrets: Collection[str] = ()
+    key_s: float = 86_400.0
+
+
+def meaning_faults(spec: JobSpec, conversations: tuple[Conversation, ...], rules: JobRules) -> Iterator[Fault]:
+    """Yield what a job names that is not there, or asks for that cannot be."""
+    yield from _agent_faults(spec, (*rules.models, *rules.adapters))
+    yield from _param_faults(spec)
+    yield from _tool_faults(spec)
+    yield from _cycle_faults(spec)
+    yield from _mode_faults(spec)
+    yield from _conversation_faults(conversations)
+    yield from _until_faults(spec, conversations)
+    yield from _webhook_faults(spec, rules)
+
+
+def _agent_faults(spec: JobSpec, models: Collection[str]) -> Iterator[Fault]:
+    ids: dict[str, int] = {}
+    for index, agent in enumerate(spec.agents):
+        ids.setdefault(agent.id, index)
+    for index, agent in enumerate(spec.agents):
+        place = f"agents[{index}]"
+        if ids[agent.id] != index:
+            yield Fault(path=f"{place}.id", message=f"{agent.id!r} is the id of agents[{ids[agent.id]}] already")
+        if agent.model not in models:
+            yield Fault(path=f"{place}.model", message=unknown("model", agent.model, models))
+        named = {"visible_to": agent.visible_to or [], "speak_after_within_round": agent.speak_after_within_round}
+        for key, others in named.items():
+            for position, other in enumerate(others):
+                if other not in ids:
+                    yield Fault(path=f"{place}.{key}[{position}]", message=unknown("agent", other, ids))
+
+
+def _param_faults(spec: JobSpec) -> Iterator[Fault]:
+    for index, agent in enumerate(spec.agents):
+        for key, (harmless, message) in FIXED_PARAMS.items():
+            if agent.params.get(key, harmless) not in (harmless, None):
+                yield Fault(path=f"agents[{index}].params.{key}", message=message)
+
+
+def _tool_faults(spec: JobSpec) -> Iterator[Fault]:
+    for index, agent in enumerate(spec.agents):
+        seen: set[str] = set()
+        for key, documents in (("tools", agent.tools), ("exit_tools", agent.exit_tools)):
+            for position, document in enumerate(documents):
+                place = f"agents[{index}].{key}[{position}]"
+                if is_tool_reference(document):
+                    if key == "exit_tools" or not is_wellformed_reference(document):
+                        yield Fault(path=place, message=REFERENCES)
+                    continue
+                try:
+                    tool = ToolDefinition.parse(document)
+                except InvalidTool as error:
+                    yield Fault(path=place, message=str(error))
+                    continue
+                if tool.name in seen:
+                    yield Fault(path=place, message=f"this agent has a tool {tool.name!r} already")
+                seen.add(tool.name)
+
+
+def _cycle_faults(spec: JobSpec) -> Iterator[Fault]:
+    waits: dict[str, list[str]] = {}
+    for agent in spec.agents:  # an id that is given twice is a fault of its own, and hides no cycle
+        waits.setdefault(agent.id, []).extend(agent.speak_after_within_round)
+    cycle = find_cycle(waits)
+    if cycle:
+        index = [agent.id for agent in spec.agents].index(cycle[0])
+        yield Fault(
+            path=f"agents[{index}].speak_after_within_round",
+            message=f"a cycle, in which no agent could ever speak: {' waits for '.join((*cycle, cycle[0]))}",
+        )
+
+
+def _mode_faults(spec: JobSpec) -> Iterator[Fault]:
+    if spec.mode is Mode.ROUNDS and "prompt_at" in spec.model_fields_set:
+        yield Fault(path="prompt_at", message="only mode: free has it; in rounds a prompt is made when its turn starts")
+    for index, agent in enumerate(spec.agents if spec.mode is Mode.FREE else ()):
+        if agent.speak_after_within_round:
+            message = "in mode: free there is no round to wait in; the order of the agents is the order of the queue"
+            yield Fault(path=f"agents[{index}].speak_after_within_round", message=message)
+
+
+def _conversation_faults(conversations: tuple[Conversation, ...]) -> Iterator[Fault]:
+    seen: dict[str, int] = {}
+    for index, conversation in enumerate(conversations):
+        first = seen.setdefault(conversation.id, index)
+        if first != index:
+            yield Fault(
+                path=f"conversations[{index}].id",
+                message=f"{conversation.id!r} is the id of conversations[{first}] already",
+            )
+
+
+def _until_faults(spec: JobSpec, conversations: tuple[Conversation, ...]) -> Iterator[Fault]:
+    """Yield which conditions can never hold."""
+    agents = {agent.id: agent for agent in spec.agents}
+    for place, condition in enumerate(spec.until):
+        yield from _condition_faults(f"until[{place}]", condition, agents)
+    for index, given in enumerate(spec.conversations):
+        own = given.until
+        for place, condition in enumerate(own or ()):
+            yield from _condition_faults(f"conversations[{index}].until[{place}]", condition, agents)
+        for place, condition in enumerate(spec.until if own is None else own):
+            rounds = conversations[index].rounds
+            if condition.unchanged is not None and condition.unchanged >= rounds:
+                path = f"until[{place}]" if own is None else f"conversations[{index}].until[{place}]"
+                message = f"{rounds} rounds of {conversations[index].id!r} are too few to compare so many with"
+                yield Fault(path=f"{path}.unchanged", message=message)
+
+
+def _condition_faults(path: str, condition: ConditionSpec, agents: Mapping[str, AgentSpec]) -> Iterator[Fault]:
+    if condition.agent is not None and condition.agent not in agents:
+        yield Fault(path=f"{path}.agent", message=unknown("agent", condition.agent, agents))
+        return
+    for position, other in enumerate(condition.agree or ()):
+        if other not in agents:
+            yield Fault(path=f"{path}.agree[{position}]", message=unknown("agent", other, agents))
+    speakers = list(agents.values()) if condition.agent is None else [agents[condition.agent]]
+    signals = {name for speaker in speakers for name in _names_of(speaker.exit_tools)}
+    if condition.signal is not None and condition.signal not in signals:
+        yield Fault(path=f"{path}.signal", message=unknown("exit tool", condition.signal, sorted(signals)))
+    validation = speakers[0].validation if condition.says else None
+    choices = validation.choices if validation is not None else None
+    for position, words in enumerate(condition.says or () if choices is not None else ()):
+        fault = Validation(retries=0, choices=tuple(choices or ())).fault_of(words)
+        if fault is not None:
+            message = f"{condition.agent!r} can never say {words!r}: {fault}"
+            yield Fault(path=f"{path}.says[{position}]", message=message)
+
+
+def _names_of(tools: Sequence[object]) -> Iterator[str]:
+    """Yield the names of tools that are spelt out well; what is wrong with others is told elsewhere."""
+    for document in tools:
+        with suppress(InvalidTool):
+            yield ToolDefinition.parse(document).name
+
+
+def _webhook_faults(spec: JobSpec, rules: JobRules) -> Iterator[Fault]:
+    if spec.webhook is None:
+        return
+    host, secret = spec.webhook.url.host or "", spec.webhook.secret
+    if rules.webhook_hosts is not None and _canonical(host) not in rules.webhook_hosts:
+        known = ", ".join(rules.webhook_hosts) or "none"
+        yield Fault(path="webhook.url", message=f"{host} is not one of webhooks.hosts: {known}")
+    if spec.webhook.url.username or spec.webhook.url.password:
+        yield Fault(path="webhook.url", message="must not hold a password; the message is signed with a secret")
+    if secret is not None and secret not in rules.webhook_secrets:
+        yield Fault(path="webhook.secret", message=unknown("secret", secret, rules.webhook_secrets))
+
+
+def _canonical(host: str) -> str | None:
+    try:
+        return canonical_host(host)
+    except ValueError:
+        return None
+
+
+def limit_faults(spec: JobSpec, conversations: tuple[Conversation, ...], limits: Limits) -> Iterator[Fault]:
+    """Yield which limits the rounds and turns of a job exceed."""
+    rounds = max(conversation.rounds for conversation in conversations)
+    turns = len(spec.agents) * sum(conversation.rounds for conversation in conversations)
+    if rounds > limits.rounds:
+        yield too_many("rounds", "rounds", rounds, limits.rounds)
+    if turns > limits.turns:
+        yield too_many("", "turns", turns, limits.turns)
+
+
+def find_cycle(waits: Mapping[str, Collection[str]]) -> tuple[str, ...]:
+    """Return one cycle of ``waits`` (who waits for whom), or () where there is none."""
+    try:
+        TopologicalSorter({name: set(others) & waits.keys() for name, others in waits.items()}).prepare()
+    except CycleError as error:
+        awaited_first: list[str] = error.args[1]
+        return tuple(reversed(awaited_first[1:]))
+    return ()

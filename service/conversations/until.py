@@ -1,0 +1,169 @@
+"""When a conversation ends before its rounds are over (specification, "Ends"). Pure.
+
+Conditions are judged on the record: what each turn fulfils by itself is stored with it, all else follows from words and
+tokens. So a restart decides alike.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from service.conversations.validation import COMPILED, folded
+from workers.tools.schemas import is_found, within
+
+SILENCE: Final = 0  # the words of a turn in which nothing was said
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True):
+    """One condition, of one of six kinds: only the fields of that kind are given.
+
+    ``agent`` says one of ``says``, which are folded, or what ``matches``; it, or any agent where it is None, sends
+    ``signal``. All of ``agree`` say the same in one round. For ``unchanged`` rounds everybody says what it said the
+    round before. All answers have ``answer_tokens`` together.
+    """
+
+    agent: str | None = None
+    says: tuple[str, ...] = ()
+    matches: str | None = None
+    signal: str | None = None
+    agree: tuple[str, ...] = ()
+    unchanged: int | None = None
+    answer_tokens: int | None = None
+
+    @property
+    def is_of_a_turn(self) -> bool:
+        """Whether one turn alone fulfils it."""
+        return bool(self.says or self.matches is not None or self.signal is not None)
+
+    @property
+    def chars(self) -> int:
+        """The length of a text that it costs as much to judge by."""
+        return COMPILED * len(self.matches or "") + sum(map(len, self.says))
+
+    def is_fulfilled(self, words: str, signals: Collection[str], limit_s: float) -> bool:
+        """Whether a turn of its agent fulfils it by itself.
+
+        Raises:
+            TimeoutError: that takes longer than ``limit_s`` of this thread's own time to find out.
+        """
+        if self.says:
+            return folded(words) in self.says
+        if self.matches is not None:
+            with within(limit_s):
+                return is_found(self.matches, words.strip())
+        return self.signal in signals
+
+
+Until = tuple[Condition, ...]
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """The condition that ended a conversation: its place in ``until``; ``agent`` where one fulfilled it alone."""
+
+    until: int
+    agent: str | None
+    round: int
+
+
+class TurnDigest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the order of speaking is decided on, of one turn that has ended; one that failed said nothing.
+
+    ``fulfils`` are the places of conditions that it fulfils by itself, ``words`` stands for what it said: equal for
+    equal words, for as long as this process lives.
+    """
+
+    fulfils: tuple[int, ...] = ()
+    words: int = SILENCE
+    tokens: int = 0
+
+
+NOTHING: Final = TurnDigest()
+
+
+class Ends:
+    """The conditions of one conversation, and what of them is fulfilled; an agent is its place among ``agents``."""
+
+    __slots__ = ("_agents", "_fulfilled", "_tokens", "_unchanged", "_until", "_words")
+
+    def __init__(self, until: Until, agents: Sequence[str]) -> None:
+        self._until = until
+        self._agents = agents
+        self._fulfilled: dict[int, tuple[int, int]] = {}  # conditions: by which agent, in which round
+        self._words: dict[int, dict[str, int]] = {}  # of rounds that are compared; silence has none
+        self._unchanged = 0  # rounds running
+        self._tokens = 0
+
+    def __repr__(self) -> str:
+        return f"<Ends {len(self._fulfilled)} of {len(self._until)} fulfilled>"
+
+    @property
+    def any_fulfilled(self) -> bool:
+        """Whether a condition is fulfilled."""
+        return bool(self._fulfilled)
+
+    def end_turn(self, agent: int, round_number: int, digest: TurnDigest) -> list[tuple[int, ...]]:
+        """Take a turn that has ended; return the agents that have fulfilled a condition with it, for each one."""
+        self._tokens += digest.tokens
+        said = self._words.setdefault(round_number, {})
+        if digest.words != SILENCE:
+            said[self._agents[agent]] = digest.words
+        for place in digest.fulfils:
+            by = (agent, round_number)
+            self._fulfilled[place] = min(by, self._fulfilled.get(place, by))  # of several, whichever ended first
+        fulfilled: list[tuple[int, ...]] = [(agent,) for _ in digest.fulfils]
+        for place, condition in enumerate(self._until):
+            is_said = self._agents[agent] in condition.agree and self._agents[agent] in said
+            if is_said and len({said.get(each) for each in condition.agree}) == 1:
+                self._fulfilled[place] = agent, round_number
+                fulfilled.append(tuple(map(self._agents.index, condition.agree)))
+        return fulfilled
+
+    def end_round(self, round_number: int) -> Ending | None:
+        """Take the end of a round: return what ends the conversation with it, if anything does."""
+        said = self._words.setdefault(round_number, {})
+        before = self._words.pop(round_number - 1, None)
+        self._unchanged = self._unchanged + 1 if before == said else 0
+        for place, condition in enumerate(self._until):
+            is_still = condition.unchanged is not None and self._unchanged >= condition.unchanged
+            if is_still or (condition.answer_tokens is not None and self._tokens >= condition.answer_tokens):
+                self._fulfilled[place] = 0, round_number
+        return self.first_fulfilled()
+
+    def first_fulfilled(self) -> Ending | None:
+        """Return the first listed of the conditions that are fulfilled."""
+        if not self._fulfilled:
+            return None
+        place = min(self._fulfilled)
+        agent, round_number = self._fulfilled[place]
+        by = self._agents[agent] if self._until[place].is_of_a_turn else None
+        return Ending(until=place, agent=by, round=round_number)
+
+
+def conditions_of(until: Until, agent_id: str) -> dict[int, Condition]:
+    """Return the conditions that a turn of an agent may fulfil by itself, with their places."""
+    return {
+        place: condition
+        for place, condition in enumerate(until)
+        if condition.is_of_a_turn and condition.agent in {None, agent_id}
+    }
+
+
+def find_fulfilled(
+    conditions: Mapping[int, Condition], words: str, signals: Collection[str], limit_s: float
+) -> tuple[int, ...]:
+    """Return the places of the conditions that a turn fulfils.
+
+    Raises:
+        TimeoutError: one of them takes longer than ``limit_s`` of this thread's own time.
+    """
+    return tuple(place for place, each in conditions.items() if each.is_fulfilled(words, signals, limit_s))
+
+
+def digest_of(until: Until, fulfils: tuple[int, ...], words: str, tokens: int | None) -> TurnDigest:
+    """Return the digest of a completed turn, with as much as these conditions need of it."""
+    if not until:
+        return NOTHING
+    compares = any(condition.agree or condition.unchanged for condition in until)
+    said = folded(words) if compares else ""
+    return TurnDigest(fulfils=fulfils, words=hash(said) if said else SILENCE, tokens=tokens or 0)

@@ -1,0 +1,127 @@
+"""Conditions end a conversation alike, whoever is quicker and wherever the service was killed."""
+
+from collections.abc import Callable, Mapping
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.conversations.turn_order import Dependencies, Place, RoundsOrder
+from service.conversations.until import Condition, Ending, Ends, TurnDigest, Until
+
+NAMES = ("a", "b", "c", "d")
+SHAPES = st.lists(st.sets(st.integers(0, 3)), min_size=1, max_size=4).map(
+    lambda rows: tuple(tuple(sorted(other for other in row if other < number)) for number, row in enumerate(rows))
+)
+CONDITIONS = st.lists(
+    st.one_of(
+        st.builds(lambda name: Condition(agent=name, says=("yes",)), st.sampled_from(NAMES)),
+        st.just(Condition(signal="stop")),
+        st.builds(
+            lambda names: Condition(agree=tuple(names)), st.lists(st.sampled_from(NAMES), min_size=2, unique=True)
+        ),
+        st.builds(lambda rounds: Condition(unchanged=rounds), st.integers(1, 2)),
+        st.builds(lambda tokens: Condition(answer_tokens=tokens), st.integers(1, 30)),
+    ),
+    min_size=1,
+    max_size=4,
+).map(tuple)
+Digests = Callable[[Place], TurnDigest]
+
+
+def said_by(seed: int, until: Until) -> Digests:
+    """Return what each turn says, whenever it is asked: one of few words, so that conditions hold now and then."""
+
+    def digest(place: Place) -> TurnDigest:
+        dice = Random(f"{seed} {place}")  # noqa: S311
+        fulfils = tuple(
+            number
+            for number, condition in enumerate(until)
+            if condition.is_of_a_turn and condition.agent in {None, NAMES[place.agent]} and dice.random() < 0.2
+        )
+        return TurnDigest(fulfils=fulfils, words=dice.randrange(3), tokens=dice.randrange(4))
+
+    return digest
+
+
+def play(
+    shape: tuple[tuple[int, ...], ...], until: Until, digest: Digests, dice: Random, rounds: int = 4
+) -> tuple[Mapping[Place, TurnDigest], Ending | None]:
+    """Play a conversation to its end, whoever of those at work ends next; begin anew from the record now and then."""
+    order = RoundsOrder(Dependencies(shape), rounds, Ends(until, NAMES))
+    record: dict[Place, TurnDigest] = {}
+    at_work = order.resume(record)
+    while not order.is_over:
+        if dice.random() < 0.2:
+            order = RoundsOrder(Dependencies(shape), rounds, Ends(until, NAMES))
+            at_work = order.resume(record)
+            continue
+        place = at_work.pop(dice.randrange(len(at_work)))
+        record[place] = digest(place)
+        at_work += order.end_turn(place, record[place])
+        assert len(set(at_work)) == len(at_work)
+        assert not record.keys() & set(at_work)
+    assert not at_work, "no turn waits when all is over"
+    assert sum(order.most_turns(agent) for agent in range(len(shape))) == len(record)
+    return record, order.ending
+
+
+@given(SHAPES, CONDITIONS, st.integers(0, 10**6), st.integers(0, 10**6))
+def test_the_record_alone_decides_the_end(
+    shape: tuple[tuple[int, ...], ...], until: Until, seed: int, luck: int
+) -> None:
+    """Specification, "Ends": the same turns exist and the same condition is told, in any order and over kills."""
+    undisturbed, ending = play(shape, until, said_by(seed, until), Random(0))  # noqa: S311
+    disturbed, again = play(shape, until, said_by(seed, until), Random(luck))  # noqa: S311
+    assert (dict(sorted(disturbed.items())), again) == (dict(sorted(undisturbed.items())), ending)
+
+
+@given(SHAPES, CONDITIONS, st.integers(0, 10**6), st.integers(0, 10**6))
+def test_the_record_fulfils_its_end_and_nothing_earlier_does(
+    shape: tuple[tuple[int, ...], ...], until: Until, seed: int, luck: int
+) -> None:
+    """The opposite way: conditions are judged anew on the whole record, by another reading of the specification."""
+    record, ending = play(shape, until, said_by(seed, until), Random(luck))  # noqa: S311
+    held = {number: holding(until, record, number) for number in range(4)}
+    first = next((number for number in range(4) if held[number]), None)
+    assert (first is None) == (ending is None)
+    if ending is not None and first is not None:
+        assert (ending.round, ending.until) == (first, min(held[first]))
+        assert max(place.round for place in record) == first
+    after = [after_each(shape, place.agent) for place, digest in record.items() if digest.fulfils]
+    late = {place.agent for place in record if ending is not None and place.round == ending.round}
+    assert ending is None or not late & set().union(*after), "whoever waits for what ends it never speaks"
+
+
+def after_each(shape: tuple[tuple[int, ...], ...], agent: int) -> set[int]:
+    """Return who speaks after an agent in its round."""
+    after: set[int] = set()
+    for other, waits in enumerate(shape):
+        if {agent, *after} & set(waits):
+            after.add(other)
+    return after
+
+
+def holding(until: Until, record: Mapping[Place, TurnDigest], number: int) -> set[int]:
+    """Return the conditions that hold in a round, from the record."""
+    spoken = {place.agent: digest for place, digest in record.items() if place.round == number}
+    held = {condition for digest in spoken.values() for condition in digest.fulfils}
+    for place, condition in enumerate(until):
+        if condition.agree:
+            words = {spoken[NAMES.index(each)].words if NAMES.index(each) in spoken else 0 for each in condition.agree}
+            held |= {place} if len(words) == 1 and words != {0} else set()
+        if condition.answer_tokens is not None:
+            tokens = sum(digest.tokens for spot, digest in record.items() if spot.round <= number)
+            held |= {place} if spoken and tokens >= condition.answer_tokens else set()
+        if condition.unchanged is not None:
+            rounds = range(number - condition.unchanged + 1, number + 1)
+            held |= {place} if spoken and all(_is_unchanged(record, each) for each in rounds) else set()
+    return held
+
+
+def _is_unchanged(record: Mapping[Place, TurnDigest], number: int) -> bool:
+    words = [
+        {place.agent: digest.words for place, digest in record.items() if place.round == each and digest.words}
+        for each in (number - 1, number)
+    ]
+    return number > 0 and words[0] == words[1]
