@@ -3,10 +3,11 @@
 32 made sessions of 8 requests, each of which extends the one before, on 4 slots of the real embedded engine with the
 tiny model; or four recorded sessions of coding agents on 2 slots with the small model (``bench/recorded_sessions.py``).
 Once straight at the engine, all at a time, as agents do that know of no queue; once through the front door. Reused is
-what engines report of the tokens that their session's last request had, prompt and answer.
+what engines report of the tokens that their session's last request had, prompt and answer. Recorded sessions are cut to
+the small model, and so is the memory that llama.cpp keeps prompts in beside its slots: see ``--cache-ram``.
 
     python -m bench.programs [--made 32] [--requests 8] [--rounds 3]
-    python -m bench.programs --sessions DIR [--requests 8] [--rounds 3]
+    python -m bench.programs --sessions DIR [--requests 8] [--rounds 3] [--cache-ram MIB]
 """
 
 import argparse
@@ -23,7 +24,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from bench.recorded_sessions import RecordedRequest, read_sessions
+from bench.recorded_sessions import CACHE_RAM_MIB, RecordedRequest, read_sessions
 from bench.relay import READY_S
 from tests.harness.ports import find_ports
 
@@ -147,12 +148,15 @@ def main() -> None:
     parser.add_argument("--made", type=int, default=32, help="sessions, where none were recorded")
     parser.add_argument("--requests", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--cache-ram", type=int, default=CACHE_RAM_MIB, help="llama.cpp's, for recorded sessions", metavar="MIB"
+    )
     options = parser.parse_args()
     if options.sessions is None:
         engine = {"model": "roundhouse:tiny", "slots": 4, "context": 8192, "args": {"threads": 1}}
         sessions = [made_session(number, options.requests) for number in range(options.made)]
     else:
-        engine = {"model": "roundhouse:small", "slots": 2, "context": 8192}
+        engine = {"model": "roundhouse:small", "slots": 2, "context": 8192, "args": {"cache-ram": options.cache_ram}}
         recorded = read_sessions(options.sessions, RECORDED, options.requests, 8192)
         sessions = [recorded_session(each) for each in recorded]
     figures: dict[str, list[tuple[float, Counted]]] = {"engine": [], "door": []}

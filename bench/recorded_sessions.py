@@ -15,6 +15,9 @@ TOKENS_A_BLOCK: Final = DIGITS + 1
 FRAME_TOKENS: Final = 64  # of the template around a prompt
 LEAST_ANSWER, MOST_ANSWER = 8, 96
 MOST_PAUSE_S: Final = 3.0
+# llama.cpp keeps prompts of up to 8 GiB beside its slots. The sessions have 7 of 64 tokens, and a token of the small
+# model takes 22.5 KiB of it, where one of a coding model of 30 billion parameters takes 96 (48 layers, 4 heads of 128).
+CACHE_RAM_MIB: Final = round(8192 * TOKENS_A_BLOCK / 64 * 22.5 / 96)
 
 
 class RecordedRequest(NamedTuple):

@@ -107,7 +107,7 @@ def build_routes(
     app.include_router(jobs_router(node.jobs, limits))
     app.include_router(job_router(node.jobs, node.prompts))
     app.include_router(timeline_router(node))
-    app.include_router(workers_router(node.fleet, node.reserved))
+    app.include_router(workers_router(node.fleet, lambda: node.scheduler.view))
     app.include_router(lanes_router(node.fleet.lanes))
     app.include_router(weights_router(node.fleet, limits, roots))
     app.include_router(adapters_router(node, limits, roots))

@@ -78,6 +78,7 @@ EFFECTS: Final[Mapping[str, Effect]] = {
     "scheduling.policy": _RESTART,
     "scheduling.group_by": _RESTART,
     "scheduling.swap": _NOW,
+    "scheduling.hold_slots": _NOW,
     "limits": _NOW,
     "gpus": _RESTART,
     "telemetry.traces": _RESTART,

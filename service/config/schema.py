@@ -122,6 +122,7 @@ class SchedulingConfig(StrictModel):
     policy: Annotated[str, AfterValidator(_known_policy)] = "critical_path"
     group_by: GroupBy | None = None
     swap: SwapRule = SwapRule.FAIR
+    hold_slots: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What is wrong with what a job means: names that there are not, waits without an end, conditions that never hold.
+"""The faults of a job's meaning: names that there are not, waits without an end, conditions that never hold.
 
 Source: specification, "Refused jobs".
 """

@@ -175,7 +175,7 @@ class ConversationRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ended_by(state: ConversationState, ending: Ending | None) -> object:
-    """Return what ended a conversation that is completed, None for another."""
+    """Return the ending of a completed conversation as callers see it, None for another."""
     if state is not ConversationState.COMPLETED:
         return None
     return "rounds" if ending is None else msgspec.to_builtins(ending)

@@ -194,7 +194,7 @@ class RoundsOrder:
         self._spoken |= 1 << agent
         if self._ends is None:
             return
-        for fulfilling in self._ends.end_turn(agent, self._round, digest):
+        for fulfilling in self._ends.count_turn(agent, self._round, digest):
             self._barred |= self._dependencies.after_all(fulfilling)
         self._pending &= ~self._barred
 
@@ -251,6 +251,8 @@ class FreeOrder:
 
     def resume(self, spoken: Mapping[Place, TurnDigest]) -> list[Place]:
         """Queue all agents: those that never spoke in their order, then the others, the longest silent first."""
+        if not spoken:
+            return [Place(agent, 0) for agent in range(len(self._spoken))]
         last = {place.agent: number for number, place in enumerate(spoken)}
         for place, digest in spoken.items():
             self._take(place, digest)
@@ -259,6 +261,9 @@ class FreeOrder:
 
     def end_turn(self, place: Place, digest: TurnDigest = NOTHING) -> list[Place]:
         """Take a turn's end: its agent goes to the back of the queue."""
+        if self._ends is None:
+            self._spoken[place.agent] = place.round + 1
+            return [Place(place.agent, place.round + 1)] if place.round + 1 < self._rounds else []
         self._take(place, digest)
         return [Place(place.agent, self._spoken[place.agent])] if self._goes_on(place.agent) else []
 
@@ -281,7 +286,7 @@ class FreeOrder:
         self._spoken[place.agent] = max(self._spoken[place.agent], place.round + 1)
         if self._ends is None or self.ending is not None:
             return
-        is_fulfilled = bool(self._ends.end_turn(place.agent, place.round, digest))
+        is_fulfilled = bool(self._ends.count_turn(place.agent, place.round, digest))
         if min(self._spoken) > ended:
             self.ending = self._ends.end_round(ended)
         elif is_fulfilled:

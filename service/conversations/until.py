@@ -67,7 +67,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnDigest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the order of speaking is decided on, of one turn that has ended; one that failed said nothing.
+    """The digest of an ended turn, by which the order of speaking is decided; one that failed said nothing.
 
     ``fulfils`` are the places of conditions that it fulfils by itself, ``words`` stands for what it said: equal for
     equal words, for as long as this process lives.
@@ -102,7 +102,7 @@ class Ends:
         """Whether a condition is fulfilled."""
         return bool(self._fulfilled)
 
-    def end_turn(self, agent: int, round_number: int, digest: TurnDigest) -> list[tuple[int, ...]]:
+    def count_turn(self, agent: int, round_number: int, digest: TurnDigest) -> list[tuple[int, ...]]:
         """Take a turn that has ended; return the agents that have fulfilled a condition with it, for each one."""
         self._tokens += digest.tokens
         said = self._words.setdefault(round_number, {})
@@ -162,8 +162,6 @@ def find_fulfilled(
 
 def digest_of(until: Until, fulfils: tuple[int, ...], words: str, tokens: int | None) -> TurnDigest:
     """Return the digest of a completed turn, with as much as these conditions need of it."""
-    if not until:
-        return NOTHING
     compares = any(condition.agree or condition.unchanged for condition in until)
     said = folded(words) if compares else ""
     return TurnDigest(fulfils=fulfils, words=hash(said) if said else SILENCE, tokens=tokens or 0)

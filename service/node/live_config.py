@@ -7,6 +7,7 @@ from typing import overload
 import msgspec
 
 from service.config.schema import Config
+from service.scheduling.relayed.requests import QueueRules
 from workers.spec import WorkerSpec
 
 
@@ -70,6 +71,15 @@ class ServedModels(Sequence[str]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._live.config.models
+
+
+def queue_rules(config: Config) -> QueueRules:
+    """Return the rules of clients' requests that wait."""
+    return QueueRules(
+        requests=config.server.queue,
+        bytes=config.limits.queue_bytes,
+        holds_slots=config.scheduling.hold_slots,
+    )
 
 
 def _first_of_each(specs: Sequence[WorkerSpec]) -> dict[str, WorkerSpec]:

@@ -22,14 +22,13 @@ from service.node.database_choice import is_shared, open_database
 from service.node.followers import JobFollowers
 from service.node.intake import Intake
 from service.node.jobs import Jobs
-from service.node.live_config import LiveConfig
+from service.node.live_config import LiveConfig, queue_rules
 from service.node.prompt_history import PromptHistory
 from service.node.status import pools_of
 from service.node.store_news import StoreNews, StoreOutlet
 from service.node.timelines import Timelines
 from service.node.tool_catalog import ToolCatalog, ToolRunnersOfModel
 from service.scheduling.core.policies import POLICIES
-from service.scheduling.relayed.requests import QueueLimits
 from service.scheduling.scheduler import Scheduler
 from service.store.databases.sqlite import own_folder
 from service.store.news import Alone, Neighbours, NodeReport, StoreEvent, Tell
@@ -77,10 +76,6 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     catalog: ToolCatalog
     lock_fd: int  # what holds the state directory
     adoption: Adoption | None  # what became of engines that were there already
-
-    def reserved(self, worker: str) -> int:
-        """Return how many tokens of a worker's KV cache the turns on it have reserved."""
-        return self.scheduler.view.reserved(worker)  # another view after a takeover
 
     async def unclaimed(self) -> dict[str, str]:
         """Return the reason why conversations wait unclaimed, for each model that they need next."""
@@ -200,7 +195,7 @@ async def open_node(
                 outlet,
                 order.group_by,
                 live.shares,
-                queue=QueueLimits(requests=config.server.queue, bytes=config.limits.queue_bytes),
+                queue=queue_rules(config),
             )
             own_ends.append(scheduler.note_own_end)
             scheduler.requests.subscribe(telemetry.take_request)

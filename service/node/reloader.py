@@ -16,9 +16,8 @@ from service.config.reload_plan import ReloadPlan, plan_reload
 from service.config.source import LoadedConfig
 from service.conversations.callers import shares_of
 from service.errors import ConfigError, ConfigRefused, Fault, ReloadNeedsRestart, ShuttingDown
-from service.node.live_config import ReloadFailure
+from service.node.live_config import ReloadFailure, queue_rules
 from service.node.node import Node, runners_of
-from service.scheduling.relayed.requests import QueueLimits
 from workers.errors import WorkerError
 
 Prepare = Callable[[LoadedConfig], Callable[[], None]]
@@ -95,8 +94,7 @@ class Reloader:
         specs = [replace(spec, state_dir=node.state_dir) for spec in node.tools.equipped(new.specs)]
         node.live.replace(new.config, specs, shares)
         node.catalog.change(runners_of(node.tools))
-        queue = QueueLimits(requests=new.config.server.queue, bytes=new.config.limits.queue_bytes)
-        node.scheduler.requests.limits = queue
+        node.scheduler.requests.rules = queue_rules(new.config)
         node.fleet.want(specs)
         node.scheduler.requests.end_waiting_for(plan.removed)
         node.fleet.lanes.follow(new.config.scheduling.swap)

@@ -63,12 +63,16 @@ class RunningAttempt:
         usage, first_at = generation.usage, generation.first_token_at
         if usage is None:
             return None
-        if first_at is None:  # nobody knows how long the reading took
+        fresh_tokens, timings = usage.prompt_tokens - usage.cached_tokens, generation.timings
+        if first_at is None and timings is not None:  # the answer came whole, with what the engine tells of its work
+            took_s = max(0.0, generation.last_byte_at - generation.started_at)
+            seconds = min(timings.prompt_ms / 1000, took_s)
+            answer_s = min(timings.completion_ms / 1000, took_s - seconds)
+        elif first_at is None:  # nobody knows how long the reading took
             fresh_tokens, seconds, answer_s = 0, 0.0, 0.0
         else:
             # An engine that tells of its reading answers as it begins to read; another may with its first token.
             begun_at = generation.begun_at if generation.prompt_progress is not None else None
-            fresh_tokens = usage.prompt_tokens - usage.cached_tokens
             seconds = max(0.0, first_at - (begun_at or generation.started_at))
             answer_s = max(0.0, generation.last_progress_at - first_at)
         return PromptReading(

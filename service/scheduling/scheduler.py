@@ -29,7 +29,7 @@ from service.scheduling.integrity import IntegrityCheck
 from service.scheduling.jobs.job_turns import JobTurns
 from service.scheduling.jobs.turn import JobTurn
 from service.scheduling.kept_slots import KeptSlots
-from service.scheduling.relayed.requests import QueueLimits, RelayedRequests
+from service.scheduling.relayed.requests import QueueRules, RelayedRequests
 from service.scheduling.turn_endings import Ended, TurnEndings, TurnRunner
 from service.scheduling.work import End, Pause, RunCounters, SchedulerStore, Work
 from service.scheduling.worker_findings import KvUses, WorkerFindings
@@ -64,7 +64,7 @@ class Scheduler:
         group_by: GroupBy | None = None,
         shares: Shares = None,
         *,
-        queue: QueueLimits,
+        queue: QueueRules,
     ) -> None:
         self._new_core = partial(SchedulingCore, policy, group_by, fleet.lanes.models, shares)
         self._is_fair = shares is not None
@@ -318,6 +318,8 @@ class Scheduler:
                 self._job_turns.act(action, self._start_soon)
             case events.DeferTurn():
                 self._start_soon(self._end_deferral, action)
+            case events.HoldSlot():
+                self._start_soon(self._end_hold, action)
             case events.AbandonTurn():
                 detail = self._fleet.trouble_of(self.model_of(action.key))
                 facts += self._work(action.key.job_id).abandon(action.key, detail)
@@ -394,6 +396,10 @@ class Scheduler:
     async def _end_deferral(self, deferral: events.DeferTurn) -> None:
         await anyio.sleep(deferral.seconds)
         self._post(events.DeferralOver(key=deferral.key))
+
+    async def _end_hold(self, hold: events.HoldSlot) -> None:
+        await anyio.sleep(hold.seconds)
+        self._post(events.HoldOver(key=hold.key, seconds=hold.seconds))
 
     def _start_soon(self, what: Callable[[*Args], Coroutine[object, object, None]], *args: *Args) -> None:
         if self._tasks is None:

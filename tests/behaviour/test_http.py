@@ -230,7 +230,7 @@ def test_a_running_job_shows_its_partial_text_and_has_no_result(service: Service
     problem(answer, 409, "not_finished")
     assert answer.headers["retry-after"] == "1"
     problem(service.http.delete(f"/v1/jobs/{job_id}"), 409, "not_ended")
-    assert service.get("/v1/workers/slow-0")["slots"] == {"total": 2, "in_use": 2}
+    assert service.get("/v1/workers/slow-0")["slots"] == {"total": 2, "in_use": 2, "held": 0}
     assert service.http.post(f"/v1/jobs/{job_id}/cancel").status_code == 202
     assert service.wait_ended(job_id)["state"] == "cancelled"
     transcript = service.get(f"/v1/jobs/{job_id}/conversations/q0")

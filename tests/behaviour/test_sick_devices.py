@@ -18,6 +18,8 @@ from service import InferenceEngine
 from service.api.routes.workers import lanes_router, workers_router
 from service.inference.event_log import INFER_START, replay
 from service.inference.failures import InferenceFailed, NoLane
+from service.scheduling.core.decide import SchedulingCore
+from service.scheduling.core.policies import POLICIES
 from tests.conftest import ENGINE_PROGRAM, SpecFactory
 from tests.harness.devices import FIRST, GPUS, SECOND, TOTAL_MIB, Machine
 from tests.harness.waiting import LIMIT_S, wait_until
@@ -283,7 +285,7 @@ async def test_an_operator_resumes_a_lane_of_a_device_that_failed(
     health = DeviceHealth(MachineReader(machine.log))
     fleet = Fleet(specs_on(scripted_spec, free_ports(2)), os.environ, health=health)
     app = FastAPI()
-    app.include_router(workers_router(fleet, lambda _worker: 0))
+    app.include_router(workers_router(fleet, lambda: SchedulingCore(POLICIES["fifo"]).view))
     app.include_router(lanes_router(fleet.lanes))
     transport = httpx.ASGITransport(app)
     with anyio.fail_after(LIMIT):

@@ -33,12 +33,25 @@ class AgentDocument(TypedDict, total=False):
     exit_tools: Sequence[Mapping[str, object]]
 
 
+class ConditionDocument(TypedDict, total=False):
+    """A condition that ends a conversation before its rounds are over: one of six; the first three have an agent."""
+
+    agent: str
+    says: Sequence[str]
+    matches: str
+    signal: str
+    agree: Sequence[str]
+    unchanged: int
+    answer_tokens: int
+
+
 class ConversationDocument(TypedDict, total=False):
     """One conversation of a job."""
 
     prompt: Required[str]
     id: str
     rounds: int
+    until: Sequence[ConditionDocument] | None
     weights: Literal["pinned"]
     metadata: Mapping[str, object]
 
@@ -71,6 +84,7 @@ class JobDocument(TypedDict, total=False):
     system: str
     prompts: PromptsDocument
     rounds: int
+    until: Sequence[ConditionDocument]
     priority: int
     metadata: Mapping[str, object]
     webhook: WebhookDocument

@@ -9,10 +9,11 @@ from roundhouse_client.values.value import Value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots(Value):
-    """A worker's slots."""
+    """A worker's slots; those that are ``held`` wait for the next requests of their programs."""
 
     total: int
     in_use: int
+    held: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,6 +79,7 @@ def shown_status(
     node: Node, unclaimed: Mapping[str, str] = MappingProxyType({}), caller: Caller = ANYBODY
 ) -> values.Status:
     """Return a snapshot as a caller is shown it: the heads are of jobs that it may know of."""
+    pools = node.scheduler.view
     now = status_of(node.scheduler, node.fleet, is_seen=None if caller.sees_all else caller.sees)
     return values.Status(
         jobs=now.jobs,
@@ -92,5 +93,5 @@ def shown_status(
         configuration=shown_configuration(node),
         tool_servers=tool_servers(node.tools),
         lanes=tuple(shown_lane(node.fleet.lanes, lane) for lane in node.fleet.lanes.lanes),
-        workers=tuple(shown_worker(node.reserved, worker, is_named=caller.sees_all) for worker in node.fleet),
+        workers=tuple(shown_worker(lambda: pools, worker, is_named=caller.sees_all) for worker in node.fleet),
     )

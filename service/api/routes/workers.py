@@ -14,6 +14,7 @@ from service.api.door.access import CallerNow, is_unknown
 from service.api.errors.problems import refused
 from service.config.tools import Equipment
 from service.errors import NotReady, StoreUnavailable, WorkerNotFound
+from service.scheduling.core.view import PoolsView
 from service.store.store import Store
 from workers.devices.device import DeviceMemory
 from workers.fleet import Fleet
@@ -70,11 +71,11 @@ def _memory(memory: DeviceMemory | None) -> node_values.DeviceMemory | None:
     return None if memory is None else msgspec.convert(memory, node_values.DeviceMemory, from_attributes=True)
 
 
-def workers_router(fleet: Fleet, reserved: Callable[[str], int]) -> APIRouter:
-    """Return the routes of workers."""
+def workers_router(fleet: Fleet, view: Callable[[], PoolsView]) -> APIRouter:
+    """Return the routes of workers; ``view`` gives the scheduler's, which is another one after a takeover."""
     router = APIRouter(prefix="/v1/workers", tags=["workers"])
 
-    shown = partial(shown_worker, reserved)
+    shown = partial(shown_worker, view)
 
     def find(worker_id: str) -> SupervisedWorker:
         worker = fleet.get(worker_id)
@@ -166,12 +167,12 @@ def tool_servers(tools: Equipment) -> tuple[node_values.ToolServer, ...]:
     )
 
 
-def shown_worker(reserved: Callable[[str], int], worker: SupervisedWorker, *, is_named: bool = True) -> values.Worker:
-    """Return a worker as it is shown; ``reserved`` tells what turns have of its KV cache, in tokens.
+def shown_worker(view: Callable[[], PoolsView], worker: SupervisedWorker, *, is_named: bool = True) -> values.Worker:
+    """Return a worker as it is shown; ``view`` tells what turns and programs have of it.
 
     ``is_named``: the names of the jobs whose requests it has are shown.
     """
-    now = worker.snapshot()
+    now, pools = worker.snapshot(), view()
     return values.Worker(
         id=now.id,
         model=now.model,
@@ -184,7 +185,7 @@ def shown_worker(reserved: Callable[[str], int], worker: SupervisedWorker, *, is
         port=now.port,
         incarnation=now.incarnation,
         restarts=max(0, now.incarnation - 1),
-        slots=values.Slots(total=now.slots_total, in_use=now.slots_in_use),
+        slots=values.Slots(total=now.slots_total, in_use=now.slots_in_use, held=pools.held(now.id)),
         slots_configured=now.slots_configured,
         slots_because=now.slots_because,
         last_exit=_exit(now.last_exit),
@@ -192,7 +193,7 @@ def shown_worker(reserved: Callable[[str], int], worker: SupervisedWorker, *, is
         requests=tuple(_request(view, is_named=is_named) for view in now.requests),
         tokens_per_s=round(now.tokens_per_s, 1),
         pace=_pace(worker.requests.latency),
-        kv=_kv(worker.kv, reserved(now.id)),
+        kv=_kv(worker.kv, pools.reserved(now.id)),
         weight_version=now.weight_version,
     )
 

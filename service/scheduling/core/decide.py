@@ -5,7 +5,7 @@ of three pools: pending with its conversation, ready in the queue of its model, 
 started at most once until its end, in whatever way, has been told.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
 from typing import Final
 
@@ -132,7 +132,7 @@ class SchedulingCore:
                 self._lost.pop(event.model, None)
                 self._in_flight.open(event.worker, event.model, event.slots, event.kv_tokens, event.kv_block)
                 self._room.note_worker(event)
-                self._dispatcher.note_pace(event.model, event.read_s)
+                self._dispatcher.note_worker(event)
                 self._ready.note_slots(event.model, self._in_flight.total(event.model))
             case events.WorkerNotReady():
                 model = self._in_flight.close(event.worker, returns=event.returns)
@@ -148,10 +148,12 @@ class SchedulingCore:
     def _take_note(self, event: events.Note) -> None:
         if isinstance(event, events.TurnSpent):
             self._dispatcher.settle(event)
+        elif isinstance(event, events.HoldOver):
+            self._dispatcher.end_hold(event.key, event.seconds)
         elif isinstance(event, events.DeferralOver) and self._ready.deferred.worker_of(event.key) is not None:
             self._ready.end_deferral(event.key, self._conversation(event.key).model(event.key))
         elif isinstance(event, events.SlotsKept):
-            self._dispatcher.charge_kept(event)
+            self._dispatcher.charge_idle(event.owner, event.model, event.slot_s)
         elif isinstance(event, events.TimeTold):
             self._dispatcher.trials.now = event.at
         elif isinstance(event, events.KvUseTold):
@@ -196,6 +198,11 @@ class SchedulingCore:
             conversation = live.conversations[key.conversation_id]
             conversation.note_cache(live.places[key.agent_id], location)
         for conversation in fresh:
+            if event.program is not None:
+                idle_s = self._dispatcher.programs.admit_request(live.job, event.program)
+                if idle_s is not None:
+                    conversation.is_awaited = True
+                    self._dispatcher.charge_idle(live.job.owner, live.job.agents[0].model, idle_s)
             keys = ended.get(conversation.definition.id, [])
             yield from self._resume(conversation, {key: event.ended[key] for key in keys}, event.digests)
         if live.is_cancelled:
@@ -284,6 +291,7 @@ class SchedulingCore:
             ready_order=next(self._orders),
             path=conversation.live.backlog.path(place, conversation.definition.rounds),
             is_front=is_front,
+            was_deferred=conversation.is_awaited,
             signature=job.agents[place.agent].signature(self._group_by) if self._group_by else "",
             owner=job.owner,
         )
@@ -318,8 +326,8 @@ class SchedulingCore:
         if conversation.ending is None or any(key in self._in_flight for key in conversation.open):
             return
         state, reason = conversation.ending
-        job, unspoken = conversation.live.job, conversation.unspoken()
-        is_completed = state is ConversationState.COMPLETED
+        job, is_completed = conversation.live.job, state is ConversationState.COMPLETED
+        unspoken: Sequence[TurnKey] = () if is_completed else conversation.unspoken()
         ended = events.ConversationEnded(
             job_id=job.id,
             conversation_id=conversation.definition.id,
@@ -355,6 +363,7 @@ class SchedulingCore:
             return
         del self._jobs[live.job.id]
         self._room.forget_job(live.job.id, live.places)
+        self._dispatcher.programs.stays.pop(live.job.id, None)
         self._ready.note_load(live.job.id, live.backlog, has_ended=True)
         yield events.JobEnded(job_id=live.job.id)
 
@@ -375,6 +384,9 @@ class SchedulingCore:
             conversation.end_turn(key)
         if isinstance(event, events.TurnCompleted):
             self._learn(event, conversation, worker)
+            programs = self._dispatcher.programs
+            if key.job_id in programs.stays and (hold := programs.end_request(event, worker)) is not None:
+                yield hold
         if conversation.ending is not None:
             yield from self._settle(conversation)
         elif isinstance(event, events.TurnFailed):
@@ -382,25 +394,25 @@ class SchedulingCore:
                 self._ready.suspects[conversation.model(key)].postpone(key.job_id, live.job.owner)
             yield from self._end(conversation, ConversationState.FAILED, event.reason)
         else:
-            yield from self._go_on_after(conversation, place, event)
+            digest = event.digest if isinstance(event, events.TurnCompleted) else NOTHING
+            yield from self._go_on(conversation, self._end_in_order(conversation, place, digest))
         if key.conversation_id in live.conversations:
             self._ready.note_load(live.job.id, live.backlog)
 
-    def _go_on_after(
-        self, conversation: LiveConversation, place: Place, event: events.TurnEvent
-    ) -> Iterator[events.Action]:
-        """Go on after a turn; where a condition holds with it, what waits never runs."""
-        digest = event.digest if isinstance(event, events.TurnCompleted) else NOTHING
-        was_over, places = conversation.order.is_over, conversation.order.end_turn(place, digest)
-        if conversation.order.is_over and not was_over:
+    def _end_in_order(self, conversation: LiveConversation, place: Place, digest: TurnDigest) -> list[Place]:
+        """Take a turn's end; return what is ready. Where a condition holds with it, what waits never runs."""
+        order = conversation.order
+        had_ended, places = order.ending is not None, order.end_turn(place, digest)
+        if order.ending is not None and not had_ended:
             for key in [each for each in conversation.open if each not in self._in_flight]:
                 self._drop(conversation, key)
-        yield from self._go_on(conversation, places)
+        return places
 
     def _learn(self, event: events.TurnCompleted, conversation: LiveConversation, worker: str) -> None:
-        key, agent = event.key, conversation.agent(event.key)
+        key, place = event.key, conversation.live.places[event.key.agent_id]
+        agent = conversation.live.job.agents[place]
         tokens = event.reading.context_tokens if event.reading else 0
-        conversation.note_cache(conversation.place(key).agent, CacheLocation(worker=worker, tokens=tokens))
+        conversation.note_cache(place, CacheLocation(worker=worker, tokens=tokens))
         self._room.learn(key, agent, conversation.definition, event.reading)
         if event.seconds is not None:
             self._dispatcher.learn(agent.model, event.seconds, event.reading)

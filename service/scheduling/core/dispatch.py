@@ -11,6 +11,7 @@ from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.kv_budgets import NOTHING, KvNeed
 from service.scheduling.core.lending import SlotLending
 from service.scheduling.core.live import LiveConversation, LiveJob
+from service.scheduling.core.program_slots import ProgramSlots
 from service.scheduling.core.queue.affinity import PromptReading, SpeedEstimates
 from service.scheduling.core.queue.groups import GroupedQueue, Shifts
 from service.scheduling.core.queue.ready_queue import ReadyQueue, ReadyTurn
@@ -44,6 +45,7 @@ class Dispatcher:
         self._shifts = Shifts()
         self._speeds = SpeedEstimates()
         self.lending = SlotLending(in_flight, self._speeds)
+        self.programs = ProgramSlots(in_flight, self._speeds, ready.waiting)
         self._room = room
         self.trials = Trials(ready, in_flight)
         self.distrusted: set[tuple[str, str]] = set()  # keys, each at a model
@@ -75,16 +77,23 @@ class Dispatcher:
             weight = max(weight, self._speeds.tokens_in(model, slots * spent.seconds))
         self._ready.fair.settle(spent.key, weight)
 
-    def charge_kept(self, kept: events.SlotsKept) -> None:
-        """Charge a key with slots that have stood idle for a turn of it."""
+    def charge_idle(self, owner: str | None, model: str, slot_s: float) -> None:
+        """Charge a key with slots that have stood idle, for so many seconds in all, for a turn or a program of it."""
         if self._ready.fair is not None:
-            weight = self._speeds.tokens_in(kept.model, kept.slot_s)
-            self._ready.fair.times(kept.model).charge(kept.owner, weight)
+            weight = self._speeds.tokens_in(model, slot_s)
+            self._ready.fair.times(model).charge(owner, weight)
 
-    def note_pace(self, model: str, read_s: float | None) -> None:
-        """Record the seconds that a new engine takes for one token of a prompt, if known."""
-        if read_s is not None:
-            self._speeds.note_pace(model, read_s)
+    def end_hold(self, key: TurnKey, seconds: float) -> None:
+        """Let others have a slot that has waited for a program in vain, for which its key is charged."""
+        stay = self.programs.expire(key)
+        if stay is not None:
+            self.charge_idle(stay.owner, stay.model, seconds)
+
+    def note_worker(self, worker: events.WorkerReady) -> None:
+        """Take what is known of a worker that is ready: how its engine keeps caches, and how fast it reads."""
+        self.programs.note_worker(worker)
+        if worker.read_s is not None:
+            self._speeds.note_pace(worker.model, worker.read_s)
 
     def start_all(self) -> Iterator[events.Action]:
         """Start turns until no slot is free that one of them may have."""

@@ -16,6 +16,14 @@ from service.scheduling.core.queue.affinity import CacheLocation, PromptReading
 Suspicion = SuspectsCleared | SourceDistrusted | SourceTrusted
 
 
+class ProgramReturn(msgspec.Struct, frozen=True, kw_only=True):
+    """A program asks: it was answered ``last`` so long ago, and ``known_tokens`` of its prompt were in a cache then."""
+
+    last: TurnKey | None = None
+    pause_s: float = 0.0
+    known_tokens: int = 0
+
+
 class JobAdmitted(msgspec.Struct, frozen=True, kw_only=True):
     """Conversations of a job to run here: all of ``job``, whether others of it are here already or not.
 
@@ -32,6 +40,7 @@ class JobAdmitted(msgspec.Struct, frozen=True, kw_only=True):
     suspects: Mapping[TurnKey, Trial] = msgspec.field(default_factory=dict)
     cached: Mapping[TurnKey, CacheLocation] = msgspec.field(default_factory=dict)
     is_cancelled: bool = False  # a caller asked for its end in that earlier life
+    program: ProgramReturn | None = None  # of a client's request
 
 
 class JobCancelled(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +148,13 @@ class DeferralOver(msgspec.Struct, frozen=True, kw_only=True):
     key: TurnKey
 
 
+class HoldOver(msgspec.Struct, frozen=True, kw_only=True):
+    """The ``seconds`` of a ``HoldSlot`` have passed."""
+
+    key: TurnKey
+    seconds: float
+
+
 class TurnInterrupted(msgspec.Struct, frozen=True, kw_only=True):
     """A turn's engine failed; the turn is to run again.
 
@@ -207,7 +223,7 @@ class ToolsEnded(msgspec.Struct, frozen=True, kw_only=True):
 SlotEvent = ToolsBegan | KeepOver | ToolsEnded
 TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
 WorkerEvent = WorkerReady | WorkerNotReady | ModelLost | ModelRegained
-Note = KvUseTold | TimeTold | TurnSpent | SlotsKept | DeferralOver
+Note = KvUseTold | TimeTold | TurnSpent | SlotsKept | DeferralOver | HoldOver
 OfJob = JobAdmitted | JobCancelled | ConversationSpoiled
 Event = OfJob | WorkerEvent | TurnEvent | SlotEvent | Note | Paused | Unpaused | Suspicion
 
@@ -242,6 +258,13 @@ class KeepSlot(msgspec.Struct, frozen=True, kw_only=True):
 
     key: TurnKey
     number: int
+    seconds: float
+
+
+class HoldSlot(msgspec.Struct, frozen=True, kw_only=True):
+    """Tell when so many seconds have passed: for so long the slot of an ended request waits for its program's next."""
+
+    key: TurnKey
     seconds: float
 
 
@@ -325,5 +348,5 @@ class JobEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 Move = ConversationStarted | ConversationEnded | ConversationReleased | JobEnded
 OfSlot = KeepSlot | LendSlot | TakeBackSlot | LoseSlot
-Step = TurnIsReady | StartTurn | DeferTurn | OfSlot | AbandonTurn | CutOffTurn
+Step = TurnIsReady | StartTurn | DeferTurn | HoldSlot | OfSlot | AbandonTurn | CutOffTurn
 Action = Step | ContinueCancel | ContinueDispatch | Move

@@ -22,6 +22,7 @@ class InFlightPool:
         self._openings: Counter[str] = Counter()  # of a worker: which time its slots are offered
         self._lent: dict[TurnKey, tuple[int, KvNeed]] = {}  # turns on no slot for now: since which opening, their need
         self._kept: tuple[str, TurnKey] | None = None  # a worker, and the turn it is kept for in this decision
+        self._held: dict[TurnKey, str] = {}  # slots that wait for the next request of a program, by its last one
         self.owing: set[str] = set()  # workers that start nothing before they have given a slot back
         self.by_job: Counter[JobId] = Counter()
         self.kv = KvBudgets()
@@ -70,6 +71,7 @@ class InFlightPool:
         if model is not None and returns:
             self._coming[worker] = model
         self._reserved = {of: tries for of, tries in self._reserved.items() if tries != worker}
+        self._held = {key: holder for key, holder in self._held.items() if holder != worker}  # its cache is gone
         return closed[0] if closed else None
 
     def kv_budget(self, model: str) -> int | None:
@@ -91,7 +93,26 @@ class InFlightPool:
         model, slots = self._slots.get(worker, ("", 0))
         if not self._takes_any(worker, model):
             return 0, 0
-        return max(0, slots - self._taken.get(worker, 0)), slots
+        return max(0, slots - self._taken.get(worker, 0) - (self.held_on(worker) if self._held else 0)), slots
+
+    # Slots held for programs
+
+    def hold(self, key: TurnKey, worker: str) -> bool:
+        """Hold the slot of a turn that has just ended, unless its worker offers none or is wanted as a whole."""
+        if worker not in self._slots or worker in self._trials or worker in self._reserved.values():
+            return False
+        if self.offer(worker)[0] < 1:
+            return False
+        self._held[key] = worker
+        return True
+
+    def end_hold(self, key: TurnKey) -> bool:
+        """Let any turn have a slot that was held; return whether it was."""
+        return self._held.pop(key, None) is not None
+
+    def held_on(self, worker: str) -> int:
+        """Count the slots of a worker that wait for the next requests of programs."""
+        return sum(holder == worker for holder in self._held.values())
 
     # Slots kept for one turn
 
@@ -301,7 +322,7 @@ class InFlightPool:
 
     def _free_by_worker(self, model: str) -> list[tuple[int, str]]:
         return [
-            (slots - self._taken.get(worker, 0), worker)
+            (slots - self._taken.get(worker, 0) - (self.held_on(worker) if self._held else 0), worker)
             for worker, (offered, slots) in self._slots.items()
             if offered == model and self._takes_any(worker, model)
         ]

@@ -91,7 +91,19 @@ class Unspoken(Sequence[TurnKey]):
 class LiveConversation:
     """One conversation that has not ended; ``open`` are its turns that are ready or in flight."""
 
-    __slots__ = ("_cached", "_ended", "_lines", "definition", "ending", "is_started", "live", "number", "open", "order")
+    __slots__ = (
+        "_cached",
+        "_ended",
+        "_lines",
+        "definition",
+        "ending",
+        "is_awaited",
+        "is_started",
+        "live",
+        "number",
+        "open",
+        "order",
+    )
 
     def __init__(self, live: LiveJob, definition: Conversation, number: int) -> None:
         self.live = live
@@ -100,6 +112,7 @@ class LiveConversation:
         self.order = speaking_order(live.job, live.names, live.backlog.dependencies, definition)
         self.open: set[TurnKey] = set()
         self.is_started = False
+        self.is_awaited = False  # by a slot that was held for its program
         self.ending: tuple[ConversationState, str | None] | None = None
         # None until there is anything: a hundred thousand conversations may wait at once.
         self._ended: set[TurnKey] | None = None

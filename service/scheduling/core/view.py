@@ -145,6 +145,10 @@ class PoolsView:
         """Return how many tokens of a worker's KV cache the turns on it have reserved."""
         return self._in_flight.kv.reserved(worker)
 
+    def held(self, worker: str) -> int:
+        """Count the slots of a worker that wait for the next requests of programs."""
+        return self._in_flight.held_on(worker)
+
     def capacity(self) -> CapacityView:
         """Show how far KV caches bound what starts, at this moment; all workers are gone through for it."""
         kv, needs, working_set = self._in_flight.kv, self._room.needs, self._room.working_set

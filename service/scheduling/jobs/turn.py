@@ -16,7 +16,7 @@ from service.conversations.prompt_messages import Rejected
 from service.conversations.prompt_record import PromptRecord
 from service.conversations.states import ENDED_TURNS, TurnState
 from service.conversations.transcript import Attempt, Charges, Turn, UnfinishedTurn
-from service.conversations.until import Condition, Until, conditions_of, digest_of, find_fulfilled
+from service.conversations.until import NOTHING, Condition, TurnDigest, conditions_of, digest_of, find_fulfilled
 from service.conversations.validation import Validation
 from service.errors import StoreUnavailable
 from service.scheduling.attempt import RunningAttempt, usage_key
@@ -101,6 +101,7 @@ class JobTurn(OnSlot):
         self._around = around
         self._prompts = around.jobs[key.job_id]
         self._agent = self._prompts.agents[key.agent_id]
+        self._until = self._prompts.conversations[key.conversation_id].until
         self._prompt: PromptRecord | None = None  # of the attempt, once it was made
         self._slot: TurnSlot | None = None  # while it runs
         self._fault: str | None = None  # of the answer that was judged
@@ -178,8 +179,8 @@ class JobTurn(OnSlot):
         try:
             with slots.hold(self.key, worker.spec.name, self.attempt, lease) as self._slot:
                 outcome = await self._ask(worker)
-            if isinstance(outcome, Completed):  # its slot may be another turn's meanwhile
-                await self._judge()
+            if isinstance(outcome, Completed) and (self._until or self._agent.validation is not None):
+                await self._judge()  # its slot may be another turn's meanwhile
         except StoreUnavailable as error:
             logger.warning("turn %s: %s", self.key, error)
             await anyio.sleep(STORE_PAUSE_S)
@@ -197,10 +198,6 @@ class JobTurn(OnSlot):
         if self._fault is None and conditions:
             words = said_in(answer, has_markup=self._agent.markup).words
             self._fulfils = await judge_conditions(conditions, words, [signal.name for signal in answer.signals])
-
-    @property
-    def _until(self) -> Until:
-        return self._prompts.conversations[self.key.conversation_id].until
 
     async def _ask(self, worker: SupervisedWorker) -> Outcome:
         version = worker.weights.version if worker.weights else None
@@ -291,14 +288,17 @@ class JobTurn(OnSlot):
             return self._reject(fault)
         words = said_in(answer, has_markup=self._agent.markup).words
         self._prompts.discussion(key.conversation_id).add(key.agent_id, key.round, words)
-        tokens = answer.usage.completion_tokens if answer.usage else None
         completed = events.TurnCompleted(
             key=key,
             seconds=self.attempt.seconds,
             reading=self.attempt.reading,
-            digest=digest_of(self._until, self._fulfils, words, tokens),
+            digest=self._digest(words) if self._until else NOTHING,
         )
         return self._finish(completed, TurnState.COMPLETED)
+
+    def _digest(self, words: str) -> TurnDigest:
+        usage = self.attempt.answer.usage
+        return digest_of(self._until, self._fulfils, words, usage.completion_tokens if usage else None)
 
     def _reject(self, fault: str) -> End:
         """Ask again for an answer that is not valid, unless that was done often enough."""

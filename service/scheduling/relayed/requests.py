@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from itertools import count
 from operator import itemgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from typing_extensions import override
@@ -34,50 +34,65 @@ QUEUE_FULL: Final = "queue_full"
 MOST_AFTER_S: Final = 60
 PREFIX_BYTES: Final = 4
 NO_RECORDS: Final[Sequence[Record]] = ()
+FIRST_REQUEST: Final = events.ProgramReturn()  # of a program
 logger = logging.getLogger(__name__)
+
+
+class AnsweredProgram(NamedTuple):
+    """A program that was answered ``at`` a time: the request, and where its cache is."""
+
+    key: TurnKey
+    place: CacheLocation
+    at: float
 
 
 class Programs:
     """The newest programs, each by what it is known by: a session's name, or a digest of all that it has said so far.
+
+    Of each there is where its last request was, and when that was answered, in monotonic seconds.
 
     Source: specification, "Programs of clients".
     """
 
     def __init__(self, most: int = REMEMBERED) -> None:
         self._most = most
-        self._places: OrderedDict[bytes, CacheLocation] = OrderedDict()
+        self._known: OrderedDict[bytes, AnsweredProgram] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<Programs {len(self._places)}>"
+        return f"<Programs {len(self._known)}>"
 
-    def find(self, marks: Sequence[bytes]) -> CacheLocation | None:
-        """Return where the program was that is known by the first of these marks that any is known by."""
+    def find(self, marks: Sequence[bytes]) -> AnsweredProgram | None:
+        """Return the program that is known by the first of these marks that any is known by."""
         for mark in marks:
-            place = self._places.get(mark)
-            if place is not None:
-                self._places.move_to_end(mark)
-                return place
+            program = self._known.get(mark)
+            if program is not None:
+                self._known.move_to_end(mark)
+                return program
         return None
 
-    def note(self, mark: bytes, place: CacheLocation) -> None:
-        """Record the place of a program from now on."""
-        self._places[mark] = place
-        self._places.move_to_end(mark)
-        if len(self._places) > self._most:
-            self._places.popitem(last=False)
+    def note(self, mark: bytes, program: AnsweredProgram) -> None:
+        """Record an answer of a program."""
+        self._known[mark] = program
+        self._known.move_to_end(mark)
+        if len(self._known) > self._most:
+            self._known.popitem(last=False)
 
 
-class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds on the requests that wait for slots, and on the bodies of all requests together."""
+class QueueRules(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds on the requests that wait for slots, and on the bodies of all requests together.
+
+    ``holds_slots``: slots may wait for the next requests of their programs.
+    """
 
     requests: int
     bytes: int
+    holds_slots: bool = True
 
 
 class RelayedRequests(Work):
     """Written by the scheduler, in whose task all of it runs; ``post`` hands events to the core.
 
-    ``limits`` bound what waits at once.
+    ``rules`` bound what waits at once.
     """
 
     def __init__(
@@ -85,12 +100,12 @@ class RelayedRequests(Work):
         blame: Blame,
         counters: RunCounters,
         post: Callable[[events.Event], None],
-        limits: QueueLimits,
+        rules: QueueRules,
     ) -> None:
         self._blame = blame
         self._counters = counters
         self._post = post
-        self.limits = limits
+        self.rules = rules
         self._bytes = 0
         self._requests: dict[JobId, RelayedRequest] = {}
         self._on_slots: dict[TurnKey, RelayedRequest] = {}
@@ -163,18 +178,23 @@ class RelayedRequests(Work):
         """
         if self._closed_by is not None:
             raise ShuttingDown(f"{self._closed_by} and takes no new requests")
-        if self.waiting >= self.limits.requests:
+        if self.waiting >= self.rules.requests:
             self._make_room(posted, lambda _: 1, f"{self.waiting} requests wait (server.queue)", slots)
-        while self._bytes + len(posted.body) > self.limits.bytes:
+        while self._bytes + len(posted.body) > self.rules.bytes:
             why = f"the bodies of requests hold {self._bytes} bytes (limits.queue_bytes)"
             self._make_room(posted, lambda each: len(each.posted.body), why, slots)
         self._bytes += len(posted.body)
         request = RelayedRequest(JobId(f"{self._prefix}{next(self._numbers):08x}"), posted, self._learn_from)
         self._requests[request.key.job_id] = request
-        place = self._programs.find(posted.marks)
-        cached = {} if place is None else {request.key: place}
-        request.own_tokens = 0 if place is None else place.tokens
-        self._post(events.JobAdmitted(job=request.job, cached=cached))
+        known = self._programs.find(posted.marks)
+        cached = {} if known is None else {request.key: known.place}
+        request.own_tokens = 0 if known is None else known.place.tokens
+        # Without marks it has no program; one of several answers has several slots.
+        program = FIRST_REQUEST if posted.marks and posted.answers == 1 and self.rules.holds_slots else None
+        if program is not None and known is not None:
+            pause_s = time.monotonic() - known.at
+            program = events.ProgramReturn(last=known.key, pause_s=pause_s, known_tokens=known.place.tokens)
+        self._post(events.JobAdmitted(job=request.job, cached=cached, program=program))
         return request
 
     def _make_room(self, posted: PostedRequest, size: Callable[[RelayedRequest], int], why: str, slots: int) -> None:
@@ -327,10 +347,11 @@ class RelayedRequests(Work):
         marks = request.posted.marks
         known = self._programs.find(marks)
         if known is not None and attempt.answer.usage is not None:
-            self._counters.reusable_tokens += known.tokens
-            self._counters.reused_tokens += min(known.tokens, attempt.answer.usage.cached_tokens)
+            self._counters.reusable_tokens += known.place.tokens
+            self._counters.reused_tokens += min(known.place.tokens, attempt.answer.usage.cached_tokens)
         if marks:
-            self._programs.note(marks[0], CacheLocation(worker=attempt.worker, tokens=reading.context_tokens))
+            place = CacheLocation(worker=attempt.worker, tokens=reading.context_tokens)
+            self._programs.note(marks[0], AnsweredProgram(request.key, place, time.monotonic()))
 
     def _end(self, request: RelayedRequest) -> None:
         """Log what became of a request that is over."""

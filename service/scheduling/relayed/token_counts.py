@@ -47,7 +47,7 @@ class TokenCounts:
         Raises:
             QueueFull: too many wait.
         """
-        if self.waiting >= self._requests.limits.requests:
+        if self.waiting >= self._requests.rules.requests:
             raise QueueFull(f"{self.waiting} requests wait to be counted (server.queue)", AFTER_S)
         request = RelayedRequest(JobId(f"count-{secrets.token_hex(ID_BYTES)}"), posted)
         ready = [each for each in self._fleet if each.spec.name == posted.model and each.now.state in LEASABLE]

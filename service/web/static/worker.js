@@ -55,7 +55,7 @@ function factsOf(worker, lane) {
   const { kv, pace: { prefill_ms: prefill, decode_ms: decode } } = worker;
   return [
     ["Model", worker.model], ["Engine", worker.engine],
-    ["Slots", `${whole(worker.slots.in_use)} of ${whole(worker.slots.total)}`], ["Fewer slots", worker.slots_because],
+    ["Slots", `${whole(worker.slots.in_use)} of ${whole(worker.slots.total)}${worker.slots.held ? `, ${whole(worker.slots.held)} held for agents that come back` : ""}`], ["Fewer slots", worker.slots_because],
     ["Tokens/s", short(worker.tokens_per_s)], ["Verdict", worker.verdict ?? "idle"],
     ["Incarnation", worker.incarnation], lane ? ["Swaps", whole(lane.swaps)] : ["Restarts", whole(worker.restarts)],
     ["Process", worker.pid], ["Port", worker.port], ["Last exit", worker.last_exit?.text],

@@ -31,6 +31,7 @@ def test_a_copy_keeps_what_came() -> None:
         (job_document.JobDocument, spec.JobSpec),
         (job_document.AgentDocument, spec.AgentSpec),
         (job_document.ConversationDocument, spec.ConversationSpec),
+        (job_document.ConditionDocument, spec.ConditionSpec),
         (job_document.ValidationDocument, spec.ValidationSpec),
         (job_document.PromptsDocument, spec.PromptsSpec),
         (job_document.WebhookDocument, spec.WebhookSpec),

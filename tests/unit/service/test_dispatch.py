@@ -61,7 +61,7 @@ class Scene:
     def know(self, worker: str) -> None:
         """Let a worker have the prompt of a in its cache: reading it elsewhere takes a minute."""
         self.dispatcher.learn("m", 1.0, None)
-        self.dispatcher.note_pace("m", 0.1)
+        self.dispatcher.note_worker(WorkerReady(worker=worker, model="m", slots=1, read_s=0.1))
         self.conversation.note_cache(0, CacheLocation(worker=worker, tokens=600))
 
     def fill(self, worker: str, model: str = "m") -> None:

@@ -6,10 +6,11 @@ import pytest
 
 from service.api.errors.forms import ClientError, error_of_failure
 from service.api.openai.envelope import CHUNK, Envelope, open_envelope
+from service.conversations.job import JobId, TurnKey
 from service.errors import BodyMalformed
 from service.scheduling.core.queue.affinity import CacheLocation
 from service.scheduling.relayed.request import RelayFailure
-from service.scheduling.relayed.requests import Programs
+from service.scheduling.relayed.requests import AnsweredProgram, Programs
 from workers.outcome import FailureReason
 from workers.requests.relay import Renaming
 
@@ -36,10 +37,14 @@ def envelope(session: str | None = None, path: str = CHAT, **body: object) -> En
     return open_envelope(json.dumps({"model": "m", **body}).encode(), path, session)
 
 
+def answered(worker: str) -> AnsweredProgram:
+    return AnsweredProgram(TurnKey(JobId("r"), "0", "request", 0), CacheLocation(worker=worker), 0.0)
+
+
 def found(earlier: Envelope, later: Envelope) -> bool:
     """Whether the later request is known to extend the earlier one."""
     programs = Programs()
-    programs.note(earlier.marks[0], CacheLocation(worker="w"))
+    programs.note(earlier.marks[0], answered("w"))
     return programs.find(later.marks) is not None
 
 
@@ -108,19 +113,18 @@ def test_the_longest_common_prompt_wins() -> None:
     """Of several earlier requests, the one that has the most."""
     programs = Programs()
     for worker, messages in (("short", [SYSTEM, HI]), ("long", [SYSTEM, HI, ANSWER, MORE])):
-        programs.note(envelope(messages=messages).marks[0], CacheLocation(worker=worker))
-    place = programs.find(envelope(messages=[SYSTEM, HI, ANSWER, MORE, ANSWER]).marks)
-    assert place == CacheLocation(worker="long")
+        programs.note(envelope(messages=messages).marks[0], answered(worker))
+    assert programs.find(envelope(messages=[SYSTEM, HI, ANSWER, MORE, ANSWER]).marks) == answered("long")
 
 
 def test_only_the_newest_programs_are_remembered() -> None:
     """Memory is bounded; one that is asked for again stays."""
     programs = Programs(most=2)
     for mark in (b"a", b"b"):
-        programs.note(mark, CacheLocation(worker=mark.decode()))
+        programs.note(mark, answered(mark.decode()))
     assert programs.find([b"a"]) is not None
-    programs.note(b"c", CacheLocation(worker="c"))
-    assert (programs.find([b"b"]), programs.find([b"a"])) == (None, CacheLocation(worker="a"))
+    programs.note(b"c", answered("c"))
+    assert (programs.find([b"b"]), programs.find([b"a"])) == (None, answered("a"))
 
 
 @pytest.mark.parametrize("reason", sorted(set(FailureReason) | {"queue_timeout"}))

@@ -10,7 +10,7 @@ from service.errors import QueueFull
 from service.scheduling.core.blame import Blame
 from service.scheduling.core.events import Event, JobCancelled, JobEnded
 from service.scheduling.relayed.request import PostedRequest, RelayedRequest
-from service.scheduling.relayed.requests import QueueLimits, RelayedRequests
+from service.scheduling.relayed.requests import QueueRules, RelayedRequests
 from service.scheduling.work import RunCounters
 
 
@@ -18,7 +18,7 @@ class Queue:
     """Requests that wait, since no core gives them slots."""
 
     def __init__(self, requests: int = 4, size: int = 10**6) -> None:
-        limits = QueueLimits(requests=requests, bytes=size)
+        limits = QueueRules(requests=requests, bytes=size)
         self.requests = RelayedRequests(Blame(), RunCounters(), self._take, limits)
 
     def _take(self, *events: Event) -> None:

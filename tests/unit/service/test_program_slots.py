@@ -1,0 +1,182 @@
+"""Slots that wait for the next request of their programs (specification, "Programs of clients")."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from service.conversations.job import JobId, TurnKey
+from service.scheduling.core.decide import SchedulingCore
+from service.scheduling.core.events import (
+    Action,
+    HoldOver,
+    HoldSlot,
+    JobAdmitted,
+    JobCancelled,
+    ProgramReturn,
+    StartTurn,
+    TurnCompleted,
+    WorkerNotReady,
+    WorkerReady,
+)
+from service.scheduling.core.policies import POLICIES
+from service.scheduling.core.queue.affinity import PromptReading
+from service.scheduling.relayed.request import AGENT, CONVERSATION, PostedRequest
+
+TOKENS = 1000  # of every prompt
+READ_S = 0.01  # a token
+
+
+class Clients:
+    """Programs of clients at a core with one slot; each asks, is answered, and asks again."""
+
+    def __init__(self, *, shares: Mapping[str | None, float] | None = None, shares_prefixes: bool = False) -> None:
+        self.core = SchedulingCore(POLICIES["progress"], shares=shares)
+        self.ready = WorkerReady(worker="w", model="m", slots=1, read_s=READ_S, shares_prefixes=shares_prefixes)
+        self.core.handle(self.ready)
+        self.asked = 0
+        self.last: dict[str, TurnKey] = {}
+        self.flying: dict[TurnKey, str] = {}
+        self.names: dict[TurnKey, str] = {}
+        self.holds: list[HoldSlot] = []
+
+    def ask(self, name: str, pause_s: float = 1.0) -> None:
+        """Let a program ask, so long after its last answer."""
+        self.asked += 1
+        job = PostedRequest(path="/", body=b"", name="m", model="m", owner=name).job(JobId(f"r{self.asked}"))
+        last = self.last.get(name)
+        known = 0 if last is None else TOKENS
+        self.names[TurnKey(job.id, CONVERSATION, AGENT, 0)] = name
+        self.take(
+            self.core.handle(
+                JobAdmitted(job=job, program=ProgramReturn(last=last, pause_s=pause_s, known_tokens=known))
+            )
+        )
+
+    def answer(self, found: int = 0, seconds: float = 1.0) -> None:
+        """Answer whoever is on the slot; its cache has held so much of the prompt."""
+        (key,) = self.flying
+        self.last[self.flying.pop(key)] = key
+        reading = PromptReading(fresh_tokens=TOKENS - found, seconds=READ_S * TOKENS, context_tokens=TOKENS)
+        self.take(self.core.handle(TurnCompleted(key=key, seconds=seconds, reading=reading)))
+
+    def take(self, actions: list[Action]) -> None:
+        self.flying |= {action.key: self.names[action.key] for action in actions if isinstance(action, StartTurn)}
+        self.holds += [action for action in actions if isinstance(action, HoldSlot)]
+        assert not any(self.core.check())
+
+    def end_hold(self) -> None:
+        """Let the time of the newest hold pass."""
+        self.take(self.core.handle(HoldOver(key=self.holds[-1].key, seconds=self.holds[-1].seconds)))
+
+    @property
+    def on_slot(self) -> list[str]:
+        return list(self.flying.values())
+
+
+def lossy(**of: object) -> Clients:
+    """Return clients where a has come back to a slot that others had in between, and found nothing; c waits."""
+    clients = Clients(**of)  # type: ignore[arg-type]
+    clients.ask("a")
+    clients.ask("b")
+    clients.answer()
+    clients.ask("a")
+    clients.answer()
+    clients.ask("c")
+    assert (clients.on_slot, clients.holds) == (["a"], [])
+    return clients
+
+
+def test_a_slot_waits_for_its_program_while_others_do() -> None:
+    """Where engines forget: the next request goes on at once, ahead of others, and not for longer than pays."""
+    clients = lossy()
+    clients.answer()
+    assert (clients.on_slot, [hold.seconds for hold in clients.holds]) == ([], [4.0])  # four times its pause
+    clients.ask("a", pause_s=2.0)
+    assert clients.on_slot == ["a"]
+    clients.answer(found=TOKENS)
+    assert [hold.seconds for hold in clients.holds[1:]] == [8.0]
+    clients.end_hold()
+    assert clients.on_slot == ["c"]
+
+
+def test_no_slot_waits_where_engines_forget_nothing() -> None:
+    """The opposite: a cache beside the slots finds all again, so whoever waits has the slot."""
+    clients = Clients()
+    for name in ("a", "b"):
+        clients.ask(name)
+    for name in ("a", "b", "a", "b"):
+        clients.answer(found=TOKENS)
+        assert clients.on_slot
+        clients.ask(name)
+    assert clients.holds == []
+
+
+def test_engines_with_one_cache_for_all_slots_hold_none() -> None:
+    """There a slot keeps nothing."""
+    clients = lossy(shares_prefixes=True)
+    clients.answer()
+    assert (clients.on_slot, clients.holds) == (["c"], [])
+
+
+def test_a_program_that_pauses_for_longer_than_reading_takes_is_not_waited_for() -> None:
+    """Nor one that has never come back: most have one request only."""
+    clients = lossy()
+    clients.answer()
+    clients.ask("a", pause_s=TOKENS * READ_S + 1)
+    clients.ask("d")
+    clients.answer(found=TOKENS)
+    assert clients.on_slot == ["c"]
+    clients.answer()
+    assert (clients.on_slot, len(clients.holds)) == (["d"], 1)
+
+
+def test_no_program_keeps_its_slot_for_ever() -> None:
+    """After eight times what reading takes others have their turn."""
+    clients = lossy()
+    clients.answer(seconds=TOKENS * READ_S)
+    for _ in range(7):
+        clients.ask("a", pause_s=0.0)
+        assert clients.on_slot == ["a"]
+        clients.answer(found=TOKENS, seconds=TOKENS * READ_S)
+    clients.ask("a", pause_s=0.0)
+    clients.answer(found=TOKENS, seconds=TOKENS * READ_S)
+    assert clients.on_slot == ["c"]
+
+
+def test_whoever_comes_first_has_a_slot_that_nobody_waits_for() -> None:
+    """A hold is decided when an answer ends; without anybody behind it there is none."""
+    clients = lossy()
+    clients.answer()
+    clients.end_hold()
+    clients.answer()
+    clients.ask("d")
+    assert (clients.on_slot, len(clients.holds)) == (["d"], 1)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_hold_ends_with_its_engine_and_the_waiting_with_its_request(is_cancelled: bool) -> None:
+    """Nothing is left of either: a new engine knows no prompt, and a timer that fires late finds nothing."""
+    clients = lossy()
+    clients.answer()
+    if is_cancelled:
+        clients.take(clients.core.handle(JobCancelled(job_id=JobId("r4"))))
+        clients.end_hold()
+        assert clients.on_slot == []
+        clients.ask("d")
+    else:
+        clients.take(clients.core.handle(WorkerNotReady(worker="w")))
+        clients.take(clients.core.handle(clients.ready))
+        assert clients.on_slot == ["c"]
+        clients.end_hold()
+    assert len(clients.on_slot) == 1
+
+
+def test_a_key_is_charged_for_a_slot_that_waits_for_it() -> None:
+    """Else a program that pauses would have slots for nothing."""
+    clients = lossy(shares={})
+    fair = clients.core._ready.fair
+    assert fair is not None
+    before = fair.times("m").time("a")
+    clients.answer()
+    clients.ask("a", pause_s=3.0)
+    assert fair.times("m").time("a") >= before + 3.0
