@@ -116,6 +116,7 @@ class BiosConfig(StrictModel):
     cue: Phrase = None
     quote: Phrase = None
     invalid: Phrase = None
+    left: Phrase = None
 
 
 class ModelConfig(StrictModel):

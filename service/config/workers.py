@@ -247,6 +247,7 @@ def _spec(name: str, model: ModelConfig, base: Path, state_dir: Path) -> WorkerS
             cue=bios.cue,
             quote=bios.quote,
             invalid=bios.invalid,
+            left=bios.left,
         ),
         tool_limits=ToolLimits(
             iterations=tools.iterations,

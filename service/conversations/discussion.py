@@ -7,15 +7,16 @@ import msgspec
 
 from service.conversations.job import Agent, Job, Mode, View
 
-Spoken = Mapping[tuple[str, int], str]  # the words of (agent, round), of the turns that are completed
+# The words of (agent, round), of the turns that are completed; None where the agent has left.
+Spoken = Mapping[tuple[str, int], str | None]
 
 
 class Utterance(msgspec.Struct, frozen=True, kw_only=True):
-    """The words of one agent in one round."""
+    """The words of one agent in one round; None tells that it has left."""
 
     agent: str
     round: int
-    text: str
+    text: str | None
 
 
 def visible_before(job: Job, listener: Agent, round_number: int, spoken: Spoken) -> tuple[Utterance, ...]:
@@ -80,14 +81,14 @@ class Discussion:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._spoken: dict[tuple[str, int], str] = {}
+        self._spoken: dict[tuple[str, int], str | None] = {}
         self._heard: dict[tuple[str, int], int] = {}  # how much was visible when the prompt of a turn was made
 
     def __repr__(self) -> str:
         return f"<Discussion {len(self._spoken)} turns>"
 
-    def add(self, agent_id: str, round_number: int, words: str) -> None:
-        """Add the words of a turn."""
+    def add(self, agent_id: str, round_number: int, words: str | None) -> None:
+        """Add the words of a turn, or None: its agent has left with it."""
         self._spoken[agent_id, round_number] = words
 
     def make_prompt(self, agent_id: str, round_number: int, heard: int | None = None) -> None:

@@ -24,6 +24,14 @@ class Mode(StrEnum):
     FREE = "free"
 
 
+class OnFailure(StrEnum):
+    """The effect of an agent's failed turn on its conversation (specification, "Failures of agents")."""
+
+    END = "end"  # the conversation fails
+    SKIP = "skip"  # the agent is silent in this round
+    LEAVE = "leave"  # and from now on
+
+
 class PromptAt(StrEnum):
     """In free mode: when an agent's prompt is made, and so what it has heard."""
 
@@ -73,6 +81,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     markup: bool = False
     tools: tuple[ToolDefinition, ...] = ()
     exit_tools: tuple[ToolDefinition, ...] = ()
+    on_failure: OnFailure = OnFailure.END
     slots: int = 1
 
     @property

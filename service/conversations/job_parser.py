@@ -150,6 +150,7 @@ def _agent(spec: AgentSpec, adapters: Mapping[str, str]) -> Agent:
         markup=spec.markup,
         tools=parse_tools([tool for tool in spec.tools if not is_tool_reference(tool)]),
         exit_tools=parse_tools(spec.exit_tools),
+        on_failure=spec.on_failure,
     )
 
 

@@ -72,7 +72,7 @@ class PromptWriter:
         ``heard`` is what it may read, in its order; a turn in which nothing was said leaves no trace. ``addition`` is
         said at the end, where it extends what was read before.
         """
-        audible = [utterance for utterance in heard if utterance.text.strip()]
+        audible = [utterance for utterance in heard if utterance.text is None or utterance.text.strip()]
         if self._is_shared:
             demand = self._demand(agent) if is_told else ""
             said = [self._quote(utterance) for utterance in audible]
@@ -93,7 +93,7 @@ class PromptWriter:
         messages: list[Message] = []
         shown: list[str] = [conversation.prompt]
         for utterance in heard:
-            if utterance.agent == agent.id:
+            if utterance.agent == agent.id and utterance.text is not None:
                 messages.append(self._before(conversation, agent, utterance.round, shown))
                 messages.append(Message(role="assistant", content=utterance.text))
                 shown = []
@@ -110,9 +110,10 @@ class PromptWriter:
         return Message(role="user", content=_joined(*shown, cue))
 
     def _quote(self, utterance: Utterance) -> str:
-        return _fill(
-            self._wording.quote, self._agents[utterance.agent], round=utterance.round + 1, words=utterance.text
-        )
+        speaker = self._agents[utterance.agent]
+        if utterance.text is None:
+            return _fill(self._wording.left, speaker)
+        return _fill(self._wording.quote, speaker, round=utterance.round + 1, words=utterance.text)
 
     def _rejections(self, rejected: Sequence[Rejected]) -> tuple[Message, ...]:
         """Return the messages that show invalid answers to their model, each with the reason."""

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, HttpUrl, TypeAdapter, ValidationError, ValidationInfo, model_validator
 
-from service.conversations.job import Mode, PromptAt, View
+from service.conversations.job import Mode, OnFailure, PromptAt, View
 from service.conversations.validation import folded
 from service.conversations.wording import DEFAULT_ROLE, phrase_fault
 from service.formats.faults import StrictModel
@@ -85,6 +85,7 @@ class AgentSpec(StrictModel):
     markup: bool = Field(default=False, strict=True)
     tools: list[object] = Field(default_factory=list)
     exit_tools: list[object] = Field(default_factory=list)
+    on_failure: OnFailure = OnFailure.END
 
 
 class ConditionSpec(StrictModel):
@@ -138,6 +139,7 @@ class PromptsSpec(StrictModel):
     cue: Phrase = None
     quote: Phrase = None
     invalid: Phrase = None
+    left: Phrase = None
 
 
 class WebhookSpec(StrictModel):

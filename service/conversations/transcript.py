@@ -72,7 +72,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a transcript; all times are UTC.
 
-    ``fulfils`` are the places of the conditions that it fulfils by itself, of those that may end its conversation.
+    ``fulfils`` are the places of the conditions that it fulfils by itself, of those that may end its conversation. With
+    a failed turn its agent may have left (``leaves``): it has no further one.
     """
 
     key: TurnKey
@@ -96,6 +97,12 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     first_token_at: datetime | None = None
     finished_at: datetime | None = None
     fulfils: tuple[int, ...] = ()
+    leaves: bool = False
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether later prompts tell of it."""
+        return self.state is TurnState.COMPLETED or self.leaves
 
 
 class UnfinishedTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,13 +160,17 @@ def attempt_document(attempt: Attempt) -> dict[str, object]:
 
 
 class ConversationRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation with its turns, in the order in which they became visible; ``ending`` is what ended it early."""
+    """A conversation with its turns, in the order in which they became visible.
+
+    ``ending`` is what ended it early, ``left`` whoever left before that, in their order.
+    """
 
     id: str
     metadata: Mapping[str, object]
     state: ConversationState
     reason: str | None
     ending: Ending | None
+    left: tuple[str, ...]
     turns: Sequence[Turn]
 
     @property
@@ -170,6 +181,7 @@ class ConversationRecord(msgspec.Struct, frozen=True, kw_only=True):
             "state": self.state.value,
             "reason": self.reason,
             "ended_by": ended_by(self.state, self.ending),
+            "left": self.left,
             "metadata": dict(self.metadata),
         }
 

@@ -7,10 +7,13 @@ ready, in the order in which they do.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from graphlib import TopologicalSorter
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from service.conversations.job import Conversation, Job, Mode
+from service.conversations.job import Agent, Conversation, Job, Mode, OnFailure
 from service.conversations.until import NOTHING, Ending, Ends, TurnDigest
+from workers.outcome import FailureReason
+
+FATAL: Final = frozenset({FailureReason.CANCELLED, FailureReason.INTERNAL})  # to a conversation, in every case
 
 
 class Place(NamedTuple):
@@ -40,6 +43,10 @@ class SpeakingOrder(Protocol):
         """The condition that has ended it, if one has."""
 
     @property
+    def is_deserted(self) -> bool:
+        """Whether every agent has left."""
+
+    @property
     def rounds_completed(self) -> int:
         """The number of rounds in which everybody has spoken."""
 
@@ -64,6 +71,19 @@ def speaking_order(
     if job.mode is Mode.FREE or len(job.agents) == 1:  # one agent has nobody to wait for: both orders are the same
         return FreeOrder(len(job.agents), conversation.rounds, ends)
     return RoundsOrder(dependencies, conversation.rounds, ends)
+
+
+def digest_of_failure(agent: Agent, reason: str | None) -> TurnDigest | None:
+    """Return the digest of a failed turn for those who go on, None where its conversation has failed with it."""
+    if agent.on_failure is OnFailure.END or reason in FATAL:
+        return None
+    return TurnDigest(leaves=agent.on_failure is OnFailure.LEAVE)
+
+
+def leaves(agent: Agent, reason: str | None) -> bool:
+    """Whether an agent has no further turn after one that has failed."""
+    digest = digest_of_failure(agent, reason)
+    return digest is not None and digest.leaves
 
 
 def dependencies_of(job: Job) -> "Dependencies":
@@ -131,13 +151,14 @@ class RoundsOrder:
     depend on who was quicker.
     """
 
-    __slots__ = ("_barred", "_dependencies", "_ends", "_pending", "_round", "_rounds", "_spoken", "ending")
+    __slots__ = ("_absent", "_barred", "_dependencies", "_ends", "_pending", "_round", "_rounds", "_spoken", "ending")
 
     def __init__(self, dependencies: Dependencies, rounds: int, ends: Ends | None = None) -> None:
         self._dependencies = dependencies
         self._rounds = rounds
         self._ends = ends
         self._round = 0
+        self._absent = 0  # who has left
         self._spoken = 0  # of this round
         self._pending = 0  # who waits for others in it
         self._barred = 0  # who never speaks in it
@@ -150,6 +171,11 @@ class RoundsOrder:
     def is_over(self) -> bool:
         """Whether the last round has ended, or one with which a condition holds."""
         return self._round == self._rounds or self.ending is not None
+
+    @property
+    def is_deserted(self) -> bool:
+        """Whether every agent has left."""
+        return self._absent == self._dependencies.everybody
 
     @property
     def rounds_completed(self) -> int:
@@ -176,7 +202,9 @@ class RoundsOrder:
         return self._release(self._dependencies.followers[place.agent])
 
     def most_turns(self, agent: int) -> int:
-        """Return the number of rounds, up to the one in which a condition holds where one does."""
+        """Return the number of rounds, up to the one in which a condition holds where one does; none once it left."""
+        if self._absent >> agent & 1:
+            return 0
         if self._ends is None or not self._ends.any_fulfilled:
             return self._rounds
         return self._round + (not self._barred >> agent & 1)
@@ -184,14 +212,21 @@ class RoundsOrder:
     def waiting(self) -> Iterator[WaitingTurn]:
         """Iterate over the turns that wait in this round, and for its end."""
         for agent in _agents(self._pending):
-            absent = self._dependencies.masks[agent] & ~self._spoken
-            yield WaitingTurn(Place(agent, self._round), tuple(_agents(absent)), self._round)
+            awaited = self._dependencies.masks[agent] & ~self._silent
+            yield WaitingTurn(Place(agent, self._round), tuple(_agents(awaited)), self._round)
         if self._round + 1 < self._rounds:
-            silent = self._dependencies.everybody & ~self._spoken & ~self._barred
-            yield WaitingTurn(Place(0, self._round + 1), tuple(_agents(silent)), self._round)
+            awaited = self._dependencies.everybody & ~self._silent
+            first = next(iter(_agents(self._dependencies.everybody & ~self._absent)), 0)
+            yield WaitingTurn(Place(first, self._round + 1), tuple(_agents(awaited)), self._round)
+
+    @property
+    def _silent(self) -> int:
+        """The agents that say nothing more in this round, as a mask."""
+        return self._spoken | self._barred | self._absent
 
     def _take(self, agent: int, digest: TurnDigest) -> None:
         self._spoken |= 1 << agent
+        self._absent |= digest.leaves << agent
         if self._ends is None:
             return
         for fulfilling in self._ends.count_turn(agent, self._round, digest):
@@ -200,7 +235,7 @@ class RoundsOrder:
 
     def _end_round(self) -> bool:
         """End the round if everybody has spoken who will; return whether it has ended."""
-        if self._spoken | self._barred != self._dependencies.everybody:
+        if self._silent != self._dependencies.everybody:
             return False
         if self._ends is not None:
             self.ending = self._ends.end_round(self._round)
@@ -212,12 +247,12 @@ class RoundsOrder:
     def _open(self) -> list[Place]:
         if self.is_over:
             return []
-        self._pending = self._dependencies.everybody & ~self._spoken & ~self._barred
+        self._pending = self._dependencies.everybody & ~self._silent
         return self._release(_agents(self._pending))
 
     def _release(self, agents: Iterable[int]) -> list[Place]:
-        masks = self._dependencies.masks
-        free = [agent for agent in agents if self._pending >> agent & 1 and not masks[agent] & ~self._spoken]
+        masks, silent = self._dependencies.masks, self._silent
+        free = [agent for agent in agents if self._pending >> agent & 1 and not masks[agent] & ~silent]
         self._pending &= ~_mask(free)
         return [Place(agent, self._round) for agent in free]
 
@@ -228,12 +263,13 @@ class FreeOrder:
     Source: specification, "Free mode".
     """
 
-    __slots__ = ("_ends", "_rounds", "_spoken", "ending")
+    __slots__ = ("_absent", "_ends", "_rounds", "_spoken", "ending")
 
     def __init__(self, agents: int, rounds: int, ends: Ends | None = None) -> None:
         self._rounds = rounds
         self._ends = ends
         self._spoken = [0] * agents
+        self._absent = 0  # who has left
         self.ending: Ending | None = None
 
     def __repr__(self) -> str:
@@ -245,8 +281,13 @@ class FreeOrder:
         return min(self._spoken) == self._rounds or self.ending is not None
 
     @property
+    def is_deserted(self) -> bool:
+        """Whether every agent has left."""
+        return self._absent == (1 << len(self._spoken)) - 1
+
+    @property
     def rounds_completed(self) -> int:
-        """The number of turns that everybody has had."""
+        """The number of turns that everybody has had, who has not left."""
         return min(self._spoken)
 
     def resume(self, spoken: Mapping[Place, TurnDigest]) -> list[Place]:
@@ -261,14 +302,16 @@ class FreeOrder:
 
     def end_turn(self, place: Place, digest: TurnDigest = NOTHING) -> list[Place]:
         """Take a turn's end: its agent goes to the back of the queue."""
-        if self._ends is None:
+        if self._ends is None and not digest.leaves:
             self._spoken[place.agent] = place.round + 1
             return [Place(place.agent, place.round + 1)] if place.round + 1 < self._rounds else []
         self._take(place, digest)
         return [Place(place.agent, self._spoken[place.agent])] if self._goes_on(place.agent) else []
 
     def most_turns(self, agent: int) -> int:
-        """Return the number of rounds, or what an agent has spoken once a condition holds."""
+        """Return the number of rounds, or what an agent has spoken once a condition holds; none once it left."""
+        if self._absent >> agent & 1:
+            return 0
         return self._rounds if self.ending is None else self._spoken[agent]
 
     def waiting(self) -> Iterator[WaitingTurn]:
@@ -283,11 +326,12 @@ class FreeOrder:
     def _take(self, place: Place, digest: TurnDigest) -> None:
         """Take a turn; what has run on beside the one with which a condition held changes nothing any more."""
         ended = min(self._spoken)
-        self._spoken[place.agent] = max(self._spoken[place.agent], place.round + 1)
+        self._spoken[place.agent] = max(self._spoken[place.agent], self._rounds if digest.leaves else place.round + 1)
+        self._absent |= digest.leaves << place.agent
         if self._ends is None or self.ending is not None:
             return
         is_fulfilled = bool(self._ends.count_turn(place.agent, place.round, digest))
-        if min(self._spoken) > ended:
-            self.ending = self._ends.end_round(ended)
-        elif is_fulfilled:
+        for number in range(ended, min(self._spoken)):  # several, where one that lagged behind has left
+            self.ending = self.ending or self._ends.end_round(number)
+        if is_fulfilled and self.ending is None:
             self.ending = self._ends.first_fulfilled()

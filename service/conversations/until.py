@@ -70,12 +70,13 @@ class TurnDigest(msgspec.Struct, frozen=True, kw_only=True):
     """The digest of an ended turn, by which the order of speaking is decided; one that failed said nothing.
 
     ``fulfils`` are the places of conditions that it fulfils by itself, ``words`` stands for what it said: equal for
-    equal words, for as long as this process lives.
+    equal words, for as long as this process lives. An agent that ``leaves`` has no further turn.
     """
 
     fulfils: tuple[int, ...] = ()
     words: int = SILENCE
     tokens: int = 0
+    leaves: bool = False
 
 
 NOTHING: Final = TurnDigest()

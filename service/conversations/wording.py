@@ -57,6 +57,7 @@ NAMES: Final[Mapping[str, frozenset[str]]] = {
     "cue": frozenset({"agent", "role", "who", "round", "rounds"}),
     "quote": frozenset({"agent", "role", "who", "round", "words"}),
     "invalid": frozenset({"reason"}),
+    "left": frozenset({"agent", "role", "who"}),
 }
 
 
@@ -67,6 +68,7 @@ class Phrases(msgspec.Struct, frozen=True, kw_only=True):
     cue: str | None = None
     quote: str | None = None
     invalid: str | None = None
+    left: str | None = None
 
 
 class Wording(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,8 +76,8 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True):
 
     ``context`` tells an agent who it is and that there are others, ``lone_context`` one that is alone and has a role;
     ``shared_context`` and ``shared_cue`` are those of ``view: shared``. ``cue`` stands last in each message to an
-    agent, ``silence`` where nothing else would. ``repeats_all``: all rejected answers are shown, not the last alone.
-    The demands tell what an answer has to be, where no engine is told.
+    agent, ``silence`` where nothing else would. ``left`` tells that an agent has no further turn. ``repeats_all``: all
+    rejected answers are shown, not the last alone. The demands tell what an answer has to be, where no engine is told.
     """
 
     bios: BiosWords = msgspec.field(default_factory=BiosWords)
@@ -87,6 +89,7 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True):
     silence: str = "..."
     shared_cue: str = "$who:"
     quote: str = "$agent: $words"
+    left: str = "$who has left."
     invalid: str = "Your answer is not valid: $reason. Answer again, with nothing else."
     repeats_all: bool = False
     choices_demand: str = "Answer with exactly one of: $choices."
@@ -122,7 +125,9 @@ def wording_of(policy: BiosPolicy, base: Wording | None = None) -> Wording:
     base = base or Wording()
     bios = replace(base.bios, is_on=policy.is_on, template=policy.template, clock_step_s=policy.clock_step_s)
     clock = base.clock if base is UNSTORED else policy.clock
-    given = Phrases(context=policy.context, cue=policy.cue, quote=policy.quote, invalid=policy.invalid)
+    given = Phrases(
+        context=policy.context, cue=policy.cue, quote=policy.quote, invalid=policy.invalid, left=policy.left
+    )
     return put(given, replace(base, bios=bios, clock=clock))
 
 
@@ -140,6 +145,7 @@ def put(given: Phrases, wording: Wording) -> Wording:
         shared_cue=_or(given.cue, wording.shared_cue),
         quote=_or(given.quote, wording.quote),
         invalid=_or(given.invalid, wording.invalid),
+        left=_or(given.left, wording.left),
     )
 
 

@@ -10,7 +10,6 @@ from service.conversations.job import Agent, Job, TurnKey
 from service.conversations.job_parser import parse_stored
 from service.conversations.prompt_messages import agent_request
 from service.conversations.prompt_record import PromptRecord, restore_exchanges
-from service.conversations.states import TurnState
 from service.conversations.transcript import Attempt, Turn
 from service.conversations.wording import ConversationWords
 from service.errors import TurnNotFound
@@ -83,7 +82,7 @@ class PromptHistory:
         attempts = list(turn.attempts) if turn is not None else []
         if running is not None and (turn is None or turn.finished_at is None):
             attempts.append(running)
-        spoken = [each for each in stored.turns if each.state is TurnState.COMPLETED]
+        spoken = [each for each in stored.turns if each.is_heard]
         return list(self._asked(stored, key, turn, attempts, spoken))
 
     def _asked(

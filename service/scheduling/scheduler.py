@@ -123,7 +123,7 @@ class Scheduler:
         known = {turn.key: (turn.state, turn.reason) for turn in piece.ended}
         left = {turn.key: turn for turn in piece.unfinished if turn.key not in known}
         set_aside = [turn for turn in left.values() if turn.charges.service_ends >= MOST_SERVICE_ENDS]
-        live.hear_again((turn for turn in piece.ended if turn.state is TurnState.COMPLETED), left.values())
+        live.hear_again((turn for turn in piece.ended if turn.is_heard), left.values())
         self._job_turns.turns.restore(left.values())
         if set_aside:
             self._write([self._set_aside(job, turn.key) for turn in set_aside])
@@ -152,6 +152,8 @@ class Scheduler:
         detail = f"the service ended by a defect of its own {MOST_SERVICE_ENDS} times while this turn was at work"
         turns = self._job_turns.turns
         turn = turns.end_waiting(key, agent, TurnState.FAILED, FailureReason.POISONED, detail)
+        if turn.leaves:
+            self._job_turns.prompts[job.id].hear_leave(key)
         return records.TurnEnded(turn=turn, at=datetime.now(UTC), model=agent.model, waited_for=agent.waits_for)
 
     @asynccontextmanager

@@ -160,6 +160,10 @@ def conversation(job_id: JobId, conversation_id: str, after: int = 0) -> Query[C
         ).fetchone()
         if row is None:
             raise ConversationNotFound(job_id, conversation_id)
+        failed = connection.execute(
+            "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? AND state = 'failed' ORDER BY number",
+            (job_id, conversation_id),
+        )
         turns_of = connection.execute(
             "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? ORDER BY number LIMIT ? OFFSET ?",
             (job_id, conversation_id, LAST_NUMBER, after),
@@ -170,6 +174,7 @@ def conversation(job_id: JobId, conversation_id: str, after: int = 0) -> Query[C
             state=ConversationState(row[1]),
             reason=row[2],
             ending=None if row[3] is None else _decode_ending(row[3]),
+            left=tuple(turn.key.agent_id for (record,) in failed if (turn := decode_turn(record)).leaves),
             turns=tuple(decode_turn(turn[0]) for turn in turns_of),
         )
 

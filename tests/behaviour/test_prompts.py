@@ -48,7 +48,20 @@ RETRIES: Document = {
     ],
     "conversations": [{"prompt": "TOPIC"}],
 }
+LEAVING: Document = {
+    "rounds": 3,
+    "agents": [
+        {"id": "pro", "model": "m", "validation": {"pattern": "^Yes", "retries": 0}, "on_failure": "leave"},
+        {"id": "con", "model": "m", "speak_after_within_round": ["pro"], "on_failure": "skip"},
+    ],
+    "conversations": [{"prompt": "TOPIC"}],
+}
 JOBS: dict[str, tuple[Document, list[object]]] = {
+    "an agent leaves": (LEAVING, [{"content": each} for each in ("Yes.", "Words 1.", "No.", "Words 2.", "Words 3.")]),
+    "an agent leaves a shared view": (
+        {**LEAVING, "view": "shared", "prompts": {"left": "($agent is gone)"}},
+        [{"content": each} for each in ("No.", "Words 1.", "Words 2.", "Words 3.")],
+    ),
     "debate": (DEBATE, [{"content": f"Words {number}."} for number in range(4)]),
     "shared": (
         {**DEBATE, "view": "shared", "system": "Debate."},

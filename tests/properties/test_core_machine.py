@@ -4,13 +4,14 @@ Whatever may start with a slot that is free does, and whatever is held back star
 """
 
 from collections.abc import Mapping
+from itertools import cycle, product
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from service.conversations.job import Agent, Conversation, GroupBy, Job, JobId, Mode, TurnKey
-from service.conversations.states import TurnState
+from service.conversations.job import Agent, Conversation, GroupBy, Job, JobId, Mode, OnFailure, TurnKey
+from service.conversations.states import ConversationState, TurnState
 from service.conversations.until import Condition, TurnDigest, Until
 from service.scheduling.core import events
 from service.scheduling.core.blame import SourceDistrusted, SourceTrusted, SuspectsCleared, Trial
@@ -26,6 +27,7 @@ UNTIL: tuple[Until, ...] = (
     (Condition(signal="stop"),),
     (Condition(answer_tokens=5), Condition(unchanged=1), Condition(agree=("a0", "a1"))),
 )
+ON_FAILURE = dict(zip(product(MODELS, (1, 2, 3)), cycle(OnFailure), strict=False))
 SHARES: tuple[Mapping[str | None, float] | None, ...] = (None, {}, {"alice": 3.0, "bob": 0.5})
 SLOTS = {"w0": ("m", 2), "w1": ("m", 1), "w2": ("n", 3)}
 
@@ -116,8 +118,8 @@ class Auditor(RuleBasedStateMachine):
         assert not any(key[:2] == conversation for key in self.flying)
         self.waiting = {key for key in self.waiting if key[:2] != conversation}
         assert not self.ended & set(action.unspoken)
+        assert action.state is not ConversationState.COMPLETED or not action.unspoken
         self.ended.update(action.unspoken)
-        assert action.absent == 0 or self.jobs[action.job_id].conversations[0].until
         self.absent[conversation] = action.absent
 
     def audit_job(self, job_id: JobId) -> None:
@@ -145,10 +147,18 @@ class Auditor(RuleBasedStateMachine):
         for other in job.agents:
             before = TurnKey(key.job_id, key.conversation_id, other.id, key.round - 1)
             is_heard = job.mode is Mode.ROUNDS or other is agent
-            assert key.round == 0 or not is_heard or before in self.completed
-        for waited in agent.waits_for:
-            assert TurnKey(key.job_id, key.conversation_id, waited, key.round) in self.completed
+            assert key.round == 0 or not is_heard or self.is_over(before, other)
+            if other.id in agent.waits_for:
+                assert self.is_over(TurnKey(key.job_id, key.conversation_id, other.id, key.round), other)
+        earlier = [TurnKey(key.job_id, key.conversation_id, agent.id, number) for number in range(key.round)]
+        assert agent.on_failure is not OnFailure.LEAVE or not self.failed & set(earlier), "whoever has left is silent"
         self.flying[key] = action.worker
+
+    def is_over(self, key: TurnKey, agent: Agent) -> bool:
+        """Whether others need not wait for a turn: it was spoken, or its agent was silent, or has left before."""
+        rounds = range(key.round + 1) if agent.on_failure is OnFailure.LEAVE else (key.round,)
+        silent = {TurnKey(key.job_id, key.conversation_id, agent.id, number) for number in rounds}
+        return key in self.completed or (agent.on_failure is not OnFailure.END and bool(self.failed & silent))
 
     def land(self, data: st.DataObject) -> TurnKey:
         key = data.draw(st.sampled_from(sorted(self.flying)))
@@ -204,6 +214,7 @@ class Auditor(RuleBasedStateMachine):
                     role="",
                     model=models[number],
                     system=LONG,
+                    on_failure=ON_FAILURE[models[number], count],
                     waits_for=frozenset(
                         f"a{low}" for low, high in edges if low < high == number and mode is Mode.ROUNDS
                     ),

@@ -39,6 +39,8 @@ def said_by(seed: int, until: Until) -> Digests:
             for number, condition in enumerate(until)
             if condition.is_of_a_turn and condition.agent in {None, NAMES[place.agent]} and dice.random() < 0.2
         )
+        if dice.random() < 0.1:  # it failed, and its agent may have left
+            return TurnDigest(leaves=dice.random() < 0.5)
         return TurnDigest(fulfils=fulfils, words=dice.randrange(3), tokens=dice.randrange(4))
 
     return digest
@@ -51,7 +53,7 @@ def play(
     order = RoundsOrder(Dependencies(shape), rounds, Ends(until, NAMES))
     record: dict[Place, TurnDigest] = {}
     at_work = order.resume(record)
-    while not order.is_over:
+    while not order.is_over and not order.is_deserted:
         if dice.random() < 0.2:
             order = RoundsOrder(Dependencies(shape), rounds, Ends(until, NAMES))
             at_work = order.resume(record)
@@ -62,7 +64,13 @@ def play(
         assert len(set(at_work)) == len(at_work)
         assert not record.keys() & set(at_work)
     assert not at_work, "no turn waits when all is over"
-    assert sum(order.most_turns(agent) for agent in range(len(shape))) == len(record)
+    left = {place.agent for place, each in record.items() if each.leaves}
+    there = [agent for agent in range(len(shape)) if agent not in left]
+    assert order.is_deserted == (not there)
+    assert all(order.most_turns(agent) == 0 for agent in left)
+    assert sum(map(order.most_turns, there)) == sum(place.agent in there for place in record)
+    for agent in left:
+        assert record[max(place for place in record if place.agent == agent)].leaves, "whoever has left is silent"
     return record, order.ending
 
 

@@ -31,6 +31,7 @@ class AgentDocument(TypedDict, total=False):
     markup: bool
     tools: Sequence[Mapping[str, object]]
     exit_tools: Sequence[Mapping[str, object]]
+    on_failure: Literal["end", "skip", "leave"]
 
 
 class ConditionDocument(TypedDict, total=False):
@@ -63,6 +64,7 @@ class PromptsDocument(TypedDict, total=False):
     cue: str
     quote: str
     invalid: str
+    left: str
 
 
 class WebhookDocument(TypedDict, total=False):

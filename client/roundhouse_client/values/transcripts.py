@@ -67,7 +67,7 @@ class Transcript(Value):
     """One conversation; turns in the order in which they became visible.
 
     ``ended_by`` is ``rounds``, or the condition that ended it: its place in ``until``, and the ``agent`` alone in it.
-    None where it is not completed.
+    None where it is not completed. ``left`` are the agents that left before that.
     """
 
     id: str
@@ -76,6 +76,7 @@ class Transcript(Value):
     metadata: Mapping[str, object]
     turns: tuple[Turn, ...]
     ended_by: object = None
+    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

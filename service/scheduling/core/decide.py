@@ -11,7 +11,7 @@ from typing import Final
 
 from service.conversations.job import GroupBy, JobId, TurnKey
 from service.conversations.states import ConversationState, TurnState
-from service.conversations.turn_order import Place
+from service.conversations.turn_order import Place, digest_of_failure
 from service.conversations.until import NOTHING, TurnDigest
 from service.scheduling.core import events
 from service.scheduling.core.backlog import Estimates
@@ -27,7 +27,7 @@ from service.scheduling.core.room_keeper import RoomKeeper
 from service.scheduling.core.view import PoolsView
 from workers.outcome import FailureReason
 
-CANCELLED_AT_ONCE: Final = 1000  # turns: some 10 ms of the event loop
+ENDED_AT_ONCE: Final = 1000  # turns: some 10 ms of the event loop
 
 
 class SchedulingCore:
@@ -218,16 +218,23 @@ class SchedulingCore:
     ) -> Iterator[events.Action]:
         live = conversation.live
         spoken: dict[Place, TurnDigest] = {}
+        failure: str | None = None
         for key, (state, reason) in ended.items():
             conversation.end_turn(key)
             if state is TurnState.COMPLETED:
                 spoken[conversation.place(key)] = digests.get(key, NOTHING)
-            elif state is TurnState.FAILED:  # its neighbours were cut off because of it, whichever was stored first
-                conversation.ending = (ConversationState.FAILED, reason)
+            elif state is TurnState.FAILED:
+                digest, failure = digest_of_failure(conversation.agent(key), reason), reason
+                if digest is not None:
+                    spoken[conversation.place(key)] = digest
+                else:  # its neighbours were cut off because of it, whichever was stored first
+                    conversation.ending = (ConversationState.FAILED, reason)
             elif conversation.ending is None:
                 conversation.ending = (ConversationState.CANCELLED, reason)
         conversation.is_started = bool(ended)
         places = conversation.order.resume(spoken)
+        if failure is not None and conversation.order.is_deserted:
+            conversation.ending = (ConversationState.FAILED, failure)
         if conversation.ending is not None:
             yield from self._settle(conversation)
         elif conversation.order.is_over or not live.is_cancelled:  # else it is ended with others, a few at a time
@@ -251,7 +258,7 @@ class SchedulingCore:
             live.is_cancelled = True
             for conversation in [live.conversations[name] for name in self._in_flight.conversations_of(job_id)]:
                 yield from self._end(conversation, ConversationState.CANCELLED, "cancelled")
-        left = CANCELLED_AT_ONCE
+        left = ENDED_AT_ONCE
         going_on = (conversation for conversation in live.conversations.values() if conversation.ending is None)
         for conversation in list(islice(going_on, left)):
             left -= conversation.definition.rounds * len(live.job.agents)
@@ -392,12 +399,21 @@ class SchedulingCore:
         elif isinstance(event, events.TurnFailed):
             if event.reason == FailureReason.POISONED and conversation.model(key) in self._ready.suspects:
                 self._ready.suspects[conversation.model(key)].postpone(key.job_id, live.job.owner)
-            yield from self._end(conversation, ConversationState.FAILED, event.reason)
+            yield from self._go_on_without(conversation, key, event.reason)
         else:
             digest = event.digest if isinstance(event, events.TurnCompleted) else NOTHING
             yield from self._go_on(conversation, self._end_in_order(conversation, place, digest))
         if key.conversation_id in live.conversations:
             self._ready.note_load(live.job.id, live.backlog)
+
+    def _go_on_without(self, conversation: LiveConversation, key: TurnKey, reason: str) -> Iterator[events.Action]:
+        """Go on after a failed turn, unless its conversation fails with it, or everybody has left by now."""
+        digest = digest_of_failure(conversation.agent(key), reason)
+        places = [] if digest is None else self._end_in_order(conversation, conversation.place(key), digest)
+        if digest is None or conversation.order.is_deserted:
+            yield from self._end(conversation, ConversationState.FAILED, reason)
+        else:
+            yield from self._go_on(conversation, places)
 
     def _end_in_order(self, conversation: LiveConversation, place: Place, digest: TurnDigest) -> list[Place]:
         """Take a turn's end; return what is ready. Where a condition holds with it, what waits never runs."""
@@ -443,13 +459,15 @@ class SchedulingCore:
 
     def _abandon(self, model: str) -> Iterator[events.Action]:
         """Fail all that waits for a model, and with each turn its conversation: better an end than a hang."""
-        for key in self._ready.take_all(model):
+        for key in islice(self._ready.take_all(model), ENDED_AT_ONCE):
             conversation = self._conversation(key)
             conversation.open.discard(key)
             self._room.forget_turn(key)
             conversation.end_turn(key)
             yield events.AbandonTurn(key=key)
-            yield from self._end(conversation, ConversationState.FAILED, FailureReason.ENGINE_UNREACHABLE)
+            yield from self._go_on_without(conversation, key, FailureReason.ENGINE_UNREACHABLE)
+        if self._ready.waiting(model):  # some may be of agents without whom their conversations go on
+            yield events.ContinueDispatch()
 
     def _conversation(self, key: TurnKey) -> LiveConversation:
         return self._jobs[key.job_id].conversations[key.conversation_id]

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from service.conversations.job import Agent, Job, JobId, PromptAt, TurnKey
 from service.conversations.states import ConversationState, TurnState
+from service.conversations.transcript import Turn
 from service.scheduling.attempt import RunningAttempt
 from service.scheduling.core import events
 from service.scheduling.core.blame import Blame
@@ -51,7 +52,7 @@ class JobTurns(Work):
         self._slots = LentSlots(fleet, post)
         self._around = TurnSurroundings(
             jobs=self.prompts,
-            note_end=self.turns.note_end,
+            note_end=self._note_end,
             outlet=outlet,
             counters=counters,
             slots=self._slots,
@@ -141,8 +142,13 @@ class JobTurns(Work):
         agent = self.agent_of(key)
         turn = self.turns.end_waiting(key, agent, TurnState.FAILED, FailureReason.ENGINE_UNREACHABLE, detail)
         self._blame.forget([key])
-        self.turns.note_end(turn)
+        self._note_end(turn)
         return [records.TurnEnded(turn=turn, at=datetime.now(UTC), model=agent.model)]
+
+    def _note_end(self, turn: Turn) -> None:
+        if turn.leaves:
+            self.prompts[turn.key.job_id].hear_leave(turn.key)
+        self.turns.note_end(turn)
 
     @override
     def note_off_slot(self, key: TurnKey) -> None:

@@ -107,13 +107,14 @@ class JobPrompts:
     def _hear_turn(self, turn: Turn, earlier: list[datetime]) -> None:
         """Take one turn; ``earlier`` are the ends of those before it in its conversation."""
         conversation_id, agent_id, number = turn.key[1:]
-        self.pin_weights(turn.key, turn.weight_version)
+        if turn.state is TurnState.COMPLETED:
+            self.pin_weights(turn.key, turn.weight_version)
         discussion = self.discussion(conversation_id)
         made_at = turn.queued_at if self.job.prompt_at is PromptAt.QUEUE else _prompted_at(turn.attempts)
         made_at = made_at or turn.started_at
         if self.job.mode is Mode.FREE and made_at is not None:
             discussion.make_prompt(agent_id, number, _heard(turn.attempts, earlier, made_at))
-        discussion.add(agent_id, number, turn.text)
+        discussion.add(agent_id, number, None if turn.leaves else turn.text)
         if turn.finished_at is not None:
             earlier.append(turn.finished_at)
         if self.job.prompt_at is PromptAt.QUEUE:  # with its end the agent was queued again
@@ -126,6 +127,10 @@ class JobPrompts:
             for turn in turns
             if turn.state is TurnState.COMPLETED and (until := self.conversations[turn.key.conversation_id].until)
         }
+
+    def hear_leave(self, key: TurnKey) -> None:
+        """Take that an agent has left with a turn."""
+        self.discussion(key.conversation_id).add(key.agent_id, key.round, None)
 
     # Words
 

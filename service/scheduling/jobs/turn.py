@@ -16,6 +16,7 @@ from service.conversations.prompt_messages import Rejected
 from service.conversations.prompt_record import PromptRecord
 from service.conversations.states import ENDED_TURNS, TurnState
 from service.conversations.transcript import Attempt, Charges, Turn, UnfinishedTurn
+from service.conversations.turn_order import leaves
 from service.conversations.until import NOTHING, Condition, TurnDigest, conditions_of, digest_of, find_fulfilled
 from service.conversations.validation import Validation
 from service.errors import StoreUnavailable
@@ -168,6 +169,7 @@ class JobTurn(OnSlot):
             queued_at=self._queued_at,
             started_at=self._started_at,
             finished_at=datetime.now(UTC) if state in ENDED_TURNS else None,
+            leaves=state is TurnState.FAILED and leaves(self._agent, reason),
         )
         return with_answer(turn, self.attempt, has_markup=self._agent.markup)
 

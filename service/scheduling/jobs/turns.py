@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from service.conversations.job import Agent, JobId, TurnKey
 from service.conversations.states import TurnState
 from service.conversations.transcript import Attempt, Turn, UnfinishedTurn
+from service.conversations.turn_order import leaves
 from service.scheduling.attempt import RunningAttempt
 from service.scheduling.jobs.turn import JobTurn, TurnSurroundings
 from service.scheduling.jobs.turn_record import Progress, progress_of
@@ -176,6 +177,7 @@ class Turns:
             attempts=attempts,
             queued_at=queued_at,
             finished_at=now,
+            leaves=state is TurnState.FAILED and leaves(agent, reason),
         )
 
     def note_end(self, turn: Turn) -> None:

@@ -184,7 +184,7 @@ def test_a_reservation_equals_what_the_prompt_takes(mode: Mode, waits: list[set[
 
     def prompt(key: TurnKey) -> int:
         heard = discussions[key.conversation_id].heard_by(job.agents[int(key.agent_id[1:])], key.round)
-        return own + sum(len(each.text) for each in heard)
+        return own + sum(len(each.text or "") for each in heard)
 
     def unheard(key: TurnKey) -> int:
         waits_for = job.agents[int(key.agent_id[1:])].waits_for

@@ -95,6 +95,7 @@ class BiosPolicy(msgspec.Struct, frozen=True, kw_only=True):
     cue: str | None = None
     quote: str | None = None
     invalid: str | None = None
+    left: str | None = None
 
 
 class BiosWords(msgspec.Struct, frozen=True, kw_only=True):
