@@ -35,6 +35,9 @@ def shared_before(job: Job, listener: Agent, round_number: int, spoken: Spoken) 
 
 def _audible_before(job: Job, listener: Agent, round_number: int) -> Iterator[tuple[str, int]]:
     """Yield the turns that ``listener`` may read of, in its own order."""
+    if job.mode is Mode.LED:
+        yield from _led_before(job, listener, round_number)
+        return
     waited = [agent for agent in job.agents if agent.id in listener.waits_for]
     others = [agent for agent in job.agents if agent.id not in listener.waits_for and agent.id != listener.id]
     for number in range(round_number):
@@ -45,7 +48,20 @@ def _audible_before(job: Job, listener: Agent, round_number: int) -> Iterator[tu
         yield speaker.id, round_number
 
 
+def _led_before(job: Job, listener: Agent, round_number: int) -> Iterator[tuple[str, int]]:
+    """Yield what is said in each round: the leader's choice, and then whoever it has named."""
+    leaders = [agent for agent in job.agents if agent.id == job.leader]
+    others = [agent for agent in job.agents if agent.id != job.leader]
+    for number in range(round_number + 1):
+        for speaker in (*leaders, *(others if number < round_number else ())):
+            if is_visible_later(speaker, listener.id):
+                yield speaker.id, number
+
+
 def _shared_order(job: Job, listener: Agent, round_number: int) -> Iterator[tuple[str, int]]:
+    if job.mode is Mode.LED:
+        yield from _led_before(job, listener, round_number)
+        return
     order = _in_turn(job)
     for number in range(round_number):
         for speaker in order:
@@ -110,6 +126,10 @@ class Discussion:
         if is_shared:
             return shared_before(self._job, agent, round_number, self._spoken)
         return visible_before(self._job, agent, round_number, self._spoken)
+
+    def left_before(self, round_number: int) -> frozenset[str]:
+        """Return the agents that had left before a round."""
+        return frozenset(agent for (agent, at), words in self._spoken.items() if words is None and at < round_number)
 
     def heard_turns(self, agent_id: str, round_number: int) -> int | None:
         """Return how many turns were visible when the prompt of a turn was made (free mode), None where it was not."""

@@ -14,6 +14,7 @@ from workers.requests.request import CONSTRAINTS
 from workers.tools.definition import ToolDefinition
 
 JobId = NewType("JobId", str)
+END: Final = "end"  # what a leader says that wants no more of a conversation
 TEXT: Final = {"type": "text"}  # the response_format that asks for nothing
 
 
@@ -22,6 +23,7 @@ class Mode(StrEnum):
 
     ROUNDS = "rounds"
     FREE = "free"
+    LED = "led"  # an agent names who speaks next (specification, "Led mode")
 
 
 class OnFailure(StrEnum):
@@ -133,6 +135,7 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True):
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Agents and the conversations that they hold; ``system`` stands before every agent's own.
 
+    In ``mode: led`` the ``leader`` names who speaks next.
     ``owner`` is the name of the key that it was posted with, None where it belongs to none.
     """
 
@@ -141,6 +144,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     agents: tuple[Agent, ...]
     conversations: tuple[Conversation, ...]
     mode: Mode = Mode.ROUNDS
+    leader: str | None = None
     prompt_at: PromptAt = PromptAt.START
     priority: int = 0
     metadata: Mapping[str, object] = msgspec.field(default_factory=dict)
@@ -158,7 +162,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def first_models(self) -> tuple[str, ...]:
         """The models of those who may speak at the very start."""
-        return tuple(dict.fromkeys(agent.model for agent in self.agents if not agent.waits_for))
+        return tuple(dict.fromkeys(agent.model for agent in self.first_agents))
+
+    @property
+    def first_agents(self) -> tuple[Agent, ...]:
+        """Those who may speak at the very start."""
+        if self.mode is Mode.LED:
+            return tuple(agent for agent in self.agents if agent.id == self.leader)
+        return tuple(agent for agent in self.agents if not agent.waits_for)
 
     @property
     def total_turns(self) -> int:
@@ -167,4 +178,4 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def most_turns(self, conversation: Conversation) -> int:
         """Return how many turns a conversation has, unless a condition ends it before."""
-        return len(self.agents) * conversation.rounds
+        return (2 if self.mode is Mode.LED else len(self.agents)) * conversation.rounds

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from service.conversations.job import Conversation, Mode
+from service.conversations.job import END, Conversation, Mode, OnFailure
 from service.conversations.limits import Limits, too_many
 from service.conversations.spec import (
     REFERENCES,
@@ -20,7 +20,7 @@ from service.conversations.spec import (
     is_tool_reference,
     is_wellformed_reference,
 )
-from service.conversations.validation import Validation
+from service.conversations.validation import Validation, folded
 from service.errors import Fault
 from service.formats.faults import unknown
 from service.formats.hosts import canonical_host
@@ -120,12 +120,38 @@ def _cycle_faults(spec: JobSpec) -> Iterator[Fault]:
 
 
 def _mode_faults(spec: JobSpec) -> Iterator[Fault]:
-    if spec.mode is Mode.ROUNDS and "prompt_at" in spec.model_fields_set:
-        yield Fault(path="prompt_at", message="only mode: free has it; in rounds a prompt is made when its turn starts")
+    if spec.mode is not Mode.FREE and "prompt_at" in spec.model_fields_set:
+        yield Fault(path="prompt_at", message="only mode: free has it; in others a prompt is made when its turn starts")
+    if spec.mode is Mode.LED:
+        yield from _led_faults(spec)
+    elif spec.leader is not None:
+        yield Fault(path="leader", message="only mode: led has one")
     for index, agent in enumerate(spec.agents if spec.mode is Mode.FREE else ()):
         if agent.speak_after_within_round:
             message = "in mode: free there is no round to wait in; the order of the agents is the order of the queue"
             yield Fault(path=f"agents[{index}].speak_after_within_round", message=message)
+
+
+def _led_faults(spec: JobSpec) -> Iterator[Fault]:
+    names = [agent.id for agent in spec.agents]
+    if spec.leader not in names:
+        message = "mode: led wants a leader" if spec.leader is None else unknown("agent", spec.leader, names)
+        yield Fault(path="leader", message=message)
+    if len(names) < 2:  # noqa: PLR2004
+        yield Fault(path="agents", message="the leader has nobody to name")
+    seen = {END: "what a leader says that wants no more of the conversation"}
+    for index, agent in enumerate(spec.agents):
+        place, name = f"agents[{index}]", folded(agent.id)
+        if name in seen and agent.id not in names[:index]:
+            yield Fault(path=f"{place}.id", message=f"letter case aside {agent.id!r} is {seen[name]}")
+        seen.setdefault(name, f"the id of agents[{index}]")
+        if agent.speak_after_within_round:
+            message = "in mode: led the leader names who speaks; there is nobody else to wait for"
+            yield Fault(path=f"{place}.speak_after_within_round", message=message)
+        if agent.id == spec.leader and agent.validation is not None:
+            yield Fault(path=f"{place}.validation", message="a leader's answer is the name of an agent, or end")
+        if agent.id == spec.leader and agent.on_failure is not OnFailure.END:
+            yield Fault(path=f"{place}.on_failure", message="nobody goes on without the leader")
 
 
 def _conversation_faults(conversations: tuple[Conversation, ...]) -> Iterator[Fault]:
@@ -143,11 +169,11 @@ def _until_faults(spec: JobSpec, conversations: tuple[Conversation, ...]) -> Ite
     """Yield which conditions can never hold."""
     agents = {agent.id: agent for agent in spec.agents}
     for place, condition in enumerate(spec.until):
-        yield from _condition_faults(f"until[{place}]", condition, agents)
+        yield from _condition_faults(f"until[{place}]", condition, agents, spec.leader)
     for index, given in enumerate(spec.conversations):
         own = given.until
         for place, condition in enumerate(own or ()):
-            yield from _condition_faults(f"conversations[{index}].until[{place}]", condition, agents)
+            yield from _condition_faults(f"conversations[{index}].until[{place}]", condition, agents, spec.leader)
         for place, condition in enumerate(spec.until if own is None else own):
             rounds = conversations[index].rounds
             if condition.unchanged is not None and condition.unchanged >= rounds:
@@ -156,19 +182,25 @@ def _until_faults(spec: JobSpec, conversations: tuple[Conversation, ...]) -> Ite
                 yield Fault(path=f"{path}.unchanged", message=message)
 
 
-def _condition_faults(path: str, condition: ConditionSpec, agents: Mapping[str, AgentSpec]) -> Iterator[Fault]:
+def _condition_faults(
+    path: str, condition: ConditionSpec, agents: Mapping[str, AgentSpec], leader: str | None
+) -> Iterator[Fault]:
     if condition.agent is not None and condition.agent not in agents:
         yield Fault(path=f"{path}.agent", message=unknown("agent", condition.agent, agents))
         return
     for position, other in enumerate(condition.agree or ()):
         if other not in agents:
             yield Fault(path=f"{path}.agree[{position}]", message=unknown("agent", other, agents))
+        elif other == leader:
+            yield Fault(path=f"{path}.agree[{position}]", message="the leader names agents, and agrees with nobody")
     speakers = list(agents.values()) if condition.agent is None else [agents[condition.agent]]
     signals = {name for speaker in speakers for name in _names_of(speaker.exit_tools)}
     if condition.signal is not None and condition.signal not in signals:
         yield Fault(path=f"{path}.signal", message=unknown("exit tool", condition.signal, sorted(signals)))
     validation = speakers[0].validation if condition.says else None
     choices = validation.choices if validation is not None else None
+    if condition.says and condition.agent == leader:
+        choices = [*(name for name in agents if name != leader), END]
     for position, words in enumerate(condition.says or () if choices is not None else ()):
         fault = Validation(retries=0, choices=tuple(choices or ())).fault_of(words)
         if fault is not None:
@@ -206,7 +238,8 @@ def _canonical(host: str) -> str | None:
 def limit_faults(spec: JobSpec, conversations: tuple[Conversation, ...], limits: Limits) -> Iterator[Fault]:
     """Yield which limits the rounds and turns of a job exceed."""
     rounds = max(conversation.rounds for conversation in conversations)
-    turns = len(spec.agents) * sum(conversation.rounds for conversation in conversations)
+    speakers = 2 if spec.mode is Mode.LED else len(spec.agents)  # of a round
+    turns = speakers * sum(conversation.rounds for conversation in conversations)
     if rounds > limits.rounds:
         yield too_many("rounds", "rounds", rounds, limits.rounds)
     if turns > limits.turns:

@@ -120,6 +120,7 @@ def parse_job(document: object, job_id: JobId, rules: JobRules) -> Job:
         agents=tuple(_agent(agent, rules.adapters) for agent in spec.agents),
         conversations=conversations,
         mode=spec.mode,
+        leader=spec.leader,
         prompt_at=spec.prompt_at,
         priority=spec.priority,
         system=spec.system,

@@ -155,6 +155,7 @@ class JobSpec(StrictModel):
     # No database takes a NUL, and no terminal should be told what only looks like a name.
     name: str = Field(default="job", min_length=1, max_length=200, pattern=f"^{NO_CONTROLS}*$")
     mode: Mode = Mode.ROUNDS
+    leader: str | None = None
     prompt_at: PromptAt = PromptAt.START
     view: View = View.OWN
     system: str = ""

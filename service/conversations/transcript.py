@@ -190,7 +190,7 @@ def ended_by(state: ConversationState, ending: Ending | None) -> object:
     """Return the ending of a completed conversation as callers see it, None for another."""
     if state is not ConversationState.COMPLETED:
         return None
-    return "rounds" if ending is None else msgspec.to_builtins(ending)
+    return "rounds" if ending is None else ending.document
 
 
 def transcript_pieces(conversation: ConversationRecord) -> Iterator[bytes]:

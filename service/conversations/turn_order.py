@@ -7,13 +7,10 @@ ready, in the order in which they do.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from graphlib import TopologicalSorter
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple
 
-from service.conversations.job import Agent, Conversation, Job, Mode, OnFailure
-from service.conversations.until import NOTHING, Ending, Ends, TurnDigest
-from workers.outcome import FailureReason
-
-FATAL: Final = frozenset({FailureReason.CANCELLED, FailureReason.INTERNAL})  # to a conversation, in every case
+from service.conversations.job import Conversation, Job, Mode
+from service.conversations.until import NOTHING, Ending, Ends, EndsOfLed, TurnDigest
 
 
 class Place(NamedTuple):
@@ -31,59 +28,16 @@ class WaitingTurn(NamedTuple):
     in_round: int
 
 
-class SpeakingOrder(Protocol):
-    """The turn-taking of one conversation."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether everybody has spoken in every round, or a condition has ended it."""
-
-    @property
-    def ending(self) -> Ending | None:
-        """The condition that has ended it, if one has."""
-
-    @property
-    def is_deserted(self) -> bool:
-        """Whether every agent has left."""
-
-    @property
-    def rounds_completed(self) -> int:
-        """The number of rounds in which everybody has spoken."""
-
-    def resume(self, spoken: Mapping[Place, TurnDigest]) -> list[Place]:
-        """Begin, or go on after ``spoken`` in the order in which they were; return the turns that are ready."""
-
-    def end_turn(self, place: Place, digest: TurnDigest = NOTHING) -> list[Place]:
-        """End a turn; return the turns that are ready because of it."""
-
-    def most_turns(self, agent: int) -> int:
-        """Return how many turns an agent can have at most, as things stand."""
-
-    def waiting(self) -> Iterator[WaitingTurn]:
-        """Iterate over the turns that wait for others: those of the present round, and the next one's first."""
-
-
 def speaking_order(
     job: Job, names: Sequence[str], dependencies: "Dependencies", conversation: Conversation
-) -> SpeakingOrder:
+) -> "SpeakingOrder":
     """Return the turn-taking of a conversation of ``job``, whose agents have these ``names``."""
+    if job.mode is Mode.LED and job.leader is not None:
+        return LedOrder(names, job.leader, conversation)
     ends = Ends(conversation.until, names) if conversation.until else None
     if job.mode is Mode.FREE or len(job.agents) == 1:  # one agent has nobody to wait for: both orders are the same
         return FreeOrder(len(job.agents), conversation.rounds, ends)
     return RoundsOrder(dependencies, conversation.rounds, ends)
-
-
-def digest_of_failure(agent: Agent, reason: str | None) -> TurnDigest | None:
-    """Return the digest of a failed turn for those who go on, None where its conversation has failed with it."""
-    if agent.on_failure is OnFailure.END or reason in FATAL:
-        return None
-    return TurnDigest(leaves=agent.on_failure is OnFailure.LEAVE)
-
-
-def leaves(agent: Agent, reason: str | None) -> bool:
-    """Whether an agent has no further turn after one that has failed."""
-    digest = digest_of_failure(agent, reason)
-    return digest is not None and digest.leaves
 
 
 def dependencies_of(job: Job) -> "Dependencies":
@@ -182,7 +136,7 @@ class RoundsOrder:
         """The number of rounds that have ended."""
         return self._round + (self.ending is not None)
 
-    def resume(self, spoken: Mapping[Place, TurnDigest]) -> list[Place]:
+    def replay(self, spoken: Mapping[Place, TurnDigest]) -> list[Place]:
         """Begin, or go on in the first round that has not ended."""
         heard: dict[int, list[tuple[int, TurnDigest]]] = {}
         for place, digest in spoken.items():
@@ -201,15 +155,15 @@ class RoundsOrder:
             return self._open()
         return self._release(self._dependencies.followers[place.agent])
 
-    def most_turns(self, agent: int) -> int:
-        """Return the number of rounds, up to the one in which a condition holds where one does; none once it left."""
+    def open_rounds(self, agent: int) -> range:
+        """Return all rounds, up to the one in which a condition holds where one does; none once it left."""
         if self._absent >> agent & 1:
-            return 0
+            return range(0)
         if self._ends is None or not self._ends.any_fulfilled:
-            return self._rounds
-        return self._round + (not self._barred >> agent & 1)
+            return range(self._rounds)
+        return range(self._round + (not self._barred >> agent & 1))
 
-    def waiting(self) -> Iterator[WaitingTurn]:
+    def awaited_turns(self) -> Iterator[WaitingTurn]:
         """Iterate over the turns that wait in this round, and for its end."""
         for agent in _agents(self._pending):
             awaited = self._dependencies.masks[agent] & ~self._silent
@@ -290,7 +244,7 @@ class FreeOrder:
         """The number of turns that everybody has had, who has not left."""
         return min(self._spoken)
 
-    def resume(self, spoken: Mapping[Place, TurnDigest]) -> list[Place]:
+    def replay(self, spoken: Mapping[Place, TurnDigest]) -> list[Place]:
         """Queue all agents: those that never spoke in their order, then the others, the longest silent first."""
         if not spoken:
             return [Place(agent, 0) for agent in range(len(self._spoken))]
@@ -308,13 +262,13 @@ class FreeOrder:
         self._take(place, digest)
         return [Place(place.agent, self._spoken[place.agent])] if self._goes_on(place.agent) else []
 
-    def most_turns(self, agent: int) -> int:
-        """Return the number of rounds, or what an agent has spoken once a condition holds; none once it left."""
+    def open_rounds(self, agent: int) -> range:
+        """Return all rounds, or those that an agent has spoken in once a condition holds; none once it left."""
         if self._absent >> agent & 1:
-            return 0
-        return self._rounds if self.ending is None else self._spoken[agent]
+            return range(0)
+        return range(self._rounds if self.ending is None else self._spoken[agent])
 
-    def waiting(self) -> Iterator[WaitingTurn]:
+    def awaited_turns(self) -> Iterator[WaitingTurn]:
         """Iterate over the agents' next turns: each waits for its own present one."""
         for agent, spoken in enumerate(self._spoken):
             if spoken + 1 < self._rounds:
@@ -335,3 +289,85 @@ class FreeOrder:
             self.ending = self.ending or self._ends.end_round(number)
         if is_fulfilled and self.ending is None:
             self.ending = self._ends.first_fulfilled()
+
+
+class LedOrder:
+    """Led: the leader names who speaks next, or that nobody does; its choice and that turn are a round.
+
+    Source: specification, "Led mode".
+    """
+
+    __slots__ = ("_absent", "_ends", "_leader", "_names", "_round", "_rounds", "chosen", "ending")
+
+    def __init__(self, names: Sequence[str], leader: str, conversation: Conversation) -> None:
+        self._names = names
+        self._leader = names.index(leader)
+        self._rounds = conversation.rounds
+        self._ends = EndsOfLed(conversation.until, names) if conversation.until else None
+        self._round = 0
+        self.chosen: int | None = None  # of this round, once the leader has spoken
+        self._absent: set[int] = set()  # who has left
+        self.ending: Ending | None = None
+
+    def __repr__(self) -> str:
+        return f"<LedOrder {self._round}/{self._rounds} next={self.next_place}>"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last round has ended, or the leader or a condition has ended it."""
+        return self._round == self._rounds or self.ending is not None
+
+    @property
+    def is_deserted(self) -> bool:
+        """Whether everybody has left whom the leader could name."""
+        return len(self._absent) == len(self._names) - 1
+
+    @property
+    def rounds_completed(self) -> int:
+        """The number of rounds that have ended."""
+        return self._round + (self.ending is not None)
+
+    @property
+    def next_place(self) -> Place:
+        """The turn that is spoken now."""
+        return Place(self._leader if self.chosen is None else self.chosen, self._round)
+
+    def replay(self, spoken: Mapping[Place, TurnDigest]) -> list[Place]:
+        """Begin, or go on with the first turn that has not ended."""
+        while not self.is_over and self.next_place in spoken:
+            self._take(self.next_place, spoken[self.next_place])
+        return [] if self.is_over else [self.next_place]
+
+    def end_turn(self, place: Place, digest: TurnDigest = NOTHING) -> list[Place]:
+        """Take a turn's end: whoever was named speaks, or the leader does."""
+        self._take(place, digest)
+        return [] if self.is_over else [self.next_place]
+
+    def open_rounds(self, agent: int) -> range:
+        """Return this round for whoever is to speak now, and none for others."""
+        is_next = not (self.is_over or self.is_deserted) and agent == self.next_place.agent
+        return range(self._round, self._round + is_next)
+
+    def awaited_turns(self) -> Iterator[WaitingTurn]:
+        """Iterate over the leader's next turn: it waits for the present one."""
+        if not self.is_over and self._round + 1 < self._rounds:
+            yield WaitingTurn(Place(self._leader, self._round + 1), (self.next_place.agent,), self._round)
+
+    def _take(self, place: Place, digest: TurnDigest) -> None:
+        ends = self._ends
+        if place.agent != self._leader:
+            self._absent |= {place.agent} if digest.leaves else set()
+            self.chosen = None
+            if ends is not None:
+                ends.count_turn(place.agent, place.round, digest)
+                self.ending = ends.end_round(self._round)
+            self._round += self.ending is None
+        elif ends is not None and ends.count_choice(place.agent, place.round, digest):
+            self.ending = ends.end_round(self._round)  # whoever was named waits for this, and never speaks
+        elif digest.chosen is None:
+            self.ending = Ending(leader=self._names[self._leader], round=self._round)
+        else:
+            self.chosen = self._names.index(digest.chosen)
+
+
+SpeakingOrder = RoundsOrder | FreeOrder | LedOrder  # the turn-taking of one conversation

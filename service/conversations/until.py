@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
+from typing_extensions import override
 
 from service.conversations.validation import COMPILED, folded
 from workers.tools.schemas import is_found, within
@@ -59,24 +60,37 @@ Until = tuple[Condition, ...]
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """The condition that ended a conversation: its place in ``until``; ``agent`` where one fulfilled it alone."""
+    """The condition that ended a conversation, by its place in ``until``, or the ``leader`` that did.
 
-    until: int
-    agent: str | None
+    ``agent`` fulfilled the condition alone.
+    """
+
+    until: int | None = None
+    agent: str | None = None
+    leader: str | None = None
     round: int
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The form in which callers see it."""
+        if self.leader is not None:
+            return {"leader": self.leader, "round": self.round}
+        return {"until": self.until, "agent": self.agent, "round": self.round}
 
 
 class TurnDigest(msgspec.Struct, frozen=True, kw_only=True):
     """The digest of an ended turn, by which the order of speaking is decided; one that failed said nothing.
 
     ``fulfils`` are the places of conditions that it fulfils by itself, ``words`` stands for what it said: equal for
-    equal words, for as long as this process lives. An agent that ``leaves`` has no further turn.
+    equal words, for as long as this process lives. An agent that ``leaves`` has no further turn. ``chosen`` is
+    whom a leader has named, None where it wants no more of the conversation.
     """
 
     fulfils: tuple[int, ...] = ()
     words: int = SILENCE
     tokens: int = 0
     leaves: bool = False
+    chosen: str | None = None
 
 
 NOTHING: Final = TurnDigest()
@@ -105,8 +119,10 @@ class Ends:
 
     def count_turn(self, agent: int, round_number: int, digest: TurnDigest) -> list[tuple[int, ...]]:
         """Take a turn that has ended; return the agents that have fulfilled a condition with it, for each one."""
+        return self._count(agent, round_number, digest, self._words.setdefault(round_number, {}))
+
+    def _count(self, agent: int, round_number: int, digest: TurnDigest, said: dict[str, int]) -> list[tuple[int, ...]]:
         self._tokens += digest.tokens
-        said = self._words.setdefault(round_number, {})
         if digest.words != SILENCE:
             said[self._agents[agent]] = digest.words
         for place in digest.fulfils:
@@ -123,8 +139,10 @@ class Ends:
     def end_round(self, round_number: int) -> Ending | None:
         """Take the end of a round: return what ends the conversation with it, if anything does."""
         said = self._words.setdefault(round_number, {})
-        before = self._words.pop(round_number - 1, None)
-        self._unchanged = self._unchanged + 1 if before == said else 0
+        return self._judge(round_number, is_unchanged=self._words.pop(round_number - 1, None) == said)
+
+    def _judge(self, round_number: int, *, is_unchanged: bool) -> Ending | None:
+        self._unchanged = self._unchanged + 1 if is_unchanged else 0
         for place, condition in enumerate(self._until):
             is_still = condition.unchanged is not None and self._unchanged >= condition.unchanged
             if is_still or (condition.answer_tokens is not None and self._tokens >= condition.answer_tokens):
@@ -139,6 +157,31 @@ class Ends:
         agent, round_number = self._fulfilled[place]
         by = self._agents[agent] if self._until[place].is_of_a_turn else None
         return Ending(until=place, agent=by, round=round_number)
+
+
+class EndsOfLed(Ends):
+    """The same where one agent speaks in a round: each one's last words are compared, but not the leader's choices."""
+
+    __slots__ = ("_is_unchanged", "_last")
+
+    def __init__(self, until: Until, agents: Sequence[str]) -> None:
+        super().__init__(until, agents)
+        self._last: dict[str, int] = {}
+        self._is_unchanged = False
+
+    @override
+    def count_turn(self, agent: int, round_number: int, digest: TurnDigest) -> list[tuple[int, ...]]:
+        self._is_unchanged = self._last.get(self._agents[agent], SILENCE) == digest.words
+        return self._count(agent, round_number, digest, self._last)
+
+    def count_choice(self, leader: int, round_number: int, digest: TurnDigest) -> bool:
+        """Take a turn of the leader; return whether it has fulfilled a condition."""
+        self._is_unchanged = False
+        return bool(self._count(leader, round_number, digest, {}))
+
+    @override
+    def end_round(self, round_number: int) -> Ending | None:
+        return self._judge(round_number, is_unchanged=self._is_unchanged)
 
 
 def conditions_of(until: Until, agent_id: str) -> dict[int, Condition]:

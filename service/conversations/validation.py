@@ -78,6 +78,12 @@ def _words_of(choices: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"(?<![^\W_])(?:{words})(?![^\W_])")
 
 
+def chosen_in(choices: tuple[str, ...], answer: str) -> str | None:
+    """Return the choice that stands in a valid answer; None where not exactly one does."""
+    found = set(_words_of(choices).findall(folded(without_markup(answer).strip())))
+    return next((choice for choice in choices if {folded(choice)} == found), None)
+
+
 def _choice_fault(choices: tuple[str, ...], text: str) -> str | None:
     found = set(_words_of(choices).findall(folded(text)))
     if len(found) == 1:

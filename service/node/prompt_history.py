@@ -95,7 +95,7 @@ class PromptHistory:
     ) -> Iterator[AskedPrompt]:
         prompts = JobPrompts(stored.job)
         prompts.hear_again(spoken)
-        agent = prompts.agents[key.agent_id]
+        agent = prompts.agent(key)
         rejected = [(each.text, each.detail or "") for each in attempts if each.reason in REJECTED]
         for attempt in attempts:
             record = attempt.prompt

@@ -146,13 +146,25 @@ class Auditor(RuleBasedStateMachine):
         assert key not in self.ended
         for other in job.agents:
             before = TurnKey(key.job_id, key.conversation_id, other.id, key.round - 1)
-            is_heard = job.mode is Mode.ROUNDS or other is agent
+            is_heard = job.mode is Mode.ROUNDS or (other is agent and job.mode is Mode.FREE) or other.id == job.leader
             assert key.round == 0 or not is_heard or self.is_over(before, other)
             if other.id in agent.waits_for:
                 assert self.is_over(TurnKey(key.job_id, key.conversation_id, other.id, key.round), other)
         earlier = [TurnKey(key.job_id, key.conversation_id, agent.id, number) for number in range(key.round)]
         assert agent.on_failure is not OnFailure.LEAVE or not self.failed & set(earlier), "whoever has left is silent"
+        if job.leader is not None and agent.id != job.leader:
+            choice = TurnKey(key.job_id, key.conversation_id, job.leader, key.round)
+            assert self.digests[choice].chosen == agent.id, "whoever is named speaks"
         self.flying[key] = action.worker
+
+    def to_name(self, key: TurnKey) -> list[str | None]:
+        """Return whom a turn may name: nobody but a leader names anybody, and nobody who has left."""
+        job = self.jobs[key.job_id]
+        if job.leader != key.agent_id:
+            return [None]
+        left = {each.agent_id for each in self.failed if each[:2] == key[:2]}
+        there = (each for each in job.agents[1:] if each.on_failure is not OnFailure.LEAVE or each.id not in left)
+        return [*(agent.id for agent in there), None]
 
     def is_over(self, key: TurnKey, agent: Agent) -> bool:
         """Whether others need not wait for a turn: it was spoken, or its agent was silent, or has left before."""
@@ -204,6 +216,7 @@ class Auditor(RuleBasedStateMachine):
         posted: tuple[str | None, int, Until],
     ) -> None:
         owner, priority, until = posted
+        mode = Mode.ROUNDS if mode is Mode.LED and agents == 1 else mode
         job_id = JobId(f"j{len(self.jobs)}")
         job = Job(
             id=job_id,
@@ -214,7 +227,7 @@ class Auditor(RuleBasedStateMachine):
                     role="",
                     model=models[number],
                     system=LONG,
-                    on_failure=ON_FAILURE[models[number], count],
+                    on_failure=OnFailure.END if mode is Mode.LED and number == 0 else ON_FAILURE[models[number], count],
                     waits_for=frozenset(
                         f"a{low}" for low, high in edges if low < high == number and mode is Mode.ROUNDS
                     ),
@@ -226,6 +239,7 @@ class Auditor(RuleBasedStateMachine):
             ),
             priority=priority,
             mode=mode,
+            leader="a0" if mode is Mode.LED else None,
             owner=owner,
         )
         self.jobs[job_id] = job
@@ -255,7 +269,10 @@ class Auditor(RuleBasedStateMachine):
         until = self.jobs[key.job_id].conversations[0].until
         is_fulfilled = bool(until) and until[0].is_of_a_turn and data.draw(st.integers(0, 3)) == 0
         digest = TurnDigest(
-            fulfils=(0,) * is_fulfilled, words=data.draw(st.integers(0, 1)), tokens=data.draw(st.integers(0, 2))
+            fulfils=(0,) * is_fulfilled,
+            words=data.draw(st.integers(0, 1)),
+            tokens=data.draw(st.integers(0, 2)),
+            chosen=data.draw(st.sampled_from(self.to_name(key))),
         )
         self.digests[key] = digest
         self.tell(events.TurnCompleted(key=key, seconds=data.draw(st.floats(0, 100)), reading=reading, digest=digest))
@@ -462,7 +479,8 @@ class Auditor(RuleBasedStateMachine):
             self.take_off(key)
             self.completed.add(key)
             self.ended.add(key)
-            self.tell(events.TurnCompleted(key=key))
+            digest = self.digests[key] = TurnDigest(chosen=self.to_name(key)[0])
+            self.tell(events.TurnCompleted(key=key, digest=digest))
         assert set(self.ended_jobs) == set(self.jobs)
         assert set(self.core.view.of_all().values()) == {0}
 

@@ -52,11 +52,11 @@ def play(
     """Play a conversation to its end, whoever of those at work ends next; begin anew from the record now and then."""
     order = RoundsOrder(Dependencies(shape), rounds, Ends(until, NAMES))
     record: dict[Place, TurnDigest] = {}
-    at_work = order.resume(record)
+    at_work = order.replay(record)
     while not order.is_over and not order.is_deserted:
         if dice.random() < 0.2:
             order = RoundsOrder(Dependencies(shape), rounds, Ends(until, NAMES))
-            at_work = order.resume(record)
+            at_work = order.replay(record)
             continue
         place = at_work.pop(dice.randrange(len(at_work)))
         record[place] = digest(place)
@@ -67,8 +67,8 @@ def play(
     left = {place.agent for place, each in record.items() if each.leaves}
     there = [agent for agent in range(len(shape)) if agent not in left]
     assert order.is_deserted == (not there)
-    assert all(order.most_turns(agent) == 0 for agent in left)
-    assert sum(map(order.most_turns, there)) == sum(place.agent in there for place in record)
+    assert not any(order.open_rounds(agent) for agent in left)
+    assert sum(len(order.open_rounds(agent)) for agent in there) == sum(place.agent in there for place in record)
     for agent in left:
         assert record[max(place for place in record if place.agent == agent)].leaves, "whoever has left is silent"
     return record, order.ending

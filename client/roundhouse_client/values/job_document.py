@@ -80,7 +80,8 @@ class JobDocument(TypedDict, total=False):
     agents: Required[Sequence[AgentDocument]]
     conversations: Required[Sequence[ConversationDocument]]
     name: str
-    mode: Literal["rounds", "free"]
+    mode: Literal["rounds", "free", "led"]
+    leader: str | None
     prompt_at: Literal["start", "queue"]
     view: Literal["own", "shared"]
     system: str

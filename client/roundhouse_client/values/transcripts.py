@@ -66,7 +66,8 @@ class Turn(Value):
 class Transcript(Value):
     """One conversation; turns in the order in which they became visible.
 
-    ``ended_by`` is ``rounds``, or the condition that ended it: its place in ``until``, and the ``agent`` alone in it.
+    ``ended_by`` is ``rounds``, or the condition that ended it: its place in ``until``, and the ``agent`` alone in it;
+    or the ``leader`` that did.
     None where it is not completed. ``left`` are the agents that left before that.
     """
 

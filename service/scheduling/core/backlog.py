@@ -6,7 +6,7 @@ Pure.
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from service.conversations.job import Conversation, Job, Mode
@@ -50,6 +50,8 @@ class JobBacklog:
         self.dependencies = dependencies_of(job)
         self.models = job.models
         self._turns_left = [0] * len(job.agents)
+        # Of ``mode: led``: turns of which nobody knows whose they will be are the leader's until it has named somebody.
+        self._leader = None if job.leader is None else [agent.id for agent in job.agents].index(job.leader)
         self._rounds_left: dict[str, int] = {}
         self._most_rounds: list[tuple[int, str]] = []
         self.extend(job.conversations)
@@ -63,7 +65,10 @@ class JobBacklog:
     def extend(self, conversations: Sequence[Conversation]) -> None:
         """Take conversations in, of which nothing has been said."""
         rounds = sum(conversation.rounds for conversation in conversations)
-        self._turns_left = [left + rounds for left in self._turns_left]
+        if self._leader is None:
+            self._turns_left = [left + rounds for left in self._turns_left]
+        else:
+            self._turns_left[self._leader] += 2 * rounds
         self._rounds_left |= {conversation.id: conversation.rounds for conversation in conversations}
         self._most_rounds += [(-conversation.rounds, conversation.id) for conversation in conversations]
         heapq.heapify(self._most_rounds)
@@ -91,6 +96,11 @@ class JobBacklog:
         self._weights = [self._estimates.weight(agent.model, agent.id) for agent in agents]
         if self._job.mode is Mode.FREE:
             self._tails = self._later = self._weights
+        elif self._leader is not None:
+            named = max(weight for place, weight in enumerate(self._weights) if place != self._leader)
+            self._later = [self._weights[self._leader] + named] * len(agents)
+            self._tails = [*self._weights]
+            self._tails[self._leader] += named
         else:
             self._tails = self.dependencies.tails(self._weights)
             self._later = [max(self._tails)] * len(agents)
@@ -101,14 +111,27 @@ class JobBacklog:
             self._weigh()
         return self._tails[place.agent] + (rounds - place.round - 1) * self._later[place.agent]
 
-    def end_turns(self, agents: Iterable[int]) -> None:
-        """Take one turn of each of these agents off."""
-        for agent in agents:
-            self._turns_left[agent] -= 1
+    def name_speaker(self, agent: int) -> None:
+        """Take that a turn is an agent's, which was the leader's as long as nobody was named."""
+        if self._leader is not None and agent != self._leader:
+            self._turns_left[self._leader] -= 1
+            self._turns_left[agent] += 1
 
-    def drop_turns(self, rounds: int, spoken: Sequence[int]) -> None:
-        """Take off what agents have left in a conversation that is over; ``spoken`` counts what each had said in it."""
-        self._turns_left = [left - (rounds - said) for left, said in zip(self._turns_left, spoken, strict=True)]
+    def count_end(self, agent: int, *, is_earlier: bool = False) -> None:
+        """Take one turn of an agent off; ``is_earlier``: nobody was named for it in this life of the service."""
+        self._turns_left[self._leader if is_earlier and self._leader is not None else agent] -= 1
+
+    def drop_turns(self, rounds: int, spoken: Sequence[int], named: int | None) -> None:
+        """Take off what agents have left in a conversation that is over.
+
+        ``spoken`` counts what each had said in it, ``named`` is whom the leader has named that has not spoken.
+        """
+        if self._leader is None:
+            self._turns_left = [left - (rounds - said) for left, said in zip(self._turns_left, spoken, strict=True)]
+            return
+        self._turns_left[self._leader] -= 2 * rounds - sum(spoken) - (named is not None)
+        if named is not None:
+            self._turns_left[named] -= 1
 
     def note_rounds(self, conversation_id: str, rounds_left: int) -> None:
         """Set the rounds that a conversation has left; 0 if it has ended."""

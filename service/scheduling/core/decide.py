@@ -11,7 +11,8 @@ from typing import Final
 
 from service.conversations.job import GroupBy, JobId, TurnKey
 from service.conversations.states import ConversationState, TurnState
-from service.conversations.turn_order import Place, digest_of_failure
+from service.conversations.turn_failures import digest_of_failure
+from service.conversations.turn_order import Place
 from service.conversations.until import NOTHING, TurnDigest
 from service.scheduling.core import events
 from service.scheduling.core.backlog import Estimates
@@ -220,7 +221,7 @@ class SchedulingCore:
         spoken: dict[Place, TurnDigest] = {}
         failure: str | None = None
         for key, (state, reason) in ended.items():
-            conversation.end_turn(key)
+            conversation.end_turn(key, is_earlier=True)
             if state is TurnState.COMPLETED:
                 spoken[conversation.place(key)] = digests.get(key, NOTHING)
             elif state is TurnState.FAILED:
@@ -232,7 +233,7 @@ class SchedulingCore:
             elif conversation.ending is None:
                 conversation.ending = (ConversationState.CANCELLED, reason)
         conversation.is_started = bool(ended)
-        places = conversation.order.resume(spoken)
+        places = conversation.order.replay(spoken)
         if failure is not None and conversation.order.is_deserted:
             conversation.ending = (ConversationState.FAILED, failure)
         if conversation.ending is not None:
@@ -281,6 +282,8 @@ class SchedulingCore:
         left = conversation.definition.rounds - conversation.order.rounds_completed
         live.backlog.note_rounds(conversation.definition.id, left)
         for place in places:
+            if live.job.leader is not None:
+                live.backlog.name_speaker(place.agent)
             yield self._make_ready(conversation, place)
 
     def _make_ready(

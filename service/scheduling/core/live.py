@@ -7,7 +7,7 @@ from typing import overload
 
 from service.conversations.job import Agent, Conversation, Job, Mode, TurnKey
 from service.conversations.states import ConversationState
-from service.conversations.turn_order import Place, speaking_order
+from service.conversations.turn_order import LedOrder, Place, speaking_order
 from service.scheduling.core.backlog import Estimates, JobBacklog
 from service.scheduling.core.blame import Trial
 from service.scheduling.core.queue.affinity import CacheLocation
@@ -40,20 +40,21 @@ class LiveJob:
     def end_conversation(self, conversation: "LiveConversation") -> None:
         """Take the end of a conversation, or that it is here no more."""
         del self.conversations[conversation.definition.id]
-        self.backlog.drop_turns(conversation.definition.rounds, conversation.spoken_by_agent())
+        named = None if self.job.leader is None else conversation.named_speaker()
+        self.backlog.drop_turns(conversation.definition.rounds, conversation.spoken_by_agent(), named)
         self.backlog.note_rounds(conversation.definition.id, 0)
 
 
 class Unspoken(Sequence[TurnKey]):
     """The turns of a conversation that never ended; there may be a quarter of a million, so each is made when asked.
 
-    ``most`` is how many turns each agent could have had.
+    ``rounds`` are those in which each agent could have spoken.
     """
 
-    def __init__(self, job: Job, conversation_id: str, most: Sequence[int], ended: AbstractSet[TurnKey]) -> None:
+    def __init__(self, job: Job, conversation_id: str, rounds: Sequence[range], ended: AbstractSet[TurnKey]) -> None:
         self._job = job
         self._conversation_id = conversation_id
-        self._most = most
+        self._rounds = rounds
         self._ended = ended
 
     def __repr__(self) -> str:
@@ -61,14 +62,15 @@ class Unspoken(Sequence[TurnKey]):
 
     def __len__(self) -> int:
         """Count them."""
-        return sum(self._most) - len(self._ended)
+        of = {agent.id: rounds for agent, rounds in zip(self._job.agents, self._rounds, strict=True)}
+        return sum(map(len, self._rounds)) - sum(key.round in of[key.agent_id] for key in self._ended)
 
     def __iter__(self) -> Iterator[TurnKey]:
         """Iterate in the order of rounds and agents."""
-        for number in range(max(self._most)):
-            for agent, most in zip(self._job.agents, self._most, strict=True):
+        for number in range(max(rounds.stop for rounds in self._rounds)):
+            for agent, rounds in zip(self._job.agents, self._rounds, strict=True):
                 key = TurnKey(self._job.id, self._conversation_id, agent.id, number)
-                if number < most and key not in self._ended:
+                if number in rounds and key not in self._ended:
                     yield key
 
     @overload
@@ -148,12 +150,12 @@ class LiveConversation:
         """Whether a turn has ended, however it did."""
         return key in (self._ended or ())
 
-    def end_turn(self, key: TurnKey) -> None:
-        """Take the end of a turn, however it ended."""
+    def end_turn(self, key: TurnKey, *, is_earlier: bool = False) -> None:
+        """Take the end of a turn, however it ended; ``is_earlier``: in another life of the service."""
         if self._ended is None:
             self._ended = set()
         self._ended.add(key)
-        self.live.backlog.end_turns([self.live.places[key.agent_id]])
+        self.live.backlog.count_end(self.live.places[key.agent_id], is_earlier=is_earlier)
 
     def in_order(self, keys: Iterable[TurnKey]) -> list[TurnKey]:
         """Return turns in the order of rounds and agents."""
@@ -161,19 +163,24 @@ class LiveConversation:
 
     def unspoken(self) -> "Unspoken":
         """Return the turns that have not ended; the conversation is over."""
-        ended = enumerate(self.spoken_by_agent())  # some may have run on beside one with which a condition held
-        most = [max(self.order.most_turns(agent), count) for agent, count in ended]
-        return Unspoken(self.live.job, self.definition.id, most, self._ended or frozenset())
+        rounds = [self.order.open_rounds(agent) for agent in range(len(self.live.names))]
+        return Unspoken(self.live.job, self.definition.id, rounds, self._ended or frozenset())
 
     def spoken_by_agent(self) -> list[int]:
         """Count each agent's turns that have ended."""
         counts = Counter(key.agent_id for key in self._ended or ())
         return [counts[agent.id] for agent in self.live.job.agents]
 
+    def named_speaker(self) -> int | None:
+        """Return the agent that a leader has named and whose turn has not ended, None where there is none."""
+        if not isinstance(self.order, LedOrder) or self.order.chosen is None:
+            return None
+        return None if self.has_ended(self.key(self.order.next_place)) else self.order.chosen
+
     def waiting(self) -> Iterator[tuple[TurnKey, tuple[str, ...], int]]:
         """Iterate over the turns that wait for others, for whom, and in which round."""
         agents = self.live.job.agents
-        for place, others, number in self.order.waiting():
+        for place, others, number in self.order.awaited_turns():
             yield self.key(place), tuple(agents[other].id for other in others), number
 
     def cached(self, agent: int) -> CacheLocation | None:

@@ -5,13 +5,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
+from msgspec.structs import replace
+
 from service.conversations.discussion import Discussion
-from service.conversations.job import Conversation, Job, Mode, PromptAt, TurnKey
+from service.conversations.job import END, Agent, Conversation, Job, Mode, PromptAt, TurnKey
 from service.conversations.prompt_messages import Rejected, agent_request, changes_of_retry
 from service.conversations.prompt_record import PromptRecord
 from service.conversations.states import TurnState
 from service.conversations.transcript import Attempt, Turn, UnfinishedTurn
-from service.conversations.until import TurnDigest, digest_of
+from service.conversations.until import NOTHING, TurnDigest, digest_of
+from service.conversations.validation import Validation, chosen_in
 from service.conversations.wording import UNSTORED, ConversationWords, wording_of
 from workers.outcome import FailureReason
 from workers.requests.prompts.bios import BiosPolicy
@@ -19,6 +22,7 @@ from workers.requests.request import Request
 from workers.spec import WorkerSpec
 
 # An older version labelled each answer that was not valid as if it were the last one.
+CHOICE_RETRIES: Final = 3  # of a leader's answer that names nobody
 REJECTED: Final = frozenset({FailureReason.INVALID_ANSWER, FailureReason.VALIDATION_EXHAUSTED})
 
 
@@ -45,6 +49,26 @@ class JobPrompts:
         if conversation_id not in self._discussions:
             self._discussions[conversation_id] = Discussion(self.job)
         return self._discussions[conversation_id]
+
+    def agent(self, key: TurnKey) -> Agent:
+        """Return the agent of a turn; a leader's answer is one of those whom it may name in that turn."""
+        agent = self.agents[key.agent_id]
+        if self.job.mode is not Mode.LED or agent.id != self.job.leader:
+            return agent
+        return replace(agent, validation=Validation(retries=CHOICE_RETRIES, choices=self._may_name(key)))
+
+    def _may_name(self, key: TurnKey) -> tuple[str, ...]:
+        left = self.discussion(key.conversation_id).left_before(key.round)
+        return (*(name for name in self.agents if name not in {*left, self.job.leader}), END)
+
+    def digest(self, key: TurnKey, fulfils: tuple[int, ...], words: str, tokens: int | None) -> TurnDigest:
+        """Return the digest of a completed turn."""
+        until = self.conversations[key.conversation_id].until
+        digest = digest_of(until, fulfils, words, tokens) if until else NOTHING
+        if self.job.mode is not Mode.LED or key.agent_id != self.job.leader:
+            return digest
+        chosen = chosen_in(self._may_name(key), words)
+        return replace(digest, chosen=None if chosen == END else chosen)
 
     def forget(self, conversation_id: str) -> None:
         """Drop the words of a conversation that has ended."""
@@ -121,11 +145,12 @@ class JobPrompts:
             discussion.make_prompt(agent_id, number + 1, len(earlier))
 
     def digests(self, turns: Iterable[Turn]) -> dict[TurnKey, TurnDigest]:
-        """Return the digests of completed turns, of conversations that conditions may end."""
+        """Return the digests of completed turns, of conversations that conditions or a leader may end."""
         return {
-            turn.key: digest_of(until, turn.fulfils, turn.text, turn.usage.completion_tokens)
+            turn.key: self.digest(turn.key, turn.fulfils, turn.text, turn.usage.completion_tokens)
             for turn in turns
-            if turn.state is TurnState.COMPLETED and (until := self.conversations[turn.key.conversation_id].until)
+            if turn.state is TurnState.COMPLETED
+            and (self.job.mode is Mode.LED or self.conversations[turn.key.conversation_id].until)
         }
 
     def hear_leave(self, key: TurnKey) -> None:
@@ -177,7 +202,7 @@ class JobPrompts:
 
         ``is_told``: what the answer has to be is said in words; ``addition`` is said at the end.
         """
-        agent, conversation = self.agents[key.agent_id], self.conversations[key.conversation_id]
+        agent, conversation = self.agent(key), self.conversations[key.conversation_id]
         discussion = self.discussion(key.conversation_id)
         if self.job.prompt_at is PromptAt.START and not rejected:  # a re-prompt adds a reason, and nothing else
             discussion.make_prompt(key.agent_id, key.round)

@@ -10,14 +10,14 @@ import msgspec
 from msgspec.structs import replace
 from typing_extensions import override
 
-from service.conversations.job import Agent, JobId, TurnKey
+from service.conversations.job import Agent, JobId, Mode, TurnKey
 from service.conversations.measures import AttemptMeasures
 from service.conversations.prompt_messages import Rejected
 from service.conversations.prompt_record import PromptRecord
 from service.conversations.states import ENDED_TURNS, TurnState
 from service.conversations.transcript import Attempt, Charges, Turn, UnfinishedTurn
-from service.conversations.turn_order import leaves
-from service.conversations.until import NOTHING, Condition, TurnDigest, conditions_of, digest_of, find_fulfilled
+from service.conversations.turn_failures import leaves
+from service.conversations.until import NOTHING, Condition, TurnDigest, conditions_of, find_fulfilled
 from service.conversations.validation import Validation
 from service.errors import StoreUnavailable
 from service.scheduling.attempt import RunningAttempt, usage_key
@@ -101,7 +101,7 @@ class JobTurn(OnSlot):
         self.attempt = attempt
         self._around = around
         self._prompts = around.jobs[key.job_id]
-        self._agent = self._prompts.agents[key.agent_id]
+        self._agent = self._prompts.agent(key)
         self._until = self._prompts.conversations[key.conversation_id].until
         self._prompt: PromptRecord | None = None  # of the attempt, once it was made
         self._slot: TurnSlot | None = None  # while it runs
@@ -294,13 +294,13 @@ class JobTurn(OnSlot):
             key=key,
             seconds=self.attempt.seconds,
             reading=self.attempt.reading,
-            digest=self._digest(words) if self._until else NOTHING,
+            digest=self._digest(words) if self._until or self._prompts.job.mode is Mode.LED else NOTHING,
         )
         return self._finish(completed, TurnState.COMPLETED)
 
     def _digest(self, words: str) -> TurnDigest:
         usage = self.attempt.answer.usage
-        return digest_of(self._until, self._fulfils, words, usage.completion_tokens if usage else None)
+        return self._prompts.digest(self.key, self._fulfils, words, usage.completion_tokens if usage else None)
 
     def _reject(self, fault: str) -> End:
         """Ask again for an answer that is not valid, unless that was done often enough."""

@@ -1,4 +1,5 @@
 import json
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -248,6 +249,37 @@ def test_a_condition_that_can_never_hold_is_refused(until: dict[str, object], pl
     (fault,) = caught.value.faults
     assert fault.path == (place if at == "job" else f"conversations[0].{place}")
     assert told in fault.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "told"),
+    [
+        ({}, "leader", "mode: led wants a leader"),
+        ({"leader": "hots"}, "leader", "did you mean 'host'"),
+        ({"leader": "host", "mode": "rounds"}, "leader", "only mode: led has one"),
+        ({"leader": "host", "agents": [{"id": "host", "model": "m"}]}, "agents", "nobody to name"),
+        ({"leader": "host", "agent": {"id": "End"}}, "agents[1].id", "what a leader says"),
+        ({"leader": "host", "agent": {"id": "HOST"}}, "agents[1].id", "the id of agents[0]"),
+        (
+            {"leader": "host", "agent": {"speak_after_within_round": ["host"]}},
+            "agents[1].speak_after_within_round",
+            "led",
+        ),
+        ({"leader": "a", "agent": {"validation": {"choices": ["x"]}}}, "agents[1].validation", "name of an agent"),
+        ({"leader": "a", "agent": {"on_failure": "leave"}}, "agents[1].on_failure", "without the leader"),
+        ({"leader": "host", "prompt_at": "queue"}, "prompt_at", "only mode: free"),
+        ({"leader": "host", "until": [{"agree": ["a", "host"]}]}, "until[0].agree[1]", "agrees with nobody"),
+        ({"leader": "host", "until": [{"agent": "host", "says": ["b"]}]}, "until[0].says[0]", "can never say 'b'"),
+    ],
+)
+def test_a_led_job_that_cannot_be_led_is_refused(changes: dict[str, object], place: str, told: str) -> None:
+    """Specification, "Led mode": no field is read and ignored."""
+    agent = {"id": "a", "model": "m", **cast("dict[str, object]", changes.get("agent", {}))}
+    agents = [{"id": "host", "model": "m"}, agent]
+    given = {"mode": "led", "agents": agents, **{key: value for key, value in changes.items() if key != "agent"}}
+    with pytest.raises(InvalidJob) as caught:
+        parse_job(document(**given), JobId("j"), rules())
+    assert [(fault.path, told in fault.message) for fault in caught.value.faults] == [(place, True)]
 
 
 def test_a_flood_of_faults_is_cut() -> None:
