@@ -102,7 +102,8 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """One independent exchange of a job's agents; one that ``is_pinned`` wants the same weights for all its turns.
 
-    It is over with its ``rounds``, or before them with a round in which a condition of ``until`` holds.
+    It is over with its ``rounds``, or before them with a round in which a condition of ``until`` holds. Its ``prompt``
+    has the values of its ``variables``; systems of agents are filled as they are asked.
     ``prompt_chars`` is how long its prompt is where that is not kept here.
     """
 
@@ -110,6 +111,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     rounds: int
     until: Until = ()
+    variables: Mapping[str, str] | None = None
     is_pinned: bool = False
     prompt_chars: int | None = None
     metadata: Mapping[str, object] = msgspec.field(default_factory=dict)

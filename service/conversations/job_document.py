@@ -5,6 +5,8 @@ from collections.abc import Collection
 import msgspec
 from msgspec import Raw, Struct
 
+from service.conversations.variables import fill, written
+
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_conversations = msgspec.json.Decoder(list[Raw]).decode
 
@@ -13,6 +15,13 @@ class _PostedConversation(Struct):
     prompt: str
     id: str | None = None
     rounds: int | None = None
+    variables: dict[str, str | int | float | bool] | None = None
+
+    @property
+    def filled(self) -> str:
+        """The prompt with its values."""
+        values = self.variables
+        return fill(self.prompt, None if values is None else {name: written(value) for name, value in values.items()})
 
 
 class _Document(Struct):
@@ -52,7 +61,7 @@ def place_in(document: str, conversation_id: str) -> ConversationPlace | None:
     at = names.index(conversation_id)
     conversation = read.conversations[at]
     return ConversationPlace(
-        prompt=conversation.prompt,
+        prompt=conversation.filled,
         rounds=read.rounds if conversation.rounds is None else conversation.rounds,
         number=at + 1,
         total=len(names),
@@ -64,7 +73,7 @@ def place_in(document: str, conversation_id: str) -> ConversationPlace | None:
 def prompt_heads(document: str, characters: int) -> list[str]:
     """Return the beginnings of all prompts, in the order of the conversations, each in one line."""
     return [
-        " ".join(conversation.prompt[: 4 * characters].split())[:characters]
+        " ".join(conversation.filled[: 4 * characters].split())[:characters]
         for conversation in _decode(document).conversations
     ]
 

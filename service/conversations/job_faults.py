@@ -3,6 +3,7 @@
 Source: specification, "Refused jobs".
 """
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
@@ -21,6 +22,7 @@ from service.conversations.spec import (
     is_wellformed_reference,
 )
 from service.conversations.validation import Validation, folded
+from service.conversations.variables import NAME, RESERVED, names_in
 from service.errors import Fault
 from service.formats.faults import unknown
 from service.formats.hosts import canonical_host
@@ -59,6 +61,7 @@ def meaning_faults(spec: JobSpec, conversations: tuple[Conversation, ...], rules
     yield from _mode_faults(spec)
     yield from _conversation_faults(conversations)
     yield from _until_faults(spec, conversations)
+    yield from _variable_faults(spec)
     yield from _webhook_faults(spec, rules)
 
 
@@ -163,6 +166,29 @@ def _conversation_faults(conversations: tuple[Conversation, ...]) -> Iterator[Fa
                 path=f"conversations[{index}].id",
                 message=f"{conversation.id!r} is the id of conversations[{first}] already",
             )
+
+
+def _variable_faults(spec: JobSpec) -> Iterator[Fault]:
+    """Yield which names are none, or not given where a text of their conversation wants them."""
+    known = {name for given in spec.conversations for name in given.variables or ()}
+    systems = [("system", spec.system), *((f"agents[{n}].system", agent.system) for n, agent in enumerate(spec.agents))]
+    wanted: dict[str, list[str]] = {}
+    for place, text in systems:
+        for name in dict.fromkeys(names_in(text, known)):
+            wanted.setdefault(name, []).append(place)
+    for index, given in enumerate(spec.conversations):
+        if given.variables is None:
+            continue
+        path = f"conversations[{index}].variables"
+        for name in given.variables:
+            if not re.fullmatch(NAME, name):
+                yield Fault(path=f"{path}.{name}", message="a name is letters, digits and _, and begins with no digit")
+            elif name in RESERVED:
+                yield Fault(path=f"{path}.{name}", message=f"${name} is a name of Roundhouse's own words")
+        own = frozenset(names_in(given.prompt, known))
+        for name in sorted((own | wanted.keys()) - given.variables.keys()):
+            places = [*([f"conversations[{index}].prompt"] if name in own else ()), *wanted.get(name, ())]
+            yield Fault(path=path, message=f"{name!r} is not given, which {', '.join(places)} names")
 
 
 def _until_faults(spec: JobSpec, conversations: tuple[Conversation, ...]) -> Iterator[Fault]:

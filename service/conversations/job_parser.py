@@ -18,12 +18,14 @@ from service.conversations.limits import Limits, metadata_faults, size_faults
 from service.conversations.spec import (
     AgentSpec,
     ConditionSpec,
+    ConversationSpec,
     JobSpec,
     ValidationSpec,
     is_tool_reference,
 )
 from service.conversations.until import Condition
 from service.conversations.validation import Validation, folded
+from service.conversations.variables import fill, written
 from service.conversations.wording import Phrases
 from service.errors import Fault, InvalidJob
 from service.formats.faults import faults_of
@@ -185,11 +187,17 @@ def _conversations(spec: JobSpec) -> tuple[Conversation, ...]:
     return tuple(
         Conversation(
             id=f"c{index}" if given.id is None else given.id,
-            prompt=given.prompt,
+            prompt=fill(given.prompt, variables),
             rounds=spec.rounds if given.rounds is None else given.rounds,
+            variables=variables,
             until=common if given.until is None else tuple(map(_condition, given.until)),
             is_pinned=given.weights == "pinned",
             metadata=given.metadata,
         )
         for index, given in enumerate(spec.conversations)
+        for variables in [_values(given)]
     )
+
+
+def _values(spec: ConversationSpec) -> dict[str, str] | None:
+    return None if spec.variables is None else {name: written(value) for name, value in spec.variables.items()}

@@ -14,6 +14,7 @@ from service.conversations.discussion import Utterance
 from service.conversations.job import Agent, Conversation, Job, View
 from service.conversations.prompt_record import PromptRecord
 from service.conversations.validation import Validation
+from service.conversations.variables import fill
 from service.conversations.wording import DEFAULT_ROLE, LONE_CONTEXT, SHARED_CONTEXT, ConversationWords, Wording, put
 from transport.request import Message
 from workers.requests.prompts.bios import BiosFrame, Clock
@@ -51,10 +52,10 @@ class PromptWriter:
             template = wording.context
         return _fill(template, agent, agents=", ".join(each.id for each in self._job.agents))
 
-    def system(self, agent: Agent, *, is_told: bool) -> str:
+    def system(self, conversation: Conversation, agent: Agent, *, is_told: bool) -> str:
         """Return the system prompt after the BIOS; ``is_told`` adds the demand on the answer."""
-        own = () if self._is_shared else (agent.system, self._demand(agent) if is_told else "")
-        return _joined(self._job.system, *own)
+        common, own = fill(self._job.system, conversation.variables), fill(agent.system, conversation.variables)
+        return _joined(common, *(() if self._is_shared else (own, self._demand(agent) if is_told else "")))
 
     def messages(
         self,
@@ -77,7 +78,7 @@ class PromptWriter:
             demand = self._demand(agent) if is_told else ""
             said = [self._quote(utterance) for utterance in audible]
             cue = _fill(self._wording.shared_cue, agent, round=round_number + 1, rounds=conversation.rounds)
-            text = _joined(conversation.prompt, *said, agent.system, demand, cue)
+            text = _joined(conversation.prompt, *said, fill(agent.system, conversation.variables), demand, cue)
             messages: tuple[Message, ...] = (Message(role="user", content=text),)
         else:
             messages = self._alternating(conversation, agent, round_number, audible)
@@ -168,7 +169,7 @@ def agent_request(
     now = words.began_at if wording.clock is Clock.START else asked_at.astimezone(words.began_at.tzinfo)
     return Request(
         job_name=f"{job.name}/{conversation.id}/{agent.id}/{round_number}",
-        system=writer.system(agent, is_told=record.is_told),
+        system=writer.system(conversation, agent, is_told=record.is_told),
         conversation=writer.messages(
             conversation,
             agent,

@@ -30,6 +30,16 @@ def usable_phrase(text: str | None, info: ValidationInfo) -> str | None:
 Phrase = Annotated[str | None, AfterValidator(usable_phrase)]
 
 
+def plain_value(value: object) -> object:
+    """Check the value of a variable."""
+    if not isinstance(value, str | int | float):
+        raise ValueError("must be text, a number, true or false")  # noqa: TRY004 - the one that pydantic takes
+    return value
+
+
+Variable = Annotated[object, AfterValidator(plain_value)]
+
+
 class ValidationSpec(StrictModel):
     """The form that an answer must have: one of three kinds."""
 
@@ -128,6 +138,7 @@ class ConversationSpec(StrictModel):
     prompt: str
     rounds: int | None = Field(default=None, ge=1, strict=True)
     until: Conditions | None = None
+    variables: dict[str, Variable] | None = None
     weights: Literal["pinned"] | None = None
     metadata: dict[str, object] = Field(default_factory=dict)
 

@@ -53,6 +53,7 @@ class ConversationDocument(TypedDict, total=False):
     id: str
     rounds: int
     until: Sequence[ConditionDocument] | None
+    variables: Mapping[str, str | float | bool] | None
     weights: Literal["pinned"]
     metadata: Mapping[str, object]
 

@@ -251,6 +251,51 @@ def test_a_condition_that_can_never_hold_is_refused(until: dict[str, object], pl
     assert told in fault.message
 
 
+def test_variables_are_filled_once_and_nowhere_else() -> None:
+    """A dollar before no known name stays what it is, and so does each in a conversation without variables."""
+    agents = [{"id": "a", "model": "m", "system": "$name pays $5 or $$5, ${name}s $names ^DONE$"}]
+    text = "$topic costs $5, $$topic, ${topic}!"
+    conversations = [
+        {"prompt": text, "variables": {"topic": "$name", "name": "Ann"}},
+        {"prompt": text},
+        {"prompt": "Plain.", "variables": {"name": 2.5, "topic": True}},
+    ]
+    made = parse_job(document(agents=agents, system="Of $name.", conversations=conversations), JobId("j"), rules())
+    assert [each.prompt for each in made.conversations] == ["$name costs $5, $topic, $name!", text, "Plain."]
+    writer = PromptWriter(made, Wording())
+    systems = [writer.system(each, made.agents[0], is_told=False) for each in made.conversations]
+    assert systems == [
+        "Of Ann.\n\nAnn pays $5 or $5, Anns $names ^DONE$",
+        "Of $name.\n\n$name pays $5 or $$5, ${name}s $names ^DONE$",
+        "Of 2.5.\n\n2.5 pays $5 or $5, 2.5s $names ^DONE$",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variables", "place", "told"),
+    [
+        ({"name": "Ann"}, "conversations[1].variables", "'topic' is not given, which conversations[1].prompt names"),
+        ({"topic": "x"}, "conversations[1].variables", "'name' is not given, which system, agents[0].system names"),
+        ({"topic": "x", "name": "y", "2nd": "z"}, "conversations[1].variables.2nd", "begins with no digit"),
+        ({"topic": "x", "name": "y", "agent": "z"}, "conversations[1].variables.agent", "Roundhouse's own words"),
+        ({"topic": "x", "name": ["y"]}, "conversations[1].variables.name", "must be"),
+    ],
+)
+def test_a_variable_that_is_not_given_is_refused(variables: dict[str, object], place: str, told: str) -> None:
+    """With all places that name it; a conversation without variables wants none."""
+    agents = [{"id": "a", "model": "m", "system": "You are $name."}]
+    prompt = "Of $topic and $other."
+    conversations = [
+        {"prompt": prompt, "variables": {"topic": "x", "name": "y"}},
+        {"prompt": prompt, "variables": variables},
+        {"prompt": prompt},
+    ]
+    with pytest.raises(InvalidJob) as caught:
+        parse_job(document(agents=agents, system="With $name.", conversations=conversations), JobId("j"), rules())
+    assert {fault.path for fault in caught.value.faults} == {place}
+    assert told in caught.value.faults[0].message
+
+
 @pytest.mark.parametrize(
     ("changes", "place", "told"),
     [
