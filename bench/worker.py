@@ -121,7 +121,7 @@ def until_in_use(slots: int) -> None:
         except OSError:
             time.sleep(0.1)
             continue
-        if worker["state"] == "ready" and worker["slots"] == {"total": IN_FLIGHT, "in_use": slots}:
+        if worker["state"] == "ready" and worker["slots"] == {"total": IN_FLIGHT, "in_use": slots, "held": 0}:
             return
         time.sleep(0.1)
     sys.exit(f"not within 60 s: {slots} slots in use")
