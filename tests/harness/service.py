@@ -143,7 +143,7 @@ def serving(
 
 
 def run_command(
-    *arguments: str, folder: Path | None = None, stdin: str = "", **environment: str
+    *arguments: str, folder: Path | None = None, stdin: str = "", limit_s: float = 120.0, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the command to its end; ``stdin`` is piped to it."""
     return subprocess.run(
@@ -151,7 +151,7 @@ def run_command(
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=limit_s,
         cwd=folder,
         env={**os.environ, **environment},
         check=False,

@@ -52,7 +52,9 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(service: Service, page: Page) -
     page.send("Page.reload")
     page.wait_text("m-0")
     page.run("location.hash = '#/post'")
-    page.wait('document.querySelector("#job")?.value.includes(\'"m"\')', "the example names the model")
+    page.wait('document.querySelector("#job")?.value.includes("model: m")', "an example of the gallery names the model")
+    page.click("form .tools button:first-of-type")
+    page.wait('document.querySelector("#job")?.value.includes(\'"m"\')', "the question names the model")
     page.click("form button.main")  # the browser sends an Origin with it
     page.wait_text("completed")
     page.click("#forget")
