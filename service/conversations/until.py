@@ -52,7 +52,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
             return folded(words) in self.says
         if self.matches is not None:
             with within(limit_s):
-                return is_found(self.matches, words.strip())
+                return bool(words.strip()) and is_found(self.matches, words.strip())
         return self.signal in signals
 
 

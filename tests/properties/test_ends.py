@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.conversations.turn_order import Dependencies, Place, RoundsOrder
-from service.conversations.until import Condition, Ending, Ends, TurnDigest, Until
+from service.conversations.until import Condition, Ending, Ends, TurnDigest, Until, conditions_of, find_fulfilled
 
 NAMES = ("a", "b", "c", "d")
 SHAPES = st.lists(st.sets(st.integers(0, 3)), min_size=1, max_size=4).map(
@@ -108,6 +108,13 @@ def after_each(shape: tuple[tuple[int, ...], ...], agent: int) -> set[int]:
         if {agent, *after} & set(waits):
             after.add(other)
     return after
+
+
+def test_silence_matches_nothing() -> None:
+    """Specification, "Ends": not even a pattern that an empty text would match."""
+    conditions = conditions_of((Condition(agent="a", matches="^"), Condition(agent="a", says=("yes",))), "a")
+    assert find_fulfilled(conditions, " \n", (), 1.0) == ()
+    assert find_fulfilled(conditions, " Yes ", (), 1.0) == (0, 1)
 
 
 def holding(until: Until, record: Mapping[Place, TurnDigest], number: int) -> set[int]:
