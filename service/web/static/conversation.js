@@ -43,7 +43,7 @@ export function open(root, [jobId, id], title) {
     const transcript = await ask(`${path}?after=${ended.length}`);
     faults.replaceChildren();
     setBadge(state, transcript.state);
-    setText(reason, transcript.reason ?? earlyEnd(transcript.ended_by));
+    setText(reason, [transcript.reason ?? earlyEnd(transcript.ended_by), ...transcript.left.map((agent) => `${agent} has left`)].filter(Boolean).join("; "));
     const places = new Map(ended.map((turn) => [placeOf(turn), turn]));
     const fresh = transcript.turns.filter((turn) => !places.has(placeOf(turn)));
     const isOver = ENDED.has(transcript.state);
@@ -54,8 +54,11 @@ export function open(root, [jobId, id], title) {
   }, (problem) => faults.replaceChildren(problemNode(problem)));
 }
 
-/** Which condition ended a conversation before its rounds were over, if one did. */
-const earlyEnd = (by) => (by?.until === undefined ? "" : `ended by until[${by.until}]${by.agent ? `, ${by.agent}` : ""} in round ${by.round}`);
+/** Which condition, or which leader, ended a conversation before its rounds were over, if one did. */
+function earlyEnd(by) {
+  if (by?.leader !== undefined) return `ended by ${by.leader} in round ${by.round}`;
+  return by?.until === undefined ? "" : `ended by until[${by.until}]${by.agent ? `, ${by.agent}` : ""} in round ${by.round}`;
+}
 
 const placeOf = (turn) => `${turn.round} ${turn.agent}`;
 
