@@ -5,7 +5,7 @@ ready, in the order in which they do.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from graphlib import TopologicalSorter
 from typing import NamedTuple
 
@@ -67,19 +67,17 @@ class Dependencies:
             tails[agent] = weights[agent] + max((tails[other] for other in self.followers[agent]), default=0.0)
         return tails
 
-    @cached_property
-    def ancestors(self) -> tuple[int, ...]:
-        """The agents that have spoken before each agent does, directly waited for or not, as masks."""
-        before = [0] * len(self.waits_for)
+    def after_all(self, agents: Collection[int], without: int) -> int:
+        """Return who speaks after all of these agents, as a mask, in a round of which those ``without`` are no part."""
+        mask, after, before = _mask(agents), 0, [0] * len(self.waits_for)
         for agent in reversed(self._last_first):
+            if without >> agent & 1:
+                continue
             for other in self.waits_for[agent]:
-                before[agent] |= before[other] | 1 << other
-        return tuple(before)
-
-    def after_all(self, agents: Collection[int]) -> int:
-        """Return who speaks after all of these agents, as a mask."""
-        mask = _mask(agents)
-        return _mask(agent for agent, before in enumerate(self.ancestors) if before & mask == mask)
+                if not without >> other & 1:
+                    before[agent] |= before[other] | 1 << other
+            after |= (before[agent] & mask == mask) << agent
+        return after
 
     def _order(self) -> tuple[int, ...]:
         """Return the agents such that each comes after all that wait for it."""
@@ -184,7 +182,8 @@ class RoundsOrder:
         if self._ends is None:
             return
         for fulfilling in self._ends.count_turn(agent, self._round, digest):
-            self._barred |= self._dependencies.after_all(fulfilling)
+            # Whoever had left before this round is waited for by nobody in it.
+            self._barred |= self._dependencies.after_all(fulfilling, without=self._absent & ~self._spoken)
         self._pending &= ~self._barred
 
     def _end_round(self) -> bool:

@@ -18,6 +18,7 @@ import yaml
 from tests.conftest import ENGINE_PROGRAM
 from tests.harness.waiting import LIMIT_S, is_alive, wait_for
 
+COMMAND_S = 400.0  # a few hundred tokens of the small model on a machine that is busy with other tests
 ROUNDHOUSE = str(Path(sys.executable).parent / "roundhouse")
 Document = dict[str, Any]
 
@@ -143,7 +144,7 @@ def serving(
 
 
 def run_command(
-    *arguments: str, folder: Path | None = None, stdin: str = "", limit_s: float = 120.0, **environment: str
+    *arguments: str, folder: Path | None = None, stdin: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the command to its end; ``stdin`` is piped to it."""
     return subprocess.run(
@@ -151,7 +152,7 @@ def run_command(
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=limit_s,
+        timeout=COMMAND_S,
         cwd=folder,
         env={**os.environ, **environment},
         check=False,

@@ -324,7 +324,7 @@ class Dispatcher:
         assert worker is not None  # noqa: S101 - the dispatcher has looked
         slots = self._in_flight.add(key, worker, need, slots=agent.slots, is_suspect=is_suspect)
         self._ready.note_start(turn, model)
-        self._room.note_start(key, agent, is_free=live.job.mode is Mode.FREE)
+        self._room.note_start(key, agent, hears_all=live.job.mode is not Mode.ROUNDS)
         if not is_suspect:
             self.trials.note_start(model)
         self._ready.count_out(key)

@@ -79,11 +79,11 @@ class RoomKeeper:
         for turn in turns:
             self._passes[turn.key] = self._passes.get(turn.key, 0) + 1
 
-    def note_start(self, key: TurnKey, agent: Agent, *, is_free: bool) -> None:
-        """Record the start of a turn in its room; ``is_free`` says whether its conversation is in free mode."""
+    def note_start(self, key: TurnKey, agent: Agent, *, hears_all: bool) -> None:
+        """Record the start of a turn in its room; ``hears_all`` that was said, as in rounds it may not."""
         self._passes.pop(key, None)
         if self.is_bounded:
-            self.needs.start(key, agent, is_free=is_free)
+            self.needs.start(key, agent, hears_all=hears_all)
             self.working_set.start(key, agent.model)
 
     def learn(self, key: TurnKey, agent: Agent, conversation: Conversation, reading: PromptReading | None) -> None:

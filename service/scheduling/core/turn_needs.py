@@ -153,7 +153,7 @@ class TurnNeeds:
             lengths.add(len(agent.system) + conversation.chars, prompt - spoken.heard.get(key.agent_id, 0))
         spoken.told[key.agent_id] = key.round, prompt
 
-    def start(self, key: TurnKey, agent: Agent, *, is_free: bool) -> None:
+    def start(self, key: TurnKey, agent: Agent, *, hears_all: bool) -> None:
         """Record the words that a turn hears: in rounds none of its own round, except of agents that it waits for."""
         spoken = self._spoken.get((key.job_id, key.conversation_id))
         if spoken is None:
@@ -161,7 +161,7 @@ class TurnNeeds:
         unheard = (
             tokens
             for other, (number, tokens) in spoken.newest.items()
-            if not is_free and number == key.round and other not in agent.waits_for
+            if not hears_all and number == key.round and other not in agent.waits_for
         )
         spoken.heard[key.agent_id] = spoken.said - sum(unheard)
 

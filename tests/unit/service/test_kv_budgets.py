@@ -124,7 +124,7 @@ def test_a_counted_prompt_replaces_its_estimate() -> None:
         assert needs.need(turn("j", 3), agent, EMPTY, MOST).prompt == counted
     assert needs.prompt_tokens(turn("j", 4), agent, EMPTY) == before
     assert needs.prompt_tokens(turn("j", 3, conversation=1), agent, EMPTY) == before
-    needs.start(turn("j", 3), agent, is_free=False)
+    needs.start(turn("j", 3), agent, hears_all=False)
     needs.learn(turn("j", 3), agent, EMPTY, read(700, 30))
     assert needs.prompt_tokens(turn("j", 3), agent, EMPTY) == 700 + TEMPLATE_TOKENS
 
@@ -158,10 +158,10 @@ def test_a_counted_first_prompt_is_learned_once(times: int) -> None:
 def test_a_counted_first_prompt_teaches_without_the_words_of_others() -> None:
     """Others join other conversations before anything was said."""
     needs = TurnNeeds()
-    needs.start(turn("j"), speaker("a0"), is_free=False)
+    needs.start(turn("j"), speaker("a0"), hears_all=False)
     needs.learn(turn("j"), speaker("a0"), EMPTY, read(1000, 70))
     late = replace(speaker("a1"), waits_for=frozenset({"a0"}))
-    needs.start(turn("j", agent="a1"), late, is_free=False)
+    needs.start(turn("j", agent="a1"), late, hears_all=False)
     needs.tell(turn("j", agent="a1"), late, EMPTY, 270)
     assert needs.prompt_tokens(turn("j", agent="a1", conversation=1), late, EMPTY) == 200
 

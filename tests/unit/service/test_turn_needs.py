@@ -49,11 +49,11 @@ def test_a_first_prompt_includes_the_words_of_others() -> None:
 def test_a_later_prompt_is_the_last_context_and_what_was_said_since() -> None:
     """However its characters count: its engine has counted it."""
     needs, agent = TurnNeeds(), replace(speaker("a0"), system="s" * 9000)
-    needs.start(turn("j"), agent, is_free=True)
+    needs.start(turn("j"), agent, hears_all=True)
     needs.learn(turn("j"), agent, EMPTY, read(700, 50))
     assert needs.prompt_tokens(turn("j", 1), agent, EMPTY) == 700 + TEMPLATE_TOKENS
     for other, answer in (("a1", 20), ("a2", 5)):
-        needs.start(turn("j", agent=other), speaker(other), is_free=True)
+        needs.start(turn("j", agent=other), speaker(other), hears_all=True)
         needs.learn(turn("j", agent=other), speaker(other), EMPTY, read(900, answer))
     assert needs.prompt_tokens(turn("j", 1), agent, EMPTY) == 725 + TEMPLATE_TOKENS
     assert needs.prompt_tokens(turn("j", 1, agent="a1"), speaker("a1"), EMPTY) == 905 + TEMPLATE_TOKENS
@@ -157,7 +157,7 @@ def test_estimates_are_forgotten_with_their_conversation_or_job() -> None:
     assert needs.answer_tokens(turn("j", 9, agent="a1"), speaker("a1"), MOST) == 30
 
 
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", [Mode.ROUNDS, Mode.FREE])
 @settings(max_examples=50)
 @given(
     waits=st.lists(st.sets(st.integers(0, 3), max_size=2), min_size=4, max_size=4),
