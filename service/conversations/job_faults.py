@@ -4,6 +4,7 @@ Source: specification, "Refused jobs".
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
@@ -22,7 +23,7 @@ from service.conversations.spec import (
     is_wellformed_reference,
 )
 from service.conversations.validation import Validation, folded
-from service.conversations.variables import NAME, RESERVED, names_in
+from service.conversations.variables import NAME, RESERVED, added_chars, count_names, names_in
 from service.errors import Fault
 from service.formats.faults import unknown
 from service.formats.hosts import canonical_host
@@ -50,6 +51,23 @@ class JobRules(msgspec.Struct, frozen=True, kw_only=True):
     webhook_hosts: Collection[str] | None = ()
     webhook_secrets: Collection[str] = ()
     key_s: float = 86_400.0
+
+
+def filled_faults(spec: JobSpec, limits: Limits) -> Iterator[Fault]:
+    """Yield which texts would be too long once their variables are filled in; nothing is filled before."""
+    systems: Counter[str] = sum(
+        (count_names(text) for text in (spec.system, *(each.system for each in spec.agents))), Counter()
+    )
+    prompts = 0
+    for index, given in enumerate(spec.conversations):
+        if given.variables is None:
+            continue
+        prompts += added_chars(count_names(given.prompt), given.variables)
+        own = added_chars(systems, given.variables)
+        if max(prompts, own) > limits.body_bytes:
+            message = f"its texts would get longer by more than limits.body_bytes = {limits.body_bytes} characters"
+            yield Fault(path=f"conversations[{index}].variables", message=message)
+            return
 
 
 def meaning_faults(spec: JobSpec, conversations: tuple[Conversation, ...], rules: JobRules) -> Iterator[Fault]:

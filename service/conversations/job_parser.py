@@ -13,7 +13,7 @@ import msgspec
 from pydantic import ValidationError
 
 from service.conversations.job import Agent, Conversation, Job, JobId, Webhook
-from service.conversations.job_faults import FIXED_PARAMS, JobRules, limit_faults, meaning_faults
+from service.conversations.job_faults import FIXED_PARAMS, JobRules, filled_faults, limit_faults, meaning_faults
 from service.conversations.limits import Limits, metadata_faults, size_faults
 from service.conversations.spec import (
     AgentSpec,
@@ -114,6 +114,7 @@ def parse_job(document: object, job_id: JobId, rules: JobRules) -> Job:
         spec = JobSpec.model_validate(document)
     except ValidationError as error:
         raise InvalidJob(faults_of(error, JobSpec)[:MAX_FAULTS]) from error
+    _refuse(filled_faults(spec, limits))
     conversations = _conversations(spec)
     _refuse(chain(limit_faults(spec, conversations, limits), meaning_faults(spec, conversations, rules)))
     return Job(

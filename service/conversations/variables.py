@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
@@ -26,6 +27,16 @@ def fill(text: str, variables: Mapping[str, str] | None) -> str:
         return variables.get(found["plain"] or found["braced"], found[0])
 
     return _PLACE.sub(value, text)
+
+
+def count_names(text: str) -> Counter[str]:
+    """Count how often a text names each variable."""
+    return Counter(found["plain"] or found["braced"] or "$" for found in _PLACE.finditer(text))
+
+
+def added_chars(names: Counter[str], values: Mapping[str, object]) -> int:
+    """Return at most how much longer a text gets that names them so often: a few bytes may name a long value a lot."""
+    return sum(names[name] * len(written(value)) for name, value in values.items() if name in names)
 
 
 def names_in(text: str, known: Collection[str]) -> Iterator[str]:

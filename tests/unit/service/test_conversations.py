@@ -271,6 +271,15 @@ def test_variables_are_filled_once_and_nowhere_else() -> None:
     ]
 
 
+@pytest.mark.parametrize("where", ["prompt", "system"])
+def test_variables_make_no_text_that_is_too_long(where: str) -> None:
+    """A few bytes may name a long value very often: it is refused before it is filled in."""
+    texts = {"prompt": "p", "system": "", where: "$a" * 100_000}
+    conversations = [{"prompt": texts["prompt"], "variables": {"a": "x" * 1_000_000}}]
+    with pytest.raises(InvalidJob, match=r"more than limits\.body_bytes"):
+        parse_job(document(system=texts["system"], conversations=conversations), JobId("j"), rules())
+
+
 @pytest.mark.parametrize(
     ("variables", "place", "told"),
     [
