@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from service.conversations.job import Agent, Conversation, Job, JobId, Webhook
 from service.conversations.job_faults import FIXED_PARAMS, JobRules, filled_faults, limit_faults, meaning_faults
-from service.conversations.limits import Limits, metadata_faults, size_faults
+from service.conversations.limits import Limits, metadata_faults, size_faults, until_patterns
 from service.conversations.spec import (
     AgentSpec,
     ConditionSpec,
@@ -68,7 +68,7 @@ async def check_schemas(document: object, limits: Limits, *, is_small: bool) -> 
     if isinstance(document, dict):
         _refuse(size_faults(document, limits))
     schemas: list[dict[str, object]] = []
-    patterns = list(_until_patterns(document))
+    patterns = list(until_patterns(document)) if isinstance(document, dict) else []
     agents = document.get("agents") if isinstance(document, dict) else None
     for agent in agents if isinstance(agents, list) else ():
         if not isinstance(agent, dict):
@@ -86,17 +86,6 @@ async def check_schemas(document: object, limits: Limits, *, is_small: bool) -> 
     except TimeoutError as error:
         message = f"its schemas take longer than {CHECK_LIMIT_S:g} s to check"
         raise InvalidJob([Fault(path="agents", message=message)]) from error
-
-
-def _until_patterns(document: object) -> Iterator[str]:
-    """Yield the patterns of a job's conditions, whatever else is wrong with it."""
-    given = document if isinstance(document, dict) else {}
-    conversations = given.get("conversations")
-    for holder in (given, *(conversations if isinstance(conversations, list) else ())):
-        conditions = holder.get("until") if isinstance(holder, dict) else None
-        for condition in conditions if isinstance(conditions, list) else ():
-            if isinstance(condition, dict) and isinstance(condition.get("matches"), str):
-                yield condition["matches"]
 
 
 def parse_job(document: object, job_id: JobId, rules: JobRules) -> Job:

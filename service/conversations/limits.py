@@ -10,6 +10,7 @@ from service.errors import Fault
 from service.formats.faults import StrictModel
 
 CHOICE_CHARS: Final = 64
+MOST_PATTERNS: Final = 256  # of a job's conditions
 
 
 class Limits(StrictModel):
@@ -36,6 +37,10 @@ def size_faults(document: Mapping[str, object], limits: Limits) -> Iterator[Faul
     agents, conversations = document.get("agents"), document.get("conversations")
     if isinstance(conversations, list) and len(conversations) > limits.conversations:
         yield too_many("conversations", "conversations", len(conversations), limits.conversations)
+        return
+    patterns = len(until_patterns(document))
+    if patterns > MOST_PATTERNS:  # each is compiled where the others wait
+        yield Fault(path="until", message=f"{patterns} different patterns of conditions are more than {MOST_PATTERNS}")
     if not isinstance(agents, list):
         return
     if len(agents) > limits.agents:
@@ -52,6 +57,17 @@ def size_faults(document: Mapping[str, object], limits: Limits) -> Iterator[Faul
             names = agent.get(key)
             if isinstance(names, list) and len(names) > limits.agents:
                 yield too_many(f"agents[{index}].{key}", "agents", len(names), limits.agents)
+
+
+def until_patterns(document: Mapping[str, object]) -> set[str]:
+    """Return the patterns of a job's conditions, whatever else is wrong with it."""
+    conversations, found = document.get("conversations"), set[str]()
+    for holder in (document, *(conversations if isinstance(conversations, list) else ())):
+        conditions = holder.get("until") if isinstance(holder, dict) else None
+        for condition in conditions if isinstance(conditions, list) else ():
+            if isinstance(condition, dict) and isinstance(condition.get("matches"), str):
+                found.add(condition["matches"])
+    return found
 
 
 def _choice_faults(place: str, validation: object, limits: Limits) -> Iterator[Fault]:

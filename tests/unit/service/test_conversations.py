@@ -271,6 +271,15 @@ def test_variables_are_filled_once_and_nowhere_else() -> None:
     ]
 
 
+def test_the_patterns_of_conditions_are_bounded() -> None:
+    """Each is compiled; the same one in many conversations is one."""
+    conversations = [{"prompt": "p", "until": [{"agent": "a", "matches": f"x{n}"}]} for n in range(257)]
+    with pytest.raises(InvalidJob, match="257 different patterns"):
+        parse_job(document(conversations=conversations), JobId("j"), rules())
+    same = [{"prompt": "p", "until": [{"agent": "a", "matches": "x"}]} for _ in range(257)]
+    assert len(parse_job(document(conversations=same), JobId("j"), rules()).conversations) == 257
+
+
 @pytest.mark.parametrize("where", ["prompt", "system"])
 def test_variables_make_no_text_that_is_too_long(where: str) -> None:
     """A few bytes may name a long value very often: it is refused before it is filled in."""
