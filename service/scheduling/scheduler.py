@@ -421,6 +421,7 @@ class Scheduler:
                     kv_block=worker.kv.block,
                     most_answer=spec.most_answer,
                     shares_prefixes=spec.engine is EngineKind.VLLM,
+                    has_slot_caches=spec.engine in {EngineKind.LLAMA_SERVER, EngineKind.EMBEDDED},
                 )
             )
         else:

@@ -61,7 +61,8 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
 
     ``kv_tokens`` is what its KV cache has room for, None where its slots alone bound it; then each turn holds whole
     blocks of ``kv_block`` tokens, ``most_answer`` bounds an answer, in tokens, where its agent does not, and
-    ``shares_prefixes`` says that what prompts begin with alike is held once.
+    ``shares_prefixes`` says that what prompts begin with alike is held once, ``has_slot_caches`` that each slot is
+    known to keep a cache of its own.
     """
 
     worker: str
@@ -72,6 +73,7 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     kv_block: int = 1
     most_answer: int = 0
     shares_prefixes: bool = False
+    has_slot_caches: bool = False
 
 
 class WorkerNotReady(msgspec.Struct, frozen=True, kw_only=True):

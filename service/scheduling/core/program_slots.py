@@ -54,15 +54,15 @@ class ProgramSlots:
         self.stays: dict[JobId, ProgramStay] = {}  # of requests that have not ended
         self._holds: dict[TurnKey, ProgramStay] = {}  # of requests that have; their slots are held, or were just now
         self._let_go: OrderedDict[TurnKey, None] = OrderedDict()  # the newest whose slots others have had
-        self._sharing: set[str] = set()  # models whose engines have one cache for all slots
+        self._keeping: set[str] = set()  # models whose engines keep a cache for each slot
 
     def __repr__(self) -> str:
         return f"<ProgramSlots stays={len(self.stays)} held={len(self._holds)}>"
 
     def note_worker(self, worker: WorkerReady) -> None:
         """Take how a model's engines keep caches."""
-        if worker.shares_prefixes:
-            self._sharing.add(worker.model)
+        if worker.has_slot_caches:
+            self._keeping.add(worker.model)
 
     def admit_request(self, job: Job, back: ProgramReturn) -> float | None:
         """Take a request of a program; return for how many seconds its slot has stood idle for it, if it has."""
@@ -80,7 +80,7 @@ class ProgramSlots:
     def end_request(self, event: TurnCompleted, worker: str) -> HoldSlot | None:
         """Take the end of a request of ``stays``; hold its slot where that pays."""
         stay = self.stays[event.key.job_id]
-        if event.reading is None or stay.model in self._sharing:
+        if event.reading is None or stay.model not in self._keeping:
             return None
         if stay.was_let_go:
             self._learn(stay, event.reading)

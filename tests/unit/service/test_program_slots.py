@@ -29,9 +29,9 @@ READ_S = 0.01  # a token
 class Clients:
     """Programs of clients at a core with one slot; each asks, is answered, and asks again."""
 
-    def __init__(self, *, shares: Mapping[str | None, float] | None = None, shares_prefixes: bool = False) -> None:
+    def __init__(self, *, shares: Mapping[str | None, float] | None = None, has_slot_caches: bool = True) -> None:
         self.core = SchedulingCore(POLICIES["progress"], shares=shares)
-        self.ready = WorkerReady(worker="w", model="m", slots=1, read_s=READ_S, shares_prefixes=shares_prefixes)
+        self.ready = WorkerReady(worker="w", model="m", slots=1, read_s=READ_S, has_slot_caches=has_slot_caches)
         self.core.handle(self.ready)
         self.asked = 0
         self.last: dict[str, TurnKey] = {}
@@ -111,9 +111,9 @@ def test_no_slot_waits_where_engines_forget_nothing() -> None:
     assert clients.holds == []
 
 
-def test_engines_with_one_cache_for_all_slots_hold_none() -> None:
-    """There a slot keeps nothing."""
-    clients = lossy(shares_prefixes=True)
+def test_engines_that_are_not_known_to_keep_a_cache_for_each_slot_hold_none() -> None:
+    """VLLM has one cache for all, and nobody knows what an attached server has."""
+    clients = lossy(has_slot_caches=False)
     clients.answer()
     assert (clients.on_slot, clients.holds) == (["c"], [])
 
