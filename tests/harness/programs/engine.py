@@ -438,7 +438,6 @@ def _leave_daemon(pid_file: Path) -> None:
 
 async def _main(options: argparse.Namespace) -> None:
     engine = Engine(options)
-    server = await asyncio.start_server(engine.serve, options.host, options.port)
     stop = asyncio.Event()
     if options.ignore_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -446,6 +445,8 @@ async def _main(options: argparse.Namespace) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     else:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    # Whoever finds the port open may signal at once, so the handlers stand first.
+    server = await asyncio.start_server(engine.serve, options.host, options.port)
     if options.breaks and options.breaks[0] == "age":
         asyncio.get_running_loop().call_later(options.breaks[1], os._exit, 1)
     print(f"scripted engine: listening on port {options.port}", flush=True)
