@@ -1,7 +1,8 @@
 """A job as the rest of the service knows it: valid, complete, unchanging."""
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple, NewType
 
@@ -103,7 +104,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """One independent exchange of a job's agents; one that ``is_pinned`` wants the same weights for all its turns.
 
     It is over with its ``rounds``, or before them with a round in which a condition of ``until`` holds. Its ``prompt``
-    has the values of its ``variables``; systems of agents are filled as they are asked.
+    has the values of its ``variables``; systems of agents are filled as they are asked. ``cast`` holds the agents that
+    differ in it from the job's, by id.
     ``prompt_chars`` is how long its prompt is where that is not kept here.
     """
 
@@ -112,6 +114,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     until: Until = ()
     variables: Mapping[str, str] | None = None
+    cast: Mapping[str, Agent] = msgspec.field(default_factory=dict)
     is_pinned: bool = False
     prompt_chars: int | None = None
     metadata: Mapping[str, object] = msgspec.field(default_factory=dict)
@@ -120,6 +123,10 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     def chars(self) -> int:
         """The length of its prompt, in characters."""
         return len(self.prompt) if self.prompt_chars is None else self.prompt_chars
+
+    def cast_agent(self, agent: Agent) -> Agent:
+        """Return an agent of the job as it is in this conversation."""
+        return self.cast.get(agent.id, agent) if self.cast else agent
 
 
 class Webhook(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,13 +165,35 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models that its agents use."""
-        return tuple(dict.fromkeys(agent.model for agent in self.agents))
+        """The models that its agents use, in whichever conversation."""
+        return tuple(dict.fromkeys(agent.model for agent in self.all_agents()))
+
+    def all_agents(self) -> Iterator[Agent]:
+        """Iterate over the agents, and over those that differ in some conversation."""
+        yield from self.agents
+        for conversation in self.conversations:
+            yield from conversation.cast.values()
+
+    def first_models(self) -> list[tuple[str, ...]]:
+        """Return, for each conversation, the models of those who may speak at its very start."""
+        first = self.first_agents
+        common = tuple(dict.fromkeys(agent.model for agent in first))
+        return [
+            tuple(dict.fromkeys(each.cast_agent(agent).model for agent in first)) if each.cast else common
+            for each in self.conversations
+        ]
 
     @property
-    def first_models(self) -> tuple[str, ...]:
-        """The models of those who may speak at the very start."""
-        return tuple(dict.fromkeys(agent.model for agent in self.first_agents))
+    def first_turns(self) -> Counter[str]:
+        """The number of each model's turns that may start at the very start."""
+        first = {agent.id: agent.model for agent in self.first_agents}
+        turns = Counter({model: times * len(self.conversations) for model, times in Counter(first.values()).items()})
+        for conversation in self.conversations:
+            for name, agent in conversation.cast.items():
+                if name in first:
+                    turns[first[name]] -= 1
+                    turns[agent.model] += 1
+        return +turns
 
     @property
     def first_agents(self) -> tuple[Agent, ...]:

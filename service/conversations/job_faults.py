@@ -18,7 +18,9 @@ from service.conversations.spec import (
     REFERENCES,
     AgentSpec,
     ConditionSpec,
+    ConversationSpec,
     JobSpec,
+    cast_specs,
     is_tool_reference,
     is_wellformed_reference,
 )
@@ -30,6 +32,7 @@ from service.formats.hosts import canonical_host
 from workers.errors import InvalidTool
 from workers.tools.definition import ToolDefinition
 
+LEADERS_ANSWER: Final = "a leader's answer is the name of an agent, or end"
 ONE_ANSWER: Final = "a turn is one answer; each further one would take a slot unseen"
 FIXED_PARAMS: Final[Mapping[str, tuple[int, str]]] = {  # parameters that may say one thing alone
     "n": (1, ONE_ANSWER),
@@ -63,7 +66,8 @@ def filled_faults(spec: JobSpec, limits: Limits) -> Iterator[Fault]:
         if given.variables is None:
             continue
         prompts += added_chars(count_names(given.prompt), given.variables)
-        own = added_chars(systems, given.variables)
+        cast = (count_names(each.system) for each in given.agents.values())
+        own = added_chars(sum(cast, systems), given.variables)
         if max(prompts, own) > limits.body_bytes:
             message = f"its texts would get longer by more than limits.body_bytes = {limits.body_bytes} characters"
             yield Fault(path=f"conversations[{index}].variables", message=message)
@@ -72,9 +76,11 @@ def filled_faults(spec: JobSpec, limits: Limits) -> Iterator[Fault]:
 
 def meaning_faults(spec: JobSpec, conversations: tuple[Conversation, ...], rules: JobRules) -> Iterator[Fault]:
     """Yield what a job names that is not there, or asks for that cannot be."""
-    yield from _agent_faults(spec, (*rules.models, *rules.adapters))
-    yield from _param_faults(spec)
-    yield from _tool_faults(spec)
+    models = (*rules.models, *rules.adapters)
+    yield from _agent_faults(spec)
+    for index, agent in enumerate(spec.agents):
+        yield from _own_faults(f"agents[{index}]", agent, AgentSpec.model_fields, models)
+    yield from _cast_faults(spec, models)
     yield from _cycle_faults(spec)
     yield from _mode_faults(spec)
     yield from _conversation_faults(conversations)
@@ -83,7 +89,7 @@ def meaning_faults(spec: JobSpec, conversations: tuple[Conversation, ...], rules
     yield from _webhook_faults(spec, rules)
 
 
-def _agent_faults(spec: JobSpec, models: Collection[str]) -> Iterator[Fault]:
+def _agent_faults(spec: JobSpec) -> Iterator[Fault]:
     ids: dict[str, int] = {}
     for index, agent in enumerate(spec.agents):
         ids.setdefault(agent.id, index)
@@ -91,8 +97,6 @@ def _agent_faults(spec: JobSpec, models: Collection[str]) -> Iterator[Fault]:
         place = f"agents[{index}]"
         if ids[agent.id] != index:
             yield Fault(path=f"{place}.id", message=f"{agent.id!r} is the id of agents[{ids[agent.id]}] already")
-        if agent.model not in models:
-            yield Fault(path=f"{place}.model", message=unknown("model", agent.model, models))
         named = {"visible_to": agent.visible_to or [], "speak_after_within_round": agent.speak_after_within_round}
         for key, others in named.items():
             for position, other in enumerate(others):
@@ -100,31 +104,51 @@ def _agent_faults(spec: JobSpec, models: Collection[str]) -> Iterator[Fault]:
                     yield Fault(path=f"{place}.{key}[{position}]", message=unknown("agent", other, ids))
 
 
-def _param_faults(spec: JobSpec) -> Iterator[Fault]:
-    for index, agent in enumerate(spec.agents):
-        for key, (harmless, message) in FIXED_PARAMS.items():
-            if agent.params.get(key, harmless) not in (harmless, None):
-                yield Fault(path=f"agents[{index}].params.{key}", message=message)
+def _own_faults(place: str, agent: AgentSpec, given: Collection[str], models: Collection[str]) -> Iterator[Fault]:
+    """Yield what is wrong with an agent by itself, of what was ``given`` at a place."""
+    if "model" in given and agent.model not in models:
+        yield Fault(path=f"{place}.model", message=unknown("model", agent.model, models))
+    for key, (harmless, message) in FIXED_PARAMS.items() if "params" in given else ():
+        if agent.params.get(key, harmless) not in (harmless, None):
+            yield Fault(path=f"{place}.params.{key}", message=message)
+    if "tools" in given:
+        yield from _tool_faults(place, agent)
 
 
-def _tool_faults(spec: JobSpec) -> Iterator[Fault]:
-    for index, agent in enumerate(spec.agents):
-        seen: set[str] = set()
-        for key, documents in (("tools", agent.tools), ("exit_tools", agent.exit_tools)):
-            for position, document in enumerate(documents):
-                place = f"agents[{index}].{key}[{position}]"
-                if is_tool_reference(document):
-                    if key == "exit_tools" or not is_wellformed_reference(document):
-                        yield Fault(path=place, message=REFERENCES)
-                    continue
-                try:
-                    tool = ToolDefinition.parse(document)
-                except InvalidTool as error:
-                    yield Fault(path=place, message=str(error))
-                    continue
-                if tool.name in seen:
-                    yield Fault(path=place, message=f"this agent has a tool {tool.name!r} already")
-                seen.add(tool.name)
+def _tool_faults(of: str, agent: AgentSpec) -> Iterator[Fault]:
+    seen: set[str] = set()
+    for key, documents in (("exit_tools", agent.exit_tools), ("tools", agent.tools)):
+        for position, document in enumerate(documents):
+            place = f"{of}.{key}[{position}]"
+            if is_tool_reference(document):
+                if key == "exit_tools" or not is_wellformed_reference(document):
+                    yield Fault(path=place, message=REFERENCES)
+                continue
+            try:
+                tool = ToolDefinition.parse(document)
+            except InvalidTool as error:
+                yield Fault(path=place, message=str(error))
+                continue
+            if tool.name in seen:
+                yield Fault(path=place, message=f"this agent has a tool {tool.name!r} already")
+            seen.add(tool.name)
+
+
+def _cast_faults(spec: JobSpec, models: Collection[str]) -> Iterator[Fault]:
+    """Yield what is wrong with agents as they are in single conversations."""
+    names = [agent.id for agent in spec.agents]
+    for index, conversation in enumerate(spec.conversations):
+        if not conversation.agents:
+            continue
+        place = f"conversations[{index}].agents"
+        for name in conversation.agents:
+            if name not in names:
+                yield Fault(path=f"{place}.{name}", message=unknown("agent", name, names))
+        for agent in cast_specs(spec, conversation):
+            given = conversation.agents[agent.id].model_fields_set
+            yield from _own_faults(f"{place}.{agent.id}", agent, given, models)
+            if agent.id == spec.leader and agent.validation is not None and "validation" in given:
+                yield Fault(path=f"{place}.{agent.id}.validation", message=LEADERS_ANSWER)
 
 
 def _cycle_faults(spec: JobSpec) -> Iterator[Fault]:
@@ -170,7 +194,7 @@ def _led_faults(spec: JobSpec) -> Iterator[Fault]:
             message = "in mode: led the leader names who speaks; there is nobody else to wait for"
             yield Fault(path=f"{place}.speak_after_within_round", message=message)
         if agent.id == spec.leader and agent.validation is not None:
-            yield Fault(path=f"{place}.validation", message="a leader's answer is the name of an agent, or end")
+            yield Fault(path=f"{place}.validation", message=LEADERS_ANSWER)
         if agent.id == spec.leader and agent.on_failure is not OnFailure.END:
             yield Fault(path=f"{place}.on_failure", message="nobody goes on without the leader")
 
@@ -189,11 +213,9 @@ def _conversation_faults(conversations: tuple[Conversation, ...]) -> Iterator[Fa
 def _variable_faults(spec: JobSpec) -> Iterator[Fault]:
     """Yield which names are none, or not given where a text of their conversation wants them."""
     known = {name for given in spec.conversations for name in given.variables or ()}
-    systems = [("system", spec.system), *((f"agents[{n}].system", agent.system) for n, agent in enumerate(spec.agents))]
-    wanted: dict[str, list[str]] = {}
-    for place, text in systems:
-        for name in dict.fromkeys(names_in(text, known)):
-            wanted.setdefault(name, []).append(place)
+    common = {"system": spec.system, **{f"agents[{n}].system": agent.system for n, agent in enumerate(spec.agents)}}
+    wanted = _places_of_names(common, known)
+    numbers = {agent.id: n for n, agent in enumerate(spec.agents)}
     for index, given in enumerate(spec.conversations):
         if given.variables is None:
             continue
@@ -203,10 +225,23 @@ def _variable_faults(spec: JobSpec) -> Iterator[Fault]:
                 yield Fault(path=f"{path}.{name}", message="a name is letters, digits and _, and begins with no digit")
             elif name in RESERVED:
                 yield Fault(path=f"{path}.{name}", message=f"${name} is a name of Roundhouse's own words")
-        own = frozenset(names_in(given.prompt, known))
-        for name in sorted((own | wanted.keys()) - given.variables.keys()):
-            places = [*([f"conversations[{index}].prompt"] if name in own else ()), *wanted.get(name, ())]
-            yield Fault(path=path, message=f"{name!r} is not given, which {', '.join(places)} names")
+        cast = {name: each.system for name, each in given.agents.items() if "system" in each.model_fields_set}
+        texts = {f"conversations[{index}].agents.{name}.system": text for name, text in cast.items()}
+        own = _places_of_names({f"conversations[{index}].prompt": given.prompt, **texts}, known)
+        replaced = {f"agents[{numbers[name]}].system" for name in cast if name in numbers}
+        for name in sorted((own.keys() | wanted.keys()) - given.variables.keys()):
+            places = [*own.get(name, ()), *(place for place in wanted.get(name, ()) if place not in replaced)]
+            if places:
+                yield Fault(path=path, message=f"{name!r} is not given, which {', '.join(places)} names")
+
+
+def _places_of_names(texts: Mapping[str, str], known: Collection[str]) -> dict[str, list[str]]:
+    """Return, for each name of ``known``, the places of the texts that want it."""
+    places: dict[str, list[str]] = {}
+    for place, text in texts.items():
+        for name in dict.fromkeys(names_in(text, known)):
+            places.setdefault(name, []).append(place)
+    return places
 
 
 def _until_faults(spec: JobSpec, conversations: tuple[Conversation, ...]) -> Iterator[Fault]:
@@ -216,14 +251,23 @@ def _until_faults(spec: JobSpec, conversations: tuple[Conversation, ...]) -> Ite
         yield from _condition_faults(f"until[{place}]", condition, agents, spec.leader)
     for index, given in enumerate(spec.conversations):
         own = given.until
+        cast = {**agents, **{agent.id: agent for agent in cast_specs(spec, given)}} if given.agents else agents
+        for place, condition in enumerate(
+            spec.until if own is None and given.agents and _validates_otherwise(given) else ()
+        ):
+            yield from _condition_faults(f"until[{place}]", condition, cast, spec.leader)
         for place, condition in enumerate(own or ()):
-            yield from _condition_faults(f"conversations[{index}].until[{place}]", condition, agents, spec.leader)
+            yield from _condition_faults(f"conversations[{index}].until[{place}]", condition, cast, spec.leader)
         for place, condition in enumerate(spec.until if own is None else own):
             rounds = conversations[index].rounds
             if condition.unchanged is not None and condition.unchanged >= rounds:
                 path = f"until[{place}]" if own is None else f"conversations[{index}].until[{place}]"
                 message = f"{rounds} rounds of {conversations[index].id!r} are too few to compare so many with"
                 yield Fault(path=f"{path}.unchanged", message=message)
+
+
+def _validates_otherwise(conversation: ConversationSpec) -> bool:
+    return any("validation" in each.model_fields_set for each in conversation.agents.values())
 
 
 def _condition_faults(

@@ -5,22 +5,25 @@ Source: specification, "Job documents" and "Refused jobs".
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 from pydantic import ValidationError
 
 from service.conversations.job import Agent, Conversation, Job, JobId, Webhook
 from service.conversations.job_faults import FIXED_PARAMS, JobRules, filled_faults, limit_faults, meaning_faults
-from service.conversations.limits import Limits, metadata_faults, size_faults, until_patterns
+from service.conversations.limits import Limits, metadata_faults, posted_agents, size_faults, until_patterns
 from service.conversations.spec import (
     AgentSpec,
+    CastSpec,
     ConditionSpec,
     ConversationSpec,
     JobSpec,
     ValidationSpec,
+    cast_specs,
     is_tool_reference,
 )
 from service.conversations.until import Condition
@@ -30,6 +33,7 @@ from service.conversations.wording import Phrases
 from service.errors import Fault, InvalidJob
 from service.formats.faults import faults_of
 from workers.requests.request import parse_tools
+from workers.tools.definition import ToolDefinition
 from workers.tools.schemas import CHECK_LIMIT_S, find_troubles, trusting
 
 CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -39,7 +43,8 @@ MAX_FAULTS: Final = 100  # told of one job; a person reads the first few, a prog
 def parse_stored(text: str, job_id: JobId, adapters: Mapping[str, str]) -> Job:
     """Return a stored job as it was accepted, whatever the configuration says by now but of ``adapters``."""
     document = _as_accepted_now(msgspec.json.decode(text))
-    models = {agent["model"] for agent in document["agents"]}
+    casts = [given for conversation in document["conversations"] for given in conversation.get("agents", {}).values()]
+    models = {agent["model"] for agent in chain(document["agents"], casts) if "model" in agent}
     webhook = document.get("webhook") or {}
     most = 2**62
     anything = Limits(**dict.fromkeys(Limits.model_fields, most))
@@ -69,10 +74,7 @@ async def check_schemas(document: object, limits: Limits, *, is_small: bool) -> 
         _refuse(size_faults(document, limits))
     schemas: list[dict[str, object]] = []
     patterns = list(until_patterns(document)) if isinstance(document, dict) else []
-    agents = document.get("agents") if isinstance(document, dict) else None
-    for agent in agents if isinstance(agents, list) else ():
-        if not isinstance(agent, dict):
-            continue
+    for _, agent in posted_agents(document) if isinstance(document, dict) else ():
         validation = agent.get("validation")
         if isinstance(validation, dict):
             schemas += [given for given in (validation.get("json_schema"),) if isinstance(given, dict)]
@@ -106,11 +108,13 @@ def parse_job(document: object, job_id: JobId, rules: JobRules) -> Job:
     _refuse(filled_faults(spec, limits))
     conversations = _conversations(spec)
     _refuse(chain(limit_faults(spec, conversations, limits), meaning_faults(spec, conversations, rules)))
+    agents = tuple(_agent(agent, rules.adapters) for agent in spec.agents)
+    casts = [conversation for conversation in spec.conversations if conversation.agents]
     return Job(
         id=job_id,
         name=spec.name,
-        agents=tuple(_agent(agent, rules.adapters) for agent in spec.agents),
-        conversations=conversations,
+        agents=agents,
+        conversations=tuple(_cast(spec, agents, conversations, rules.adapters)) if casts else conversations,
         mode=spec.mode,
         leader=spec.leader,
         prompt_at=spec.prompt_at,
@@ -133,18 +137,52 @@ def _agent(spec: AgentSpec, adapters: Mapping[str, str]) -> Agent:
     return Agent(
         id=spec.id,
         role=spec.role,
-        model=adapters.get(spec.model, spec.model),
-        adapter=spec.model if spec.model in adapters else None,
+        **_model(spec, adapters),
         system=spec.system,
         params=spec.params,
         visible_to=None if spec.visible_to is None else frozenset(spec.visible_to),
         waits_for=frozenset(spec.speak_after_within_round),
         validation=_validation(spec.validation),
         markup=spec.markup,
-        tools=parse_tools([tool for tool in spec.tools if not is_tool_reference(tool)]),
+        tools=_tools(spec),
         exit_tools=parse_tools(spec.exit_tools),
         on_failure=spec.on_failure,
     )
+
+
+def _model(spec: AgentSpec, adapters: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "model": adapters.get(spec.model, spec.model),
+        "adapter": spec.model if spec.model in adapters else None,
+    }
+
+
+def _tools(spec: AgentSpec) -> tuple[ToolDefinition, ...]:
+    return parse_tools([tool for tool in spec.tools if not is_tool_reference(tool)])
+
+
+def _cast(
+    spec: JobSpec, agents: Sequence[Agent], conversations: Sequence[Conversation], adapters: Mapping[str, str]
+) -> Iterator[Conversation]:
+    """Yield the conversations, each with the agents that differ in it."""
+    own = {agent.id: agent for agent in agents}
+    for conversation, given in zip(conversations, spec.conversations, strict=True):
+        if given.agents:
+            pairs = ((own[agent.id], given.agents[agent.id], agent) for agent in cast_specs(spec, given))
+            cast = {agent.id: replace(agent, **_differences(cast, after, adapters)) for agent, cast, after in pairs}
+            yield replace(conversation, cast=cast)
+        else:
+            yield conversation
+
+
+def _differences(given: CastSpec, agent: AgentSpec, adapters: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return the fields of an agent that ``given``, which was applied to it, sets."""
+    fields: dict[str, Any] = {name: getattr(agent, name) for name in given.model_fields_set & {"system", "params"}}
+    if "tools" in given.model_fields_set:
+        fields["tools"] = _tools(agent)
+    if "validation" in given.model_fields_set:
+        fields["validation"] = _validation(agent.validation)
+    return {**fields, **(_model(agent, adapters) if "model" in given.model_fields_set else {})}
 
 
 def _validation(spec: ValidationSpec | None) -> Validation | None:

@@ -1,7 +1,7 @@
 """The limits of a job's size; checked before anything else, since reading is what costs."""
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from pydantic import Field
@@ -46,17 +46,28 @@ def size_faults(document: Mapping[str, object], limits: Limits) -> Iterator[Faul
     if len(agents) > limits.agents:
         yield too_many("agents", "agents", len(agents), limits.agents)
         return
-    for index, agent in enumerate(agents):
-        if not isinstance(agent, dict):
-            continue
-        yield from _choice_faults(f"agents[{index}].validation.choices", agent.get("validation"), limits)
+    for place, agent in posted_agents(document):
+        yield from _choice_faults(f"{place}.validation.choices", agent.get("validation"), limits)
         tools = sum(len(given) for given in map(agent.get, ("tools", "exit_tools")) if isinstance(given, list))
         if tools > limits.tools:
-            yield too_many(f"agents[{index}].tools", "tools", tools, limits.tools)
+            yield too_many(f"{place}.tools", "tools", tools, limits.tools)
         for key in ("visible_to", "speak_after_within_round"):
             names = agent.get(key)
             if isinstance(names, list) and len(names) > limits.agents:
-                yield too_many(f"agents[{index}].{key}", "agents", len(names), limits.agents)
+                yield too_many(f"{place}.{key}", "agents", len(names), limits.agents)
+
+
+def posted_agents(document: Mapping[str, object]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the agents of a posted job and what differs of them in conversations, each with its place."""
+    agents, conversations = document.get("agents"), document.get("conversations")
+    for index, agent in enumerate(agents if isinstance(agents, list) else ()):
+        if isinstance(agent, dict):
+            yield f"agents[{index}]", agent
+    for index, conversation in enumerate(conversations if isinstance(conversations, list) else ()):
+        cast = conversation.get("agents") if isinstance(conversation, dict) else None
+        for name, given in cast.items() if isinstance(cast, dict) else ():
+            if isinstance(given, dict):
+                yield f"conversations[{index}].agents.{name}", given
 
 
 def until_patterns(document: Mapping[str, object]) -> set[str]:

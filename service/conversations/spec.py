@@ -128,6 +128,23 @@ class ConditionSpec(StrictModel):
         return self
 
 
+class CastSpec(StrictModel):
+    """An agent's fields that differ in one conversation; those that are not given are the job's."""
+
+    system: str = ""
+    params: dict[str, object] = Field(default_factory=dict)
+    model: str = Field(default="", json_schema_extra={"minLength": 1})
+    tools: list[object] = Field(default_factory=list)
+    validation: ValidationSpec | None = None
+
+    def applied_to(self, agent: AgentSpec) -> AgentSpec:
+        """Return an agent with what is given here: parameters are added by their names, all else is replaced."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        if "params" in given:
+            given["params"] = {**agent.params, **self.params}
+        return agent.model_copy(update=given)
+
+
 Conditions = Annotated[list[ConditionSpec], Field(max_length=32)]
 
 
@@ -139,6 +156,7 @@ class ConversationSpec(StrictModel):
     rounds: int | None = Field(default=None, ge=1, strict=True)
     until: Conditions | None = None
     variables: dict[str, Variable] | None = None
+    agents: dict[str, CastSpec] = Field(default_factory=dict)
     weights: Literal["pinned"] | None = None
     metadata: dict[str, object] = Field(default_factory=dict)
 
@@ -178,6 +196,15 @@ class JobSpec(StrictModel):
     priority: int = Field(default=0, ge=-1_000_000, le=1_000_000, strict=True)
     metadata: dict[str, object] = Field(default_factory=dict)
     webhook: WebhookSpec | None = None
+
+
+def cast_specs(spec: JobSpec, conversation: ConversationSpec) -> list[AgentSpec]:
+    """Return the agents that differ in a conversation, as they are there; names of others are left out."""
+    return [
+        conversation.agents[agent.id].applied_to(agent)
+        for agent in (spec.agents if conversation.agents else ())
+        if agent.id in conversation.agents
+    ]
 
 
 def is_tool_reference(entry: object) -> bool:

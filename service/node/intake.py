@@ -6,11 +6,11 @@ know the prompts.
 """
 
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 import anyio
@@ -228,8 +228,8 @@ class Intake:
         if not self._is_shared:
             return True
         rooms = self._rooms()
-        turns = len(job.conversations)
-        return all(rooms.get(model, 0) >= turns for model in job.first_models)
+        wanted = Counter(chain.from_iterable(job.first_models()))
+        return all(rooms.get(model, 0) >= conversations for model, conversations in wanted.items())
 
     def _rooms(self, hopeless: int = 0) -> Mapping[str, int]:
         """Return how many turns more each model should have here, where it should have any.

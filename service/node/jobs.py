@@ -180,9 +180,7 @@ class Jobs:
     @contextmanager
     def _promise(self, job: Job) -> Iterator[None]:
         """Hold the slots of a job's first turns against other jobs of its kind, from the check to its admission."""
-        wanted = Counter(agent.model for agent in job.first_agents)
-        for model in wanted:
-            wanted[model] *= len(job.conversations)
+        wanted = job.first_turns
         if not all(self._scheduler.free(model) - self._promised[model] >= count for model, count in wanted.items()):
             raise NoSlotAvailable("not every first turn can start at once")
         self._promised += wanted

@@ -10,6 +10,7 @@ import msgspec
 from pydantic import ConfigDict, create_model
 from pydantic.errors import PydanticUserError
 
+from service.conversations.limits import posted_agents
 from service.conversations.spec import is_tool_reference, is_wellformed_reference
 from service.errors import Fault, InvalidJob, ToolServerDown
 from service.formats.faults import unknown
@@ -93,17 +94,40 @@ class ToolCatalog:
             InvalidJob: a name is not there; with the place of each.
             ToolServerDown: a server has not told its tools yet.
         """
-        agents = document.get("agents") if isinstance(document, dict) else None
-        if not isinstance(document, dict) or not isinstance(agents, list) or not any(map(_has_references, agents)):
+        if not isinstance(document, dict) or not any(_has_references(each) for _, each in posted_agents(document)):
             return document
         faults: list[Fault] = []
-        written = [
-            await self._expand_agent(agent, f"agents[{place}]", faults) if _has_references(agent) else agent
-            for place, agent in enumerate(agents)
-        ]
+        written = dict(document)
+        agents, conversations = document.get("agents"), document.get("conversations")
+        if isinstance(agents, list):
+            written["agents"] = [
+                await self._expand_agent(agent, f"agents[{place}]", faults) if _has_references(agent) else agent
+                for place, agent in enumerate(agents)
+            ]
+        if isinstance(conversations, list):
+            known = {str(agent.get("id")): agent for agent in agents or () if isinstance(agent, dict)}
+            written["conversations"] = [
+                await self._expand_cast(conversation, known, f"conversations[{place}].agents", faults)
+                for place, conversation in enumerate(conversations)
+            ]
         if faults:
             raise InvalidJob(faults)
-        return {**document, "agents": written}
+        return written
+
+    async def _expand_cast(
+        self, conversation: object, agents: Mapping[str, dict[str, Any]], place: str, faults: list[Fault]
+    ) -> object:
+        """Write out what agents of one conversation name; with another model, the job's names anew."""
+        cast = conversation.get("agents") if isinstance(conversation, dict) else None
+        if not isinstance(conversation, dict) or not isinstance(cast, dict):
+            return conversation
+        written = dict(cast)
+        for name, given in cast.items():
+            whole = {**agents.get(name, {}), **given} if isinstance(given, dict) else {}
+            if _has_references(whole) and {"model", "tools"} & given.keys():
+                expanded = await self._expand_agent(whole, f"{place}.{name}", faults)
+                written[name] = {**given, "tools": expanded["tools"]}
+        return {**conversation, "agents": written}
 
     async def _expand_agent(self, agent: dict[str, Any], place: str, faults: list[Fault]) -> dict[str, Any]:
         model = str(agent.get("model"))

@@ -148,7 +148,7 @@ class Scheduler:
 
     def _set_aside(self, job: Job, key: TurnKey) -> records.TurnEnded:
         """Fail a turn under which the service itself has ended again and again: no job is to end it for good."""
-        agent = next(agent for agent in job.agents if agent.id == key.agent_id)
+        agent = self._job_turns.agent_of(key)
         detail = f"the service ended by a defect of its own {MOST_SERVICE_ENDS} times while this turn was at work"
         turns = self._job_turns.turns
         turn = turns.end_waiting(key, agent, TurnState.FAILED, FailureReason.POISONED, detail)
@@ -222,8 +222,7 @@ class Scheduler:
 
     def swaps(self, job_id: JobId) -> Sequence[Swap]:
         """Return the newest loads, on lanes, of models that a job's agents have; none of a job that has ended."""
-        prompts = self._job_turns.prompts.get(job_id)
-        models = set() if prompts is None else {agent.model for agent in prompts.agents.values()}
+        models = self.view.models_of(job_id)
         return [swap for swap in self._fleet.lanes.swaps if swap.model in models]
 
     # Pausing and ending

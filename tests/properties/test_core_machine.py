@@ -9,6 +9,7 @@ from itertools import cycle, product
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from service.conversations.job import Agent, Conversation, GroupBy, Job, JobId, Mode, OnFailure, TurnKey
 from service.conversations.states import ConversationState, TurnState
@@ -141,7 +142,8 @@ class Auditor(RuleBasedStateMachine):
         assert not (self.trials & set(company)), "whoever tries a suspect takes nothing else"
         if action.is_suspect:
             self.trials.add(key)
-        assert SLOTS[action.worker][0] == agent.model
+        conversation = next(each for each in job.conversations if each.id == key.conversation_id)
+        assert SLOTS[action.worker][0] == conversation.cast_agent(agent).model
         assert key not in self.flying
         assert key not in self.ended
         for other in job.agents:
@@ -218,24 +220,25 @@ class Auditor(RuleBasedStateMachine):
         owner, priority, until = posted
         mode = Mode.ROUNDS if mode is Mode.LED and agents == 1 else mode
         job_id = JobId(f"j{len(self.jobs)}")
+        speakers = tuple(
+            Agent(
+                id=f"a{number}",
+                role="",
+                model=models[number],
+                system=LONG,
+                on_failure=OnFailure.END if mode is Mode.LED and number == 0 else ON_FAILURE[models[number], count],
+                waits_for=frozenset(f"a{low}" for low, high in edges if low < high == number and mode is Mode.ROUNDS),
+            )
+            for number in range(agents)
+        )
+        casts = [{}, {agent.id: replace(agent, model=models[-1]) for agent in speakers[:2]}, {}]
         job = Job(
             id=job_id,
             name=job_id,
-            agents=tuple(
-                Agent(
-                    id=f"a{number}",
-                    role="",
-                    model=models[number],
-                    system=LONG,
-                    on_failure=OnFailure.END if mode is Mode.LED and number == 0 else ON_FAILURE[models[number], count],
-                    waits_for=frozenset(
-                        f"a{low}" for low, high in edges if low < high == number and mode is Mode.ROUNDS
-                    ),
-                )
-                for number in range(agents)
-            ),
+            agents=speakers,
             conversations=tuple(
-                Conversation(id=f"c{number}", prompt="", rounds=rounds, until=until) for number in range(count)
+                Conversation(id=f"c{number}", prompt="", rounds=rounds, until=until, cast=casts[number])
+                for number in range(count)
             ),
             priority=priority,
             mode=mode,

@@ -34,6 +34,16 @@ class AgentDocument(TypedDict, total=False):
     on_failure: Literal["end", "skip", "leave"]
 
 
+class CastDocument(TypedDict, total=False):
+    """An agent's fields that differ in one conversation."""
+
+    system: str
+    params: Mapping[str, object]
+    model: str
+    tools: Sequence[Mapping[str, object]]
+    validation: ValidationDocument | None
+
+
 class ConditionDocument(TypedDict, total=False):
     """A condition that ends a conversation before its rounds are over: one of six; the first three have an agent."""
 
@@ -54,6 +64,7 @@ class ConversationDocument(TypedDict, total=False):
     rounds: int
     until: Sequence[ConditionDocument] | None
     variables: Mapping[str, str | float | bool] | None
+    agents: Mapping[str, CastDocument]
     weights: Literal["pinned"]
     metadata: Mapping[str, object]
 

@@ -48,7 +48,10 @@ class JobBacklog:
         self._estimates = estimates
         self._is_stale = True
         self.dependencies = dependencies_of(job)
-        self.models = job.models
+        # Turns of an agent that has another model in some conversations stand apart, behind those of all agents.
+        self._parts = [(agent.id, agent.model) for agent in job.agents]
+        self.models = tuple({model: None for _, model in self._parts})
+        self._part_of: dict[tuple[str, str], int] = {}
         self._turns_left = [0] * len(job.agents)
         # Of ``mode: led``: turns of which nobody knows whose they will be are the leader's until it has named somebody.
         self._leader = None if job.leader is None else [agent.id for agent in job.agents].index(job.leader)
@@ -64,14 +67,31 @@ class JobBacklog:
 
     def extend(self, conversations: Sequence[Conversation]) -> None:
         """Take conversations in, of which nothing has been said."""
-        rounds = sum(conversation.rounds for conversation in conversations)
-        if self._leader is None:
-            self._turns_left = [left + rounds for left in self._turns_left]
-        else:
-            self._turns_left[self._leader] += 2 * rounds
+        places = range(len(self._job.agents)) if self._leader is None else (self._leader,)
+        each = 1 if self._leader is None else 2
+        plain = sum(conversation.rounds for conversation in conversations if not conversation.cast)
+        for place in places:
+            self._turns_left[place] += each * plain
+        for conversation in conversations:
+            for place in places if conversation.cast else ():
+                self._turns_left[self._part(conversation, place)] += each * conversation.rounds
         self._rounds_left |= {conversation.id: conversation.rounds for conversation in conversations}
         self._most_rounds += [(-conversation.rounds, conversation.id) for conversation in conversations]
         heapq.heapify(self._most_rounds)
+
+    def _part(self, conversation: Conversation, agent: int) -> int:
+        """Return where the turns of an agent in a conversation are counted."""
+        default = self._job.agents[agent]
+        model = conversation.cast_agent(default).model
+        if model == default.model:
+            return agent
+        part = self._part_of.setdefault((default.id, model), len(self._parts))
+        if part == len(self._parts):
+            self._parts.append((default.id, model))
+            self._turns_left.append(0)
+            self.models = tuple(dict.fromkeys((*self.models, model)))
+            self._is_stale = True
+        return part
 
     @property
     def turns_left(self) -> int:
@@ -82,8 +102,8 @@ class JobBacklog:
     def left_by_model(self) -> Counter[str]:
         """The number of each model's turns that have not ended."""
         left: Counter[str] = Counter()
-        for agent, turns in zip(self._job.agents, self._turns_left, strict=True):
-            left[agent.model] += turns
+        for (_, model), turns in zip(self._parts, self._turns_left, strict=True):
+            left[model] += turns
         return left
 
     def refresh(self) -> None:
@@ -93,45 +113,49 @@ class JobBacklog:
     def _weigh(self) -> None:
         agents = self._job.agents
         self._is_stale = False
-        self._weights = [self._estimates.weight(agent.model, agent.id) for agent in agents]
+        self._weights = [self._estimates.weight(model, agent_id) for agent_id, model in self._parts]
+        of_agents = self._weights[: len(agents)]
         if self._job.mode is Mode.FREE:
-            self._tails = self._later = self._weights
+            self._tails = self._later = of_agents
         elif self._leader is not None:
-            named = max(weight for place, weight in enumerate(self._weights) if place != self._leader)
-            self._later = [self._weights[self._leader] + named] * len(agents)
-            self._tails = [*self._weights]
+            named = max(weight for place, weight in enumerate(of_agents) if place != self._leader)
+            self._later = [of_agents[self._leader] + named] * len(agents)
+            self._tails = of_agents
             self._tails[self._leader] += named
         else:
-            self._tails = self.dependencies.tails(self._weights)
+            self._tails = self.dependencies.tails(of_agents)
             self._later = [max(self._tails)] * len(agents)
 
     def path(self, place: Place, rounds: int) -> float:
-        """Return the longest chain that begins with a turn, in a conversation of so many rounds."""
+        """Return the longest chain that begins with a turn, in a conversation of so many rounds with the job's cast."""
         if self._is_stale:
             self._weigh()
         return self._tails[place.agent] + (rounds - place.round - 1) * self._later[place.agent]
 
-    def name_speaker(self, agent: int) -> None:
+    def name_speaker(self, conversation: Conversation, agent: int) -> None:
         """Take that a turn is an agent's, which was the leader's as long as nobody was named."""
         if self._leader is not None and agent != self._leader:
-            self._turns_left[self._leader] -= 1
-            self._turns_left[agent] += 1
+            self._turns_left[self._part(conversation, self._leader)] -= 1
+            self._turns_left[self._part(conversation, agent)] += 1
 
-    def count_end(self, agent: int, *, is_earlier: bool = False) -> None:
+    def count_end(self, conversation: Conversation, agent: int, *, is_earlier: bool = False) -> None:
         """Take one turn of an agent off; ``is_earlier``: nobody was named for it in this life of the service."""
-        self._turns_left[self._leader if is_earlier and self._leader is not None else agent] -= 1
+        of = self._leader if is_earlier and self._leader is not None else agent
+        self._turns_left[self._part(conversation, of) if conversation.cast else of] -= 1
 
-    def drop_turns(self, rounds: int, spoken: Sequence[int], named: int | None) -> None:
+    def drop_turns(self, conversation: Conversation, spoken: Sequence[int], named: int | None) -> None:
         """Take off what agents have left in a conversation that is over.
 
         ``spoken`` counts what each had said in it, ``named`` is whom the leader has named that has not spoken.
         """
+        rounds = conversation.rounds
         if self._leader is None:
-            self._turns_left = [left - (rounds - said) for left, said in zip(self._turns_left, spoken, strict=True)]
+            for agent, said in enumerate(spoken):
+                self._turns_left[self._part(conversation, agent) if conversation.cast else agent] -= rounds - said
             return
-        self._turns_left[self._leader] -= 2 * rounds - sum(spoken) - (named is not None)
+        self._turns_left[self._part(conversation, self._leader)] -= 2 * rounds - sum(spoken) - (named is not None)
         if named is not None:
-            self._turns_left[named] -= 1
+            self._turns_left[self._part(conversation, named)] -= 1
 
     def note_rounds(self, conversation_id: str, rounds_left: int) -> None:
         """Set the rounds that a conversation has left; 0 if it has ended."""
@@ -144,7 +168,7 @@ class JobBacklog:
         if self._is_stale:
             self._weigh()
         costs = [left * weight for left, weight in zip(self._turns_left, self._weights, strict=True)]
-        of_model = (cost for cost, agent in zip(costs, self._job.agents, strict=True) if agent.model == model)
+        of_model = (cost for cost, (_, each) in zip(costs, self._parts, strict=True) if each == model)
         while -self._most_rounds[0][0] != self._rounds_left[self._most_rounds[0][1]]:
             heapq.heappop(self._most_rounds)
         path = -self._most_rounds[0][0] * max(self._later)

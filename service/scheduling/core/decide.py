@@ -283,7 +283,7 @@ class SchedulingCore:
         live.backlog.note_rounds(conversation.definition.id, left)
         for place in places:
             if live.job.leader is not None:
-                live.backlog.name_speaker(place.agent)
+                live.backlog.name_speaker(conversation.definition, place.agent)
             yield self._make_ready(conversation, place)
 
     def _make_ready(
@@ -292,6 +292,7 @@ class SchedulingCore:
         job, key = conversation.live.job, conversation.key(place)
         if key in conversation.live.suspects and not is_front:  # of an earlier life: in this one it was on no slot yet
             is_front, trial = True, conversation.live.suspects[key]
+        agent = conversation.agents[place.agent]
         turn = ReadyTurn(
             key=key,
             job_priority=job.priority,
@@ -302,14 +303,13 @@ class SchedulingCore:
             path=conversation.live.backlog.path(place, conversation.definition.rounds),
             is_front=is_front,
             was_deferred=conversation.is_awaited,
-            signature=job.agents[place.agent].signature(self._group_by) if self._group_by else "",
+            signature=agent.signature(self._group_by) if self._group_by else "",
             owner=job.owner,
         )
-        model = job.agents[place.agent].model
         conversation.open.add(turn.key)
         if not is_front:
-            conversation.queue(turn, model)
-        self._ready.add(turn, model, trial)
+            conversation.queue(turn, agent.model)
+        self._ready.add(turn, agent.model, trial)
         return events.TurnIsReady(key=turn.key)
 
     def _end(
@@ -429,7 +429,7 @@ class SchedulingCore:
 
     def _learn(self, event: events.TurnCompleted, conversation: LiveConversation, worker: str) -> None:
         key, place = event.key, conversation.live.places[event.key.agent_id]
-        agent = conversation.live.job.agents[place]
+        agent = conversation.agents[place]
         tokens = event.reading.context_tokens if event.reading else 0
         conversation.note_cache(place, CacheLocation(worker=worker, tokens=tokens))
         self._room.learn(key, agent, conversation.definition, event.reading)

@@ -230,7 +230,7 @@ class Dispatcher:
         return self._in_flight.best(model, need=self._need(turn.key), slots=slots) is not None
 
     def _agent(self, turn: ReadyTurn) -> Agent:
-        return self._jobs[turn.key.job_id].job.agents[turn.agent_order]
+        return self._jobs[turn.key.job_id].conversations[turn.key.conversation_id].agents[turn.agent_order]
 
     def _need(self, key: TurnKey) -> KvNeed:
         if not self._room.is_bounded:
@@ -319,7 +319,7 @@ class Dispatcher:
         cached = conversation.cached(turn.agent_order)
         need = self._need(key)
         live = conversation.live
-        agent = live.job.agents[turn.agent_order]
+        agent = conversation.agents[turn.agent_order]
         worker = worker or self._in_flight.best(model, cached.worker if cached else None, need, agent.slots)
         assert worker is not None  # noqa: S101 - the dispatcher has looked
         slots = self._in_flight.add(key, worker, need, slots=agent.slots, is_suspect=is_suspect)

@@ -37,11 +37,16 @@ class LiveJob:
         self.suspects |= suspects
         self.backlog.extend(job.conversations)
 
+    def uses_adapter(self, name: str) -> bool:
+        """Whether an agent asks for an adapter, in any conversation that has not ended."""
+        casts = (talk.definition.cast.values() for talk in self.conversations.values() if talk.definition.cast)
+        return any(agent.adapter == name for agents in (self.job.agents, *casts) for agent in agents)
+
     def end_conversation(self, conversation: "LiveConversation") -> None:
         """Take the end of a conversation, or that it is here no more."""
         del self.conversations[conversation.definition.id]
         named = None if self.job.leader is None else conversation.named_speaker()
-        self.backlog.drop_turns(conversation.definition.rounds, conversation.spoken_by_agent(), named)
+        self.backlog.drop_turns(conversation.definition, conversation.spoken_by_agent(), named)
         self.backlog.note_rounds(conversation.definition.id, 0)
 
 
@@ -91,12 +96,13 @@ class Unspoken(Sequence[TurnKey]):
 
 
 class LiveConversation:
-    """One conversation that has not ended; ``open`` are its turns that are ready or in flight."""
+    """One conversation that has not ended, with its ``agents``; ``open`` are its turns that are ready or in flight."""
 
     __slots__ = (
         "_cached",
         "_ended",
         "_lines",
+        "agents",
         "definition",
         "ending",
         "is_awaited",
@@ -111,6 +117,8 @@ class LiveConversation:
         self.live = live
         self.definition = definition
         self.number = number
+        agents = live.job.agents
+        self.agents = tuple(map(definition.cast_agent, agents)) if definition.cast else agents
         self.order = speaking_order(live.job, live.names, live.backlog.dependencies, definition)
         self.open: set[TurnKey] = set()
         self.is_started = False
@@ -144,7 +152,7 @@ class LiveConversation:
 
     def agent(self, key: TurnKey) -> Agent:
         """Return the agent whose turn it is."""
-        return self.live.job.agents[self.live.places[key.agent_id]]
+        return self.agents[self.live.places[key.agent_id]]
 
     def has_ended(self, key: TurnKey) -> bool:
         """Whether a turn has ended, however it did."""
@@ -155,7 +163,7 @@ class LiveConversation:
         if self._ended is None:
             self._ended = set()
         self._ended.add(key)
-        self.live.backlog.count_end(self.live.places[key.agent_id], is_earlier=is_earlier)
+        self.live.backlog.count_end(self.definition, self.live.places[key.agent_id], is_earlier=is_earlier)
 
     def in_order(self, keys: Iterable[TurnKey]) -> list[TurnKey]:
         """Return turns in the order of rounds and agents."""

@@ -105,16 +105,16 @@ class PoolsView:
 
     def users(self, adapter: str) -> int:
         """Count the jobs with turns that are not over whose agents ask for an adapter."""
-        return sum(any(agent.adapter == adapter for agent in live.job.agents) for live in self._jobs.values())
+        return sum(live.uses_adapter(adapter) for live in self._jobs.values())
 
     def models(self) -> frozenset[str]:
         """Return every model that a job asks for whose turns are not over."""
-        return frozenset(agent.model for live in self._jobs.values() for agent in live.job.agents)
+        return frozenset(model for live in self._jobs.values() for model in live.backlog.models)
 
     def models_of(self, job_id: JobId) -> frozenset[str]:
         """Return the models that the agents of a job have; none of a job that has no turn here which is not over."""
         live = self._jobs.get(job_id)
-        return frozenset(agent.model for agent in live.job.agents) if live is not None else frozenset()
+        return frozenset(live.backlog.models) if live is not None else frozenset()
 
     def jobs(self) -> tuple[JobId, ...]:
         """List the jobs that have turns here which are not over."""

@@ -90,7 +90,7 @@ class JobTurns(Work):
 
     @override
     def agent_of(self, key: TurnKey) -> Agent:
-        return self.prompts[key.job_id].agents[key.agent_id]
+        return self.prompts[key.job_id].casts[key.conversation_id][key.agent_id]
 
     @override
     def place_of(self, key: TurnKey) -> int:

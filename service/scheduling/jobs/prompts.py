@@ -33,7 +33,9 @@ class JobPrompts:
         self.job = job
         self.agents = {agent.id: agent for agent in job.agents}
         self.places = {agent.id: number for number, agent in enumerate(job.agents)}
-        self.conversations = {conversation.id: conversation for conversation in job.conversations}
+        self.conversations: dict[str, Conversation] = {}
+        self.casts: dict[str, Mapping[str, Agent]] = {}  # the agents of each conversation
+        self.extend(job.conversations)
         self._discussions: dict[str, Discussion] = {}
         self._known_tokens: dict[tuple[str, str], int] = {}  # of each agent's last prompt and answer
         self._words: dict[str, ConversationWords] = {}  # of conversations that have begun
@@ -42,7 +44,9 @@ class JobPrompts:
 
     def extend(self, conversations: Iterable[Conversation]) -> None:
         """Take further conversations of the job."""
-        self.conversations |= {conversation.id: conversation for conversation in conversations}
+        for conversation in conversations:
+            self.conversations[conversation.id] = conversation
+            self.casts[conversation.id] = {**self.agents, **conversation.cast} if conversation.cast else self.agents
 
     def discussion(self, conversation_id: str) -> Discussion:
         """Return the words of a conversation."""
@@ -52,7 +56,7 @@ class JobPrompts:
 
     def agent(self, key: TurnKey) -> Agent:
         """Return the agent of a turn; a leader's answer is one of those whom it may name in that turn."""
-        agent = self.agents[key.agent_id]
+        agent = self.casts[key.conversation_id][key.agent_id]
         if self.job.mode is not Mode.LED or agent.id != self.job.leader:
             return agent
         return replace(agent, validation=Validation(retries=CHOICE_RETRIES, choices=self._may_name(key)))
@@ -82,12 +86,12 @@ class JobPrompts:
     def pin_weights(self, key: TurnKey, version: int | None) -> str | None:
         """Take the version that a turn was made with; return why it cannot be, where its conversation has another."""
         if version is not None and self.conversations[key.conversation_id].is_pinned:
-            self._pins.setdefault((key.conversation_id, self.agents[key.agent_id].model), version)
+            self._pins.setdefault((key.conversation_id, self.casts[key.conversation_id][key.agent_id].model), version)
         return self.check_weights(key, version)
 
     def check_weights(self, key: TurnKey, version: int | None) -> str | None:
         """Return why a turn cannot be made with a version: its conversation has another."""
-        model = self.agents[key.agent_id].model
+        model = self.casts[key.conversation_id][key.agent_id].model
         pinned = self._pins.get((key.conversation_id, model))
         if pinned is None or version is None:
             return None
@@ -169,7 +173,7 @@ class JobPrompts:
 
     def _words_with(self, key: TurnKey, policy: BiosPolicy, now: datetime) -> ConversationWords:
         """Return the words of a turn's conversation, with those for its model."""
-        place, model = key.conversation_id, self.agents[key.agent_id].model
+        place, model = key.conversation_id, self.casts[key.conversation_id][key.agent_id].model
         words = self._words.get(place)
         if words is not None and model in words.models:
             return words

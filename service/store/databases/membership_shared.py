@@ -103,11 +103,10 @@ class SharedMembership:
 
     def add_conversations(self, connection: Connection, rows: Iterable[Sequence[object]], job: Job) -> None:
         """Insert conversations, which need the models of those who speak first."""
-        wants = list(job.first_models)
         connection.execute_many(
             "INSERT INTO conversations (job_id, id, position, metadata, state, owner, fence, wants)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            ((*row, wants) for row in rows),
+            ((*row, list(wants)) for row, wants in zip(rows, job.first_models(), strict=True)),
         )
 
     def claim(self, connection: Connection, models: Sequence[str], limit: int | None, job_id: JobId | None) -> None:
