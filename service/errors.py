@@ -103,6 +103,17 @@ class TurnNotFound(ServiceError, status=404, code="turn_not_found", title="No su
         )
 
 
+class NotAwaited(ServiceError, status=409, code="not_awaited", title="The turn is not awaited"):
+    """Nobody is waited for to speak the turn: not yet, not any more, or it was said in other words."""
+
+    def __init__(self, agent: str, round_number: int, why: str) -> None:
+        super().__init__(f"the turn of {agent} in round {round_number} is not awaited: {why}")
+
+
+class InvalidWords(ServiceError, status=422, code="invalid_words", title="The words are not valid"):
+    """The words of a caller are too many, or not what its agent has to say."""
+
+
 class ToolServerDown(
     ServiceError, status=503, code="tool_server_down", title="A tool server has not told its tools", retry_after_s=5
 ):

@@ -138,6 +138,7 @@ async def serve(
             ):
                 await node.intake.claim_first()
                 tasks.start_soon(node.intake.run)
+                tasks.start_soon(node.callers.run)
                 webhooks = Webhooks(node.store, config.webhooks, node.metrics.count_delivery)
                 keeping.start_soon(webhooks.run)
                 keeping.start_soon(release_always, node.store, lambda: node.live.config.store)

@@ -28,6 +28,7 @@ class FailureReason(StrEnum):
     DEADLINE = "deadline"
     POISONED = "poisoned"
     WEIGHTS_CHANGED = "weights_changed"
+    NOT_SAID = "not_said"  # of a caller's turn
     ADAPTER_UNLOADED = "adapter_unloaded"
     CANCELLED = "cancelled"
     SHUTDOWN = "shutdown"

@@ -100,6 +100,10 @@ class AnswerMalformed(RoundhouseError):
     """The answer is not Roundhouse's, or lacks a field that this version of the client needs."""
 
 
+class NothingAwaited(RoundhouseError):
+    """Not exactly one turn of a conversation is awaited, so it has to be named."""
+
+
 class WaitExceeded(RoundhouseError):
     """The wait is over without its event; ``last`` is what was seen last, if anything was."""
 

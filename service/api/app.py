@@ -23,6 +23,7 @@ from service.api.errors import problems
 from service.api.errors.problems import Problem
 from service.api.openai.routes import RelayedPaths, Relays, describe_relayed, model_router, openai_router
 from service.api.routes.adapters import ADAPTER_BODIES, adapters_router, tools_router
+from service.api.routes.callers_turns import CALLERS_BODIES, callers_turns_router
 from service.api.routes.events import timeline_router
 from service.api.routes.jobs import job_router, jobs_router
 from service.api.routes.overview import overview_router, page_router, speaking_router
@@ -106,6 +107,7 @@ def build_routes(
     app.include_router(openai_router(relays))
     app.include_router(jobs_router(node.jobs, limits))
     app.include_router(job_router(node.jobs, node.prompts))
+    app.include_router(callers_turns_router(node.jobs, node.callers, limits))
     app.include_router(timeline_router(node))
     app.include_router(workers_router(node.fleet, lambda: node.scheduler.view))
     app.include_router(lanes_router(node.fleet.lanes))
@@ -137,7 +139,7 @@ def _describe(app: FastAPI) -> dict[str, Any]:
     description["paths"] = {**describe_relayed(), **description["paths"]}
     # These bodies are read by ourselves, bounded, and errors are written so; FastAPI does not know their schemas.
     schemas = description["components"]["schemas"]
-    bodies: tuple[type[BaseModel], ...] = (JobSpec, Problem, *WEIGHTS_BODIES, *ADAPTER_BODIES)
+    bodies: tuple[type[BaseModel], ...] = (JobSpec, Problem, *WEIGHTS_BODIES, *ADAPTER_BODIES, *CALLERS_BODIES)
     for body in bodies:
         schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= {**schema.pop("$defs", {}), body.__name__: schema}

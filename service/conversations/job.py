@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple, NewType
 
@@ -33,6 +33,13 @@ class OnFailure(StrEnum):
     END = "end"  # the conversation fails
     SKIP = "skip"  # the agent is silent in this round
     LEAVE = "leave"  # and from now on
+
+
+class SpokenBy(StrEnum):
+    """The speaker of an agent's turns."""
+
+    MODEL = "model"
+    CALLER = "caller"  # a program or a person (specification, "Turns of callers")
 
 
 class PromptAt(StrEnum):
@@ -69,7 +76,8 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     """One speaker; ``visible_to`` None means all, ``waits_for`` holds whom it hears first in the same round.
 
     ``model`` is one that workers serve; ``adapter`` the one on top of it that this agent asked for by name. Its turns
-    take ``slots`` of a worker each, or all that there are.
+    take ``slots`` of a worker each, or all that there are. One that a caller speaks ``by`` has no model: its turns are
+    awaited for ``wait_s`` seconds, or for ever, and then it says ``otherwise``, or they fail.
     """
 
     id: str
@@ -86,6 +94,9 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     exit_tools: tuple[ToolDefinition, ...] = ()
     on_failure: OnFailure = OnFailure.END
     slots: int = 1
+    by: SpokenBy = SpokenBy.MODEL
+    wait_s: float | None = None
+    otherwise: str | None = None
 
     @property
     def is_constrained(self) -> bool:
@@ -141,6 +152,10 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True):
         return {"url": self.url, "secret": self.secret}
 
 
+def _models(agents: Iterable[Agent]) -> tuple[str, ...]:
+    return tuple({agent.model: None for agent in agents if agent.model})
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Agents and the conversations that they hold; ``system`` stands before every agent's own.
 
@@ -166,7 +181,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def models(self) -> tuple[str, ...]:
         """The models that its agents use, in whichever conversation."""
-        return tuple(dict.fromkeys(agent.model for agent in self.all_agents()))
+        return _models(self.all_agents())
 
     def all_agents(self) -> Iterator[Agent]:
         """Iterate over the agents, and over those that differ in some conversation."""
@@ -175,11 +190,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             yield from conversation.cast.values()
 
     def first_models(self) -> list[tuple[str, ...]]:
-        """Return, for each conversation, the models of those who may speak at its very start."""
+        """Return, for each conversation, the models of those who may speak at its very start.
+
+        Where those are callers, any node that has one of the job's models may begin it.
+        """
         first = self.first_agents
-        common = tuple(dict.fromkeys(agent.model for agent in first))
+        common = _models(first) or self.models
         return [
-            tuple(dict.fromkeys(each.cast_agent(agent).model for agent in first)) if each.cast else common
+            (_models(map(each.cast_agent, first)) or self.models) if each.cast else common
             for each in self.conversations
         ]
 
@@ -193,6 +211,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 if name in first:
                     turns[first[name]] -= 1
                     turns[agent.model] += 1
+        del turns[""]  # of callers
         return +turns
 
     @property

@@ -43,12 +43,19 @@ class ConversationPlace(msgspec.Struct, frozen=True, kw_only=True):
 _decode = msgspec.json.Decoder(_Document).decode
 
 
-def with_conversations(document: str, wanted: Collection[str]) -> bytes:
-    """Return the JSON of a document with these of its conversations alone; all else stays as it was written."""
+def with_conversations(document: str, wanted: Collection[str], *, are_named: bool = False) -> bytes:
+    """Return the JSON of a document with these of its conversations alone; all else stays as it was written.
+
+    ``are_named``: but those that have their names by their places get an ``id``.
+    """
     fields = _decode_fields(document)
     names = [_id_of(conversation, number) for number, conversation in enumerate(_decode(document).conversations)]
     conversations = _decode_conversations(fields["conversations"])
-    kept = [conversation for name, conversation in zip(names, conversations, strict=True) if name in wanted]
+    kept = [
+        _named(conversation, name) if are_named else conversation
+        for name, conversation in zip(names, conversations, strict=True)
+        if name in wanted
+    ]
     return msgspec.json.encode({**fields, "conversations": kept})
 
 
@@ -76,6 +83,10 @@ def prompt_heads(document: str, characters: int) -> list[str]:
         " ".join(conversation.filled[: 4 * characters].split())[:characters]
         for conversation in _decode(document).conversations
     ]
+
+
+def _named(conversation: Raw, name: str) -> Raw:
+    return Raw(msgspec.json.encode({**_decode_fields(conversation), "id": name}))
 
 
 def _id_of(conversation: _PostedConversation, number: int) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from service.conversations.job import END, Conversation, Mode, OnFailure
+from service.conversations.job import END, Conversation, Mode, OnFailure, SpokenBy
 from service.conversations.limits import Limits, too_many
 from service.conversations.spec import (
     REFERENCES,
@@ -32,6 +32,9 @@ from service.formats.hosts import canonical_host
 from workers.errors import InvalidTool
 from workers.tools.definition import ToolDefinition
 
+MOST_SAID: Final = 64 * 1024  # bytes that a caller says in a turn
+CALLERS_ALONE: Final = frozenset({"wait_s", "otherwise"})
+MODELS_ALONE: Final = frozenset({"model", "params", "system", "tools", "exit_tools", "markup"})
 LEADERS_ANSWER: Final = "a leader's answer is the name of an agent, or end"
 ONE_ANSWER: Final = "a turn is one answer; each further one would take a slot unseen"
 FIXED_PARAMS: Final[Mapping[str, tuple[int, str]]] = {  # parameters that may say one thing alone
@@ -80,6 +83,8 @@ def meaning_faults(spec: JobSpec, conversations: tuple[Conversation, ...], rules
     yield from _agent_faults(spec)
     for index, agent in enumerate(spec.agents):
         yield from _own_faults(f"agents[{index}]", agent, AgentSpec.model_fields, models)
+    if all(agent.by is SpokenBy.CALLER for agent in spec.agents):
+        yield Fault(path="agents", message="at least one agent has to be asked of a model")
     yield from _cast_faults(spec, models)
     yield from _cycle_faults(spec)
     yield from _mode_faults(spec)
@@ -106,13 +111,42 @@ def _agent_faults(spec: JobSpec) -> Iterator[Fault]:
 
 def _own_faults(place: str, agent: AgentSpec, given: Collection[str], models: Collection[str]) -> Iterator[Fault]:
     """Yield what is wrong with an agent by itself, of what was ``given`` at a place."""
-    if "model" in given and agent.model not in models:
+    if agent.by is SpokenBy.CALLER:
+        yield from _caller_faults(place, agent, given)
+        return
+    for key in sorted(CALLERS_ALONE & agent.model_fields_set) if "by" in given else ():
+        yield Fault(path=f"{place}.{key}", message="only an agent with by: caller is waited for")
+    if "by" in given and "model" not in agent.model_fields_set:
+        yield Fault(path=f"{place}.model", message="is required")
+    elif "model" in given and agent.model not in models:
         yield Fault(path=f"{place}.model", message=unknown("model", agent.model, models))
     for key, (harmless, message) in FIXED_PARAMS.items() if "params" in given else ():
         if agent.params.get(key, harmless) not in (harmless, None):
             yield Fault(path=f"{place}.params.{key}", message=message)
     if "tools" in given:
         yield from _tool_faults(place, agent)
+
+
+def _caller_faults(place: str, agent: AgentSpec, given: Collection[str]) -> Iterator[Fault]:
+    """Yield what of an agent that a caller speaks for nothing would read, or could never be said."""
+    for key in sorted(MODELS_ALONE & agent.model_fields_set & set(given)):
+        yield Fault(path=f"{place}.{key}", message="an agent with by: caller is asked of no model")
+    if agent.otherwise is None:
+        return
+    if agent.wait_s is None:
+        yield Fault(path=f"{place}.otherwise", message="wants wait_s beside it: without that it is never said")
+    yield from (Fault(path=f"{place}.otherwise", message=fault) for fault in said_faults(agent.otherwise))
+    choices = agent.validation.choices if agent.validation is not None else None
+    fault = Validation(retries=0, choices=tuple(choices)).fault_of(agent.otherwise) if choices else None
+    if fault is not None:
+        yield Fault(path=f"{place}.otherwise", message=fault)
+
+
+def said_faults(text: str) -> Iterator[str]:
+    """Yield why a text is not words that a caller could say."""
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > MOST_SAID:
+        yield f"{size} bytes are more than {MOST_SAID}"
 
 
 def _tool_faults(of: str, agent: AgentSpec) -> Iterator[Fault]:
@@ -193,6 +227,8 @@ def _led_faults(spec: JobSpec) -> Iterator[Fault]:
         if agent.speak_after_within_round:
             message = "in mode: led the leader names who speaks; there is nobody else to wait for"
             yield Fault(path=f"{place}.speak_after_within_round", message=message)
+        if agent.id == spec.leader and agent.by is SpokenBy.CALLER:
+            yield Fault(path=f"{place}.by", message="a leader is asked of a model")
         if agent.id == spec.leader and agent.validation is not None:
             yield Fault(path=f"{place}.validation", message=LEADERS_ANSWER)
         if agent.id == spec.leader and agent.on_failure is not OnFailure.END:

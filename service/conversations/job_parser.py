@@ -57,7 +57,8 @@ def parse_stored(text: str, job_id: JobId, adapters: Mapping[str, str]) -> Job:
 def _as_accepted_now(document: dict[str, Any]) -> dict[str, Any]:
     """Take out of a stored job what older versions accepted and this one refuses."""
     for agent in document["agents"]:
-        agent["params"] = {key: value for key, value in (agent.get("params") or {}).items() if key not in FIXED_PARAMS}
+        if agent.get("params"):
+            agent["params"] = {key: value for key, value in agent["params"].items() if key not in FIXED_PARAMS}
     if isinstance(document.get("name"), str):
         document["name"] = CONTROLS.sub(" ", document["name"])
     return document
@@ -147,6 +148,9 @@ def _agent(spec: AgentSpec, adapters: Mapping[str, str]) -> Agent:
         tools=_tools(spec),
         exit_tools=parse_tools(spec.exit_tools),
         on_failure=spec.on_failure,
+        by=spec.by,
+        wait_s=spec.wait_s,
+        otherwise=spec.otherwise,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, HttpUrl, TypeAdapter, ValidationError, ValidationInfo, model_validator
 
-from service.conversations.job import Mode, OnFailure, PromptAt, View
+from service.conversations.job import Mode, OnFailure, PromptAt, SpokenBy, View
 from service.conversations.validation import folded
 from service.conversations.wording import DEFAULT_ROLE, phrase_fault
 from service.formats.faults import StrictModel
@@ -15,6 +15,7 @@ from workers.tools.schemas import pattern_trouble, schema_trouble
 
 NO_CONTROLS: Final = r"[^\x00-\x1f\x7f-\x9f]"
 REFERENCES: Final = "{mcp: SERVER, only: [NAME]} or {python: NAME} names tools that a model has; signals are spelt out"
+MOST_WAIT_S: Final = 10 * 365 * 86_400.0  # for a caller
 CONDITIONS: Final = ("says", "matches", "signal", "agree", "unchanged", "answer_tokens")
 Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
 
@@ -86,7 +87,7 @@ class AgentSpec(StrictModel):
 
     id: Identifier
     role: str = DEFAULT_ROLE
-    model: str = Field(json_schema_extra={"minLength": 1})  # the parser says which models there are
+    model: str = Field(default="", json_schema_extra={"minLength": 1})  # the parser says which models there are
     system: str = ""
     params: dict[str, object] = Field(default_factory=dict)
     visible_to: list[str] | None = None
@@ -96,6 +97,9 @@ class AgentSpec(StrictModel):
     tools: list[object] = Field(default_factory=list)
     exit_tools: list[object] = Field(default_factory=list)
     on_failure: OnFailure = OnFailure.END
+    by: SpokenBy = SpokenBy.MODEL
+    wait_s: float | None = Field(default=None, gt=0, le=MOST_WAIT_S)
+    otherwise: str | None = None
 
 
 class ConditionSpec(StrictModel):

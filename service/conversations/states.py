@@ -29,6 +29,7 @@ class TurnState(StrEnum):
     """The state of a turn."""
 
     PENDING = "pending"  # waits for others to speak
+    AWAITED = "awaited"  # waits for a caller to speak
     READY = "ready"  # waits for a slot
     IN_FLIGHT = "in_flight"  # on a slot
     COMPLETED = "completed"

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from service.conversations.job import TurnKey
+from service.conversations.job import SpokenBy, TurnKey
 from service.conversations.prompt_record import PromptRecord
 from service.conversations.states import ConversationState, TurnState
 from service.conversations.until import Ending
@@ -73,7 +73,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a transcript; all times are UTC.
 
     ``fulfils`` are the places of the conditions that it fulfils by itself, of those that may end its conversation. With
-    a failed turn its agent may have left (``leaves``): it has no further one.
+    a failed turn its agent may have left (``leaves``): it has no further one. ``by`` says who spoke.
     """
 
     key: TurnKey
@@ -98,6 +98,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: datetime | None = None
     fulfils: tuple[int, ...] = ()
     leaves: bool = False
+    by: SpokenBy = SpokenBy.MODEL
 
     @property
     def is_heard(self) -> bool:
@@ -130,6 +131,7 @@ def turn_document(turn: Turn) -> dict[str, object]:
         "agent": turn.key.agent_id,
         "role": turn.role,
         "round": turn.key.round,
+        "by": turn.by.value,
         "state": turn.state.value,
         "reason": turn.reason,
         "detail": turn.detail,

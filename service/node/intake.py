@@ -17,7 +17,8 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
-from service.conversations.job import Job, JobId
+from service.conversations.job import Job, JobId, SpokenBy
+from service.conversations.job_document import with_conversations
 from service.conversations.job_parser import parse_stored
 from service.conversations.log_fields import of_job
 from service.conversations.transcript import Turn, UnfinishedTurn
@@ -26,7 +27,7 @@ from service.errors import InvalidJob, JobNotFound, StoreUnavailable
 from service.scheduling.admission import Piece
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.work import Pause
-from service.store import queries
+from service.store import awaited_turns, queries
 from service.store.databases.database import Claim, Connection
 from service.store.records import NewJob, StoredJob
 from service.store.store import Store
@@ -37,6 +38,7 @@ LOOKAHEAD: Final = 2  # turns for each slot: one that runs, and one that is ther
 POLL_S: Final = 1.0  # hints may be lost; looking is what counts
 HOPELESS: Final = 16  # conversations at a time that are claimed to be ended
 JOBS_A_READ: Final = 50  # read and parsed in one piece, beside the event loop
+BY_CALLER: Final = '"by":"caller"'  # of an agent, as a document is stored
 PARSED_JOBS: Final = 64  # kept, since their conversations are claimed a few at a time
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,8 @@ logger = logging.getLogger(__name__)
 class ResumedJob(msgspec.Struct, frozen=True, kw_only=True):
     """Conversations of one job, with the turns that have ended and what others have behind them.
 
-    ``whole`` is the job with all its conversations; ``words`` are those of the conversations that have begun.
+    ``whole`` is the job with all its conversations, but where callers speak; ``words`` are those of the conversations
+    that have begun.
     """
 
     whole: Job
@@ -75,7 +78,8 @@ def read_resumed_jobs(
             continue
         try:
             whole = known.get(job_id) or replace(
-                parse_stored(queries.document(job_id)(connection), job_id, adapters), owner=stored.owner
+                parse_stored(_needed_of(queries.document(job_id)(connection), names), job_id, adapters),
+                owner=stored.owner,
             )
         except InvalidJob as error:
             line = line_about(of_job(job_id))
@@ -98,6 +102,14 @@ def read_resumed_jobs(
             )
         )
     return resumed
+
+
+def _needed_of(document: str, names: Sequence[str]) -> str:
+    """Return as much of a document as these conversations need, where they may be claimed one by one for long.
+
+    A conversation that only callers can move is nowhere in memory, nor is its job for its sake.
+    """
+    return with_conversations(document, names, are_named=True).decode() if BY_CALLER in document else document
 
 
 class Intake:
@@ -129,6 +141,7 @@ class Intake:
         self._admitted = Notifier()
         self._cancelled: set[JobId] = set()  # while jobs are being admitted, whose cancels may not be read any more
         self._epoch = 0  # grows when everything that was claimed is another node's
+        self._has_callers = False  # a job that is or was here has agents that callers speak for
         self._is_drained = False  # the last claim brought less than there was room for
         self._may_end_hopeless = False  # until all of it is claimed that was there
         self._parsed: OrderedDict[JobId, Job] = OrderedDict()
@@ -152,6 +165,7 @@ class Intake:
             try:
                 await self.admit(claimed, self._epoch)
                 await self._cancel_wanted()
+                await self._take_words()
                 if self._scheduler.paused_by is None:
                     await self.claim_jobs()
             except StoreUnavailable as error:  # what could not be read comes with a later claim
@@ -250,6 +264,16 @@ class Intake:
                 rooms[model] = view.free(model) + coming + (LOOKAHEAD - 1) * slots
         return {model: room for model, room in rooms.items() if room > 0}
 
+    async def _take_words(self) -> None:
+        """Let conversations that run here go on with what callers have said."""
+        if not self._has_callers:
+            return
+        said = await self._store.read(awaited_turns.said_to(self._store.node_id))
+        heard = [turn for turn in said if self._scheduler.view.is_awaited(turn.key)]
+        if heard:
+            self._store.forget_said_nowait([turn.key for turn in heard])
+            self._scheduler.take_words(heard)
+
     async def _cancel_wanted(self) -> None:
         if not self._is_shared:
             return
@@ -272,7 +296,7 @@ class Intake:
         stored, claimed, is_new = await self._store.post(new, claims=claims)
         if not self._scheduler.is_closing:  # else the next life admits it
             if claimed and self._may_admit(claimed, epoch):
-                self._scheduler.admit(Piece(job=new.job))
+                self._admit_piece(Piece(job=new.job))
             self.hint(is_work=not claims)
         return stored, is_new
 
@@ -327,8 +351,13 @@ class Intake:
         if self._admitting or self._claimed:
             self._cancelled.add(job_id)
         self._scheduler.cancel(job_id)
-        if self._is_shared:
-            self.hint(is_work=True)  # some node has to end what no node runs yet
+        self.hint(is_work=True)  # some node has to end what no node runs
+
+    def _admit_piece(self, piece: Piece) -> None:
+        self._scheduler.admit(piece)
+        if any(agent.by is SpokenBy.CALLER for agent in piece.job.agents):
+            self._has_callers = True
+            self.hint(is_work=True)  # a caller may have spoken since it was read
 
     def _go_on(self, resumed: ResumedJob) -> None:
         job, line = resumed.job, line_about(of_job(resumed.job.id))
@@ -341,7 +370,7 @@ class Intake:
             done, total = len(resumed.ended), job.total_turns
             logger.info("job %s goes on with %d of %d turns done", job.id, done, total, extra=line)
         is_cancelled = resumed.is_cancelled or job.id in self._cancelled
-        self._scheduler.admit(
+        self._admit_piece(
             Piece(
                 job=job,
                 ended=resumed.ended,
@@ -351,6 +380,8 @@ class Intake:
             )
         )
         if not self._is_shared:  # a lone node has all of it now
+            return
+        if any(agent.by is SpokenBy.CALLER for agent in job.agents):  # of its conversations these alone were read
             return
         self._parsed[job.id] = resumed.whole
         self._parsed.move_to_end(job.id)

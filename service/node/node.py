@@ -18,6 +18,7 @@ from service.conversations.job_faults import JobRules
 from service.conversations.states import TurnState
 from service.errors import ServiceError, StoreUnavailable
 from service.node.adapters import Adapters
+from service.node.callers_turns import CallersTurns
 from service.node.database_choice import is_shared, open_database
 from service.node.followers import JobFollowers
 from service.node.intake import Intake
@@ -65,6 +66,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     intake: Intake
     jobs: Jobs
     prompts: PromptHistory
+    callers: CallersTurns
     timelines: Timelines
     neighbours: Neighbours
     metrics: Metrics
@@ -230,6 +232,7 @@ async def open_node(
                     intake=intake,
                     jobs=jobs,
                     prompts=prompts,
+                    callers=CallersTurns(store, scheduler, intake, is_shared=cluster is not None),
                     timelines=Timelines(store, scheduler, fleet),
                     neighbours=neighbours,
                     metrics=metrics,

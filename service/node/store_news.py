@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import assert_never
 
@@ -13,6 +13,7 @@ from service.conversations.job import JobId, TurnKey
 from service.errors import StoreUnavailable
 from service.node.followers import JobFollowers
 from service.node.intake import Intake
+from service.scheduling.core.events import ConversationReleased
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.work import Pause, SchedulerStore
 from service.store import news, queries
@@ -62,8 +63,12 @@ class StoreOutlet(SchedulerStore):
         return await self._store.read(queries.tool_calls(key))
 
     @override
-    def release_nowait(self, wants: Mapping[tuple[JobId, str], Sequence[str]]) -> None:
-        self._store.release_nowait(wants)
+    def release_nowait(self, released: Sequence[ConversationReleased]) -> None:
+        left = {(each.job_id, each.conversation_id): each for each in released}
+        self._store.release_nowait(
+            {place: each.models for place, each in left.items()},
+            {place: each.awaited for place, each in left.items() if each.awaited},
+        )
 
     def is_followed(self, job_id: JobId) -> bool:
         """Whether anybody looks at a job while it runs."""

@@ -4,7 +4,7 @@ Every event is handled at once, without waiting: core and slots change together.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -17,6 +17,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from service.conversations.job import GroupBy, Job, JobId, TurnKey
 from service.conversations.states import ENDED_CONVERSATIONS, TurnState
+from service.conversations.transcript import Turn
 from service.scheduling.admission import Admission, Piece
 from service.scheduling.attempt import usage_key
 from service.scheduling.core import events
@@ -90,6 +91,7 @@ class Scheduler:
         self.admission = Admission(self._admit, partial(outlet.append, []), self._start_soon)
         self._integrity = IntegrityCheck(self.counters)
         self._idle = Notifier()
+        self.awaits = Notifier()  # that a caller's turn is awaited from now on
         self._at_work: list[JobTurn] = []  # as the service began to end
         fleet.subscribe(self._worker_changed)
 
@@ -173,6 +175,13 @@ class Scheduler:
         """End a job: what waits is dropped, what runs is cut off."""
         self.admission.cancel(job_id)
         self._post(events.JobCancelled(job_id=job_id))
+
+    def take_words(self, turns: Iterable[Turn]) -> None:
+        """Take the stored turns of callers that ``awaited`` says are awaited here."""
+        for turn in turns:
+            digest = self._job_turns.hear_caller(turn)
+            reason = turn.reason if turn.state is TurnState.FAILED else None
+            self._post(events.CallerSpoke(key=turn.key, digest=digest, reason=reason))
 
     def end_unwritable(self, conversations: Collection[tuple[JobId, str]]) -> None:
         """End conversations of which the store cannot hold what has happened, and has ended them: none goes on here."""
@@ -295,7 +304,7 @@ class Scheduler:
             self._fleet.lanes.note_waiting({} if self._pauses else self.view.waiting_on_demand())
         released = self._job_turns.released
         if released:  # after what was said of them
-            self._job_turns.released = {}
+            self._job_turns.released = []
             self._outlet.release_nowait(released)
 
     def _write(self, facts: Sequence[Record]) -> None:
@@ -311,8 +320,8 @@ class Scheduler:
         now = datetime.now(UTC)
         facts: list[Record] = []
         match action:
-            case events.TurnIsReady():
-                facts += self._work(action.key.job_id).note_ready(action.key, now)
+            case events.TurnIsReady() | events.AwaitTurn():
+                facts += self._wait(action, now)
             case events.StartTurn():
                 facts += self._start(action, now)
             case _ if isinstance(action, events.OfSlot):
@@ -333,6 +342,12 @@ class Scheduler:
             case _:
                 facts += self._move(action, now)
         return facts
+
+    def _wait(self, action: events.TurnIsReady | events.AwaitTurn, now: datetime) -> Sequence[Record]:
+        if isinstance(action, events.TurnIsReady):
+            return self._work(action.key.job_id).note_ready(action.key, now)
+        self.awaits.notify()
+        return self._job_turns.await_turn(action.key, now)
 
     def _move(self, action: events.Move, now: datetime) -> list[Record]:
         facts = self._work(action.job_id).move(action, now)

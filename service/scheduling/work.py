@@ -4,7 +4,7 @@ The core knows keys, agents and models alone. A key is taken to the ``Work`` tha
 slot it is an ``OnSlot``, whichever of the two it is.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
@@ -68,8 +68,8 @@ class SchedulerStore(Protocol):
     async def calls_of(self, key: TurnKey) -> Sequence[StoredToolCall]:
         """Return the calls of tools that a turn has begun, in whatever attempt."""
 
-    def release_nowait(self, wants: Mapping[tuple[JobId, str], Sequence[str]]) -> None:
-        """Leave conversations to other nodes, each with the models that it needs next."""
+    def release_nowait(self, released: Sequence[events.ConversationReleased]) -> None:
+        """Leave conversations to other nodes, or to none until a caller has spoken."""
 
     def is_followed(self, job_id: JobId) -> bool:
         """Whether anybody looks at a job while it runs, so that its text should come as it is written."""

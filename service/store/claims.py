@@ -5,17 +5,17 @@ Used by the writer's thread alone. What an operation changes here it returns as 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 
-from service.conversations.job import JobId
+from service.conversations.job import JobId, TurnKey
 from service.conversations.states import ENDED_CONVERSATIONS, ConversationState, TurnState
 from service.conversations.transcript import Turn
-from service.store import operations, usage
+from service.store import awaited_turns, operations, usage
 from service.store.databases.database import Claim, Connection, Membership
 from service.store.records import (
     ConversationMoved,
@@ -25,6 +25,7 @@ from service.store.records import (
     RequestUsed,
     StoredJob,
     TurnEnded,
+    TurnMoved,
     TurnRequeued,
     Used,
 )
@@ -151,14 +152,24 @@ class Claims:
         self._arriving.update(map(_place, fresh))
         return fresh
 
-    def release(self, connection: Connection, wants: Mapping[Place, Sequence[str]]) -> None:
-        """Leave conversations to other nodes, each with the models that it needs next."""
+    def release(
+        self,
+        connection: Connection,
+        wants: Mapping[Place, Sequence[str]],
+        awaited: Mapping[Place, Collection[TurnKey]],
+    ) -> None:
+        """Leave conversations to other nodes, each with the models that it needs next.
+
+        Those that only ``awaited`` turns can move are left to none.
+        """
         for place, models in wants.items():
             fence = self._fence(place)
             if fence is not None:
                 self._leaving.add(place)
                 claim = Claim(job_id=place[0], conversation_id=place[1], fence=fence)
                 self._membership.release(connection, claim, models)
+                if place in awaited:
+                    awaited_turns.leave(connection, self._membership, awaited[place])
         self._membership.notify(connection, [], is_work=True)
 
     def apply(self, connection: Connection, records: Sequence[Record]) -> "Applied":
@@ -214,6 +225,10 @@ class Claims:
             logger.warning("store: refused, since this node runs %s no more: %s", "/".join(place), what, extra=line)
             return
         if not isinstance(record, ConversationMoved):
+            if isinstance(record, TurnMoved) and record.demand is not None:
+                is_new = awaited_turns.begin(connection, self._membership, record, record.demand)
+                if not is_new:  # it was before a claim, and callers were told
+                    return
             operations.apply(connection, record, group.events)
         else:
             operations.move_conversation(connection, record, fence, group.events)

@@ -7,8 +7,15 @@ from typing import NamedTuple, assert_never
 
 import msgspec
 
-from service.conversations.job import JobId, TurnKey
-from service.conversations.states import ENDED_CONVERSATIONS, ENDED_JOBS, ConversationState, JobState, job_state_after
+from service.conversations.job import JobId, SpokenBy, TurnKey
+from service.conversations.states import (
+    ENDED_CONVERSATIONS,
+    ENDED_JOBS,
+    ConversationState,
+    JobState,
+    TurnState,
+    job_state_after,
+)
 from service.conversations.transcript import ended_by, rfc3339
 from service.conversations.wording import encode_clock, encode_models
 from service.errors import NotEnded
@@ -162,7 +169,8 @@ def apply(
         case ConversationWorded():
             _keep_words(connection, record)
         case TurnMoved():
-            _tell_turn(events, record.key, record.at, state=record.state.value, worker=record.worker)
+            waits = {} if record.demand is None else {"wait_s": record.demand.wait_s}
+            _tell_turn(events, record.key, record.at, state=record.state.value, worker=record.worker, **waits)
         case TurnRequeued():
             _requeue_turn(connection, record, events)
         case TurnEnded():
@@ -211,15 +219,22 @@ def move_conversation(connection: Connection, record: ConversationMoved, fence: 
     if is_over:
         fields["ended_by"] = ended_by(record.state, record.ending)
     _tell(events, record.job_id, "conversation", {**fields, "at": rfc3339(record.at)})
-    if record.absent:
+    if record.most is not None:
         _leave_out(connection, record)
     if is_over:
         _count_conversation(connection, record.job_id, record.at, events)
 
 
 def _leave_out(connection: Connection, record: ConversationMoved) -> None:
-    """Take turns off a job that do not exist, since a condition has ended their conversation; some had been tried."""
-    connection.execute("UPDATE jobs SET total_turns = total_turns - ? WHERE id = ?", (record.absent, record.job_id))
+    """Take turns off a job that do not exist, since a condition has ended their conversation; some had been tried.
+
+    A caller may have spoken one at that very moment.
+    """
+    connection.execute(
+        "UPDATE jobs SET total_turns = total_turns - ?"
+        " + (SELECT count(*) FROM turns WHERE job_id = jobs.id AND conversation_id = ?) WHERE id = ?",
+        (record.most, record.conversation_id, record.job_id),
+    )
     connection.execute(
         "DELETE FROM unfinished_turns WHERE job_id = ? AND conversation_id = ?",
         (record.job_id, record.conversation_id),
@@ -274,10 +289,15 @@ def _requeue_turn(connection: Connection, record: TurnRequeued, events: Events) 
 
 def _end_turn(connection: Connection, record: TurnEnded, events: Events) -> None:
     turn = record.turn
-    connection.execute(
-        "INSERT INTO turns (job_id, conversation_id, agent, round, state, reason, record) VALUES (?, ?, ?, ?, ?, ?, ?)",
+    # A caller may have spoken as the conversation was ended.
+    but = " ON CONFLICT DO NOTHING" if turn.state is TurnState.CANCELLED and turn.by is SpokenBy.CALLER else ""
+    inserted = connection.execute(
+        "INSERT INTO turns (job_id, conversation_id, agent, round, state, reason, record)"  # noqa: S608
+        " VALUES (?, ?, ?, ?, ?, ?, ?)" + but,
         (*turn.key, turn.state.value, turn.reason, encode_turn(turn)),
     )
+    if but and not inserted.rowcount:
+        return
     if turn.attempts:
         connection.execute(f"DELETE FROM unfinished_turns WHERE {PLACE}", tuple(turn.key))  # noqa: S608
     _tell_turn(events, turn.key, record.at, state=turn.state.value, reason=turn.reason, worker=turn.worker)

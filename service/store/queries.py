@@ -12,6 +12,7 @@ from service.conversations.transcript import ConversationRecord, Turn, Unfinishe
 from service.conversations.until import Ending
 from service.conversations.wording import ConversationWords, decode_clock, decode_models
 from service.errors import ConversationNotFound, IdempotencyConflict, JobNotFound
+from service.store import awaited_turns
 from service.store.databases.database import Connection
 from service.store.records import (
     ConversationRow,
@@ -310,6 +311,7 @@ def tally(job_id: JobId) -> Query[Tally]:
         return Tally(
             conversations={ConversationState(row[0]): row[1] for row in by_state},
             turns={TurnState(row[0]): row[1] for row in ended},
+            awaited=awaited_turns.count(job_id)(connection),
         )
 
     return query

@@ -5,6 +5,7 @@ from datetime import datetime
 
 import msgspec
 
+from service.conversations.awaited_turn import AwaitedTurn
 from service.conversations.job import Job, JobId, TurnKey
 from service.conversations.measures import AttemptMeasures, UsageCounts
 from service.conversations.states import ConversationState, JobState, TurnState
@@ -34,7 +35,8 @@ def decode_unfinished(record: str) -> UnfinishedTurn:
 class ConversationMoved(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation is in another state.
 
-    ``ending`` is the condition that ended it, if one did; ``absent`` turns of it do not exist because of one.
+    ``ending`` is the condition that ended it, if one did; ``most`` is how many turns it could have had, where some of
+    them do not exist.
     """
 
     job_id: JobId
@@ -43,7 +45,7 @@ class ConversationMoved(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None
     at: datetime
     ending: Ending | None = None
-    absent: int = 0
+    most: int | None = None
 
 
 class ConversationWorded(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +60,10 @@ class ConversationWorded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnMoved(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn got ready, or was put on a slot of ``worker``, for which it had waited ``waited_s`` seconds."""
+    """A turn got ready, or was put on a slot of ``worker``, for which it had waited ``waited_s`` seconds.
+
+    One that is awaited has a ``demand``.
+    """
 
     key: TurnKey
     state: TurnState
@@ -66,6 +71,7 @@ class TurnMoved(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     model: str = ""
     waited_s: float | None = None
+    demand: AwaitedTurn | None = None
 
 
 class UsageKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,7 +208,8 @@ class StoredToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of a job's conversations and ended turns in each state."""
+    """The number of a job's conversations and ended turns in each state, and of turns that are awaited."""
 
     conversations: dict[ConversationState, int]
     turns: dict[TurnState, int]
+    awaited: int = 0

@@ -5,15 +5,17 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import anyio
 import anyio.to_thread
 from msgspec.structs import replace
 
-from service.conversations.job import JobId
+from service.conversations.job import JobId, TurnKey
+from service.conversations.transcript import Turn
 from service.errors import StoreError, StoreUnavailable
-from service.store import operations
+from service.store import awaited_turns, operations
+from service.store.awaited_turns import OpenTurn, SpokenTurn
 from service.store.claims import Applied, Claims, Place
 from service.store.databases.database import Claim, Connection, Database
 from service.store.news import ClaimsLost, FactsLost, JobsCommitted, Tell, WriterEvent, WritesFailed
@@ -21,6 +23,7 @@ from service.store.records import NewJob, Record, RequestUsed, StoredJob
 from service.store.writer import Write, Writer
 
 T = TypeVar("T")
+NONE_AWAITED: Final[Mapping[Place, Collection[TurnKey]]] = {}
 Query = Callable[[Connection], T]
 
 
@@ -101,11 +104,25 @@ class Store:
             is_kept=True,
         )
 
-    def release_nowait(self, wants: Mapping[Place, Sequence[str]]) -> None:
-        """Leave conversations to whichever node has workers for one of the models that each needs next."""
+    def release_nowait(
+        self, wants: Mapping[Place, Sequence[str]], awaited: Mapping[Place, Collection[TurnKey]] = NONE_AWAITED
+    ) -> None:
+        """Leave conversations to whichever node has workers for one of the models that each needs next.
+
+        Those that only ``awaited`` turns can move are left to none, until a caller has spoken.
+        """
         jobs = frozenset(job_id for job_id, _ in wants)
-        write = Write(operation=lambda connection: self._claims.release(connection, wants), jobs=jobs, is_kept=True)
+        write = Write(
+            operation=lambda connection: self._claims.release(connection, wants, awaited), jobs=jobs, is_kept=True
+        )
         self._submit(write, lambda _: self._claims.drop(wants))
+
+    def forget_said_nowait(self, keys: Collection[TurnKey]) -> None:
+        """Forget words of callers whose conversations go on here; the turns are stored."""
+        write = Write(
+            operation=lambda connection: awaited_turns.forget_said(connection, keys), jobs=frozenset(), is_kept=True
+        )
+        self._submit(write, lambda _: None)
 
     def forget_claims_nowait(self, places: Collection[Place]) -> None:
         """Take back what a claim has told: the next one tells it again."""
@@ -144,6 +161,26 @@ class Store:
             StoreUnavailable: the database is in trouble.
         """
         await self._write(frozenset({job_id}), lambda connection: operations.delete(connection, job_id))
+
+    async def say(self, turn: Turn) -> SpokenTurn | None:
+        """Store the words of an awaited turn, or that nobody has said any; return what is stored of its place.
+
+        None if it is not awaited.
+
+        Raises:
+            StoreUnavailable: the database is in trouble.
+        """
+        return await self._write(
+            frozenset({turn.key.job_id}), lambda connection: awaited_turns.say(connection, self._membership, turn)
+        )
+
+    async def take_due(self) -> Sequence[OpenTurn]:
+        """Return awaited turns whose wait is over, some at a time.
+
+        Raises:
+            StoreUnavailable: the database is in trouble.
+        """
+        return await self._write(frozenset(), lambda connection: awaited_turns.take_due(connection, self._membership))
 
     async def write(self, operation: Query[T]) -> T:
         """Run an operation of ``service.store`` whose caller waits.

@@ -52,6 +52,8 @@ OWN_CALLS: list[Call[Any]] = [  # one of each route, with a name for each part o
     job_calls.get_document("X"),
     job_calls.get_timeline("X"),
     job_calls.get_deliveries("X"),
+    job_calls.awaited(),
+    job_calls.awaited("X"),
     worker_calls.list_workers(),
     worker_calls.get_worker("X"),
     worker_calls.get_log("X"),
@@ -77,7 +79,11 @@ OWN_CALLS: list[Call[Any]] = [  # one of each route, with a name for each part o
     model_calls.init_weights("X", {}),
     model_calls.update_weights("X", {}),
 ]
-STREAMED = {("GET", "/v1/jobs/{}/events"), ("GET", "/v1/jobs/{}/result")}
+IN_FLOWS = {
+    ("GET", "/v1/jobs/{}/events"),
+    ("GET", "/v1/jobs/{}/result"),
+    ("POST", "/v1/jobs/{}/conversations/{}/turns/{}/{}"),
+}
 # Paths of other makers' interfaces, which their own clients speak.
 FOREIGN = re.compile(r"/v1/models(/{\w+(:path)?})?$|/version$")  # and all that is relayed
 
@@ -412,7 +418,7 @@ def test_every_route_has_a_call(service: Service) -> None:
         if not (FOREIGN.match(path) or path in SERVED)
     }
     asked = {(call.request.method, re.sub(r"/(X|0)(?=/|$)", "/{}", call.request.path)) for call in OWN_CALLS}
-    assert asked | STREAMED == served
+    assert asked | IN_FLOWS == served
 
 
 def test_the_types_are_those_of_the_calls(service: Service) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from service.conversations.job import Agent, Conversation, GroupBy, Job, JobId, Mode, OnFailure, TurnKey
+from service.conversations.job import Agent, Conversation, GroupBy, Job, JobId, Mode, OnFailure, SpokenBy, TurnKey
 from service.conversations.states import ConversationState, TurnState
 from service.conversations.until import Condition, TurnDigest, Until
 from service.scheduling.core import events
@@ -62,6 +62,8 @@ class Auditor(RuleBasedStateMachine):
         self.timers: set[tuple[TurnKey, int]] = set()  # all that were ever set in this life
         self.lent: set[TurnKey] = set()  # turns in flight on no slot
         self.lost: set[TurnKey] = set()
+        self.awaited: set[TurnKey] = set()
+        self.left: set[tuple[JobId, str]] = set()  # conversations that only callers can move
 
     def make_core(self) -> SchedulingCore:
         return SchedulingCore(POLICIES[self.policy], group_by=self.group_by, shares=self.shares)
@@ -73,8 +75,8 @@ class Auditor(RuleBasedStateMachine):
     def tell(self, event: events.Event) -> None:
         for action in self.core.handle(event):
             match action:
-                case events.TurnIsReady():
-                    self.waiting.add(action.key)
+                case events.TurnIsReady() | events.AwaitTurn():
+                    self.audit_waiting(action)
                 case events.StartTurn():
                     self.audit_start(action)
                 case events.DeferTurn():
@@ -86,10 +88,16 @@ class Auditor(RuleBasedStateMachine):
                     self.cut_off.add(action.key)
                 case events.ConversationEnded():
                     self.audit_end(action)
+                case events.ConversationReleased():
+                    self.audit_release(action)
                 case events.JobEnded():
                     self.audit_job(action.job_id)
                 case _:
                     pass
+
+    def audit_waiting(self, action: events.TurnIsReady | events.AwaitTurn) -> None:
+        assert action.key not in self.ended
+        (self.waiting if isinstance(action, events.TurnIsReady) else self.awaited).add(action.key)
 
     def audit_wait(self, action: events.DeferTurn) -> None:
         assert action.key not in self.held, "a turn waits for its worker once"
@@ -118,12 +126,21 @@ class Auditor(RuleBasedStateMachine):
         self.ended_talks.add(conversation)
         assert not any(key[:2] == conversation for key in self.flying)
         self.waiting = {key for key in self.waiting if key[:2] != conversation}
+        self.awaited = {key for key in self.awaited if key[:2] != conversation}
         assert not self.ended & set(action.unspoken)
         assert action.state is not ConversationState.COMPLETED or not action.unspoken
         self.ended.update(action.unspoken)
         self.absent[conversation] = action.absent
 
+    def audit_release(self, action: events.ConversationReleased) -> None:
+        conversation = (action.job_id, action.conversation_id)
+        assert not any(key[:2] == conversation for key in self.flying.keys() | self.waiting)
+        assert action.awaited == {key for key in self.awaited if key[:2] == conversation} != set()
+        self.left.add(conversation)
+
     def audit_job(self, job_id: JobId) -> None:
+        if any(job_id == of_job for of_job, _ in self.left):
+            return
         assert job_id not in self.ended_jobs
         self.ended_jobs.add(job_id)
         absent = sum(count for (of_job, _), count in self.absent.items() if of_job == job_id)
@@ -205,7 +222,9 @@ class Auditor(RuleBasedStateMachine):
         edges=st.sets(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=4),
         models=st.lists(st.sampled_from(MODELS), min_size=4, max_size=4),
         agents=st.integers(1, 4),
-        posted=st.tuples(st.sampled_from((None, "alice", "bob")), st.integers(-1, 1), st.sampled_from(UNTIL)),
+        posted=st.tuples(
+            st.sampled_from((None, "alice", "bob")), st.integers(-1, 1), st.sampled_from(UNTIL), st.integers(1, 8)
+        ),
     )
     def admit(
         self,
@@ -215,23 +234,24 @@ class Auditor(RuleBasedStateMachine):
         edges: set[tuple[int, int]],
         models: list[str],
         agents: int,
-        posted: tuple[str | None, int, Until],
+        posted: tuple[str | None, int, Until, int],
     ) -> None:
-        owner, priority, until = posted
+        owner, priority, until, caller = posted  # an agent's place, if there is one
         mode = Mode.ROUNDS if mode is Mode.LED and agents == 1 else mode
         job_id = JobId(f"j{len(self.jobs)}")
         speakers = tuple(
             Agent(
                 id=f"a{number}",
                 role="",
-                model=models[number],
+                model="" if number == caller else models[number],
+                by=SpokenBy.CALLER if number == caller else SpokenBy.MODEL,
                 system=LONG,
                 on_failure=OnFailure.END if mode is Mode.LED and number == 0 else ON_FAILURE[models[number], count],
                 waits_for=frozenset(f"a{low}" for low, high in edges if low < high == number and mode is Mode.ROUNDS),
             )
             for number in range(agents)
         )
-        casts = [{}, {agent.id: replace(agent, model=models[-1]) for agent in speakers[:2]}, {}]
+        casts = [{}, {agent.id: replace(agent, model=models[-1]) for agent in speakers[:2] if agent.model}, {}]
         job = Job(
             id=job_id,
             name=job_id,
@@ -364,6 +384,36 @@ class Auditor(RuleBasedStateMachine):
         cleared = data.draw(st.lists(st.sampled_from(suspects), unique=True)) if suspects else []
         self.tell(SuspectsCleared(keys=tuple(cleared)))
 
+    @precondition(lambda self: self.awaited)
+    @rule(data=st.data(), is_said=st.booleans())
+    def caller_speaks(self, data: st.DataObject, *, is_said: bool) -> None:
+        """Or not in time. A conversation that nobody runs is claimed with it."""
+        key = data.draw(st.sampled_from(sorted(self.awaited)))
+        self.say(key, TurnDigest(words=data.draw(st.integers(0, 1))) if is_said else None)
+
+    def say(self, key: TurnKey, digest: TurnDigest | None) -> None:
+        """Store a caller's turn, or that it has failed, and tell of it."""
+        is_said, digest = digest is not None, digest or TurnDigest()
+        self.awaited.remove(key)
+        self.ended.add(key)
+        (self.completed if is_said else self.failed).add(key)
+        self.digests[key] = digest
+        if key[:2] in self.left:
+            self.claim(key[:2])
+        else:
+            self.tell(events.CallerSpoke(key=key, digest=digest, reason=None if is_said else "not_said"))
+
+    def claim(self, conversation: tuple[JobId, str]) -> None:
+        """Admit a conversation that was left."""
+        self.left.remove(conversation)
+        self.awaited = {key for key in self.awaited if key[:2] != conversation}
+        job = self.jobs[conversation[0]]
+        part = replace(job, conversations=tuple(each for each in job.conversations if each.id == conversation[1]))
+        done = {key: (self.state_of(key), "reason") for key in self.ended if key[:2] == conversation}
+        digests = {key: digest for key, digest in self.digests.items() if key[:2] == conversation}
+        is_cancelled = job.id in self.cancelled
+        self.tell(events.JobAdmitted(job=part, ended=done, digests=digests, is_cancelled=is_cancelled))
+
     @rule()
     def service_is_killed_and_started_again(self) -> None:
         """What was told to the store is all that the next life knows."""
@@ -379,6 +429,8 @@ class Auditor(RuleBasedStateMachine):
         self.trials.clear()
         self.cut_off.clear()
         self.ready_workers.clear()
+        self.awaited.clear()
+        self.left.clear()
         self.ended_talks = {conversation for conversation in self.ended_talks if conversation[0] in self.ended_jobs}
         for job_id, job in self.jobs.items():
             if job_id not in self.ended_jobs:
@@ -415,12 +467,15 @@ class Auditor(RuleBasedStateMachine):
         if job_id not in self.ended_jobs:
             self.cancelled.add(job_id)
         self.tell(events.JobCancelled(job_id=job_id))
+        for conversation in [each for each in self.left if each[0] == job_id]:
+            self.claim(conversation)
 
     @invariant()
     def pools_by_model_add_up(self) -> None:
         """What operators see of each model is what there is of all."""
         by_model, of_all = self.core.view.by_model(), dict(self.core.view.of_all())
-        assert {pool: sum(counts[pool] for counts in by_model.values()) for pool in of_all} == of_all
+        if not any(agent.by is SpokenBy.CALLER for job in self.jobs.values() for agent in job.agents):
+            assert {pool: sum(counts[pool] for counts in by_model.values()) for pool in of_all} == of_all
 
     @invariant()
     def pools_slots_reservations_and_charges_agree(self) -> None:
@@ -477,7 +532,10 @@ class Auditor(RuleBasedStateMachine):
             self.turns_may_start()
         for worker in SLOTS:
             self.worker_gets_ready(worker)
-        while self.flying or self.has_more():
+        while self.flying or self.awaited or self.has_more():
+            if not self.flying and self.awaited:
+                self.say(min(self.awaited), TurnDigest())
+                continue
             key = min(self.flying)
             self.take_off(key)
             self.completed.add(key)

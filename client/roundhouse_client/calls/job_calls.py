@@ -19,7 +19,7 @@ from roundhouse_client.request import (
 )
 from roundhouse_client.values.job_document import JobDocument
 from roundhouse_client.values.jobs import BatchLine, Deliveries, Job, JobPage
-from roundhouse_client.values.transcripts import AskedPrompts, Transcript
+from roundhouse_client.values.transcripts import AskedPrompts, AwaitedTurns, Transcript
 
 T = TypeVar("T")
 JOBS: Final = "/v1/jobs"
@@ -119,6 +119,16 @@ def get_prompts(job_id: str, conversation_id: str, agent: str, round_number: int
     """
     turn = place("conversations", conversation_id, "turns", agent, round_number)
     return get(f"{JOBS}{place(job_id)}{turn}/prompt", into(AskedPrompts))
+
+
+def awaited(job_id: str | None = None, *, limit: int = 100, after: int = 0) -> Call[AwaitedTurns]:
+    """Return turns that callers are to speak, the oldest first, without the first ``after``: of a job, or of all.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    path = "/v1/awaited" if job_id is None else f"{JOBS}{place(job_id)}/awaited"
+    return get(path, into(AwaitedTurns), limit=limit, after=after)
 
 
 def get_document(job_id: str, conversations: str = "all") -> Call[str]:

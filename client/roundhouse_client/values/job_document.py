@@ -21,7 +21,7 @@ class AgentDocument(TypedDict, total=False):
     """One speaker of a job."""
 
     id: Required[str]
-    model: Required[str]
+    model: str
     role: str
     system: str
     params: Mapping[str, object]
@@ -32,6 +32,9 @@ class AgentDocument(TypedDict, total=False):
     tools: Sequence[Mapping[str, object]]
     exit_tools: Sequence[Mapping[str, object]]
     on_failure: Literal["end", "skip", "leave"]
+    by: Literal["model", "caller"]
+    wait_s: float | None
+    otherwise: str | None
 
 
 class CastDocument(TypedDict, total=False):

@@ -22,7 +22,10 @@ class ConversationCounts(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnCounts(Value):
-    """The number of a job's turns in each state; ``pending`` wait for other turns, ``ready`` for a slot."""
+    """The number of a job's turns in each state; ``pending`` wait for other turns, ``ready`` for a slot.
+
+    ``awaited`` wait for a caller to speak.
+    """
 
     total: int
     pending: int
@@ -31,6 +34,7 @@ class TurnCounts(Value):
     completed: int
     failed: int
     cancelled: int
+    awaited: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

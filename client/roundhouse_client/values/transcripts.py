@@ -37,7 +37,7 @@ class Attempt(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn(Value):
-    """One agent speaking once in one round; rounds count from 0."""
+    """One agent speaking once in one round; rounds count from 0. It was spoken ``by`` a model or a caller."""
 
     agent: str
     role: str
@@ -60,6 +60,26 @@ class Turn(Value):
     started_at: datetime | None
     first_token_at: datetime | None
     finished_at: datetime | None
+    by: str = "model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitedTurn(Value):
+    """A turn that a caller is to speak; it is waited for ``until`` then, or for ever."""
+
+    job: str
+    conversation: str
+    agent: str
+    round: int
+    since: datetime
+    until: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitedTurns(Value):
+    """Turns that callers are to speak, the oldest first."""
+
+    awaited: tuple[AwaitedTurn, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -326,7 +326,8 @@ def _turn_counts(view: JobView) -> values.TurnCounts:
     ended = sum(turns.get(state, 0) for state in ENDED_TURNS)
     return values.TurnCounts(
         total=total,
-        pending=max(0, total - ended - view.ready - view.in_flight),
+        pending=max(0, total - ended - view.ready - view.in_flight - view.tally.awaited),
+        awaited=view.tally.awaited,
         ready=view.ready,
         in_flight=view.in_flight,
         completed=turns.get(TurnState.COMPLETED, 0),

@@ -50,7 +50,7 @@ class JobBacklog:
         self.dependencies = dependencies_of(job)
         # Turns of an agent that has another model in some conversations stand apart, behind those of all agents.
         self._parts = [(agent.id, agent.model) for agent in job.agents]
-        self.models = tuple({model: None for _, model in self._parts})
+        self.models = tuple({model: None for _, model in self._parts if model})  # callers have none
         self._part_of: dict[tuple[str, str], int] = {}
         self._turns_left = [0] * len(job.agents)
         # Of ``mode: led``: turns of which nobody knows whose they will be are the leader's until it has named somebody.
@@ -103,7 +103,8 @@ class JobBacklog:
         """The number of each model's turns that have not ended."""
         left: Counter[str] = Counter()
         for (_, model), turns in zip(self._parts, self._turns_left, strict=True):
-            left[model] += turns
+            if model:
+                left[model] += turns
         return left
 
     def refresh(self) -> None:

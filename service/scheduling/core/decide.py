@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
 from typing import Final
 
-from service.conversations.job import GroupBy, JobId, TurnKey
+from service.conversations.job import GroupBy, JobId, SpokenBy, TurnKey
 from service.conversations.states import ConversationState, TurnState
 from service.conversations.turn_failures import digest_of_failure
 from service.conversations.turn_order import Place
@@ -111,6 +111,8 @@ class SchedulingCore:
                 yield from self._admit(event)
             case events.JobCancelled() | events.ConversationSpoiled():
                 yield from self._end_early(event)
+            case events.CallerSpoke():
+                yield from self._take_words(event)
             case events.Paused() | events.Unpaused():
                 self._is_paused = isinstance(event, events.Paused)
             case events.WorkerReady() | events.WorkerNotReady() | events.ModelLost() | events.ModelRegained():
@@ -284,7 +286,14 @@ class SchedulingCore:
         for place in places:
             if live.job.leader is not None:
                 live.backlog.name_speaker(conversation.definition, place.agent)
-            yield self._make_ready(conversation, place)
+            if conversation.agents[place.agent].by is SpokenBy.CALLER:
+                key = conversation.key(place)
+                conversation.awaited |= {key}
+                yield events.AwaitTurn(key=key)
+            else:
+                yield self._make_ready(conversation, place)
+        if conversation.awaited and not conversation.open:
+            yield from self._release(conversation)
 
     def _make_ready(
         self, conversation: LiveConversation, place: Place, *, is_front: bool = False, trial: Trial | None = None
@@ -350,7 +359,10 @@ class SchedulingCore:
         yield from self._leave(conversation, ended)
 
     def _release(self, conversation: LiveConversation) -> Iterator[events.Action]:
-        """Leave a conversation, of which nothing is in flight, to a node that has the models it needs next."""
+        """Leave a conversation, of which nothing is in flight, to a node that has the models it needs next.
+
+        One that only callers can move is left to nobody, until one of them has spoken.
+        """
         models = tuple(dict.fromkeys(conversation.model(key) for key in conversation.in_order(conversation.open)))
         for key in list(conversation.open):
             self._drop(conversation, key)
@@ -358,6 +370,7 @@ class SchedulingCore:
             job_id=conversation.live.job.id,
             conversation_id=conversation.definition.id,
             models=tuple(model for model in models if model in self._lost),
+            awaited=frozenset() if models else conversation.awaited,
         )
         yield from self._leave(conversation, left)
 
@@ -406,6 +419,23 @@ class SchedulingCore:
         else:
             digest = event.digest if isinstance(event, events.TurnCompleted) else NOTHING
             yield from self._go_on(conversation, self._end_in_order(conversation, place, digest))
+        if key.conversation_id in live.conversations:
+            self._ready.note_load(live.job.id, live.backlog)
+
+    def _take_words(self, event: events.CallerSpoke) -> Iterator[events.Action]:
+        """Go on after a turn that was awaited; one that its conversation does not await is known by now."""
+        key = event.key
+        live = self._jobs.get(key.job_id)
+        conversation = live.conversations.get(key.conversation_id) if live is not None else None
+        if live is None or conversation is None or key not in conversation.awaited:
+            return
+        conversation.awaited -= {key}
+        conversation.end_turn(key)
+        if conversation.ending is None and event.reason is not None:
+            yield from self._go_on_without(conversation, key, event.reason)
+        elif conversation.ending is None:
+            place = conversation.place(key)
+            yield from self._go_on(conversation, self._end_in_order(conversation, place, event.digest))
         if key.conversation_id in live.conversations:
             self._ready.note_load(live.job.id, live.backlog)
 

@@ -43,6 +43,14 @@ class JobAdmitted(msgspec.Struct, frozen=True, kw_only=True):
     program: ProgramReturn | None = None  # of a client's request
 
 
+class CallerSpoke(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn that was awaited is stored: a caller has spoken, or, with a ``reason``, nobody has in time."""
+
+    key: TurnKey
+    digest: TurnDigest = NOTHING
+    reason: str | None = None
+
+
 class JobCancelled(msgspec.Struct, frozen=True, kw_only=True):
     """A caller wants no more of a job."""
 
@@ -226,7 +234,7 @@ SlotEvent = ToolsBegan | KeepOver | ToolsEnded
 TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
 WorkerEvent = WorkerReady | WorkerNotReady | ModelLost | ModelRegained
 Note = KvUseTold | TimeTold | TurnSpent | SlotsKept | DeferralOver | HoldOver
-OfJob = JobAdmitted | JobCancelled | ConversationSpoiled
+OfJob = JobAdmitted | JobCancelled | ConversationSpoiled | CallerSpoke
 Event = OfJob | WorkerEvent | TurnEvent | SlotEvent | Note | Paused | Unpaused | Suspicion
 
 # Actions
@@ -234,6 +242,12 @@ Event = OfJob | WorkerEvent | TurnEvent | SlotEvent | Note | Paused | Unpaused |
 
 class TurnIsReady(msgspec.Struct, frozen=True, kw_only=True):
     """The turn waits for nothing but a slot."""
+
+    key: TurnKey
+
+
+class AwaitTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """The turn waits for nothing but its caller."""
 
     key: TurnKey
 
@@ -335,11 +349,15 @@ class ConversationEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConversationReleased(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing of the conversation runs here, and what comes next is for another node: it needs one of ``models``."""
+    """Nothing of the conversation runs here, and what comes next is for another node: it needs one of ``models``.
+
+    One of which only ``awaited`` turns are left is for nobody until a caller has spoken.
+    """
 
     job_id: JobId
     conversation_id: str
     models: tuple[str, ...]
+    awaited: frozenset[TurnKey] = frozenset()
 
 
 class JobEnded(msgspec.Struct, frozen=True, kw_only=True):
@@ -350,5 +368,5 @@ class JobEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 Move = ConversationStarted | ConversationEnded | ConversationReleased | JobEnded
 OfSlot = KeepSlot | LendSlot | TakeBackSlot | LoseSlot
-Step = TurnIsReady | StartTurn | DeferTurn | HoldSlot | OfSlot | AbandonTurn | CutOffTurn
+Step = TurnIsReady | AwaitTurn | StartTurn | DeferTurn | HoldSlot | OfSlot | AbandonTurn | CutOffTurn
 Action = Step | ContinueCancel | ContinueDispatch | Move

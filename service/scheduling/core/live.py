@@ -96,13 +96,17 @@ class Unspoken(Sequence[TurnKey]):
 
 
 class LiveConversation:
-    """One conversation that has not ended, with its ``agents``; ``open`` are its turns that are ready or in flight."""
+    """One conversation that has not ended, with its ``agents``.
+
+    ``open`` are its turns that are ready or in flight, ``awaited`` those that wait for callers: these are in no pool.
+    """
 
     __slots__ = (
         "_cached",
         "_ended",
         "_lines",
         "agents",
+        "awaited",
         "definition",
         "ending",
         "is_awaited",
@@ -121,6 +125,7 @@ class LiveConversation:
         self.agents = tuple(map(definition.cast_agent, agents)) if definition.cast else agents
         self.order = speaking_order(live.job, live.names, live.backlog.dependencies, definition)
         self.open: set[TurnKey] = set()
+        self.awaited: frozenset[TurnKey] = frozenset()
         self.is_started = False
         self.is_awaited = False  # by a slot that was held for its program
         self.ending: tuple[ConversationState, str | None] | None = None

@@ -116,6 +116,12 @@ class PoolsView:
         live = self._jobs.get(job_id)
         return frozenset(live.backlog.models) if live is not None else frozenset()
 
+    def is_awaited(self, key: TurnKey) -> bool:
+        """Whether a turn waits here for its caller."""
+        live = self._jobs.get(key.job_id)
+        conversation = live.conversations.get(key.conversation_id) if live is not None else None
+        return conversation is not None and key in conversation.awaited
+
     def jobs(self) -> tuple[JobId, ...]:
         """List the jobs that have turns here which are not over."""
         return tuple(self._jobs)

@@ -7,9 +7,11 @@ from typing import assert_never
 from msgspec.structs import replace
 from typing_extensions import override
 
+from service.conversations.awaited_turn import await_agent
 from service.conversations.job import Agent, Job, JobId, PromptAt, TurnKey
 from service.conversations.states import ConversationState, TurnState
 from service.conversations.transcript import Turn
+from service.conversations.until import NOTHING, TurnDigest
 from service.scheduling.attempt import RunningAttempt
 from service.scheduling.core import events
 from service.scheduling.core.blame import Blame
@@ -47,7 +49,7 @@ class JobTurns(Work):
     ) -> None:
         self.prompts: dict[JobId, JobPrompts] = {}
         self.turns = Turns()
-        self.released: dict[tuple[JobId, str], Sequence[str]] = {}
+        self.released: list[events.ConversationReleased] = []
         self._blame = blame
         self._slots = LentSlots(fleet, post)
         self._around = TurnSurroundings(
@@ -105,6 +107,28 @@ class JobTurns(Work):
             live.discussion(key.conversation_id).make_prompt_once(key.agent_id, key.round)
         model = self.agent_of(key).model
         return [records.TurnMoved(key=key, state=TurnState.READY, worker=None, at=now, model=model)]
+
+    def await_turn(self, key: TurnKey, now: datetime) -> Sequence[Record]:
+        """Let a turn wait for its caller; with the first one of all its conversation has begun."""
+        live, agent = self.prompts[key.job_id], self.agent_of(key)
+        if live.job.prompt_at is PromptAt.QUEUE:
+            live.discussion(key.conversation_id).make_prompt_once(key.agent_id, key.round)
+        demand = await_agent(agent, live.conversations[key.conversation_id].until)
+        moved = records.TurnMoved(key=key, state=TurnState.AWAITED, worker=None, at=now, demand=demand)
+        words = live.begin_words(key.conversation_id, now.astimezone())
+        if words is None:
+            return [moved]
+        begun = events.ConversationStarted(job_id=key.job_id, conversation_id=key.conversation_id)
+        worded = records.ConversationWorded(job_id=key.job_id, conversation_id=key.conversation_id, words=words)
+        return [_moved(begun, ConversationState.RUNNING, None, now), worded, moved]
+
+    def hear_caller(self, turn: Turn) -> TurnDigest:
+        """Take a turn that its caller has spoken, or not in time; return its digest."""
+        live = self.prompts[turn.key.job_id]
+        if turn.is_heard:
+            words = None if turn.leaves else turn.text
+            live.discussion(turn.key.conversation_id).add(turn.key.agent_id, turn.key.round, words)
+        return live.digests([turn]).get(turn.key, NOTHING)
 
     @override
     def begin_attempt(self, key: TurnKey, worker: SupervisedWorker, now: datetime) -> tuple[JobTurn, Sequence[Record]]:
@@ -170,7 +194,7 @@ class JobTurns(Work):
             case events.ConversationReleased():
                 self.prompts[action.job_id].forget(action.conversation_id)
                 self._blame.forget(self.turns.forget_conversation(action.job_id, action.conversation_id))
-                self.released[action.job_id, action.conversation_id] = action.models
+                self.released.append(action)
             case events.JobEnded():
                 del self.prompts[action.job_id]
                 self._blame.forget_job(action.job_id)
@@ -185,7 +209,12 @@ class JobTurns(Work):
             agent = agents[key.agent_id]
             turn = self.turns.end_waiting(key, agent, TurnState.CANCELLED, FailureReason.CANCELLED)
             yield records.TurnEnded(turn=turn, at=now, model=agent.model)
-        yield replace(_moved(ended, ended.state, ended.reason, now), ending=ended.ending, absent=ended.absent)
+        moved = _moved(ended, ended.state, ended.reason, now)
+        yield replace(moved, ending=ended.ending, most=self._most_turns(ended) if ended.absent else None)
+
+    def _most_turns(self, ended: events.ConversationEnded) -> int:
+        live = self.prompts[ended.job_id]
+        return live.job.most_turns(live.conversations[ended.conversation_id])
 
     def clear(self) -> None:
         """Forget everything; nothing is in flight."""

@@ -171,6 +171,13 @@ class JobPrompts:
         self._words[key.conversation_id] = new
         return new
 
+    def begin_words(self, conversation_id: str, now: datetime) -> ConversationWords | None:
+        """Let a conversation begin that speaks to no model yet; return what is new."""
+        if conversation_id in self._words or conversation_id in self._began_unstored:
+            return None
+        self._words[conversation_id] = ConversationWords(began_at=now, models={})
+        return self._words[conversation_id]
+
     def _words_with(self, key: TurnKey, policy: BiosPolicy, now: datetime) -> ConversationWords:
         """Return the words of a turn's conversation, with those for its model."""
         place, model = key.conversation_id, self.casts[key.conversation_id][key.agent_id].model

@@ -178,6 +178,7 @@ class Turns:
             queued_at=queued_at,
             finished_at=now,
             leaves=state is TurnState.FAILED and leaves(agent, reason),
+            by=agent.by,
         )
 
     def note_end(self, turn: Turn) -> None:

@@ -89,6 +89,12 @@ class Membership(Protocol):
     def add_job(self, connection: Connection, columns: Mapping[str, object], job: Job) -> int | None:
         """Insert a job and return its number; None if its idempotency key is another's."""
 
+    def now(self, connection: Connection) -> float:
+        """Return the time that counts for all members, in seconds since the epoch."""
+
+    def wake(self, connection: Connection, job_id: JobId, conversation_id: str) -> None:
+        """Let a conversation be claimed that only callers could move; one of them has spoken."""
+
     def add_conversations(self, connection: Connection, rows: Iterable[Sequence[object]], job: Job) -> None:
         """Insert the conversations of a job: its id, their id, position, metadata, state, owner and fence."""
 

@@ -59,11 +59,20 @@ class ExclusiveMembership:
             rows,
         )
 
+    def now(self, _connection: Connection) -> float:
+        """Return the time of this machine."""
+        return datetime.now(UTC).timestamp()
+
+    def wake(self, connection: Connection, job_id: JobId, conversation_id: str) -> None:
+        """Let a conversation be claimed that only callers could move."""
+        connection.execute("UPDATE conversations SET awaits = 0 WHERE job_id = ? AND id = ?", (job_id, conversation_id))
+
     def claim(self, connection: Connection, _models: Sequence[str], _limit: int | None, job_id: JobId | None) -> None:
-        """Claim everything: no other member would."""
+        """Claim everything that anybody but a caller can move: no other member would."""
         connection.execute(
             f"UPDATE conversations SET owner = ?, fence = fence + 1 WHERE {UNFINISHED}"  # noqa: S608
-            " AND (owner IS NULL OR owner <> ?) AND job_id = coalesce(?, job_id)",
+            " AND (owner IS NULL OR owner <> ?) AND job_id = coalesce(?, job_id)"
+            " AND (awaits = 0 OR EXISTS (SELECT 1 FROM jobs WHERE id = job_id AND is_cancel_requested = 1))",
             (self.node_id, self.node_id, job_id),
         )
 
@@ -71,11 +80,11 @@ class ExclusiveMembership:
         """List what is claimed."""
         return owned(connection, self.node_id)
 
-    def release(self, connection: Connection, claim: Claim, _wants: Sequence[str]) -> None:
-        """Leave a conversation to the next claim."""
+    def release(self, connection: Connection, claim: Claim, wants: Sequence[str]) -> None:
+        """Leave a conversation to the next claim, or, where it wants nothing, to none."""
         connection.execute(
-            "UPDATE conversations SET owner = NULL WHERE job_id = ? AND id = ? AND fence = ?",
-            (claim.job_id, claim.conversation_id, claim.fence),
+            "UPDATE conversations SET owner = NULL, awaits = ? WHERE job_id = ? AND id = ? AND fence = ?",
+            (int(not wants), claim.job_id, claim.conversation_id, claim.fence),
         )
 
     def leave(self, connection: Connection) -> None:

@@ -109,6 +109,20 @@ class SharedMembership:
             ((*row, list(wants)) for row, wants in zip(rows, job.first_models(), strict=True)),
         )
 
+    def now(self, connection: Connection) -> float:
+        """Return the time of the database's machine."""
+        row = connection.execute("SELECT extract(epoch FROM clock_timestamp())").fetchone()
+        assert row is not None  # noqa: S101 - it tells the time
+        return float(row[0])
+
+    def wake(self, connection: Connection, job_id: JobId, conversation_id: str) -> None:
+        """Let a conversation be claimed by any node that has one of the job's models."""
+        connection.execute(
+            "UPDATE conversations SET wants = jobs.models FROM jobs WHERE jobs.id = conversations.job_id"
+            " AND conversations.job_id = ? AND conversations.id = ?",
+            (job_id, conversation_id),
+        )
+
     def claim(self, connection: Connection, models: Sequence[str], limit: int | None, job_id: JobId | None) -> None:
         """Claim what no node runs, the highest priority and the oldest first; cancelled jobs need no model to end."""
         connection.execute(
@@ -126,7 +140,7 @@ class SharedMembership:
         return owned(connection, self.node_id)
 
     def release(self, connection: Connection, claim: Claim, wants: Sequence[str]) -> None:
-        """Leave a conversation to a node that has one of these models."""
+        """Leave a conversation to a node that has one of these models, without any to none."""
         connection.execute(
             "UPDATE conversations SET owner = NULL, wants = ? WHERE job_id = ? AND id = ? AND fence = ?",
             (list(wants), claim.job_id, claim.conversation_id, claim.fence),

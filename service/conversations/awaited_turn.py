@@ -1,0 +1,68 @@
+"""A turn that a caller is to speak (specification, "Turns of callers"). Pure."""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+import msgspec
+
+from service.conversations.job import Agent, SpokenBy, TurnKey
+from service.conversations.states import TurnState
+from service.conversations.transcript import Turn
+from service.conversations.turn_failures import leaves
+from service.conversations.until import Condition, Until, conditions_of
+from service.conversations.validation import Validation
+from workers.outcome import FailureReason
+
+
+class AwaitedTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All that judges a caller's words, so that a node can take them that knows nothing of the job.
+
+    ``conditions`` may end the conversation, by their places. The caller is waited for ``wait_s`` seconds, or for ever;
+    then ``otherwise`` is said, or the turn fails, and with it perhaps its agent ``leaves``.
+    """
+
+    role: str
+    validation: Validation | None = None
+    conditions: Mapping[int, Condition] = {}
+    wait_s: float | None = None
+    otherwise: str | None = None
+    leaves: bool = False
+
+    def said(self, key: TurnKey, text: str, fulfils: tuple[int, ...], since: datetime, at: datetime) -> Turn:
+        """Return the turn with a caller's words."""
+        return Turn(
+            key=key,
+            role=self.role,
+            state=TurnState.COMPLETED,
+            by=SpokenBy.CALLER,
+            text=text,
+            fulfils=fulfils,
+            queued_at=since,
+            finished_at=at,
+        )
+
+    def unsaid(self, key: TurnKey, since: datetime, at: datetime) -> Turn:
+        """Return the turn whose time is over: nobody has said anything."""
+        return Turn(
+            key=key,
+            role=self.role,
+            state=TurnState.FAILED,
+            by=SpokenBy.CALLER,
+            reason=FailureReason.NOT_SAID,
+            detail=f"nobody spoke within wait_s = {self.wait_s:g}",
+            queued_at=since,
+            finished_at=at,
+            leaves=self.leaves,
+        )
+
+
+def await_agent(agent: Agent, until: Until) -> AwaitedTurn:
+    """Return the demands on a turn of an agent whose caller is waited for."""
+    return AwaitedTurn(
+        role=agent.role,
+        validation=agent.validation,
+        conditions=conditions_of(until, agent.id),
+        wait_s=agent.wait_s,
+        otherwise=agent.otherwise,
+        leaves=leaves(agent, FailureReason.NOT_SAID),
+    )

@@ -1,0 +1,135 @@
+"""Turns that callers speak: listed, taken, and ended where nobody speaks in time.
+
+Source: specification, "Turns of callers".
+"""
+
+import logging
+from datetime import UTC, datetime
+from typing import Final
+
+import anyio
+
+from service.conversations.job import JobId, SpokenBy, TurnKey
+from service.conversations.job_faults import said_faults
+from service.conversations.log_fields import of_job
+from service.conversations.states import ENDED_CONVERSATIONS, ConversationState, TurnState
+from service.conversations.transcript import Turn
+from service.errors import InvalidWords, NotAwaited, StoreUnavailable
+from service.node.intake import Intake
+from service.scheduling.jobs.turn import judge, judge_conditions
+from service.scheduling.scheduler import Scheduler
+from service.store import awaited_turns
+from service.store.awaited_turns import OpenTurn
+from service.store.store import Store
+from workers.log_context import line_about
+
+LOOK_S: Final = 1.0  # between two looks at waits that end
+REST_S: Final = 5.0  # between two looks for any, where another node may have begun one
+logger = logging.getLogger(__name__)
+
+
+class CallersTurns:
+    """Any node takes words; the one that runs the conversation, or then claims it, goes on."""
+
+    def __init__(self, store: Store, scheduler: Scheduler, intake: Intake, *, is_shared: bool) -> None:
+        self._store = store
+        self._scheduler = scheduler
+        self._intake = intake
+        self._is_shared = is_shared
+
+    def __repr__(self) -> str:
+        return "<CallersTurns>"
+
+    async def say(self, key: TurnKey, text: str) -> tuple[Turn, bool]:
+        """Take a caller's words; when this returns they are durable. Return the turn, and whether it is new.
+
+        Raises:
+            ConversationNotFound: there is none.
+            NotAwaited: nobody is waited for there, or something else was said.
+            InvalidWords: they are too many, or not what the agent has to say.
+            StoreUnavailable: the store is in trouble.
+        """
+        found = await self._store.read(awaited_turns.of_place(key))
+        if isinstance(found, Turn):
+            return _known(found, text), False
+        if isinstance(found, ConversationState):
+            raise NotAwaited(key.agent_id, key.round, _why_not(found))
+        demand = found.demand
+        fault = next(said_faults(text), None)
+        if fault is None and demand.validation is not None:
+            fault = await judge(demand.validation, text)
+        if fault is not None:
+            raise InvalidWords(fault)
+        fulfils = await judge_conditions(demand.conditions, text, []) if demand.conditions else ()
+        said = await self._store.say(demand.said(key, text, fulfils, found.since_at, datetime.now(UTC)))
+        if said is None:  # its conversation has ended meanwhile
+            raise NotAwaited(key.agent_id, key.round, "its conversation has ended")
+        if not said.is_new:
+            return _known(said.turn, text), False
+        self._intake.hint(is_work=True)
+        return said.turn, True
+
+    async def listed(self, job_id: JobId | None, owner: str | None, after: int, limit: int) -> list[OpenTurn]:
+        """List turns that are awaited, the oldest first: of a job, of the jobs of a key, or all.
+
+        Raises:
+            StoreUnavailable: the store is in trouble.
+        """
+        return await self._store.read(awaited_turns.listed(job_id, owner, after, limit))
+
+    async def run(self) -> None:
+        """End waits that are over, until cancelled."""
+        while True:
+            change, is_any = self._scheduler.awaits.next, True
+            try:
+                await self._store.flush()  # what is awaited since the change
+                is_any = await self._store.read(awaited_turns.ends_next)
+                if is_any:
+                    await self._end_due()
+            except StoreUnavailable as error:
+                logger.debug("no wait is ended: %s", error)
+            pause_s = LOOK_S if is_any else REST_S if self._is_shared else None
+            with anyio.move_on_after(pause_s):
+                await change.wait()
+                if is_any:
+                    await anyio.sleep(LOOK_S)
+
+    async def _end_due(self) -> None:
+        """Speak for callers who have not spoken in time, or fail their turns."""
+        while due := await self._store.take_due():
+            for turn in due:
+                await self._end_wait(turn)
+            if len(due) < awaited_turns.DUE_AT_ONCE:
+                return
+
+    async def _end_wait(self, turn: OpenTurn) -> None:
+        demand, now = turn.demand, datetime.now(UTC)
+        if demand.otherwise is None:
+            ended = demand.unsaid(turn.key, turn.since_at, now)
+        else:
+            conditions, words = demand.conditions, demand.otherwise
+            fulfils = await judge_conditions(conditions, words, []) if conditions else ()
+            ended = demand.said(turn.key, words, fulfils, turn.since_at, now)
+        said = await self._store.say(ended)
+        if said is not None and said.is_new:
+            what = "fails" if demand.otherwise is None else "is spoken otherwise"
+            line = line_about(of_job(turn.key.job_id))
+            logger.info("turn %s %s: nobody spoke within %g s", turn.key, what, demand.wait_s, extra=line)
+            self._intake.hint(is_work=True)
+
+
+def _known(turn: Turn, text: str) -> Turn:
+    """Return a turn that has ended, where these are its words."""
+    if turn.by is not SpokenBy.CALLER:
+        raise NotAwaited(turn.key.agent_id, turn.key.round, "its agent is asked of a model")
+    if turn.state is not TurnState.COMPLETED:
+        raise NotAwaited(turn.key.agent_id, turn.key.round, f"it is {turn.state} ({turn.reason})")
+    if turn.text != text:
+        raise NotAwaited(turn.key.agent_id, turn.key.round, "it was spoken in other words")
+    return turn
+
+
+def _why_not(state: ConversationState) -> str:
+    if state in ENDED_CONVERSATIONS:
+        return f"its conversation is {state}"
+    return "it is no caller's, or it is not this agent's turn yet"

@@ -1,0 +1,234 @@
+"""The turns that callers are to speak: one row each from when its turn is awaited until its words are taken over.
+
+The rows of a conversation that has ended mean nothing. A word and the end of a wait race for ``is_said``.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from service.conversations.awaited_turn import AwaitedTurn
+from service.conversations.job import JobId, TurnKey
+from service.conversations.states import ConversationState
+from service.conversations.transcript import Turn
+from service.errors import ConversationNotFound
+from service.store import operations
+from service.store.databases.database import Connection, Membership
+from service.store.records import TurnEnded, TurnMoved, decode_turn
+
+OPEN: Final = (
+    "awaited_turns JOIN conversations ON conversations.job_id = awaited_turns.job_id"
+    " AND conversations.id = awaited_turns.conversation_id AND conversations.state IN ('queued', 'running')"
+)
+GAP_S: Final = 2.5  # nobody has looked for so long: no node served
+DUE_AT_ONCE: Final = 100
+_COLUMNS: Final = "awaited_turns.job_id, conversation_id, agent, round, since, until, demand"
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(AwaitedTurn).decode
+
+
+class OpenTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn that is awaited; times are in seconds since the epoch, in the database's time."""
+
+    key: TurnKey
+    since: float
+    until: float | None
+    demand: AwaitedTurn
+
+    @property
+    def since_at(self) -> datetime:
+        """The moment from when it is awaited."""
+        return datetime.fromtimestamp(self.since, UTC)
+
+    @property
+    def until_at(self) -> datetime | None:
+        """The moment until when."""
+        return None if self.until is None else datetime.fromtimestamp(self.until, UTC)
+
+
+class SpokenTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """The stored turn of a place, whether it is this one's words, and whether they are new."""
+
+    turn: Turn
+    is_new: bool
+
+
+# Writing
+
+
+def begin(connection: Connection, membership: Membership, record: TurnMoved, demand: AwaitedTurn) -> bool:
+    """Await a turn from now on; return False if it is awaited already."""
+    now = membership.now(connection)
+    until = None if demand.wait_s is None else now + demand.wait_s
+    if until is not None:  # nobody looks while nothing ends: only from now on
+        connection.execute(
+            "UPDATE waits SET seen = ? WHERE NOT EXISTS"  # noqa: S608
+            f" (SELECT 1 FROM {OPEN} WHERE is_said = 0 AND until IS NOT NULL)",
+            (now,),
+        )
+    inserted = connection.execute(
+        "INSERT INTO awaited_turns (job_id, conversation_id, agent, round, since, until, demand)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (job_id, conversation_id, agent, round) DO NOTHING",
+        (*record.key, now, until, _encode(demand).decode()),
+    )
+    return bool(inserted.rowcount)
+
+
+def say(connection: Connection, membership: Membership, turn: Turn) -> SpokenTurn | None:
+    """Store the words of an awaited turn, or that nobody has said any; None if it is not awaited.
+
+    A turn that is stored already stays as it is, and is returned.
+    """
+    row = connection.execute(f"SELECT record FROM turns WHERE {operations.PLACE}", tuple(turn.key)).fetchone()  # noqa: S608
+    if row is not None:
+        return SpokenTurn(turn=decode_turn(row[0]), is_new=False)
+    taken = connection.execute(
+        f"UPDATE awaited_turns SET is_said = 1 WHERE {operations.PLACE} AND is_said = 0 AND EXISTS"  # noqa: S608
+        " (SELECT 1 FROM conversations WHERE conversations.job_id = awaited_turns.job_id"
+        " AND conversations.id = awaited_turns.conversation_id AND conversations.state IN ('queued', 'running'))",
+        tuple(turn.key),
+    )
+    if not taken.rowcount:
+        return None
+    events: operations.Events = []
+    at = turn.finished_at or datetime.now(UTC)
+    operations.apply(connection, TurnEnded(turn=turn, at=at), events)
+    operations.write_events(connection, events)
+    membership.wake(connection, turn.key.job_id, turn.key.conversation_id)
+    membership.notify(connection, [turn.key.job_id], is_work=True)
+    return SpokenTurn(turn=turn, is_new=True)
+
+
+def leave(connection: Connection, membership: Membership, awaited: Collection[TurnKey]) -> None:
+    """Let a conversation be claimed again, if any of the turns that it is left with has been said by now.
+
+    Whatever else was said of it its node has taken over.
+    """
+    is_said = False
+    for key in awaited:
+        row = connection.execute(f"SELECT is_said FROM awaited_turns WHERE {operations.PLACE}", tuple(key)).fetchone()  # noqa: S608
+        is_said |= row is not None and bool(row[0])
+    job_id, conversation_id = next(iter(awaited))[:2]
+    if is_said:
+        membership.wake(connection, job_id, conversation_id)
+    else:
+        connection.execute(
+            "DELETE FROM awaited_turns WHERE job_id = ? AND conversation_id = ? AND is_said = 1",
+            (job_id, conversation_id),
+        )
+
+
+def forget_said(connection: Connection, keys: Collection[TurnKey]) -> None:
+    """Forget words that their conversations' node has taken over; the turns are stored."""
+    for key in keys:
+        connection.execute(f"DELETE FROM awaited_turns WHERE {operations.PLACE} AND is_said = 1", tuple(key))  # noqa: S608
+
+
+def take_due(connection: Connection, membership: Membership) -> Sequence[OpenTurn]:
+    """Return the turns whose wait is over now, some at a time; time in which nobody looked does not count."""
+    now = membership.now(connection)
+    row = connection.execute("SELECT seen FROM waits").fetchone()
+    seen = now if row is None else float(row[0])
+    if now - seen > GAP_S:
+        connection.execute(
+            "UPDATE awaited_turns SET until = until + (? - CASE WHEN since > ? THEN since ELSE ? END)"
+            " WHERE until IS NOT NULL AND is_said = 0 AND since < ?",
+            (now, seen, seen, now),
+        )
+    connection.execute("UPDATE waits SET seen = ?", (now,))
+    rows = connection.execute(
+        f"SELECT {_COLUMNS} FROM {OPEN} WHERE is_said = 0 AND until <= ? ORDER BY until LIMIT ?",  # noqa: S608
+        (now, DUE_AT_ONCE),
+    )
+    return [_open(row) for row in rows]
+
+
+# Reading
+
+
+def ends_next(connection: Connection) -> bool:
+    """Whether the wait for any turn ends at some time."""
+    row = connection.execute(
+        f"SELECT 1 FROM {OPEN} WHERE is_said = 0 AND until IS NOT NULL LIMIT 1"  # noqa: S608
+    ).fetchone()
+    return row is not None
+
+
+def of_place(key: TurnKey) -> Callable[[Connection], OpenTurn | Turn | ConversationState]:
+    """Return a turn that is awaited or has ended, or else the state of its conversation; ConversationNotFound."""
+
+    def query(connection: Connection) -> OpenTurn | Turn | ConversationState:
+        ended = connection.execute(f"SELECT record FROM turns WHERE {operations.PLACE}", tuple(key)).fetchone()  # noqa: S608
+        if ended is not None:
+            return decode_turn(ended[0])
+        row = connection.execute(
+            f"SELECT {_COLUMNS} FROM {OPEN} WHERE awaited_turns.job_id = ? AND conversation_id = ?"  # noqa: S608
+            " AND agent = ? AND round = ?",
+            tuple(key),
+        ).fetchone()
+        if row is not None:
+            return _open(row)
+        state = connection.execute(
+            "SELECT state FROM conversations WHERE job_id = ? AND id = ?", (key.job_id, key.conversation_id)
+        ).fetchone()
+        if state is None:
+            raise ConversationNotFound(key.job_id, key.conversation_id)
+        return ConversationState(state[0])
+
+    return query
+
+
+def listed(job_id: JobId | None, owner: str | None, after: int, limit: int) -> Callable[[Connection], list[OpenTurn]]:
+    """List turns that are awaited, the oldest first, without the first ``after``: of a job, of a key's jobs, or all."""
+
+    def query(connection: Connection) -> list[OpenTurn]:
+        rows = connection.execute(
+            f"SELECT {_COLUMNS} FROM {OPEN}{'' if owner is None else ' JOIN jobs ON jobs.id = awaited_turns.job_id'}"  # noqa: S608
+            " WHERE is_said = 0 AND awaited_turns.job_id = coalesce(?, awaited_turns.job_id)"
+            f"{'' if owner is None else ' AND jobs.key_name = ?'}"
+            " ORDER BY since, awaited_turns.job_id, conversation_id, agent LIMIT ? OFFSET ?",
+            (job_id, *(() if owner is None else (owner,)), limit, after),
+        )
+        return [_open(row) for row in rows]
+
+    return query
+
+
+def count(job_id: JobId) -> Callable[[Connection], int]:
+    """Count the turns of a job that are awaited."""
+
+    def query(connection: Connection) -> int:
+        row = connection.execute(
+            f"SELECT count(*) FROM {OPEN} WHERE is_said = 0 AND awaited_turns.job_id = ?",  # noqa: S608
+            (job_id,),
+        ).fetchone()
+        return 0 if row is None else int(row[0])
+
+    return query
+
+
+def said_to(node_id: str) -> Callable[[Connection], list[Turn]]:
+    """List the turns that callers have spoken of conversations that a node runs, and that it has not taken over."""
+
+    def query(connection: Connection) -> list[Turn]:
+        rows = connection.execute(
+            f"SELECT turns.record FROM {OPEN} JOIN turns ON turns.job_id = awaited_turns.job_id"  # noqa: S608
+            " AND turns.conversation_id = awaited_turns.conversation_id AND turns.agent = awaited_turns.agent"
+            " AND turns.round = awaited_turns.round WHERE is_said = 1 AND owner = ? ORDER BY turns.number",
+            (node_id,),
+        )
+        return [decode_turn(row[0]) for row in rows]
+
+    return query
+
+
+def _open(row: Sequence[object]) -> OpenTurn:
+    job_id, conversation_id, agent, number, since, until, demand = row
+    return OpenTurn(
+        key=TurnKey(JobId(str(job_id)), str(conversation_id), str(agent), int(str(number))),
+        since=float(str(since)),
+        until=None if until is None else float(str(until)),
+        demand=_decode(str(demand)),
+    )
