@@ -147,10 +147,16 @@ class Claims:
         return self._arrive(self._membership.owned(connection))
 
     def _arrive(self, claims: Iterable[Claim]) -> list[Claim]:
-        """Return those of ``claims`` that are new, and take them as known for the rest of the group."""
-        fresh = [claim for claim in claims if _place(claim) not in self._fences and _place(claim) not in self._arriving]
+        """Return those of ``claims`` that are new, and take them as known for the rest of the group.
+
+        One that was left earlier in the group may be ours again.
+        """
+        fresh = [claim for claim in claims if not self._is_known(_place(claim))]
         self._arriving.update(map(_place, fresh))
         return fresh
+
+    def _is_known(self, place: Place) -> bool:
+        return place in self._arriving or (place in self._fences and place not in self._leaving)
 
     def release(
         self,

@@ -65,11 +65,15 @@ def owner(job_id: JobId) -> Query[str | None]:
 
 
 def unfinished_of(owner: str) -> Query[int]:
-    """Count the turns that have not ended of jobs that were posted with the key of that name."""
+    """Count the turns that have not ended of jobs that were posted with the key of that name.
+
+    Those that wait for a caller are not counted: they need nothing of Roundhouse.
+    """
 
     def query(connection: Connection) -> int:
         row = connection.execute(
-            "SELECT coalesce(sum(total_turns - (SELECT count(*) FROM turns WHERE job_id = jobs.id)), 0)"
+            "SELECT coalesce(sum(total_turns - (SELECT count(*) FROM turns WHERE job_id = jobs.id)"
+            " - (SELECT count(*) FROM awaited_turns WHERE job_id = jobs.id AND is_said = 0)), 0)"
             " FROM jobs WHERE key_name = ? AND unfinished > 0",
             (owner,),
         ).fetchone()

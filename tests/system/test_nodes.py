@@ -5,7 +5,9 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.engines.adapters import write_gguf_adapter
@@ -225,3 +227,52 @@ def test_an_adapter_of_one_node_is_known_to_all(tmp_path: Path, free_ports: Port
             assert has.wait_ended(lacks.post_job({**job, "name": "again"}))["state"] == "completed"
         assert adapted(records[1]) > 0
         assert sum(adapted(file) for file in records) == 16 * 4
+
+
+def test_a_caller_speaks_at_any_node(tmp_path: Path, free_ports: Ports, postgres: PostgresServer) -> None:
+    """One of two posts at once is new; the turn is heard by whichever node has the model, and outlives the other."""
+    models = [{"m": scripted_model(free_ports(1))}, {"other": scripted_model(free_ports(1))}]
+    agents = [
+        {"id": "guest", "by": "caller"},
+        {"id": "ann", "model": "m", "speak_after_within_round": ["guest"]},
+        {"id": "bob", "model": "other", "speak_after_within_round": ["ann"]},
+    ]
+    names = [f"c{number}" for number in range(20)]
+    posted = {"agents": agents, "rounds": 2, "conversations": [{"id": name, "prompt": "Talk."} for name in names]}
+    with nodes(tmp_path, free_ports, postgres.new_database(), *models) as both:
+        job_id = both[1].post_job(posted)
+        for number in (0, 1):
+            wait_for(lambda: len(both[0].get(f"/v1/jobs/{job_id}/awaited")["awaited"]) == 20, "all are awaited")
+            places = [f"/v1/jobs/{job_id}/conversations/{name}/turns/guest/{number}" for name in names]
+            with ThreadPoolExecutor(8) as pool:
+                at_once = [(node, place) for place in places for node in both]
+                answers = list(pool.map(lambda at: at[0].http.post(at[1], json={"text": "Hello."}), at_once))
+            assert Counter(answer.status_code for answer in answers) == {201: 20, 200: 20}
+        assert both[0].wait_ended(job_id, 60)["state"] == "completed"
+        turns = turns_of(both[1], job_id)
+    assert Counter((turn["agent"], turn["by"]) for turn in turns) == {
+        ("guest", "caller"): 40,
+        ("ann", "model"): 40,
+        ("bob", "model"): 40,
+    }
+
+
+def test_a_caller_waits_for_no_node(tmp_path: Path, free_ports: Ports, postgres: PostgresServer) -> None:
+    """Its turn is awaited at whichever node is left; the time in which none was there does not count."""
+    models = [{"m": scripted_model(free_ports(1))} for _ in range(2)]
+    agents = [
+        {"id": "guest", "by": "caller", "wait_s": 8.0, "otherwise": "Nothing."},
+        {"id": "ann", "model": "m", "speak_after_within_round": ["guest"]},
+    ]
+    with nodes(tmp_path, free_ports, postgres.new_database(), *models) as (first, second):
+        job_id = first.post_job({"agents": agents, "conversations": [{"id": "c", "prompt": "Talk."}]})
+        wait_for(lambda: len(second.get("/v1/awaited")["awaited"]) == 1, "it is awaited")
+        until = datetime.fromisoformat(second.get("/v1/awaited")["awaited"][0]["until"])
+        first.kill()
+        second.kill()
+        wait_for(lambda: datetime.now(UTC) > until, "its time would be over", 20)
+        second.start()
+        place = f"/v1/jobs/{job_id}/conversations/c/turns/guest/0"
+        assert second.http.post(place, json={"text": "Here."}).status_code == 201
+        assert second.wait_ended(job_id)["state"] == "completed"
+        first.start()

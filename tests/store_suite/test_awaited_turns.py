@@ -1,0 +1,140 @@
+"""Turns that callers are to speak, as every store keeps them (specification, "Turns of callers")."""
+
+import anyio
+import anyio.lowlevel
+import pytest
+from msgspec.structs import replace
+
+from service.conversations.awaited_turn import AwaitedTurn
+from service.conversations.job import SpokenBy, TurnKey
+from service.conversations.states import ConversationState, TurnState
+from service.conversations.transcript import Turn
+from service.errors import ConversationNotFound
+from service.store import awaited_turns, queries
+from service.store.awaited_turns import OpenTurn
+from service.store.records import TurnEnded, TurnMoved
+from service.store.store import Store
+from tests.harness.jobs import DEBATE, job, key
+from tests.harness.stored import NOW, J, append, ended, moved, post, turn
+from tests.harness.waiting import LIMIT_S
+
+DEMAND = AwaitedTurn(role="guest")
+PLACE = (J, "c0")
+
+
+def awaits(demand: AwaitedTurn = DEMAND, name: str = "a") -> TurnMoved:
+    return TurnMoved(key=key(name), state=TurnState.AWAITED, worker=None, at=NOW, demand=demand)
+
+
+def words(text: str = "hello", name: str = "a") -> Turn:
+    return DEMAND.said(key(name), text, (), NOW, NOW)
+
+
+async def kinds(store: Store, what: str) -> int:
+    events, _ = await store.read(queries.events(J, 0, 99))
+    return sum(what in event.data for event in events)
+
+
+async def told(store: Store) -> list[Turn]:
+    return await store.read(awaited_turns.said_to(store.node_id))
+
+
+async def test_words_are_stored_once(store: Store) -> None:
+    """Whoever comes second is shown what is stored; before it is awaited and after its end nothing is taken."""
+    await post(store, job(*DEBATE))
+    assert await store.say(words()) is None
+    await append(store, awaits(), awaits())
+    assert await kinds(store, '"awaited"') == 1, "told once, over claims"
+    assert (await store.read(queries.tally(J))).awaited == 1
+    found = await store.read(awaited_turns.of_place(key("a")))
+    assert isinstance(found, OpenTurn)
+    assert (found.demand, found.until) == (DEMAND, None)
+    first, second = await store.say(words()), await store.say(words("other"))
+    assert (first is not None and first.is_new, second is not None and second.is_new) == (True, False)
+    assert second is not None
+    assert second.turn.text == "hello"
+    assert await store.read(awaited_turns.of_place(key("a"))) == words()
+    assert (await store.read(queries.tally(J))).awaited == 0
+    assert await told(store) == [words()]
+    store.forget_said_nowait([key("a")])
+    await store.flush()
+    assert await told(store) == []
+    with pytest.raises(ConversationNotFound):
+        await store.read(awaited_turns.of_place(replace_conversation("x")))
+
+
+def replace_conversation(name: str) -> TurnKey:
+    return key("a")._replace(conversation_id=name)
+
+
+async def test_a_conversation_that_only_callers_move_is_claimed_with_their_words(store: Store) -> None:
+    """Not before, whoever looks; and once, though the words came as it was being left."""
+    await post(store, job(*DEBATE))
+    await append(store, awaits())
+    store.release_nowait({PLACE: ()}, {PLACE: [key("a")]})
+    assert await store.claim(["m"], 10) == []
+    await store.say(words())
+    assert len(await store.claim(["m"], 10)) == 1
+    await append(store, awaits(name="b"))
+    await store.say(words(name="b"))
+    store.release_nowait({PLACE: ()}, {PLACE: [key("b")]})
+    assert len(await store.claim(["m"], 10)) == 1, "its node did not know of them"
+    store.release_nowait({PLACE: ()}, {PLACE: [key("m")]})
+    assert await store.claim(["m"], 10) == [], "what it knew wakes nobody"
+
+
+async def test_a_cancelled_job_is_claimed_to_be_ended(store: Store) -> None:
+    """And a caller who has spoken at that moment is on the record."""
+    await post(store, job(*DEBATE))
+    await append(store, awaits())
+    store.release_nowait({PLACE: ()}, {PLACE: [key("a")]})
+    await store.flush()
+    await store.request_cancel(J)
+    assert len(await store.claim(["m"], 10)) == 1
+    await store.say(words())
+    cut = replace(turn("a", TurnState.CANCELLED), by=SpokenBy.CALLER, attempts=())
+    await append(store, TurnEnded(turn=cut, at=NOW), moved(ConversationState.CANCELLED))
+    assert await store.read(queries.turns(J, ["c0"])) == [words()]
+    assert await store.say(words(name="b")) is None
+    assert await store.read(awaited_turns.of_place(key("b"))) == ConversationState.CANCELLED
+    assert await store.read(awaited_turns.listed(None, None, 0, 10)) == []
+
+
+async def test_a_total_counts_words_that_came_as_a_condition_ended_the_conversation(store: Store) -> None:
+    """Turns that do not exist are taken off it; those that do are not."""
+    await post(store, job(*DEBATE, rounds=2))
+    await append(store, awaits(), ended("b"))
+    await store.say(words())
+    await append(store, replace(moved(ConversationState.COMPLETED), most=6))
+    assert (await store.read(queries.job(J))).total_turns == 2
+
+
+async def test_waits_end_in_the_databases_time(store: Store) -> None:
+    """The first that is over first; where nobody has looked for a while, all are over later by that."""
+    await post(store, job(*DEBATE))
+    await append(store, awaits(replace(DEMAND, wait_s=0.01)), awaits(replace(DEMAND, wait_s=1000.0), "b"))
+    assert await store.read(awaited_turns.ends_next)
+    with anyio.fail_after(LIMIT_S):
+        while not (due := await store.take_due()):
+            await anyio.lowlevel.checkpoint()
+    assert [each.key for each in due] == [key("a")]
+    await store.say(replace(DEMAND, wait_s=0.01).unsaid(key("a"), NOW, NOW))
+    before = (await store.read(awaited_turns.listed(J, None, 0, 10)))[0]
+    assert before.until is not None
+    await store.write(lambda connection: connection.execute("UPDATE waits SET seen = seen - 500"))
+    await store.write(lambda connection: connection.execute("UPDATE awaited_turns SET since = since - 600"))
+    assert await store.take_due() == []
+    after = (await store.read(awaited_turns.listed(J, None, 0, 10)))[0]
+    assert after.until is not None
+    assert after.until - before.until == pytest.approx(500, abs=2)
+
+
+async def test_a_list_is_of_a_job_or_of_a_key(store: Store) -> None:
+    """The oldest first, in pages."""
+    await post(store, replace(job(*DEBATE), owner="alice"))
+    await append(store, awaits(), awaits(name="b"), awaits(name="m"))
+    read = [each.key for each in await store.read(awaited_turns.listed(J, None, 1, 1))]
+    assert read == [key("b")]
+    assert len(await store.read(awaited_turns.listed(None, "alice", 0, 10))) == 3
+    assert await store.read(awaited_turns.listed(None, "bob", 0, 10)) == []
+    assert await store.read(queries.unfinished_of("alice")) == 0, "they do not count as queued"
