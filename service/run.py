@@ -9,8 +9,9 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from roundhouse_client.job_files import JobFileInvalid, ReadJob, with_rows
 from service.config.schema import Config, rules_of
-from service.conversations.job import Job, JobId
+from service.conversations.job import Job, JobId, SpokenBy
 from service.conversations.job_parser import parse_job
 from service.conversations.states import ENDED_JOBS, JobState
 from service.conversations.transcript import rfc3339
@@ -43,17 +44,39 @@ def read_job_file(source: str, text: str, config: Config, model: str | None = No
         ConfigError: with everything that is wrong with it, each with its line where that is known.
     """
     document, lines = parse_document(text, source)
+    read = with_rows_of(document, source)
+    document = document if read is None else read.document
     if isinstance(document, dict) and "models" in document and "agents" not in document:
         raise ConfigError(f"{source}: this looks like a configuration; a job has agents and conversations")
     if model is not None and isinstance(document, dict) and isinstance(agents := document.get("agents"), list):
-        document["agents"] = [{**each, "model": model} if isinstance(each, dict) else each for each in agents]
+        document["agents"] = [
+            {**each, "model": model} if isinstance(each, dict) and each.get("by") != SpokenBy.CALLER else each
+            for each in agents
+        ]
     try:
         job = parse_job(document, JobId(source), rules_of(config))
     except InvalidJob as error:
         places = {path_of(place): place for place in lines}
-        messages = [f"{source}{line_of(lines, _nearest(places, fault.path))}: {fault}" for fault in error.faults]
+        messages = [
+            f"{(read and read.place_of(fault.path)) or source + line_of(lines, _nearest(places, fault.path))}: {fault}"
+            for fault in error.faults
+        ]
         raise ConfigError("\n".join(messages)) from error
     return JobFile(source=source, document=document, job=job)
+
+
+def with_rows_of(document: object, source: str) -> ReadJob | None:
+    """Return a job's document with its conversations, where it names a file of them; None where it is none.
+
+    Raises:
+        ConfigError: with everything that is wrong with that file, each with its line.
+    """
+    if not isinstance(document, dict):
+        return None
+    try:
+        return with_rows(document, Path(source).parent, source)
+    except JobFileInvalid as error:
+        raise ConfigError(str(error)) from error
 
 
 async def run_jobs(
@@ -86,7 +109,11 @@ async def run_jobs(
             await _post(node, file): (Export(folder), digest_of(file.document))
             for file, folder in zip(files, folders, strict=True)
         }
-        views = await _until_ended(node, posted, show)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(node.intake.run)
+            tasks.start_soon(node.callers.run)
+            views = await _until_ended(node, posted, show)
+            tasks.cancel_scope.cancel()
         await node.shut_down(0.0, anyio.Event())
     return views
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         WaitExceeded,
         WeightsError,
     )
+    from roundhouse_client.job_files import JobFileInvalid, load_job
     from roundhouse_client.trainer.trainer_client import TrainerClient
     from roundhouse_client.values.events import Event
     from roundhouse_client.values.job_document import JobDocument
@@ -46,6 +47,7 @@ _PLACES = {
     "InvalidRequest": "errors",
     "Job": "values.jobs",
     "JobDocument": "values.job_document",
+    "JobFileInvalid": "job_files",
     "NotFound": "errors",
     "NothingAwaited": "errors",
     "NotNow": "errors",
@@ -59,6 +61,7 @@ _PLACES = {
     "Unreachable": "errors",
     "WaitExceeded": "errors",
     "WeightsError": "errors",
+    "load_job": "job_files",
     "Worker": "values.workers",
 }
 
@@ -81,6 +84,7 @@ __all__ = [
     "InvalidRequest",
     "Job",
     "JobDocument",
+    "JobFileInvalid",
     "NotFound",
     "NotNow",
     "NothingAwaited",
@@ -95,4 +99,5 @@ __all__ = [
     "WaitExceeded",
     "WeightsError",
     "Worker",
+    "load_job",
 ]

@@ -100,6 +100,9 @@ def parse_job(document: object, job_id: JobId, rules: JobRules) -> Job:
     limits = rules.limits
     if not isinstance(document, dict):
         raise InvalidJob([Fault(path="", message="a job is an object with agents and conversations")])
+    if isinstance(document.get("conversations"), dict):
+        message = "a list; a file of them is read by the command line and by roundhouse_client.load_job"
+        raise InvalidJob([Fault(path="conversations", message=message)])
     # Sizes come first: what is too large is not looked at any further, since looking is what costs.
     _refuse(chain(size_faults(document, limits), metadata_faults(document, limits)))
     try:

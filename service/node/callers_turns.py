@@ -9,7 +9,7 @@ from typing import Final
 
 import anyio
 
-from service.conversations.job import JobId, SpokenBy, TurnKey
+from service.conversations.job import SpokenBy, TurnKey
 from service.conversations.job_faults import said_faults
 from service.conversations.log_fields import of_job
 from service.conversations.states import ENDED_CONVERSATIONS, ConversationState, TurnState
@@ -19,7 +19,7 @@ from service.node.intake import Intake
 from service.scheduling.jobs.turn import judge, judge_conditions
 from service.scheduling.scheduler import Scheduler
 from service.store import awaited_turns
-from service.store.awaited_turns import OpenTurn
+from service.store.awaited_turns import OpenTurn, Which
 from service.store.store import Store
 from workers.log_context import line_about
 
@@ -69,13 +69,13 @@ class CallersTurns:
         self._intake.hint(is_work=True)
         return said.turn, True
 
-    async def listed(self, job_id: JobId | None, owner: str | None, after: int, limit: int) -> list[OpenTurn]:
-        """List turns that are awaited, the oldest first: of a job, of the jobs of a key, or all.
+    async def listed(self, which: Which, after: int, limit: int) -> list[OpenTurn]:
+        """List turns that are awaited, the oldest first.
 
         Raises:
             StoreUnavailable: the store is in trouble.
         """
-        return await self._store.read(awaited_turns.listed(job_id, owner, after, limit))
+        return await self._store.read(awaited_turns.listed(which, after, limit))
 
     async def run(self) -> None:
         """End waits that are over, until cancelled."""

@@ -6,6 +6,7 @@ from itertools import chain
 
 import msgspec
 
+from service.conversations.discussion import Utterance
 from service.conversations.job import Agent, Job, TurnKey
 from service.conversations.job_parser import parse_stored
 from service.conversations.prompt_messages import agent_request
@@ -84,6 +85,21 @@ class PromptHistory:
             attempts.append(running)
         spoken = [each for each in stored.turns if each.is_heard]
         return list(self._asked(stored, key, turn, attempts, spoken))
+
+    async def heard(self, key: TurnKey) -> tuple[str, Sequence[Utterance]]:
+        """Return a conversation's prompt, and the words that an agent may hear in a turn that has not ended.
+
+        Raises:
+            JobNotFound: there is no such job.
+            ConversationNotFound: it has no such conversation.
+            TurnNotFound: the conversation has no such turn.
+        """
+        stored = await self._store.read(partial(_read, key=key, adapters=dict(self._adapters())))
+        _check(stored.job, key)
+        prompts = JobPrompts(stored.job)
+        prompts.hear_again(each for each in stored.turns if each.is_heard)
+        words = prompts.discussion(key.conversation_id).heard_by(prompts.agent(key), key.round)
+        return prompts.conversations[key.conversation_id].prompt, words
 
     def _asked(
         self,

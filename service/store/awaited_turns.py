@@ -48,6 +48,14 @@ class OpenTurn(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.until is None else datetime.fromtimestamp(self.until, UTC)
 
 
+class Which(msgspec.Struct, frozen=True, kw_only=True):
+    """Which awaited turns are meant: of a job or a conversation of it, of the jobs of a key, or all."""
+
+    job_id: JobId | None = None
+    conversation_id: str | None = None
+    owner: str | None = None
+
+
 class SpokenTurn(msgspec.Struct, frozen=True, kw_only=True):
     """The stored turn of a place, whether it is this one's words, and whether they are new."""
 
@@ -180,16 +188,18 @@ def of_place(key: TurnKey) -> Callable[[Connection], OpenTurn | Turn | Conversat
     return query
 
 
-def listed(job_id: JobId | None, owner: str | None, after: int, limit: int) -> Callable[[Connection], list[OpenTurn]]:
-    """List turns that are awaited, the oldest first, without the first ``after``: of a job, of a key's jobs, or all."""
+def listed(which: Which, after: int, limit: int) -> Callable[[Connection], list[OpenTurn]]:
+    """List turns that are awaited, the oldest first, without the first ``after``."""
+    owner = which.owner
 
     def query(connection: Connection) -> list[OpenTurn]:
         rows = connection.execute(
             f"SELECT {_COLUMNS} FROM {OPEN}{'' if owner is None else ' JOIN jobs ON jobs.id = awaited_turns.job_id'}"  # noqa: S608
             " WHERE is_said = 0 AND awaited_turns.job_id = coalesce(?, awaited_turns.job_id)"
+            " AND conversation_id = coalesce(?, conversation_id)"
             f"{'' if owner is None else ' AND jobs.key_name = ?'}"
             " ORDER BY since, awaited_turns.job_id, conversation_id, agent LIMIT ? OFFSET ?",
-            (job_id, *(() if owner is None else (owner,)), limit, after),
+            (which.job_id, which.conversation_id, *(() if owner is None else (owner,)), limit, after),
         )
         return [_open(row) for row in rows]
 

@@ -11,7 +11,7 @@ from service.conversations.states import ConversationState, TurnState
 from service.conversations.transcript import Turn
 from service.errors import ConversationNotFound
 from service.store import awaited_turns, queries
-from service.store.awaited_turns import OpenTurn
+from service.store.awaited_turns import OpenTurn, Which
 from service.store.records import TurnEnded, TurnMoved
 from service.store.store import Store
 from tests.harness.jobs import DEBATE, job, key
@@ -97,7 +97,7 @@ async def test_a_cancelled_job_is_claimed_to_be_ended(store: Store) -> None:
     assert await store.read(queries.turns(J, ["c0"])) == [words()]
     assert await store.say(words(name="b")) is None
     assert await store.read(awaited_turns.of_place(key("b"))) == ConversationState.CANCELLED
-    assert await store.read(awaited_turns.listed(None, None, 0, 10)) == []
+    assert await store.read(awaited_turns.listed(Which(), 0, 10)) == []
 
 
 async def test_a_total_counts_words_that_came_as_a_condition_ended_the_conversation(store: Store) -> None:
@@ -119,12 +119,12 @@ async def test_waits_end_in_the_databases_time(store: Store) -> None:
             await anyio.lowlevel.checkpoint()
     assert [each.key for each in due] == [key("a")]
     await store.say(replace(DEMAND, wait_s=0.01).unsaid(key("a"), NOW, NOW))
-    before = (await store.read(awaited_turns.listed(J, None, 0, 10)))[0]
+    before = (await store.read(awaited_turns.listed(Which(job_id=J), 0, 10)))[0]
     assert before.until is not None
     await store.write(lambda connection: connection.execute("UPDATE waits SET seen = seen - 500"))
     await store.write(lambda connection: connection.execute("UPDATE awaited_turns SET since = since - 600"))
     assert await store.take_due() == []
-    after = (await store.read(awaited_turns.listed(J, None, 0, 10)))[0]
+    after = (await store.read(awaited_turns.listed(Which(job_id=J), 0, 10)))[0]
     assert after.until is not None
     assert after.until - before.until == pytest.approx(500, abs=2)
 
@@ -133,8 +133,8 @@ async def test_a_list_is_of_a_job_or_of_a_key(store: Store) -> None:
     """The oldest first, in pages."""
     await post(store, replace(job(*DEBATE), owner="alice"))
     await append(store, awaits(), awaits(name="b"), awaits(name="m"))
-    read = [each.key for each in await store.read(awaited_turns.listed(J, None, 1, 1))]
+    read = [each.key for each in await store.read(awaited_turns.listed(Which(job_id=J, conversation_id="c0"), 1, 1))]
     assert read == [key("b")]
-    assert len(await store.read(awaited_turns.listed(None, "alice", 0, 10))) == 3
-    assert await store.read(awaited_turns.listed(None, "bob", 0, 10)) == []
+    assert len(await store.read(awaited_turns.listed(Which(owner="alice"), 0, 10))) == 3
+    assert await store.read(awaited_turns.listed(Which(owner="bob"), 0, 10)) == []
     assert await store.read(queries.unfinished_of("alice")) == 0, "they do not count as queued"

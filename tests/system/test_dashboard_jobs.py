@@ -117,3 +117,26 @@ def test_a_result_is_saved_as_a_file(service: Service, shown: Page, kind: str) -
     assert shown.run("window.saved.name") == f"debate.{kind}"
     assert shown.run("window.saved.text") == service.http.get(f"/v1/jobs/{job_id}/result?format={kind}").text
     shown.run("delete HTMLAnchorElement.prototype.click")
+
+
+def test_a_caller_speaks_in_a_field_beneath_the_conversation(service: Service, shown: Page) -> None:
+    """It is there while the turn is awaited; what is refused is told beside it, and the words stay."""
+    guest = {"id": "guest", "by": "caller", "validation": {"choices": ["yes", "no"]}}
+    agents = [guest, {**AGENTS[0], "speak_after_within_round": ["guest"]}]
+    job_id = service.post_job({"agents": agents, "rounds": 2, "conversations": [{"id": "talk", "prompt": "Go on?"}]})
+    go(shown, f"#/jobs/{job_id}/talk", "guest speaks in round 0")
+    field = "document.querySelector('textarea')"
+    for words, told in (
+        ("Perhaps.", "exactly one of: yes, no"),
+        ("Yes.", "guest speaks in round 1"),
+        ("no", "completed"),
+    ):
+        shown.run(f"{field}.value = {json.dumps(words)}")
+        shown.run(f"{BUTTON % json.dumps('Say it')}.click()")
+        shown.wait_text(told)
+        shown.complaints.clear()  # the browser tells of the refusal
+        if words == "Perhaps.":
+            assert shown.run(f"{field}.value") == words
+    shown.wait(f"{field} === null", "there is nothing more to say")
+    spoken = service.get(f"/v1/jobs/{job_id}/conversations/talk")["turns"]
+    assert [turn["text"] for turn in spoken if turn["by"] == "caller"] == ["Yes.", "no"]

@@ -121,14 +121,18 @@ def get_prompts(job_id: str, conversation_id: str, agent: str, round_number: int
     return get(f"{JOBS}{place(job_id)}{turn}/prompt", into(AskedPrompts))
 
 
-def awaited(job_id: str | None = None, *, limit: int = 100, after: int = 0) -> Call[AwaitedTurns]:
+def awaited(
+    job_id: str | None = None, conversation_id: str | None = None, *, limit: int = 100, after: int = 0
+) -> Call[AwaitedTurns]:
     """Return turns that callers are to speak, the oldest first, without the first ``after``: of a job, or of all.
+
+    With a ``conversation_id`` of the job only those of that one.
 
     Raises:
         NotFound: there is no such job.
     """
     path = "/v1/awaited" if job_id is None else f"{JOBS}{place(job_id)}/awaited"
-    return get(path, into(AwaitedTurns), limit=limit, after=after)
+    return get(path, into(AwaitedTurns), conversation=conversation_id, limit=limit, after=after)
 
 
 def get_document(job_id: str, conversations: str = "all") -> Call[str]:

@@ -30,13 +30,9 @@ def say(
         NotFound: there is no such job or conversation.
     """
     if agent is None or round_number is None:
-        listed = yield from ask(awaited(job_id, limit=1000), patience_s)
+        listed = yield from ask(awaited(job_id, conversation_id, limit=1000), patience_s)
         fitting = [
-            turn
-            for turn in listed.awaited
-            if turn.conversation == conversation_id
-            and agent in {None, turn.agent}
-            and round_number in {None, turn.round}
+            turn for turn in listed.awaited if agent in {None, turn.agent} and round_number in {None, turn.round}
         ]
         if len(fitting) != 1:
             known = ", ".join(f"{turn.agent} in round {turn.round}" for turn in fitting) or "nobody"

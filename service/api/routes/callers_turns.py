@@ -17,7 +17,7 @@ from service.errors import InvalidWords
 from service.formats.faults import StrictModel, faults_of
 from service.node.callers_turns import CallersTurns
 from service.node.jobs import Jobs
-from service.store.awaited_turns import OpenTurn
+from service.store.awaited_turns import OpenTurn, Which
 
 MOST_LISTED: Final = 1000
 MOST_ROUND: Final = 2**31 - 1
@@ -50,7 +50,8 @@ def callers_turns_router(jobs: Jobs, callers: CallersTurns, limits: Limits) -> A
         responses=refused(400, 401),
     )
     async def list_awaited(caller: CallerNow, limit: Limit = 100, after: After = 0) -> Response:
-        return _listed(await callers.listed(None, None if caller.sees_all else caller.name or "", after, limit))
+        which = Which(owner=None if caller.sees_all else caller.name or "")
+        return _listed(await callers.listed(which, after, limit))
 
     @router.get(
         "/v1/jobs/{job_id}/awaited",
@@ -59,8 +60,14 @@ def callers_turns_router(jobs: Jobs, callers: CallersTurns, limits: Limits) -> A
         responses=refused(400, 401, 404),
         dependencies=[Depends(check_seen)],
     )
-    async def list_awaited_of_job(job_id: str, limit: Limit = 100, after: After = 0) -> Response:
-        return _listed(await callers.listed(JobId(job_id), None, after, limit))
+    async def list_awaited_of_job(
+        job_id: str,
+        conversation: Annotated[str | None, Query(description="of this one alone")] = None,
+        limit: Limit = 100,
+        after: After = 0,
+    ) -> Response:
+        which = Which(job_id=JobId(job_id), conversation_id=conversation)
+        return _listed(await callers.listed(which, after, limit))
 
     @router.post(
         "/v1/jobs/{job_id}/conversations/{conversation_id}/turns/{agent}/{round_number}",

@@ -215,17 +215,20 @@ def _run(
     show_prompts: bool = False,
     words: bool = False,
 ) -> list[JobView]:
-    from service.cli.displays.run_display import PromptDisplay, display  # noqa: PLC0415 - of run alone
+    from service.cli.displays.caller_prompt import CallerPrompt  # noqa: PLC0415 - of run alone
+    from service.cli.displays.run_display import PromptDisplay, display  # noqa: PLC0415
 
     console = Console(emoji=False)
     prompts = PromptDisplay(console) if show_prompts else None
     with display(console, words=words) as shown:
+        callers = CallerPrompt(console, shown)
 
         async def show(views: Sequence[JobView], node: Node) -> None:
             if prompts is not None:
                 await prompts.show(node, [view.stored.id for view in views])
             seen[:] = views
             shown.show(views, node)
+            await callers.look(node, views)
 
         return run_async(_interruptible, run_jobs, config, specs, files, output, show)
 

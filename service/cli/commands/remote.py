@@ -26,6 +26,7 @@ from service.cli.conventions import Exit, Panel
 from service.cli.displays.console import plain, print_transcript
 from service.errors import ConfigError
 from service.formats.documents import parse_document, read_text
+from service.run import with_rows_of
 from workers.requests.prompts.bios import signature_text
 
 DONE: Final = "completed"
@@ -55,6 +56,10 @@ def submit(
 ) -> None:
     """Post a job. --wait waits for a service that is starting, too; with --json: the job as posted and as it ended."""
     document, _ = parse_document(read_text(job), str(job))
+    read = with_rows_of(document, str(job))
+    document = document if read is None else read.document
+    if read is not None and read.file is not None:
+        typer.echo(plain(f"{len(read.lines)} conversations of {read.file}"), err=True)
     with connect(url, api_key) as service:
         if wait:  # one that is starting may not listen yet; the job itself is posted once
             service.ask(node_calls.get_health(), patience_s=PATIENCE_S)
@@ -62,7 +67,9 @@ def submit(
             posted = service.post_job(cast("dict[str, object]", document), idempotency_key=idempotency_key or None)
         except Refused as refused:
             if refused.status in FILE_AT_FAULT:
-                raise ConfigError(f"{job}: {refused}") from refused
+                places = [(read and read.place_of(fault.path), fault) for fault in refused.faults]
+                in_rows = [f"{place}: {fault.path}: {fault.message}" for place, fault in places if place]
+                raise ConfigError("\n".join([f"{job}: {refused}", *in_rows])) from refused
             raise
         # Alone on the standard output, for the script that goes on with it.
         print_document(posted.document, posted.id, as_json=as_json)
@@ -241,9 +248,10 @@ class ProgressLine:
         job = self._service.ask(job_calls.get_job(self._job_id), patience_s=PATIENCE_S)
         counts, turns = job.progress.conversations, job.progress.turns
         failed = f"{counts.failed} failed, " if counts.failed else ""
+        awaited = f", {turns.awaited} awaited" if turns.awaited else ""
         line = plain(
             f"{job.name}: {turns.completed}/{turns.total} turns, {counts.completed}/{counts.total} conversations, "
-            f"{failed}{turns.in_flight} in flight, {turns.ready} ready"
+            f"{failed}{turns.in_flight} in flight, {turns.ready} ready{awaited}"
         )
         if line != self._shown:
             typer.echo(f"\r{line}\x1b[K" if self._moves else line, err=True, nl=not self._moves)

@@ -90,6 +90,9 @@ class Display(Protocol):
     def show(self, views: Sequence[JobView], node: Node) -> None:
         """Show all jobs as they are now, and what runs and waits."""
 
+    def hold(self, *, is_held: bool) -> None:
+        """Show nothing meanwhile: somebody is asked on the terminal."""
+
 
 class _Table:
     """The live table, on a terminal."""
@@ -98,8 +101,16 @@ class _Table:
         self._live = live
         self._words = words
         self._pace = Pace()
+        self._is_held = False
+
+    def hold(self, *, is_held: bool) -> None:
+        if is_held != self._is_held:
+            self._is_held = is_held
+            (self._live.stop if is_held else self._live.start)()
 
     def show(self, views: Sequence[JobView], node: Node) -> None:
+        if self._is_held:
+            return
         self._pace.note(anyio.current_time(), sum(map(_ended, views)))
         status = msgspec.to_builtins(shown_status(node))
         above = [f"[green]{_bar(view)}[/] {escape(progress_line(view))}" for view in views]
@@ -118,8 +129,14 @@ class _Lines:
         self._before: Document | None = None
         self._last: dict[str, tuple[str, float]] = {}  # of each job: its last line, and when it was shown
         self._told_words_at = 0.0
+        self._is_held = False
+
+    def hold(self, *, is_held: bool) -> None:
+        self._is_held = is_held
 
     def show(self, views: Sequence[JobView], node: Node) -> None:
+        if self._is_held:
+            return
         now = anyio.current_time()
         self._pace.note(now, sum(map(_ended, views)))
         status = msgspec.to_builtins(shown_status(node))
@@ -169,6 +186,7 @@ def progress_line(view: JobView) -> str:
         f"{conversations}/{view.stored.total_conversations} conversations, "
         + (f"{failed} failed, " if failed else "")
         + f"{view.in_flight} in flight, {view.ready} ready"
+        + (f", {view.tally.awaited} awaited" if view.tally.awaited else "")
     )
 
 

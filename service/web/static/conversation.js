@@ -5,6 +5,7 @@ import { badge, h, keyed, setAttribute, setBadge, setText } from "./dom.js";
 import { plural, to } from "./format.js";
 import { problemNode, showing } from "./problem.js";
 import { turnNode } from "./turn.js";
+import { wordsOf } from "./words.js";
 
 const LOOK_MS = 1000;
 const A_PAGE = 40; // turns on the page at a time
@@ -19,6 +20,7 @@ export function open(root, [jobId, id], title) {
   const reason = h("span", { class: "beside" });
   const faults = h("div");
   const turns = turnsOf(path);
+  const words = wordsOf(path);
   const question = h("div", { class: "question", "aria-label": "Prompt", role: "group" });
   const before = h("a", { class: "button", hidden: true }, "Previous");
   const after = h("a", { class: "button", hidden: true }, "Next");
@@ -37,7 +39,7 @@ export function open(root, [jobId, id], title) {
     h("nav", { class: "path", "aria-label": "Where this is" },
       h("a", { href: "#/jobs" }, "Jobs"), " / ", h("a", { href: to("jobs", jobId) }, jobId)),
     h("div", { class: "head" }, h("h1", {}, id), state, reason),
-    h("div", { class: "tools" }, before, after, where, save), faults, question, turns.node,
+    h("div", { class: "tools" }, before, after, where, save), faults, question, turns.node, words.node,
   );
   return poll(async () => {
     const transcript = await ask(`${path}?after=${ended.length}`);
@@ -50,6 +52,8 @@ export function open(root, [jobId, id], title) {
     // A turn that is in flight may be told among those that have ended by the next look: those are counted alone.
     ended = [...ended, ...fresh.filter((turn) => ENDED.has(turn.state))];
     turns.update([...ended, ...fresh.filter((turn) => !ENDED.has(turn.state))], transcript.state);
+    const asked = `/v1/jobs/${encodeURIComponent(jobId)}/awaited?conversation=${encodeURIComponent(id)}`;
+    words.update(isOver ? [] : (await ask(asked)).awaited);
     return isOver ? null : LOOK_MS;
   }, (problem) => faults.replaceChildren(problemNode(problem)));
 }

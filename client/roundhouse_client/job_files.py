@@ -1,0 +1,261 @@
+"""Job files: YAML or JSON, whose conversations may be the rows of a JSONL or CSV file beside it.
+
+Source: docs/reference/jobs.md, "Conversations of a file".
+"""
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from roundhouse_client.errors import RoundhouseError
+
+KEYS: Final = frozenset({"file", "id", "prompt", "variables", "limit"})
+MOST_ROWS: Final = 100_000  # without a limit
+MOST_CHARS: Final = 16 * 1024 * 1024  # of a line or a cell
+MOST_FAULTS: Final = 20
+A_PIECE: Final = 1000  # rows between two reports of progress
+DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
+LINES: Final = frozenset({".jsonl", ".ndjson"})
+_NAMED: Final = re.compile(r"\$(?:(?P<dollar>\$)|(?P<plain>[A-Za-z_]\w*)|\{(?P<braced>[^{}$]+)\})")
+Row = Mapping[str, object]
+OnProgress = Callable[[int], None]
+
+
+class JobFileInvalid(RoundhouseError):
+    """A job file, or a file that it names, cannot be used; ``faults`` are lines of text, each with its place."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = tuple(faults)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadJob:
+    """A job with its conversations; of those that were rows, ``file`` and the line at which each begins."""
+
+    document: dict[str, Any]
+    file: Path | None = None
+    lines: tuple[int, ...] = ()
+
+    def place_of(self, path: str) -> str | None:
+        """Return the file and the line of a fault's path, where that is in a row; None elsewhere."""
+        found = re.match(r"conversations\[(\d+)\]", path)
+        if self.file is None or found is None or int(found[1]) >= len(self.lines):
+            return None
+        return f"{self.file}:{self.lines[int(found[1])]}"
+
+
+def load_job(path: str | Path, *, on_progress: OnProgress | None = None) -> dict[str, Any]:
+    """Return the job of a file, with its conversations, to be posted; YAML needs PyYAML beside this client.
+
+    ``on_progress`` is told now and then how many rows were read.
+
+    Raises:
+        JobFileInvalid: it cannot be read or used; every fault with its line.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobFileInvalid([f"{path}: {_why(error)}"]) from error
+    return with_rows(_decoded(path, text), path.parent, str(path), on_progress).document
+
+
+def with_rows(document: Mapping[str, Any], folder: Path, source: str, on_progress: OnProgress | None = None) -> ReadJob:
+    """Return a job with its conversations, where it names a file of them; ``folder`` is where that name begins.
+
+    Raises:
+        JobFileInvalid: every fault with its line.
+    """
+    wanted = document.get("conversations")
+    if not isinstance(wanted, Mapping):
+        return ReadJob(document=dict(document))
+    faults = list(_faults_of(wanted))
+    if faults:
+        raise JobFileInvalid([f"{source}: conversations{fault}" for fault in faults])
+    file = folder / str(wanted["file"])
+    found = _Conversations(wanted, file)
+    try:
+        for number, (line, row) in enumerate(_rows(file, found), start=1):
+            found.add(line, row)
+            if on_progress is not None and number % A_PIECE == 0:
+                on_progress(number)
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobFileInvalid([f"{file}: {_why(error)}"]) from error
+    if not found.conversations and not found.faults:
+        found.faults.append(f"{file}: has no rows")
+    if found.faults:
+        raise JobFileInvalid(found.faults)
+    if on_progress is not None:
+        on_progress(len(found.conversations))
+    return ReadJob(document={**document, "conversations": found.conversations}, file=file, lines=tuple(found.lines))
+
+
+class _Conversations:
+    """The conversations of rows, and what is wrong with rows, as they are read."""
+
+    def __init__(self, wanted: Mapping[str, Any], file: Path) -> None:
+        self._file = file
+        self._prompt = str(wanted["prompt"])
+        self._id = wanted.get("id")
+        self._variables = wanted.get("variables")
+        self.limit = wanted.get("limit")
+        self.conversations: list[dict[str, Any]] = []
+        self.lines: list[int] = []
+        self.faults: list[str] = []
+
+    @property
+    def names(self) -> list[str]:
+        """The fields that every row has to have."""
+        found = [name for text in (self._id or "", self._prompt) for name in _names(str(text))]
+        return list(dict.fromkeys((*found, *(self._variables or ()))))
+
+    def refuse(self, line: int, message: str) -> None:
+        """Keep a fault of a line."""
+        if len(self.faults) < MOST_FAULTS:
+            self.faults.append(f"{self._file}:{line}: {message}")
+
+    def add(self, line: int, row: Row) -> None:
+        """Make a conversation of a row."""
+        unusable = [name for name in self.names if not isinstance(row.get(name), str | int | float)]
+        for name in unusable:
+            self.refuse(line, f"{name!r} is {'not there' if name not in row else 'no text, number, true or false'}")
+        if unusable:
+            return
+        variables = None if self._variables is None else {name: row[name] for name in self._variables}
+        prompt = _filled(self._prompt, row)
+        conversation: dict[str, Any] = {} if self._id is None else {"id": _filled(str(self._id), row)}
+        # Where there are variables the service reads dollars, and what stands in a row is to be read no more.
+        conversation["prompt"] = prompt if variables is None else prompt.replace("$", "$$")
+        if variables is not None:
+            conversation["variables"] = variables
+        self.conversations.append(conversation)
+        self.lines.append(line)
+
+
+def _faults_of(wanted: Mapping[str, Any]) -> Iterator[str]:
+    for key in sorted(wanted.keys() - KEYS):
+        yield f".{key}: unknown key; known are {', '.join(sorted(KEYS))}"
+    for key in ("file", "prompt"):
+        if not isinstance(wanted.get(key), str) or not wanted[key]:
+            yield f".{key}: {'is required' if wanted.get(key) is None else 'must be text'}"
+    if wanted.get("id") is not None and not isinstance(wanted["id"], str):
+        yield ".id: must be text, for example $id"
+    variables, limit = wanted.get("variables"), wanted.get("limit")
+    if variables is not None and not (isinstance(variables, list) and all(isinstance(name, str) for name in variables)):
+        yield ".variables: must be a list of names of fields"
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        yield ".limit: must be a whole number from 1 on"
+    suffix = Path(str(wanted.get("file", ""))).suffix.lower()
+    if isinstance(wanted.get("file"), str) and suffix not in {*DELIMITERS, *LINES}:
+        yield f".file: must end with one of {', '.join(sorted({*DELIMITERS, *LINES}))}"
+
+
+def _rows(file: Path, found: _Conversations) -> Iterator[tuple[int, Row]]:
+    """Yield the rows, each with the line at which it begins; those that are none are refused."""
+    rows = _table_rows(file, found) if file.suffix.lower() in DELIMITERS else _json_rows(file, found)
+    if found.limit is not None:
+        yield from islice(rows, found.limit)
+        return
+    for number, (line, row) in enumerate(rows):
+        if number == MOST_ROWS:
+            found.refuse(line, f"more than {MOST_ROWS} rows; give conversations.limit")
+            return
+        yield line, row
+
+
+def _json_rows(file: Path, found: _Conversations) -> Iterator[tuple[int, Row]]:
+    with file.open(encoding="utf-8-sig") as lines:
+        number = 0
+        while text := lines.readline(MOST_CHARS + 1):
+            number += 1
+            if len(text) > MOST_CHARS:
+                found.refuse(number, f"is longer than {MOST_CHARS} characters")
+                return
+            if not text.strip():
+                continue
+            try:
+                row = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                found.refuse(number, f"is not JSON: {error}")
+                continue
+            if not isinstance(row, dict):
+                found.refuse(number, "is not an object")
+                continue
+            yield number, row
+
+
+def _table_rows(file: Path, found: _Conversations) -> Iterator[tuple[int, Row]]:
+    csv.field_size_limit(MOST_CHARS)
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        reader = csv.reader(lines, delimiter=DELIMITERS[file.suffix.lower()], strict=True)
+        header: list[str] | None = None
+        while True:
+            line = reader.line_num + 1
+            try:
+                cells = next(reader, None)
+            except csv.Error as error:
+                found.refuse(line, f"is not CSV: {error}")
+                return
+            if cells is None:
+                return
+            if not any(cells):
+                continue
+            if header is None:
+                header = cells
+                lacking = [name for name in found.names if name not in header]
+                if lacking or len(set(header)) < len(header):
+                    names = f"{', '.join(map(repr, lacking))} is not there" if lacking else "a name stands twice"
+                    found.refuse(line, f"the first row has the names of the fields, and {names}")
+                    return
+                continue
+            if len(cells) != len(header):
+                found.refuse(line, f"has {len(cells)} cells, and the first row {len(header)}")
+                continue
+            yield line, dict(zip(header, cells, strict=True))
+
+
+def _names(text: str) -> Iterator[str]:
+    for found in _NAMED.finditer(text):
+        if not found["dollar"]:
+            yield found["plain"] or found["braced"]
+
+
+def _filled(text: str, row: Row) -> str:
+    """Return a text with a row's values in place of the names of fields, each inserted once; ``$$`` is a dollar."""
+    return _NAMED.sub(lambda found: "$" if found["dollar"] else _written(row[found["plain"] or found["braced"]]), text)
+
+
+def _written(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _decoded(path: Path, text: str) -> Mapping[str, Any]:
+    try:
+        if path.suffix.lower() == ".json":
+            document = json.loads(text)
+        else:
+            import yaml  # noqa: PLC0415 - only who reads YAML needs it
+
+            from roundhouse_client.yaml_words import WordsLoader  # noqa: PLC0415
+
+            try:
+                document = yaml.load(text, WordsLoader)  # noqa: S506 - it is a safe one
+            except yaml.YAMLError as error:
+                raise JobFileInvalid([f"{path}: is not YAML: {error}"]) from error
+    except ImportError as error:
+        raise JobFileInvalid([f"{path}: to read YAML, install PyYAML: pip install pyyaml"]) from error
+    except (ValueError, RecursionError) as error:
+        raise JobFileInvalid([f"{path}: is not JSON: {error}"]) from error
+    if not isinstance(document, dict):
+        raise JobFileInvalid([f"{path}: a job is an object with agents and conversations"])
+    return document
+
+
+def _why(error: OSError | UnicodeDecodeError) -> str:
+    return f"is not UTF-8: {error}" if isinstance(error, UnicodeDecodeError) else error.strerror or str(error)

@@ -1,0 +1,125 @@
+"""The words of callers from the terminal, or from a pipe: a line is a turn."""
+
+import os
+import queue
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Console
+
+from service.cli.displays.console import plain
+from service.cli.displays.run_display import Display
+from service.conversations.job import JobId, TurnKey
+from service.errors import ConfigError, InvalidWords, NotAwaited
+from service.node.jobs import JobView
+from service.node.node import Node
+from service.store.awaited_turns import OpenTurn, Which
+
+READ_BYTES: Final = 4096
+MOST_LINE: Final = 1024 * 1024
+
+
+class CallerPrompt:
+    """Asks for one turn at a time, the oldest first; whoever is asked sees what its agent may hear.
+
+    Nothing else is shown meanwhile. What is read for a turn that is not awaited any more is said to nobody.
+    """
+
+    def __init__(self, console: Console, shown: Display) -> None:
+        self._console = console
+        self._shown = shown
+        self._asked: OpenTurn | None = None
+        self._told: dict[tuple[JobId, str, str], int] = {}  # how much each agent of a conversation was shown
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._is_read = False
+        self._is_over = False
+
+    def __repr__(self) -> str:
+        return f"<CallerPrompt for {self._asked}>"
+
+    async def look(self, node: Node, views: Sequence[JobView]) -> None:
+        """Ask for a turn that is awaited, and say what was read; nothing here waits for a person.
+
+        Raises:
+            ConfigError: nobody can speak: the input is at its end, and nothing else goes on.
+        """
+        if not any(view.tally.awaited for view in views):
+            self._drop_question("spoken otherwise" if self._asked is not None else "")
+            return
+        listed = [turn for view in views for turn in await node.callers.listed(Which(job_id=view.stored.id), 0, 100)]
+        if self._asked is not None and self._asked.key not in {turn.key for turn in listed}:
+            self._drop_question("awaited no more")
+        if self._asked is None and listed and not self._is_over:
+            await self._ask(node, listed[0])
+        if self._asked is not None:
+            await self._take_line(node, self._asked.key)
+        if self._is_over and listed and all(view.ready + view.in_flight == 0 for view in views):
+            without_end = [turn for turn in listed if turn.until is None]
+            if without_end:
+                key = without_end[0].key
+                text = f"{key.agent_id} is to speak in {key.conversation_id}, and the standard input is at its end"
+                raise ConfigError(f"{text}; run the same again to go on")
+
+    async def _ask(self, node: Node, turn: OpenTurn) -> None:
+        self._shown.hold(is_held=True)
+        key = turn.key
+        prompt, heard = await node.prompts.heard(key)
+        place = (key.job_id, key.conversation_id, key.agent_id)
+        if place not in self._told:
+            self._print(f"[{key.conversation_id}] {prompt}")
+        for utterance in heard[self._told.get(place, 0) :]:
+            words = "has left" if utterance.text is None else utterance.text
+            if words.strip() and utterance.agent != key.agent_id:
+                self._print(f"{utterance.agent}: {words}")
+        self._told[place] = len(heard)
+        self._console.print(f"{key.agent_id}, in {key.conversation_id}: ", end="", markup=False, highlight=False)
+        self._asked = turn
+        if not self._is_read:
+            self._is_read = True
+            threading.Thread(target=_read_lines, args=(self._lines,), name="words", daemon=True).start()
+
+    async def _take_line(self, node: Node, key: TurnKey) -> None:
+        try:
+            line = self._lines.get_nowait()
+        except queue.Empty:
+            return
+        self._asked = None
+        self._shown.hold(is_held=False)
+        if line is None:
+            self._is_over = True
+            self._print("")
+            return
+        if not sys.stdin.isatty():  # a terminal has shown it
+            self._print(line)
+        try:
+            await node.callers.say(key, line)
+        except (InvalidWords, NotAwaited) as error:
+            self._print(str(error))
+
+    def _drop_question(self, why: str) -> None:
+        if self._asked is not None:
+            self._print(f"\n({self._asked.key.agent_id} is {why})")
+            self._asked = None
+            self._shown.hold(is_held=False)
+
+    def _print(self, text: str) -> None:
+        self._console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def _read_lines(lines: "queue.SimpleQueue[str | None]") -> None:
+    """Read the standard input to its end; past Python's buffers, whose locks a daemon must not hold at exit."""
+    rest = b""
+    try:
+        while chunk := os.read(sys.stdin.fileno(), READ_BYTES):
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                lines.put(line.decode(errors="replace").rstrip("\r"))
+            if len(rest) > MOST_LINE:
+                break
+    except (OSError, ValueError):  # it is closed
+        pass
+    if rest:
+        lines.put(rest.decode(errors="replace"))
+    lines.put(None)

@@ -1,0 +1,120 @@
+"""Job files whose conversations are rows of another file (docs/reference/jobs.md, "Conversations of a file")."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from roundhouse_client import JobFileInvalid, load_job
+from roundhouse_client.job_files import with_rows
+
+WANTED: dict[str, object] = {"file": "rows.jsonl", "id": "$id", "prompt": "Is $question right?"}
+
+
+def read(tmp_path: Path, rows: str, name: str = "rows.jsonl", **more: object) -> list[dict[str, object]]:
+    """Return the conversations of a file with this text."""
+    (tmp_path / name).write_text(rows)
+    conversations = {**WANTED, "file": name, **more}
+    return list(with_rows({"conversations": conversations}, tmp_path, "job.yaml").document["conversations"])
+
+
+def faults(tmp_path: Path, rows: str, name: str = "rows.jsonl", **more: object) -> list[str]:
+    """Return what is wrong with such a file, without the folder."""
+    with pytest.raises(JobFileInvalid) as caught:
+        read(tmp_path, rows, name, **more)
+    return [fault.removeprefix(f"{tmp_path}/") for fault in caught.value.faults]
+
+
+def test_each_line_is_a_conversation(tmp_path: Path) -> None:
+    """Fields stand where they are named; numbers and truth values as in JSON, blank lines are none."""
+    rows = '{"id": 1, "question": "it", "topic": "x"}\n\n{"id": "b", "question": "$id $$5", "topic": true}\n'
+    assert read(tmp_path, rows) == [{"id": "1", "prompt": "Is it right?"}, {"id": "b", "prompt": "Is $id $$5 right?"}]
+    assert read(tmp_path, rows, limit=1, variables=["topic"]) == [
+        {"id": "1", "prompt": "Is it right?", "variables": {"topic": "x"}}
+    ]
+    assert read(tmp_path, rows, id=None, variables=["topic"])[1] == {
+        "prompt": "Is $$id $$$$5 right?",
+        "variables": {"topic": True},
+    }
+    assert read(tmp_path, rows, prompt="$$5 for ${topic}$")[0]["prompt"] == "$5 for x$"
+
+
+def test_a_table_names_its_fields_in_its_first_row(tmp_path: Path) -> None:
+    """Cells may hold line ends and commas; a column's name may hold anything that is in braces."""
+    table = '\ufeffid,the question,other\na,"One,\ntwo",1\n\nb,Three,2\n'
+    assert read(tmp_path, table, "rows.csv", prompt="${the question}?") == [
+        {"id": "a", "prompt": "One,\ntwo?"},
+        {"id": "b", "prompt": "Three?"},
+    ]
+    assert read(tmp_path, "id\tquestion\na\tb\n", "rows.tsv") == [{"id": "a", "prompt": "Is b right?"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "told"),
+    [
+        ("rows.jsonl", '{"id": 1}\nno\n[1]\n{"id": 1, "question": null}', [
+            "rows.jsonl:1: 'question' is not there",
+            "rows.jsonl:2: is not JSON",
+            "rows.jsonl:3: is not an object",
+            "rows.jsonl:4: 'question' is no text, number, true or false",
+        ]),
+        ("rows.jsonl", "[" * 200_000, ["rows.jsonl:1: is not JSON"]),
+        ("rows.jsonl", "\n", ["rows.jsonl: has no rows"]),
+        ("rows.csv", "id,question\na\nb,c,d\n", [
+            "rows.csv:2: has 1 cells, and the first row 2",
+            "rows.csv:3: has 3 cells, and the first row 2",
+        ]),
+        ("rows.csv", "id,text\na,b\n", ["rows.csv:1: the first row has the names of the fields, and 'question'"]),
+        ("rows.csv", 'id,question\na,"b\n', ["rows.csv:2: is not CSV"]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, name: str, rows: str, told: list[str]) -> None:
+    """All of it, as far as a person reads."""
+    found = faults(tmp_path, rows, name)
+    assert len(found) == len(told)
+    assert all(fault.startswith(each) for fault, each in zip(found, told, strict=True)), found
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    """One that is not there, that is not UTF-8, and too many rows."""
+    with pytest.raises(JobFileInvalid, match=r"rows\.jsonl: No such file"):
+        with_rows({"conversations": WANTED}, tmp_path, "job.yaml")
+    (tmp_path / "rows.jsonl").write_bytes(b'{"id": "\xff"}')
+    with pytest.raises(JobFileInvalid, match=r"rows\.jsonl: is not UTF-8"):
+        with_rows({"conversations": WANTED}, tmp_path, "job.yaml")
+    rows = '{"id": 1, "question": ""}\n' * 100_001
+    assert faults(tmp_path, rows) == ["rows.jsonl:100001: more than 100000 rows; give conversations.limit"]
+    assert len(read(tmp_path, rows, limit=5)) == 5
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"prompt": None}, "job.yaml: conversations.prompt: is required"),
+        ({"limit": 0}, "job.yaml: conversations.limit: must be a whole number from 1 on"),
+        ({"variables": {"a": "b"}}, "job.yaml: conversations.variables: must be a list of names of fields"),
+        ({"rounds": 2}, "job.yaml: conversations.rounds: unknown key"),
+        ({"file": "rows.txt"}, "job.yaml: conversations.file: must end with one of"),
+    ],
+)
+def test_a_wish_that_is_none_is_refused(tmp_path: Path, more: dict[str, object], told: str) -> None:
+    """Before anything is read."""
+    with pytest.raises(JobFileInvalid) as caught:
+        with_rows({"conversations": {**WANTED, **more}}, tmp_path, "job.yaml")
+    assert caught.value.faults[0].startswith(told)
+
+
+@pytest.mark.parametrize("name", ["job.yaml", "job.json"])
+def test_a_job_is_loaded_with_its_conversations(tmp_path: Path, name: str) -> None:
+    """From beside its file, told how far it is; words of YAML stay words, as the service reads them."""
+    agents = [{"id": "a", "model": "m", "validation": {"choices": ["yes", "no"]}}]
+    text = f"agents:\n- {{id: a, model: m, validation: {{choices: [yes, no]}}}}\nconversations: {json.dumps(WANTED)}\n"
+    job = {"agents": agents, "conversations": WANTED}
+    (tmp_path / name).write_text(json.dumps(job) if name == "job.json" else text)
+    (tmp_path / "rows.jsonl").write_text('{"id": 1, "question": ""}\n' * 2500)
+    told: list[int] = []
+    loaded = load_job(tmp_path / name, on_progress=told.append)
+    assert (loaded["agents"], len(loaded["conversations"]), told) == (agents, 2500, [1000, 2000, 2500])
+    (tmp_path / name).write_text("[1" if name == "job.json" else "a: [")
+    with pytest.raises(JobFileInvalid, match="is not"):
+        load_job(tmp_path / name)
