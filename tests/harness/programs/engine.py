@@ -7,6 +7,7 @@ for behaves as a healthy engine does.
 import argparse
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import random
@@ -27,6 +28,12 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--record", type=Path, help="append one JSON line a request: when it came, and its body")
+    parser.add_argument(
+        "--chooses",
+        action="store_true",
+        help="answer with one of what stands behind ANSWERS: in the system message, with | between, or that a grammar "
+        "allows: the same for the same discussion; CALL NAME is a call of that tool",
+    )
     parser.add_argument("--echo", help="answer with what this pattern finds in the messages, instead of counting")
     parser.add_argument("--tokens", type=int, default=3, help="tokens of an answer")
     parser.add_argument("--interval", type=float, default=0.0, help="seconds between tokens")
@@ -375,6 +382,8 @@ class Engine:
                 thought, _, answer = entry["content"].partition("</think>")  # without an end all of it is the thought
                 entry = {"reasoning": thought, "content": answer}
             return _scripted(entry)
+        if self.options.chooses:
+            return _scripted(_chosen(request))
         return [{"content": word} for word in self._words(request)]
 
     def _words(self, request: dict[str, Any]) -> list[str]:
@@ -391,6 +400,20 @@ def _is_there(path: str) -> bool:
 
 def _may_not_think(request: dict[str, Any]) -> bool:
     return request.get("chat_template_kwargs", {}).get("enable_thinking") is False
+
+
+def _chosen(request: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer that depends on the discussion alone: system messages tell the time."""
+    messages = request["messages"]
+    system = "".join(message["content"] for message in messages if message["role"] == "system")
+    held_to = re.findall(r'"([^"]+)"', request.get("grammar") or "")
+    answers = held_to or [each.strip() for each in re.findall(r"ANSWERS: ([^\n]*)", system)[-1].split("|")]
+    heard = json.dumps([message for message in messages if message["role"] != "system"])
+    digest = hashlib.sha256(f"{heard} {answers}".encode()).digest()
+    word = answers[digest[0] % len(answers)]
+    if word.startswith("CALL "):
+        return {"tool_calls": [{"name": word[5:], "arguments": "{}"}]}
+    return {"content": word}
 
 
 def _scripted(entry: dict[str, Any]) -> list[dict[str, Any]]:

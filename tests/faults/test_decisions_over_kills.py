@@ -1,0 +1,175 @@
+"""What conversations decide is decided alike over kills: ends, leaders, failures, callers (specification, "Ends")."""
+
+import hashlib
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from random import Random
+
+import httpx
+import psutil
+import pytest
+
+from tests.harness.service import Document, Service, scripted_model
+from tests.harness.waiting import is_alive, wait_for
+
+KILLS, SOAK_KILLS = 4, 200
+STOP: Document = {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}}
+WORDS = "yes | no | maybe | I wonder."
+COMPARED = ("agent", "role", "round", "by", "state", "reason", "text", "signals")
+UNTIL: list[list[Document]] = [
+    [{"agent": "bob", "says": ["yes"]}],
+    [{"agent": "ann", "matches": "^ma"}],
+    [{"signal": "stop"}],
+    [{"agree": ["ann", "bob"]}],
+    [{"unchanged": 1}],
+    [{"answer_tokens": 9}, {"agent": "guest", "says": ["no"]}],
+    [],
+]
+
+
+def rounds(seed: int) -> Document:
+    """Return a job in rounds: a caller, a silent one, one that fails now and then, and every kind of condition."""
+    fails = {"pattern": "^(yes|no|maybe)$", "retries": 0}
+    silence = {"otherwise": "I pass."} if seed % 2 else {"on_failure": "skip"}
+    agents: list[Document] = [
+        {"id": "guest", "by": "caller"},
+        {"id": "mute", "by": "caller", "wait_s": 0.05, **silence},
+        {"id": "ann", "model": "m", "system": f"ANSWERS: {WORDS} | CALL stop", "exit_tools": [STOP]},
+        {"id": "bob", "model": "m", "system": f"ANSWERS: {WORDS}", "speak_after_within_round": ["ann", "guest"]},
+        {
+            "id": "cid", "model": "m", "system": f"ANSWERS: {WORDS}", "validation": fails,
+            "on_failure": ("skip", "leave", "end")[seed % 3], "speak_after_within_round": ["ann"],
+        },
+    ]  # fmt: skip
+    talks = [{"id": f"c{n}", "prompt": f"{seed}, {n}?", "until": until} for n, until in enumerate(UNTIL)]
+    return {"name": f"rounds-{seed}", "rounds": 4, "agents": agents, "conversations": talks}
+
+
+def led(seed: int) -> Document:
+    """Return a job whose leader names a model, a caller, and one that leaves with its first failure."""
+    agents: list[Document] = [
+        {"id": "host", "model": "m", "system": "Lead."},
+        {"id": "guest", "by": "caller"},
+        {"id": "ann", "model": "m", "system": f"ANSWERS: {WORDS}"},
+        {
+            "id": "bob", "model": "m", "system": f"ANSWERS: {WORDS}", "on_failure": "leave",
+            "validation": {"pattern": "^(yes|no|maybe)$", "retries": 1},
+        },
+    ]  # fmt: skip
+    until = [{"agree": ["ann", "guest"]}, {"unchanged": 3}]
+    talks = [{"id": f"c{n}", "prompt": f"{seed}, {n}?", "until": until if n % 2 else []} for n in range(4)]
+    return {
+        "name": f"led-{seed}",
+        "mode": "led",
+        "leader": "host",
+        "rounds": 6,
+        "agents": agents,
+        "conversations": talks,
+    }
+
+
+@contextmanager
+def guests(url: str) -> Iterator[None]:
+    """Speak whatever is awaited, from another thread: the same words in the same turn of the same job."""
+    is_over = threading.Event()
+
+    def speak() -> None:
+        with httpx.Client(base_url=url, timeout=5.0, trust_env=False) as http:
+            names: dict[str, str] = {}
+            while not is_over.wait(0.02):
+                with suppress(httpx.HTTPError, KeyError, ValueError):
+                    for turn in http.get("/v1/awaited?limit=1000").json()["awaited"]:
+                        if turn["agent"] == "guest":
+                            say(http, turn, names)
+
+    def say(http: httpx.Client, turn: Document, names: dict[str, str]) -> None:
+        job = turn["job"]
+        names[job] = names.get(job) or http.get(f"/v1/jobs/{job}").json()["name"]
+        place = f"{names[job]} {turn['conversation']} {turn['round']}"
+        words = ("yes", "no", "maybe", "Well.")[hashlib.sha256(place.encode()).digest()[0] % 4]
+        path = f"/v1/jobs/{job}/conversations/{turn['conversation']}/turns/guest/{turn['round']}"
+        assert http.post(path, json={"text": words}).status_code in {200, 201, 409, 503}
+
+    thread = threading.Thread(target=speak)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def transcripts(service: Service, job_id: str) -> list[Document]:
+    """Return what of a job's transcripts must be the same, whenever its turns ended."""
+    result = service.get(f"/v1/jobs/{job_id}/result")
+    return [
+        {
+            **{key: talk[key] for key in ("id", "state", "reason", "ended_by", "left")},
+            "turns": sorted([{key: turn[key] for key in COMPARED} for turn in talk["turns"]], key=placed),
+        }
+        for talk in result["conversations"]
+    ]
+
+
+def placed(turn: Document) -> tuple[int, str]:
+    return turn["round"], turn["agent"]
+
+
+@pytest.mark.system
+def test_what_is_decided_over_kills_is_what_is_decided_without(
+    tmp_path: Path, free_ports: Callable[[int], int], request: pytest.FixtureRequest
+) -> None:
+    """Of the service and of its engines in turn; 200 in a soak. Words, states and ends are the same."""
+    kills = SOAK_KILLS if request.config.getoption("--soak") else KILLS
+    jobs = [make(seed) for seed in range((kills + 1) // 2) for make in (rounds, led)]
+    chance = Random(kills)  # noqa: S311
+    model = scripted_model(free_ports(1), slots=4, chooses=True, interval=0.002)
+    port = free_ports(1)
+    calm = Service(tmp_path / "calm", port, {"m": model})
+    expected: list[list[Document]] = []
+    calm.start()
+    with guests(calm.url):
+        for job_id in [calm.post_job(job) for job in jobs]:
+            calm.wait_ended(job_id, 120.0)
+            expected.append(transcripts(calm, job_id))
+    assert calm.stop() == 0
+    calm.http.close()
+    endings = Counter(str(talk["ended_by"] or talk["reason"])[:12] for each in expected for talk in each)
+    print(f"{len(jobs)} jobs end by {dict(endings)}; left: {sum(bool(t['left']) for each in expected for t in each)}")
+    service = Service(tmp_path / "killed", port, {"m": model})
+    service.start()
+    try:
+        with guests(service.url):
+            ids: list[str] = []
+            for number, job in enumerate(jobs):
+                ids.append(service.post_job(job))
+                until = time.monotonic() + chance.uniform(0.0, 0.6)
+                wait_for(lambda at=until: time.monotonic() > at, "a random moment")  # type: ignore[misc]
+                if number % 2:
+                    kill_engine(service)
+                else:
+                    tree = service.tree()
+                    service.kill()
+                    wait_for(lambda pids=tree: not any(map(is_alive, pids)), "no engine is left", 5.0)  # type: ignore[misc]
+                    service.start()
+            for job_id in ids:
+                service.wait_ended(job_id, 120.0)
+        found = [transcripts(service, job_id) for job_id in ids]
+        assert found == expected
+        assert service.stop() == 0
+    finally:
+        if service.process is not None and service.process.poll() is None:
+            service.kill()
+        service.http.close()
+
+
+def kill_engine(service: Service) -> None:
+    for worker in service.get("/v1/workers")["workers"]:
+        if worker["pid"] is not None:
+            with suppress(psutil.NoSuchProcess):
+                psutil.Process(worker["pid"]).send_signal(signal.SIGKILL)
