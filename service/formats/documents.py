@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import select
 import stat
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,6 @@ from typing import BinaryIO, Final
 import msgspec
 import yaml
 
-from roundhouse_client.yaml_words import WordsLoader
 from service.errors import ConfigError
 
 MOST_NODES: Final = 1_000_000
@@ -27,13 +27,27 @@ PIPE_BYTES: Final = 64 * 1024 * 1024
 Place = tuple[str | int, ...]
 Substitute = Callable[[str], str]
 READING: Final = {errno.ENOENT: "there is no such file", errno.EISDIR: "is a folder; name a file in it"}
+_BOOLEAN: Final = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
 _TAG: Final = "tag:yaml.org,2002:"
 _KINDS: Final = {_TAG + kind for kind in ("str", "null", "bool", "int", "float", "map", "seq")}
+_REPLACED: Final = ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp")
 
 
 def digest_of(document: object) -> str:
     """Return the digest of a JSON document: the same for the same content."""
     return hashlib.sha256(msgspec.json.encode(document, order="deterministic")).hexdigest()
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader with the words of YAML 1.2."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own way to say it
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in _REPLACED]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLEAN, list("tTfF"))
 
 
 def parse_document(text: str, source: str, substitute: Substitute | None = None) -> tuple[object, dict[Place, int]]:
@@ -100,7 +114,7 @@ def line_of(lines: Mapping[Place, int], place: Sequence[str | int]) -> str:
 
 
 def _parse_yaml(text: str, source: str, substitute: Substitute | None) -> tuple[object, dict[Place, int]]:
-    loader = WordsLoader(text)
+    loader = _Loader(text)
     try:
         node = loader.get_single_node()
         lines: dict[Place, int] = {}
@@ -165,7 +179,7 @@ def _is_finite(node: yaml.ScalarNode) -> bool:
     return math.isfinite(value)
 
 
-def _substitute(loader: WordsLoader, node: yaml.ScalarNode, substitute: Substitute | None) -> None:
+def _substitute(loader: _Loader, node: yaml.ScalarNode, substitute: Substitute | None) -> None:
     if substitute is None:
         return
     node.value = substitute(node.value)

@@ -43,7 +43,7 @@ def test_a_job_is_accepted_run_and_read(service: Service) -> None:
     job = service.wait_ended(posted["id"])
     assert job["state"] == "completed"
     assert job["progress"]["conversations"] == {"total": 3, "completed": 3, "failed": 0, "cancelled": 0}
-    counts = {"pending": 0, "ready": 0, "in_flight": 0, "completed": 18, "failed": 0, "cancelled": 0}
+    counts = {"pending": 0, "ready": 0, "in_flight": 0, "awaited": 0, "completed": 18, "failed": 0, "cancelled": 0}
     assert job["progress"]["turns"] == {"total": 18, **counts}
     assert job["created_at"] <= job["started_at"] <= job["finished_at"]
     result = service.get(f"/v1/jobs/{posted['id']}/result")

@@ -34,7 +34,7 @@ UNTIL: list[list[Document]] = [
 
 def rounds(seed: int) -> Document:
     """Return a job in rounds: a caller, a silent one, one that fails now and then, and every kind of condition."""
-    fails = {"pattern": "^(yes|no|maybe)$", "retries": 0}
+    fails = {"pattern": "^(yes|no|maybe)$", "retries": 0, "constrain": "off"}
     silence = {"otherwise": "I pass."} if seed % 2 else {"on_failure": "skip"}
     agents: list[Document] = [
         {"id": "guest", "by": "caller"},
@@ -43,7 +43,8 @@ def rounds(seed: int) -> Document:
         {"id": "bob", "model": "m", "system": f"ANSWERS: {WORDS}", "speak_after_within_round": ["ann", "guest"]},
         {
             "id": "cid", "model": "m", "system": f"ANSWERS: {WORDS}", "validation": fails,
-            "on_failure": ("skip", "leave", "end")[seed % 3], "speak_after_within_round": ["ann"],
+            "on_failure": ("skip", "leave", "end")[seed % 3], # Whoever is at work as a conversation fails is cut off: the last one is alone.
+            "speak_after_within_round": ["ann"] if seed % 3 < 2 else ["ann", "bob", "guest", "mute"],
         },
     ]  # fmt: skip
     talks = [{"id": f"c{n}", "prompt": f"{seed}, {n}?", "until": until} for n, until in enumerate(UNTIL)]
@@ -58,7 +59,7 @@ def led(seed: int) -> Document:
         {"id": "ann", "model": "m", "system": f"ANSWERS: {WORDS}"},
         {
             "id": "bob", "model": "m", "system": f"ANSWERS: {WORDS}", "on_failure": "leave",
-            "validation": {"pattern": "^(yes|no|maybe)$", "retries": 1},
+            "validation": {"pattern": "^(yes|no|maybe)$", "retries": 1, "constrain": "off"},
         },
     ]  # fmt: skip
     until = [{"agree": ["ann", "guest"]}, {"unchanged": 3}]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from roundhouse_client.job_files import with_rows
 from service.export import folder_for
 from service.formats.documents import parse_document
 from tests.harness.service import run_command
@@ -36,7 +37,8 @@ def test_an_example_runs_as_it_is_written(file: Path, tmp_path: Path) -> None:
     job, _ = parse_document(file.read_text(), file.name)
     assert isinstance(job, dict)
     transcripts = folder_for(tmp_path / "output", job["name"]) / "transcripts"
-    assert {path.stem for path in transcripts.iterdir()} == {talk["id"] for talk in job["conversations"]}
+    talks = with_rows(job, GALLERY, file.name).document["conversations"]
+    assert {path.stem for path in transcripts.iterdir()} == {talk["id"] for talk in talks}
     again = run_command("examples", file.stem, folder=tmp_path)
     assert (again.returncode, "is there already" in again.stderr) == (2, True)
 

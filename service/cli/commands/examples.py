@@ -12,7 +12,8 @@ from service.errors import ConfigError
 from workers.files.atomic import replace_file
 
 GALLERY: Final = resources.files("service.web") / "gallery"
-BESIDE: Final = {"tools": "town_server.py"}  # what an example needs in its folder
+BESIDE: Final = {"tools": "town_server.py", "interviews": "personas.csv"}  # what an example needs in its folder
+CONFIGURED: Final = frozenset({"tools"})  # those that need a line in the configuration
 MODEL: Final = "model: small\n"
 
 
@@ -59,6 +60,6 @@ def _model() -> str:
 def _next(name: str) -> str:
     if Path(FILE).is_file():
         return f"next: roundhouse run {name}.yaml"
-    if name in BESIDE:
+    if name in CONFIGURED:
         return f"next: roundhouse init, the line above into {FILE}, roundhouse run {name}.yaml"
     return f"next: roundhouse run {name}.yaml --model roundhouse:small"

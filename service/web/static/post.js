@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 import { to } from "./format.js";
 import { problemNode } from "./problem.js";
 
-const EXAMPLES = { debate: "a debate", translation: "a translation chain", committee: "a committee", tools: "MCP tools" }; // of the gallery
+const EXAMPLES = { debate: "a debate", translation: "a translation chain", committee: "a committee", jury: "a jury", negotiation: "a negotiation", werewolf: "a night of werewolf", tools: "MCP tools" }; // of the gallery
 const prompt = (model) => JSON.stringify({
   name: "question",
   agents: [{ id: "a", model, params: { max_tokens: 64 } }],

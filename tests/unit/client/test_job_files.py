@@ -7,6 +7,7 @@ import pytest
 
 from roundhouse_client import JobFileInvalid, load_job
 from roundhouse_client.job_files import with_rows
+from service.formats.documents import parse_document
 
 WANTED: dict[str, object] = {"file": "rows.jsonl", "id": "$id", "prompt": "Is $question right?"}
 
@@ -102,6 +103,29 @@ def test_a_wish_that_is_none_is_refused(tmp_path: Path, more: dict[str, object],
     with pytest.raises(JobFileInvalid) as caught:
         with_rows({"conversations": {**WANTED, **more}}, tmp_path, "job.yaml")
     assert caught.value.faults[0].startswith(told)
+
+
+def test_yaml_is_read_as_the_service_reads_it(tmp_path: Path) -> None:
+    """Words that other versions of YAML take for truth values or dates, and numbers of every kind."""
+    values = [
+        "yes",
+        "No",
+        "on",
+        "off",
+        "y",
+        "true",
+        "TRUE",
+        "False",
+        "~",
+        "null",
+        "2024-01-01",
+        "12:30:45",
+        "0o17",
+        "1e3",
+    ]
+    text = "".join(f"k{number}: {value}\n" for number, value in enumerate(values)) + "conversations: []\n"
+    (tmp_path / "job.yaml").write_text(text)
+    assert load_job(tmp_path / "job.yaml") == parse_document(text, "job.yaml")[0]
 
 
 @pytest.mark.parametrize("name", ["job.yaml", "job.json"])
