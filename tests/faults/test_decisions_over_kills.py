@@ -43,7 +43,8 @@ def rounds(seed: int) -> Document:
         {"id": "bob", "model": "m", "system": f"ANSWERS: {WORDS}", "speak_after_within_round": ["ann", "guest"]},
         {
             "id": "cid", "model": "m", "system": f"ANSWERS: {WORDS}", "validation": fails,
-            "on_failure": ("skip", "leave", "end")[seed % 3], # Whoever is at work as a conversation fails is cut off: the last one is alone.
+            "on_failure": ("skip", "leave", "end")[seed % 3],
+            # With a conversation that fails whoever is at work is cut off: it speaks last.
             "speak_after_within_round": ["ann"] if seed % 3 < 2 else ["ann", "bob", "guest", "mute"],
         },
     ]  # fmt: skip

@@ -407,7 +407,8 @@ def _chosen(request: dict[str, Any]) -> dict[str, Any]:
     messages = request["messages"]
     system = "".join(message["content"] for message in messages if message["role"] == "system")
     held_to = re.findall(r'"([^"]+)"', request.get("grammar") or "")
-    answers = held_to or [each.strip() for each in re.findall(r"ANSWERS: ([^\n]*)", system)[-1].split("|")]
+    listed = re.findall(r"ANSWERS: ([^\n]*)", system) or ["Indeed. | Perhaps. | No."]
+    answers = held_to or [each.strip() for each in listed[-1].split("|")]
     heard = json.dumps([message for message in messages if message["role"] != "system"])
     digest = hashlib.sha256(f"{heard} {answers}".encode()).digest()
     word = answers[digest[0] % len(answers)]
