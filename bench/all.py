@@ -51,6 +51,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     Benchmark(name="posting", module="posting", least=("--seconds", "1")),
     Benchmark(name="loop", module="loop"),
     Benchmark(name="queued", module="queued"),
+    Benchmark(name="callers", module="callers", least=("--conversations", "100", "--words", "10")),
     Benchmark(
         name="relay",
         module="relay",

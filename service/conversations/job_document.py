@@ -11,6 +11,13 @@ _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_conversations = msgspec.json.Decoder(list[Raw]).decode
 
 
+class _Identified(Struct, gc=False):
+    id: str | None = None
+
+
+_decode_ids = msgspec.json.Decoder(list[_Identified]).decode
+
+
 class _PostedConversation(Struct):
     prompt: str
     id: str | None = None
@@ -49,7 +56,7 @@ def with_conversations(document: str, wanted: Collection[str], *, are_named: boo
     ``are_named``: but those that have their names by their places get an ``id``.
     """
     fields = _decode_fields(document)
-    names = [_id_of(conversation, number) for number, conversation in enumerate(_decode(document).conversations)]
+    names = [f"c{n}" if each.id is None else each.id for n, each in enumerate(_decode_ids(fields["conversations"]))]
     conversations = _decode_conversations(fields["conversations"])
     kept = [
         _named(conversation, name) if are_named else conversation

@@ -232,13 +232,17 @@ def words(job_id: JobId, conversations: Collection[str]) -> Query[dict[str, Conv
     """Return the words of the conversations that have begun; None of one that had begun before they were stored."""
 
     def query(connection: Connection) -> dict[str, ConversationWords | None]:
-        rows = connection.execute(
+        of_job = (
             "SELECT id, began_at, words FROM conversations LEFT JOIN wordings ON digest = wording"
-            " WHERE job_id = ? AND state != 'queued'",
-            (job_id,),
+            " WHERE job_id = ? AND state != 'queued'"
         )
-        wanted = frozenset(conversations)
-        return {name: _words(began_at, text) for name, began_at, text in rows if name in wanted}
+        if len(conversations) > FEW:
+            wanted = frozenset(conversations)
+            rows = [row for row in connection.execute(of_job, (job_id,)) if row[0] in wanted]
+        else:
+            each = f"{of_job} AND id = ?"
+            rows = [row for name in conversations for row in connection.execute(each, (job_id, name))]
+        return {name: _words(began_at, text) for name, began_at, text in rows}
 
     return query
 

@@ -68,12 +68,16 @@ class ExclusiveMembership:
         connection.execute("UPDATE conversations SET awaits = 0 WHERE job_id = ? AND id = ?", (job_id, conversation_id))
 
     def claim(self, connection: Connection, _models: Sequence[str], _limit: int | None, job_id: JobId | None) -> None:
-        """Claim everything that anybody but a caller can move: no other member would."""
+        """Claim all that anybody but a caller can move, since no other member would, and what is to be cancelled."""
         connection.execute(
-            f"UPDATE conversations SET owner = ?, fence = fence + 1 WHERE {UNFINISHED}"  # noqa: S608
-            " AND (owner IS NULL OR owner <> ?) AND job_id = coalesce(?, job_id)"
-            " AND (awaits = 0 OR EXISTS (SELECT 1 FROM jobs WHERE id = job_id AND is_cancel_requested = 1))",
+            f"UPDATE conversations SET owner = ?, fence = fence + 1 WHERE {UNFINISHED} AND awaits = 0"  # noqa: S608
+            " AND (owner IS NULL OR owner <> ?) AND job_id = coalesce(?, job_id)",
             (self.node_id, self.node_id, job_id),
+        )
+        connection.execute(
+            f"UPDATE conversations SET owner = ?, fence = fence + 1, awaits = 0 WHERE {UNFINISHED} AND awaits = 1"  # noqa: S608
+            " AND job_id IN (SELECT id FROM jobs WHERE state IN ('queued', 'running') AND is_cancel_requested = 1)",
+            (self.node_id,),
         )
 
     def owned(self, connection: Connection) -> list[Claim]:

@@ -17,6 +17,10 @@ CREATE INDEX awaited_turns_said ON awaited_turns (job_id, conversation_id) WHERE
 
 ALTER TABLE conversations ADD COLUMN awaits INTEGER NOT NULL DEFAULT 0; -- only callers can move it: nobody runs it
 
+-- A claim goes through what somebody can move, and not through ten thousand conversations that wait for their callers.
+CREATE INDEX conversations_to_claim ON conversations (job_id) WHERE awaits = 0 AND state IN ('queued', 'running');
+CREATE INDEX conversations_by_owner ON conversations (owner) WHERE owner IS NOT NULL;
+
 -- When somebody last looked which waits are over.
 CREATE TABLE waits (seen REAL NOT NULL) STRICT;
 INSERT INTO waits (seen) VALUES (0);
