@@ -111,6 +111,9 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.adapter or ''} {params}"
 
 
+NOBODY: Final[Mapping[str, Agent]] = {}  # one for all conversations: a hundred thousand may wait at once
+
+
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """One independent exchange of a job's agents; one that ``is_pinned`` wants the same weights for all its turns.
 
@@ -125,7 +128,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     until: Until = ()
     variables: Mapping[str, str] | None = None
-    cast: Mapping[str, Agent] = msgspec.field(default_factory=dict)
+    cast: Mapping[str, Agent] = msgspec.field(default_factory=lambda: NOBODY)
     is_pinned: bool = False
     prompt_chars: int | None = None
     metadata: Mapping[str, object] = msgspec.field(default_factory=dict)

@@ -49,9 +49,8 @@ class JobBacklog:
         self._is_stale = True
         self.dependencies = dependencies_of(job)
         # Turns of an agent that has another model in some conversations stand apart, behind those of all agents.
-        self._parts = [(agent.id, agent.model) for agent in job.agents]
-        self.models = tuple({model: None for _, model in self._parts if model})  # callers have none
-        self._part_of: dict[tuple[str, str], int] = {}
+        self._apart: dict[tuple[str, str], int] | None = None
+        self.models = tuple({agent.model: None for agent in job.agents if agent.model})  # callers have none
         self._turns_left = [0] * len(job.agents)
         # Of ``mode: led``: turns of which nobody knows whose they will be are the leader's until it has named somebody.
         self._leader = None if job.leader is None else [agent.id for agent in job.agents].index(job.leader)
@@ -85,9 +84,10 @@ class JobBacklog:
         model = conversation.cast_agent(default).model
         if model == default.model:
             return agent
-        part = self._part_of.setdefault((default.id, model), len(self._parts))
-        if part == len(self._parts):
-            self._parts.append((default.id, model))
+        if self._apart is None:
+            self._apart = {}
+        part = self._apart.setdefault((default.id, model), len(self._turns_left))
+        if part == len(self._turns_left):
             self._turns_left.append(0)
             self.models = tuple(dict.fromkeys((*self.models, model)))
             self._is_stale = True
@@ -102,9 +102,11 @@ class JobBacklog:
     def left_by_model(self) -> Counter[str]:
         """The number of each model's turns that have not ended."""
         left: Counter[str] = Counter()
-        for (_, model), turns in zip(self._parts, self._turns_left, strict=True):
-            if model:
-                left[model] += turns
+        for agent, turns in zip(self._job.agents, self._turns_left, strict=False):
+            if agent.model:
+                left[agent.model] += turns
+        for (_, model), part in (self._apart or {}).items():
+            left[model] += self._turns_left[part]
         return left
 
     def refresh(self) -> None:
@@ -114,8 +116,9 @@ class JobBacklog:
     def _weigh(self) -> None:
         agents = self._job.agents
         self._is_stale = False
-        self._weights = [self._estimates.weight(model, agent_id) for agent_id, model in self._parts]
-        of_agents = self._weights[: len(agents)]
+        of_agents = [self._estimates.weight(agent.model, agent.id) for agent in agents]
+        apart = [self._estimates.weight(model, agent_id) for agent_id, model in self._apart or ()]
+        self._weights = [*of_agents, *apart]
         if self._job.mode is Mode.FREE:
             self._tails = self._later = of_agents
         elif self._leader is not None:
@@ -169,7 +172,9 @@ class JobBacklog:
         if self._is_stale:
             self._weigh()
         costs = [left * weight for left, weight in zip(self._turns_left, self._weights, strict=True)]
-        of_model = (cost for cost, (_, each) in zip(costs, self._parts, strict=True) if each == model)
+        of_model = [cost for cost, agent in zip(costs, self._job.agents, strict=False) if agent.model == model]
+        if self._apart is not None:
+            of_model += [costs[part] for (_, each), part in self._apart.items() if each == model]
         while -self._most_rounds[0][0] != self._rounds_left[self._most_rounds[0][1]]:
             heapq.heappop(self._most_rounds)
         path = -self._most_rounds[0][0] * max(self._later)

@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import overload
+from typing import Final, overload
 
 from service.conversations.job import Agent, Conversation, Job, Mode, TurnKey
 from service.conversations.states import ConversationState
@@ -12,6 +12,8 @@ from service.scheduling.core.backlog import Estimates, JobBacklog
 from service.scheduling.core.blame import Trial
 from service.scheduling.core.queue.affinity import CacheLocation
 from service.scheduling.core.queue.ready_queue import ReadyTurn
+
+NONE_AWAITED: Final[frozenset[TurnKey]] = frozenset()  # one for all conversations: each call makes another
 
 
 class LiveJob:
@@ -125,7 +127,7 @@ class LiveConversation:
         self.agents = tuple(map(definition.cast_agent, agents)) if definition.cast else agents
         self.order = speaking_order(live.job, live.names, live.backlog.dependencies, definition)
         self.open: set[TurnKey] = set()
-        self.awaited: frozenset[TurnKey] = frozenset()
+        self.awaited = NONE_AWAITED
         self.is_started = False
         self.is_awaited = False  # by a slot that was held for its program
         self.ending: tuple[ConversationState, str | None] | None = None
