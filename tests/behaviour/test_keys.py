@@ -163,6 +163,23 @@ def test_a_key_gives_no_higher_priority_than_it_may(service: Service) -> None:
         assert post(service, name, priority=priority).status_code == 202
 
 
+def test_a_turn_is_spoken_by_whoever_may_see_its_job(service: Service) -> None:
+    """With the scope to bring work; to others neither the job nor its turn is there, and no list tells of it."""
+    agents = [{"id": "guest", "by": "caller"}, {"id": "a", "model": "m", "speak_after_within_round": ["guest"]}]
+    posted = post(service, "alice", agents=agents).json()
+    path = f"/v1/jobs/{posted['id']}/conversations/c/turns/guest/0"
+    listed = f"/v1/jobs/{posted['id']}/awaited"
+    wait_for(lambda: service.http.get(listed, headers=as_("alice")).json()["awaited"], "the guest is awaited")
+    for name, seen in (("alice", 1), ("root", 1), ("bob", 0), ("viewer", 0)):
+        awaited = service.http.get("/v1/awaited", headers=as_(name)).json()["awaited"]
+        assert [turn["job"] for turn in awaited] == [posted["id"]] * seen
+    for name, status in (("bob", 404), ("poster", 404), ("viewer", 403), ("alice", 201)):
+        answer = service.http.post(path, json={"text": "Hello."}, headers=as_(name))
+        assert answer.status_code == status, name
+    service.wait_ended(posted["id"])
+    assert service.http.delete(f"/v1/jobs/{posted['id']}", headers=as_("alice")).status_code == 204
+
+
 def test_no_name_of_anothers_job_is_told(service: Service, tmp_path: Path) -> None:
     """Snapshots count everybody's turns, and name those of one's own; who has admin sees all."""
     jobs = [post(service, "alice", f"{tmp_path}/go", model="held", name="secret plan").json()["id"] for _ in range(2)]

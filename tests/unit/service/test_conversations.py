@@ -363,3 +363,45 @@ def test_what_an_older_version_accepted_is_read() -> None:
         parse_job(stored, JobId("j"), rules())
     made = parse_stored(json.dumps(stored), JobId("j"), {})
     assert (made.name, made.agents[0].params) == ("night run 2", {"temperature": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("guest", "places"),
+    [
+        ({"model": "m"}, ["agents[1].model"]),
+        ({"params": {}, "tools": [], "markup": False, "system": "", "exit_tools": []}, [
+            f"agents[1].{key}" for key in ("exit_tools", "markup", "params", "system", "tools")
+        ]),
+        ({"otherwise": "I pass."}, ["agents[1].otherwise"]),
+        ({"wait_s": 1, "otherwise": "x" * 65_537}, ["agents[1].otherwise"]),
+        ({"wait_s": 1, "otherwise": "maybe", "validation": {"choices": ["yes", "no"]}}, ["agents[1].otherwise"]),
+        ({"wait_s": 0}, ["agents[1].wait_s"]),
+        ({"wait_s": 1e300}, ["agents[1].wait_s"]),
+        ({"by": "model", "model": "m", "wait_s": 5, "otherwise": "x"}, ["agents[1].otherwise", "agents[1].wait_s"]),
+        ({"by": "model"}, ["agents[1].model"]),
+        ({"by": "nobody"}, ["agents[1].by"]),
+    ],
+)  # fmt: skip
+def test_what_nothing_would_read_of_a_caller_is_refused(guest: dict[str, object], places: list[str]) -> None:
+    """Specification, "Turns of callers": no field is read and ignored."""
+    agents = [{"id": "a", "model": "m"}, {"id": "guest", "by": "caller", **guest}]
+    with pytest.raises(InvalidJob) as caught:
+        parse_job(document(agents=agents), JobId("j"), rules())
+    assert [fault.path for fault in caught.value.faults] == places
+
+
+def test_somebody_is_asked_of_a_model() -> None:
+    """A job of callers alone needs no engine; a leader is none of them, and no conversation makes one of another."""
+    callers = [{"id": "a", "by": "caller"}, {"id": "b", "by": "caller"}]
+    with pytest.raises(InvalidJob, match="asked of a model"):
+        parse_job(document(agents=callers), JobId("j"), rules())
+    led = [{"id": "a", "by": "caller"}, {"id": "b", "model": "m"}]
+    with pytest.raises(InvalidJob, match="a leader is asked of a model"):
+        parse_job(document(agents=led, mode="led", leader="a"), JobId("j"), rules())
+    cast = [{"prompt": "p", "agents": {"a": {"model": "m", "validation": {"choices": ["x"]}}}}]
+    with pytest.raises(InvalidJob) as caught:
+        parse_job(document(agents=led, conversations=cast), JobId("j"), rules())
+    assert [fault.path for fault in caught.value.faults] == ["conversations[0].agents.a.model"]
+    stored = parse_job(document(agents=led), JobId("j"), rules())
+    assert stored.models == ("m",)
+    assert stored.first_models() == [("m",)]
