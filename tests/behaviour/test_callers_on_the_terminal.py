@@ -46,6 +46,7 @@ def test_run_reads_a_line_for_each_turn(tmp_path: Path, free_ports: Callable[[in
     assert (shown[0], shown.count("ann: SAY-ann SAY-one ")) == ("[c] Of cars.", 1)
 
 
+@pytest.mark.system
 def test_run_ends_where_nobody_can_speak_and_goes_on_later(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """What was said is kept; words that are not valid are told, and asked for again."""
     port = free_ports(1)
@@ -64,6 +65,7 @@ def service(tmp_path: Path, free_ports: Callable[[int], int]) -> Iterator[Servic
         yield running
 
 
+@pytest.mark.system
 def test_say_speaks_the_one_turn_that_is_awaited(service: Service) -> None:
     """Or the one that is named; what cannot be is said in a line."""
     agents = [{"id": name, "by": "caller"} for name in ("guest", "other")] + AGENTS[1:]

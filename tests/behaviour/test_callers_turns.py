@@ -114,6 +114,7 @@ def test_awaited_turns_outlive_a_kill_and_words_that_are_said_are_not_lost(servi
     assert service.http.get(f"/v1/jobs/{job_id}/events").text.count('"state":"awaited"') == 2
 
 
+@pytest.mark.system
 def test_whoever_does_not_speak_in_time_is_spoken_for(service: Service) -> None:
     """Or its turn fails, and its conversation with it, unless its agent may be silent."""
     spoken = service.post_job(job({"wait_s": 0.2, "otherwise": "SAY-pass"}))
@@ -131,6 +132,7 @@ def test_whoever_does_not_speak_in_time_is_spoken_for(service: Service) -> None:
     assert say(service, spoken, "SAY-pass")[0] == 200
 
 
+@pytest.mark.system
 def test_time_in_which_nobody_serves_does_not_count(service: Service) -> None:
     """A caller that could not speak is not said to have been silent."""
     job_id = service.post_job(job({"wait_s": 3.0, "otherwise": "SAY-pass"}, rounds=1))
