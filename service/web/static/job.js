@@ -106,14 +106,14 @@ function headOf(id) {
       told.node, more.node),
     update(job) {
       const all = job.progress.conversations;
-      const { pending, ready, in_flight: flying, failed, cancelled } = job.progress.turns;
+      const { pending, awaited, ready, in_flight: flying, failed, cancelled } = job.progress.turns;
       turns.update(job);
       conversations.update({ completed: all.completed, failed: all.failed, cancelled: all.cancelled }, all.total);
       setText(numbers, `${whole(all.completed + all.failed + all.cancelled)} of ${whole(all.total)}`);
       told.update([
         ["Id", id], ["Key", job.key], ["Posted", clock(job.created_at)],
         ["Took", between(job.started_at, job.finished_at)], ["Ended", clock(job.finished_at)],
-        ["In flight", whole(flying)], ["Ready", whole(ready)], ["Pending", whole(pending)],
+        ["In flight", whole(flying)], ["Ready", whole(ready)], ["Pending", whole(pending)], ["Awaited of callers", awaited ? whole(awaited) : null],
         ["Failed", failed ? whole(failed) : null], ["Cancelled", cancelled ? whole(cancelled) : null],
       ]);
       more.node.hidden = Object.keys(job.metadata).length === 0;
