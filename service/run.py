@@ -13,6 +13,7 @@ from roundhouse_client.job_files import JobFileInvalid, ReadJob, with_rows
 from service.config.schema import Config, rules_of
 from service.conversations.job import Job, JobId, SpokenBy
 from service.conversations.job_parser import parse_job
+from service.conversations.limits import posted_agents
 from service.conversations.states import ENDED_JOBS, JobState
 from service.conversations.transcript import rfc3339
 from service.errors import ConfigError, InvalidJob
@@ -48,11 +49,10 @@ def read_job_file(source: str, text: str, config: Config, model: str | None = No
     document = document if read is None else read.document
     if isinstance(document, dict) and "models" in document and "agents" not in document:
         raise ConfigError(f"{source}: this looks like a configuration; a job has agents and conversations")
-    if model is not None and isinstance(document, dict) and isinstance(agents := document.get("agents"), list):
-        document["agents"] = [
-            {**each, "model": model} if isinstance(each, dict) and each.get("by") != SpokenBy.CALLER else each
-            for each in agents
-        ]
+    if model is not None and isinstance(document, dict):
+        for _, agent in posted_agents(document):
+            if agent.get("by") != SpokenBy.CALLER and ("model" in agent or "id" in agent):  # not all of a cast have one
+                agent["model"] = model
     try:
         job = parse_job(document, JobId(source), rules_of(config))
     except InvalidJob as error:

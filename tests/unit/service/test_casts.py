@@ -1,14 +1,17 @@
 """Agents that differ in single conversations (specification, "Casts")."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from service.config.load import load_config
 from service.conversations.job import Job, JobId, TurnKey
 from service.conversations.job_faults import JobRules
 from service.conversations.job_parser import parse_job
 from service.conversations.limits import Limits
 from service.errors import InvalidJob
+from service.run import read_job_file
 from service.scheduling.core.backlog import Estimates
 from service.scheduling.core.live import LiveConversation, LiveJob
 
@@ -102,3 +105,18 @@ def test_a_system_that_is_replaced_wants_no_variables() -> None:
     wanted = {"prompt": "p", "variables": {"name": "Bob"}, "agents": {"a": {"system": "$topic"}}}
     with pytest.raises(InvalidJob, match=r"'topic' is not given, which conversations\[1\]\.agents\.a\.system names"):
         parsed(agents=agents, conversations=[{**given, "variables": {"topic": "x", "name": "y"}}, wanted])
+
+
+def test_one_model_for_all_is_that_of_casts_too(tmp_path: Path) -> None:
+    """``roundhouse run --model``: whichever models are named, and callers have none."""
+    (tmp_path / "rh.yaml").write_text("models: {x: {engine: attached, url: 'http://127.0.0.1:1', model: x}}")
+    text = """
+agents:
+  - {id: a, model: m}
+  - {id: b}
+  - {id: guest, by: caller}
+conversations:
+  - {prompt: p, agents: {a: {model: n}, b: {system: s}, guest: {validation: {pattern: x}}}}
+"""
+    job = read_job_file("job.yaml", text, load_config(tmp_path / "rh.yaml"), "x").job
+    assert {agent.model for agent in job.all_agents()} == {"x", ""}
