@@ -61,7 +61,11 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             TimeoutError: that takes longer than ``limit_s`` of this thread's own time to find out.
         """
-        text = without_markup(answer).strip()
+        return self.fault_of_words(without_markup(answer), limit_s)
+
+    def fault_of_words(self, words: str, limit_s: float = ELSEWHERE_S) -> str | None:
+        """Return the same of a caller's words, in which no markup is read."""
+        text = words.strip()
         if self.choices:
             return _choice_fault(self.choices, text)
         if self.pattern is not None:

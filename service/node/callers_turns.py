@@ -57,7 +57,7 @@ class CallersTurns:
         demand = found.demand
         fault = next(said_faults(text), None)
         if fault is None and demand.validation is not None:
-            fault = await judge(demand.validation, text)
+            fault = await judge(demand.validation, text, has_markup=False)
         if fault is not None:
             raise InvalidWords(fault)
         fulfils = await judge_conditions(demand.conditions, text, []) if demand.conditions else ()

@@ -78,6 +78,7 @@ def test_a_caller_speaks_and_the_conversation_goes_on(service: Service, tmp_path
         ("c/turns/ann/0", "x", 409, "not_awaited", "no caller's"),
         ("d/turns/guest/0", "x", 404, "conversation_not_found", "d"),
         ("c/turns/guest/0", "maybe", 422, "invalid_words", "exactly one of: yes, no"),
+        ("c/turns/guest/0", "<answer>yes</answer> no", 422, "invalid_words", "it holds no and yes"),
         ("c/turns/guest/0", "yes" * 30_000, 422, "invalid_words", "more than 65536"),
         ("c/turns/guest/0", 5, 422, "invalid_words", "text"),
         ("c/turns/guest/99999999999999999999", "yes", 409, "not_awaited", "not this agent's turn yet"),

@@ -53,10 +53,14 @@ async def judge_conditions(conditions: Mapping[int, Condition], words: str, sign
         return find_fulfilled(quick, words, signals, 0.0)
 
 
-async def judge(validation: Validation, answer: str) -> str | None:
-    """Return the fault of an answer, or None; an answer that takes too long to judge has one."""
+async def judge(validation: Validation, answer: str, *, has_markup: bool = True) -> str | None:
+    """Return the fault of an answer, or None; an answer that takes too long to judge has one.
+
+    In a caller's words there is no markup.
+    """
+    fault_of = validation.fault_of if has_markup else validation.fault_of_words
     try:
-        return await judge_offloaded(validation.fault_of, answer, size=max(len(answer), validation.chars))
+        return await judge_offloaded(fault_of, answer, size=max(len(answer), validation.chars))
     except TimeoutError:
         return "its validation did not end in time"
 
