@@ -110,8 +110,7 @@ async def run_jobs(
             for file, folder in zip(files, folders, strict=True)
         }
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(node.intake.run)
-            tasks.start_soon(node.callers.run)
+            tasks.start_soon(node.callers.run)  # not the intake: what was interrupted on this output is left alone
             views = await _until_ended(node, posted, show)
             tasks.cancel_scope.cancel()
         await node.shut_down(0.0, anyio.Event())
@@ -150,6 +149,7 @@ async def _until_ended(
 ) -> list[JobView]:
     while True:
         views = [await node.jobs.get(job_id) for job_id in exports]
+        await node.intake.go_on(exports)
         for view in views:
             await _write_ended(node.jobs, view, *exports[view.stored.id])
         await show(views, node)

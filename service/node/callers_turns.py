@@ -9,6 +9,7 @@ from typing import Final
 
 import anyio
 
+from service.conversations.awaited_turn import AwaitedTurn
 from service.conversations.job import SpokenBy, TurnKey
 from service.conversations.job_faults import said_faults
 from service.conversations.log_fields import of_job
@@ -18,7 +19,7 @@ from service.errors import InvalidWords, NotAwaited, StoreUnavailable
 from service.node.intake import Intake
 from service.scheduling.jobs.turn import judge, judge_conditions
 from service.scheduling.scheduler import Scheduler
-from service.store import awaited_turns
+from service.store import awaited_turns, queries
 from service.store.awaited_turns import OpenTurn, Which
 from service.store.store import Store
 from workers.log_context import line_about
@@ -44,7 +45,8 @@ class CallersTurns:
         """Take a caller's words; when this returns they are durable. Return the turn, and whether it is new.
 
         Raises:
-            ConversationNotFound: there is none.
+            JobNotFound: there is none.
+            ConversationNotFound: it has none of that name.
             NotAwaited: nobody is waited for there, or something else was said.
             InvalidWords: they are too many, or not what the agent has to say.
             StoreUnavailable: the store is in trouble.
@@ -54,14 +56,14 @@ class CallersTurns:
             return _known(found, text), False
         if isinstance(found, ConversationState):
             raise NotAwaited(key.agent_id, key.round, _why_not(found))
-        demand = found.demand
+        turn, demand = found
         fault = next(said_faults(text), None)
         if fault is None and demand.validation is not None:
             fault = await judge(demand.validation, text, has_markup=False)
         if fault is not None:
             raise InvalidWords(fault)
         fulfils = await judge_conditions(demand.conditions, text, []) if demand.conditions else ()
-        said = await self._store.say(demand.said(key, text, fulfils, found.since_at, datetime.now(UTC)))
+        said = await self._store.say(demand.said(key, text, fulfils, turn.since_at, datetime.now(UTC)))
         if said is None:  # its conversation has ended meanwhile
             raise NotAwaited(key.agent_id, key.round, "its conversation has ended")
         if not said.is_new:
@@ -73,8 +75,11 @@ class CallersTurns:
         """List turns that are awaited, the oldest first.
 
         Raises:
+            JobNotFound: there is no such job.
             StoreUnavailable: the store is in trouble.
         """
+        if which.job_id is not None:
+            await self._store.read(queries.owner(which.job_id))
         return await self._store.read(awaited_turns.listed(which, after, limit))
 
     async def run(self) -> None:
@@ -82,7 +87,8 @@ class CallersTurns:
         while True:
             change, is_any = self._scheduler.awaits.next, True
             try:
-                await self._store.flush()  # what is awaited since the change
+                await self._store.flush()  # what is awaited, or was left, since the change
+                self._intake.hint(is_work=True)  # a caller may have spoken before
                 is_any = await self._store.read(awaited_turns.ends_next)
                 if is_any:
                     await self._end_due()
@@ -97,13 +103,14 @@ class CallersTurns:
     async def _end_due(self) -> None:
         """Speak for callers who have not spoken in time, or fail their turns."""
         while due := await self._store.take_due():
-            for turn in due:
-                await self._end_wait(turn)
+            async with anyio.create_task_group() as tasks:  # in one write: what takes long counts as time of nobody
+                for turn, demand in due:
+                    tasks.start_soon(self._end_wait, turn, demand)
             if len(due) < awaited_turns.DUE_AT_ONCE:
                 return
 
-    async def _end_wait(self, turn: OpenTurn) -> None:
-        demand, now = turn.demand, datetime.now(UTC)
+    async def _end_wait(self, turn: OpenTurn, demand: AwaitedTurn) -> None:
+        now = datetime.now(UTC)
         if demand.otherwise is None:
             ended = demand.unsaid(turn.key, turn.since_at, now)
         else:

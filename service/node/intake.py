@@ -7,7 +7,7 @@ know the prompts.
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
@@ -38,7 +38,9 @@ LOOKAHEAD: Final = 2  # turns for each slot: one that runs, and one that is ther
 POLL_S: Final = 1.0  # hints may be lost; looking is what counts
 HOPELESS: Final = 16  # conversations at a time that are claimed to be ended
 JOBS_A_READ: Final = 50  # read and parsed in one piece, beside the event loop
-BY_CALLER: Final = '"by":"caller"'  # of an agent, as a document is stored
+# In a document with an agent that a caller speaks for. Its conversations may be claimed one by one for long; no part
+# of the job is kept meanwhile: so only these are read. In another document the words do no harm.
+BY_CALLER: Final = '"by":"caller"'
 PARSED_JOBS: Final = 64  # kept, since their conversations are claimed a few at a time
 logger = logging.getLogger(__name__)
 
@@ -46,11 +48,11 @@ logger = logging.getLogger(__name__)
 class ResumedJob(msgspec.Struct, frozen=True, kw_only=True):
     """Conversations of one job, with the turns that have ended and what others have behind them.
 
-    ``whole`` is the job with all its conversations, but where callers speak; ``words`` are those of the conversations
-    that have begun.
+    ``whole`` is the job with all its conversations, None where only these were read; ``words`` are those of the
+    conversations that have begun.
     """
 
-    whole: Job
+    whole: Job | None
     job: Job
     ended: Sequence[Turn]
     unfinished: Sequence[UnfinishedTurn]
@@ -77,10 +79,12 @@ def read_resumed_jobs(
             logger.warning("job %s was deleted as it was claimed", job_id, extra=line_about(of_job(job_id)))
             continue
         try:
-            whole = known.get(job_id) or replace(
-                parse_stored(_needed_of(queries.document(job_id)(connection), names), job_id, adapters),
-                owner=stored.owner,
-            )
+            read, is_whole = known.get(job_id), True
+            if read is None:
+                document = queries.document(job_id)(connection)
+                is_whole = BY_CALLER not in document
+                needed = document if is_whole else with_conversations(document, names, are_named=True).decode()
+                read = replace(parse_stored(needed, job_id, adapters), owner=stored.owner)
         except InvalidJob as error:
             line = line_about(of_job(job_id))
             logger.error("job %s waits for a version of Roundhouse that can read it: %s", job_id, error, extra=line)  # noqa: TRY400
@@ -88,13 +92,8 @@ def read_resumed_jobs(
         mine = frozenset(names)
         resumed.append(
             ResumedJob(
-                whole=whole,
-                job=replace(
-                    whole,
-                    conversations=tuple(
-                        conversation for conversation in whole.conversations if conversation.id in mine
-                    ),
-                ),
+                whole=read if is_whole else None,
+                job=replace(read, conversations=tuple(each for each in read.conversations if each.id in mine)),
                 ended=queries.turns(job_id, names)(connection),
                 unfinished=queries.unfinished_turns(job_id, names)(connection),
                 words=queries.words(job_id, names)(connection),
@@ -102,14 +101,6 @@ def read_resumed_jobs(
             )
         )
     return resumed
-
-
-def _needed_of(document: str, names: Sequence[str]) -> str:
-    """Return as much of a document as these conversations need, where they may be claimed one by one for long.
-
-    A conversation that only callers can move is nowhere in memory, nor is its job for its sake.
-    """
-    return with_conversations(document, names, are_named=True).decode() if BY_CALLER in document else document
 
 
 class Intake:
@@ -141,6 +132,7 @@ class Intake:
         self._admitted = Notifier()
         self._cancelled: set[JobId] = set()  # while jobs are being admitted, whose cancels may not be read any more
         self._epoch = 0  # grows when everything that was claimed is another node's
+        self._is_hinted = False
         self._has_callers = False  # a job that is or was here has agents that callers speak for
         self._is_drained = False  # the last claim brought less than there was room for
         self._may_end_hopeless = False  # until all of it is claimed that was there
@@ -166,7 +158,8 @@ class Intake:
                 await self.admit(claimed, self._epoch)
                 await self._cancel_wanted()
                 await self._take_words()
-                if self._scheduler.paused_by is None:
+                is_done = self._scheduler.paused_by is None  # a lone node is not told when it may go on
+                if is_done:
                     await self.claim_jobs()
             except StoreUnavailable as error:  # what could not be read comes with a later claim
                 is_done = False  # and a lone node may never be told of that again
@@ -180,6 +173,7 @@ class Intake:
         """Look again: a slot may be free, or (``is_work``) there may be something to claim."""
         if is_work or (self._is_shared and not self._is_drained):
             self._is_drained &= not is_work
+            self._is_hinted = True
             self._hint.notify()
 
     def note_neighbours(self) -> None:
@@ -264,12 +258,24 @@ class Intake:
                 rooms[model] = view.free(model) + coming + (LOOKAHEAD - 1) * slots
         return {model: room for model, room in rooms.items() if room > 0}
 
+    async def go_on(self, jobs: Iterable[JobId]) -> None:
+        """Go on with what callers have said in these jobs, where ``run`` is not at work; often, since it is looked for.
+
+        Raises:
+            StoreUnavailable: the store is in trouble.
+        """
+        if self._is_hinted:
+            self._is_hinted = False
+            await self._take_words()
+            for job_id in jobs:
+                await self.claim_jobs(job_id)
+
     async def _take_words(self) -> None:
         """Let conversations that run here go on with what callers have said."""
         if not self._has_callers:
             return
         said = await self._store.read(awaited_turns.said_to(self._store.node_id))
-        heard = [turn for turn in said if self._scheduler.view.is_awaited(turn.key)]
+        heard = [turn for turn in said if self._scheduler.view.waits_for_caller(turn.key)]
         if heard:
             self._store.forget_said_nowait([turn.key for turn in heard])
             self._scheduler.take_words(heard)
@@ -379,9 +385,11 @@ class Intake:
                 is_cancelled=is_cancelled,
             )
         )
+        if said := [turn.key for turn in resumed.ended if turn.by is SpokenBy.CALLER]:
+            self._store.forget_said_nowait(said)
         if not self._is_shared:  # a lone node has all of it now
             return
-        if any(agent.by is SpokenBy.CALLER for agent in job.agents):  # of its conversations these alone were read
+        if resumed.whole is None:
             return
         self._parsed[job.id] = resumed.whole
         self._parsed.move_to_end(job.id)

@@ -91,7 +91,7 @@ class Scheduler:
         self.admission = Admission(self._admit, partial(outlet.append, []), self._start_soon)
         self._integrity = IntegrityCheck(self.counters)
         self._idle = Notifier()
-        self.awaits = Notifier()  # that a caller's turn is awaited from now on
+        self.awaits = Notifier()  # that a caller is waited for, or that a conversation was left
         self._at_work: list[JobTurn] = []  # as the service began to end
         fleet.subscribe(self._worker_changed)
 
@@ -177,8 +177,10 @@ class Scheduler:
         self._post(events.JobCancelled(job_id=job_id))
 
     def take_words(self, turns: Iterable[Turn]) -> None:
-        """Take the stored turns of callers that ``awaited`` says are awaited here."""
+        """Take the stored turns of callers that are waited for here; with one of them a conversation may end."""
         for turn in turns:
+            if not self.view.waits_for_caller(turn.key):
+                continue
             digest = self._job_turns.hear_caller(turn)
             reason = turn.reason if turn.state is TurnState.FAILED else None
             self._post(events.CallerSpoke(key=turn.key, digest=digest, reason=reason))
@@ -306,6 +308,8 @@ class Scheduler:
         if released:  # after what was said of them
             self._job_turns.released = []
             self._outlet.release_nowait(released)
+            self.counters.conversations -= len(released)  # wherever they come back, they are counted again
+            self.awaits.notify()
 
     def _write(self, facts: Sequence[Record]) -> None:
         ended = [fact.turn.key for fact in facts if isinstance(fact, records.TurnEnded)]

@@ -3,6 +3,7 @@
 The rows of a conversation that has ended mean nothing. A word and the end of a wait race for ``is_said``.
 """
 
+import hashlib
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -13,7 +14,7 @@ from service.conversations.awaited_turn import AwaitedTurn
 from service.conversations.job import JobId, TurnKey
 from service.conversations.states import ConversationState
 from service.conversations.transcript import Turn
-from service.errors import ConversationNotFound
+from service.errors import ConversationNotFound, JobNotFound
 from service.store import operations
 from service.store.databases.database import Connection, Membership
 from service.store.records import TurnEnded, TurnMoved, decode_turn
@@ -24,7 +25,8 @@ OPEN: Final = (
 )
 GAP_S: Final = 2.5  # nobody has looked for so long: no node served
 DUE_AT_ONCE: Final = 100
-_COLUMNS: Final = "awaited_turns.job_id, conversation_id, agent, round, since, until, demand"
+_COLUMNS: Final = "awaited_turns.job_id, conversation_id, agent, round, since, until"
+_DEMANDED: Final = " JOIN demands ON demands.job_id = awaited_turns.job_id AND digest = awaited_turns.demand"
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(AwaitedTurn).decode
 
@@ -35,7 +37,6 @@ class OpenTurn(msgspec.Struct, frozen=True, kw_only=True):
     key: TurnKey
     since: float
     until: float | None
-    demand: AwaitedTurn
 
     @property
     def since_at(self) -> datetime:
@@ -76,10 +77,16 @@ def begin(connection: Connection, membership: Membership, record: TurnMoved, dem
             f" (SELECT 1 FROM {OPEN} WHERE is_said = 0 AND until IS NOT NULL)",
             (now,),
         )
+    text = _encode(demand).decode()
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    connection.execute(
+        "INSERT INTO demands (job_id, digest, demand) VALUES (?, ?, ?) ON CONFLICT (job_id, digest) DO NOTHING",
+        (record.key.job_id, digest, text),
+    )
     inserted = connection.execute(
         "INSERT INTO awaited_turns (job_id, conversation_id, agent, round, since, until, demand)"
         " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (job_id, conversation_id, agent, round) DO NOTHING",
-        (*record.key, now, until, _encode(demand).decode()),
+        (*record.key, now, until, digest),
     )
     return bool(inserted.rowcount)
 
@@ -134,8 +141,9 @@ def forget_said(connection: Connection, keys: Collection[TurnKey]) -> None:
         connection.execute(f"DELETE FROM awaited_turns WHERE {operations.PLACE} AND is_said = 1", tuple(key))  # noqa: S608
 
 
-def take_due(connection: Connection, membership: Membership) -> Sequence[OpenTurn]:
+def take_due(connection: Connection, membership: Membership) -> list[tuple[OpenTurn, AwaitedTurn]]:
     """Return the turns whose wait is over now, some at a time; time in which nobody looked does not count."""
+    connection.execute("UPDATE waits SET seen = seen")  # one node at a time: each adds a gap that it has seen
     now = membership.now(connection)
     row = connection.execute("SELECT seen FROM waits").fetchone()
     seen = now if row is None else float(row[0])
@@ -147,10 +155,18 @@ def take_due(connection: Connection, membership: Membership) -> Sequence[OpenTur
         )
     connection.execute("UPDATE waits SET seen = ?", (now,))
     rows = connection.execute(
-        f"SELECT {_COLUMNS} FROM {OPEN} WHERE is_said = 0 AND until <= ? ORDER BY until LIMIT ?",  # noqa: S608
+        f"SELECT {_COLUMNS}, awaited_turns.demand FROM {OPEN}"  # noqa: S608
+        " WHERE is_said = 0 AND until <= ? ORDER BY until LIMIT ?",
         (now, DUE_AT_ONCE),
-    )
-    return [_open(row) for row in rows]
+    ).fetchall()
+    demands = {place: _demand(connection, *place) for place in {(str(row[0]), str(row[-1])) for row in rows}}
+    return [(_open(row[:-1]), demands[str(row[0]), str(row[-1])]) for row in rows]
+
+
+def _demand(connection: Connection, job_id: str, digest: str) -> AwaitedTurn:
+    row = connection.execute("SELECT demand FROM demands WHERE job_id = ? AND digest = ?", (job_id, digest)).fetchone()
+    assert row is not None  # noqa: S101 - it is written with each turn
+    return _decode(row[0])
 
 
 # Reading
@@ -164,24 +180,32 @@ def ends_next(connection: Connection) -> bool:
     return row is not None
 
 
-def of_place(key: TurnKey) -> Callable[[Connection], OpenTurn | Turn | ConversationState]:
-    """Return a turn that is awaited or has ended, or else the state of its conversation; ConversationNotFound."""
+Found = tuple[OpenTurn, AwaitedTurn] | Turn | ConversationState
 
-    def query(connection: Connection) -> OpenTurn | Turn | ConversationState:
+
+def of_place(key: TurnKey) -> Callable[[Connection], Found]:
+    """Return a turn that is awaited, with its demands, or has ended, or else the state of its conversation.
+
+    JobNotFound or ConversationNotFound where it is not there.
+    """
+
+    def query(connection: Connection) -> Found:
         ended = connection.execute(f"SELECT record FROM turns WHERE {operations.PLACE}", tuple(key)).fetchone()  # noqa: S608
         if ended is not None:
             return decode_turn(ended[0])
         row = connection.execute(
-            f"SELECT {_COLUMNS} FROM {OPEN} WHERE awaited_turns.job_id = ? AND conversation_id = ?"  # noqa: S608
-            " AND agent = ? AND round = ?",
+            f"SELECT {_COLUMNS}, demands.demand FROM {OPEN}{_DEMANDED}"  # noqa: S608
+            " WHERE awaited_turns.job_id = ? AND conversation_id = ? AND agent = ? AND round = ?",
             tuple(key),
         ).fetchone()
         if row is not None:
-            return _open(row)
+            return _open(row[:-1]), _decode(row[-1])
         state = connection.execute(
             "SELECT state FROM conversations WHERE job_id = ? AND id = ?", (key.job_id, key.conversation_id)
         ).fetchone()
         if state is None:
+            if connection.execute("SELECT 1 FROM jobs WHERE id = ?", (key.job_id,)).fetchone() is None:
+                raise JobNotFound(key.job_id)
             raise ConversationNotFound(key.job_id, key.conversation_id)
         return ConversationState(state[0])
 
@@ -235,10 +259,9 @@ def said_to(node_id: str) -> Callable[[Connection], list[Turn]]:
 
 
 def _open(row: Sequence[object]) -> OpenTurn:
-    job_id, conversation_id, agent, number, since, until, demand = row
+    job_id, conversation_id, agent, number, since, until = row
     return OpenTurn(
         key=TurnKey(JobId(str(job_id)), str(conversation_id), str(agent), int(str(number))),
         since=float(str(since)),
         until=None if until is None else float(str(until)),
-        demand=_decode(str(demand)),
     )

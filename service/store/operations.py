@@ -222,6 +222,10 @@ def move_conversation(connection: Connection, record: ConversationMoved, fence: 
     if record.most is not None:
         _leave_out(connection, record)
     if is_over:
+        connection.execute(
+            "DELETE FROM awaited_turns WHERE job_id = ? AND conversation_id = ?",
+            (record.job_id, record.conversation_id),
+        )
         _count_conversation(connection, record.job_id, record.at, events)
 
 

@@ -11,6 +11,7 @@ import anyio
 import anyio.to_thread
 from msgspec.structs import replace
 
+from service.conversations.awaited_turn import AwaitedTurn
 from service.conversations.job import JobId, TurnKey
 from service.conversations.transcript import Turn
 from service.errors import StoreError, StoreUnavailable
@@ -174,8 +175,8 @@ class Store:
             frozenset({turn.key.job_id}), lambda connection: awaited_turns.say(connection, self._membership, turn)
         )
 
-    async def take_due(self) -> Sequence[OpenTurn]:
-        """Return awaited turns whose wait is over, some at a time.
+    async def take_due(self) -> Sequence[tuple[OpenTurn, AwaitedTurn]]:
+        """Return awaited turns whose wait is over, each with its demands, some at a time.
 
         Raises:
             StoreUnavailable: the database is in trouble.

@@ -193,3 +193,29 @@ def test_a_leader_names_a_caller(tmp_path: Path, free_ports: Callable[[int], int
         transcript = service.get(f"/v1/jobs/{job_id}/conversations/c")
     assert transcript["ended_by"] == {"leader": "host", "round": 1}
     assert [turn["text"] for turn in transcript["turns"]] == ["guest", "Here I am.", "end"]
+
+
+def test_two_waits_that_end_at_once_end_their_conversation_once(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """With the first of them it has failed, and its job with it: the second is nobody's any more."""
+    go = tmp_path / "go"
+    model = scripted_model(free_ports(1), slots=1, echo=r"SAY-\w+", hold=r"/\S+/go\b")
+    agents = [{"id": name, "by": "caller", "wait_s": 0.1} for name in "ab"] + [{"id": "m", "model": "m"}]
+    with serving(tmp_path, free_ports(1), {"m": model}) as service:
+        talk = [{"id": "c", "prompt": "Talk."}]
+        busy = service.post_job({"agents": [{"id": "x", "model": "m", "system": str(go)}], "conversations": talk})
+        job_id = service.post_job({"agents": agents, "conversations": talk})
+        assert service.wait_ended(job_id)["state"] == "failed"
+        transcript = service.get(f"/v1/jobs/{job_id}/conversations/c")
+        assert (transcript["reason"], len(transcript["turns"])) == ("not_said", 3)
+        go.touch()
+        assert service.wait_ended(busy)["state"] == "completed"
+
+
+def test_what_is_awaited_of_no_job_is_not_found(service: Service) -> None:
+    """Whoever may see all jobs, too."""
+    for answer in (service.http.get("/v1/jobs/gone/awaited"), service.http.post(
+        "/v1/jobs/gone/conversations/c/turns/guest/0", json={"text": "x"}
+    )):  # fmt: skip
+        assert (answer.status_code, answer.json()["code"]) == (404, "job_not_found")

@@ -128,3 +128,24 @@ def test_a_kill_changes_nothing_for_those_who_stay(tmp_path: Path, free_ports: C
     assert states(transcript) == [("a", 0, "failed"), ("b", 0, "completed"), ("b", 1, "completed")]
     asked = recorded(record)
     assert asked[-1]["messages"][: len(asked[1]["messages"])] == asked[1]["messages"] == asked[2]["messages"]
+
+
+def test_a_long_conversation_is_cancelled_after_somebody_has_left(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """Its many turns are written slowly, after its job has ended here; the service goes on."""
+    go = tmp_path / "go"
+    model = scripted_model(free_ports(1), slots=1, echo=r"SAY-\w+", hold=r"/\S+/go\b")
+    agents = [
+        {"id": "a", "model": "m", "on_failure": "leave", "validation": {"pattern": "^Yes", "retries": 0}},
+        {"id": "b", "model": "m", "system": f"SAY-on once there is {go}", "speak_after_within_round": ["a"]},
+    ]
+    job = {"rounds": 1000, "agents": agents, "conversations": [{"id": "c", "prompt": "SAY-no"}]}
+    with serving(tmp_path, free_ports(1), {"m": model}) as service:
+        job_id = service.post_job(job)
+        path = f"/v1/jobs/{job_id}/conversations/c"
+        wait_for(lambda: [turn["state"] for turn in service.get(path)["turns"]] == ["failed", "in_flight"], "it left")
+        service.http.post(f"/v1/jobs/{job_id}/cancel")
+        ended = service.wait_ended(job_id)
+        assert (ended["state"], ended["progress"]["turns"]["cancelled"]) == ("cancelled", 1000)
+        assert ended["progress"]["turns"]["total"] == 1001

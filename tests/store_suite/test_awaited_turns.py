@@ -11,7 +11,7 @@ from service.conversations.states import ConversationState, TurnState
 from service.conversations.transcript import Turn
 from service.errors import ConversationNotFound
 from service.store import awaited_turns, queries
-from service.store.awaited_turns import OpenTurn, Which
+from service.store.awaited_turns import Which
 from service.store.records import TurnEnded, TurnMoved
 from service.store.store import Store
 from tests.harness.jobs import DEBATE, job, key
@@ -47,8 +47,8 @@ async def test_words_are_stored_once(store: Store) -> None:
     assert await kinds(store, '"awaited"') == 1, "told once, over claims"
     assert (await store.read(queries.tally(J))).awaited == 1
     found = await store.read(awaited_turns.of_place(key("a")))
-    assert isinstance(found, OpenTurn)
-    assert (found.demand, found.until) == (DEMAND, None)
+    assert isinstance(found, tuple)
+    assert (found[0].until, found[1]) == (None, DEMAND)
     first, second = await store.say(words()), await store.say(words("other"))
     assert (first is not None and first.is_new, second is not None and second.is_new) == (True, False)
     assert second is not None
@@ -117,7 +117,7 @@ async def test_waits_end_in_the_databases_time(store: Store) -> None:
     with anyio.fail_after(LIMIT_S):
         while not (due := await store.take_due()):
             await anyio.lowlevel.checkpoint()
-    assert [each.key for each in due] == [key("a")]
+    assert [(each.key, demand.wait_s) for each, demand in due] == [(key("a"), 0.01)]
     await store.say(replace(DEMAND, wait_s=0.01).unsaid(key("a"), NOW, NOW))
     before = (await store.read(awaited_turns.listed(Which(job_id=J), 0, 10)))[0]
     assert before.until is not None

@@ -116,7 +116,7 @@ class PoolsView:
         live = self._jobs.get(job_id)
         return frozenset(live.backlog.models) if live is not None else frozenset()
 
-    def is_awaited(self, key: TurnKey) -> bool:
+    def waits_for_caller(self, key: TurnKey) -> bool:
         """Whether a turn waits here for its caller."""
         live = self._jobs.get(key.job_id)
         conversation = live.conversations.get(key.conversation_id) if live is not None else None

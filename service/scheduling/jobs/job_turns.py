@@ -190,7 +190,10 @@ class JobTurns(Work):
             case events.ConversationEnded():
                 self._blame.forget(action.unspoken)
                 self.prompts[action.job_id].forget(action.conversation_id)
-                return self._end_conversation(action, self.prompts[action.job_id].agents, now)
+                # What is asked for late must not look here: the job may have ended by then.
+                live = self.prompts[action.job_id]
+                most = live.job.most_turns(live.conversations[action.conversation_id]) if action.absent else None
+                return self._end_conversation(action, live.agents, most, now)
             case events.ConversationReleased():
                 self.prompts[action.job_id].forget(action.conversation_id)
                 self._blame.forget(self.turns.forget_conversation(action.job_id, action.conversation_id))
@@ -203,18 +206,13 @@ class JobTurns(Work):
         return []
 
     def _end_conversation(
-        self, ended: events.ConversationEnded, agents: Mapping[str, Agent], now: datetime
+        self, ended: events.ConversationEnded, agents: Mapping[str, Agent], most: int | None, now: datetime
     ) -> Iterator[Record]:
         for key in ended.unspoken:
             agent = agents[key.agent_id]
             turn = self.turns.end_waiting(key, agent, TurnState.CANCELLED, FailureReason.CANCELLED)
             yield records.TurnEnded(turn=turn, at=now, model=agent.model)
-        moved = _moved(ended, ended.state, ended.reason, now)
-        yield replace(moved, ending=ended.ending, most=self._most_turns(ended) if ended.absent else None)
-
-    def _most_turns(self, ended: events.ConversationEnded) -> int:
-        live = self.prompts[ended.job_id]
-        return live.job.most_turns(live.conversations[ended.conversation_id])
+        yield replace(_moved(ended, ended.state, ended.reason, now), ending=ended.ending, most=most)
 
     def clear(self) -> None:
         """Forget everything; nothing is in flight."""
