@@ -361,9 +361,7 @@ class Intake:
 
     def _admit_piece(self, piece: Piece) -> None:
         self._scheduler.admit(piece)
-        if any(agent.by is SpokenBy.CALLER for agent in piece.job.agents):
-            self._has_callers = True
-            self.hint(is_work=True)  # a caller may have spoken since it was read
+        self._has_callers = self._has_callers or any(agent.by is SpokenBy.CALLER for agent in piece.job.agents)
 
     def _go_on(self, resumed: ResumedJob) -> None:
         job, line = resumed.job, line_about(of_job(resumed.job.id))
