@@ -38,8 +38,8 @@ def said(tmp_path: Path) -> list[str]:
 
 
 def test_run_reads_a_line_for_each_turn(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """And shows what its agent may hear."""
-    done = run(tmp_path, free_ports(1), "SAY-one\nSAY-two\n")
+    """And shows what its agent may hear; of what is left over no more is read than a little."""
+    done = run(tmp_path, free_ports(1), "SAY-one\nSAY-two\n" + "more\n" * 1000)
     assert done.returncode == 0, done.stderr
     assert said(tmp_path) == ["SAY-one", "SAY-two"]
     shown = [line for line in done.stdout.splitlines() if line.startswith(("[c]", "ann:", "guest, in c:"))]

@@ -19,6 +19,7 @@ from service.store.awaited_turns import OpenTurn, Which
 
 READ_BYTES: Final = 4096
 MOST_LINE: Final = 1024 * 1024
+LINES_AHEAD: Final = 16  # that a pipe may be read before they are wanted
 
 
 class CallerPrompt:
@@ -32,7 +33,7 @@ class CallerPrompt:
         self._shown = shown
         self._asked: OpenTurn | None = None
         self._told: dict[tuple[JobId, str, str], int] = {}  # how much each agent of a conversation was shown
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._lines: queue.Queue[str | None] = queue.Queue(LINES_AHEAD)
         self._is_read = False
         self._is_over = False
 
@@ -108,7 +109,7 @@ class CallerPrompt:
         self._console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
 
 
-def _read_lines(lines: "queue.SimpleQueue[str | None]") -> None:
+def _read_lines(lines: "queue.Queue[str | None]") -> None:
     """Read the standard input to its end; past Python's buffers, whose locks a daemon must not hold at exit."""
     rest = b""
     try:
