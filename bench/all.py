@@ -37,6 +37,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     Benchmark(name="token_path", module="token_path", least=("--streams", "4", "--tokens", "20", "--rounds", "1")),
     Benchmark(name="worker", module="worker"),
     Benchmark(name="decisions", module="decisions"),
+    Benchmark(name="sparse", module="sparse", least=("--rounds", "2", "--scale", "0.02", "--seeds", "1")),
     Benchmark(name="orders", module="orders", least=("--seeds", "1", "--rounds", "1")),
     Benchmark(name="prefix", module="prefix"),
     Benchmark(name="batches", module="batches", least=("--pairs", "1")),

@@ -26,7 +26,7 @@ _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: clos
 def duration(seed: int, scale: float, job: str, conversation: str, agent: str, number: int) -> float:
     """Return how long a turn takes, in seconds."""
     chance = Random(f"{seed}/{job}/{conversation}/{agent}/{number}")
-    return scale * SCALES[agent] * math.exp(SIGMA * chance.gauss(0, 1))
+    return scale * SCALES.get(agent, 1.0) * math.exp(SIGMA * chance.gauss(0, 1))
 
 
 class Engine:

@@ -106,8 +106,8 @@ def _run(jobs: Sequence[Job], slots: int, policy: str | None, options: argparse.
             with _engine(folder, slots, options):
                 asyncio.run(AsAUserWould(f"http://127.0.0.1:{PORT + 1}/v1", slots).run(jobs))
         else:
-            with _service(folder, slots, policy, options) as http:
-                _post_all(http, jobs)
+            with service(folder, slots, policy, options) as http:
+                post_all(http, [_document(job) for job in jobs])
         entries = [json.loads(line) for line in log.read_text().splitlines()]
     began_at = min(entry["came"] for entry in entries)
     makespan = max(entry["end"] for entry in entries) - began_at
@@ -144,7 +144,8 @@ def _engine(folder: Path, slots: int, options: argparse.Namespace) -> Iterator[N
 
 
 @contextmanager
-def _service(folder: Path, slots: int, policy: str, options: argparse.Namespace) -> Iterator[httpx.Client]:
+def service(folder: Path, slots: int, policy: str, options: argparse.Namespace) -> Iterator[httpx.Client]:
+    """Serve the drawn engine, which logs its turns in ``folder``, for a block."""
     args = {"log": str(folder / "log"), "seed": options.seed, "scale": options.scale}
     model = {
         "engine": "llama-server", "command": [sys.executable, "-m", "bench.drawn_engine"], "args": args,
@@ -167,8 +168,9 @@ def _service(folder: Path, slots: int, policy: str, options: argparse.Namespace)
             service.wait()
 
 
-def _post_all(http: httpx.Client, jobs: Sequence[Job]) -> None:
-    ids = [http.post("/v1/jobs", json=_document(job)).raise_for_status().json()["id"] for job in jobs]
+def post_all(http: httpx.Client, documents: Sequence[Mapping[str, object]]) -> None:
+    """Post jobs, and return once all have ended."""
+    ids = [http.post("/v1/jobs", json=each).raise_for_status().json()["id"] for each in documents]
     for job_id in ids:
         while http.get(f"/v1/jobs/{job_id}").json()["state"] in ("queued", "running"):
             time.sleep(0.2)

@@ -7,7 +7,7 @@ ready, in the order in which they do.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from graphlib import TopologicalSorter
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from service.conversations.job import Conversation, Job, Mode
 from service.conversations.until import NOTHING, Ending, Ends, EndsOfLed, TurnDigest
@@ -42,23 +42,45 @@ def speaking_order(
 
 def dependencies_of(job: Job) -> "Dependencies":
     """Return whom the agents of ``job`` wait for."""
+    if len(job.agents) == 1:  # as each request at the front door
+        return _ALONE
     places = {agent.id: number for number, agent in enumerate(job.agents)}
-    return _dependencies(tuple(tuple(sorted(places[other] for other in agent.waits_for)) for agent in job.agents))
+    heard_by_all = _mask(places[agent.id] for agent in job.agents if agent.visible_to is None)
+    read = [heard_by_all | 1 << place for place in places.values()]
+    for agent in job.agents:
+        for listener in agent.visible_to or ():
+            read[places[listener]] |= 1 << places[agent.id]
+    waits_for = tuple(tuple(sorted(places[other] for other in agent.waits_for)) for agent in job.agents)
+    return _dependencies(waits_for, tuple(read))
 
 
 class Dependencies:
-    """Whom each agent waits for within a round: of agents' places, sorted. Immutable, so jobs of one shape share it."""
+    """Whom each agent waits for: of agents' places, sorted. Immutable, so jobs of one shape share it.
 
-    def __init__(self, waits_for: tuple[tuple[int, ...], ...]) -> None:
+    Its turn ``waits_for`` these to speak in its round; ``read`` is, as a mask, whom it reads of all rounds before.
+    """
+
+    def __init__(self, waits_for: tuple[tuple[int, ...], ...], read: tuple[int, ...]) -> None:
         self.waits_for = waits_for
-        self.masks = tuple(_mask(waited) for waited in self.waits_for)
-        self.everybody = _mask(range(len(self.waits_for)))
-        followers: list[list[int]] = [[] for _ in self.waits_for]
-        for agent, waited in enumerate(self.waits_for):
+        self.read = read
+        self.masks = tuple(map(_mask, waits_for))
+        self.count = len(waits_for)
+        self.everybody = _mask(range(self.count))
+        followers: list[list[int]] = [[] for _ in waits_for]
+        for agent, waited in enumerate(waits_for):
             for other in waited:
                 followers[other].append(agent)
         self.followers = tuple(map(tuple, followers))
         self._last_first = self._order()
+        circles: dict[int, list[int]] = {}
+        for agent, mask in enumerate(self.read):
+            circles.setdefault(mask, []).append(agent)
+        # Those who read the same agents wait for the same round, so one look tells it of all of them.
+        self.circles = tuple((mask, tuple(agents)) for mask, agents in circles.items())
+        self.circles_of = tuple(
+            tuple((mask, agents) for mask, agents in self.circles if mask >> agent & 1)
+            for agent in range(len(waits_for))
+        )
 
     def tails(self, weights: Sequence[float]) -> list[float]:
         """Return, for each agent, the weight of the longest chain within a round that begins with it."""
@@ -84,7 +106,7 @@ class Dependencies:
         return tuple(TopologicalSorter(dict(enumerate(self.followers))).static_order())
 
 
-_dependencies = lru_cache(maxsize=64)(Dependencies)  # a request of a client is a job of its own, all of one shape
+_dependencies = lru_cache(maxsize=64)(Dependencies)  # jobs that are posted one by one are often of one shape
 
 
 def _mask(agents: Iterable[int]) -> int:
@@ -95,25 +117,41 @@ def _agents(mask: int) -> list[int]:
     return [agent for agent in range(mask.bit_length()) if mask >> agent & 1]
 
 
-class RoundsOrder:
-    """Rounds: an agent speaks after those it waits for, and a round begins when the last one has ended.
+_ALONE: Final = Dependencies(((),), (1,))
 
-    Sets of agents are bits of a number: a hundred thousand conversations may wait at once. Turns that wait for all that
-    have fulfilled a condition are ``_barred``: they never exist, so whatever else is judged in that round does not
-    depend on who was quicker.
+
+class RoundsOrder:
+    """Rounds: an agent's turn waits for the turns that its prompt shows, and for those of the round before that end it.
+
+    Sets of turns are bits of a number, round after round from the first that has not ended: a hundred thousand
+    conversations may wait at once. Turns that wait for all that have fulfilled a condition are ``_barred``: they never
+    exist, so whatever else is judged in that round does not depend on who was quicker. Nobody is ahead of it then: each
+    turn waits for all of the round before that conditions read.
     """
 
-    __slots__ = ("_absent", "_barred", "_dependencies", "_ends", "_pending", "_round", "_rounds", "_spoken", "ending")
+    __slots__ = (
+        "_absent",
+        "_barred",
+        "_begun",
+        "_dependencies",
+        "_ends",
+        "_judged",
+        "_round",
+        "_rounds",
+        "_spoken",
+        "ending",
+    )
 
     def __init__(self, dependencies: Dependencies, rounds: int, ends: Ends | None = None) -> None:
         self._dependencies = dependencies
-        self._rounds = rounds
+        self._rounds = rounds  # up to the one in which a condition holds
         self._ends = ends
+        self._judged = 0 if ends is None else _mask(ends.judged)  # whose turns conditions read
         self._round = 0
         self._absent = 0  # who has left
-        self._spoken = 0  # of this round
-        self._pending = 0  # who waits for others in it
-        self._barred = 0  # who never speaks in it
+        self._spoken = 0  # turns of this round and of later ones
+        self._begun = 0  # those that were ready
+        self._barred = 0  # who never speaks in the last round
         self.ending: Ending | None = None
 
     def __repr__(self) -> str:
@@ -122,7 +160,7 @@ class RoundsOrder:
     @property
     def is_over(self) -> bool:
         """Whether the last round has ended, or one with which a condition holds."""
-        return self._round == self._rounds or self.ending is not None
+        return self._round == self._rounds
 
     @property
     def is_deserted(self) -> bool:
@@ -131,83 +169,112 @@ class RoundsOrder:
 
     @property
     def rounds_completed(self) -> int:
-        """The number of rounds that have ended."""
-        return self._round + (self.ending is not None)
+        """The number of rounds that have ended: the least of all agents."""
+        return self._round
 
     def replay(self, spoken: Mapping[Place, TurnDigest]) -> list[Place]:
-        """Begin, or go on in the first round that has not ended."""
-        heard: dict[int, list[tuple[int, TurnDigest]]] = {}
-        for place, digest in spoken.items():
-            heard.setdefault(place.round, []).append((place.agent, digest))
-        while not self.is_over and (said := heard.pop(self._round, None)) is not None:
-            for agent, digest in said:
-                self._take(agent, digest)
-            if not self._end_round():
-                break
-        return self._open()
+        """Begin, or go on with all turns that wait for none which has not ended."""
+        for place in sorted(spoken, key=lambda place: place.round):
+            self._begun |= self._bit(place)
+            self._take(place, spoken[place])
+            self._end_rounds()
+        agents = range(self._dependencies.count)
+        return [place for agent in agents for place in self._release((agent,), self._next_round(agent))]
 
     def end_turn(self, place: Place, digest: TurnDigest = NOTHING) -> list[Place]:
-        """Take a turn's end: others may have waited for it, or the whole round has."""
-        self._take(place.agent, digest)
-        if self._end_round():
-            return self._open()
-        return self._release(self._dependencies.followers[place.agent])
+        """Take a turn's end: others may have waited for it, in its round and in the next."""
+        self._take(place, digest)
+        agent, number = place
+        of, silent = self._dependencies, self._silent_in(number)
+        free = self._release(of.followers[agent], number) if of.followers[agent] else []
+        readers = self._readers(agent, silent)
+        if number == self._round and silent == of.everybody:
+            self._end_rounds()
+        return free + self._release(readers, number + 1) if readers else free
+
+    def _readers(self, agent: int, silent: int) -> Sequence[int]:
+        """Return who waited for an agent's turn, and for no other of its round."""
+        of, judged = self._dependencies, self._judged
+        circles = of.circles if judged >> agent & 1 else of.circles_of[agent]
+        if len(circles) == 1:  # all read all
+            return () if (circles[0][0] | judged) & ~silent else circles[0][1]
+        return sorted(reader for read, agents in circles if not (read | judged) & ~silent for reader in agents)
 
     def open_rounds(self, agent: int) -> range:
         """Return all rounds, up to the one in which a condition holds where one does; none once it left."""
         if self._absent >> agent & 1:
             return range(0)
-        if self._ends is None or not self._ends.any_fulfilled:
-            return range(self._rounds)
-        return range(self._round + (not self._barred >> agent & 1))
+        return range(self._rounds - (self._barred >> agent & 1))
 
     def awaited_turns(self) -> Iterator[WaitingTurn]:
-        """Iterate over the turns that wait in this round, and for its end."""
-        for agent in _agents(self._pending):
-            awaited = self._dependencies.masks[agent] & ~self._silent
-            yield WaitingTurn(Place(agent, self._round), tuple(_agents(awaited)), self._round)
-        if self._round + 1 < self._rounds:
-            awaited = self._dependencies.everybody & ~self._silent
-            first = next(iter(_agents(self._dependencies.everybody & ~self._absent)), 0)
-            yield WaitingTurn(Place(first, self._round + 1), tuple(_agents(awaited)), self._round)
+        """Iterate over the next turn of each agent that waits for others, in the round before or in its own."""
+        for agent in _agents(self._dependencies.everybody & ~self._absent):
+            number = self._next_round(agent)
+            if number >= self.open_rounds(agent).stop:
+                continue
+            for earlier, waited in ((number - 1, self._read_by(agent)), (number, self._dependencies.masks[agent])):
+                missing = waited & ~self._silent_in(earlier) if earlier >= self._round else 0
+                if missing:
+                    yield WaitingTurn(Place(agent, number), tuple(_agents(missing)), earlier)
+                    break
 
-    @property
-    def _silent(self) -> int:
-        """The agents that say nothing more in this round, as a mask."""
-        return self._spoken | self._barred | self._absent
+    def _read_by(self, agent: int) -> int:
+        return self._dependencies.read[agent] | self._judged
 
-    def _take(self, agent: int, digest: TurnDigest) -> None:
-        self._spoken |= 1 << agent
+    def _next_round(self, agent: int) -> int:
+        """Return the first round in which an agent's turn was never ready."""
+        number = self._round
+        while self._begun & self._bit(Place(agent, number)):
+            number += 1
+        return number
+
+    def _bit(self, place: Place) -> int:
+        return 1 << (place.round - self._round) * self._dependencies.count + place.agent
+
+    def _silent_in(self, number: int) -> int:
+        """Return the agents that say nothing more in a round, as a mask; it has not ended."""
+        everybody = self._dependencies.everybody
+        spoken = self._spoken >> (number - self._round) * self._dependencies.count & everybody
+        return spoken | self._absent | (self._barred if number == self._rounds - 1 else 0)
+
+    def _take(self, place: Place, digest: TurnDigest) -> None:
+        agent, number = place
+        self._spoken |= self._bit(place)
         self._absent |= digest.leaves << agent
-        if self._ends is None:
+        if self._ends is None or not self._judged >> agent & 1:
             return
-        for fulfilling in self._ends.count_turn(agent, self._round, digest):
+        for fulfilling in self._ends.count_turn(agent, number, digest):
+            self._rounds = number + 1
             # Whoever had left before this round is waited for by nobody in it.
-            self._barred |= self._dependencies.after_all(fulfilling, without=self._absent & ~self._spoken)
-        self._pending &= ~self._barred
+            spoken = self._spoken >> (number - self._round) * self._dependencies.count
+            self._barred |= self._dependencies.after_all(fulfilling, without=self._absent & ~spoken)
 
-    def _end_round(self) -> bool:
-        """End the round if everybody has spoken who will; return whether it has ended."""
-        if self._silent != self._dependencies.everybody:
-            return False
-        if self._ends is not None:
-            self.ending = self._ends.end_round(self._round)
-        if self.ending is None:
-            self._spoken = self._barred = 0
+    def _end_rounds(self) -> None:
+        """End each round in which everybody has spoken who will."""
+        of = self._dependencies
+        while not self.is_over and not self.is_deserted and self._silent_in(self._round) == of.everybody:
+            ending = self._ends.end_round(self._round) if self._ends is not None else None
+            if ending is not None and ending.round == self._round:
+                self.ending, self._rounds = ending, self._round + 1
+            self._spoken >>= of.count
+            self._begun >>= of.count
             self._round += 1
-        return True
 
-    def _open(self) -> list[Place]:
-        if self.is_over:
+    def _release(self, agents: Iterable[int], number: int) -> list[Place]:
+        """Return which of these agents' turns of a round are ready now, and were not before."""
+        if not self._round <= number < self._rounds:
             return []
-        self._pending = self._dependencies.everybody & ~self._silent
-        return self._release(_agents(self._pending))
-
-    def _release(self, agents: Iterable[int]) -> list[Place]:
-        masks, silent = self._dependencies.masks, self._silent
-        free = [agent for agent in agents if self._pending >> agent & 1 and not masks[agent] & ~silent]
-        self._pending &= ~_mask(free)
-        return [Place(agent, self._round) for agent in free]
+        of, silent = self._dependencies, self._silent_in(number)
+        before = of.everybody if number == self._round else self._silent_in(number - 1)
+        shift = (number - self._round) * of.count
+        never = self._begun >> shift | silent  # it is ready, has spoken, has left, or is barred
+        free: list[Place] = []
+        for agent in agents:
+            if never >> agent & 1 or of.masks[agent] & ~silent or (of.read[agent] | self._judged) & ~before:
+                continue
+            self._begun |= 1 << shift + agent
+            free.append(Place(agent, number))
+        return free
 
 
 class FreeOrder:

@@ -38,6 +38,11 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.says or self.matches is not None or self.signal is not None)
 
     @property
+    def judged(self) -> tuple[str, ...] | None:
+        """The agents whose turns it reads, None where these are all."""
+        return self.agree or (None if self.agent is None else (self.agent,))
+
+    @property
     def chars(self) -> int:
         """The length of a text that it costs as much to judge by."""
         return COMPILED * len(self.matches or "") + sum(map(len, self.says))
@@ -113,9 +118,11 @@ class Ends:
         return f"<Ends {len(self._fulfilled)} of {len(self._until)} fulfilled>"
 
     @property
-    def any_fulfilled(self) -> bool:
-        """Whether a condition is fulfilled."""
-        return bool(self._fulfilled)
+    def judged(self) -> frozenset[int]:
+        """The agents whose turns these conditions read."""
+        every = range(len(self._agents))
+        by = [condition.judged for condition in self._until]
+        return frozenset(every if None in by else (self._agents.index(each) for names in by for each in names or ()))
 
     def count_turn(self, agent: int, round_number: int, digest: TurnDigest) -> list[tuple[int, ...]]:
         """Take a turn that has ended; return the agents that have fulfilled a condition with it, for each one."""

@@ -156,7 +156,9 @@ class Scheduler:
         turn = turns.end_waiting(key, agent, TurnState.FAILED, FailureReason.POISONED, detail)
         if turn.leaves:
             self._job_turns.prompts[job.id].hear_leave(key)
-        return records.TurnEnded(turn=turn, at=datetime.now(UTC), model=agent.model, waited_for=agent.waits_for)
+        return records.TurnEnded(
+            turn=turn, at=datetime.now(UTC), model=agent.model, waited_for=agent.waits_for, readers=agent.visible_to
+        )
 
     @asynccontextmanager
     async def leaving(self) -> AsyncIterator[None]:

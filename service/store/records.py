@@ -90,7 +90,8 @@ Used = tuple[UsageKey, UsageCounts]
 class TurnEnded(msgspec.Struct, frozen=True, kw_only=True):
     """A turn is in a state that it will not leave; ``used`` is what its last attempt has, if that ended with it.
 
-    ``measures`` are that attempt's, ``waited_for`` the agents that had to speak before it in its round.
+    ``measures`` are that attempt's, ``waited_for`` the agents that had to speak before it in its round,
+    ``readers`` those that read of it in later ones: None is all.
     """
 
     turn: Turn
@@ -99,6 +100,7 @@ class TurnEnded(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     measures: AttemptMeasures | None = None
     waited_for: Collection[str] = ()
+    readers: Collection[str] | None = None
 
 
 class TurnRequeued(msgspec.Struct, frozen=True, kw_only=True):

@@ -75,25 +75,28 @@ def attributes_by_worker(fleet: Fleet) -> Callable[[str], Attributes]:
 
 
 class _OpenConversation:
-    """The span of a conversation, and those of its turns that later ones may have waited for, by round and agent."""
+    """The span of a conversation, and those of its turns, with who reads of them later; None is all."""
 
     def __init__(self, span: Span) -> None:
         self.span = span
         self.context = set_span_in_context(span, Context())
-        self._turns: dict[int, dict[str, SpanContext]] = {}
+        self._turns: dict[int, dict[str, tuple[SpanContext, Collection[str] | None]]] = {}
 
     def __repr__(self) -> str:
         return f"<_OpenConversation rounds={list(self._turns)}>"
 
     def waited_for(self, turn: Turn, others: Collection[str]) -> list[Link]:
-        """Return links to the turns that one waited for: ``others`` of its round, and all of the round before."""
+        """Return links to what a turn waited for: ``others`` of its round, and what it read of the round before."""
+        who = turn.key.agent_id
         now, before = self._turns.get(turn.key.round, {}), self._turns.get(turn.key.round - 1, {})
-        return [Link(now[agent]) for agent in sorted(others) if agent in now] + [Link(each) for each in before.values()]
+        read = [
+            context for name, (context, readers) in before.items() if name == who or readers is None or who in readers
+        ]
+        return [Link(now[agent][0]) for agent in sorted(others) if agent in now] + [Link(each) for each in read]
 
-    def note(self, turn: Turn, context: SpanContext) -> None:
-        """Keep a turn's span for those that follow in its round and the next."""
-        self._turns.setdefault(turn.key.round, {})[turn.key.agent_id] = context
-        self._turns.pop(turn.key.round - 2, None)
+    def note(self, turn: Turn, context: SpanContext, readers: Collection[str] | None) -> None:
+        """Keep a turn's span for those that follow in its round and the next, however far others are."""
+        self._turns.setdefault(turn.key.round, {})[turn.key.agent_id] = context, readers
 
 
 class Spans:
@@ -187,7 +190,7 @@ class Spans:
                 self._add_tools(set_span_in_context(chat, Context()), fact.measures.began_at, turn.tool_calls)
         _set_end(span, turn.state, turn.reason)
         span.end(_ns(turn.finished_at or fact.at))
-        conversation.note(turn, span.get_span_context())
+        conversation.note(turn, span.get_span_context(), fact.readers)
 
     def _add_attempt(self, context: Context, model: str, attempt: Attempt) -> None:
         """Make the span of an attempt that was not the last, of which less is known."""

@@ -48,6 +48,9 @@ def rounds(seed: int) -> Document:
             "speak_after_within_round": ["ann"] if seed % 3 < 2 else ["ann", "bob", "guest", "mute"],
         },
     ]  # fmt: skip
+    if seed % 3 < 2 and seed % 4 < 2:  # nobody waits for a whole round, so what a failure cut off would be luck
+        for agent, readers in zip(agents, (["bob"], [], ["cid"], ["guest"], ["ann"]), strict=True):
+            agent["visible_to"] = readers
     talks = [{"id": f"c{n}", "prompt": f"{seed}, {n}?", "until": until} for n, until in enumerate(UNTIL)]
     return {"name": f"rounds-{seed}", "rounds": 4, "agents": agents, "conversations": talks}
 

@@ -262,6 +262,7 @@ class World:
                         "model": f"m{self.chance.randrange(self.plan.models)}",
                         "system": f"You are agent=a{each} of topics.",
                         "speak_after_within_round": self._draw_waits(each) if mode == "rounds" else [],
+                        "visible_to": self._draw_readers(agents),
                     }
                     for each in range(agents)
                 ],
@@ -278,6 +279,10 @@ class World:
 
     def _draw_waits(self, agent: int) -> list[str]:
         return [f"a{agent - 1}"] if agent and self.chance.random() < 0.5 else []
+
+    def _draw_readers(self, agents: int) -> list[str] | None:
+        is_open = self.chance.random() < 0.5
+        return None if is_open else [f"a{each}" for each in range(agents) if self.chance.random() < 0.3]
 
     # What happens
 

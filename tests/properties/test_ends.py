@@ -1,6 +1,6 @@
 """Conditions end a conversation alike, whoever is quicker and wherever the service was killed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 from hypothesis import given, settings
@@ -10,9 +10,10 @@ from service.conversations.turn_order import Dependencies, Place, RoundsOrder
 from service.conversations.until import Condition, Ending, Ends, TurnDigest, Until, conditions_of, find_fulfilled
 
 NAMES = ("a", "b", "c", "d")
-SHAPES = st.lists(st.sets(st.integers(0, 3)), min_size=1, max_size=4).map(
+SHAPES = st.lists(st.sets(st.integers(0, 3)), min_size=4, max_size=4).map(
     lambda rows: tuple(tuple(sorted(other for other in row if other < number)) for number, row in enumerate(rows))
 )
+READ = st.lists(st.integers(0, 15), min_size=4, max_size=4)
 CONDITIONS = st.lists(
     st.one_of(
         st.builds(lambda name: Condition(agent=name, says=("yes",)), st.sampled_from(NAMES)),
@@ -26,6 +27,7 @@ CONDITIONS = st.lists(
     min_size=1,
     max_size=4,
 ).map(tuple)
+Shape = tuple[tuple[int, ...], ...]
 Digests = Callable[[Place], TurnDigest]
 
 
@@ -46,16 +48,23 @@ def said_by(seed: int, until: Until) -> Digests:
     return digest
 
 
+def dependencies_of(shape: Shape, read: Sequence[int]) -> Dependencies:
+    """Return whom agents wait for that read these others, as masks, and themselves."""
+    everybody = (1 << len(shape)) - 1
+    return Dependencies(shape, tuple(read[agent] & everybody | 1 << agent for agent in range(len(shape))))
+
+
 def play(
-    shape: tuple[tuple[int, ...], ...], until: Until, digest: Digests, dice: Random, rounds: int = 4
+    dependencies: Dependencies, until: Until, digest: Digests, dice: Random, rounds: int = 4
 ) -> tuple[Mapping[Place, TurnDigest], Ending | None]:
     """Play a conversation to its end, whoever of those at work ends next; begin anew from the record now and then."""
-    order = RoundsOrder(Dependencies(shape), rounds, Ends(until, NAMES))
+    names = NAMES[: len(dependencies.waits_for)]
+    order = RoundsOrder(dependencies, rounds, Ends(until, names))
     record: dict[Place, TurnDigest] = {}
     at_work = order.replay(record)
     while not order.is_over and not order.is_deserted:
         if dice.random() < 0.2:
-            order = RoundsOrder(Dependencies(shape), rounds, Ends(until, NAMES))
+            order = RoundsOrder(dependencies, rounds, Ends(until, names))
             at_work = order.replay(record)
             continue
         place = at_work.pop(dice.randrange(len(at_work)))
@@ -65,7 +74,7 @@ def play(
         assert not record.keys() & set(at_work)
     assert not at_work, "no turn waits when all is over"
     left = {place.agent for place, each in record.items() if each.leaves}
-    there = [agent for agent in range(len(shape)) if agent not in left]
+    there = [agent for agent in range(len(names)) if agent not in left]
     assert order.is_deserted == (not there)
     assert not any(order.open_rounds(agent) for agent in left)
     assert sum(len(order.open_rounds(agent)) for agent in there) == sum(place.agent in there for place in record)
@@ -75,23 +84,21 @@ def play(
 
 
 @settings(max_examples=400)
-@given(SHAPES, CONDITIONS, st.integers(0, 10**6), st.integers(0, 10**6))
-def test_the_record_alone_decides_the_end(
-    shape: tuple[tuple[int, ...], ...], until: Until, seed: int, luck: int
-) -> None:
+@given(SHAPES, READ, CONDITIONS, st.integers(0, 10**6), st.integers(0, 10**6))
+def test_the_record_alone_decides_the_end(shape: Shape, read: list[int], until: Until, seed: int, luck: int) -> None:
     """Specification, "Ends": the same turns exist and the same condition is told, in any order and over kills."""
-    undisturbed, ending = play(shape, until, said_by(seed, until), Random(0))  # noqa: S311
-    disturbed, again = play(shape, until, said_by(seed, until), Random(luck))  # noqa: S311
+    undisturbed, ending = play(dependencies_of(shape, read), until, said_by(seed, until), Random(0))  # noqa: S311
+    disturbed, again = play(dependencies_of(shape, read), until, said_by(seed, until), Random(luck))  # noqa: S311
     assert (dict(sorted(disturbed.items())), again) == (dict(sorted(undisturbed.items())), ending)
 
 
 @settings(max_examples=400)
-@given(SHAPES, CONDITIONS, st.integers(0, 10**6), st.integers(0, 10**6))
+@given(SHAPES, READ, CONDITIONS, st.integers(0, 10**6), st.integers(0, 10**6))
 def test_the_record_fulfils_its_end_and_nothing_earlier_does(
-    shape: tuple[tuple[int, ...], ...], until: Until, seed: int, luck: int
+    shape: Shape, read: list[int], until: Until, seed: int, luck: int
 ) -> None:
     """The opposite way: conditions are judged anew on the whole record, by another reading of the specification."""
-    record, ending = play(shape, until, said_by(seed, until), Random(luck))  # noqa: S311
+    record, ending = play(dependencies_of(shape, read), until, said_by(seed, until), Random(luck))  # noqa: S311
     held = {number: holding(until, record, number) for number in range(4)}
     first = next((number for number in range(4) if held[number]), None)
     assert (first is None) == (ending is None)
@@ -105,7 +112,7 @@ def test_the_record_fulfils_its_end_and_nothing_earlier_does(
     assert not {place.agent for place in last} & set().union(*after), "whoever waits for what ends it never speaks"
 
 
-def after_each(shape: tuple[tuple[int, ...], ...], agent: int) -> set[int]:
+def after_each(shape: Shape, agent: int) -> set[int]:
     """Return who speaks after an agent in its round."""
     after: set[int] = set()
     for other, waits in enumerate(shape):

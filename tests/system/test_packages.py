@@ -86,7 +86,7 @@ def roundhouse_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_client_is_installed_without_the_service(client_wheel: Path, tmp_path: Path) -> None:
-    """It needs httpx alone, and PyYAML where `load_job` shall read YAML; types check what a caller writes against it."""
+    """It needs httpx alone, and PyYAML to read YAML; what a caller writes against it is checked by its types."""
     needed = [each for each in requirements(client_wheel) if "extra ==" not in each]
     assert [each.split(">")[0] for each in needed] == ["httpx"]
     assert [each for each in requirements(client_wheel) if each not in needed] == ['PyYAML>=6.0; extra == "yaml"']

@@ -128,7 +128,7 @@ class JobBacklog:
             self._tails[self._leader] += named
         else:
             self._tails = self.dependencies.tails(of_agents)
-            self._later = [max(self._tails)] * len(agents)
+            self._later = [max(self._tails)] * len(agents)  # who reads nobody's words comes to less
 
     def path(self, place: Place, rounds: int) -> float:
         """Return the longest chain that begins with a turn, in a conversation of so many rounds with the job's cast."""

@@ -368,6 +368,7 @@ class JobTurn(OnSlot):
             model=agent.model,
             measures=measures,
             waited_for=agent.waits_for,
+            readers=agent.visible_to,
         )
         return End(event=event, records=[ended])
 

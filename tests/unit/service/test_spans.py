@@ -137,10 +137,11 @@ def test_a_conversation_holds_its_turns_and_each_its_attempts_and_calls() -> Non
 
 
 def test_a_turn_is_linked_to_those_that_it_waited_for() -> None:
-    """To the agents that it hears in its round, and to all of the round before; not to others of its own."""
+    """To those that it hears in its round, and to what it reads of the round before, however far others are."""
     recorder = Recorder()
+    hidden = [replace(ended("x", number), readers=("m",)) for number in range(4)]
     recorder.spans.record_facts(
-        [moved(ConversationState.RUNNING), ended("a"), ended("b"), ended("m", 0, ("a",)), ended("a", 1)]
+        [moved(ConversationState.RUNNING), *hidden, ended("a"), ended("b"), ended("m", 0, ("a",)), ended("a", 1)]
     )
     first = {name: id_of(recorder.named(f"invoke_agent {name}")[0]) for name in "abm"}
     moderator, again = recorder.one("invoke_agent m"), recorder.named("invoke_agent a")[1]
