@@ -4,11 +4,10 @@ An agent's place is its index in the job, so that nothing here compares names. E
 ready, in the order in which they do.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from graphlib import TopologicalSorter
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
+from service.conversations.dependencies import Dependencies, agents_of, mask_of
 from service.conversations.job import Conversation, Job, Mode
 from service.conversations.until import NOTHING, Ending, Ends, EndsOfLed, TurnDigest
 
@@ -29,7 +28,7 @@ class WaitingTurn(NamedTuple):
 
 
 def speaking_order(
-    job: Job, names: Sequence[str], dependencies: "Dependencies", conversation: Conversation
+    job: Job, names: Sequence[str], dependencies: Dependencies, conversation: Conversation
 ) -> "SpeakingOrder":
     """Return the turn-taking of a conversation of ``job``, whose agents have these ``names``."""
     if job.mode is Mode.LED and job.leader is not None:
@@ -38,86 +37,6 @@ def speaking_order(
     if job.mode is Mode.FREE or len(job.agents) == 1:  # one agent has nobody to wait for: both orders are the same
         return FreeOrder(len(job.agents), conversation.rounds, ends)
     return RoundsOrder(dependencies, conversation.rounds, ends)
-
-
-def dependencies_of(job: Job) -> "Dependencies":
-    """Return whom the agents of ``job`` wait for."""
-    if len(job.agents) == 1:  # as each request at the front door
-        return _ALONE
-    places = {agent.id: number for number, agent in enumerate(job.agents)}
-    heard_by_all = _mask(places[agent.id] for agent in job.agents if agent.visible_to is None)
-    read = [heard_by_all | 1 << place for place in places.values()]
-    for agent in job.agents:
-        for listener in agent.visible_to or ():
-            read[places[listener]] |= 1 << places[agent.id]
-    waits_for = tuple(tuple(sorted(places[other] for other in agent.waits_for)) for agent in job.agents)
-    return _dependencies(waits_for, tuple(read))
-
-
-class Dependencies:
-    """Whom each agent waits for: of agents' places, sorted. Immutable, so jobs of one shape share it.
-
-    Its turn ``waits_for`` these to speak in its round; ``read`` is, as a mask, whom it reads of all rounds before.
-    """
-
-    def __init__(self, waits_for: tuple[tuple[int, ...], ...], read: tuple[int, ...]) -> None:
-        self.waits_for = waits_for
-        self.read = read
-        self.masks = tuple(map(_mask, waits_for))
-        self.count = len(waits_for)
-        self.everybody = _mask(range(self.count))
-        followers: list[list[int]] = [[] for _ in waits_for]
-        for agent, waited in enumerate(waits_for):
-            for other in waited:
-                followers[other].append(agent)
-        self.followers = tuple(map(tuple, followers))
-        self._last_first = self._order()
-        circles: dict[int, list[int]] = {}
-        for agent, mask in enumerate(self.read):
-            circles.setdefault(mask, []).append(agent)
-        # Those who read the same agents wait for the same round, so one look tells it of all of them.
-        self.circles = tuple((mask, tuple(agents)) for mask, agents in circles.items())
-        self.circles_of = tuple(
-            tuple((mask, agents) for mask, agents in self.circles if mask >> agent & 1)
-            for agent in range(len(waits_for))
-        )
-
-    def tails(self, weights: Sequence[float]) -> list[float]:
-        """Return, for each agent, the weight of the longest chain within a round that begins with it."""
-        tails = [0.0] * len(self.waits_for)
-        for agent in self._last_first:
-            tails[agent] = weights[agent] + max((tails[other] for other in self.followers[agent]), default=0.0)
-        return tails
-
-    def after_all(self, agents: Collection[int], without: int) -> int:
-        """Return who speaks after all of these agents, as a mask, in a round of which those ``without`` are no part."""
-        mask, after, before = _mask(agents), 0, [0] * len(self.waits_for)
-        for agent in reversed(self._last_first):
-            if without >> agent & 1:
-                continue
-            for other in self.waits_for[agent]:
-                if not without >> other & 1:
-                    before[agent] |= before[other] | 1 << other
-            after |= (before[agent] & mask == mask) << agent
-        return after
-
-    def _order(self) -> tuple[int, ...]:
-        """Return the agents such that each comes after all that wait for it."""
-        return tuple(TopologicalSorter(dict(enumerate(self.followers))).static_order())
-
-
-_dependencies = lru_cache(maxsize=64)(Dependencies)  # jobs that are posted one by one are often of one shape
-
-
-def _mask(agents: Iterable[int]) -> int:
-    return sum(1 << agent for agent in agents)
-
-
-def _agents(mask: int) -> list[int]:
-    return [agent for agent in range(mask.bit_length()) if mask >> agent & 1]
-
-
-_ALONE: Final = Dependencies(((),), (1,))
 
 
 class RoundsOrder:
@@ -146,7 +65,7 @@ class RoundsOrder:
         self._dependencies = dependencies
         self._rounds = rounds  # up to the one in which a condition holds
         self._ends = ends
-        self._judged = 0 if ends is None else _mask(ends.judged)  # whose turns conditions read
+        self._judged = 0 if ends is None else mask_of(ends.judged)  # whose turns conditions read
         self._round = 0
         self._absent = 0  # who has left
         self._spoken = 0  # turns of this round and of later ones
@@ -155,7 +74,7 @@ class RoundsOrder:
         self.ending: Ending | None = None
 
     def __repr__(self) -> str:
-        return f"<RoundsOrder {self._round}/{self._rounds} spoken={_agents(self._spoken)}>"
+        return f"<RoundsOrder {self._round}/{self._rounds} spoken={agents_of(self._spoken)}>"
 
     @property
     def is_over(self) -> bool:
@@ -208,14 +127,14 @@ class RoundsOrder:
 
     def awaited_turns(self) -> Iterator[WaitingTurn]:
         """Iterate over the next turn of each agent that waits for others, in the round before or in its own."""
-        for agent in _agents(self._dependencies.everybody & ~self._absent):
+        for agent in agents_of(self._dependencies.everybody & ~self._absent):
             number = self._next_round(agent)
             if number >= self.open_rounds(agent).stop:
                 continue
             for earlier, waited in ((number - 1, self._read_by(agent)), (number, self._dependencies.masks[agent])):
                 missing = waited & ~self._silent_in(earlier) if earlier >= self._round else 0
                 if missing:
-                    yield WaitingTurn(Place(agent, number), tuple(_agents(missing)), earlier)
+                    yield WaitingTurn(Place(agent, number), tuple(agents_of(missing)), earlier)
                     break
 
     def _read_by(self, agent: int) -> int:

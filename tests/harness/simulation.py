@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import count
 from random import Random
 
+from service.conversations.dependencies import dependencies_of
 from service.conversations.job import Agent, Conversation, Job, JobId, Mode, TurnKey
-from service.conversations.turn_order import dependencies_of
 from service.scheduling.core import events
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES

@@ -6,7 +6,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.conversations.turn_order import Dependencies, Place, RoundsOrder
+from service.conversations.dependencies import Dependencies
+from service.conversations.turn_order import Place, RoundsOrder
 from service.conversations.until import Condition, Ending, Ends, TurnDigest, Until, conditions_of, find_fulfilled
 
 NAMES = ("a", "b", "c", "d")

@@ -6,10 +6,11 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service.conversations.dependencies import dependencies_of
 from service.conversations.discussion import Discussion
 from service.conversations.job import Agent, Conversation, Job, JobId, View
 from service.conversations.prompt_messages import PromptWriter
-from service.conversations.turn_order import Place, RoundsOrder, dependencies_of
+from service.conversations.turn_order import Place, RoundsOrder
 from service.conversations.until import Condition, Ends, TurnDigest
 from service.conversations.wording import Wording
 from transport.request import Message
