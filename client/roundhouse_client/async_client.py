@@ -11,7 +11,7 @@ from roundhouse_client.calls import job_calls, model_calls, node_calls, worker_c
 from roundhouse_client.drivers.concurrent import AsyncDriver
 from roundhouse_client.drivers.exchange import CALL_PATIENCE_S, LIMIT_S, Address
 from roundhouse_client.drivers.ordinary import OnPause
-from roundhouse_client.flows import following, reading, speaking, waiting
+from roundhouse_client.flows import following, forking, reading, speaking, waiting
 from roundhouse_client.flows.asking import ask
 from roundhouse_client.flows.steps import Flow, Gives
 from roundhouse_client.request import Call
@@ -152,6 +152,7 @@ class AsyncClient:
     follow_job = _Streams(following.follow_job)
     awaited = _Asks(job_calls.awaited)
     say = _Runs(speaking.say)
+    fork = _Runs(forking.fork)
     cancel_job = _Asks(job_calls.cancel_job)
     delete_job = _Asks(job_calls.delete_job)
     read_result = _Streams(reading.read_result)

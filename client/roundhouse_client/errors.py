@@ -104,6 +104,10 @@ class NothingAwaited(RoundhouseError):
     """Not exactly one turn of a conversation is awaited, so it has to be named."""
 
 
+class NothingToFork(RoundhouseError):
+    """A job has no such conversation, or a path leads nowhere in it."""
+
+
 class WaitExceeded(RoundhouseError):
     """The wait is over without its event; ``last`` is what was seen last, if anything was."""
 

@@ -50,6 +50,10 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it may know of what belongs to the key of that name; None is what belongs to no key."""
         return self.sees_all or (owner is not None and owner == self.name)
 
+    def own_key(self, key: str) -> str:
+        """Return an idempotency key as it is stored: each named key has its own, and no header holds a line feed."""
+        return key if self.name in {None, API_KEYS} else f"{self.name}\n{key}"
+
 
 ANYBODY: Final = Caller(name=None, scopes=frozenset(KeyScope))  # of this machine, where no keys are configured
 

@@ -93,7 +93,10 @@ def is_visible_later(speaker: Agent, listener_id: str) -> bool:
 
 
 class Discussion:
-    """Written by the scheduler alone, in the order in which words become visible."""
+    """Written by the scheduler alone, in the order in which words become visible.
+
+    ``job`` has all agents whose words may be in it (``heritage.with_formers``).
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job

@@ -111,6 +111,33 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.adapter or ''} {params}"
 
 
+class Former(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent of whom a conversation has inherited words, and that its job lacks.
+
+    It is read by those to whom it was shown: ``waited_for_by`` those that heard it in its round.
+    """
+
+    id: str
+    role: str
+    visible_to: frozenset[str] | None
+    waited_for_by: frozenset[str]
+
+
+class Heritage(msgspec.Struct, frozen=True, kw_only=True):
+    """The turns that a conversation has inherited of a ``source``: of each agent those of rounds below its ``ends``.
+
+    ``first`` is each agent's first round of its own (none in ``mode: led``), ``turns`` how many turns the conversation
+    does not have for that, ``speakers`` who speaks first. Source: specification, "Begun from a record".
+    """
+
+    source: tuple[JobId, str]
+    ends: Mapping[str, int]
+    first: Mapping[str, int]
+    turns: int
+    formers: tuple[Former, ...] = ()
+    speakers: tuple[str, ...] = ()
+
+
 NOBODY: Final[Mapping[str, Agent]] = {}  # one for all conversations: a hundred thousand may wait at once
 
 
@@ -131,6 +158,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     cast: Mapping[str, Agent] = msgspec.field(default_factory=lambda: NOBODY)
     is_pinned: bool = False
     prompt_chars: int | None = None
+    heritage: Heritage | None = None
     metadata: Mapping[str, object] = msgspec.field(default_factory=dict)
 
     @property
@@ -200,16 +228,28 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         first = self.first_agents
         common = _models(first) or self.models
         return [
-            (_models(map(each.cast_agent, first)) or self.models) if each.cast else common
+            (_models(map(each.cast_agent, self._first_in(each))) or self.models)
+            if each.cast or each.heritage
+            else common
             for each in self.conversations
         ]
+
+    def _first_in(self, conversation: Conversation) -> tuple[Agent, ...]:
+        heritage = conversation.heritage
+        if heritage is None:
+            return self.first_agents
+        return tuple(agent for agent in self.agents if agent.id in heritage.speakers)
 
     @property
     def first_turns(self) -> Counter[str]:
         """The number of each model's turns that may start at the very start."""
         first = {agent.id: agent.model for agent in self.first_agents}
-        turns = Counter({model: times * len(self.conversations) for model, times in Counter(first.values()).items()})
+        plain = [conversation for conversation in self.conversations if conversation.heritage is None]
+        turns = Counter({model: times * len(plain) for model, times in Counter(first.values()).items()})
         for conversation in self.conversations:
+            if conversation.heritage is not None:
+                turns.update(conversation.cast_agent(agent).model for agent in self._first_in(conversation))
+                continue
             for name, agent in conversation.cast.items():
                 if name in first:
                     turns[first[name]] -= 1
@@ -231,4 +271,5 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def most_turns(self, conversation: Conversation) -> int:
         """Return how many turns a conversation has, unless a condition ends it before."""
-        return (2 if self.mode is Mode.LED else len(self.agents)) * conversation.rounds
+        whole = (2 if self.mode is Mode.LED else len(self.agents)) * conversation.rounds
+        return whole if conversation.heritage is None else whole - conversation.heritage.turns

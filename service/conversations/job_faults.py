@@ -60,15 +60,17 @@ class JobRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def filled_faults(spec: JobSpec, limits: Limits) -> Iterator[Fault]:
-    """Yield which texts would be too long once their variables are filled in; nothing is filled before."""
+    """Yield which texts are not there, or too long once their variables are filled in; nothing is filled before."""
     systems: Counter[str] = sum(
         (count_names(text) for text in (spec.system, *(each.system for each in spec.agents))), Counter()
     )
     prompts = 0
     for index, given in enumerate(spec.conversations):
+        if given.prompt is None and given.source is None:
+            yield Fault(path=f"conversations[{index}].prompt", message="is required")
         if given.variables is None:
             continue
-        prompts += added_chars(count_names(given.prompt), given.variables)
+        prompts += added_chars(count_names(given.prompt or ""), given.variables)
         cast = (count_names(each.system) for each in given.agents.values())
         own = added_chars(sum(cast, systems), given.variables)
         if max(prompts, own) > limits.body_bytes:
@@ -263,7 +265,7 @@ def _variable_faults(spec: JobSpec) -> Iterator[Fault]:
                 yield Fault(path=f"{path}.{name}", message=f"${name} is a name of Roundhouse's own words")
         cast = {name: each.system for name, each in given.agents.items() if "system" in each.model_fields_set}
         texts = {f"conversations[{index}].agents.{name}.system": text for name, text in cast.items()}
-        own = _places_of_names({f"conversations[{index}].prompt": given.prompt, **texts}, known)
+        own = _places_of_names({f"conversations[{index}].prompt": given.prompt or "", **texts}, known)
         replaced = {f"agents[{numbers[name]}].system" for name in cast if name in numbers}
         for name in sorted((own.keys() | wanted.keys()) - given.variables.keys()):
             places = [*own.get(name, ()), *(place for place in wanted.get(name, ()) if place not in replaced)]

@@ -222,7 +222,7 @@ def _conversations(spec: JobSpec) -> tuple[Conversation, ...]:
     return tuple(
         Conversation(
             id=f"c{index}" if given.id is None else given.id,
-            prompt=fill(given.prompt, variables),
+            prompt=fill(given.prompt or "", variables),
             rounds=spec.rounds if given.rounds is None else given.rounds,
             variables=variables,
             until=common if given.until is None else tuple(map(_condition, given.until)),

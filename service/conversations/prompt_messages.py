@@ -11,7 +11,7 @@ from string import Template
 from typing import Final
 
 from service.conversations.discussion import Utterance
-from service.conversations.job import Agent, Conversation, Job, View
+from service.conversations.job import Agent, Conversation, Former, Job, View
 from service.conversations.prompt_record import PromptRecord
 from service.conversations.validation import Validation
 from service.conversations.variables import fill
@@ -28,11 +28,13 @@ WARMEST: Final = 1.0
 
 
 class PromptWriter:
-    """Writes the prompts of one job's agents with the words of one model."""
+    """Writes the prompts of one job's agents with the words of one model; ``formers`` are quoted as well."""
 
-    def __init__(self, job: Job, wording: Wording) -> None:
+    def __init__(self, job: Job, wording: Wording, formers: Sequence[Former] = ()) -> None:
         self._job = job
-        self._agents = {agent.id: agent for agent in job.agents}
+        self._roles = {agent.id: agent.role for agent in job.agents}
+        if formers:
+            self._roles |= {each.id: each.role for each in formers}
         self._wording = put(job.prompts, wording)
         self._is_shared = job.view is View.SHARED
         self._is_alone = len(job.agents) == 1
@@ -50,7 +52,7 @@ class PromptWriter:
             template = wording.lone_context if has_role or wording.lone_context != LONE_CONTEXT else ""
         else:
             template = wording.context
-        return _fill(template, agent, agents=", ".join(each.id for each in self._job.agents))
+        return _fill(template, agent.id, agent.role, agents=", ".join(each.id for each in self._job.agents))
 
     def system(self, conversation: Conversation, agent: Agent, *, is_told: bool) -> str:
         """Return the system prompt after the BIOS; ``is_told`` adds the demand on the answer."""
@@ -77,7 +79,9 @@ class PromptWriter:
         if self._is_shared:
             demand = self._demand(agent) if is_told else ""
             said = [self._quote(utterance) for utterance in audible]
-            cue = _fill(self._wording.shared_cue, agent, round=round_number + 1, rounds=conversation.rounds)
+            cue = _fill(
+                self._wording.shared_cue, agent.id, agent.role, round=round_number + 1, rounds=conversation.rounds
+            )
             text = _joined(conversation.prompt, *said, fill(agent.system, conversation.variables), demand, cue)
             messages: tuple[Message, ...] = (Message(role="user", content=text),)
         else:
@@ -105,16 +109,16 @@ class PromptWriter:
     def _before(self, conversation: Conversation, agent: Agent, round_number: int, shown: Sequence[str]) -> Message:
         """Return the user's message before an agent's words: the words heard since its last turn, and the round."""
         number = {"round": round_number + 1, "rounds": conversation.rounds}
-        cue = _fill(self._wording.cue, agent, **number)
+        cue = _fill(self._wording.cue, agent.id, agent.role, **number)
         if not any(shown) and not cue:  # many chat templates take no empty message
-            cue = _fill(self._wording.silence, agent, **number)
+            cue = _fill(self._wording.silence, agent.id, agent.role, **number)
         return Message(role="user", content=_joined(*shown, cue))
 
     def _quote(self, utterance: Utterance) -> str:
-        speaker = self._agents[utterance.agent]
+        name, role = utterance.agent, self._roles[utterance.agent]
         if utterance.text is None:
-            return _fill(self._wording.left, speaker)
-        return _fill(self._wording.quote, speaker, round=utterance.round + 1, words=utterance.text)
+            return _fill(self._wording.left, name, role)
+        return _fill(self._wording.quote, name, role, round=utterance.round + 1, words=utterance.text)
 
     def _rejections(self, rejected: Sequence[Rejected]) -> tuple[Message, ...]:
         """Return the messages that show invalid answers to their model, each with the reason."""
@@ -142,11 +146,11 @@ def demand_of(validation: Validation, wording: Wording) -> str:
     return Template(wording.schema_demand).safe_substitute(schema=validation.schema_text)
 
 
-def _fill(template: str, agent: Agent, **names: object) -> str:
+def _fill(template: str, name: str, role: str, **names: object) -> str:
     if "$" not in template:  # most of the words are the same for all
         return template
-    who = agent.id if agent.role == DEFAULT_ROLE else f"{agent.id} ({agent.role})"
-    return Template(template).safe_substitute(agent=agent.id, role=agent.role, who=who, **names)
+    who = name if role == DEFAULT_ROLE else f"{name} ({role})"
+    return Template(template).safe_substitute(agent=name, role=role, who=who, **names)
 
 
 def _joined(*parts: str) -> str:
@@ -165,7 +169,8 @@ def agent_request(
     """Return the request of an attempt of a turn; ``place`` is its conversation, agent and round."""
     conversation, agent, round_number = place
     wording = words.models[agent.model]
-    writer = PromptWriter(job, wording)
+    heritage = conversation.heritage
+    writer = PromptWriter(job, wording, heritage.formers if heritage is not None else ())
     now = words.began_at if wording.clock is Clock.START else asked_at.astimezone(words.began_at.tzinfo)
     return Request(
         job_name=f"{job.name}/{conversation.id}/{agent.id}/{round_number}",

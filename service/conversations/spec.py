@@ -152,11 +152,34 @@ class CastSpec(StrictModel):
 Conditions = Annotated[list[ConditionSpec], Field(max_length=32)]
 
 
+class BeforeSpec(StrictModel):
+    """A turn of a recorded conversation."""
+
+    agent: str
+    round: int = Field(ge=0, strict=True)
+
+
+class FromSpec(StrictModel):
+    """The recorded conversation with which one begins: all of it, its first rounds, or up to a turn."""
+
+    job: str
+    conversation: str
+    rounds: int | None = Field(default=None, ge=1, strict=True)
+    before: BeforeSpec | None = None
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        if self.rounds is not None and self.before is not None:
+            raise ValueError("rounds or before, not both")
+        return self
+
+
 class ConversationSpec(StrictModel):
-    """One conversation of a job."""
+    """One conversation of a job; without a prompt of its own it has that of the one which it is ``from``."""
 
     id: Identifier | None = None
-    prompt: str
+    prompt: str | None = None
+    source: FromSpec | None = Field(default=None, alias="from")
     rounds: int | None = Field(default=None, ge=1, strict=True)
     until: Conditions | None = None
     variables: dict[str, Variable] | None = None

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from service.conversations.job import SpokenBy, TurnKey
+from service.conversations.job import JobId, SpokenBy, TurnKey
 from service.conversations.prompt_record import PromptRecord
 from service.conversations.states import ConversationState, TurnState
 from service.conversations.until import Ending
@@ -69,11 +69,19 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     prompt: PromptRecord | None = None
 
 
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """The conversation of a job in which an inherited turn was spoken."""
+
+    job: JobId
+    conversation: str
+
+
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a transcript; all times are UTC.
 
     ``fulfils`` are the places of the conditions that it fulfils by itself, of those that may end its conversation. With
-    a failed turn its agent may have left (``leaves``): it has no further one. ``by`` says who spoke.
+    a failed turn its agent may have left (``leaves``): it has no further one. ``by`` says who spoke,
+    ``inherited`` where, if in another conversation.
     """
 
     key: TurnKey
@@ -99,6 +107,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     fulfils: tuple[int, ...] = ()
     leaves: bool = False
     by: SpokenBy = SpokenBy.MODEL
+    inherited: Origin | None = None  # of a turn that is stored never: what is read for an heir
 
     @property
     def is_heard(self) -> bool:
@@ -132,6 +141,7 @@ def turn_document(turn: Turn) -> dict[str, object]:
         "role": turn.role,
         "round": turn.key.round,
         "by": turn.by.value,
+        "inherited": None if turn.inherited is None else msgspec.to_builtins(turn.inherited),
         "state": turn.state.value,
         "reason": turn.reason,
         "detail": turn.detail,

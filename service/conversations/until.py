@@ -88,7 +88,7 @@ class TurnDigest(msgspec.Struct, frozen=True, kw_only=True):
 
     ``fulfils`` are the places of conditions that it fulfils by itself, ``words`` stands for what it said: equal for
     equal words, for as long as this process lives. An agent that ``leaves`` has no further turn. ``chosen`` is
-    whom a leader has named, None where it wants no more of the conversation.
+    whom a leader has named, None where it wants no more of the conversation. One that ``is_inherited`` ends nothing.
     """
 
     fulfils: tuple[int, ...] = ()
@@ -96,15 +96,17 @@ class TurnDigest(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
     leaves: bool = False
     chosen: str | None = None
+    is_inherited: bool = False
 
 
 NOTHING: Final = TurnDigest()
+INHERITED: Final = TurnDigest(is_inherited=True)
 
 
 class Ends:
     """The conditions of one conversation, and what of them is fulfilled; an agent is its place among ``agents``."""
 
-    __slots__ = ("_agents", "_fulfilled", "_tokens", "_unchanged", "_until", "_words")
+    __slots__ = ("_agents", "_first_own", "_fulfilled", "_tokens", "_unchanged", "_until", "_words")
 
     def __init__(self, until: Until, agents: Sequence[str]) -> None:
         self._until = until
@@ -112,6 +114,7 @@ class Ends:
         self._fulfilled: dict[int, tuple[int, int]] = {}  # conditions: by which agent, in which round
         self._words: dict[int, dict[str, int]] = {}  # of rounds that are compared; silence has none
         self._unchanged = 0  # rounds running
+        self._first_own: int | None = None  # the round before which all is inherited
         self._tokens = 0
 
     def __repr__(self) -> str:
@@ -132,6 +135,10 @@ class Ends:
         self._tokens += digest.tokens
         if digest.words != SILENCE:
             said[self._agents[agent]] = digest.words
+        if digest.is_inherited:
+            return []
+        if self._first_own is None:
+            self._first_own = round_number
         for place in digest.fulfils:
             by = (agent, round_number)
             self._fulfilled[place] = min(by, self._fulfilled.get(place, by))  # of several, whichever ended first
@@ -150,7 +157,8 @@ class Ends:
 
     def _judge(self, round_number: int, *, is_unchanged: bool) -> Ending | None:
         self._unchanged = self._unchanged + 1 if is_unchanged else 0
-        for place, condition in enumerate(self._until):
+        is_own = self._first_own is not None and self._first_own <= round_number
+        for place, condition in enumerate(self._until if is_own else ()):
             is_still = condition.unchanged is not None and self._unchanged >= condition.unchanged
             if is_still or (condition.answer_tokens is not None and self._tokens >= condition.answer_tokens):
                 self._fulfilled[place] = 0, round_number

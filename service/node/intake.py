@@ -14,21 +14,16 @@ from itertools import chain, islice
 from typing import Final
 
 import anyio
-import msgspec
-from msgspec.structs import replace
 
 from service.conversations.job import Job, JobId, SpokenBy
-from service.conversations.job_document import with_conversations
-from service.conversations.job_parser import parse_stored
 from service.conversations.log_fields import of_job
-from service.conversations.transcript import Turn, UnfinishedTurn
-from service.conversations.wording import ConversationWords
-from service.errors import InvalidJob, JobNotFound, StoreUnavailable
+from service.errors import StoreUnavailable
+from service.node.resumed_jobs import ResumedJob, read_resumed_jobs
 from service.scheduling.admission import Piece
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.work import Pause
 from service.store import awaited_turns, queries
-from service.store.databases.database import Claim, Connection
+from service.store.databases.database import Claim
 from service.store.records import NewJob, StoredJob
 from service.store.store import Store
 from workers.log_context import line_about
@@ -38,69 +33,8 @@ LOOKAHEAD: Final = 2  # turns for each slot: one that runs, and one that is ther
 POLL_S: Final = 1.0  # hints may be lost; looking is what counts
 HOPELESS: Final = 16  # conversations at a time that are claimed to be ended
 JOBS_A_READ: Final = 50  # read and parsed in one piece, beside the event loop
-# In a document with an agent that a caller speaks for. Its conversations may be claimed one by one for long; no part
-# of the job is kept meanwhile: so only these are read. In another document the words do no harm.
-BY_CALLER: Final = '"by":"caller"'
 PARSED_JOBS: Final = 64  # kept, since their conversations are claimed a few at a time
 logger = logging.getLogger(__name__)
-
-
-class ResumedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Conversations of one job, with the turns that have ended and what others have behind them.
-
-    ``whole`` is the job with all its conversations, None where only these were read; ``words`` are those of the
-    conversations that have begun.
-    """
-
-    whole: Job | None
-    job: Job
-    ended: Sequence[Turn]
-    unfinished: Sequence[UnfinishedTurn]
-    words: Mapping[str, ConversationWords | None]
-    is_cancelled: bool
-
-
-def read_resumed_jobs(
-    connection: Connection,
-    wanted: Mapping[JobId, Sequence[str]],
-    known: Mapping[JobId, Job],
-    adapters: Mapping[str, str],
-) -> list[ResumedJob]:
-    """Read conversations of several jobs at one moment; ``known`` are jobs that need not be parsed again.
-
-    ``adapters`` are the names of adapters, each with the model that it stands on.
-    A job that is there no more has no share, nor has one that was accepted by another version and means nothing here.
-    """
-    resumed: list[ResumedJob] = []
-    for job_id, names in wanted.items():
-        try:
-            stored = queries.job(job_id)(connection)
-        except JobNotFound:
-            logger.warning("job %s was deleted as it was claimed", job_id, extra=line_about(of_job(job_id)))
-            continue
-        try:
-            read, is_whole = known.get(job_id), True
-            if read is None:
-                document = queries.document(job_id)(connection)
-                is_whole = BY_CALLER not in document
-                needed = document if is_whole else with_conversations(document, names, are_named=True).decode()
-                read = replace(parse_stored(needed, job_id, adapters), owner=stored.owner)
-        except InvalidJob as error:
-            line = line_about(of_job(job_id))
-            logger.error("job %s waits for a version of Roundhouse that can read it: %s", job_id, error, extra=line)  # noqa: TRY400
-            continue
-        mine = frozenset(names)
-        resumed.append(
-            ResumedJob(
-                whole=read if is_whole else None,
-                job=replace(read, conversations=tuple(each for each in read.conversations if each.id in mine)),
-                ended=queries.turns(job_id, names)(connection),
-                unfinished=queries.unfinished_turns(job_id, names)(connection),
-                words=queries.words(job_id, names)(connection),
-                is_cancelled=stored.is_cancel_requested,
-            )
-        )
-    return resumed
 
 
 class Intake:
@@ -302,7 +236,7 @@ class Intake:
         stored, claimed, is_new = await self._store.post(new, claims=claims)
         if not self._scheduler.is_closing:  # else the next life admits it
             if claimed and self._may_admit(claimed, epoch):
-                self._admit_piece(Piece(job=new.job))
+                self._admit_piece(Piece(job=new.job, ended=new.inherited, words=new.words))
             self.hint(is_work=not claims)
         return stored, is_new
 
@@ -370,8 +304,9 @@ class Intake:
             names = ", ".join(missing)
             text = "job %s waits for models that were removed from the configuration: %s"
             logger.warning(text, job.id, names, extra=line)
-        if resumed.ended or resumed.unfinished:
-            done, total = len(resumed.ended), job.total_turns
+        own = [turn for turn in resumed.ended if turn.inherited is None]
+        if own or resumed.unfinished:
+            done, total = len(own), job.total_turns
             logger.info("job %s goes on with %d of %d turns done", job.id, done, total, extra=line)
         is_cancelled = resumed.is_cancelled or job.id in self._cancelled
         self._admit_piece(
@@ -383,7 +318,7 @@ class Intake:
                 is_cancelled=is_cancelled,
             )
         )
-        if said := [turn.key for turn in resumed.ended if turn.by is SpokenBy.CALLER]:
+        if said := [turn.key for turn in own if turn.by is SpokenBy.CALLER]:
             self._store.forget_said_nowait(said)
         if not self._is_shared:  # a lone node has all of it now
             return

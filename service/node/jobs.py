@@ -12,7 +12,7 @@ import anyio.to_thread
 import msgspec
 from msgspec.structs import replace
 
-from service.conversations.callers import ANYBODY, API_KEYS, Caller
+from service.conversations.callers import ANYBODY, Caller
 from service.conversations.job import Job, JobId
 from service.conversations.job_document import with_conversations
 from service.conversations.job_faults import JobRules
@@ -32,6 +32,7 @@ from service.formats.documents import digest_of
 from service.node.followers import JobFollowers
 from service.node.intake import Intake
 from service.node.queue_bounds import QueueBounds
+from service.node.sources import Sources, with_prompts
 from service.node.status import removed
 from service.node.tallies import Tallies
 from service.node.tool_catalog import ToolCatalog
@@ -79,6 +80,7 @@ class Jobs:
         self._neighbours = neighbours
         self._rules = rules
         self._catalog = catalog
+        self._sources = Sources(store, lambda: rules().adapters)
         self.bounds = QueueBounds(store, scheduler)
         self._promised: Counter[str] = Counter()  # slots, by model, of jobs that are being stored with queue=false
         self._takings: set[anyio.Event] = set()
@@ -115,12 +117,14 @@ class Jobs:
             ToolServerDown: an MCP server whose tools it asks for was never reached.
             StoreUnavailable: the store is in trouble.
             TooMuchQueued: as many turns of the caller wait as may.
+            JobNotFound: a conversation is from one of a job that is not there, or not the caller's to read.
+            ConversationNotFound: it is from one that is not there.
         """
         is_small = size <= SMALL_BYTES
         text, hashed = _written(document) if is_small else await anyio.to_thread.run_sync(_written, document)
         now = datetime.now(UTC)
         if key is not None:
-            key = _key_of(caller, key)
+            key = caller.own_key(key)
             # Before anything is judged: what was accepted stays accepted, whatever limits and slots say by now.
             stored = await self._store.read(queries.job_by_key(key, hashed, now))
             if stored is not None:
@@ -137,7 +141,8 @@ class Jobs:
     ) -> tuple[StoredJob, bool]:
         rules = self._rules()
         await check_schemas(document, rules.limits, is_small=len(text) <= SMALL_BYTES)
-        written = await self._catalog.expand(document)
+        sources = await self._sources.read(document, caller)
+        written = with_prompts(await self._catalog.expand(document), sources)
         if written is not document:  # a job keeps the schemas that it was posted with
             document, text = written, await anyio.to_thread.run_sync(msgspec.json.encode, written)
             await check_schemas(document, rules.limits, is_small=len(text) <= SMALL_BYTES)
@@ -146,9 +151,13 @@ class Jobs:
             job = parse_job(document, new_job_id(), rules)
         else:
             job = await anyio.to_thread.run_sync(parse_job, document, new_job_id(), rules)
-        job = _owned(job, caller)
+        begun = await self._sources.inherit_turns(_owned(job, caller), document, sources)
+        job = begun.job
         new = NewJob(
             job=job,
+            shares=begun.shares,
+            inherited=begun.inherited,
+            words=begun.words,
             document=text.decode(),
             body_hash=hashed,
             idempotency_key=key,
@@ -348,14 +357,17 @@ class Jobs:
         self._intake.cancel(job_id)
         return stored
 
-    async def delete(self, job_id: JobId) -> None:
-        """Release all that is stored of a job.
+    async def delete(self, job_id: JobId, *, with_heirs: bool = False) -> None:
+        """Release all that is stored of a job; ``with_heirs`` the jobs that have inherited of it too.
+
+        Jobs of another key that have are cancelled: what they have inherited is gone.
 
         Raises:
             JobNotFound: there is none.
-            NotEnded: it has not ended.
+            NotEnded: it has not ended, or one of the heirs.
         """
-        await self._store.delete(job_id)
+        for heir in await self._store.delete(job_id, with_heirs=with_heirs):
+            self._intake.cancel(heir)
 
     async def _view(self, stored: StoredJob) -> JobView:
         return self.view_of(stored, await self.tallies.now(stored))
@@ -363,11 +375,6 @@ class Jobs:
     def _missed_by(self, job_id: JobId) -> Sequence[str]:
         wanted = self._scheduler.view.models_of(job_id)
         return [removed(model) for model in sorted(wanted - set(self._rules().models))] if wanted else ()
-
-
-def _key_of(caller: Caller, key: str) -> str:
-    """Return an idempotency key as it is stored: each named key has its own, and no header holds a line feed."""
-    return key if caller.name in {None, API_KEYS} else f"{caller.name}\n{key}"
 
 
 def _owned(job: Job, caller: Caller) -> Job:

@@ -5,18 +5,20 @@ from functools import partial
 from itertools import chain
 
 import msgspec
+from msgspec.structs import replace
 
 from service.conversations.discussion import Utterance
+from service.conversations.heritage import with_formers
 from service.conversations.job import Agent, Job, TurnKey
 from service.conversations.job_parser import parse_stored
 from service.conversations.prompt_messages import agent_request
 from service.conversations.prompt_record import PromptRecord, restore_exchanges
-from service.conversations.transcript import Attempt, Turn
+from service.conversations.transcript import Attempt, Origin, Turn
 from service.conversations.wording import ConversationWords
-from service.errors import TurnNotFound
+from service.errors import JobNotFound, TurnNotFound
 from service.scheduling.jobs.prompts import REJECTED, JobPrompts
 from service.scheduling.scheduler import Scheduler
-from service.store import queries
+from service.store import heirs, queries
 from service.store.databases.database import Connection
 from service.store.store import Store
 from transport.request import Constraint, Message, Thought
@@ -80,11 +82,21 @@ class PromptHistory:
         _check(stored.job, key)
         ended = {turn.key: turn for turn in partial_turns} | {turn.key: turn for turn in stored.turns}
         turn = ended.get(key)
+        if turn is not None and turn.inherited is not None:
+            return await self._of_source(turn, turn.inherited)
         attempts = list(turn.attempts) if turn is not None else []
         if running is not None and (turn is None or turn.finished_at is None):
             attempts.append(running)
         spoken = [each for each in stored.turns if each.is_heard]
         return list(self._asked(stored, key, turn, attempts, spoken))
+
+    async def _of_source(self, turn: Turn, origin: Origin) -> list[AskedPrompt]:
+        """Return the prompts of an inherited turn, where it was spoken; of a job that was deleted none is known."""
+        spoken = TurnKey(origin.job, origin.conversation, turn.key.agent_id, turn.key.round)
+        try:
+            return await self.of_turn(spoken)
+        except JobNotFound:
+            return [AskedPrompt(messages=None, params=None, tools=()) for _ in turn.attempts]
 
     async def heard(self, key: TurnKey) -> tuple[str, Sequence[Utterance]]:
         """Return a conversation's prompt, and the words that an agent may hear in a turn that has not ended.
@@ -152,11 +164,16 @@ class PromptHistory:
 def _read(connection: Connection, key: TurnKey, adapters: Mapping[str, str]) -> _Conversation:
     conversation = queries.conversation(key.job_id, key.conversation_id)(connection)
     job = parse_stored(queries.document(key.job_id)(connection), key.job_id, adapters)
+    heritages = heirs.heritages(key.job_id, [key.conversation_id])(connection)
+    if heritages:
+        conversations = (replace(each, heritage=heritages.get(each.id)) for each in job.conversations)
+        job = replace(job, conversations=tuple(conversations))
     words = queries.words(key.job_id, [key.conversation_id])(connection)
     return _Conversation(job=job, words=words.get(key.conversation_id), turns=conversation.turns)
 
 
 def _check(job: Job, key: TurnKey) -> None:
     conversation = next(each for each in job.conversations if each.id == key.conversation_id)
-    if key.agent_id not in {agent.id for agent in job.agents} or not 0 <= key.round < conversation.rounds:
+    agents = with_formers(job, conversation.heritage).agents
+    if key.agent_id not in {agent.id for agent in agents} or not 0 <= key.round < conversation.rounds:
         raise TurnNotFound(*key)

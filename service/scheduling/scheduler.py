@@ -15,9 +15,11 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup, TaskStatus
 
+from service.conversations.heritage import silent_turns
 from service.conversations.job import GroupBy, Job, JobId, TurnKey
 from service.conversations.states import ENDED_CONVERSATIONS, TurnState
 from service.conversations.transcript import Turn
+from service.conversations.until import TurnDigest
 from service.scheduling.admission import Admission, Piece
 from service.scheduling.attempt import usage_key
 from service.scheduling.core import events
@@ -122,7 +124,12 @@ class Scheduler:
         live = self._job_turns.admit(job)
         live.resume_words(piece.words)
         self.counters.conversations += len(job.conversations)
-        known = {turn.key: (turn.state, turn.reason) for turn in piece.ended}
+        known = {turn.key: (turn.state, turn.reason) for turn in piece.ended if turn.key.agent_id in live.agents}
+        silent: dict[TurnKey, TurnDigest] = {}
+        for conversation in job.conversations:
+            if conversation.heritage is not None:
+                silent |= silent_turns(job, conversation, known)
+        known |= dict.fromkeys(silent, (TurnState.COMPLETED, None))
         left = {turn.key: turn for turn in piece.unfinished if turn.key not in known}
         set_aside = [turn for turn in left.values() if turn.charges.service_ends >= MOST_SERVICE_ENDS]
         live.hear_again((turn for turn in piece.ended if turn.is_heard), left.values())
@@ -142,7 +149,7 @@ class Scheduler:
             events.JobAdmitted(
                 job=job,
                 ended=known,
-                digests=live.digests(piece.ended),
+                digests=live.digests(piece.ended) | silent,
                 suspects=suspects,
                 is_cancelled=piece.is_cancelled,
             ),

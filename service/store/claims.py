@@ -15,10 +15,11 @@ import msgspec
 from service.conversations.job import JobId, TurnKey
 from service.conversations.states import ENDED_CONVERSATIONS, ConversationState, TurnState
 from service.conversations.transcript import Turn
-from service.store import awaited_turns, operations, usage
+from service.store import awaited_turns, heirs, operations, usage
 from service.store.databases.database import Claim, Connection, Membership
 from service.store.records import (
     ConversationMoved,
+    ConversationWorded,
     Fact,
     NewJob,
     Record,
@@ -130,6 +131,10 @@ class Claims:
         ]
         self._membership.add_conversations(connection, rows, job)
         operations.keep_document(connection, new)
+        if new.shares:
+            heirs.add(connection, job, new.shares)
+        for name, words in new.words.items():
+            operations.keep_words(connection, ConversationWorded(job_id=job.id, conversation_id=name, words=words))
         operations.tell_posted(connection, new)
         self._membership.notify(connection, [job.id], is_work=not claims)
         taken = (

@@ -19,7 +19,7 @@ from service.conversations.states import (
 from service.conversations.transcript import ended_by, rfc3339
 from service.conversations.wording import encode_clock, encode_models
 from service.errors import NotEnded
-from service.store import deliveries, queries
+from service.store import deliveries, heirs, queries
 from service.store.databases.database import Connection, Membership
 from service.store.records import (
     ConversationMoved,
@@ -120,12 +120,24 @@ def request_cancel(connection: Connection, membership: Membership, job_id: JobId
     return stored
 
 
-def delete(connection: Connection, job_id: JobId) -> None:
-    """Delete a job that has ended, and all that is of it."""
+def delete(connection: Connection, membership: Membership, job_id: JobId, *, with_heirs: bool) -> list[JobId]:
+    """Delete a job that has ended, and all that is of it; what heirs of its key have inherited is kept for them.
+
+    ``with_heirs`` deletes their jobs as well. Return jobs that are to be cancelled: they have inherited, and are
+    another key's.
+    """
     stored = queries.job(job_id)(connection)
     if stored.state not in ENDED_JOBS:
         raise NotEnded(job_id, stored.state)
-    connection.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
+    going = [job_id, *(heirs.heirs_of(connection, job_id, stored.owner) if with_heirs else ())]
+    sources = heirs.sources_of(connection, going)
+    cancelled: list[JobId] = []
+    for each in going:
+        cancelled += heirs.keep_for_heirs(connection, each, stored.owner)
+        connection.execute("DELETE FROM jobs WHERE id = ?", (each,))
+    heirs.drop_unused(connection, sources)
+    membership.notify(connection, cancelled, is_work=bool(cancelled))
+    return cancelled
 
 
 # Facts
@@ -167,7 +179,7 @@ def apply(
     """Write a fact that ends no conversation; what its followers are told is added to ``events``."""
     match record:
         case ConversationWorded():
-            _keep_words(connection, record)
+            keep_words(connection, record)
         case TurnMoved():
             waits = {} if record.demand is None else {"wait_s": record.demand.wait_s}
             _tell_turn(events, record.key, record.at, state=record.state.value, worker=record.worker, **waits)
@@ -245,7 +257,8 @@ def _leave_out(connection: Connection, record: ConversationMoved) -> None:
     )
 
 
-def _keep_words(connection: Connection, record: ConversationWorded) -> None:
+def keep_words(connection: Connection, record: ConversationWorded) -> None:
+    """Write the words around a conversation."""
     text = encode_models(record.words.models)
     digest = hashlib.sha256(text.encode()).hexdigest()
     connection.execute(

@@ -12,7 +12,7 @@ from service.conversations.transcript import ConversationRecord, Turn, Unfinishe
 from service.conversations.until import Ending
 from service.conversations.wording import ConversationWords, decode_clock, decode_models
 from service.errors import ConversationNotFound, IdempotencyConflict, JobNotFound
-from service.store import awaited_turns
+from service.store import awaited_turns, heirs
 from service.store.databases.database import Connection
 from service.store.records import (
     ConversationRow,
@@ -160,7 +160,7 @@ def conversation(job_id: JobId, conversation_id: str, after: int = 0) -> Query[C
     def query(connection: Connection) -> ConversationRecord:
         job(job_id)(connection)
         row = connection.execute(
-            "SELECT metadata, state, reason, ending FROM conversations WHERE job_id = ? AND id = ?",
+            "SELECT metadata, state, reason, ending, heritage FROM conversations WHERE job_id = ? AND id = ?",
             (job_id, conversation_id),
         ).fetchone()
         if row is None:
@@ -169,9 +169,10 @@ def conversation(job_id: JobId, conversation_id: str, after: int = 0) -> Query[C
             "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? AND state = 'failed' ORDER BY number",
             (job_id, conversation_id),
         )
+        before = () if row[4] is None else heirs.inherited(job_id, conversation_id)(connection)
         turns_of = connection.execute(
             "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? ORDER BY number LIMIT ? OFFSET ?",
-            (job_id, conversation_id, LAST_NUMBER, after),
+            (job_id, conversation_id, LAST_NUMBER, max(0, after - len(before))),
         )
         return ConversationRecord(
             id=conversation_id,
@@ -179,8 +180,10 @@ def conversation(job_id: JobId, conversation_id: str, after: int = 0) -> Query[C
             state=ConversationState(row[1]),
             reason=row[2],
             ending=None if row[3] is None else _decode_ending(row[3]),
-            left=tuple(turn.key.agent_id for (record,) in failed if (turn := decode_turn(record)).leaves),
-            turns=tuple(decode_turn(turn[0]) for turn in turns_of),
+            left=tuple(
+                turn.key.agent_id for turn in (*before, *(decode_turn(row[0]) for row in failed)) if turn.leaves
+            ),
+            turns=(*before[after:], *(decode_turn(turn[0]) for turn in turns_of)),
         )
 
     return query
@@ -229,12 +232,12 @@ def conversation_rows(
 
 
 def words(job_id: JobId, conversations: Collection[str]) -> Query[dict[str, ConversationWords | None]]:
-    """Return the words of the conversations that have begun; None of one that had begun before they were stored."""
+    """Return the words of the conversations that have any; None of one that had begun before they were stored."""
 
     def query(connection: Connection) -> dict[str, ConversationWords | None]:
         of_job = (
             "SELECT id, began_at, words FROM conversations LEFT JOIN wordings ON digest = wording"
-            " WHERE job_id = ? AND state != 'queued'"
+            " WHERE job_id = ? AND (state != 'queued' OR wording IS NOT NULL)"
         )
         if len(conversations) > FEW:
             wanted = frozenset(conversations)

@@ -1,11 +1,12 @@
 """The service's facts for its store: in the past tense, applied in the order in which they are told."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
 import msgspec
 
 from service.conversations.awaited_turn import AwaitedTurn
+from service.conversations.heritage import Share
 from service.conversations.job import Job, JobId, TurnKey
 from service.conversations.measures import AttemptMeasures, UsageCounts
 from service.conversations.states import ConversationState, JobState, TurnState
@@ -151,7 +152,11 @@ Record = Fact | RequestUsed
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as it is stored first; ``document`` is the JSON that was posted, ``key_until`` how long its key counts."""
+    """A job as it is stored first; ``document`` is the JSON that was posted, ``key_until`` how long its key counts.
+
+    ``shares`` are the turns that its conversations inherit, ``inherited`` these turns themselves, ``words`` those of
+    the conversations that they are from.
+    """
 
     job: Job
     document: str
@@ -159,6 +164,9 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     idempotency_key: str | None
     created_at: datetime
     key_until: datetime | None = None
+    shares: Mapping[str, Sequence[Share]] = msgspec.field(default_factory=dict)
+    inherited: Sequence[Turn] = ()
+    words: Mapping[str, ConversationWords] = msgspec.field(default_factory=dict)
 
 
 class StoredJob(msgspec.Struct, frozen=True, kw_only=True):

@@ -153,15 +153,20 @@ class Store:
             frozenset({job_id}), lambda connection: operations.request_cancel(connection, self._membership, job_id)
         )
 
-    async def delete(self, job_id: JobId) -> None:
-        """Release all that is stored of a job that has ended.
+    async def delete(self, job_id: JobId, *, with_heirs: bool = False) -> Sequence[JobId]:
+        """Release all that is stored of a job that has ended; ``with_heirs`` the jobs that have inherited of it too.
+
+        Return the jobs that are to be cancelled: they have inherited of it, and are another key's.
 
         Raises:
             JobNotFound: there is none.
-            NotEnded: it has not ended.
+            NotEnded: it has not ended, or one of the heirs.
             StoreUnavailable: the database is in trouble.
         """
-        await self._write(frozenset({job_id}), lambda connection: operations.delete(connection, job_id))
+        return await self._write(
+            frozenset({job_id}),
+            lambda connection: operations.delete(connection, self._membership, job_id, with_heirs=with_heirs),
+        )
 
     async def say(self, turn: Turn) -> SpokenTurn | None:
         """Store the words of an awaited turn, or that nobody has said any; return what is stored of its place.

@@ -1,7 +1,7 @@
 """Jobs: posted, looked at, read, ended."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 from roundhouse_client.decoding import decode, parse
 from roundhouse_client.request import (
@@ -92,14 +92,17 @@ def cancel_job(job_id: str) -> Call[Job]:
     return post(f"{JOBS}{place(job_id)}/cancel", into(Job))
 
 
-def delete_job(job_id: str) -> Call[None]:
+def delete_job(job_id: str, *, heirs: Literal["keep", "drop"] = "keep") -> Call[None]:
     """Release all that is stored of a job that has ended.
 
+    What conversations of the same key have inherited of it is kept for them, or their jobs are dropped as well.
+
     Raises:
-        StateConflict: it has not ended.
+        StateConflict: it has not ended, or one of those.
         NotFound: there is no such job.
     """
-    return Call(request=Request(method="DELETE", path=JOBS + place(job_id)), read=as_nothing)
+    query = {} if heirs == "keep" else {"heirs": heirs}
+    return Call(request=Request(method="DELETE", path=JOBS + place(job_id), query=query), read=as_nothing)
 
 
 def get_conversation(job_id: str, conversation_id: str) -> Call[Transcript]:

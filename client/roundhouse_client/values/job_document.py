@@ -59,10 +59,30 @@ class ConditionDocument(TypedDict, total=False):
     answer_tokens: int
 
 
-class ConversationDocument(TypedDict, total=False):
-    """One conversation of a job."""
+class BeforeDocument(TypedDict):
+    """A turn of a recorded conversation."""
 
-    prompt: Required[str]
+    agent: str
+    round: int
+
+
+class FromDocument(TypedDict, total=False):
+    """The recorded conversation with which one begins: all of it, its first rounds, or up to a turn."""
+
+    job: Required[str]
+    conversation: Required[str]
+    rounds: int | None
+    before: BeforeDocument | None
+
+
+# ``from`` is a word of Python's, so these are written as a mapping.
+_Begun = TypedDict("_Begun", {"from": FromDocument}, total=False)
+
+
+class ConversationDocument(_Begun, total=False):
+    """One conversation of a job; without a prompt it has that of the one which it is ``from``."""
+
+    prompt: str | None
     id: str
     rounds: int
     until: Sequence[ConditionDocument] | None

@@ -36,8 +36,19 @@ class Attempt(Value):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Inherited(Value):
+    """The conversation of a job in which a turn was spoken; the job may have been deleted."""
+
+    job: str
+    conversation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn(Value):
-    """One agent speaking once in one round; rounds count from 0. It was spoken ``by`` a model or a caller."""
+    """One agent speaking once in one round; rounds count from 0. It was spoken ``by`` a model or a caller.
+
+    One that is ``inherited`` was spoken in another conversation.
+    """
 
     agent: str
     role: str
@@ -61,6 +72,7 @@ class Turn(Value):
     first_token_at: datetime | None
     finished_at: datetime | None
     by: str = "model"
+    inherited: Inherited | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

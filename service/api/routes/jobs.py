@@ -280,8 +280,13 @@ def _add_ending(router: APIRouter, jobs: Jobs) -> None:
         summary="Release all that is stored of an ended job",
         responses=refused(401, 404, 409),
     )
-    async def delete_job(job_id: str) -> Response:
-        await jobs.delete(JobId(job_id))
+    async def delete_job(
+        job_id: str,
+        heirs: Annotated[
+            Literal["keep", "drop"], Query(description="drop: those that have inherited of it too")
+        ] = "keep",
+    ) -> Response:
+        await jobs.delete(JobId(job_id), with_heirs=heirs == "drop")
         return Response(status_code=204)
 
 

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from service.cli.commands import remote
+from service.cli.commands import conversing, remote
 from service.cli.commands.chat import chat
 from service.cli.commands.examples import examples
 from service.cli.commands.gpus import gpus
@@ -52,6 +52,7 @@ def commands() -> Mapping[str, Any]:
     """Return them by their names, as Typer has made them."""
     app = typer.Typer(add_completion=False)
     remote.add_commands(app)
+    conversing.add_commands(app)
     for panel, those in _TABLE.items():
         for command in those:
             app.command(rich_help_panel=panel)(command)

@@ -1,7 +1,6 @@
 """The commands that speak to a running service over HTTP."""
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from roundhouse_client import AnswerLost, Client, Event, NothingAwaited, Refused, Unreachable
+from roundhouse_client import AnswerLost, Client, Event, Refused, Unreachable
 from roundhouse_client.calls import job_calls, node_calls
 from roundhouse_client.drivers.exchange import DEFAULT_URL
 from roundhouse_client.flows.asking import PATIENCE_S
@@ -38,7 +37,7 @@ SHOWN = ("changed", "added", "removed", "resized", "restarted", "unchanged")
 
 def add_commands(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
-    in_panel = {Panel.JOBS: (submit, status, result, watch, say, awaited, cancel), Panel.LOOK: (workers, logs)}
+    in_panel = {Panel.JOBS: (submit, status, result, watch, cancel), Panel.LOOK: (workers, logs)}
     for panel, those in in_panel.items():
         for each in cast("tuple[Callable[..., None], ...]", those):
             app.command(rich_help_panel=panel)(each)
@@ -152,44 +151,6 @@ def cancel(
     # A quick service has ended the job before it answers.
     told = ", nothing to cancel" if had_ended else "" if job.has_ended else ", to be cancelled"
     print_document(job.document, f"{job.id}: {job.state}{told}", as_json=as_json)
-
-
-def say(  # noqa: PLR0913 - one for each option
-    job_id: str,
-    conversation_id: str,
-    text: Annotated[str, typer.Argument(help="The words; - reads them from the standard input.")],
-    agent: Annotated[str | None, typer.Option(help="Whose turn it is, where several are awaited.")] = None,
-    round_number: Annotated[int | None, typer.Option("--round", min=0, help="The round, from 0.")] = None,
-    url: UrlOption = DEFAULT_URL,
-    api_key: KeyOption = None,
-    *,
-    as_json: JsonOption = False,
-) -> None:
-    """Speak a turn that is awaited, of an agent with by: caller."""
-    words = sys.stdin.read().rstrip("\n") if text == "-" else text
-    with connect(url, api_key) as service:
-        try:
-            turn = service.say(job_id, conversation_id, words, agent=agent, round_number=round_number)
-        except NothingAwaited as error:
-            raise ConfigError(plain(str(error))) from error
-    print_document(turn.document, f"{turn.agent} has spoken in round {turn.round}", as_json=as_json)
-
-
-def awaited(
-    job_id: Annotated[str | None, typer.Argument(help="Without one, the turns of all jobs.")] = None,
-    url: UrlOption = DEFAULT_URL,
-    api_key: KeyOption = None,
-    *,
-    as_json: JsonOption = False,
-) -> None:
-    """List the turns that callers are to speak, the oldest first."""
-    with connect(url, api_key) as service:
-        answer = service.awaited(job_id, limit=1000)
-    listing = Table(Column("job", no_wrap=True), "conversation", "agent", "round", "since", "until", box=None)
-    for turn in answer.awaited:
-        since, until = turn.since.isoformat(" ", "seconds"), turn.until and turn.until.isoformat(" ", "seconds")
-        listing.add_row(turn.job, turn.conversation, turn.agent, str(turn.round), since, until or "for ever")
-    print_document(answer.document, listing, as_json=as_json)
 
 
 def workers(url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:

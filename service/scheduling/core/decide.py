@@ -224,17 +224,21 @@ class SchedulingCore:
         failure: str | None = None
         for key, (state, reason) in ended.items():
             conversation.end_turn(key, is_earlier=True)
+            digest = digests.get(key, NOTHING)
+            if digest.is_inherited:
+                spoken[conversation.place(key)] = digest
+                continue
+            conversation.is_started = True
             if state is TurnState.COMPLETED:
-                spoken[conversation.place(key)] = digests.get(key, NOTHING)
+                spoken[conversation.place(key)] = digest
             elif state is TurnState.FAILED:
-                digest, failure = digest_of_failure(conversation.agent(key), reason), reason
-                if digest is not None:
-                    spoken[conversation.place(key)] = digest
+                silence, failure = digest_of_failure(conversation.agent(key), reason), reason
+                if silence is not None:
+                    spoken[conversation.place(key)] = silence
                 else:  # its neighbours were cut off because of it, whichever was stored first
                     conversation.ending = (ConversationState.FAILED, reason)
             elif conversation.ending is None:
                 conversation.ending = (ConversationState.CANCELLED, reason)
-        conversation.is_started = bool(ended)
         places = conversation.order.replay(spoken)
         if failure is not None and conversation.order.is_deserted:
             conversation.ending = (ConversationState.FAILED, failure)
@@ -354,7 +358,7 @@ class SchedulingCore:
             reason=reason,
             unspoken=unspoken,
             ending=conversation.order.ending if is_completed else None,
-            absent=job.most_turns(conversation.definition) - conversation.turns_ended - len(unspoken),
+            absent=job.most_turns(conversation.definition) - conversation.turns_spoken - len(unspoken),
         )
         yield from self._leave(conversation, ended)
 

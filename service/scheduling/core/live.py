@@ -140,9 +140,10 @@ class LiveConversation:
         return f"<LiveConversation {self.live.job.id}/{self.definition.id} {self.order!r}>"
 
     @property
-    def turns_ended(self) -> int:
-        """The number of turns that have ended, however they did."""
-        return len(self._ended or ())
+    def turns_spoken(self) -> int:
+        """The number of its own turns that have ended, however they did."""
+        ended, heritage = len(self._ended or ()), self.definition.heritage
+        return ended if heritage is None else ended - heritage.turns
 
     def key(self, place: Place) -> TurnKey:
         """Return the key of a turn."""

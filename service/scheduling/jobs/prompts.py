@@ -8,6 +8,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from service.conversations.discussion import Discussion
+from service.conversations.heritage import digest_of_inherited, waiting_for_formers, with_formers
 from service.conversations.job import END, Agent, Conversation, Job, Mode, PromptAt, TurnKey
 from service.conversations.prompt_messages import Rejected, agent_request, changes_of_retry
 from service.conversations.prompt_record import PromptRecord
@@ -46,12 +47,19 @@ class JobPrompts:
         """Take further conversations of the job."""
         for conversation in conversations:
             self.conversations[conversation.id] = conversation
-            self.casts[conversation.id] = {**self.agents, **conversation.cast} if conversation.cast else self.agents
+            cast = {**self.agents, **conversation.cast} if conversation.cast else self.agents
+            heritage = conversation.heritage
+            if heritage is not None and heritage.formers:
+                cast = {name: waiting_for_formers(agent, heritage) for name, agent in cast.items()}
+            self.casts[conversation.id] = cast
 
     def discussion(self, conversation_id: str) -> Discussion:
         """Return the words of a conversation."""
         if conversation_id not in self._discussions:
-            self._discussions[conversation_id] = Discussion(self.job)
+            heritage = self.conversations[conversation_id].heritage
+            self._discussions[conversation_id] = Discussion(
+                self.job if heritage is None else with_formers(self.job, heritage)
+            )
         return self._discussions[conversation_id]
 
     def agent(self, key: TurnKey) -> Agent:
@@ -135,13 +143,15 @@ class JobPrompts:
     def _hear_turn(self, turn: Turn, earlier: list[datetime]) -> None:
         """Take one turn; ``earlier`` are the ends of those before it in its conversation."""
         conversation_id, agent_id, number = turn.key[1:]
-        if turn.state is TurnState.COMPLETED:
+        if turn.state is TurnState.COMPLETED and turn.inherited is None:
             self.pin_weights(turn.key, turn.weight_version)
         discussion = self.discussion(conversation_id)
         made_at = turn.queued_at if self.job.prompt_at is PromptAt.QUEUE else _prompted_at(turn.attempts)
         made_at = made_at or turn.started_at
         if self.job.mode is Mode.FREE and made_at is not None:
-            discussion.make_prompt(agent_id, number, _heard(turn.attempts, earlier, made_at))
+            # How many turns an inherited one has heard is told by its source's record alone.
+            attempts = turn.attempts if turn.inherited is None else ()
+            discussion.make_prompt(agent_id, number, _heard(attempts, earlier, made_at))
         discussion.add(agent_id, number, None if turn.leaves else turn.text)
         if turn.finished_at is not None:
             earlier.append(turn.finished_at)
@@ -149,13 +159,21 @@ class JobPrompts:
             discussion.make_prompt(agent_id, number + 1, len(earlier))
 
     def digests(self, turns: Iterable[Turn]) -> dict[TurnKey, TurnDigest]:
-        """Return the digests of completed turns, of conversations that conditions or a leader may end."""
-        return {
-            turn.key: self.digest(turn.key, turn.fulfils, turn.text, turn.usage.completion_tokens)
-            for turn in turns
-            if turn.state is TurnState.COMPLETED
-            and (self.job.mode is Mode.LED or self.conversations[turn.key.conversation_id].until)
-        }
+        """Return the digests of completed turns, of conversations that conditions or a leader may end.
+
+        Those of inherited turns say so in every case.
+        """
+        digests: dict[TurnKey, TurnDigest] = {}
+        for turn in turns:
+            is_judged = self.job.mode is Mode.LED or self.conversations[turn.key.conversation_id].until
+            digest = NOTHING
+            if turn.state is TurnState.COMPLETED and is_judged and turn.key.agent_id in self.agents:
+                digest = self.digest(turn.key, turn.fulfils, turn.text, turn.usage.completion_tokens)
+            if turn.inherited is not None:
+                digest = digest_of_inherited(turn, digest)
+            if digest is not NOTHING:
+                digests[turn.key] = digest
+        return digests
 
     def hear_leave(self, key: TurnKey) -> None:
         """Take that an agent has left with a turn."""

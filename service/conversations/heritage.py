@@ -1,0 +1,218 @@
+"""Which recorded turns a conversation begins with, fixed as it is posted (specification, "Begun from a record"). Pure.
+
+Turns are referred to where they were spoken: what a fork has inherited itself is its original's.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from service.conversations.job import Agent, Conversation, Former, Heritage, Job, JobId, Mode, TurnKey
+from service.conversations.states import ConversationState, TurnState
+from service.conversations.transcript import Origin, Turn
+from service.conversations.turn_failures import digest_of_failure
+from service.conversations.until import INHERITED, NOTHING, TurnDigest
+from service.conversations.wording import ConversationWords
+
+
+class Cut(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a recorded conversation that is wanted: all, its first ``rounds``, or up to a turn of an agent."""
+
+    job: JobId
+    conversation: str
+    rounds: int | None = None
+    before: tuple[str, int] | None = None
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation of a job as far as it is recorded, with what it has inherited itself, and the words around it."""
+
+    job: Job
+    conversation: Conversation
+    state: ConversationState
+    turns: Sequence[Turn]
+    words: ConversationWords | None = None
+
+    @property
+    def speakers(self) -> dict[str, Agent]:
+        """The agents that have spoken or may speak in it, by id: those whom its job lacks too."""
+        return {agent.id: agent for agent in with_formers(self.job, self.conversation.heritage).agents}
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """Turns of one agent, where they were spoken: those of rounds below ``rounds``."""
+
+    job: JobId
+    conversation: str
+    agent: str
+    rounds: int
+
+
+class CutFault(Exception):
+    """The part that is wanted is not there; ``field`` of ``from`` says so."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+def ends_of(cut: Cut, recorded: Recorded) -> dict[str, int]:
+    """Return, for each agent of a source, the round below which its turns are taken.
+
+    Raises:
+        CutFault: a round is not recorded yet, or there is no such turn.
+    """
+    ends, left = _recorded_ends(recorded)
+    spoken = max(ends.values(), default=0)
+    if cut.before is not None:
+        agent, number = cut.before
+        if agent not in recorded.speakers:
+            raise CutFault("before.agent", f"{agent!r} is no agent of {cut.job}/{cut.conversation}")
+        if not any(turn.key.agent_id == agent and turn.key.round == number for turn in recorded.turns):
+            raise CutFault("before", f"a turn of {agent!r} in round {number} is not recorded")
+        _check_rounds("before.round", number, ends, left, recorded)
+        behind = _behind(recorded, agent)
+        return {name: min(end, number + (name not in behind)) for name, end in ends.items()}
+    if cut.rounds is not None:
+        if cut.rounds > spoken:
+            raise CutFault("rounds", f"{spoken} rounds are recorded")
+        _check_rounds("rounds", cut.rounds, ends, left, recorded)
+        return {name: min(end, cut.rounds) for name, end in ends.items()}
+    return ends
+
+
+def _recorded_ends(recorded: Recorded) -> tuple[dict[str, int], set[str]]:
+    """Return up to where each agent has been heard, before what ended the conversation, and who has left."""
+    ends = dict.fromkeys(recorded.speakers, 0)
+    left = {turn.key.agent_id for turn in recorded.turns if turn.leaves}
+    for turn in _heard(recorded):
+        ends[turn.key.agent_id] = max(ends[turn.key.agent_id], turn.key.round + 1)
+    return ends, left
+
+
+def _heard(recorded: Recorded) -> Iterable[Turn]:
+    """Yield the turns after which the conversation went on: an end that a leader has named is asked for again."""
+    speakers = recorded.speakers
+    spoken = {turn.key.round for turn in recorded.turns if turn.key.agent_id != recorded.job.leader}
+    for turn in recorded.turns:
+        is_last_choice = turn.key.agent_id == recorded.job.leader and turn.key.round not in spoken
+        if is_last_choice and recorded.state is ConversationState.COMPLETED and recorded.job.mode is Mode.LED:
+            continue
+        is_silence = turn.state is TurnState.FAILED and (
+            turn.inherited is not None or digest_of_failure(speakers[turn.key.agent_id], turn.reason) is not None
+        )
+        if turn.state is TurnState.COMPLETED or is_silence:
+            yield turn
+
+
+def _check_rounds(field: str, rounds: int, ends: Mapping[str, int], left: Collection[str], recorded: Recorded) -> None:
+    if recorded.state is ConversationState.COMPLETED or recorded.job.mode is Mode.LED:
+        return
+    behind = [name for name, end in ends.items() if end < rounds and name not in left]
+    of_job = {agent.id for agent in recorded.job.agents}
+    for name in behind:
+        if name in of_job:  # whoever is of an older conversation alone speaks no more
+            raise CutFault(field, f"{name!r} has spoken {ends[name]} rounds; more are not recorded yet")
+
+
+def _behind(recorded: Recorded, agent: str) -> set[str]:
+    """Return an agent, and those that wait for it in its round."""
+    if recorded.job.mode is Mode.FREE:
+        return {agent}
+    if recorded.job.mode is Mode.LED:
+        return {agent} if agent != recorded.job.leader else set(recorded.speakers)
+    behind = {agent}
+    while True:
+        more = {name for name, each in recorded.speakers.items() if each.waits_for & behind} | behind
+        if more == behind:
+            return behind
+        behind = more
+
+
+def inherit(cut: Cut, recorded: Recorded, heir: Job) -> tuple[Heritage, list[Turn]]:
+    """Return the heritage of a conversation of a new job, and its turns, as they were spoken.
+
+    Raises:
+        CutFault: a round is not recorded yet, or the conversations do not go together.
+    """
+    if heir.mode is not recorded.job.mode or heir.leader != recorded.job.leader:
+        raise CutFault("job", f"a conversation goes on as it began: mode {recorded.job.mode}, and with its leader")
+    ends = ends_of(cut, recorded)
+    taken = [turn for turn in _heard(recorded) if turn.key.round < ends[turn.key.agent_id]]
+    own = {agent.id for agent in heir.agents}
+    spoke = {turn.key.agent_id for turn in taken}
+    if heir.mode is Mode.LED and not spoke <= own:
+        raise CutFault("job", f"in mode led whoever was named has to be there: {', '.join(sorted(spoke - own))}")
+    left = {turn.key.agent_id for turn in taken if turn.leaves}
+    there = [ends[agent.id] for agent in recorded.job.agents if agent.id not in left]
+    whole = cut.before[1] if cut.before is not None else min(there, default=0)
+    first = {} if heir.mode is Mode.LED else {agent.id: ends.get(agent.id, whole) for agent in heir.agents}
+    inherited = sum(turn.key.agent_id in own for turn in taken)
+    heritage = Heritage(
+        source=(cut.job, cut.conversation),
+        ends=ends,
+        first=first,
+        turns=sum(first.values()) if first else inherited,
+        formers=tuple(_former(recorded, recorded.speakers[name]) for name in ends if name not in own and name in spoke),
+    )
+    return heritage, taken
+
+
+def _former(recorded: Recorded, agent: Agent) -> Former:
+    before = {name for name, each in recorded.speakers.items() if agent.id in each.waits_for}
+    return Former(id=agent.id, role=agent.role, visible_to=agent.visible_to, waited_for_by=frozenset(before))
+
+
+def shares_of(taken: Iterable[Turn], ends: Mapping[str, int]) -> list[Share]:
+    """Return where turns were spoken that were taken of rounds below ``ends``."""
+    shares: dict[Share, None] = {}
+    for turn in taken:
+        origin, agent = _origin(turn), turn.key.agent_id
+        shares[Share(job=origin.job, conversation=origin.conversation, agent=agent, rounds=ends[agent])] = None
+    return list(shares)
+
+
+def _origin(turn: Turn) -> Origin:
+    return turn.inherited or Origin(job=turn.key.job_id, conversation=turn.key.conversation_id)
+
+
+def as_inherited(turn: Turn, job_id: JobId, conversation_id: str) -> Turn:
+    """Return a turn as one of an heir's record."""
+    origin = _origin(turn)
+    return replace(
+        turn, key=TurnKey(job_id, conversation_id, turn.key.agent_id, turn.key.round), fulfils=(), inherited=origin
+    )
+
+
+def with_formers(job: Job, heritage: Heritage | None) -> Job:
+    """Return a job with the agents that it lacks and whose words a conversation of it has inherited.
+
+    They are read by those to whom they were shown, and nobody else.
+    """
+    if heritage is None or not heritage.formers:
+        return job
+    formers = (
+        Agent(id=each.id, role=each.role, model="", system="", visible_to=each.visible_to) for each in heritage.formers
+    )
+    return replace(job, agents=(*(waiting_for_formers(agent, heritage) for agent in job.agents), *formers))
+
+
+def waiting_for_formers(agent: Agent, heritage: Heritage) -> Agent:
+    """Return an agent that hears within a round those that it heard there, and that its job lacks."""
+    waited = {each.id for each in heritage.formers if agent.id in each.waited_for_by}
+    return replace(agent, waits_for=agent.waits_for | waited) if waited else agent
+
+
+def silent_turns(job: Job, conversation: Conversation, ended: Collection[TurnKey]) -> dict[TurnKey, TurnDigest]:
+    """Return the turns that an heir's new agents do not have: they were not there."""
+    heritage = conversation.heritage
+    if heritage is None:
+        return {}
+    places = (TurnKey(job.id, conversation.id, name, n) for name, first in heritage.first.items() for n in range(first))
+    return {key: INHERITED for key in places if key not in ended}
+
+
+def digest_of_inherited(turn: Turn, digest: TurnDigest = NOTHING) -> TurnDigest:
+    """Return the digest of an inherited turn: its words count, and it fulfils nothing by itself."""
+    return replace(digest, fulfils=(), leaves=turn.leaves, is_inherited=True)

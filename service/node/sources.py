@@ -1,0 +1,203 @@
+"""Recorded conversations with which those of a posted job begin: looked up, and fixed as it is posted."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import anyio.to_thread
+import msgspec
+from msgspec.structs import replace
+
+from service.conversations.callers import Caller
+from service.conversations.dependencies import dependencies_of
+from service.conversations.heritage import (
+    Cut,
+    CutFault,
+    Recorded,
+    Share,
+    as_inherited,
+    inherit,
+    shares_of,
+    silent_turns,
+)
+from service.conversations.job import Job, JobId
+from service.conversations.job_document import with_conversations
+from service.conversations.job_parser import parse_stored
+from service.conversations.spec import FromSpec
+from service.conversations.transcript import Turn
+from service.conversations.turn_order import Place, speaking_order
+from service.conversations.wording import ConversationWords
+from service.errors import ConversationNotFound, Fault, InvalidJob, JobNotFound
+from service.scheduling.jobs.prompts import JobPrompts
+from service.store import heirs, queries
+from service.store.databases.database import Connection
+from service.store.store import Store
+
+MOST_SOURCES: Final = 1000  # conversations that one job begins with
+Named = tuple[JobId, str]  # a conversation
+SourceOf = Mapping[int, "Source"]  # by the place of the conversation in its job
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """A recorded conversation, and how it was posted: ``prompt`` and ``variables`` as they were written."""
+
+    recorded: Recorded
+    prompt: str
+    variables: Mapping[str, object] | None
+
+
+class JobBegun(msgspec.Struct, frozen=True, kw_only=True):
+    """A job whose conversations know what they inherit, whose turns these are, the turns, and the words around them."""
+
+    job: Job
+    shares: Mapping[str, Sequence[Share]]
+    inherited: Sequence[Turn]
+    words: Mapping[str, ConversationWords]
+
+
+class Sources:
+    """Reads recorded conversations; ``adapters`` gives the names of adapters, each with its model."""
+
+    def __init__(self, store: Store, adapters: Callable[[], Mapping[str, str]]) -> None:
+        self._store = store
+        self._adapters = adapters
+
+    def __repr__(self) -> str:
+        return f"<Sources of {self._store!r}>"
+
+    async def read(self, document: object, caller: Caller) -> SourceOf:
+        """Return the sources of a document's conversations; one that is malformed is left to whoever judges it.
+
+        Raises:
+            JobNotFound: a job is not there, or not the caller's to read.
+            ConversationNotFound: a job has no such conversation.
+            InvalidJob: there are too many.
+        """
+        wanted = dict(_cuts(document))
+        if not wanted:
+            return {}
+        names = dict.fromkeys((cut.job, cut.conversation) for cut in wanted.values())
+        if len(names) > MOST_SOURCES:
+            message = f"{len(names)} recorded conversations are more than {MOST_SOURCES}"
+            raise InvalidJob([Fault(path="conversations", message=message)])
+        for job_id in dict.fromkeys(job_id for job_id, _ in names):
+            owner = await self._store.read(queries.owner(job_id))
+            if not caller.sees_all and not caller.sees(owner):
+                raise JobNotFound(job_id)
+        read = await self._store.read(partial(read_sources, names=list(names), adapters=dict(self._adapters())))
+        return {place: read[cut.job, cut.conversation] for place, cut in wanted.items()}
+
+    async def inherit_turns(self, job: Job, document: object, sources: SourceOf) -> JobBegun:
+        """Let the conversations of a job inherit what they are from.
+
+        Raises:
+            InvalidJob: a round is not recorded yet, nothing is left to say, or they do not go together.
+        """
+        return await anyio.to_thread.run_sync(_inherited, job, dict(_cuts(document)), sources)
+
+
+def with_prompts(document: object, sources: SourceOf) -> object:
+    """Return a document whose conversations have the prompts and variables of those that they are from, if none."""
+    if not sources or not isinstance(document, dict):
+        return document
+    conversations = list(document["conversations"])
+    for place, source in sources.items():
+        given = conversations[place]
+        if given.get("prompt") is None:
+            variables = {**(source.variables or {}), **(given.get("variables") or {})}
+            conversations[place] = {**given, "prompt": source.prompt}
+            if variables or source.variables is not None:
+                conversations[place]["variables"] = variables
+    return {**document, "conversations": conversations}
+
+
+def _cuts(document: object) -> Iterator[tuple[int, Cut]]:
+    conversations = document.get("conversations") if isinstance(document, dict) else None
+    for place, given in enumerate(conversations if isinstance(conversations, list) else ()):
+        if not isinstance(given, dict) or not isinstance(given.get("from"), dict):
+            continue
+        try:
+            spec = FromSpec.model_validate(given["from"])
+        except ValueError:
+            continue  # the whole job is told so
+        before = None if spec.before is None else (spec.before.agent, spec.before.round)
+        yield place, Cut(job=JobId(spec.job), conversation=spec.conversation, rounds=spec.rounds, before=before)
+
+
+def read_sources(connection: Connection, names: Sequence[Named], adapters: Mapping[str, str]) -> dict[Named, Source]:
+    """Read recorded conversations at one moment.
+
+    Raises:
+        JobNotFound: a job is not there.
+        ConversationNotFound: a job has no such conversation.
+    """
+    found: dict[Named, Source] = {}
+    documents: dict[JobId, str] = {}
+    for job_id, name in names:
+        record = queries.conversation(job_id, name)(connection)
+        text = documents.setdefault(job_id, queries.document(job_id)(connection))
+        alone = with_conversations(text, [name], are_named=True).decode()
+        job, (posted,) = parse_stored(alone, job_id, adapters), _posted(alone)
+        heritage = heirs.heritages(job_id, [name])(connection).get(name)
+        if not job.conversations:
+            raise ConversationNotFound(job_id, name)
+        conversation = replace(job.conversations[0], heritage=heritage)
+        found[job_id, name] = Source(
+            recorded=Recorded(
+                job=job,
+                conversation=conversation,
+                state=record.state,
+                turns=record.turns,
+                words=queries.words(job_id, [name])(connection).get(name),
+            ),
+            prompt=posted["prompt"],
+            variables=posted.get("variables"),
+        )
+    return found
+
+
+def _posted(text: str) -> list[dict[str, Any]]:
+    conversations: list[dict[str, Any]] = msgspec.json.decode(text)["conversations"]
+    return conversations
+
+
+def _inherited(job: Job, cuts: Mapping[int, Cut], sources: SourceOf) -> JobBegun:
+    conversations, shares, inherited = list(job.conversations), dict[str, Sequence[Share]](), list[Turn]()
+    words: dict[str, ConversationWords] = {}
+    faults: list[Fault] = []
+    for place, source in sources.items():
+        conversation, cut = conversations[place], cuts[place]
+        try:
+            heritage, taken = inherit(cut, source.recorded, job)
+        except CutFault as fault:
+            faults.append(Fault(path=f"conversations[{place}].from.{fault.field}", message=str(fault)))
+            continue
+        turns = [as_inherited(turn, job.id, conversation.id) for turn in taken]
+        heir = replace(conversation, heritage=heritage)
+        speakers = first_speakers(replace(job, conversations=(heir,)), turns)
+        if not speakers:
+            message = f"{conversation.rounds} rounds are inherited, and nothing is left to say: ask for more"
+            faults.append(Fault(path=f"conversations[{place}].rounds", message=message))
+            continue
+        conversations[place] = replace(heir, heritage=replace(heritage, speakers=speakers))
+        shares[conversation.id] = shares_of(taken, heritage.ends)
+        inherited += turns
+        if source.recorded.words is not None:
+            words[conversation.id] = source.recorded.words
+    if faults:
+        raise InvalidJob(faults)
+    begun = replace(job, conversations=tuple(conversations))
+    return JobBegun(job=begun, shares=shares, inherited=inherited, words=words)
+
+
+def first_speakers(job: Job, inherited: Sequence[Turn]) -> tuple[str, ...]:
+    """Return who speaks first in the one conversation of a job that has inherited these turns."""
+    (conversation,) = job.conversations
+    prompts = JobPrompts(job)
+    prompts.hear_again(turn for turn in inherited if turn.is_heard)
+    digests = prompts.digests(inherited)
+    spoken = {key: digest for key, digest in digests.items() if key.agent_id in prompts.agents}
+    spoken |= silent_turns(job, conversation, spoken)
+    order = speaking_order(job, tuple(prompts.agents), dependencies_of(job), conversation)
+    ready = order.replay({Place(prompts.places[key.agent_id], key.round): digest for key, digest in spoken.items()})
+    return tuple(job.agents[place.agent].id for place in ready)

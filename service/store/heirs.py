@@ -1,0 +1,142 @@
+"""Conversations that begin with turns of others, in the store: what they refer to, and what is kept for them.
+
+Turns are stored once, where they were spoken. With a job that is deleted those that heirs of the same key refer to are
+kept apart, until no heir is left.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from service.conversations.heritage import Share, as_inherited
+from service.conversations.job import Heritage, Job, JobId
+from service.conversations.transcript import Turn
+from service.errors import JobNotFound, NotEnded
+from service.store.databases.database import Connection
+from service.store.records import decode_turn
+
+Shares = Mapping[str, Sequence[Share]]  # by the heir's conversation
+_SHARED: Final = (
+    " ON spoken.job_id = source_job AND spoken.conversation_id = source_conversation"
+    " AND spoken.agent = heirs.agent AND spoken.round < heirs.rounds AND spoken.state != 'cancelled'"
+)
+_SAME_KEY: Final = "coalesce((SELECT key_name FROM jobs WHERE id = heirs.job_id), '') = coalesce(?, '')"
+_decode = msgspec.json.Decoder(Heritage).decode
+
+
+def add(connection: Connection, job: Job, shares: Shares) -> None:
+    """Write what the conversations of a new job inherit.
+
+    Raises:
+        JobNotFound: a source was deleted since it was read.
+    """
+    heritages = [(each.id, each.heritage) for each in job.conversations if each.heritage is not None]
+    for source in sorted({heritage.source[0] for _, heritage in heritages}):
+        # Nothing is changed: the row stays another transaction's to delete until this one is committed.
+        if not connection.execute("UPDATE jobs SET name = name WHERE id = ?", (source,)).rowcount:
+            raise JobNotFound(source)
+    connection.execute_many(
+        "UPDATE conversations SET heritage = ? WHERE job_id = ? AND id = ?",
+        ((msgspec.json.encode(heritage).decode(), job.id, name) for name, heritage in heritages),
+    )
+    connection.execute_many(
+        "INSERT INTO heirs (job_id, conversation_id, source_job, source_conversation, agent, rounds)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
+        (
+            (job.id, name, share.job, share.conversation, share.agent, share.rounds)
+            for name, those in shares.items()
+            for share in those
+        ),
+    )
+
+
+def heritages(
+    job_id: JobId, conversations: Collection[str] | None = None
+) -> Callable[[Connection], dict[str, Heritage]]:
+    """Return the heritages of conversations of a job, by their ids; of those that have any."""
+
+    def query(connection: Connection) -> dict[str, Heritage]:
+        rows = connection.execute(
+            "SELECT id, heritage FROM conversations WHERE job_id = ? AND heritage IS NOT NULL", (job_id,)
+        )
+        return {name: _decode(record) for name, record in rows if conversations is None or name in conversations}
+
+    return query
+
+
+def inherited(job_id: JobId, conversation_id: str | None = None) -> Callable[[Connection], list[Turn]]:
+    """List the turns that conversations of a job, or one of them, have inherited, as theirs, in their order."""
+    which = "" if conversation_id is None else " AND heirs.conversation_id = ?"
+    tables = [
+        "SELECT heirs.conversation_id, spoken.number, spoken.record"  # noqa: S608
+        f" FROM heirs JOIN {table} AS spoken{_SHARED} WHERE heirs.job_id = ?{which}"
+        for table in ("turns", "kept_turns")
+    ]
+    wanted = (job_id,) if conversation_id is None else (job_id, conversation_id)
+
+    def query(connection: Connection) -> list[Turn]:
+        rows = connection.execute(" UNION ALL ".join(tables), (*wanted, *wanted)).fetchall()
+        return [as_inherited(decode_turn(row[2]), job_id, row[0]) for row in sorted(rows, key=lambda row: row[1])]
+
+    return query
+
+
+def keep_for_heirs(connection: Connection, job_id: JobId, owner: str | None) -> list[JobId]:
+    """Keep what heirs of the same key have inherited of a job that is about to be deleted.
+
+    Return the jobs of other keys with heirs that have not ended: they are to be cancelled, since they lose it.
+    """
+    connection.execute(
+        "INSERT INTO kept_turns (number, job_id, conversation_id, agent, round, state, record)"  # noqa: S608
+        " SELECT DISTINCT spoken.number, spoken.job_id, spoken.conversation_id, spoken.agent, spoken.round,"
+        f" spoken.state, spoken.record FROM heirs JOIN turns AS spoken{_SHARED}"
+        f" WHERE source_job = ? AND heirs.job_id != source_job AND {_SAME_KEY}",
+        (job_id, owner),
+    )
+    strangers = connection.execute(
+        "UPDATE jobs SET is_cancel_requested = 1 WHERE unfinished > 0 AND id IN"  # noqa: S608
+        f" (SELECT heirs.job_id FROM heirs WHERE source_job = ? AND NOT {_SAME_KEY}) RETURNING id",
+        (job_id, owner),
+    )
+    return [JobId(row[0]) for row in strangers.fetchall()]
+
+
+def heirs_of(connection: Connection, job_id: JobId, owner: str | None) -> list[JobId]:
+    """Return the jobs of the same key whose conversations have inherited of a job.
+
+    Raises:
+        NotEnded: one of them has not ended.
+    """
+    rows = connection.execute(
+        "SELECT DISTINCT id, state, unfinished FROM jobs JOIN heirs ON heirs.job_id = id"  # noqa: S608
+        f" WHERE source_job = ? AND {_SAME_KEY}",
+        (job_id, owner),
+    ).fetchall()
+    for heir, state, unfinished in rows:
+        if unfinished:
+            raise NotEnded(heir, state)
+    return [JobId(row[0]) for row in rows]
+
+
+def sources_of(connection: Connection, jobs: Iterable[JobId]) -> list[tuple[str, str]]:
+    """Return the conversations of which jobs have inherited."""
+    rows = [
+        row
+        for job_id in jobs
+        for row in connection.execute(
+            "SELECT DISTINCT source_job, source_conversation FROM heirs WHERE job_id = ?", (job_id,)
+        ).fetchall()
+    ]
+    return [(row[0], row[1]) for row in rows]
+
+
+def drop_unused(connection: Connection, sources: Iterable[tuple[str, str]]) -> None:
+    """Delete what was kept of these conversations and no heir has inherited any more."""
+    for source in sources:
+        connection.execute(
+            "DELETE FROM kept_turns WHERE job_id = ? AND conversation_id = ? AND NOT EXISTS (SELECT 1 FROM heirs"
+            " WHERE source_job = kept_turns.job_id AND source_conversation = kept_turns.conversation_id"
+            " AND heirs.agent = kept_turns.agent AND heirs.rounds > kept_turns.round)",
+            source,
+        )

@@ -1,0 +1,26 @@
+-- Conversations that begin with turns of others: which, by agent, up to which round.
+
+ALTER TABLE conversations ADD COLUMN heritage TEXT;                     -- JSON
+
+CREATE TABLE heirs (
+    job_id TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
+    conversation_id TEXT NOT NULL,
+    source_job TEXT NOT NULL,                -- where they were spoken; it may have been deleted
+    source_conversation TEXT NOT NULL,
+    agent TEXT NOT NULL,
+    rounds INTEGER NOT NULL,                 -- turns of rounds below it
+    PRIMARY KEY (job_id, conversation_id, source_job, source_conversation, agent)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX heirs_by_source ON heirs (source_job, source_conversation, agent);
+
+-- What heirs have inherited of jobs that were deleted, as long as there are such heirs.
+CREATE TABLE kept_turns (
+    number INTEGER PRIMARY KEY,              -- that of the turn
+    job_id TEXT NOT NULL,
+    conversation_id TEXT NOT NULL,
+    agent TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    record TEXT NOT NULL
+) STRICT;
+CREATE INDEX kept_turns_by_place ON kept_turns (job_id, conversation_id, agent, round);

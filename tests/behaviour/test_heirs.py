@@ -1,0 +1,226 @@
+"""Conversations that begin with what others have recorded (specification, "Begun from a record")."""
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.harness.service import Document, Service, recorded, scripted_model, serving
+
+WORDS = "ANSWERS: one | two | three | four | five | six | seven | eight | nine | ten | eleven | twelve"
+TOOL: Document = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+Ports = Callable[[int], int]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Ports) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("heirs")
+    models = {"m": scripted_model(free_ports(1), slots=4, chooses=True, record=str(folder / "record"))}
+    with serving(folder, free_ports(1), models) as running:
+        yield running
+
+
+def asked(service: Service) -> list[Document]:
+    return recorded(service.folder / "record")
+
+
+def job(rounds: int, **fields: object) -> Document:
+    agents: list[Document] = [
+        {"id": "ann", "model": "m", "system": WORDS},
+        {"id": "bob", "model": "m", "system": WORDS, "speak_after_within_round": ["ann"]},
+        {"id": "cid", "model": "m", "system": WORDS, "visible_to": ["bob"]},
+    ]
+    return {"agents": agents, "rounds": rounds, "conversations": [{"id": "c", "prompt": "Count."}], **fields}
+
+
+def run(service: Service, document: Document) -> tuple[str, Document]:
+    """Run a job; return its id, and its first transcript."""
+    job_id = service.post_job(document)
+    service.wait_ended(job_id)
+    transcript: Document = service.get(f"/v1/jobs/{job_id}/result")["conversations"][0]
+    return job_id, transcript
+
+
+def heir(job_id: str, **cut: object) -> Document:
+    return {"id": "heir", "from": {"job": job_id, "conversation": "c", **cut}}
+
+
+def said(transcript: Document) -> dict[tuple[str, int], str]:
+    return {(turn["agent"], turn["round"]): turn["text"] for turn in transcript["turns"]}
+
+
+def own(transcript: Document) -> set[tuple[str, int]]:
+    return {(turn["agent"], turn["round"]) for turn in transcript["turns"] if turn["inherited"] is None}
+
+
+SHAPES: dict[str, Document] = {
+    "rounds": {},
+    "one text": {"view": "shared"},
+    "free": {"mode": "free", "agents": [{"id": name, "model": "m", "system": WORDS} for name in ("ann", "bob")]},
+    "led": {
+        "mode": "led",
+        "leader": "host",
+        "agents": [
+            {"id": "host", "model": "m"},
+            {"id": "ann", "model": "m", "system": WORDS},
+            {"id": "bob", "model": "m", "system": WORDS},
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("shape", [name for name in SHAPES if name != "free"])
+def test_what_is_extended_is_what_would_have_been_said(service: Service, shape: str) -> None:
+    """All of it and more rounds: the words, and each prompt, are those of one run of so many rounds."""
+    rounds = 4 if shape == "led" else 3
+    _, whole = run(service, job(rounds, **SHAPES[shape]))
+    source, begun = run(service, job(1, **SHAPES[shape]))
+    before = len(asked(service))
+    extended_id, extended = run(service, job(rounds, **{**SHAPES[shape], "conversations": [heir(source)]}))
+    assert said(extended) == said(whole)
+    assert own(extended) == own(whole) - said(begun).keys() or shape == "led"
+    assert len(asked(service)) - before == len(own(extended))
+    assert {str(turn["inherited"]) for turn in extended["turns"] if turn["inherited"]} == {
+        str({"job": source, "conversation": "c"})
+    }
+    counts = service.get(f"/v1/jobs/{extended_id}")["progress"]["turns"]
+    assert counts["completed"] == counts["total"] == len(own(extended))
+
+
+def test_free_turns_are_inherited(service: Service) -> None:
+    """Each agent's first turns; who has been silent longest goes first."""
+    source, _ = run(service, job(2, **SHAPES["free"]))
+    _, extended = run(service, job(3, **{**SHAPES["free"], "conversations": [heir(source, rounds=1)]}))
+    assert own(extended) == {("ann", 1), ("bob", 1), ("ann", 2), ("bob", 2)}
+
+
+def test_a_fork_takes_what_does_not_wait_for_its_turn(service: Service) -> None:
+    """``before``: earlier rounds whole, and of that round the turns that do not wait for it."""
+    source, whole = run(service, job(3))
+    _, fork = run(service, job(3, conversations=[heir(source, before={"agent": "ann", "round": 1})]))
+    assert own(fork) == said(whole).keys() - {("ann", 0), ("bob", 0), ("cid", 0), ("cid", 1)}
+    assert said(fork) == said(whole), "nothing was changed, and the model is certain of its words"
+    other = {"bob": {"system": "ANSWERS: other"}}
+    _, fork = run(
+        service, job(3, conversations=[{**heir(source, before={"agent": "bob", "round": 2}), "agents": other}])
+    )
+    assert own(fork) == {("bob", 2)}
+    assert said(fork) == {**said(whole), ("bob", 2): "other"}
+
+
+def test_a_fork_of_a_fork_refers_to_the_originals(service: Service) -> None:
+    """Never to a fork's; and each is told where it was spoken."""
+    source, _ = run(service, job(1))
+    second, _ = run(service, job(2, conversations=[{**heir(source), "id": "c"}]))
+    _, third = run(service, job(3, conversations=[heir(second)]))
+    assert [(turn["round"], turn["inherited"]) for turn in third["turns"] if turn["agent"] == "ann"] == [
+        (0, {"job": source, "conversation": "c"}),
+        (1, {"job": second, "conversation": "c"}),
+        (2, None),
+    ]
+
+
+def test_words_of_an_agent_that_is_not_there_reveal_nothing(service: Service) -> None:
+    """They go to those to whom they were shown: cid's to bob alone, ann's to all; a new agent joins after that."""
+    source, whole = run(service, job(2))
+    agents = [
+        {"id": "bob", "model": "m", "system": WORDS},
+        {"id": "dan", "model": "m", "system": WORDS},
+    ]
+    _, fork = run(service, job(3, agents=agents, conversations=[heir(source)]))
+    assert own(fork) == {("bob", 2), ("dan", 2)}
+    prompts = {
+        who: service.get(f"/v1/jobs/{fork_id(service)}/conversations/heir/turns/{who}/2/prompt")["attempts"][0]
+        for who in ("bob", "dan")
+    }
+    texts = {who: "\n".join(each["content"] for each in prompt["messages"][1:]) for who, prompt in prompts.items()}
+    for number in range(2):
+        assert f"ann: {said(whole)['ann', number]}" in texts["dan"]
+        assert f"cid: {said(whole)['cid', number]}" in texts["bob"]
+    assert "cid:" not in texts["dan"]
+
+
+def fork_id(service: Service) -> str:
+    newest: str = service.get("/v1/jobs?limit=1")["jobs"][0]["id"]
+    return newest
+
+
+def test_what_an_inherited_turn_was_asked_is_told(service: Service) -> None:
+    """By its source; its tools are not called again."""
+    source, _ = run(service, job(1))
+    _, fork = run(service, job(2, conversations=[heir(source)]))
+    assert len(own(fork)) == 3
+    path = "/v1/jobs/{}/conversations/{}/turns/bob/0/prompt"
+    assert service.get(path.format(fork_id(service), "heir")) == service.get(path.format(source, "c"))
+
+
+@pytest.mark.parametrize(
+    ("cut", "fields", "path", "message"),
+    [
+        ({"rounds": 3}, {}, "conversations[0].from.rounds", "2 rounds are recorded"),
+        ({"before": {"agent": "ann", "round": 2}}, {}, "conversations[0].from.before", "is not recorded"),
+        ({"before": {"agent": "eve", "round": 1}}, {}, "conversations[0].from.before.agent", "is no agent"),
+        ({"rounds": 1, "before": {"agent": "ann", "round": 1}}, {}, "conversations[0].from", "not both"),
+        ({}, {"rounds": 2}, "conversations[0].rounds", "nothing is left to say"),
+        ({}, {"mode": "free"}, "conversations[0].from.job", "goes on as it began"),
+        ({"rounds": 0}, {}, "conversations[0].from.rounds", "must be at least 1"),
+    ],
+)
+def test_what_cannot_be_inherited_is_refused(
+    service: Service, cut: Document, fields: Document, path: str, message: str
+) -> None:
+    """With the place of the fault."""
+    source, _ = run(service, job(2))
+    refused = service.http.post("/v1/jobs", json={**job(4, conversations=[heir(source, **cut)]), **fields})
+    if fields.get("mode") == "free":
+        bare = [{"id": name, "model": "m"} for name in ("ann", "bob")]
+        refused = service.http.post("/v1/jobs", json=job(4, agents=bare, conversations=[heir(source)], **fields))
+    assert refused.status_code == 422
+    assert [fault["path"] for fault in refused.json()["errors"]] == [path]
+    assert message in refused.text
+
+
+def test_a_source_that_is_not_there_is_not_found(service: Service) -> None:
+    """A job, or a conversation of it."""
+    source, _ = run(service, job(1))
+    assert service.http.post("/v1/jobs", json=job(2, conversations=[heir("job-0")])).status_code == 404
+    wrong = {"from": {"job": source, "conversation": "x"}}
+    assert service.http.post("/v1/jobs", json=job(2, conversations=[wrong])).status_code == 404
+
+
+def test_a_deleted_source_leaves_its_heirs_what_they_have(service: Service) -> None:
+    """Copied as it is deleted, no further than they inherited; dropped with the last of them, or with the source."""
+    source, whole = run(service, job(3))
+    fork, before = run(service, job(2, conversations=[heir(source, rounds=1)]))
+    other, _ = run(service, job(2, conversations=[{**heir(source, rounds=1), "id": "c"}]))
+    assert service.http.delete(f"/v1/jobs/{source}").status_code == 204
+    assert service.get(f"/v1/jobs/{fork}/result")["conversations"] == [before]
+    again, third = run(service, job(3, conversations=[heir(other)]))
+    assert {place: said(third)[place] for place in said(third) if place[1] == 0} == {
+        place: words for place, words in said(whole).items() if place[1] == 0
+    }
+    assert service.http.delete(f"/v1/jobs/{other}?heirs=drop").status_code == 204
+    assert service.http.get(f"/v1/jobs/{again}").status_code == 404
+    assert service.get(f"/v1/jobs/{fork}/result")["conversations"] == [before]
+
+
+def test_conditions_judge_what_is_said_from_now_on(service: Service) -> None:
+    """What has ended a conversation does not end it again at once; all answers count for a budget of tokens."""
+    until = [{"agent": "ann", "matches": "."}]
+    source, ended = run(service, job(5, until=until))
+    assert ended["ended_by"] == {"until": 0, "agent": "ann", "round": 0}
+    _, extended = run(service, job(5, conversations=[heir(source)], until=until))
+    assert extended["ended_by"] == {"until": 0, "agent": "ann", "round": 1}
+    assert ("bob", 0) in own(extended), "bob waits for whoever ended it, and never spoke there"
+
+
+def test_a_prompt_and_its_variables_are_the_source_s(service: Service) -> None:
+    """Unless the heir has its own; a variable of its own changes what is filled in."""
+    talk = {"id": "c", "prompt": "On $topic.", "variables": {"topic": "cars", "name": "Ann"}}
+    source, _ = run(service, job(1, conversations=[talk]))
+    changed = {**heir(source), "variables": {"topic": "trains"}}
+    run(service, job(2, conversations=[heir(source)]))
+    assert any("On cars." in str(each) for each in asked(service)[-3:])
+    run(service, job(2, conversations=[changed]))
+    assert any("On trains." in str(each) for each in asked(service)[-3:])
+    assert not re.search(r"\$topic", str(asked(service)))
