@@ -51,6 +51,12 @@ class RunningAttempt:
         self.seconds = time.monotonic() - self._began_s - self.lent_s
 
     @property
+    def first_token_s(self) -> float | None:
+        """After how many seconds it had its first token, None where it has none."""
+        first_at = self.answer.first_token_at
+        return None if first_at is None else max(0.0, first_at - self._began_s)
+
+    @property
     def first_token_at(self) -> datetime | None:
         """When it had its first token, None where it has none."""
         first_at = self.answer.first_token_at

@@ -111,6 +111,10 @@ class Scheduler:
                     self._post(events.TimeTold(at=time.monotonic()))
                 if uses := self._kv_uses.read_changes():
                     self._post(events.KvUseTold(uses=uses))
+                for key in self._core.view.readers:
+                    seconds = self._job_turns.turns.first_token_s(key)
+                    if seconds is not None:
+                        self._post(events.PromptRead(key=key, seconds=seconds))
                 self._integrity.check_piece(self._core)
 
     # Jobs

@@ -18,6 +18,7 @@ from service.scheduling.core import events
 from service.scheduling.core.backlog import Estimates
 from service.scheduling.core.blame import SourceDistrusted, SourceTrusted, SuspectsCleared, Trial
 from service.scheduling.core.dispatch import Dispatcher
+from service.scheduling.core.first_readers import FirstReaders
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.live import LiveConversation, LiveJob
 from service.scheduling.core.queue.affinity import CacheLocation
@@ -55,11 +56,12 @@ class SchedulingCore:
         self._jobs: dict[JobId, LiveJob] = {}
         self._estimates = Estimates()
         self._dispatcher = Dispatcher(self._jobs, self._ready, self._in_flight, self._room)
+        self._readers = FirstReaders()
         self._orders = count(1)
         self._lost: dict[str, bool] = {}  # models that no turn need wait for, and whether another node has them
         self._is_paused = False
         self.handled = 0  # how often events were
-        self.view = PoolsView(self._jobs, self._ready, self._in_flight, self._lost, group_by, self._room)
+        self.view = PoolsView(self._jobs, self._ready, self._in_flight, self._lost, group_by, self._room, self._readers)
 
     def __repr__(self) -> str:
         return f"<SchedulingCore jobs={len(self._jobs)} ready={len(self._ready)} in_flight={len(self._in_flight)}>"
@@ -127,7 +129,7 @@ class SchedulingCore:
             case SuspectsCleared() | SourceDistrusted() | SourceTrusted():
                 self._take_finding(event)
             case _:
-                self._take_note(event)
+                yield from self._take_note(event)
 
     def _take_capacity(self, event: events.WorkerEvent) -> None:
         match event:
@@ -135,6 +137,7 @@ class SchedulingCore:
                 self._lost.pop(event.model, None)
                 self._in_flight.open(event.worker, event.model, event.slots, event.kv_tokens, event.kv_block)
                 self._room.note_worker(event)
+                self._readers.note_worker(event)
                 self._dispatcher.note_worker(event)
                 self._ready.note_slots(event.model, self._in_flight.total(event.model))
             case events.WorkerNotReady():
@@ -148,8 +151,10 @@ class SchedulingCore:
             case events.ModelRegained():
                 self._lost.pop(event.model, None)
 
-    def _take_note(self, event: events.Note) -> None:
-        if isinstance(event, events.TurnSpent):
+    def _take_note(self, event: events.Note) -> Iterator[events.Action]:
+        if isinstance(event, events.PromptRead):
+            yield from self._take_reading(event)
+        elif isinstance(event, events.TurnSpent):
             self._dispatcher.settle(event)
         elif isinstance(event, events.HoldOver):
             self._dispatcher.end_hold(event.key, event.seconds)
@@ -164,6 +169,11 @@ class SchedulingCore:
                 if key in self._in_flight:
                     conversation = self._conversation(key)
                     self._room.correct(key, conversation.agent(key), conversation.definition, use)
+
+    def _take_reading(self, event: events.PromptRead) -> Iterator[events.Action]:
+        if event.key in self._in_flight:
+            model = self._conversation(event.key).model(event.key)
+            yield from self._end_waits(self._readers.note_read(event.key, model, event.seconds))
 
     def _take_finding(self, event: events.Suspicion) -> None:
         match event:
@@ -294,10 +304,30 @@ class SchedulingCore:
                 key = conversation.key(place)
                 conversation.awaited |= {key}
                 yield events.AwaitTurn(key=key)
-            else:
+            elif conversation.definition.heritage is None or not self._reads_later(conversation, place):
                 yield self._make_ready(conversation, place)
-        if conversation.awaited and not conversation.open:
+        if (
+            conversation.awaited
+            and not conversation.open
+            and not self._readers.is_any_held(conversation.live.job.id, conversation.definition.id)
+        ):
             yield from self._release(conversation)
+
+    def _reads_later(self, conversation: LiveConversation, place: Place) -> bool:
+        """Whether the first turn of an heir waits for another that begins alike; none that was on a slot before."""
+        key = conversation.key(place)
+        if conversation.is_started or key in conversation.live.suspects:
+            return False
+        return self._readers.hold(key, conversation.agents[place.agent], conversation.definition)
+
+    def _end_waits(self, keys: Iterable[TurnKey], cached: CacheLocation | None = None) -> Iterator[events.Action]:
+        """Make turns ready whose prompt another has begun with, on the worker that has it."""
+        for key in keys:
+            conversation = self._conversation(key)
+            if conversation.ending is None:
+                if cached is not None:
+                    conversation.note_cache(conversation.live.places[key.agent_id], cached)
+                yield self._make_ready(conversation, conversation.place(key))
 
     def _make_ready(
         self, conversation: LiveConversation, place: Place, *, is_front: bool = False, trial: Trial | None = None
@@ -383,6 +413,9 @@ class SchedulingCore:
     ) -> Iterator[events.Action]:
         live = conversation.live
         live.end_conversation(conversation)
+        if conversation.definition.heritage is not None:
+            free = self._readers.forget_conversation(live.job.id, conversation.definition.id)
+            yield from self._end_waits(free)
         self._room.forget_conversation(live.job.id, conversation.definition.id)
         yield ending
         if live.conversations:
@@ -414,6 +447,11 @@ class SchedulingCore:
             programs = self._dispatcher.programs
             if key.job_id in programs.stays and (hold := programs.end_request(event, worker)) is not None:
                 yield hold
+            if conversation.definition.heritage is not None:
+                tokens = event.reading.context_tokens if event.reading is not None else 0
+                token_s = self._dispatcher.read_s(conversation.model(key))
+                free = self._readers.end_turn(key, event.reading, event.seconds, token_s)
+                yield from self._end_waits(free, CacheLocation(worker=worker, tokens=tokens))
         if conversation.ending is not None:
             yield from self._settle(conversation)
         elif isinstance(event, events.TurnFailed):
@@ -445,6 +483,8 @@ class SchedulingCore:
 
     def _go_on_without(self, conversation: LiveConversation, key: TurnKey, reason: str) -> Iterator[events.Action]:
         """Go on after a failed turn, unless its conversation fails with it, or everybody has left by now."""
+        if conversation.definition.heritage is not None:
+            yield from self._end_waits(self._readers.forget_turn(key))
         digest = digest_of_failure(conversation.agent(key), reason)
         places = [] if digest is None else self._end_in_order(conversation, conversation.place(key), digest)
         if digest is None or conversation.order.is_deserted:

@@ -58,6 +58,10 @@ class Dispatcher:
         """Learn what turns of a model take."""
         self._speeds.learn(model, seconds, reading)
 
+    def read_s(self, model: str) -> float | None:
+        """Return the seconds that a model's engine takes for one token of a prompt; None until known."""
+        return self._speeds.read_s(model)
+
     def settle(self, spent: events.TurnSpent) -> None:
         """Set right what a turn's key was charged with when it started, and what a trial has taken of others' time.
 

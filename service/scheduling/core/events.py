@@ -165,6 +165,13 @@ class HoldOver(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class PromptRead(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn has its first token, so many seconds after it was asked: its prompt has been read."""
+
+    key: TurnKey
+    seconds: float
+
+
 class TurnInterrupted(msgspec.Struct, frozen=True, kw_only=True):
     """A turn's engine failed; the turn is to run again.
 
@@ -233,7 +240,7 @@ class ToolsEnded(msgspec.Struct, frozen=True, kw_only=True):
 SlotEvent = ToolsBegan | KeepOver | ToolsEnded
 TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
 WorkerEvent = WorkerReady | WorkerNotReady | ModelLost | ModelRegained
-Note = KvUseTold | TimeTold | TurnSpent | SlotsKept | DeferralOver | HoldOver
+Note = KvUseTold | PromptRead | TimeTold | TurnSpent | SlotsKept | DeferralOver | HoldOver
 OfJob = JobAdmitted | JobCancelled | ConversationSpoiled | CallerSpoke
 Event = OfJob | WorkerEvent | TurnEvent | SlotEvent | Note | Paused | Unpaused | Suspicion
 

@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import islice
 
 import msgspec
 from msgspec.structs import replace
 
 from service.conversations.job import GroupBy, JobId, TurnKey
 from service.conversations.states import TurnState
+from service.scheduling.core.first_readers import FirstReaders
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.kv_budgets import KvNeed
 from service.scheduling.core.live import LiveJob
@@ -58,6 +60,7 @@ class PoolsView:
         lost: Mapping[str, bool],
         group_by: GroupBy | None,
         room: RoomKeeper,
+        readers: FirstReaders,
     ) -> None:
         self._jobs = jobs
         self._ready = ready
@@ -65,6 +68,7 @@ class PoolsView:
         self._lost = lost  # models, and whether another node has them
         self.group_by = group_by
         self._room = room
+        self._readers = readers
 
     def __repr__(self) -> str:
         return f"<PoolsView jobs={len(self._jobs)} ready={len(self._ready)} in_flight={len(self._in_flight)}>"
@@ -121,6 +125,11 @@ class PoolsView:
         live = self._jobs.get(key.job_id)
         conversation = live.conversations.get(key.conversation_id) if live is not None else None
         return conversation is not None and key in conversation.awaited
+
+    @property
+    def readers(self) -> tuple[TurnKey, ...]:
+        """The turns whose first token others wait for, since their prompts begin alike."""
+        return self._readers.readers
 
     def jobs(self) -> tuple[JobId, ...]:
         """List the jobs that have turns here which are not over."""
@@ -229,7 +238,10 @@ class PoolsView:
 
     def pending_heads(self, count: int) -> list[tuple[TurnKey, tuple[str, ...], int]]:
         """Return the first turns that wait for others to speak, for whom, and in which round."""
-        found: list[tuple[TurnKey, tuple[str, ...], int]] = []
+        found: list[tuple[TurnKey, tuple[str, ...], int]] = [
+            (key, (f"{reader.conversation_id}/{reader.agent_id}",), reader.round)
+            for key, reader in islice(self._readers.waited_for.items(), count)
+        ]
         for live in self._jobs.values():
             for conversation in live.conversations.values():
                 if len(found) >= count:

@@ -72,6 +72,10 @@ class Turns:
         """Return the attempt of a turn that is on a slot, as far as it is; None where it is on none."""
         return self._runs[key].attempt_so_far if key in self._in_flight else None
 
+    def first_token_s(self, key: TurnKey) -> float | None:
+        """Return after how many seconds a turn on a slot had its first token; None where it has none."""
+        return self._runs[key].attempt.first_token_s if key in self._in_flight else None
+
     def progress(self, job_id: JobId) -> list[Progress]:
         """Return how far each turn of a job that is on a slot is."""
         return [progress_of(key, self._runs[key].attempt) for key in sorted(self._in_flight) if key.job_id == job_id]

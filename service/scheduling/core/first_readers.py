@@ -1,0 +1,154 @@
+"""Conversations that begin alike: the first reads the prompt that they share, and the others wait for it. Pure.
+
+An engine that holds once what prompts begin with alike has it for all with the first one's first token. One whose slots
+have caches of their own reads it once in each slot that takes such a turn: there as many run at once as are worth it.
+With n waiting on w slots that have read, the last waits for n/w answers; one slot more costs a reading. So w is what
+makes both the same.
+
+Source: specification, "Begun from a record".
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from service.conversations.job import Agent, Conversation, JobId, TurnKey
+from service.scheduling.core.events import WorkerReady
+from service.scheduling.core.queue.affinity import PromptReading
+
+Beginning = tuple[object, ...]  # equal for turns whose prompts begin alike
+ALL: Final = 1 << 30
+
+
+class _Alike:
+    """The first turns of conversations that begin alike."""
+
+    def __init__(self) -> None:
+        self.running: dict[TurnKey, None] = {}  # ready or in flight, the one that reads first
+        self.held: dict[TurnKey, None] = {}
+        self.read_s: float | None = None  # that the prompt took the first
+        self.answer_s = 0.0
+        self.is_read = False  # for all
+
+    @property
+    def most(self) -> int:
+        """The number of turns that may run at once."""
+        if self.is_read or self.read_s == 0.0:
+            return ALL
+        return 1 if self.read_s is None else max(1, math.ceil(len(self.held) * self.answer_s / self.read_s))
+
+
+class FirstReaders:
+    """Written by the core alone; it knows nothing of turns that are not the first of an heir."""
+
+    def __init__(self) -> None:
+        self._alike: dict[Beginning, _Alike] = {}
+        self._of: dict[tuple[JobId, str], dict[TurnKey, Beginning]] = {}  # by conversation
+        self._sharing: set[str] = set()  # models
+
+    def __repr__(self) -> str:
+        return f"<FirstReaders of {len(self._alike)} beginnings>"
+
+    def note_worker(self, worker: WorkerReady) -> None:
+        """Take whether a model's engine holds once what prompts begin with alike."""
+        if worker.shares_prefixes:
+            self._sharing.add(worker.model)
+
+    @property
+    def waited_for(self) -> Mapping[TurnKey, TurnKey]:
+        """The turns that wait, each with the one that reads for it."""
+        return {key: next(iter(alike.running)) for alike in self._alike.values() for key in alike.held}
+
+    @property
+    def readers(self) -> tuple[TurnKey, ...]:
+        """The turns whose first token others wait for."""
+        return tuple(next(iter(alike.running)) for alike in self._alike.values() if alike.held and alike.read_s is None)
+
+    def hold(self, key: TurnKey, agent: Agent, conversation: Conversation) -> bool:
+        """Whether the first turn of a conversation waits for another to read what both begin with."""
+        beginning = _beginning(agent, conversation)
+        if beginning is None:
+            return False
+        alike = self._alike.setdefault(beginning, _Alike())
+        self._of.setdefault(key[:2], {})[key] = beginning
+        if len(alike.running) < alike.most and not alike.held:
+            alike.running[key] = None
+            return False
+        alike.held[key] = None
+        return True
+
+    def is_any_held(self, job_id: JobId, conversation_id: str) -> bool:
+        """Whether a turn of a conversation waits for another to read."""
+        of = self._of.get((job_id, conversation_id), {})
+        return any(key in self._alike[beginning].held for key, beginning in of.items())
+
+    def note_read(self, key: TurnKey, model: str, seconds: float) -> list[TurnKey]:
+        """Take the first token of a turn; return whose wait is over."""
+        alike = self._alike_of(key)
+        if alike is None:
+            return []
+        alike.read_s, alike.is_read = seconds, model in self._sharing
+        return self._free(alike)
+
+    def end_turn(
+        self, key: TurnKey, reading: PromptReading | None, seconds: float | None, token_s: float | None
+    ) -> list[TurnKey]:
+        """Take the end of a turn that is completed, with the engine's reading; return whose wait is over.
+
+        A token of a prompt takes the model ``token_s`` seconds to read, None is not known.
+        """
+        alike = self._alike_of(key)
+        if alike is None:
+            return []
+        if reading is None or seconds is None:
+            alike.is_read = True  # nothing is told here by which a wait could be weighed
+        else:
+            # The first may have found the prompt in a slot that is warm from its source: another slot would read it.
+            prompt = reading.context_tokens - reading.answer_tokens
+            alike.read_s = max(alike.read_s or 0.0, reading.seconds, prompt * (token_s or 0.0))
+            alike.answer_s = max(0.0, seconds - reading.seconds)
+        return self._forget(key)
+
+    def forget_turn(self, key: TurnKey) -> list[TurnKey]:
+        """Forget a turn that came to nothing; return whose wait is over."""
+        return [] if self._alike_of(key) is None else self._forget(key)
+
+    def forget_conversation(self, job_id: JobId, conversation_id: str) -> list[TurnKey]:
+        """Forget a conversation that is over, or elsewhere; return whose wait is over."""
+        return [free for key in list(self._of.get((job_id, conversation_id), ())) for free in self._forget(key)]
+
+    def _forget(self, key: TurnKey) -> list[TurnKey]:
+        of = self._of[key[:2]]
+        beginning = of.pop(key)
+        if not of:
+            del self._of[key[:2]]
+        alike = self._alike[beginning]
+        alike.running.pop(key, None)
+        alike.held.pop(key, None)
+        free = self._free(alike)
+        if not alike.running:
+            del self._alike[beginning]
+        return free
+
+    def _alike_of(self, key: TurnKey) -> _Alike | None:
+        beginning = self._of.get(key[:2], {}).get(key)
+        return None if beginning is None else self._alike[beginning]
+
+    @staticmethod
+    def _free(alike: _Alike) -> list[TurnKey]:
+        free: list[TurnKey] = []
+        while alike.held and len(alike.running) < alike.most:
+            key = next(iter(alike.held))
+            del alike.held[key]
+            alike.running[key] = None
+            free.append(key)
+        return free
+
+
+def _beginning(agent: Agent, conversation: Conversation) -> Beginning | None:
+    heritage = conversation.heritage
+    if heritage is None:
+        return None
+    variables = tuple(sorted((conversation.variables or {}).items()))
+    ends = tuple(sorted(heritage.ends.items()))
+    return heritage.source, ends, conversation.prompt, variables, agent.id, agent.model, agent.adapter, agent.system

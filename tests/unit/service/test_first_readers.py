@@ -1,0 +1,117 @@
+"""Of conversations that begin alike the first reads, and the others wait (specification, "Begun from a record")."""
+
+from msgspec.structs import replace
+
+from service.conversations.job import Heritage, JobId, TurnKey
+from service.conversations.states import ConversationState, TurnState
+from service.conversations.until import INHERITED
+from service.scheduling.core.decide import SchedulingCore
+from service.scheduling.core.events import (
+    Action,
+    ConversationEnded,
+    JobAdmitted,
+    JobCancelled,
+    PromptRead,
+    StartTurn,
+    TurnCompleted,
+    TurnCutOff,
+    TurnFailed,
+    TurnInterrupted,
+    WorkerReady,
+)
+from service.scheduling.core.policies import POLICIES
+from service.scheduling.core.queue.affinity import PromptReading
+from tests.harness.jobs import agent, job, key
+
+J = JobId("j")
+
+
+def core(*, shares: bool, slots: int = 4) -> SchedulingCore:
+    made = SchedulingCore(POLICIES["fifo"])
+    made.handle(WorkerReady(worker="w", model="m", slots=slots, shares_prefixes=shares))
+    return made
+
+
+def forks(count: int, rounds: int = 2) -> JobAdmitted:
+    """Return a job of conversations that have inherited the first round of one."""
+    heritage = Heritage(source=(JobId("s"), "c"), ends={"a": 1}, first={"a": 1}, turns=1, speakers=("a",))
+    plain = job(agent("a"), conversations=count, rounds=rounds)
+    heirs = tuple(replace(each, heritage=heritage, prompt="p") for each in plain.conversations)
+    inherited = [key("a", 0, number) for number in range(count)]
+    return JobAdmitted(
+        job=replace(plain, conversations=heirs),
+        ended=dict.fromkeys(inherited, (TurnState.COMPLETED, None)),
+        digests=dict.fromkeys(inherited, INHERITED),
+    )
+
+
+def starts(actions: list[Action]) -> list[TurnKey]:
+    return [action.key for action in actions if isinstance(action, StartTurn)]
+
+
+def read(seconds: float) -> PromptReading:
+    return PromptReading(fresh_tokens=4000, seconds=seconds, context_tokens=4010, answer_tokens=10)
+
+
+def first(number: int) -> TurnKey:
+    return key("a", 1, number)
+
+
+def sound(scheduler: SchedulingCore) -> bool:
+    return not any(scheduler.check())
+
+
+def test_where_what_is_alike_is_held_once_the_first_token_ends_the_wait() -> None:
+    """Then all slots are taken, on the worker that has it."""
+    scheduler = core(shares=True)
+    assert starts(scheduler.handle(forks(9))) == [first(0)]
+    assert scheduler.view.readers == (first(0),)
+    assert scheduler.view.pending_heads(1) == [(first(1), ("c0/a",), 1)]
+    assert starts(scheduler.handle(PromptRead(key=first(0), seconds=8.0))) == [first(1), first(2), first(3)]
+    assert not scheduler.view.readers
+    assert sound(scheduler)
+
+
+def test_slots_of_their_own_read_as_often_as_it_is_worth() -> None:
+    """Short answers run one after the other in the slot that has read; long ones are worth a reading in each."""
+    short, long = core(shares=False), core(shares=False)
+    for scheduler, seconds, more in ((short, 8.5, [first(1)]), (long, 20.0, [first(1), first(2), first(3), first(4)])):
+        assert starts(scheduler.handle(forks(9))) == [first(0)]
+        assert starts(scheduler.handle(PromptRead(key=first(0), seconds=8.0))) == []
+        ended = starts(scheduler.handle(TurnCompleted(key=first(0), seconds=seconds, reading=read(8.0))))
+        assert [each for each in ended if each.round == 1 and each != first(0)] == more
+        assert sound(scheduler)
+    assert starts(short.handle(TurnCompleted(key=first(1), seconds=0.5, reading=read(0.0))))[0] == first(2)
+
+
+def test_the_next_one_reads_where_the_first_comes_to_nothing() -> None:
+    """Cut off, failed, or ended with nothing told: nobody waits for ever."""
+    scheduler = core(shares=True)
+    scheduler.handle(forks(5, rounds=2))
+    assert starts(scheduler.handle(TurnInterrupted(key=first(0)))) == [first(0)], "it is asked again, and reads"
+    assert starts(scheduler.handle(TurnFailed(key=first(0), reason="engine_died"))) == [first(1)]
+    assert starts(scheduler.handle(TurnCompleted(key=first(1)))) == [first(2), first(3), first(4)], "nothing was told"
+    assert sound(scheduler)
+
+
+def test_what_waits_to_be_read_ends_with_its_job() -> None:
+    """It is in no pool, and leaves nothing behind."""
+    scheduler = core(shares=True)
+    scheduler.handle(forks(3))
+    scheduler.handle(JobCancelled(job_id=J))
+    ended = scheduler.handle(TurnCutOff(key=first(0)))
+    assert {each.state for each in ended if isinstance(each, ConversationEnded)} <= {ConversationState.CANCELLED}
+    assert not scheduler.view.jobs()
+    assert not scheduler.view.readers
+    assert starts(scheduler.handle(forks(1))) == [first(0)]
+
+
+def test_what_begins_otherwise_does_not_wait() -> None:
+    """Another system, another prompt: another beginning."""
+    scheduler = core(shares=True)
+    event = forks(3)
+    one, two, three = event.job.conversations
+    other = replace(two, cast={"a": replace(agent("a"), system="Other.")})
+    scheduler.handle(replace(event, job=replace(event.job, conversations=(one, other, replace(three, prompt="q")))))
+    assert len(scheduler.view.in_flight_by_job()) == 1
+    assert scheduler.view.in_flight_by_job()[J] == 3
