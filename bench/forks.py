@@ -1,7 +1,7 @@
 """Prompt tokens that an engine reads for many forks of one turn / those of one, on real engines.
 
-Each fork asks again what a recorded conversation of some thousand tokens was asked last. An engine reads the end of each
-prompt for itself: llama.cpp the last token at least, vLLM the last block.
+Each fork asks again what a recorded conversation of some thousand tokens was asked last. An engine reads the end of
+each prompt for itself: llama.cpp the last token at least, vLLM the last block.
 
     python -m bench.forks [--ways tokens,slots,vllm] [--forks 100] [--tokens 4000] [--answer 8] [--vllm PYTHON]
 """
@@ -56,10 +56,8 @@ def measure(way: str, folder: Path, options: argparse.Namespace) -> str:
     once = turns[0]["usage"]["prompt_tokens"]
     read = sorted(turn["usage"]["prompt_tokens"] - turn["usage"]["cached_tokens"] for turn in turns)
     whole = sum(each > once / 2 for each in read)
-    return (
-        f"{len(turns)} forks of {once} tokens on {SLOTS} slots: {sum(read) / once:.3f} x of one read; the whole {whole} "
-        f"times, and {read[len(read) // 2]} tokens each; {state}"
-    )
+    told = f"{sum(read) / once:.3f} x of one read; the whole {whole} times, and {read[len(read) // 2]} tokens each"
+    return f"{len(turns)} forks of {once} tokens on {SLOTS} slots: {told}; {state}"
 
 
 def model_of(way: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:

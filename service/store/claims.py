@@ -111,6 +111,8 @@ class Claims:
         if stored is not None:
             return stored, [], False
         job = new.job
+        if new.shares:
+            heirs.check_sources(connection, job)
         number = self._membership.add_job(connection, operations.job_columns(new), job)
         if number is None:
             stored = operations.find_posted(connection, new)  # another node was quicker, this very moment

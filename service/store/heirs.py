@@ -25,20 +25,24 @@ _SAME_KEY: Final = "coalesce((SELECT key_name FROM jobs WHERE id = heirs.job_id)
 _decode = msgspec.json.Decoder(Heritage).decode
 
 
-def add(connection: Connection, job: Job, shares: Shares) -> None:
-    """Write what the conversations of a new job inherit.
+def check_sources(connection: Connection, job: Job) -> None:
+    """Check that the sources of a new job are there, and let nobody delete them until it is stored.
 
     Raises:
-        JobNotFound: a source was deleted since it was read.
+        JobNotFound: one was deleted since it was read.
     """
-    heritages = [(each.id, each.heritage) for each in job.conversations if each.heritage is not None]
-    for source in sorted({heritage.source[0] for _, heritage in heritages}):
-        # Nothing is changed: the row stays another transaction's to delete until this one is committed.
+    for source in sorted({each.heritage.source[0] for each in job.conversations if each.heritage is not None}):
+        # Nothing is changed; but whoever deletes the row waits for this transaction.
         if not connection.execute("UPDATE jobs SET name = name WHERE id = ?", (source,)).rowcount:
             raise JobNotFound(source)
+
+
+def add(connection: Connection, job: Job, shares: Shares) -> None:
+    """Write what the conversations of a new job inherit."""
+    heritages = [(each.id, each.heritage) for each in job.conversations if each.heritage is not None]
     connection.execute_many(
-        "UPDATE conversations SET heritage = ? WHERE job_id = ? AND id = ?",
-        ((msgspec.json.encode(heritage).decode(), job.id, name) for name, heritage in heritages),
+        "INSERT INTO heritages (job_id, conversation_id, heritage) VALUES (?, ?, ?)",
+        ((job.id, name, msgspec.json.encode(heritage).decode()) for name, heritage in heritages),
     )
     connection.execute_many(
         "INSERT INTO heirs (job_id, conversation_id, source_job, source_conversation, agent, rounds)"
@@ -57,9 +61,7 @@ def heritages(
     """Return the heritages of conversations of a job, by their ids; of those that have any."""
 
     def query(connection: Connection) -> dict[str, Heritage]:
-        rows = connection.execute(
-            "SELECT id, heritage FROM conversations WHERE job_id = ? AND heritage IS NOT NULL", (job_id,)
-        )
+        rows = connection.execute("SELECT conversation_id, heritage FROM heritages WHERE job_id = ?", (job_id,))
         return {name: _decode(record) for name, record in rows if conversations is None or name in conversations}
 
     return query

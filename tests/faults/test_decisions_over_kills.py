@@ -78,6 +78,21 @@ def led(seed: int) -> Document:
     }
 
 
+def fork(seed: int, job: Document, job_id: str) -> Document:
+    """Return a job that goes on with what another has recorded: other words from a turn on, or some rounds, and more."""
+    cuts: list[Document] = [{"before": {"agent": "ann", "round": 0}}, {"rounds": 1}, {}]
+    if job.get("mode") == "led":
+        cuts[:2] = [{"before": {"agent": "host", "round": 0}}, {}]  # a leader may have ended it at once
+    talks = [
+        {
+            "id": f"f{n}", "from": {"job": job_id, "conversation": talk["id"], **cuts[(seed + n) % 3]},
+            "agents": {"ann": {"system": f"ANSWERS: {WORDS} | Otherwise."}}, "until": talk["until"],
+        }
+        for n, talk in enumerate(job["conversations"])
+    ]  # fmt: skip
+    return {**job, "name": f"fork-{job['name']}", "rounds": 7, "conversations": talks}
+
+
 @contextmanager
 def guests(url: str) -> Iterator[None]:
     """Speak whatever is awaited, from another thread: the same words in the same turn of the same job."""
@@ -142,6 +157,12 @@ def test_what_is_decided_over_kills_is_what_is_decided_without(
         for job_id in [calm.post_job(job) for job in jobs]:
             calm.wait_ended(job_id, 120.0)
             expected.append(transcripts(calm, job_id))
+        forks = [seed for seed, talks in enumerate(expected) if all(talk["state"] == "completed" for talk in talks)]
+        ids = [calm.get("/v1/jobs?limit=1000")["jobs"][-1 - seed]["id"] for seed in forks]
+        for seed, source in zip(forks, ids, strict=True):
+            job_id = calm.post_job(fork(seed, jobs[seed], source))
+            calm.wait_ended(job_id, 120.0)
+            expected.append(transcripts(calm, job_id))
     assert calm.stop() == 0
     calm.http.close()
     endings = Counter(str(talk["ended_by"] or talk["reason"])[:12] for each in expected for talk in each)
@@ -150,8 +171,11 @@ def test_what_is_decided_over_kills_is_what_is_decided_without(
     service.start()
     try:
         with guests(service.url):
-            ids: list[str] = []
-            for number, job in enumerate(jobs):
+            ids = []
+            for number, job in enumerate([*jobs, *forks]):
+                if isinstance(job, int):
+                    service.wait_ended(ids[job], 120.0)
+                    job = fork(job, jobs[job], ids[job])
                 ids.append(service.post_job(job))
                 until = time.monotonic() + chance.uniform(0.0, 0.6)
                 wait_for(lambda at=until: time.monotonic() > at, "a random moment")  # type: ignore[misc]

@@ -7,6 +7,7 @@ import pytest
 
 from tests.harness.browser import Page, on_overview
 from tests.harness.service import Service, scripted_model, serving
+from tests.harness.waiting import wait_for
 
 AGENTS = [
     {"id": "pro", "model": "m", "system": "You argue for it.", "params": {"max_tokens": 9}},
@@ -140,3 +141,24 @@ def test_a_caller_speaks_in_a_field_beneath_the_conversation(service: Service, s
     shown.wait(f"{field} === null", "there is nothing more to say")
     spoken = service.get(f"/v1/jobs/{job_id}/conversations/talk")["turns"]
     assert [turn["text"] for turn in spoken if turn["by"] == "caller"] == ["Yes.", "no"]
+
+
+def test_a_turn_is_forked_and_compared(service: Service, shown: Page) -> None:
+    """From a button at the turn, over the form, to both side by side."""
+    job_id = post(service, "Should bread be free?")
+    go(shown, f"#/jobs/{job_id}/q0", "1 of 1, 1 round")
+    shown.wait_text("Fork")
+    shown.click(f'a[href="#/post/{job_id}/q0/chair%3A0"]')
+    shown.wait_text("Post a job")
+    wait_for(lambda: '"before"' in str(shown.run("document.querySelector('#job').value")), "the fork is in the form")
+    shown.run(f"{BUTTON % json.dumps('Post the job')}.click()")
+    shown.wait_text("completed")
+    fork = str(shown.run("location.hash")).rpartition("/")[2]
+    assert fork != job_id
+    go(shown, f"#/jobs/{fork}/q0", "Compare with its source")
+    shown.wait_text(f"inherited of {job_id}/q0")
+    shown.run(
+        "[...document.querySelectorAll('a')].find((each) => each.textContent === 'Compare with its source').click()"
+    )
+    shown.wait_text("2 turns, 2 of them the same")
+    assert shown.run("document.querySelectorAll('.pairs > li').length") == 2

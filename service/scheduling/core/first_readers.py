@@ -1,9 +1,9 @@
 """Conversations that begin alike: the first reads the prompt that they share, and the others wait for it. Pure.
 
 An engine that holds once what prompts begin with alike has it for all with the first one's first token. One whose slots
-have caches of their own reads it once in each slot that takes such a turn: there as many run at once as are worth it.
-With n waiting on w slots that have read, the last waits for n/w answers; one slot more costs a reading. So w is what
-makes both the same.
+have caches of their own reads it once in each slot that takes such a turn, and answers nobody meanwhile. There n answers
+of A seconds on w slots take n A / w, and each slot more a reading of R seconds: one more is worth it as long as n A is
+more than R w (w + 1).
 
 Source: specification, "Begun from a record".
 """
@@ -27,7 +27,7 @@ class _Alike:
         self.running: dict[TurnKey, None] = {}  # ready or in flight, the one that reads first
         self.held: dict[TurnKey, None] = {}
         self.read_s: float | None = None  # that the prompt took the first
-        self.answer_s = 0.0
+        self.answer_s = math.inf  # the shortest: one that waits for others' readings is longer
         self.is_read = False  # for all
 
     @property
@@ -35,7 +35,11 @@ class _Alike:
         """The number of turns that may run at once."""
         if self.is_read or self.read_s == 0.0:
             return ALL
-        return 1 if self.read_s is None else max(1, math.ceil(len(self.held) * self.answer_s / self.read_s))
+        if self.read_s is None or self.answer_s == math.inf:
+            return 1
+        return (
+            math.ceil(math.sqrt(0.25 + (len(self.held) + len(self.running)) * self.answer_s / self.read_s) - 0.5) or 1
+        )
 
 
 class FirstReaders:
@@ -106,7 +110,7 @@ class FirstReaders:
             # The first may have found the prompt in a slot that is warm from its source: another slot would read it.
             prompt = reading.context_tokens - reading.answer_tokens
             alike.read_s = max(alike.read_s or 0.0, reading.seconds, prompt * (token_s or 0.0))
-            alike.answer_s = max(0.0, seconds - reading.seconds)
+            alike.answer_s = min(alike.answer_s, max(0.0, seconds - reading.seconds))
         return self._forget(key)
 
     def forget_turn(self, key: TurnKey) -> list[TurnKey]:

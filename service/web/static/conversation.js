@@ -25,6 +25,7 @@ export function open(root, [jobId, id], title) {
   const before = h("a", { class: "button", hidden: true }, "Previous");
   const after = h("a", { class: "button", hidden: true }, "Next");
   const where = h("span", { class: "beside" });
+  const source = h("a", { class: "button", hidden: true }, "Compare with its source");
   const save = h("button", { type: "button", onclick: () => showing(faults, () => download(path, `${id}.json`)) }, "Download");
   ask(`${path}/place`).then((place) => {
     setText(question, place.prompt);
@@ -39,7 +40,7 @@ export function open(root, [jobId, id], title) {
     h("nav", { class: "path", "aria-label": "Where this is" },
       h("a", { href: "#/jobs" }, "Jobs"), " / ", h("a", { href: to("jobs", jobId) }, jobId)),
     h("div", { class: "head" }, h("h1", {}, id), state, reason),
-    h("div", { class: "tools" }, before, after, where, save), faults, question, turns.node, words.node,
+    h("div", { class: "tools" }, before, after, where, save, source), faults, question, turns.node, words.node,
   );
   return poll(async () => {
     const transcript = await ask(`${path}?after=${ended.length}`);
@@ -51,6 +52,9 @@ export function open(root, [jobId, id], title) {
     const isOver = ENDED.has(transcript.state);
     // A turn that is in flight may be told among those that have ended by the next look: those are counted alone.
     ended = [...ended, ...fresh.filter((turn) => ENDED.has(turn.state))];
+    const inherited = ended.find((turn) => turn.inherited)?.inherited;
+    source.hidden = !inherited;
+    if (inherited) setAttribute(source, "href", to("compare", inherited.job, inherited.conversation, jobId, id));
     turns.update([...ended, ...fresh.filter((turn) => !ENDED.has(turn.state))], transcript.state);
     const asked = `/v1/jobs/${encodeURIComponent(jobId)}/awaited?conversation=${encodeURIComponent(id)}`;
     words.update(isOver ? [] : (await ask(asked)).awaited);

@@ -6,6 +6,7 @@ import { h, setAttribute, setBadge, setText } from "./dom.js";
 import { clock } from "./format.js";
 import { start, subscribe } from "./live.js";
 import * as chat from "./chat.js";
+import * as compare from "./compare.js";
 import * as conversation from "./conversation.js";
 import * as history from "./history.js";
 import * as job from "./job.js";
@@ -21,13 +22,14 @@ import * as workers from "./workers.js";
 const VIEWS = [
   { at: "", title: "Overview", view: overview },
   { at: "jobs", title: "Jobs", view: history, inner: [job, conversation] },
-  { at: "post", title: "Post a job", view: post, inner: [post, post] },
+  { at: "post", title: "Post a job", view: post, inner: [post, post, post] },
   { at: "chat", title: "Chat", view: chat },
   { at: "pools", title: "Pools", view: pools },
   { at: "workers", title: "Workers", view: workers, inner: [worker] },
   { at: "lanes", title: "Lanes", view: lanes },
   { at: "models", title: "Models", view: models },
   { at: "usage", title: "Usage", view: usage },
+  { at: "compare", title: "Side by side", inner: [null, null, null, compare], isApart: true },
 ];
 const by = (id) => document.getElementById(id);
 let close = () => {};
@@ -87,7 +89,7 @@ function begin() {
   show(true);
 }
 
-by("nav").append(...VIEWS.map((each) => h("a", { href: `#/${each.at}`, "data-at": each.at }, each.title)));
+by("nav").append(...VIEWS.filter((each) => !each.isApart).map((each) => h("a", { href: `#/${each.at}`, "data-at": each.at }, each.title)));
 by("retry").addEventListener("click", tryNow);
 by("forget").addEventListener("click", () => {
   keys.forget();

@@ -12,8 +12,8 @@ const prompt = (model) => JSON.stringify({
   conversations: [{ id: "q1", prompt: "Why is the sky blue?" }],
 }, null, 2);
 
-/** Show the form; with a job's document, of all its conversations or of those in a state. */
-export function open(root, [jobId, only] = []) {
+/** Show the form; with a job's document, of all its conversations, of those in a state, or of one before a turn of it. */
+export function open(root, [jobId, only, turn] = []) {
   let model = "MODEL";
   let sent = { text: null, key: null };
   const faults = h("div", { id: "job-faults" });
@@ -41,7 +41,9 @@ export function open(root, [jobId, only] = []) {
   );
   root.append(h("h1", {}, "Post a job"), form);
   if (jobId) {
-    ask(`/v1/jobs/${encodeURIComponent(jobId)}/document?conversations=${encodeURIComponent(only ?? "all")}`)
+    const which = turn === undefined ? only ?? "all" : "all";
+    ask(`/v1/jobs/${encodeURIComponent(jobId)}/document?conversations=${encodeURIComponent(which)}`)
+      .then((document) => (turn === undefined ? document : forkOf(document, jobId, only, turn)))
       .then((document) => (text.value = JSON.stringify(document, null, 2)), refuse);
   }
   ask("/v1/models").then(({ data }) => {
@@ -77,6 +79,15 @@ export function open(root, [jobId, only] = []) {
     faults.replaceChildren(problemNode(error));
     text.focus();
   }
+}
+
+/** Return a job of the one conversation, which begins with what was said before a turn of it. */
+function forkOf(document, job, conversation, turn) {
+  const found = document.conversations.find((each, place) => (each.id ?? `c${place}`) === conversation);
+  const { prompt, variables, ...kept } = found;
+  const at = turn.lastIndexOf(":");
+  const before = { agent: turn.slice(0, at), round: Number(turn.slice(at + 1)) };
+  return { ...document, conversations: [{ ...kept, id: conversation, from: { job, conversation, before } }] };
 }
 
 function randomKey() {

@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { badge, facts, folded, h, keyed, setAttribute, setBadge, setText } from "./dom.js";
-import { between, clock, plural, pretty, seconds, whole } from "./format.js";
+import { between, clock, plural, pretty, seconds, to, whole } from "./format.js";
 import { problemNode } from "./problem.js";
 
 const MOST = 20_000; // characters of one text on the page; more are shown when they are asked for
@@ -11,6 +11,7 @@ const MOST = 20_000; // characters of one text on the page; more are shown when 
 export function turnNode(first, hue, path) {
   const state = badge(first.state);
   const told = h("span", { class: "beside" });
+  const fork = h("a", { class: "button quiet", href: forkOf(first, path), "aria-label": `Fork before ${first.agent} in round ${first.round}` }, "Fork");
   const words = longText("div", "words");
   const failure = h("p", { class: "fault" });
   const thinking = longText("pre");
@@ -22,7 +23,7 @@ export function turnNode(first, hue, path) {
   const node = h("li", { class: "turn", "data-hue": hue },
     h("div", { class: "line" },
       h("h2", {}, h("span", { class: "agent" }, first.agent), h("span", { class: "beside" }, ` ${first.role}, round ${first.round}`)),
-      state, told),
+      state, told, fork),
     failure, words.node,
     h("div", { class: "folds" }, thoughts.node, calls.node, signals.node, attempts.node,
       folded("Times and tokens", times.node).node, promptNode(first, path)),
@@ -36,6 +37,7 @@ export function turnNode(first, hue, path) {
       seen = now;
       setBadge(state, turn.state);
       setText(told, lineOf(turn));
+      fork.hidden = !["completed", "failed"].includes(turn.state);
       setText(failure, [turn.reason, turn.detail].filter(Boolean).join(": "));
       words.update(turn.text || (turn.state === "in_flight" ? "…" : ""));
       setAttribute(words.node, "data-open", turn.state === "in_flight");
@@ -52,8 +54,15 @@ export function turnNode(first, hue, path) {
   };
 }
 
+/** Return the address of a form that lets a turn be said again, and all after it. */
+function forkOf(turn, path) {
+  const [, , , job, , conversation] = path.split("/").map(decodeURIComponent);
+  return to("post", job, conversation, `${turn.agent}:${turn.round}`);
+}
+
 function lineOf(turn) {
   const parts = [];
+  if (turn.inherited) parts.push(`inherited of ${turn.inherited.job}/${turn.inherited.conversation}`);
   if (turn.worker) parts.push(turn.worker);
   if (turn.started_at) parts.push(between(turn.started_at, turn.finished_at));
   if (turn.usage.completion_tokens) parts.push(plural(turn.usage.completion_tokens, "token"));

@@ -1,6 +1,11 @@
 -- Conversations that begin with turns of others: which, by agent, up to which round.
 
-ALTER TABLE conversations ADD COLUMN heritage TEXT;                     -- JSON
+CREATE TABLE heritages (
+    job_id TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
+    conversation_id TEXT NOT NULL,
+    heritage TEXT NOT NULL,                  -- JSON
+    PRIMARY KEY (job_id, conversation_id)
+);
 
 CREATE TABLE heirs (
     job_id TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,

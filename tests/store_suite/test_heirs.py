@@ -1,0 +1,119 @@
+"""Conversations that begin with turns of others, as every store keeps them (specification, "Begun from a record")."""
+
+import pytest
+from msgspec.structs import replace
+
+from service.conversations.heritage import Share
+from service.conversations.job import Heritage, Job, JobId
+from service.conversations.states import ConversationState, TurnState
+from service.conversations.transcript import Origin, Turn
+from service.errors import JobNotFound, NotEnded
+from service.store import heirs, queries
+from service.store.records import NewJob
+from service.store.store import Store
+from tests.harness.jobs import DEBATE, agent, job
+from tests.harness.stored import J, append, ended, moved, new, post, turn
+
+HEIR = JobId("heir")
+
+
+def inheriting(made: Job, *agents: str, source: JobId = J, rounds: int = 1) -> NewJob:
+    """Return a job whose first conversation inherits rounds of these agents."""
+    heritage = Heritage(source=(source, "c0"), ends=dict.fromkeys(agents, rounds), first={}, turns=len(agents))
+    (talk,) = made.conversations
+    made = replace(made, conversations=(replace(talk, heritage=heritage),))
+    shares = [Share(job=source, conversation="c0", agent=name, rounds=rounds) for name in agents]
+    return replace(new(made), shares={talk.id: shares})
+
+
+async def record(store: Store, *names: str, owner: str | None = None) -> None:
+    """Store a job that has ended, in which these agents have spoken."""
+    await post(store, replace(job(*DEBATE), owner=owner))
+    await append(store, *(ended(name, text=name) for name in names), moved(ConversationState.COMPLETED))
+
+
+async def inherited(store: Store, job_id: JobId = HEIR) -> list[Turn]:
+    return await store.read(heirs.inherited(job_id))
+
+
+async def heir(store: Store, *names: str, name: str = "heir", owner: str | None = None, source: JobId = J) -> None:
+    await store.post(inheriting(replace(job(agent("a"), name=name), owner=owner), *names, source=source), claims=True)
+
+
+async def test_turns_are_referred_to_where_they_were_spoken(store: Store) -> None:
+    """In the order in which they were; a transcript begins with them, and tells of which conversation they are."""
+    await record(store, "b", "a")
+    await heir(store, "a", "b")
+    assert [(each.key.agent_id, each.text) for each in await inherited(store)] == [("b", "b"), ("a", "a")]
+    record_of = await store.read(queries.conversation(HEIR, "c0"))
+    assert {each.inherited for each in record_of.turns} == {Origin(job=J, conversation="c0")}
+    assert [each.key[:2] for each in record_of.turns] == [(HEIR, "c0")] * 2
+    assert (await store.read(queries.conversation(HEIR, "c0", 1))).turns == record_of.turns[1:]
+    assert (await store.read(queries.tally(HEIR))).turns == {}
+    assert (await store.read(heirs.heritages(HEIR, ["c0"])))["c0"].ends == {"a": 1, "b": 1}
+
+
+async def test_what_was_cut_off_is_not_inherited(store: Store) -> None:
+    """It was never said."""
+    await post(store, job(*DEBATE))
+    cut = replace(ended("b"), turn=turn("b", TurnState.CANCELLED))
+    await append(store, ended("a"), cut, moved(ConversationState.FAILED))
+    await heir(store, "a", "b")
+    assert [each.key.agent_id for each in await inherited(store)] == ["a"]
+
+
+async def test_a_deleted_source_is_kept_for_its_heirs(store: Store) -> None:
+    """As much as they have inherited, and until the last of them is gone."""
+    await record(store, "a", "b")
+    await heir(store, "a")
+    before = await inherited(store)
+    await store.delete(J)
+    assert await inherited(store) == before
+    assert await count_kept(store) == 1
+    await heir(store, "a", name="second", source=HEIR)
+    await store.write(lambda connection: connection.execute("UPDATE heirs SET source_job = 'j'"))  # as its shares do
+    assert [each.text for each in await inherited(store, JobId("second"))] == ["a"]
+    await append(
+        store, moved(ConversationState.COMPLETED, name="heir"), moved(ConversationState.COMPLETED, name="second")
+    )
+    await store.delete(JobId("second"))
+    await store.delete(HEIR)
+    assert await count_kept(store) == 0
+
+
+async def count_kept(store: Store) -> int:
+    return await store.read(lambda connection: len(connection.execute("SELECT number FROM kept_turns").fetchall()))
+
+
+async def test_heirs_go_with_their_source(store: Store) -> None:
+    """Where that is asked for, and not before they have ended."""
+    await record(store, "a")
+    await heir(store, "a")
+    with pytest.raises(NotEnded, match="heir"):
+        await store.delete(J, with_heirs=True)
+    await append(store, moved(ConversationState.COMPLETED, name="heir"))
+    assert await store.delete(J, with_heirs=True) == []
+    for gone in (J, HEIR):
+        with pytest.raises(JobNotFound):
+            await store.read(queries.job(gone))
+    assert await count_kept(store) == 0
+
+
+async def test_heirs_of_another_key_lose_what_was_deleted(store: Store) -> None:
+    """Its owner wants it gone; whoever has not ended is cancelled, since its prompts were made of it."""
+    await record(store, "a", owner="alice")
+    await heir(store, "a", owner="root")
+    assert await store.delete(J) == [HEIR]
+    assert (await store.read(queries.job(HEIR))).is_cancel_requested
+    assert await inherited(store) == []
+    assert await count_kept(store) == 0
+
+
+async def test_a_source_that_is_gone_by_now_refuses_its_heir(store: Store) -> None:
+    """It was read a moment before."""
+    await record(store, "a")
+    await store.delete(J)
+    with pytest.raises(JobNotFound):
+        await heir(store, "a")
+    with pytest.raises(JobNotFound):
+        await store.read(queries.job(HEIR))
