@@ -79,7 +79,7 @@ def led(seed: int) -> Document:
 
 
 def fork(seed: int, job: Document, job_id: str) -> Document:
-    """Return a job that goes on with what another has recorded: other words from a turn on, or some rounds, and more."""
+    """Return a job that goes on with what another has recorded: other words from a turn on, and more rounds."""
     cuts: list[Document] = [{"before": {"agent": "ann", "round": 0}}, {"rounds": 1}, {}]
     if job.get("mode") == "led":
         cuts[:2] = [{"before": {"agent": "host", "round": 0}}, {}]  # a leader may have ended it at once
@@ -172,11 +172,11 @@ def test_what_is_decided_over_kills_is_what_is_decided_without(
     try:
         with guests(service.url):
             ids = []
-            for number, job in enumerate([*jobs, *forks]):
-                if isinstance(job, int):
-                    service.wait_ended(ids[job], 120.0)
-                    job = fork(job, jobs[job], ids[job])
-                ids.append(service.post_job(job))
+            posts: list[tuple[int, Document | None]] = [*enumerate(jobs), *((seed, None) for seed in forks)]
+            for number, (seed, plain) in enumerate(posts):
+                if plain is None:
+                    service.wait_ended(ids[seed], 120.0)
+                ids.append(service.post_job(plain or fork(seed, jobs[seed], ids[seed])))
                 until = time.monotonic() + chance.uniform(0.0, 0.6)
                 wait_for(lambda at=until: time.monotonic() > at, "a random moment")  # type: ignore[misc]
                 if number % 2:

@@ -1,9 +1,9 @@
 """Conversations that begin alike: the first reads the prompt that they share, and the others wait for it. Pure.
 
-An engine that holds once what prompts begin with alike has it for all with the first one's first token. One whose slots
-have caches of their own reads it once in each slot that takes such a turn, and answers nobody meanwhile. There n answers
-of A seconds on w slots take n A / w, and each slot more a reading of R seconds: one more is worth it as long as n A is
-more than R w (w + 1).
+An engine that holds once what prompts begin with alike has it for all with the first one's first token. One whose
+slots have caches of their own reads it once in each slot that takes such a turn, and answers nobody meanwhile. There n
+answers of A seconds on w slots take n A / w, and each slot more a reading of R seconds: one more is worth it as long as
+n A is more than R w (w + 1).
 
 Source: specification, "Begun from a record".
 """
