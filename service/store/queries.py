@@ -160,9 +160,7 @@ def conversation(job_id: JobId, conversation_id: str, after: int = 0) -> Query[C
     def query(connection: Connection) -> ConversationRecord:
         job(job_id)(connection)
         row = connection.execute(
-            "SELECT metadata, state, reason, ending, EXISTS (SELECT 1 FROM heritages WHERE"
-            " heritages.job_id = conversations.job_id AND conversation_id = id) FROM conversations"
-            " WHERE job_id = ? AND id = ?",
+            "SELECT metadata, state, reason, ending FROM conversations WHERE job_id = ? AND id = ?",
             (job_id, conversation_id),
         ).fetchone()
         if row is None:
@@ -171,7 +169,7 @@ def conversation(job_id: JobId, conversation_id: str, after: int = 0) -> Query[C
             "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? AND state = 'failed' ORDER BY number",
             (job_id, conversation_id),
         )
-        before = () if not row[4] else heirs.inherited(job_id, conversation_id)(connection)
+        before = heirs.inherited(job_id, conversation_id)(connection)
         turns_of = connection.execute(
             "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? ORDER BY number LIMIT ? OFFSET ?",
             (job_id, conversation_id, LAST_NUMBER, max(0, after - len(before))),

@@ -450,7 +450,7 @@ class SchedulingCore:
             if conversation.definition.heritage is not None:
                 tokens = event.reading.context_tokens if event.reading is not None else 0
                 token_s = self._dispatcher.read_s(conversation.model(key))
-                free = self._readers.end_turn(key, event.reading, event.seconds, token_s)
+                free = self._readers.take_answer(key, event.reading, event.seconds, token_s)
                 yield from self._end_waits(free, CacheLocation(worker=worker, tokens=tokens))
         if conversation.ending is not None:
             yield from self._settle(conversation)

@@ -94,7 +94,7 @@ class FirstReaders:
         alike.read_s, alike.is_read = seconds, model in self._sharing
         return self._free(alike)
 
-    def end_turn(
+    def take_answer(
         self, key: TurnKey, reading: PromptReading | None, seconds: float | None, token_s: float | None
     ) -> list[TurnKey]:
         """Take the end of a turn that is completed, with the engine's reading; return whose wait is over.
