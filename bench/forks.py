@@ -48,6 +48,9 @@ def measure(way: str, folder: Path, options: argparse.Namespace) -> str:
         source = service.post_job({"agents": agents, "rounds": 2, "conversations": [talk]})
         ended = service.wait_ended(source, START_S)
         assert ended["state"] == "completed", service.get(f"/v1/jobs/{source}/result")["conversations"][0]["turns"]
+        service.stop()  # no cache knows the prompt any more
+        service.start(ready=False)
+        wait_for(lambda: service.http.get("/readyz").is_success, "the engine is ready again", START_S)
         fork = {"from": {"job": source, "conversation": "c", "before": {"agent": "a", "round": 1}}}
         job_id = service.post_job({"agents": agents, "rounds": 2, "conversations": [fork] * options.forks})
         state = service.wait_ended(job_id, 6 * START_S)["state"]
