@@ -8,6 +8,7 @@ from typing import Final, NamedTuple, NewType
 
 import msgspec
 
+from service.conversations.memory import Memory
 from service.conversations.until import Until
 from service.conversations.validation import Validation
 from service.conversations.wording import Phrases
@@ -77,7 +78,8 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
 
     ``model`` is one that workers serve; ``adapter`` the one on top of it that this agent asked for by name. Its turns
     take ``slots`` of a worker each, or all that there are. One that a caller speaks ``by`` has no model: its turns are
-    awaited for ``wait_s`` seconds, or for ever, and then it says ``otherwise``, or they fail.
+    awaited for ``wait_s`` seconds, or for ever, and then it says ``otherwise``, or they fail. Without a ``memory``
+    it is shown all of the past.
     """
 
     id: str
@@ -97,6 +99,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     by: SpokenBy = SpokenBy.MODEL
     wait_s: float | None = None
     otherwise: str | None = None
+    memory: Memory | None = None
 
     @property
     def is_constrained(self) -> bool:

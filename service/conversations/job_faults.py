@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from service.conversations.job import END, Conversation, Mode, OnFailure, SpokenBy
+from service.conversations.job import END, Conversation, Mode, OnFailure, SpokenBy, View
 from service.conversations.limits import Limits, too_many
 from service.conversations.spec import (
     REFERENCES,
@@ -34,7 +34,7 @@ from workers.tools.definition import ToolDefinition
 
 MOST_SAID: Final = 64 * 1024  # bytes that a caller says in a turn
 CALLERS_ALONE: Final = frozenset({"wait_s", "otherwise"})
-MODELS_ALONE: Final = frozenset({"model", "params", "system", "tools", "exit_tools", "markup"})
+MODELS_ALONE: Final = frozenset({"model", "params", "system", "tools", "exit_tools", "markup", "memory"})
 LEADERS_ANSWER: Final = "a leader's answer is the name of an agent, or end"
 ONE_ANSWER: Final = "a turn is one answer; each further one would take a slot unseen"
 FIXED_PARAMS: Final[Mapping[str, tuple[int, str]]] = {  # parameters that may say one thing alone
@@ -87,6 +87,10 @@ def meaning_faults(spec: JobSpec, conversations: tuple[Conversation, ...], rules
         yield from _own_faults(f"agents[{index}]", agent, AgentSpec.model_fields, models)
     if all(agent.by is SpokenBy.CALLER for agent in spec.agents):
         yield Fault(path="agents", message="at least one agent has to be asked of a model")
+    if spec.view is View.SHARED:
+        for index, agent in enumerate(spec.agents):
+            if agent.memory is not None:
+                yield Fault(path=f"agents[{index}].memory", message="with view: shared the memory is the job's")
     yield from _cast_faults(spec, models)
     yield from _cycle_faults(spec)
     yield from _mode_faults(spec)

@@ -16,12 +16,14 @@ from pydantic import ValidationError
 from service.conversations.job import Agent, Conversation, Job, JobId, Webhook
 from service.conversations.job_faults import FIXED_PARAMS, JobRules, filled_faults, limit_faults, meaning_faults
 from service.conversations.limits import Limits, metadata_faults, posted_agents, size_faults, until_patterns
+from service.conversations.memory import Memory
 from service.conversations.spec import (
     AgentSpec,
     CastSpec,
     ConditionSpec,
     ConversationSpec,
     JobSpec,
+    MemorySpec,
     ValidationSpec,
     cast_specs,
     is_tool_reference,
@@ -112,7 +114,7 @@ def parse_job(document: object, job_id: JobId, rules: JobRules) -> Job:
     _refuse(filled_faults(spec, limits))
     conversations = _conversations(spec)
     _refuse(chain(limit_faults(spec, conversations, limits), meaning_faults(spec, conversations, rules)))
-    agents = tuple(_agent(agent, rules.adapters) for agent in spec.agents)
+    agents = tuple(_agent(agent, rules.adapters, spec.memory) for agent in spec.agents)
     casts = [conversation for conversation in spec.conversations if conversation.agents]
     return Job(
         id=job_id,
@@ -137,7 +139,7 @@ def _refuse(faults: Iterator[Fault]) -> None:
         raise InvalidJob(shown)
 
 
-def _agent(spec: AgentSpec, adapters: Mapping[str, str]) -> Agent:
+def _agent(spec: AgentSpec, adapters: Mapping[str, str], memory: MemorySpec | None) -> Agent:
     return Agent(
         id=spec.id,
         role=spec.role,
@@ -154,7 +156,14 @@ def _agent(spec: AgentSpec, adapters: Mapping[str, str]) -> Agent:
         by=spec.by,
         wait_s=spec.wait_s,
         otherwise=spec.otherwise,
+        memory=_memory(spec.memory or memory),
     )
+
+
+def _memory(spec: MemorySpec | None) -> Memory | None:
+    if spec is None or spec.keep == "all":
+        return None
+    return Memory() if spec.keep == "auto" else Memory(rounds=spec.keep.rounds, tokens=spec.keep.tokens)
 
 
 def _model(spec: AgentSpec, adapters: Mapping[str, str]) -> dict[str, Any]:

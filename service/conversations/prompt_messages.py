@@ -10,6 +10,8 @@ from datetime import datetime
 from string import Template
 from typing import Final
 
+from msgspec.structs import replace
+
 from service.conversations.discussion import Utterance
 from service.conversations.job import Agent, Conversation, Former, Job, View
 from service.conversations.prompt_record import PromptRecord
@@ -169,6 +171,10 @@ def agent_request(
     """Return the request of an attempt of a turn; ``place`` is its conversation, agent and round."""
     conversation, agent, round_number = place
     wording = words.models[agent.model]
+    if record.from_round:
+        omitted = Template(wording.omitted).safe_substitute(first=1, last=record.from_round)
+        conversation = replace(conversation, prompt=_joined(conversation.prompt, omitted))
+        heard = [utterance for utterance in heard if utterance.round >= record.from_round]
     heritage = conversation.heritage
     writer = PromptWriter(job, wording, heritage.formers if heritage is not None else ())
     now = words.began_at if wording.clock is Clock.START else asked_at.astimezone(words.began_at.tzinfo)

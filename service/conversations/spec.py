@@ -82,6 +82,25 @@ class PythonReference(StrictModel):
 _REFERENCE: Final = TypeAdapter[McpReference | PythonReference](McpReference | PythonReference)
 
 
+class KeepSpec(StrictModel):
+    """The bound of what is shown of the past, in rounds or in tokens."""
+
+    rounds: int | None = Field(default=None, ge=1, strict=True)
+    tokens: int | None = Field(default=None, ge=1, strict=True)
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        if (self.rounds is None) == (self.tokens is None):
+            raise ValueError("all, auto, or one of rounds and tokens")
+        return self
+
+
+class MemorySpec(StrictModel):
+    """The bound of the past that an agent is shown."""
+
+    keep: Literal["all", "auto"] | KeepSpec
+
+
 class AgentSpec(StrictModel):
     """One speaker of a job."""
 
@@ -100,6 +119,7 @@ class AgentSpec(StrictModel):
     by: SpokenBy = SpokenBy.MODEL
     wait_s: float | None = Field(default=None, gt=0, le=MOST_WAIT_S)
     otherwise: str | None = None
+    memory: MemorySpec | None = None
 
 
 class ConditionSpec(StrictModel):
@@ -218,6 +238,7 @@ class JobSpec(StrictModel):
     prompts: PromptsSpec = Field(default_factory=PromptsSpec)
     rounds: int = Field(default=1, ge=1, strict=True)
     until: Conditions = Field(default_factory=list)
+    memory: MemorySpec | None = None
     agents: list[AgentSpec] = Field(min_length=1)
     conversations: list[ConversationSpec] = Field(min_length=1)
     priority: int = Field(default=0, ge=-1_000_000, le=1_000_000, strict=True)

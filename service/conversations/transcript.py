@@ -141,6 +141,7 @@ def turn_document(turn: Turn) -> dict[str, object]:
         "role": turn.role,
         "round": turn.key.round,
         "by": turn.by.value,
+        "memory": _memory_of(turn),
         "inherited": None if turn.inherited is None else msgspec.to_builtins(turn.inherited),
         "state": turn.state.value,
         "reason": turn.reason,
@@ -161,6 +162,12 @@ def turn_document(turn: Turn) -> dict[str, object]:
         "first_token_at": rfc3339(turn.first_token_at),
         "finished_at": rfc3339(turn.finished_at),
     }
+
+
+def _memory_of(turn: Turn) -> object:
+    """Return the part of the discussion that a turn was shown, where that was not all."""
+    prompt = turn.attempts[-1].prompt if turn.attempts else None
+    return {"from_round": prompt.from_round} if prompt is not None and prompt.from_round else None
 
 
 def attempt_document(attempt: Attempt) -> dict[str, object]:

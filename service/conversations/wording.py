@@ -76,7 +76,8 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True):
 
     ``context`` tells an agent who it is and that there are others, ``lone_context`` one that is alone and has a role;
     ``shared_context`` and ``shared_cue`` are those of ``view: shared``. ``cue`` stands last in each message to an
-    agent, ``silence`` where nothing else would. ``left`` tells that an agent has no further turn. ``repeats_all``: all
+    agent, ``silence`` where nothing else would. ``left`` tells that an agent has no further turn,
+    ``omitted`` which rounds are not shown. ``repeats_all``: all
     rejected answers are shown, not the last alone. The demands tell what an answer has to be, where no engine is told.
     """
 
@@ -90,6 +91,7 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True):
     shared_cue: str = "$who:"
     quote: str = "$agent: $words"
     left: str = "$who has left."
+    omitted: str = "(What was said in rounds $first to $last is left out.)"
     invalid: str = "Your answer is not valid: $reason. Answer again, with nothing else."
     repeats_all: bool = False
     choices_demand: str = "Answer with exactly one of: $choices."

@@ -315,6 +315,7 @@ class Intake:
                 ended=resumed.ended,
                 unfinished=resumed.unfinished,
                 words=resumed.words,
+                cuts=resumed.cuts,
                 is_cancelled=is_cancelled,
             )
         )

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from service.conversations.job import Job, JobId, Mode
 from service.conversations.transcript import Turn, UnfinishedTurn
 from service.conversations.wording import ConversationWords
+from service.store.records import MemoryCut
 from workers.notifier import Notifier
 
 T = TypeVar("T", Turn, UnfinishedTurn)
@@ -28,6 +29,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     unfinished: Sequence[UnfinishedTurn] = ()
     words: Mapping[str, ConversationWords | None] = msgspec.field(default_factory=dict)
     is_cancelled: bool = False
+    cuts: Sequence[MemoryCut] = ()
 
 
 class Admission:
@@ -107,6 +109,7 @@ def _pieces_of(whole: Piece) -> Iterator[Piece]:
             unfinished=[turn for conversation in conversations for turn in unfinished.get(conversation.id, ())],
             words=whole.words,
             is_cancelled=whole.is_cancelled,
+            cuts=whole.cuts if begin == 0 else (),
         )
 
 

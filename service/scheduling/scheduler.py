@@ -127,6 +127,7 @@ class Scheduler:
         job = piece.job
         live = self._job_turns.admit(job)
         live.resume_words(piece.words)
+        live.resume_cuts(piece.cuts)
         self.counters.conversations += len(job.conversations)
         known = {turn.key: (turn.state, turn.reason) for turn in piece.ended if turn.key.agent_id in live.agents}
         silent: dict[TurnKey, TurnDigest] = {}

@@ -60,6 +60,13 @@ class ConversationWorded(msgspec.Struct, frozen=True, kw_only=True):
     words: ConversationWords
 
 
+class MemoryCut(msgspec.Struct, frozen=True, kw_only=True):
+    """From a turn on, rounds before ``from_round`` are not shown to its agent; with a nameless agent to nobody."""
+
+    key: TurnKey
+    from_round: int
+
+
 class TurnMoved(msgspec.Struct, frozen=True, kw_only=True):
     """A turn got ready, or was put on a slot of ``worker``, for which it had waited ``waited_s`` seconds.
 
@@ -147,7 +154,16 @@ class ToolCallEnded(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
 
 
-Fact = ConversationMoved | ConversationWorded | TurnMoved | TurnEnded | TurnRequeued | ToolCallStarted | ToolCallEnded
+Fact = (
+    ConversationMoved
+    | ConversationWorded
+    | MemoryCut
+    | TurnMoved
+    | TurnEnded
+    | TurnRequeued
+    | ToolCallStarted
+    | ToolCallEnded
+)
 Record = Fact | RequestUsed
 
 

@@ -17,6 +17,19 @@ class ValidationDocument(TypedDict, total=False):
     constrain: Literal["auto", "off"]
 
 
+class KeepDocument(TypedDict, total=False):
+    """The bound of what is shown of the past: one of ``rounds`` and ``tokens``."""
+
+    rounds: int | None
+    tokens: int | None
+
+
+class MemoryDocument(TypedDict):
+    """The bound of the past that an agent is shown."""
+
+    keep: Literal["all", "auto"] | KeepDocument
+
+
 class AgentDocument(TypedDict, total=False):
     """One speaker of a job."""
 
@@ -35,6 +48,7 @@ class AgentDocument(TypedDict, total=False):
     by: Literal["model", "caller"]
     wait_s: float | None
     otherwise: str | None
+    memory: MemoryDocument | None
 
 
 class CastDocument(TypedDict, total=False):
@@ -123,6 +137,7 @@ class JobDocument(TypedDict, total=False):
     prompts: PromptsDocument
     rounds: int
     until: Sequence[ConditionDocument]
+    memory: MemoryDocument | None
     priority: int
     metadata: Mapping[str, object]
     webhook: WebhookDocument

@@ -44,6 +44,13 @@ class Inherited(Value):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnMemory(Value):
+    """The part of the discussion that a turn was shown: from a round on."""
+
+    from_round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn(Value):
     """One agent speaking once in one round; rounds count from 0. It was spoken ``by`` a model or a caller.
 
@@ -73,6 +80,7 @@ class Turn(Value):
     finished_at: datetime | None
     by: str = "model"
     inherited: Inherited | None = None
+    memory: TurnMemory | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -254,6 +254,8 @@ class JobTurn(OnSlot):
         journal = addition = None
         if self._agent.tools:
             journal, addition = TurnCalls(key, earlier, outlet.append), describe_calls(earlier)
+        if self._agent.memory is not None and not await self._cut_memory(worker):
+            return Cancelled(reason=CancelReason.LEASE_LOST)
         request, self._prompt = prompts.request(
             key, self.rejected, attempt.started_at, worker.spec, is_told=is_told, addition=addition
         )
@@ -269,6 +271,15 @@ class JobTurn(OnSlot):
         )
         attempt.request = worker.requests.prepare(asked, attempt.answer)
         return await worker.requests.perform(asked, attempt.answer, attempt.request)
+
+    async def _cut_memory(self, worker: SupervisedWorker) -> bool:
+        """Decide what the turn is shown of the past; return False where another node has its conversation by now."""
+        cut = self._prompts.decide_memory(self.key, worker.spec)
+        if cut is None:
+            return True
+        with anyio.CancelScope() as self.attempt.scope:
+            return await self._around.outlet.append([cut])
+        return False  # the attempt was ended meanwhile
 
     # Ending
 
@@ -343,6 +354,8 @@ class JobTurn(OnSlot):
     @override
     def fail(self, reason: FailureReason, detail: str) -> End:
         """End the turn, and with it its conversation."""
+        if reason is FailureReason.CONTEXT_OVERFLOW and self._agent.memory is None:
+            detail = f"{detail}; memory: {{keep: auto}} bounds what an agent is shown of the past"
         return self._finish(events.TurnFailed(key=self.key, reason=reason), TurnState.FAILED, reason, detail)
 
     @override
@@ -357,6 +370,8 @@ class JobTurn(OnSlot):
             turn = replace(turn, fulfils=self._fulfils)
         self._around.note_end(turn)
         if state is TurnState.COMPLETED:
+            if self._prompts.has_memory:
+                self._prompts.note_size(turn)
             reusable, reused = self._prompts.compare_cache(turn)
             counters.reusable_tokens += reusable
             counters.reused_tokens += reused

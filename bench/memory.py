@@ -1,0 +1,72 @@
+"""A long conversation of three agents in a small context, on the real small model: overflows, what is cached, what is cut.
+
+python -m bench.memory [--rounds 200] [--context 4096] [--answer 32] [--view own|shared] [--keep auto]
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.harness.ports import find_ports
+from tests.harness.service import serving
+from tests.harness.waiting import wait_for
+
+PORT = find_ports(4)
+START_S = 120.0
+LIMIT_S = 3600.0
+NAMES = ("anna", "bruno", "carla")
+
+
+def main() -> None:
+    """Print one line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--answer", type=int, default=32)
+    parser.add_argument("--view", choices=["own", "shared"], default="own")
+    parser.add_argument("--keep", type=json.loads, default="auto", help="as JSON")
+    options = parser.parse_args()
+    model = {
+        "engine": "embedded",
+        "model": "roundhouse:small",
+        "port": PORT + 1,
+        "slots": 3,
+        "context": options.context,
+    }
+    params = {"max_tokens": options.answer, "temperature": 0.8, "seed": 7}
+    job = {
+        "rounds": options.rounds,
+        "view": options.view,
+        "memory": {"keep": options.keep},
+        "agents": [{"id": name, "model": "m", "system": f"You are {name}. Two sentences.", "params": params}
+                   for name in NAMES],
+        "conversations": [{"id": "c", "prompt": "The village talks about its well, which has run dry."}],
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as name, serving(Path(name), PORT, {"m": model}, ready=False) as service:
+        wait_for(lambda: service.http.get("/readyz").is_success, "the engine is ready", START_S)
+        began_at = time.monotonic()
+        job_id = service.post_job(job)
+        ended = service.wait_ended(job_id, LIMIT_S)
+        took_s = time.monotonic() - began_at
+        (talk,) = service.get(f"/v1/jobs/{job_id}/result")["conversations"]
+    print(f"{options.view}, keep {options.keep}: {told(talk, ended['state'])}, {took_s:.0f} s", flush=True)
+
+
+def told(talk: dict[str, Any], state: str) -> str:
+    """Return the figures of a conversation in words."""
+    turns = [turn for turn in talk["turns"] if turn["state"] == "completed"]
+    overflows = sum(turn["reason"] == "context_overflow" for turn in talk["turns"])
+    prompts = [turn["usage"]["prompt_tokens"] for turn in turns]
+    cached = sum(turn["usage"]["cached_tokens"] for turn in turns)
+    cuts = {(turn["agent"], turn["memory"]["from_round"]) for turn in turns if turn["memory"]}
+    return (
+        f"{state}, {len(turns)} turns, {overflows} context_overflow, longest prompt {max(prompts)} tokens, "
+        f"{cached / sum(prompts):.3f} of all prompt tokens cached, {len(cuts)} cuts"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The part of a discussion that an agent is shown, and where it is cut (specification, "Memory"). Pure.
+
+A cut drops whole rounds, down to a third of what is kept: a window that slid with every turn would change the prompt
+behind its beginning each time, and the engine would read all of it again.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+SHARE: Final = 3  # a cut leaves one in so many
+MARGIN: Final = 64  # tokens of a prompt that no count of ours knows: roles, names, the round
+CHARS_A_TOKEN: Final = 3  # of words that no engine has counted: a caller's
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """The bound of what is shown of the past: ``rounds``, ``tokens``, or what fits beside the longest answer."""
+
+    rounds: int | None = None
+    tokens: int | None = None
+
+
+def first_shown(memory: Memory, sizes: Mapping[int, int], first: int, number: int, room: int | None) -> int:
+    """Return the first round that an agent is shown in its turn of round ``number``; by now that is ``first``.
+
+    ``sizes`` are the tokens that it would be shown of each round, ``room`` those that fit beside all else of its prompt
+    and its longest answer, None where that is not known.
+    """
+    past = range(first, number)
+    if memory.rounds is not None:
+        return first if len(past) <= memory.rounds else number - math.ceil(memory.rounds / SHARE)
+    keep = memory.tokens if memory.tokens is not None else room
+    if keep is None or sum(sizes.get(each, 0) for each in past) <= keep:
+        return first
+    left = keep // SHARE
+    for each in reversed(past):
+        left -= sizes.get(each, 0)
+        if left < 0:
+            # The last round stays, where it fits at all: without it nobody knows what is talked about.
+            is_last = each == number - 1 and sizes.get(each, 0) <= keep
+            return each if is_last else each + 1
+    return first
+
+
+class Cuts:
+    """The cuts of one reader's discussion, or of everybody's in a shared view, by the rounds of their decisions."""
+
+    def __init__(self) -> None:
+        self._from: list[tuple[int, int]] = []  # the round of a decision, and the first round that is shown since
+        self._decided = -1  # the last round in which anything was, or nothing
+
+    def __repr__(self) -> str:
+        return f"<Cuts {self._from}>"
+
+    def shown_in(self, number: int) -> int:
+        """Return the first round that is shown in a turn of round ``number``."""
+        return max((first for at, first in self._from if at <= number), default=0)
+
+    def is_decided(self, number: int) -> bool:
+        """Whether it is decided what is shown in a round."""
+        return number <= self._decided
+
+    def decide(self, number: int, first: int) -> bool:
+        """Take what is shown from a round on; return whether it was more before."""
+        self._decided = max(self._decided, number)
+        if first <= self.shown_in(number):
+            return False
+        self._from.append((number, first))
+        return True

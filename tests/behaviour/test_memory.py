@@ -1,0 +1,151 @@
+"""Conversations longer than a context: what agents are shown of the past (specification, "Memory")."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.service import Document, Service, recorded, scripted_model, serving
+
+Ports = Callable[[int], int]
+ROUNDS = 20
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Ports) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("memory")
+    engine = scripted_model(free_ports(1), slots=4, tokens=10, record=str(folder / "record"))
+    with serving(folder, free_ports(1), {"m": {**engine, "context": 1000, "params": {"max_tokens": 100}}}) as running:
+        yield running
+
+
+def job(memory: Document | None, **fields: object) -> Document:
+    agents = [{"id": name, "model": "m", "system": "Talk."} for name in ("ann", "bob")]
+    own = {} if memory is None else {"memory": memory}
+    return {"agents": agents, "rounds": ROUNDS, "conversations": [{"id": "c", "prompt": "Go."}], **own, **fields}
+
+
+def run(service: Service, document: Document) -> tuple[str, list[Document]]:
+    job_id = service.post_job(document)
+    service.wait_ended(job_id)
+    (talk,) = service.get(f"/v1/jobs/{job_id}/result")["conversations"]
+    assert talk["state"] == "completed", talk
+    return job_id, talk["turns"]
+
+
+def shown(turn: Document) -> int:
+    """Return how many rounds before its own a turn was shown."""
+    first: int = (turn["memory"] or {"from_round": 0})["from_round"]
+    return int(turn["round"]) - first
+
+
+def prompt(service: Service, job_id: str, agent: str, number: int) -> str:
+    path = f"/v1/jobs/{job_id}/conversations/c/turns/{agent}/{number}/prompt"
+    messages = service.get(path)["attempts"][0]["messages"]
+    return "\n".join(each["content"] for each in messages)
+
+
+@pytest.mark.parametrize("view", ["own", "shared"])
+def test_rounds_are_dropped_down_to_a_third(service: Service, view: str) -> None:
+    """With ``rounds`` too: between two cuts each prompt extends the one before."""
+    job_id, turns = run(service, job({"keep": {"rounds": 6}}, view=view))
+    by_agent = [shown(turn) for turn in turns if turn["agent"] == "ann"]
+    assert by_agent[:7] == [0, 1, 2, 3, 4, 5, 6]
+    assert by_agent[7:12] == [2, 3, 4, 5, 6]
+    assert max(by_agent) == 6
+    for turn in turns:
+        text = prompt(service, job_id, turn["agent"], turn["round"])
+        first = turn["round"] - shown(turn)
+        assert ("is left out" in text) == (first > 0)
+        if first:
+            assert f"(What was said in rounds 1 to {first} is left out.)" in text
+
+
+def test_tokens_are_counted_by_what_is_recorded(service: Service) -> None:
+    """Ten tokens a turn, two turns a round, and what stands around them."""
+    _, turns = run(service, job({"keep": {"tokens": 200}}))
+    by_agent = [shown(turn) for turn in turns if turn["agent"] == "bob"]
+    assert by_agent[:7] == [0, 1, 2, 3, 4, 5, 1]
+    assert max(by_agent) == 5
+
+
+def test_auto_is_what_fits_beside_the_longest_answer(service: Service) -> None:
+    """By the context, the answer's bound, and what the engine has counted of the last prompt."""
+    long = [{"id": name, "model": "m", "params": {"max_tokens": 700}} for name in ("ann", "bob")]
+    _, turns = run(service, job({"keep": "auto"}, agents=long))
+    assert max(shown(turn) for turn in turns) in range(4, 9)
+    _, turns = run(service, job({"keep": "auto"}))
+    assert not any(turn["memory"] for turn in turns), "a shorter answer leaves room for all of it"
+
+
+def test_what_was_asked_and_what_is_told_of_it_agree(service: Service) -> None:
+    """The recording engine's prompts are those that are told, cut by cut."""
+    before = len(recorded(service.folder / "record"))
+    job_id, turns = run(service, job({"keep": {"rounds": 3}}))
+    asked = [re.sub(r"\s+", " ", "\n".join(m["content"] for m in each["messages"])) for each in
+             recorded(service.folder / "record")[before:]]  # fmt: skip
+    told = [re.sub(r"\s+", " ", prompt(service, job_id, turn["agent"], turn["round"])) for turn in turns]
+    assert sorted(asked) == sorted(told)
+
+
+def test_without_a_memory_nothing_is_cut_and_an_overflow_names_it(service: Service) -> None:
+    """Nothing changes unasked."""
+    _, turns = run(service, job(None))
+    assert not any(turn["memory"] for turn in turns)
+    _, turns = run(service, job({"keep": "all"}))
+    assert not any(turn["memory"] for turn in turns)
+
+
+def test_a_fork_is_cut_as_its_source_was(service: Service) -> None:
+    """So that both begin alike."""
+    source, turns = run(service, job({"keep": {"rounds": 6}}))
+    heir = {"id": "c", "from": {"job": source, "conversation": "c", "rounds": 15}}
+    _, forked = run(service, job({"keep": {"rounds": 6}}, conversations=[heir]))
+    assert [shown(turn) for turn in forked[30:]] == [shown(turn) for turn in turns[30:]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"memory": {"keep": "some"}}, "memory.keep"),
+        ({"memory": {"keep": {"rounds": 0}}}, "memory.keep"),
+        ({"memory": {"keep": {"rounds": 1, "tokens": 1}}}, "memory.keep"),
+        ({"memory": {}}, "memory.keep"),
+        ({"view": "shared", "agents": [{"id": "a", "model": "m", "memory": {"keep": "auto"}}]}, "agents[0].memory"),
+        ({"agents": [{"id": "a", "model": "m"}, {"id": "b", "by": "caller", "memory": {"keep": "auto"}}]},
+         "agents[1].memory"),
+    ],
+)  # fmt: skip
+def test_a_memory_that_makes_no_sense_is_refused(service: Service, fields: Document, path: str) -> None:
+    """With its place."""
+    refused = service.http.post("/v1/jobs", json={**job(None), **fields})
+    assert refused.status_code == 422
+    assert all(fault["path"].startswith(path) for fault in refused.json()["errors"])
+
+
+def test_a_kill_changes_no_cut(tmp_path: Path, free_ports: Ports) -> None:
+    """What was decided is stored before the turn is asked."""
+    model = scripted_model(free_ports(1), slots=2, chooses=True, interval=0.01)
+    document = job({"keep": {"rounds": 3}})
+    with serving(tmp_path / "calm", free_ports(1), {"m": model}) as calm:
+        expected = run(calm, document)[1]
+    service = Service(tmp_path / "killed", free_ports(1), {"m": model})
+    service.start()
+    try:
+        job_id = service.post_job(document)
+        for _ in range(3):
+            service.kill()
+            service.start()
+        service.wait_ended(job_id)
+        turns = service.get(f"/v1/jobs/{job_id}/result")["conversations"][0]["turns"]
+        assert [(t["agent"], t["round"], t["text"], t["memory"]) for t in sorted(turns, key=place)] == [
+            (t["agent"], t["round"], t["text"], t["memory"]) for t in sorted(expected, key=place)
+        ]
+    finally:
+        assert service.stop() == 0
+        service.http.close()
+
+
+def place(turn: Document) -> tuple[int, str]:
+    return turn["round"], turn["agent"]
