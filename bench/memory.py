@@ -1,4 +1,4 @@
-"""A long conversation of three agents in a small context, on the real small model: overflows, what is cached, what is cut.
+"""A long conversation of three agents in a small context, on the real small model: overflows, what is cached and cut.
 
 python -m bench.memory [--rounds 200] [--context 4096] [--answer 32] [--view own|shared] [--keep auto]
 """
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--answer", type=int, default=32)
     parser.add_argument("--view", choices=["own", "shared"], default="own")
-    parser.add_argument("--keep", type=json.loads, default="auto", help="as JSON")
+    parser.add_argument("--keep", default='"auto"', help="as JSON")
     options = parser.parse_args()
     model = {
         "engine": "embedded",
@@ -40,7 +40,7 @@ def main() -> None:
     job = {
         "rounds": options.rounds,
         "view": options.view,
-        "memory": {"keep": options.keep},
+        "memory": {"keep": json.loads(options.keep)},
         "agents": [{"id": name, "model": "m", "system": f"You are {name}. Two sentences.", "params": params}
                    for name in NAMES],
         "conversations": [{"id": "c", "prompt": "The village talks about its well, which has run dry."}],
