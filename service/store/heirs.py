@@ -101,7 +101,9 @@ def keep_for_heirs(connection: Connection, job_id: JobId, owner: str | None) -> 
         f" (SELECT heirs.job_id FROM heirs WHERE source_job = ? AND NOT {_SAME_KEY}) RETURNING id",
         (job_id, owner),
     )
-    return [JobId(row[0]) for row in strangers.fetchall()]
+    lost = [JobId(row[0]) for row in strangers.fetchall()]
+    connection.execute(f"DELETE FROM heirs WHERE source_job = ? AND NOT {_SAME_KEY}", (job_id, owner))  # noqa: S608
+    return lost
 
 
 def heirs_of(connection: Connection, job_id: JobId, owner: str | None) -> list[JobId]:

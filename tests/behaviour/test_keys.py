@@ -289,3 +289,23 @@ def test_keys_that_wait_are_served_by_their_shares(service: Service, tmp_path: P
     )
     served = Counter(job for _, job in starts[:12])
     assert 8 <= served[heavy] <= 10
+
+
+def test_a_conversation_begins_with_what_its_key_may_read(service: Service) -> None:
+    """Another key's job is not there; admin may fork it, and loses what its owner deletes."""
+    source = post(service, "alice", name="secret plan").json()["id"]
+    service.wait_ended(source)
+    heirs = [{"id": "c", "from": {"job": source, "conversation": "c"}}]
+    answers = {name: post(service, name, rounds=2, conversations=heirs) for name in ("alice", "bob", "root")}
+    assert {name: answer.status_code for name, answer in answers.items()} == {"alice": 202, "bob": 404, "root": 202}
+    assert answers["bob"].json()["code"] == "job_not_found"
+    jobs = {name: answers[name].json()["id"] for name in ("alice", "root")}
+    for job_id in jobs.values():
+        service.wait_ended(job_id)
+    assert service.http.delete(f"/v1/jobs/{source}", headers=as_("alice")).status_code == 204
+
+    def inherited(name: str) -> int:
+        told = service.http.get(f"/v1/jobs/{jobs[name]}/result", headers=as_(name)).json()["conversations"]
+        return sum(turn["inherited"] is not None for talk in told for turn in talk["turns"])
+
+    assert (inherited("alice") > 0, inherited("root")) == (True, 0)

@@ -276,3 +276,30 @@ def test_a_caller_waits_for_no_node(tmp_path: Path, free_ports: Ports, postgres:
         assert second.http.post(place, json={"text": "Here."}).status_code == 201
         assert second.wait_ended(job_id)["state"] == "completed"
         first.start()
+
+
+def test_forks_go_on_over_nodes_and_a_deleted_source(
+    tmp_path: Path, free_ports: Ports, postgres: PostgresServer
+) -> None:
+    """Recorded by one, forked at the other, which is killed; the source is deleted meanwhile. Cuts stay as well."""
+    models = [{"m": scripted_model(free_ports(1), chooses=True, interval=0.01)} for _ in range(2)]
+    fields: Document = {"rounds": 12, "memory": {"keep": {"rounds": 3}}}
+    with nodes(tmp_path, free_ports, postgres.new_database(), *models) as (first, second):
+        source = first.post_job({**debate(), **fields, "rounds": 6})
+        first.wait_ended(source)
+        begun = {"job": source, "conversation": "q0", "rounds": 4}
+        heirs = [{"id": f"h{number}", "from": begun} for number in range(6)]
+        fork = second.post_job({**debate(), **fields, "conversations": heirs})
+        wait_for(lambda: first.get(f"/v1/jobs/{fork}")["progress"]["turns"]["completed"] > 10, "they go on")
+        first.http.delete(f"/v1/jobs/{source}").raise_for_status()
+        second.kill()
+        assert first.wait_ended(fork)["state"] == "completed"
+        talks = first.get(f"/v1/jobs/{fork}/result")["conversations"]
+        said = [
+            {(turn["agent"], turn["round"]): (turn["text"], str(turn["memory"])) for turn in t["turns"]} for t in talks
+        ]
+        assert all(each == said[0] for each in said)
+        assert len(said[0]) == len(talks[0]["turns"]) == 36
+        inherited = [turn["round"] for turn in talks[0]["turns"] if turn["inherited"]]
+        assert sorted(inherited) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+        second.start()
