@@ -10,11 +10,12 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from service.conversations.job import JobId, SpokenBy
+from service.conversations.heritage import Share
+from service.conversations.job import Heritage, JobId, SpokenBy
 from service.conversations.states import ConversationState, JobState
 from service.conversations.transcript import Charges, transcript_document
 from service.errors import StoreError, StoreUnavailable
-from service.store import awaited_turns, queries
+from service.store import awaited_turns, heirs, memory_cuts, queries
 from service.store.databases.database import Connection
 from service.store.databases.migrations import migrate, migrations_of
 from service.store.databases.postgres import PostgresDatabase
@@ -294,6 +295,39 @@ async def test_conversations_of_the_version_before_wait_for_no_caller(
         assert (turn.text, turn.by) == ("Yes.", SpokenBy.MODEL)
         assert await store.read(awaited_turns.listed(awaited_turns.Which(), 0, 10)) == []
         assert await store.take_due() == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_conversations_of_the_version_before_are_inherited(
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    """It knew neither forks nor cuts: what it has recorded is whole, and may be begun with."""
+    database, writer = older_database(tmp_path, request, kind, {"sqlite": 4, "postgres": 2})
+    wants = ("wants, ", "'{m}', ") if kind == "postgres" else ("", "")
+    writer.execute(
+        f"INSERT INTO conversations ({wants[0]}job_id, id, position, metadata, state)"  # noqa: S608 - our own words
+        f" VALUES ({wants[1]}'old', 'c0', 0, '{{}}', 'completed')"
+    )
+    writer.execute(
+        "INSERT INTO turns (job_id, conversation_id, agent, round, state, record)"
+        " VALUES ('old', 'c0', 'a', 0, 'completed', ?)",
+        ('{"key": ["old", "c0", "a", 0], "state": "completed", "text": "Yes."}',),
+    )
+    writer.commit()
+    writer.close()
+    database.prepare()
+    heritage = Heritage(source=(JobId("old"), "c0"), ends={"a": 1}, first={}, turns=1)
+    made = job(*DEBATE)
+    heir = replace(made, conversations=(replace(made.conversations[0], heritage=heritage),))
+    share = Share(job=JobId("old"), conversation="c0", agent="a", rounds=1)
+    with open_store(database) as store:
+        record = await store.read(queries.conversation(JobId("old"), "c0"))
+        told = transcript_document(record)["turns"]
+        assert [(turn["inherited"], turn["memory"]) for turn in told] == [(None, None)]  # type: ignore[attr-defined]
+        assert await store.read(memory_cuts.of_conversations(JobId("old"), ["c0"])) == []
+        await store.post(replace(new(heir), shares={"c0": [share]}), claims=True)
+        assert [turn.text for turn in await store.read(heirs.inherited(made.id))] == ["Yes."]
 
 
 @pytest.mark.anyio
