@@ -314,6 +314,8 @@ async def test_conversations_of_the_version_before_are_inherited(
         " VALUES ('old', 'c0', 'a', 0, 'completed', ?)",
         ('{"key": ["old", "c0", "a", 0], "state": "completed", "text": "Yes."}',),
     )
+    if kind == "postgres":
+        writer.execute("SELECT nextval('job_numbers')")
     writer.commit()
     writer.close()
     database.prepare()
