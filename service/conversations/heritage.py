@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from service.conversations.job import Agent, Conversation, Former, Heritage, Job, JobId, Mode, TurnKey
+from service.conversations.job import Agent, Conversation, Former, Heritage, Job, JobId, Mode, TurnKey, TurnKind
 from service.conversations.states import ConversationState, TurnState
 from service.conversations.transcript import Origin, Turn
 from service.conversations.turn_failures import digest_of_failure
@@ -96,6 +96,8 @@ def _heard(recorded: Recorded) -> Iterable[Turn]:
     speakers = recorded.speakers
     spoken = {turn.key.round for turn in recorded.turns if turn.key.agent_id != recorded.job.leader}
     for turn in recorded.turns:
+        if turn.kind is TurnKind.SUMMARY:
+            continue
         is_last_choice = turn.key.agent_id == recorded.job.leader and turn.key.round not in spoken
         if is_last_choice and recorded.state is ConversationState.COMPLETED and recorded.job.mode is Mode.LED:
             continue
@@ -139,7 +141,13 @@ def inherit(cut: Cut, recorded: Recorded, heir: Job) -> tuple[Heritage, list[Tur
     if heir.mode is not recorded.job.mode or heir.leader != recorded.job.leader:
         raise CutFault("job", f"a conversation goes on as it began: mode {recorded.job.mode}, and with its leader")
     ends = ends_of(cut, recorded)
-    taken = [turn for turn in _heard(recorded) if turn.key.round < ends[turn.key.agent_id]]
+    heard = {(turn.key, turn.kind) for turn in _heard(recorded)}
+    summed = {(turn.key, turn.kind) for turn in recorded.turns if turn.kind is TurnKind.SUMMARY}
+    taken = [
+        turn
+        for turn in recorded.turns
+        if (turn.key, turn.kind) in heard | summed and turn.key.round < ends[turn.key.agent_id]
+    ]
     own = {agent.id for agent in heir.agents}
     spoke = {turn.key.agent_id for turn in taken}
     if heir.mode is Mode.LED and not spoke <= own:
@@ -148,7 +156,7 @@ def inherit(cut: Cut, recorded: Recorded, heir: Job) -> tuple[Heritage, list[Tur
     there = [ends[agent.id] for agent in recorded.job.agents if agent.id not in left]
     whole = cut.before[1] if cut.before is not None else min(there, default=0)
     first = {} if heir.mode is Mode.LED else {agent.id: ends.get(agent.id, whole) for agent in heir.agents}
-    inherited = sum(turn.key.agent_id in own for turn in taken)
+    inherited = sum(turn.key.agent_id in own for turn in taken if turn.kind is TurnKind.TURN)
     heritage = Heritage(
         source=(cut.job, cut.conversation),
         ends=ends,

@@ -43,6 +43,13 @@ class SpokenBy(StrEnum):
     CALLER = "caller"  # a program or a person (specification, "Turns of callers")
 
 
+class TurnKind(StrEnum):
+    """The purpose of a turn."""
+
+    TURN = "turn"
+    SUMMARY = "summary"  # of what an agent is shown no more (specification, "Memory")
+
+
 class PromptAt(StrEnum):
     """In free mode: when an agent's prompt is made, and so what it has heard."""
 

@@ -12,8 +12,9 @@ from typing import Final
 
 import msgspec
 
-from service.conversations.job import END, Conversation, Mode, OnFailure, SpokenBy, View
+from service.conversations.job import END, Conversation, Mode, OnFailure, SpokenBy
 from service.conversations.limits import Limits, too_many
+from service.conversations.memory_faults import memory_faults
 from service.conversations.spec import (
     REFERENCES,
     AgentSpec,
@@ -87,10 +88,7 @@ def meaning_faults(spec: JobSpec, conversations: tuple[Conversation, ...], rules
         yield from _own_faults(f"agents[{index}]", agent, AgentSpec.model_fields, models)
     if all(agent.by is SpokenBy.CALLER for agent in spec.agents):
         yield Fault(path="agents", message="at least one agent has to be asked of a model")
-    if spec.view is View.SHARED:
-        for index, agent in enumerate(spec.agents):
-            if agent.memory is not None:
-                yield Fault(path=f"agents[{index}].memory", message="with view: shared the memory is the job's")
+    yield from memory_faults(spec)
     yield from _cast_faults(spec, models)
     yield from _cycle_faults(spec)
     yield from _mode_faults(spec)

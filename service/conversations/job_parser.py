@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from service.conversations.job import Agent, Conversation, Job, JobId, Webhook
 from service.conversations.job_faults import FIXED_PARAMS, JobRules, filled_faults, limit_faults, meaning_faults
 from service.conversations.limits import Limits, metadata_faults, posted_agents, size_faults, until_patterns
-from service.conversations.memory import Memory
+from service.conversations.memory import SELF, Memory, Summary
 from service.conversations.spec import (
     AgentSpec,
     CastSpec,
@@ -163,7 +163,13 @@ def _agent(spec: AgentSpec, adapters: Mapping[str, str], memory: MemorySpec | No
 def _memory(spec: MemorySpec | None) -> Memory | None:
     if spec is None or spec.keep == "all":
         return None
-    return Memory() if spec.keep == "auto" else Memory(rounds=spec.keep.rounds, tokens=spec.keep.tokens)
+    given, summary = spec.summary, None
+    if given is not None:
+        by = None if given.by == SELF else given.by
+        summary = Summary(by=by, max_tokens=given.max_tokens, prompt=given.prompt)
+    if spec.keep == "auto":
+        return Memory(summary=summary)
+    return Memory(rounds=spec.keep.rounds, tokens=spec.keep.tokens, summary=summary)
 
 
 def _model(spec: AgentSpec, adapters: Mapping[str, str]) -> dict[str, Any]:

@@ -10,9 +10,21 @@ from typing import Final
 
 import msgspec
 
+SELF: Final = "self"  # who sums up
 SHARE: Final = 3  # a cut leaves one in so many
 MARGIN: Final = 64  # tokens of a prompt that no count of ours knows: roles, names, the round
 CHARS_A_TOKEN: Final = 3  # of words that no engine has counted: a caller's
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """The way in which rounds are summed up that are left out: ``by`` an agent, or by the reader itself where None.
+
+    ``prompt`` stands in place of Roundhouse's own words.
+    """
+
+    by: str | None = None
+    max_tokens: int = 200
+    prompt: str | None = None
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +32,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
     rounds: int | None = None
     tokens: int | None = None
+    summary: Summary | None = None
 
 
 def first_shown(memory: Memory, sizes: Mapping[int, int], first: int, number: int, room: int | None) -> int:
@@ -57,6 +70,18 @@ class Cuts:
     def shown_in(self, number: int) -> int:
         """Return the first round that is shown in a turn of round ``number``."""
         return max((first for at, first in self._from if at <= number), default=0)
+
+    def decided_for(self, first: int) -> range | None:
+        """Return the rounds in one of which it was decided that ``first`` is the first one shown.
+
+        That is the one in which it is known to be, or one before, in which its turn came to nothing.
+        """
+        before = 0
+        for at, shown in sorted(self._from):
+            if shown == first:
+                return range(before, at + 1)
+            before = at + 1
+        return None
 
     def is_decided(self, number: int) -> bool:
         """Whether it is decided what is shown in a round."""

@@ -159,6 +159,15 @@ def _joined(*parts: str) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def opened(conversation: Conversation, wording: Wording, from_round: int, summary: str | None) -> Conversation:
+    """Return a conversation whose prompt says which rounds are not shown, with a summary of them if there is one."""
+    if not from_round:
+        return conversation
+    line = wording.omitted if summary is None else wording.summed
+    told = Template(line).safe_substitute(first=1, last=from_round, summary=summary)
+    return replace(conversation, prompt=_joined(conversation.prompt, told))
+
+
 def agent_request(
     job: Job,
     place: tuple[Conversation, Agent, int],
@@ -168,12 +177,10 @@ def agent_request(
     record: PromptRecord,
     asked_at: datetime,
 ) -> Request:
-    """Return the request of an attempt of a turn; ``place`` is its conversation, agent and round."""
+    """Return the request of an attempt of a turn; ``place`` is its conversation (``opened``), agent and round."""
     conversation, agent, round_number = place
     wording = words.models[agent.model]
     if record.from_round:
-        omitted = Template(wording.omitted).safe_substitute(first=1, last=record.from_round)
-        conversation = replace(conversation, prompt=_joined(conversation.prompt, omitted))
         heard = [utterance for utterance in heard if utterance.round >= record.from_round]
     heritage = conversation.heritage
     writer = PromptWriter(job, wording, heritage.formers if heritage is not None else ())

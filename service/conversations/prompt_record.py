@@ -29,7 +29,8 @@ class PromptRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``is_told`` whether the demand on the answer was said in words, ``addition`` what was said at the end.
     ``iterations``, ``has_fallback`` and ``stuck`` are the model's limits on tools, ``defaults`` its parameters,
     ``changes`` those that a retry changed. ``thought`` is what could stand before an answer that was constrained, None
-    where an older version asked. ``from_round`` is the first round that was shown of the past.
+    where an older version asked. ``from_round`` is the first round that was shown of the past;
+    ``is_summed`` tells that a summary stood for those before it.
     """
 
     heard: int | None = None
@@ -42,6 +43,7 @@ class PromptRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     defaults: dict[str, Any] = {}
     changes: dict[str, Any] = {}
     from_round: int = 0
+    is_summed: bool = False
     exchanges: tuple[ExchangeRecord, ...] = ()
     thought: Thought | None = None
 

@@ -95,10 +95,19 @@ class KeepSpec(StrictModel):
         return self
 
 
+class SummarySpec(StrictModel):
+    """The way in which rounds are summed up that are left out: by the agent itself, or by another one."""
+
+    by: str = "self"
+    max_tokens: int = Field(default=200, ge=1, le=100_000, strict=True)
+    prompt: str | None = Field(default=None, min_length=1)
+
+
 class MemorySpec(StrictModel):
     """The bound of the past that an agent is shown."""
 
     keep: Literal["all", "auto"] | KeepSpec
+    summary: SummarySpec | None = None
 
 
 class AgentSpec(StrictModel):

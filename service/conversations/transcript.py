@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from service.conversations.job import JobId, SpokenBy, TurnKey
+from service.conversations.job import JobId, SpokenBy, TurnKey, TurnKind
 from service.conversations.prompt_record import PromptRecord
 from service.conversations.states import ConversationState, TurnState
 from service.conversations.until import Ending
@@ -107,11 +107,12 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     fulfils: tuple[int, ...] = ()
     leaves: bool = False
     by: SpokenBy = SpokenBy.MODEL
+    kind: TurnKind = TurnKind.TURN
     inherited: Origin | None = None  # of a turn that is stored never: what is read for an heir
 
     @property
     def is_heard(self) -> bool:
-        """Whether later prompts tell of it."""
+        """Whether later prompts tell of it; of a summary those of its reader."""
         return self.state is TurnState.COMPLETED or self.leaves
 
 
@@ -141,6 +142,7 @@ def turn_document(turn: Turn) -> dict[str, object]:
         "role": turn.role,
         "round": turn.key.round,
         "by": turn.by.value,
+        "kind": turn.kind.value,
         "memory": _memory_of(turn),
         "inherited": None if turn.inherited is None else msgspec.to_builtins(turn.inherited),
         "state": turn.state.value,
@@ -167,7 +169,9 @@ def turn_document(turn: Turn) -> dict[str, object]:
 def _memory_of(turn: Turn) -> object:
     """Return the part of the discussion that a turn was shown, where that was not all."""
     prompt = turn.attempts[-1].prompt if turn.attempts else None
-    return {"from_round": prompt.from_round} if prompt is not None and prompt.from_round else None
+    if prompt is None or not prompt.from_round:
+        return None
+    return {"from_round": prompt.from_round, "summary_of": [0, prompt.from_round - 1] if prompt.is_summed else None}
 
 
 def attempt_document(attempt: Attempt) -> dict[str, object]:

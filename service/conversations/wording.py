@@ -77,7 +77,8 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True):
     ``context`` tells an agent who it is and that there are others, ``lone_context`` one that is alone and has a role;
     ``shared_context`` and ``shared_cue`` are those of ``view: shared``. ``cue`` stands last in each message to an
     agent, ``silence`` where nothing else would. ``left`` tells that an agent has no further turn,
-    ``omitted`` which rounds are not shown. ``repeats_all``: all
+    ``omitted`` which rounds are not shown, ``summed`` what was said in
+    them, which ``sum_up`` has asked for. ``repeats_all``: all
     rejected answers are shown, not the last alone. The demands tell what an answer has to be, where no engine is told.
     """
 
@@ -92,6 +93,11 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True):
     quote: str = "$agent: $words"
     left: str = "$who has left."
     omitted: str = "(What was said in rounds $first to $last is left out.)"
+    summed: str = "(Rounds $first to $last, summed up: $summary)"
+    sum_up: str = (
+        "Before you go on, sum up what has been said so far, for yourself: who said what, what was decided, what is "
+        "open. Write the summary alone, in at most $words words."
+    )
     invalid: str = "Your answer is not valid: $reason. Answer again, with nothing else."
     repeats_all: bool = False
     choices_demand: str = "Answer with exactly one of: $choices."

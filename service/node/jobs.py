@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from service.conversations.callers import ANYBODY, Caller
-from service.conversations.job import Job, JobId
+from service.conversations.job import Job, JobId, TurnKind
 from service.conversations.job_document import with_conversations
 from service.conversations.job_faults import JobRules
 from service.conversations.job_parser import check_schemas, parse_job
@@ -290,7 +290,7 @@ class Jobs:
         # Looked at before the store: a turn that ends in between is then there twice, and the stored one stands.
         partial = self._scheduler.turns.of_conversation(job_id, conversation_id)
         conversation = await self._store.read(queries.conversation(job_id, conversation_id, after))
-        ended = {turn.key for turn in conversation.turns}
+        ended = {turn.key for turn in conversation.turns if turn.kind is TurnKind.TURN}
         turns = [*conversation.turns, *(turn for turn in partial if turn.key not in ended)]
         return replace(conversation, turns=turns)
 

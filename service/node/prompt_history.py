@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from service.conversations.discussion import Utterance
 from service.conversations.heritage import with_formers
-from service.conversations.job import Agent, Job, TurnKey
+from service.conversations.job import Agent, Job, TurnKey, TurnKind
 from service.conversations.job_parser import parse_stored
 from service.conversations.prompt_messages import agent_request
 from service.conversations.prompt_record import PromptRecord, restore_exchanges
@@ -68,7 +68,7 @@ class PromptHistory:
     def __repr__(self) -> str:
         return f"<PromptHistory {self._store!r}>"
 
-    async def of_turn(self, key: TurnKey) -> list[AskedPrompt]:
+    async def of_turn(self, key: TurnKey, kind: TurnKind = TurnKind.TURN) -> list[AskedPrompt]:
         """Return the prompts of a turn's attempts, in their order; none where it was not asked yet.
 
         Raises:
@@ -80,12 +80,12 @@ class PromptHistory:
         running = self._scheduler.turns.running_attempt(key)
         stored = await self._store.read(partial(_read, key=key, adapters=dict(self._adapters())))
         _check(stored.job, key)
-        ended = {turn.key: turn for turn in partial_turns} | {turn.key: turn for turn in stored.turns}
-        turn = ended.get(key)
+        known = [*partial_turns, *stored.turns]  # what is stored stands
+        turn = next((each for each in reversed(known) if each.key == key and each.kind is kind), None)
         if turn is not None and turn.inherited is not None:
             return await self._of_source(turn, turn.inherited)
         attempts = list(turn.attempts) if turn is not None else []
-        if running is not None and (turn is None or turn.finished_at is None):
+        if running is not None and kind is TurnKind.TURN and (turn is None or turn.finished_at is None):
             attempts.append(running)
         spoken = [each for each in stored.turns if each.is_heard]
         return list(self._asked(stored, key, turn, attempts, spoken))
@@ -94,7 +94,7 @@ class PromptHistory:
         """Return the prompts of an inherited turn, where it was spoken; of a job that was deleted none is known."""
         spoken = TurnKey(origin.job, origin.conversation, turn.key.agent_id, turn.key.round)
         try:
-            return await self.of_turn(spoken)
+            return await self.of_turn(spoken, turn.kind)
         except JobNotFound:
             return [AskedPrompt(messages=None, params=None, tools=()) for _ in turn.attempts]
 
@@ -123,7 +123,9 @@ class PromptHistory:
     ) -> Iterator[AskedPrompt]:
         prompts = JobPrompts(stored.job)
         prompts.hear_again(spoken)
-        agent = prompts.agent(key)
+        is_summary = turn is not None and turn.kind is TurnKind.SUMMARY
+        reader = self._reader_of(prompts, key) if is_summary else key
+        agent = prompts.memories.summarizer(reader) if is_summary else prompts.agent(key)
         rejected = [(each.text, each.detail or "") for each in attempts if each.reason in REJECTED]
         for attempt in attempts:
             record = attempt.prompt
@@ -133,8 +135,11 @@ class PromptHistory:
             discussion = prompts.discussion(key.conversation_id)
             if record.heard is not None:
                 discussion.make_prompt(key.agent_id, key.round, record.heard)
-            place = (prompts.conversations[key.conversation_id], agent, key.round)
-            heard = discussion.heard_by(agent, key.round)
+            wording = stored.words.models[agent.model]
+            place = (prompts.memories.opened(reader, record, wording), agent, key.round)
+            heard: Sequence[Utterance] = discussion.heard_by(agent, key.round)
+            if is_summary:
+                heard = prompts.memories.summed(reader, prompts.memories.shown_from(reader))
             request = agent_request(stored.job, place, stored.words, heard, rejected, record, attempt.started_at)
             calls = attempt.tool_calls or (turn.tool_calls if turn is not None else ())
             exchanges = restore_exchanges(record.exchanges, calls, frozenset(tool.name for tool in agent.exit_tools))
@@ -145,6 +150,15 @@ class PromptHistory:
                 params=self._params(agent, record, attempt.constrained_by),
                 tools=[tool.document for tool in chain(agent.tools, agent.exit_tools)],
             )
+
+    @staticmethod
+    def _reader_of(prompts: JobPrompts, key: TurnKey) -> TurnKey:
+        """Return a turn for which a summary was made: in a shared view any reader's, who were all cut there."""
+        agent = prompts.agent(key)
+        if agent.memory is not None:
+            return key
+        reader = next(each.id for each in prompts.job.agents if each.memory is not None)
+        return key._replace(agent_id=reader)
 
     def _params(self, agent: Agent, record: PromptRecord, constrained_by: str | None) -> dict[str, object]:
         params = {**record.defaults, **agent.params, **record.changes}

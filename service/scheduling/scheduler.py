@@ -16,7 +16,7 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup, TaskStatus
 
 from service.conversations.heritage import silent_turns
-from service.conversations.job import GroupBy, Job, JobId, TurnKey
+from service.conversations.job import GroupBy, Job, JobId, TurnKey, TurnKind
 from service.conversations.states import ENDED_CONVERSATIONS, TurnState
 from service.conversations.transcript import Turn
 from service.conversations.until import TurnDigest
@@ -127,9 +127,10 @@ class Scheduler:
         job = piece.job
         live = self._job_turns.admit(job)
         live.resume_words(piece.words)
-        live.resume_cuts(piece.cuts)
+        live.memories.resume(piece.cuts)
         self.counters.conversations += len(job.conversations)
-        known = {turn.key: (turn.state, turn.reason) for turn in piece.ended if turn.key.agent_id in live.agents}
+        spoken = (each for each in piece.ended if each.kind is TurnKind.TURN and each.key.agent_id in live.agents)
+        known = {turn.key: (turn.state, turn.reason) for turn in spoken}
         silent: dict[TurnKey, TurnDigest] = {}
         for conversation in job.conversations:
             if conversation.heritage is not None:

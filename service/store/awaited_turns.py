@@ -96,7 +96,10 @@ def say(connection: Connection, membership: Membership, turn: Turn) -> SpokenTur
 
     A turn that is stored already stays as it is, and is returned.
     """
-    row = connection.execute(f"SELECT record FROM turns WHERE {operations.PLACE}", tuple(turn.key)).fetchone()  # noqa: S608
+    row = connection.execute(
+        f"SELECT record FROM turns WHERE {operations.PLACE} AND kind = 'turn'",  # noqa: S608
+        tuple(turn.key),
+    ).fetchone()
     if row is not None:
         return SpokenTurn(turn=decode_turn(row[0]), is_new=False)
     taken = connection.execute(
@@ -190,7 +193,10 @@ def of_place(key: TurnKey) -> Callable[[Connection], Found]:
     """
 
     def query(connection: Connection) -> Found:
-        ended = connection.execute(f"SELECT record FROM turns WHERE {operations.PLACE}", tuple(key)).fetchone()  # noqa: S608
+        ended = connection.execute(
+            f"SELECT record FROM turns WHERE {operations.PLACE} AND kind = 'turn'",  # noqa: S608
+            tuple(key),
+        ).fetchone()
         if ended is not None:
             return decode_turn(ended[0])
         row = connection.execute(

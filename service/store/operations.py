@@ -7,7 +7,7 @@ from typing import NamedTuple, assert_never
 
 import msgspec
 
-from service.conversations.job import JobId, SpokenBy, TurnKey
+from service.conversations.job import JobId, SpokenBy, TurnKey, TurnKind
 from service.conversations.states import (
     ENDED_CONVERSATIONS,
     ENDED_JOBS,
@@ -251,7 +251,7 @@ def _leave_out(connection: Connection, record: ConversationMoved) -> None:
     """
     connection.execute(
         "UPDATE jobs SET total_turns = total_turns - ?"
-        " + (SELECT count(*) FROM turns WHERE job_id = jobs.id AND conversation_id = ?) WHERE id = ?",
+        " + (SELECT count(*) FROM turns WHERE job_id = jobs.id AND conversation_id = ? AND kind = 'turn') WHERE id = ?",
         (record.most, record.conversation_id, record.job_id),
     )
     connection.execute(
@@ -312,15 +312,16 @@ def _end_turn(connection: Connection, record: TurnEnded, events: Events) -> None
     # A caller may have spoken as the conversation was ended.
     but = " ON CONFLICT DO NOTHING" if turn.state is TurnState.CANCELLED and turn.by is SpokenBy.CALLER else ""
     inserted = connection.execute(
-        "INSERT INTO turns (job_id, conversation_id, agent, round, state, reason, record)"  # noqa: S608
-        " VALUES (?, ?, ?, ?, ?, ?, ?)" + but,
-        (*turn.key, turn.state.value, turn.reason, encode_turn(turn)),
+        "INSERT INTO turns (job_id, conversation_id, agent, round, kind, state, reason, record)"  # noqa: S608
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)" + but,
+        (*turn.key, turn.kind.value, turn.state.value, turn.reason, encode_turn(turn)),
     )
     if but and not inserted.rowcount:
         return
-    if turn.attempts:
+    if turn.attempts and turn.kind is TurnKind.TURN:
         connection.execute(f"DELETE FROM unfinished_turns WHERE {PLACE}", tuple(turn.key))  # noqa: S608
-    _tell_turn(events, turn.key, record.at, state=turn.state.value, reason=turn.reason, worker=turn.worker)
+    kind = {} if turn.kind is TurnKind.TURN else {"kind": turn.kind.value}
+    _tell_turn(events, turn.key, record.at, state=turn.state.value, reason=turn.reason, worker=turn.worker, **kind)
 
 
 def _tell_turn(events: Events, key: TurnKey, at: datetime, **fields: object) -> None:

@@ -72,7 +72,7 @@ def unfinished_of(owner: str) -> Query[int]:
 
     def query(connection: Connection) -> int:
         row = connection.execute(
-            "SELECT coalesce(sum(total_turns - (SELECT count(*) FROM turns WHERE job_id = jobs.id)"
+            "SELECT coalesce(sum(total_turns - (SELECT count(*) FROM turns WHERE job_id = jobs.id AND kind = 'turn')"
             " - (SELECT count(*) FROM awaited_turns WHERE job_id = jobs.id AND is_said = 0)), 0)"
             " FROM jobs WHERE key_name = ? AND unfinished > 0",
             (owner,),
@@ -217,8 +217,8 @@ def conversation_rows(
     def query(connection: Connection) -> list[ConversationRow]:
         rows = connection.execute(
             "SELECT id, position, state, reason, (SELECT count(*) FROM turns WHERE turns.job_id = conversations.job_id"
-            " AND turns.conversation_id = conversations.id) FROM conversations WHERE job_id = ? AND position > ?"
-            " AND (CAST(? AS TEXT) IS NULL OR state = ?) ORDER BY position LIMIT ?",
+            " AND turns.conversation_id = conversations.id AND kind = 'turn') FROM conversations"
+            " WHERE job_id = ? AND position > ? AND (CAST(? AS TEXT) IS NULL OR state = ?) ORDER BY position LIMIT ?",
             (job_id, after, state, state, limit),
         )
         return [
@@ -318,7 +318,8 @@ def tally(job_id: JobId) -> Query[Tally]:
     def query(connection: Connection) -> Tally:
         states = "SELECT state, count(*) FROM {} WHERE job_id = ? GROUP BY state"
         by_state = connection.execute(states.format("conversations"), (job_id,)).fetchall()
-        ended = connection.execute(states.format("turns"), (job_id,)).fetchall()
+        of_turns = "SELECT state, count(*) FROM turns WHERE job_id = ? AND kind = 'turn' GROUP BY state"
+        ended = connection.execute(of_turns, (job_id,)).fetchall()
         return Tally(
             conversations={ConversationState(row[0]): row[1] for row in by_state},
             turns={TurnState(row[0]): row[1] for row in ended},
@@ -376,7 +377,7 @@ class After(NamedTuple):
 
 def ended_turns(job_id: JobId, after: After) -> Query[tuple[list[TurnTimes], After | None]]:
     """Return a page of ended turns, and where the next one begins, None after the last."""
-    return _page("turns", job_id, after)
+    return _page("turns", job_id, after, " AND kind = 'turn'")  # a summary is made on its reader's slot
 
 
 def unfinished_turns_of_job(job_id: JobId, after: After) -> Query[tuple[list[TurnTimes], After | None]]:
@@ -384,12 +385,12 @@ def unfinished_turns_of_job(job_id: JobId, after: After) -> Query[tuple[list[Tur
     return _page("unfinished_turns", job_id, after)
 
 
-def _page(table: str, job_id: JobId, after: After) -> Query[tuple[list[TurnTimes], After | None]]:
+def _page(table: str, job_id: JobId, after: After, which: str = "") -> Query[tuple[list[TurnTimes], After | None]]:
     def query(connection: Connection) -> tuple[list[TurnTimes], After | None]:
         # By the key, which has an index in both tables: no page sorts the whole job.
         rows = connection.execute(
             f"SELECT record, conversation_id, agent, round FROM {table}"  # noqa: S608
-            " WHERE job_id = ? AND (conversation_id, agent, round) > (?, ?, ?)"
+            f" WHERE job_id = ?{which} AND (conversation_id, agent, round) > (?, ?, ?)"
             " ORDER BY conversation_id, agent, round LIMIT ?",
             (job_id, *after, TURNS_A_PAGE),
         ).fetchall()

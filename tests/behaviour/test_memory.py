@@ -27,11 +27,17 @@ def job(memory: Document | None, **fields: object) -> Document:
 
 
 def run(service: Service, document: Document) -> tuple[str, list[Document]]:
+    """Run a job; return its id, and its turns but for summaries."""
     job_id = service.post_job(document)
     service.wait_ended(job_id)
     (talk,) = service.get(f"/v1/jobs/{job_id}/result")["conversations"]
-    assert talk["state"] == "completed", talk
-    return job_id, talk["turns"]
+    assert talk["state"] == "completed", [t for t in talk["turns"] if t["state"] == "failed"]
+    return job_id, [turn for turn in talk["turns"] if turn["kind"] == "turn"]
+
+
+def summaries(service: Service, job_id: str) -> list[Document]:
+    (talk,) = service.get(f"/v1/jobs/{job_id}/result")["conversations"]
+    return [turn for turn in talk["turns"] if turn["kind"] == "summary"]
 
 
 def shown(turn: Document) -> int:
@@ -40,8 +46,8 @@ def shown(turn: Document) -> int:
     return int(turn["round"]) - first
 
 
-def prompt(service: Service, job_id: str, agent: str, number: int) -> str:
-    path = f"/v1/jobs/{job_id}/conversations/c/turns/{agent}/{number}/prompt"
+def prompt(service: Service, job_id: str, agent: str, number: int, kind: str = "turn") -> str:
+    path = f"/v1/jobs/{job_id}/conversations/c/turns/{agent}/{number}/prompt?kind={kind}"
     messages = service.get(path)["attempts"][0]["messages"]
     return "\n".join(each["content"] for each in messages)
 
@@ -105,9 +111,67 @@ def test_a_fork_is_cut_as_its_source_was(service: Service) -> None:
     assert [shown(turn) for turn in forked[30:]] == [shown(turn) for turn in turns[30:]]
 
 
+@pytest.mark.parametrize(("view", "by"), [("own", "self"), ("own", "bob"), ("shared", "bob")])
+def test_what_is_left_out_is_summed_up_first(service: Service, view: str, by: str) -> None:
+    """By the reader, or by another; on record, shown to its reader, and counted for nothing."""
+    before = len(recorded(service.folder / "record"))
+    memory = {"keep": {"rounds": 6}, "summary": {"by": by, "max_tokens": 5, "prompt": "SUM UP."}}
+    job_id, turns = run(service, job(memory, view=view, until=[{"answer_tokens": 10_000}]))
+    made = summaries(service, job_id)
+    progress = service.get(f"/v1/jobs/{job_id}")["progress"]["turns"]
+    assert progress["completed"] == progress["total"] == len(turns) == 2 * ROUNDS
+    cuts = {(turn["agent"], turn["round"]) for turn in turns if shown(turn) == 2 and turn["round"] > 2}
+    if view == "shared":
+        assert {(each["agent"], each["round"]) for each in made} == {("bob", number) for _, number in cuts}
+    else:
+        assert {(each["agent"], each["round"]) for each in made} == cuts
+    assert all(each["state"] == "completed" and each["text"] for each in made)
+    for turn in turns:
+        text, memory_of = prompt(service, job_id, turn["agent"], turn["round"]), turn["memory"]
+        if memory_of is None:
+            assert "summed up" not in text
+            continue
+        first = memory_of["from_round"]
+        assert memory_of["summary_of"] == [0, first - 1]
+        (its,) = (
+            each["text"]
+            for each in made
+            if each["round"] <= turn["round"]
+            and each["round"] > turn["round"] - 5
+            and each["agent"] in {turn["agent"], "bob"}
+            if view == "shared" or each["agent"] == turn["agent"]
+        )
+        assert f"(Rounds 1 to {first}, summed up: {its})" in text
+    asked = recorded(service.folder / "record")[before:]
+    of_summaries = [each for each in asked if each["messages"][-1]["content"].endswith("SUM UP.")]
+    assert len(of_summaries) == len(made)
+    assert {each["max_tokens"] for each in of_summaries} == {5}
+    said = sorted("\n".join(each["content"] for each in asked["messages"]) for asked in of_summaries)
+    told = sorted(prompt(service, job_id, each["agent"], each["round"], "summary") for each in made)
+    assert [re.sub(r"\s+", " ", each) for each in said] == [re.sub(r"\s+", " ", each) for each in told]
+
+
+def test_a_summary_that_fails_is_a_plain_cut(tmp_path: Path, free_ports: Ports) -> None:
+    """Refused by its engine: the turn goes on without, and the record says so."""
+    model = scripted_model(free_ports(1), slots=2, tokens=5, reject=400, reject_on="SUM UP")
+    with serving(tmp_path, free_ports(1), {"m": model}) as service:
+        memory = {"keep": {"rounds": 6}, "summary": {"by": "self", "prompt": "SUM UP."}}
+        job_id, turns = run(service, job(memory))
+        assert {each["state"] for each in summaries(service, job_id)} == {"failed"}
+        assert {each["reason"] for each in summaries(service, job_id)} == {"engine_rejected"}
+        cut = [turn for turn in turns if turn["memory"]]
+        assert cut
+        assert all(turn["memory"]["summary_of"] is None for turn in cut)
+        assert "is left out" in prompt(service, job_id, cut[0]["agent"], cut[0]["round"])
+
+
 @pytest.mark.parametrize(
     ("fields", "path"),
     [
+        ({"memory": {"keep": "all", "summary": {}}}, "memory.summary"),
+        ({"memory": {"keep": "auto", "summary": {"by": "eve"}}}, "memory.summary.by"),
+        ({"memory": {"keep": "auto", "summary": {"by": "self"}}, "view": "shared"}, "memory.summary.by"),
+        ({"memory": {"keep": "auto", "summary": {"max_tokens": 0}}}, "memory.summary.max_tokens"),
         ({"memory": {"keep": "some"}}, "memory.keep"),
         ({"memory": {"keep": {"rounds": 0}}}, "memory.keep"),
         ({"memory": {"keep": {"rounds": 1, "tokens": 1}}}, "memory.keep"),
@@ -124,12 +188,14 @@ def test_a_memory_that_makes_no_sense_is_refused(service: Service, fields: Docum
     assert all(fault["path"].startswith(path) for fault in refused.json()["errors"])
 
 
+@pytest.mark.system
 def test_a_kill_changes_no_cut(tmp_path: Path, free_ports: Ports) -> None:
     """What was decided is stored before the turn is asked."""
     model = scripted_model(free_ports(1), slots=2, chooses=True, interval=0.01)
-    document = job({"keep": {"rounds": 3}})
+    document = job({"keep": {"rounds": 3}, "summary": {"by": "self"}})
     with serving(tmp_path / "calm", free_ports(1), {"m": model}) as calm:
-        expected = run(calm, document)[1]
+        calm_id, expected = run(calm, document)
+        expected += summaries(calm, calm_id)
     service = Service(tmp_path / "killed", free_ports(1), {"m": model})
     service.start()
     try:
@@ -139,13 +205,14 @@ def test_a_kill_changes_no_cut(tmp_path: Path, free_ports: Ports) -> None:
             service.start()
         service.wait_ended(job_id)
         turns = service.get(f"/v1/jobs/{job_id}/result")["conversations"][0]["turns"]
-        assert [(t["agent"], t["round"], t["text"], t["memory"]) for t in sorted(turns, key=place)] == [
-            (t["agent"], t["round"], t["text"], t["memory"]) for t in sorted(expected, key=place)
+        told = ("agent", "round", "kind", "text", "memory")
+        assert [[t[key] for key in told] for t in sorted(turns, key=place)] == [
+            [t[key] for key in told] for t in sorted(expected, key=place)
         ]
     finally:
         assert service.stop() == 0
         service.http.close()
 
 
-def place(turn: Document) -> tuple[int, str]:
-    return turn["round"], turn["agent"]
+def place(turn: Document) -> tuple[int, str, str]:
+    return turn["round"], turn["agent"], turn["kind"]

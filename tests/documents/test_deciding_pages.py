@@ -19,6 +19,7 @@ ENDS = {  # what may end each, whatever its models say
     "review": {"rounds", "until"}, "jury": {"rounds", "until"}, "desk": {"rounds", "leader"}, "tutors": {"rounds"},
     "support": {"until"}, "approval": {"rounds"}, "reflection": {"rounds", "until"},
     "selector": {"rounds", "leader", "until"}, "person": {"until"}, "village": {"rounds"}, "committee": {"rounds"},
+    "council": {"rounds"},
 }  # fmt: skip
 
 

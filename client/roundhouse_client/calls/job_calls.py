@@ -114,14 +114,16 @@ def get_conversation(job_id: str, conversation_id: str) -> Call[Transcript]:
     return get(f"{JOBS}{place(job_id)}/conversations{place(conversation_id)}", into(Transcript))
 
 
-def get_prompts(job_id: str, conversation_id: str, agent: str, round_number: int) -> Call[AskedPrompts]:
-    """Return the exact prompts of a turn, attempt by attempt; rounds count from 0.
+def get_prompts(
+    job_id: str, conversation_id: str, agent: str, round_number: int, *, kind: Literal["turn", "summary"] = "turn"
+) -> Call[AskedPrompts]:
+    """Return the exact prompts of a turn, or of its summary, attempt by attempt; rounds count from 0.
 
     Raises:
         NotFound: there is no such turn.
     """
     turn = place("conversations", conversation_id, "turns", agent, round_number)
-    return get(f"{JOBS}{place(job_id)}{turn}/prompt", into(AskedPrompts))
+    return get(f"{JOBS}{place(job_id)}{turn}/prompt", into(AskedPrompts), kind=None if kind == "turn" else kind)
 
 
 def awaited(

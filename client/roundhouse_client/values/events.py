@@ -43,6 +43,7 @@ class TurnChange(Value):
     reason: str | None
     detail: str | None
     at: datetime
+    kind: str = "turn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

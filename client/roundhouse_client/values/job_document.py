@@ -24,10 +24,19 @@ class KeepDocument(TypedDict, total=False):
     tokens: int | None
 
 
-class MemoryDocument(TypedDict):
+class SummaryDocument(TypedDict, total=False):
+    """The way in which rounds are summed up that are left out: by the agent ``self``, or by another."""
+
+    by: str
+    max_tokens: int
+    prompt: str | None
+
+
+class MemoryDocument(TypedDict, total=False):
     """The bound of the past that an agent is shown."""
 
-    keep: Literal["all", "auto"] | KeepDocument
+    keep: Required[Literal["all", "auto"] | KeepDocument]
+    summary: SummaryDocument | None
 
 
 class AgentDocument(TypedDict, total=False):

@@ -45,16 +45,21 @@ class Inherited(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnMemory(Value):
-    """The part of the discussion that a turn was shown: from a round on."""
+    """The part of the discussion that a turn was shown: from a round on.
+
+    ``summary_of`` are the first and the last of the rounds for which a summary stood, None where nothing did.
+    """
 
     from_round: int
+    summary_of: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn(Value):
     """One agent speaking once in one round; rounds count from 0. It was spoken ``by`` a model or a caller.
 
-    One that is ``inherited`` was spoken in another conversation.
+    One that is ``inherited`` was spoken in another conversation; of ``kind`` ``summary`` it sums up what its agent is
+    shown no more.
     """
 
     agent: str
@@ -79,6 +84,7 @@ class Turn(Value):
     first_token_at: datetime | None
     finished_at: datetime | None
     by: str = "model"
+    kind: str = "turn"
     inherited: Inherited | None = None
     memory: TurnMemory | None = None
 

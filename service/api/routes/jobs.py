@@ -20,7 +20,7 @@ from service.api.errors.problems import refused
 from service.api.routes.batch import MEDIA_TYPE as NDJSON
 from service.api.routes.batch import is_batch, post_batch
 from service.api.routes.events import follow
-from service.conversations.job import JobId, TurnKey
+from service.conversations.job import JobId, TurnKey, TurnKind
 from service.conversations.limits import Limits
 from service.conversations.states import ENDED_TURNS, ConversationState, JobState, TurnState
 from service.errors import InvalidParameter
@@ -248,8 +248,14 @@ def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
         summary="Read what was really asked for a turn",
         responses=refused(400, 401, 404),
     )
-    async def get_prompt(job_id: str, conversation_id: str, agent: str, round_number: int) -> Response:
-        asked = await prompts.of_turn(TurnKey(JobId(job_id), conversation_id, agent, round_number))
+    async def get_prompt(
+        job_id: str,
+        conversation_id: str,
+        agent: str,
+        round_number: int,
+        kind: Annotated[TurnKind, Query(description="summary: of what the turn is shown no more")] = TurnKind.TURN,
+    ) -> Response:
+        asked = await prompts.of_turn(TurnKey(JobId(job_id), conversation_id, agent, round_number), kind)
         return _json(transcripts.AskedPrompts(attempts=tuple(map(_shown_prompt, asked))))
 
     @router.get(

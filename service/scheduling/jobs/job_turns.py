@@ -128,8 +128,8 @@ class JobTurns(Work):
         if turn.is_heard:
             words = None if turn.leaves else turn.text
             live.discussion(turn.key.conversation_id).add(turn.key.agent_id, turn.key.round, words)
-            if live.has_memory:
-                live.note_size(turn)
+            if live.memories.are_any:
+                live.memories.note_size(turn)
         return live.digests([turn]).get(turn.key, NOTHING)
 
     @override

@@ -1,7 +1,6 @@
 """The prompts of one job's turns, made from its agents and from its conversations so far."""
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
@@ -10,8 +9,7 @@ from msgspec.structs import replace
 
 from service.conversations.discussion import Discussion
 from service.conversations.heritage import digest_of_inherited, waiting_for_formers, with_formers
-from service.conversations.job import END, Agent, Conversation, Job, Mode, PromptAt, TurnKey, View
-from service.conversations.memory import CHARS_A_TOKEN, MARGIN, Cuts, first_shown
+from service.conversations.job import END, Agent, Conversation, Job, Mode, PromptAt, TurnKey, TurnKind
 from service.conversations.prompt_messages import Rejected, agent_request, changes_of_retry
 from service.conversations.prompt_record import PromptRecord
 from service.conversations.states import TurnState
@@ -19,7 +17,7 @@ from service.conversations.transcript import Attempt, Turn, UnfinishedTurn
 from service.conversations.until import NOTHING, TurnDigest, digest_of
 from service.conversations.validation import Validation, chosen_in
 from service.conversations.wording import UNSTORED, ConversationWords, wording_of
-from service.store.records import MemoryCut
+from service.scheduling.jobs.memories import Memories
 from workers.outcome import FailureReason
 from workers.requests.prompts.bios import BiosPolicy
 from workers.requests.request import Request
@@ -27,9 +25,6 @@ from workers.spec import WorkerSpec
 
 # An older version labelled each answer that was not valid as if it were the last one.
 CHOICE_RETRIES: Final = 3  # of a leader's answer that names nobody
-EVERYBODY: Final = ""  # the reader of a shared view
-AROUND: Final = 8  # tokens around the words of a turn in a prompt: its speaker, and the template
-BOUNDS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
 REJECTED: Final = frozenset({FailureReason.INVALID_ANSWER, FailureReason.VALIDATION_EXHAUSTED})
 
 
@@ -45,12 +40,9 @@ class JobPrompts:
         self.extend(job.conversations)
         self._discussions: dict[str, Discussion] = {}
         self._known_tokens: dict[tuple[str, str], int] = {}  # of each agent's last prompt and answer
-        self._words: dict[str, ConversationWords] = {}  # of conversations that have begun
+        self.words: dict[str, ConversationWords] = {}  # of conversations that have begun
         self._began_unstored: set[str] = set()  # before their words were stored with them
-        self.has_memory = any(agent.memory is not None for agent in job.agents)
-        self._cuts: dict[tuple[str, str], Cuts] = {}  # by conversation and reader
-        self._sizes: dict[str, dict[tuple[str, int], int]] = {}  # of conversations: the tokens of each turn, about
-        self._asked: dict[tuple[str, str], tuple[int, int]] = {}  # the round of an agent's last prompt, and its tokens
+        self.memories = Memories(self)
         self._pins: dict[tuple[str, str], int] = {}  # of conversations that want one version: the first, by model
 
     def extend(self, conversations: Iterable[Conversation]) -> None:
@@ -95,12 +87,9 @@ class JobPrompts:
     def forget(self, conversation_id: str) -> None:
         """Drop the words of a conversation that has ended."""
         self._discussions.pop(conversation_id, None)
-        self._words.pop(conversation_id, None)
-        self._sizes.pop(conversation_id, None)
-        self._cuts.pop((conversation_id, EVERYBODY), None)
-        for agent_id in self.agents if self.has_memory else ():
-            self._cuts.pop((conversation_id, agent_id), None)
-            self._asked.pop((conversation_id, agent_id), None)
+        self.words.pop(conversation_id, None)
+        if self.memories.are_any:
+            self.memories.forget_conversation(conversation_id)
         for agent_id in self.agents:
             self._known_tokens.pop((conversation_id, agent_id), None)
         for place in [place for place in self._pins if place[0] == conversation_id]:
@@ -157,6 +146,9 @@ class JobPrompts:
 
     def _hear_turn(self, turn: Turn, earlier: list[datetime]) -> None:
         """Take one turn; ``earlier`` are the ends of those before it in its conversation."""
+        if turn.kind is TurnKind.SUMMARY:
+            self.memories.hear_summary(turn)
+            return
         conversation_id, agent_id, number = turn.key[1:]
         if turn.state is TurnState.COMPLETED and turn.inherited is None:
             self.pin_weights(turn.key, turn.weight_version)
@@ -168,11 +160,7 @@ class JobPrompts:
             attempts = turn.attempts if turn.inherited is None else ()
             discussion.make_prompt(agent_id, number, _heard(attempts, earlier, made_at))
         discussion.add(agent_id, number, None if turn.leaves else turn.text)
-        if self.has_memory:
-            self.note_size(turn)
-            shown = turn.attempts[-1].prompt if turn.attempts else None
-            if shown is not None:
-                self._cuts_of(turn.key).decide(number, shown.from_round)
+        self.memories.hear_again(turn)
         if turn.finished_at is not None:
             earlier.append(turn.finished_at)
         if self.job.prompt_at is PromptAt.QUEUE:  # with its end the agent was queued again
@@ -185,6 +173,8 @@ class JobPrompts:
         """
         digests: dict[TurnKey, TurnDigest] = {}
         for turn in turns:
+            if turn.kind is TurnKind.SUMMARY:
+                continue
             is_judged = self.job.mode is Mode.LED or self.conversations[turn.key.conversation_id].until
             digest = NOTHING
             if turn.state is TurnState.COMPLETED and is_judged and turn.key.agent_id in self.agents:
@@ -199,83 +189,27 @@ class JobPrompts:
         """Take that an agent has left with a turn."""
         self.discussion(key.conversation_id).add(key.agent_id, key.round, None)
 
-    # Memory
-
-    def note_size(self, turn: Turn) -> None:
-        """Take the tokens of a turn, and those of its prompt."""
-        key, usage = turn.key, turn.usage
-        words = usage.completion_tokens if usage.completion_tokens is not None else len(turn.text) // CHARS_A_TOKEN
-        self._sizes.setdefault(key.conversation_id, {})[key.agent_id, key.round] = words + AROUND
-        if usage.prompt_tokens is not None:
-            self._asked[key.conversation_id, key.agent_id] = key.round, usage.prompt_tokens
-
-    def resume_cuts(self, cuts: Iterable[MemoryCut]) -> None:
-        """Take what was decided of turns that have not ended."""
-        for cut in cuts:
-            self._cuts_of(cut.key).decide(cut.key.round, cut.from_round)
-
-    def decide_memory(self, key: TurnKey, spec: WorkerSpec) -> MemoryCut | None:
-        """Decide once a turn what it is shown of the past; return what is to be stored before it is asked."""
-        agent = self.agent(key)
-        cuts = self._cuts_of(key)
-        if agent.memory is None or cuts.is_decided(key.round):
-            return None
-        first = cuts.shown_in(key.round)
-        shown = self._shown(agent, key, key.round, first)
-        room = self._room(agent, key, spec, sum(size for at, size in shown.items() if at >= key.round))
-        first = first_shown(agent.memory, shown, first, key.round, room)
-        return MemoryCut(key=self._reader(key), from_round=first) if cuts.decide(key.round, first) else None
-
-    def _room(self, agent: Agent, key: TurnKey, spec: WorkerSpec, present: int) -> int:
-        """Return the tokens that the past may have beside all else that is in a prompt, and the longest answer."""
-        at, asked = self._asked.get((key.conversation_id, agent.id), (-1, 0))
-        # Words of other models are counted by theirs, so what is left for all else may come out too small.
-        conversation = self.conversations[key.conversation_id]
-        least = (len(self.job.system) + len(agent.system) + len(conversation.prompt)) // CHARS_A_TOKEN
-        past = self._shown(agent, key, at, self._cuts_of(key).shown_in(at)) if asked else Counter[int]()
-        base = max(least, asked - past.total())
-        given = {**spec.defaults_beside(agent.params), **agent.params}
-        longest = next(
-            (each for name in BOUNDS if isinstance(each := given.get(name), int) and each > 0), spec.most_answer
-        )
-        return max(0, spec.context - longest - base - present - MARGIN)
-
-    def _shown(self, agent: Agent, key: TurnKey, number: int, first: int) -> Counter[int]:
-        """Count the tokens that an agent is shown of each round in its turn of round ``number``."""
-        sizes, shown = self._sizes.get(key.conversation_id, {}), Counter[int]()
-        for each in self.discussion(key.conversation_id).heard_by(agent, number):
-            if each.round >= first:
-                shown[each.round] += sizes.get((each.agent, each.round), 0)
-        return shown
-
-    def _reader(self, key: TurnKey) -> TurnKey:
-        return key._replace(agent_id=EVERYBODY) if self.job.view is View.SHARED else key
-
-    def _cuts_of(self, key: TurnKey) -> Cuts:
-        reader = self._reader(key)
-        return self._cuts.setdefault((reader.conversation_id, reader.agent_id), Cuts())
-
     # Words
 
     def choose_words(self, key: TurnKey, policy: BiosPolicy, now: datetime) -> ConversationWords | None:
         """Choose the words for the model of a turn, if its conversation has none; return what is new."""
         new = self._words_with(key, policy, now)
-        if new is self._words.get(key.conversation_id):
+        if new is self.words.get(key.conversation_id):
             return None
-        self._words[key.conversation_id] = new
+        self.words[key.conversation_id] = new
         return new
 
     def begin_words(self, conversation_id: str, now: datetime) -> ConversationWords | None:
         """Let a conversation begin that speaks to no model yet; return what is new."""
-        if conversation_id in self._words or conversation_id in self._began_unstored:
+        if conversation_id in self.words or conversation_id in self._began_unstored:
             return None
-        self._words[conversation_id] = ConversationWords(began_at=now, models={})
-        return self._words[conversation_id]
+        self.words[conversation_id] = ConversationWords(began_at=now, models={})
+        return self.words[conversation_id]
 
     def _words_with(self, key: TurnKey, policy: BiosPolicy, now: datetime) -> ConversationWords:
         """Return the words of a turn's conversation, with those for its model."""
         place, model = key.conversation_id, self.casts[key.conversation_id][key.agent_id].model
-        words = self._words.get(place)
+        words = self.words.get(place)
         if words is not None and model in words.models:
             return words
         has_old_words = words is not None and any(each.repeats_all for each in words.models.values())
@@ -291,7 +225,7 @@ class JobPrompts:
             if known is None:
                 self._began_unstored.add(conversation_id)
             else:
-                self._words[conversation_id] = known
+                self.words[conversation_id] = known
 
     def request(
         self,
@@ -312,6 +246,7 @@ class JobPrompts:
         if self.job.prompt_at is PromptAt.START and not rejected:  # a re-prompt adds a reason, and nothing else
             discussion.make_prompt(key.agent_id, key.round)
         defaults = spec.defaults_beside(agent.params)
+        first = self.memories.shown_from(key) if agent.memory is not None else 0
         record = PromptRecord(
             heard=discussion.heard_turns(key.agent_id, key.round),
             rejected=len(rejected),
@@ -322,10 +257,13 @@ class JobPrompts:
             stuck=spec.tool_limits.stuck,
             defaults=dict(defaults),
             changes=changes_of_retry({**defaults, **agent.params}, len(rejected)),
-            from_round=self._cuts_of(key).shown_in(key.round) if agent.memory is not None else 0,
+            from_round=first,
+            is_summed=first > 0 and self.memories.summary_before(key, first) is not None,
         )
-        words = self._words[key.conversation_id]
+        words = self.words[key.conversation_id]
         heard = discussion.heard_by(agent, key.round)
+        if first:
+            conversation = self.memories.opened(key, record, words.models[agent.model])
         place = (conversation, agent, key.round)
         return agent_request(self.job, place, words, heard, rejected, record, asked_at), record
 

@@ -25,6 +25,7 @@ from service.scheduling.core import events
 from service.scheduling.core.blame import Trial
 from service.scheduling.endings import ending_of
 from service.scheduling.jobs.lent_slots import LentSlots, TurnSlot
+from service.scheduling.jobs.memory_cut import cut_memory
 from service.scheduling.jobs.prompts import JobPrompts
 from service.scheduling.jobs.tool_calls import TurnCalls, describe_calls
 from service.scheduling.jobs.turn_record import record_so_far, said_in, with_answer
@@ -254,8 +255,10 @@ class JobTurn(OnSlot):
         journal = addition = None
         if self._agent.tools:
             journal, addition = TurnCalls(key, earlier, outlet.append), describe_calls(earlier)
-        if self._agent.memory is not None and not await self._cut_memory(worker):
-            return Cancelled(reason=CancelReason.LEASE_LOST)
+        if self._agent.memory is not None:
+            ending = await cut_memory(prompts, key, attempt, worker, outlet.append)
+            if ending is not None:
+                return ending
         request, self._prompt = prompts.request(
             key, self.rejected, attempt.started_at, worker.spec, is_told=is_told, addition=addition
         )
@@ -271,15 +274,6 @@ class JobTurn(OnSlot):
         )
         attempt.request = worker.requests.prepare(asked, attempt.answer)
         return await worker.requests.perform(asked, attempt.answer, attempt.request)
-
-    async def _cut_memory(self, worker: SupervisedWorker) -> bool:
-        """Decide what the turn is shown of the past; return False where another node has its conversation by now."""
-        cut = self._prompts.decide_memory(self.key, worker.spec)
-        if cut is None:
-            return True
-        with anyio.CancelScope() as self.attempt.scope:
-            return await self._around.outlet.append([cut])
-        return False  # the attempt was ended meanwhile
 
     # Ending
 
@@ -370,8 +364,8 @@ class JobTurn(OnSlot):
             turn = replace(turn, fulfils=self._fulfils)
         self._around.note_end(turn)
         if state is TurnState.COMPLETED:
-            if self._prompts.has_memory:
-                self._prompts.note_size(turn)
+            if self._prompts.memories.are_any:
+                self._prompts.memories.note_size(turn)
             reusable, reused = self._prompts.compare_cache(turn)
             counters.reusable_tokens += reusable
             counters.reused_tokens += reused

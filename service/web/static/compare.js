@@ -47,7 +47,7 @@ function headOf([job, id]) {
 function rowsOf(both) {
   const rows = new Map();
   both.forEach((transcript, at) => {
-    for (const turn of transcript.turns) {
+    for (const turn of transcript.turns.filter((each) => each.kind === "turn")) {
       const place = `${turn.round} ${turn.agent}`;
       if (!rows.has(place)) rows.set(place, { place, round: turn.round, agent: turn.agent, turns: [null, null] });
       rows.get(place).turns[at] = turn;

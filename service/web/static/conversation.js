@@ -68,7 +68,7 @@ function earlyEnd(by) {
   return by?.until === undefined ? "" : `ended by until[${by.until}]${by.agent ? `, ${by.agent}` : ""} in round ${by.round}`;
 }
 
-const placeOf = (turn) => `${turn.round} ${turn.agent}`;
+const placeOf = (turn) => `${turn.round} ${turn.agent} ${turn.kind}`;
 
 function turnsOf(path) {
   const agents = new Map(); // the place of each, for its colour

@@ -22,7 +22,7 @@ export function turnNode(first, hue, path) {
   const times = facts();
   const node = h("li", { class: "turn", "data-hue": hue },
     h("div", { class: "line" },
-      h("h2", {}, h("span", { class: "agent" }, first.agent), h("span", { class: "beside" }, ` ${first.role}, round ${first.round}`)),
+      h("h2", {}, h("span", { class: "agent" }, first.agent), h("span", { class: "beside" }, ` ${first.role}, round ${first.round}${first.kind === "summary" ? ", summary" : ""}`)),
       state, told, fork),
     failure, words.node,
     h("div", { class: "folds" }, thoughts.node, calls.node, signals.node, attempts.node,
@@ -37,7 +37,7 @@ export function turnNode(first, hue, path) {
       seen = now;
       setBadge(state, turn.state);
       setText(told, lineOf(turn));
-      fork.hidden = !["completed", "failed"].includes(turn.state);
+      fork.hidden = turn.kind !== "turn" || !["completed", "failed"].includes(turn.state);
       setText(failure, [turn.reason, turn.detail].filter(Boolean).join(": "));
       words.update(turn.text || (turn.state === "in_flight" ? "…" : ""));
       setAttribute(words.node, "data-open", turn.state === "in_flight");
@@ -173,7 +173,7 @@ function promptNode(turn, path) {
   node.addEventListener("toggle", async () => {
     if (!node.open) return;
     try {
-      const { attempts } = await ask(`${path}/turns/${encodeURIComponent(turn.agent)}/${turn.round}/prompt`);
+      const { attempts } = await ask(`${path}/turns/${encodeURIComponent(turn.agent)}/${turn.round}/prompt${turn.kind === "summary" ? "?kind=summary" : ""}`);
       const messages = attempts.at(-1)?.messages ?? [];
       place.replaceChildren(...messages.map((message) => {
         const text = longText("pre");

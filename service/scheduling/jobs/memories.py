@@ -1,0 +1,232 @@
+"""The memories of one job's agents: what each is shown of the past, what that takes, and what stands for the rest."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from string import Template
+from typing import Final, Protocol
+
+import anyio
+from msgspec.structs import replace
+
+from service.conversations.discussion import Discussion, Utterance
+from service.conversations.job import Agent, Conversation, Job, TurnKey, View
+from service.conversations.memory import CHARS_A_TOKEN, MARGIN, Cuts, first_shown
+from service.conversations.prompt_messages import agent_request, opened
+from service.conversations.prompt_record import PromptRecord
+from service.conversations.states import TurnState
+from service.conversations.transcript import Turn
+from service.conversations.wording import ConversationWords, Wording
+from service.store.records import MemoryCut
+from workers.requests.request import CONSTRAINTS, Request
+from workers.spec import WorkerSpec
+
+EVERYBODY: Final = ""  # the reader of a shared view
+SUM_UP: Final = 96  # tokens of the words that ask for a summary
+AROUND: Final = 8  # tokens around the words of a turn in a prompt: its speaker, and the template
+BOUNDS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
+
+
+class RememberedJob(Protocol):
+    """A job with its conversations as they are here."""
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+
+    @property
+    def agents(self) -> Mapping[str, Agent]:
+        """Its agents, by their ids."""
+
+    @property
+    def conversations(self) -> Mapping[str, Conversation]:
+        """Its conversations, by their ids."""
+
+    @property
+    def casts(self) -> Mapping[str, Mapping[str, Agent]]:
+        """The agents of each conversation."""
+
+    @property
+    def words(self) -> Mapping[str, ConversationWords]:
+        """The words around conversations that have begun."""
+
+    def discussion(self, conversation_id: str) -> Discussion:
+        """Return the words of a conversation."""
+
+    def agent(self, key: TurnKey) -> Agent:
+        """Return the agent of a turn."""
+
+
+class Memories:
+    """Written by the scheduler alone, of one job; where no agent has a memory, nothing is kept."""
+
+    def __init__(self, of: RememberedJob) -> None:
+        self._of = of
+        self.are_any = any(agent.memory is not None for agent in of.job.agents)
+        self._cuts: dict[tuple[str, str], Cuts] = {}  # by conversation and reader
+        self._sizes: dict[str, dict[tuple[str, int], int]] = {}  # of conversations: the tokens of each turn, about
+        self._summaries: dict[tuple[str, str], dict[int, str]] = {}  # by conversation and reader, and by round
+        self._locks: dict[tuple[str, str], anyio.Lock] = {}  # by conversation and reader
+        self._asked: dict[tuple[str, str], tuple[int, int]] = {}  # the round of an agent's last prompt, and its tokens
+
+    def __repr__(self) -> str:
+        return f"<Memories of {len(self._cuts)} readers>"
+
+    def forget_conversation(self, conversation_id: str) -> None:
+        """Drop what is known of a conversation that has ended."""
+        self._sizes.pop(conversation_id, None)
+        for agent_id in (EVERYBODY, *self._of.agents):
+            for kept in (self._cuts, self._summaries, self._locks, self._asked):
+                kept.pop((conversation_id, agent_id), None)
+
+    def hear_again(self, turn: Turn) -> None:
+        """Take a turn of an earlier life, or an inherited one, with what it was shown."""
+        if not self.are_any:
+            return
+        self.note_size(turn)
+        prompt = turn.attempts[-1].prompt if turn.attempts else None
+        if prompt is not None:
+            self._cuts_of(turn.key).decide(turn.key.round, prompt.from_round)
+
+    def shown_from(self, key: TurnKey) -> int:
+        """Return the first round that a turn is shown."""
+        return self._cuts_of(key).shown_in(key.round)
+
+    def note_size(self, turn: Turn) -> None:
+        """Take the tokens of a turn, and those of its prompt."""
+        key, usage = turn.key, turn.usage
+        words = usage.completion_tokens if usage.completion_tokens is not None else len(turn.text) // CHARS_A_TOKEN
+        self._sizes.setdefault(key.conversation_id, {})[key.agent_id, key.round] = words + AROUND
+        if usage.prompt_tokens is not None:
+            self._asked[key.conversation_id, key.agent_id] = key.round, usage.prompt_tokens
+
+    def resume(self, cuts: Iterable[MemoryCut]) -> None:
+        """Take what was decided of turns that have not ended."""
+        for cut in cuts:
+            self._cuts_of(cut.key).decide(cut.key.round, cut.from_round)
+
+    def lock(self, key: TurnKey) -> anyio.Lock:
+        """Return the lock of a reader's decisions: in a shared view several turns would make one at once."""
+        reader = self._reader(key)
+        return self._locks.setdefault((reader.conversation_id, reader.agent_id), anyio.Lock())
+
+    def plan(self, key: TurnKey, spec: WorkerSpec) -> MemoryCut | None:
+        """Return from where on a turn is to be shown the past, if that is less than before, and not decided by now."""
+        agent = self._of.agent(key)
+        cuts = self._cuts_of(key)
+        if agent.memory is None or cuts.is_decided(key.round):
+            return None
+        before = cuts.shown_in(key.round)
+        shown = self._shown(agent, key, key.round, before)
+        room = self._room(agent, key, spec, sum(size for at, size in shown.items() if at >= key.round))
+        if agent.memory.summary is not None:  # which is asked for behind all of it
+            last = max((size for at, size in shown.items() if at < key.round), default=0)
+            room = max(0, room - max(0, agent.memory.summary.max_tokens + SUM_UP - spec.most_answer) - last)
+        first = first_shown(agent.memory, shown, before, key.round, room)
+        if first > before:
+            return MemoryCut(key=self._reader(key), from_round=first)
+        cuts.decide(key.round, before)
+        return None
+
+    def take_cut(self, cut: MemoryCut, summary: Turn | None = None) -> None:
+        """Take a cut that is stored, with what stands for all before it."""
+        self._cuts_of(cut.key).decide(cut.key.round, cut.from_round)
+        if summary is not None:
+            self.hear_summary(summary)
+
+    def hear_summary(self, turn: Turn) -> None:
+        """Take a summary that is stored."""
+        if turn.state is TurnState.COMPLETED and turn.text.strip():
+            reader = self._reader(turn.key)
+            self._summaries.setdefault((reader.conversation_id, reader.agent_id), {})[reader.round] = turn.text
+
+    def summary_request(
+        self, key: TurnKey, until: int, asked_at: datetime, spec: WorkerSpec
+    ) -> tuple[Request, PromptRecord]:
+        """Return the request for a summary of the rounds below ``until``, and the record of its prompt."""
+        reader = self._of.agent(key)
+        assert reader.memory is not None  # noqa: S101 - it has decided on it
+        assert reader.memory.summary is not None  # noqa: S101
+        author = self.summarizer(key)
+        wanted, wording = reader.memory.summary, self._of.words[key.conversation_id].models[author.model]
+        asked = wanted.prompt or Template(wording.sum_up).safe_substitute(words=wanted.max_tokens * 2 // 3)
+        before = self._cuts_of(key).shown_in(key.round - 1)
+        record = PromptRecord(
+            heard=self._of.discussion(key.conversation_id).heard_turns(key.agent_id, key.round),
+            addition=asked,
+            defaults=dict(spec.defaults_beside(author.params)),
+            changes={"max_tokens": wanted.max_tokens},
+            from_round=before,
+            is_summed=self.summary_before(key, before) is not None,
+        )
+        place = (self.opened(key, record, wording), author, key.round)
+        words = self._of.words[key.conversation_id]
+        return agent_request(self._of.job, place, words, self.summed(key, until), (), record, asked_at), record
+
+    def opened(self, key: TurnKey, record: PromptRecord, wording: Wording) -> Conversation:
+        """Return a turn's conversation with what its prompt says of the rounds that are not shown."""
+        conversation = self._of.conversations[key.conversation_id]
+        # A summary is asked for with what stood there before it.
+        known = self.summary_before(key, record.from_round) if record.is_summed else None
+        return opened(conversation, wording, record.from_round, known)
+
+    def summary_before(self, key: TurnKey, from_round: int) -> str | None:
+        """Return the summary of the rounds before one, for the reader of a turn; None where there is none."""
+        reader = self._reader(key)
+        known = self._summaries.get((reader.conversation_id, reader.agent_id), {})
+        made = self._cuts_of(key).decided_for(from_round)
+        return next((text for at, text in known.items() if made is not None and at in made), None)
+
+    def summarizer(self, key: TurnKey) -> Agent:
+        """Return who sums up for a turn, its own agent or another, as it does: without tools, in any form."""
+        reader = self._of.agent(key)
+        by = reader.memory.summary.by if reader.memory is not None and reader.memory.summary is not None else None
+        author = reader if by is None else self._of.casts[key.conversation_id][by]
+        params = {name: value for name, value in author.params.items() if name not in CONSTRAINTS}
+        return replace(author, params=params, tools=(), exit_tools=(), validation=None)
+
+    def summed(self, key: TurnKey, until: int) -> Sequence[Utterance]:
+        """Return the words of rounds below ``until`` that a summary is made of.
+
+        They are its reader's, or in a shared view what all may read.
+        """
+        agent = self._of.agent(key)
+        said = self._of.discussion(key.conversation_id).heard_by(agent, key.round)
+        heard = [each for each in said if each.round < until]
+        if self._of.job.view is not View.SHARED:
+            return heard
+        open_ = {
+            each.id
+            for each in self._of.job.agents
+            if each.visible_to is None or self._of.agents.keys() <= {*each.visible_to, each.id}
+        }
+        return [each for each in heard if each.agent in open_]
+
+    def _room(self, agent: Agent, key: TurnKey, spec: WorkerSpec, present: int) -> int:
+        """Return the tokens that the past may have beside all else that is in a prompt, and the longest answer."""
+        at, asked = self._asked.get((key.conversation_id, agent.id), (-1, 0))
+        # Words of other models are counted by theirs, so what is left for all else may come out too small.
+        conversation = self._of.conversations[key.conversation_id]
+        least = (len(self._of.job.system) + len(agent.system) + len(conversation.prompt)) // CHARS_A_TOKEN
+        past = self._shown(agent, key, at, self._cuts_of(key).shown_in(at)) if asked else Counter[int]()
+        base = max(least, asked - past.total())
+        given = {**spec.defaults_beside(agent.params), **agent.params}
+        longest = next(
+            (each for name in BOUNDS if isinstance(each := given.get(name), int) and each > 0), spec.most_answer
+        )
+        return max(0, spec.context - longest - base - present - MARGIN)
+
+    def _shown(self, agent: Agent, key: TurnKey, number: int, first: int) -> Counter[int]:
+        """Count the tokens that an agent is shown of each round in its turn of round ``number``."""
+        sizes, shown = self._sizes.get(key.conversation_id, {}), Counter[int]()
+        for each in self._of.discussion(key.conversation_id).heard_by(agent, number):
+            if each.round >= first:
+                shown[each.round] += sizes.get((each.agent, each.round), 0)
+        return shown
+
+    def _reader(self, key: TurnKey) -> TurnKey:
+        return key._replace(agent_id=EVERYBODY) if self._of.job.view is View.SHARED else key
+
+    def _cuts_of(self, key: TurnKey) -> Cuts:
+        reader = self._reader(key)
+        return self._cuts.setdefault((reader.conversation_id, reader.agent_id), Cuts())

@@ -1,0 +1,87 @@
+"""Cuts of memory: decided and stored before a turn is asked, with a summary of what it is shown no more.
+
+A summary is one request on the turn's own slot, behind the prompt that is in its cache.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+
+import anyio
+from msgspec.structs import replace
+
+from service.conversations.job import TurnKey, TurnKind, View
+from service.conversations.transcript import Turn
+from service.scheduling.attempt import RunningAttempt, usage_key
+from service.scheduling.endings import Proof, ending_of, proof_of
+from service.scheduling.jobs.prompts import JobPrompts
+from service.scheduling.jobs.turn_record import record_so_far, with_answer
+from service.store.records import Record, TurnEnded
+from workers.outcome import Cancelled, CancelReason, Completed, Outcome, RequestFailed
+from workers.supervised import SupervisedWorker
+
+Append = Callable[[Sequence[Record]], Awaitable[bool]]
+
+
+async def cut_memory(
+    prompts: JobPrompts, key: TurnKey, attempt: RunningAttempt, worker: SupervisedWorker, append: Append
+) -> Outcome | None:
+    """Decide what a turn is shown of the past, sum up what is left out, and store both; return why the turn ends.
+
+    Its ``attempt`` holds the slot. ``append`` returns when facts are durable; False if another node has them by now.
+    """
+    memories, memory = prompts.memories, prompts.agent(key).memory
+    with anyio.CancelScope() as attempt.scope:
+        async with memories.lock(key):
+            cut = memories.plan(key, worker.spec)
+            if cut is None:
+                return None
+            made: TurnEnded | None = None
+            if memory is not None and memory.summary is not None:
+                ended = await _sum_up(prompts, key, cut.from_round, attempt, worker)
+                if not isinstance(ended, TurnEnded):
+                    return ended
+                made = ended
+            if not await append([cut] if made is None else [cut, made]):
+                return Cancelled(reason=CancelReason.LEASE_LOST)
+            memories.take_cut(cut, None if made is None else made.turn)
+            return None
+    return attempt.cancelled or Cancelled(reason=CancelReason.LEASE_LOST)
+
+
+async def _sum_up(
+    prompts: JobPrompts, key: TurnKey, until: int, attempt: RunningAttempt, worker: SupervisedWorker
+) -> TurnEnded | Outcome:
+    """Return the end of a summary of rounds below ``until``, or the outcome that is the reader's turn's as well."""
+    memories, job = prompts.memories, prompts.job
+    own = RunningAttempt(attempt.worker, attempt.incarnation)
+    asked, prompt = memories.summary_request(key, until, own.started_at, worker.spec)
+    own.request = attempt.request = worker.requests.prepare(asked, own.answer)
+    outcome = await worker.requests.perform(asked, own.answer, own.request)
+    attempt.request = None
+    own.end()
+    # Whatever else happens to the engine happens to the turn.
+    if not (isinstance(outcome, Completed | RequestFailed) or proof_of(outcome) is Proof.REFUSED):
+        return outcome
+    state, reason, detail = ending_of(outcome)
+    author, now = memories.summarizer(key), datetime.now(UTC)
+    tried = replace(record_so_far(own, prompt), outcome=state, reason=reason, detail=detail)
+    turn = Turn(
+        key=key._replace(agent_id=author.id) if job.view is View.SHARED else key,
+        kind=TurnKind.SUMMARY,
+        role=author.role,
+        state=state,
+        reason=reason,
+        detail=detail,
+        attempts=(tried,),
+        queued_at=own.started_at,
+        started_at=own.started_at,
+        finished_at=now,
+    )
+    measures = own.measures(author.model, state, reason)
+    return TurnEnded(
+        turn=with_answer(turn, own, has_markup=author.markup),
+        at=now,
+        used=(usage_key(author, job.owner, key.job_id), measures.used),
+        model=author.model,
+        measures=measures,
+    )
