@@ -132,15 +132,15 @@ def _behind(recorded: Recorded, agent: str) -> set[str]:
         behind = more
 
 
-def inherit(cut: Cut, recorded: Recorded, heir: Job) -> tuple[Heritage, list[Turn]]:
-    """Return the heritage of a conversation of a new job, and its turns, as they were spoken.
+def inherit(cut: Cut, recorded: Recorded, heir: Job, rounds: int) -> tuple[Heritage, list[Turn]]:
+    """Return the heritage of a conversation of a new job with so many rounds, and its turns, as they were spoken.
 
     Raises:
         CutFault: a round is not recorded yet, or the conversations do not go together.
     """
     if heir.mode is not recorded.job.mode or heir.leader != recorded.job.leader:
         raise CutFault("job", f"a conversation goes on as it began: mode {recorded.job.mode}, and with its leader")
-    ends = ends_of(cut, recorded)
+    ends = {name: min(end, rounds) for name, end in ends_of(cut, recorded).items()}
     heard = {(turn.key, turn.kind) for turn in _heard(recorded)}
     summed = {(turn.key, turn.kind) for turn in recorded.turns if turn.kind is TurnKind.SUMMARY}
     taken = [
@@ -162,9 +162,17 @@ def inherit(cut: Cut, recorded: Recorded, heir: Job) -> tuple[Heritage, list[Tur
         ends=ends,
         first=first,
         turns=sum(first.values()) if first else inherited,
+        alike=_with_same_memory(recorded.job, heir),
         formers=tuple(_former(recorded, recorded.speakers[name]) for name in ends if name not in own and name in spoke),
     )
     return heritage, taken
+
+
+def _with_same_memory(source: Job, heir: Job) -> frozenset[str]:
+    """Return the agents that are shown of the past what they were shown there."""
+    memories = {agent.id: agent.memory for agent in source.agents}
+    same = {agent.id for agent in heir.agents if agent.id in memories and memories[agent.id] == agent.memory}
+    return frozenset(same if source.view is heir.view else ())
 
 
 def _former(recorded: Recorded, agent: Agent) -> Former:
@@ -172,13 +180,16 @@ def _former(recorded: Recorded, agent: Agent) -> Former:
     return Former(id=agent.id, role=agent.role, visible_to=agent.visible_to, waited_for_by=frozenset(before))
 
 
-def shares_of(taken: Iterable[Turn], ends: Mapping[str, int]) -> list[Share]:
-    """Return where turns were spoken that were taken of rounds below ``ends``."""
-    shares: dict[Share, None] = {}
+def shares_of(taken: Iterable[Turn]) -> list[Share]:
+    """Return where turns were spoken, and up to which round: of an original no more than the fork of it had taken."""
+    rounds: dict[tuple[Origin, str], int] = {}
     for turn in taken:
-        origin, agent = _origin(turn), turn.key.agent_id
-        shares[Share(job=origin.job, conversation=origin.conversation, agent=agent, rounds=ends[agent])] = None
-    return list(shares)
+        place = _origin(turn), turn.key.agent_id
+        rounds[place] = max(rounds.get(place, 0), turn.key.round + 1)
+    return [
+        Share(job=origin.job, conversation=origin.conversation, agent=agent, rounds=upto)
+        for (origin, agent), upto in rounds.items()
+    ]
 
 
 def _origin(turn: Turn) -> Origin:

@@ -137,7 +137,8 @@ class Heritage(msgspec.Struct, frozen=True, kw_only=True):
     """The turns that a conversation has inherited of a ``source``: of each agent those of rounds below its ``ends``.
 
     ``first`` is each agent's first round of its own (none in ``mode: led``), ``turns`` how many turns the conversation
-    does not have for that, ``speakers`` who speaks first. Source: specification, "Begun from a record".
+    does not have for that, ``speakers`` who speaks first; ``alike`` are the agents
+    whose memory is the source's. Source: specification, "Begun from a record".
     """
 
     source: tuple[JobId, str]
@@ -146,6 +147,7 @@ class Heritage(msgspec.Struct, frozen=True, kw_only=True):
     turns: int
     formers: tuple[Former, ...] = ()
     speakers: tuple[str, ...] = ()
+    alike: frozenset[str] = frozenset()
 
 
 NOBODY: Final[Mapping[str, Agent]] = {}  # one for all conversations: a hundred thousand may wait at once

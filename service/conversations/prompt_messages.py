@@ -181,7 +181,7 @@ def agent_request(
     conversation, agent, round_number = place
     wording = words.models[agent.model]
     if record.from_round:
-        heard = [utterance for utterance in heard if utterance.round >= record.from_round]
+        heard = [each for each in heard if each.round >= record.from_round or each.text is None]
     heritage = conversation.heritage
     writer = PromptWriter(job, wording, heritage.formers if heritage is not None else ())
     now = words.began_at if wording.clock is Clock.START else asked_at.astimezone(words.began_at.tzinfo)

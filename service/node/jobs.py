@@ -151,7 +151,7 @@ class Jobs:
             job = parse_job(document, new_job_id(), rules)
         else:
             job = await anyio.to_thread.run_sync(parse_job, document, new_job_id(), rules)
-        begun = await self._sources.inherit_turns(_owned(job, caller), document, sources)
+        begun = await self._sources.inherit_turns(_owned(job, caller), document, sources, rules.limits.turns)
         job = begun.job
         new = NewJob(
             job=job,

@@ -84,6 +84,8 @@ class PromptHistory:
         turn = next((each for each in reversed(known) if each.key == key and each.kind is kind), None)
         if turn is not None and turn.inherited is not None:
             return await self._of_source(turn, turn.inherited)
+        if turn is None and key.agent_id not in {agent.id for agent in stored.job.agents}:
+            raise TurnNotFound(*key)
         attempts = list(turn.attempts) if turn is not None else []
         if running is not None and kind is TurnKind.TURN and (turn is None or turn.finished_at is None):
             attempts.append(running)

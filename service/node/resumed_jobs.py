@@ -72,13 +72,13 @@ def read_resumed_jobs(
             continue
         mine = frozenset(names)
         heritages = heirs.heritages(job_id, mine)(connection)
-        before = heirs.inherited(job_id)(connection) if heritages else []
+        before = heirs.inherited(job_id, heritages)(connection) if heritages else []
         conversations = (each for each in read.conversations if each.id in mine)
         resumed.append(
             ResumedJob(
                 whole=read if is_whole else None,
                 job=replace(read, conversations=tuple(_with_heritage(each, heritages) for each in conversations)),
-                ended=[*(turn for turn in before if turn.key[1] in mine), *queries.turns(job_id, names)(connection)],
+                ended=[*before, *queries.turns(job_id, names)(connection)],
                 unfinished=queries.unfinished_turns(job_id, names)(connection),
                 words=queries.words(job_id, names)(connection),
                 is_cancelled=stored.is_cancel_requested,

@@ -9,9 +9,10 @@ from typing import Final
 import anyio
 
 from service.config.schema import StoreConfig
+from service.conversations.job import JobId
 from service.conversations.transcript import rfc3339
 from service.errors import StoreUnavailable
-from service.store import usage
+from service.store import heirs, usage
 from service.store.databases.database import Connection
 from service.store.store import Store
 
@@ -60,14 +61,21 @@ def _is_any_older(connection: Connection, before: str | None) -> bool:
 
 
 def _release_jobs(connection: Connection, before: str | None) -> int:
-    return connection.execute(
-        "DELETE FROM jobs WHERE id IN (SELECT id FROM ("
+    rows = connection.execute(
+        "SELECT id FROM jobs WHERE id IN (SELECT id FROM ("
         " SELECT id, sum(total_turns) OVER (ORDER BY finished_at, id) AS turns,"
         " row_number() OVER (ORDER BY finished_at, id) AS place FROM ("
         " SELECT id, total_turns, finished_at FROM jobs WHERE unfinished = 0 AND finished_at < ?"
         " ORDER BY finished_at, id LIMIT ?) AS oldest) AS due WHERE place = 1 OR turns <= ?)",
         (before, JOBS_A_WRITE, TURNS_A_WRITE),
-    ).rowcount
+    ).fetchall()
+    due = [JobId(row[0]) for row in rows]
+    sources = heirs.sources_of(connection, due)
+    for job_id in due:
+        heirs.keep_for_all(connection, job_id)
+        connection.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
+    heirs.drop_unused(connection, sources)
+    return len(due)
 
 
 def _with_old_events(connection: Connection, keep: int) -> list[tuple[str, int]]:

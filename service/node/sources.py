@@ -27,7 +27,7 @@ from service.conversations.spec import FromSpec
 from service.conversations.transcript import Turn
 from service.conversations.turn_order import Place, speaking_order
 from service.conversations.wording import ConversationWords
-from service.errors import ConversationNotFound, Fault, InvalidJob, JobNotFound
+from service.errors import Fault, InvalidJob, JobNotFound
 from service.scheduling.jobs.prompts import JobPrompts
 from service.store import heirs, queries
 from service.store.databases.database import Connection
@@ -87,13 +87,13 @@ class Sources:
         read = await self._store.read(partial(read_sources, names=list(names), adapters=dict(self._adapters())))
         return {place: read[cut.job, cut.conversation] for place, cut in wanted.items()}
 
-    async def inherit_turns(self, job: Job, document: object, sources: SourceOf) -> JobBegun:
-        """Let the conversations of a job inherit what they are from.
+    async def inherit_turns(self, job: Job, document: object, sources: SourceOf, most: int) -> JobBegun:
+        """Let the conversations of a job inherit what they are from, at most so many turns together.
 
         Raises:
-            InvalidJob: a round is not recorded yet, nothing is left to say, or they do not go together.
+            InvalidJob: a round is not recorded yet, nothing is left to say, they do not go together, or it is too much.
         """
-        return await anyio.to_thread.run_sync(_inherited, job, dict(_cuts(document)), sources)
+        return await anyio.to_thread.run_sync(_inherited, job, dict(_cuts(document)), sources, most)
 
 
 def with_prompts(document: object, sources: SourceOf) -> object:
@@ -103,7 +103,7 @@ def with_prompts(document: object, sources: SourceOf) -> object:
     conversations = list(document["conversations"])
     for place, source in sources.items():
         given = conversations[place]
-        if given.get("prompt") is None:
+        if given.get("prompt") is None and isinstance(given.get("variables") or {}, dict):
             variables = {**(source.variables or {}), **(given.get("variables") or {})}
             conversations[place] = {**given, "prompt": source.prompt}
             if variables or source.variables is not None:
@@ -132,27 +132,29 @@ def read_sources(connection: Connection, names: Sequence[Named], adapters: Mappi
         ConversationNotFound: a job has no such conversation.
     """
     found: dict[Named, Source] = {}
-    documents: dict[JobId, str] = {}
+    by_job: dict[JobId, list[str]] = {}
     for job_id, name in names:
-        record = queries.conversation(job_id, name)(connection)
-        text = documents.setdefault(job_id, queries.document(job_id)(connection))
-        alone = with_conversations(text, [name], are_named=True).decode()
-        job, (posted,) = parse_stored(alone, job_id, adapters), _posted(alone)
-        heritage = heirs.heritages(job_id, [name])(connection).get(name)
-        if not job.conversations:
-            raise ConversationNotFound(job_id, name)
-        conversation = replace(job.conversations[0], heritage=heritage)
-        found[job_id, name] = Source(
-            recorded=Recorded(
-                job=job,
-                conversation=conversation,
-                state=record.state,
-                turns=record.turns,
-                words=queries.words(job_id, [name])(connection).get(name),
-            ),
-            prompt=posted["prompt"],
-            variables=posted.get("variables"),
-        )
+        by_job.setdefault(job_id, []).append(name)
+    for job_id, wanted in by_job.items():
+        records = {name: queries.conversation(job_id, name)(connection) for name in wanted}
+        alone = with_conversations(queries.document(job_id)(connection), wanted, are_named=True).decode()
+        job, posted = parse_stored(alone, job_id, adapters), {each["id"]: each for each in _posted(alone)}
+        conversations = {each.id: each for each in job.conversations}
+        heritages = heirs.heritages(job_id, wanted)(connection)
+        words = queries.words(job_id, wanted)(connection)
+        for name in wanted:
+            conversation = conversations[name]
+            found[job_id, name] = Source(
+                recorded=Recorded(
+                    job=job,
+                    conversation=replace(conversation, heritage=heritages.get(name)),
+                    state=records[name].state,
+                    turns=records[name].turns,
+                    words=words.get(name),
+                ),
+                prompt=posted[name]["prompt"],
+                variables=posted[name].get("variables"),
+            )
     return found
 
 
@@ -161,17 +163,20 @@ def _posted(text: str) -> list[dict[str, Any]]:
     return conversations
 
 
-def _inherited(job: Job, cuts: Mapping[int, Cut], sources: SourceOf) -> JobBegun:
+def _inherited(job: Job, cuts: Mapping[int, Cut], sources: SourceOf, most: int) -> JobBegun:
     conversations, shares, inherited = list(job.conversations), dict[str, Sequence[Share]](), list[Turn]()
     words: dict[str, ConversationWords] = {}
     faults: list[Fault] = []
     for place, source in sources.items():
         conversation, cut = conversations[place], cuts[place]
         try:
-            heritage, taken = inherit(cut, source.recorded, job)
+            heritage, taken = inherit(cut, source.recorded, job, conversation.rounds)
         except CutFault as fault:
             faults.append(Fault(path=f"conversations[{place}].from.{fault.field}", message=str(fault)))
             continue
+        if len(inherited) + len(taken) > most:
+            message = f"more turns are inherited than limits.turns = {most}"
+            raise InvalidJob([Fault(path=f"conversations[{place}].from", message=message)])
         turns = [as_inherited(turn, job.id, conversation.id) for turn in taken]
         heir = replace(conversation, heritage=heritage)
         speakers = first_speakers(replace(job, conversations=(heir,)), turns)
@@ -180,7 +185,7 @@ def _inherited(job: Job, cuts: Mapping[int, Cut], sources: SourceOf) -> JobBegun
             faults.append(Fault(path=f"conversations[{place}].rounds", message=message))
             continue
         conversations[place] = replace(heir, heritage=replace(heritage, speakers=speakers))
-        shares[conversation.id] = shares_of(taken, heritage.ends)
+        shares[conversation.id] = shares_of(taken)
         inherited += turns
         if source.recorded.words is not None:
             words[conversation.id] = source.recorded.words

@@ -14,7 +14,7 @@ from service.conversations.wording import ConversationWords
 from service.store.records import MemoryCut
 from workers.notifier import Notifier
 
-T = TypeVar("T", Turn, UnfinishedTurn)
+T = TypeVar("T", Turn, UnfinishedTurn, MemoryCut)
 TURNS_AT_ONCE: Final = 1000  # some 10 ms of the event loop
 
 
@@ -96,11 +96,13 @@ class Admission:
 def _pieces_of(whole: Piece) -> Iterator[Piece]:
     job = whole.job
     rounds = max((conversation.rounds for conversation in job.conversations), default=1) if job.mode is Mode.FREE else 1
-    count = max(1, TURNS_AT_ONCE // (len(job.agents) * rounds))
+    inherited = max((each.heritage.turns for each in job.conversations if each.heritage is not None), default=0)
+    count = max(1, TURNS_AT_ONCE // (len(job.agents) * rounds + inherited))
     if count >= len(job.conversations):
         yield whole
         return
     ended, unfinished = _by_conversation(whole.ended), _by_conversation(whole.unfinished)
+    cuts = _by_conversation(whole.cuts)
     for begin in range(0, len(job.conversations), count):
         conversations = job.conversations[begin : begin + count]
         yield Piece(
@@ -109,7 +111,7 @@ def _pieces_of(whole: Piece) -> Iterator[Piece]:
             unfinished=[turn for conversation in conversations for turn in unfinished.get(conversation.id, ())],
             words=whole.words,
             is_cancelled=whole.is_cancelled,
-            cuts=whole.cuts if begin == 0 else (),
+            cuts=[cut for conversation in conversations for cut in cuts.get(conversation.id, ())],
         )
 
 

@@ -13,7 +13,7 @@ from service.conversations.heritage import Share, as_inherited
 from service.conversations.job import Heritage, Job, JobId
 from service.conversations.transcript import Turn
 from service.errors import JobNotFound, NotEnded
-from service.store.databases.database import Connection
+from service.store.databases.database import Connection, some_of
 from service.store.records import decode_turn
 
 Shares = Mapping[str, Sequence[Share]]  # by the heir's conversation
@@ -55,33 +55,54 @@ def add(connection: Connection, job: Job, shares: Shares) -> None:
     )
 
 
-def heritages(
-    job_id: JobId, conversations: Collection[str] | None = None
-) -> Callable[[Connection], dict[str, Heritage]]:
+def heritages(job_id: JobId, conversations: Collection[str]) -> Callable[[Connection], dict[str, Heritage]]:
     """Return the heritages of conversations of a job, by their ids; of those that have any."""
 
     def query(connection: Connection) -> dict[str, Heritage]:
-        rows = connection.execute("SELECT conversation_id, heritage FROM heritages WHERE job_id = ?", (job_id,))
-        return {name: _decode(record) for name, record in rows if conversations is None or name in conversations}
+        which, values = some_of("conversation_id", conversations)
+        rows = connection.execute(
+            f"SELECT conversation_id, heritage FROM heritages WHERE job_id = ?{which}",  # noqa: S608
+            (job_id, *values),
+        )
+        return {row[0]: _decode(row[1]) for row in rows if row[0] in conversations}
 
     return query
 
 
-def inherited(job_id: JobId, conversation_id: str | None = None) -> Callable[[Connection], list[Turn]]:
-    """List the turns that conversations of a job, or one of them, have inherited, as theirs, in their order."""
-    which = "" if conversation_id is None else " AND heirs.conversation_id = ?"
-    tables = [
-        "SELECT heirs.conversation_id, spoken.number, spoken.record"  # noqa: S608
-        f" FROM heirs JOIN {table} AS spoken{_SHARED} WHERE heirs.job_id = ?{which}"
-        for table in ("turns", "kept_turns")
-    ]
-    wanted = (job_id,) if conversation_id is None else (job_id, conversation_id)
+def inherited(job_id: JobId, conversations: Collection[str]) -> Callable[[Connection], list[Turn]]:
+    """List the turns that conversations of a job have inherited, as theirs, in their order."""
 
     def query(connection: Connection) -> list[Turn]:
-        rows = connection.execute(" UNION ALL ".join(tables), (*wanted, *wanted)).fetchall()
-        return [as_inherited(decode_turn(row[2]), job_id, row[0]) for row in sorted(rows, key=lambda row: row[1])]
+        which, values = some_of("heirs.conversation_id", conversations)
+        tables = [
+            "SELECT heirs.conversation_id, spoken.number, spoken.record"  # noqa: S608
+            f" FROM heirs JOIN {table} AS spoken{_SHARED} WHERE heirs.job_id = ?{which}"
+            for table in ("turns", "kept_turns")
+        ]
+        rows = connection.execute(" UNION ALL ".join(tables), (job_id, *values) * 2).fetchall()
+        wanted = frozenset(conversations)
+        return [
+            as_inherited(decode_turn(row[2]), job_id, row[0])
+            for row in sorted(rows, key=lambda row: row[1])
+            if row[0] in wanted
+        ]
 
     return query
+
+
+def keep_for_all(connection: Connection, job_id: JobId) -> None:
+    """Keep what heirs of any key have inherited of a job that is about to be released for its age."""
+    _keep(connection, job_id, "", ())
+
+
+def _keep(connection: Connection, job_id: JobId, of_heirs: str, values: Sequence[object]) -> None:
+    connection.execute(
+        "INSERT INTO kept_turns (number, job_id, conversation_id, agent, round, state, record)"  # noqa: S608
+        " SELECT DISTINCT spoken.number, spoken.job_id, spoken.conversation_id, spoken.agent, spoken.round,"
+        f" spoken.state, spoken.record FROM heirs JOIN turns AS spoken{_SHARED}"
+        f" WHERE source_job = ? AND heirs.job_id != source_job{of_heirs}",
+        (job_id, *values),
+    )
 
 
 def keep_for_heirs(connection: Connection, job_id: JobId, owner: str | None) -> list[JobId]:
@@ -89,13 +110,7 @@ def keep_for_heirs(connection: Connection, job_id: JobId, owner: str | None) -> 
 
     Return the jobs of other keys with heirs that have not ended: they are to be cancelled, since they lose it.
     """
-    connection.execute(
-        "INSERT INTO kept_turns (number, job_id, conversation_id, agent, round, state, record)"  # noqa: S608
-        " SELECT DISTINCT spoken.number, spoken.job_id, spoken.conversation_id, spoken.agent, spoken.round,"
-        f" spoken.state, spoken.record FROM heirs JOIN turns AS spoken{_SHARED}"
-        f" WHERE source_job = ? AND heirs.job_id != source_job AND {_SAME_KEY}",
-        (job_id, owner),
-    )
+    _keep(connection, job_id, f" AND {_SAME_KEY}", (owner,))
     strangers = connection.execute(
         "UPDATE jobs SET is_cancel_requested = 1 WHERE unfinished > 0 AND id IN"  # noqa: S608
         f" (SELECT heirs.job_id FROM heirs WHERE source_job = ? AND NOT {_SAME_KEY}) RETURNING id",

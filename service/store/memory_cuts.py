@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 
 from service.conversations.job import JobId, TurnKey
-from service.store.databases.database import Connection
+from service.store.databases.database import Connection, some_of
 from service.store.records import MemoryCut
 
 
@@ -20,8 +20,10 @@ def of_conversations(job_id: JobId, conversations: Collection[str]) -> Callable[
     """List the cuts of conversations of a job."""
 
     def query(connection: Connection) -> list[MemoryCut]:
+        which, values = some_of("conversation_id", conversations)
         rows = connection.execute(
-            "SELECT conversation_id, agent, round, from_round FROM memory_cuts WHERE job_id = ?", (job_id,)
+            f"SELECT conversation_id, agent, round, from_round FROM memory_cuts WHERE job_id = ?{which}",  # noqa: S608
+            (job_id, *values),
         )
         return [
             MemoryCut(key=TurnKey(job_id, row[0], row[1], row[2]), from_round=row[3])

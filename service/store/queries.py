@@ -13,7 +13,7 @@ from service.conversations.until import Ending
 from service.conversations.wording import ConversationWords, decode_clock, decode_models
 from service.errors import ConversationNotFound, IdempotencyConflict, JobNotFound
 from service.store import awaited_turns, heirs
-from service.store.databases.database import Connection
+from service.store.databases.database import FEW, Connection
 from service.store.records import (
     ConversationRow,
     StoredEvent,
@@ -28,7 +28,6 @@ from service.timeline.spans import TurnTimes
 T = TypeVar("T")
 _decode_ending = msgspec.json.Decoder(Ending).decode
 Query = Callable[[Connection], T]
-FEW: Final = 50  # conversations that are read one by one, and not with all others of their job
 LAST_NUMBER: Final = 2**62
 LISTED_METADATA: Final = 4096  # characters of a job's metadata that stand in a list
 _JOB_COLUMNS: Final = (
@@ -169,7 +168,7 @@ def conversation(job_id: JobId, conversation_id: str, after: int = 0) -> Query[C
             "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? AND state = 'failed' ORDER BY number",
             (job_id, conversation_id),
         )
-        before = heirs.inherited(job_id, conversation_id)(connection)
+        before = heirs.inherited(job_id, [conversation_id])(connection)
         turns_of = connection.execute(
             "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? ORDER BY number LIMIT ? OFFSET ?",
             (job_id, conversation_id, LAST_NUMBER, max(0, after - len(before))),

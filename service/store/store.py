@@ -81,8 +81,9 @@ class Store:
             IdempotencyConflict: the key is another body's.
             StoreUnavailable: the database is in trouble; it is not known to be stored.
         """
+        sources = {each.heritage.source[0] for each in job.job.conversations if each.heritage is not None}
         return await self._write(
-            frozenset({job.job.id}),
+            frozenset({job.job.id, *sources}),
             lambda connection: self._claims.post(connection, job, claims=claims),
             lambda posted: self._claims.keep(posted[1]),
             key=job.idempotency_key,

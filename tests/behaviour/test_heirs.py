@@ -120,6 +120,36 @@ def test_a_fork_of_a_fork_refers_to_the_originals(service: Service) -> None:
     ]
 
 
+def test_a_fork_of_a_shorter_fork_has_no_words_of_the_other_branch(service: Service) -> None:
+    """The original went on; the fork of it went another way, and so does what is forked of that."""
+    source, whole = run(service, job(4))
+    other = {"ann": {"system": "ANSWERS: other"}}
+    shorter = {**heir(source, rounds=1), "id": "c", "agents": other}
+    second, branch = run(service, job(3, conversations=[shorter]))
+    _, third = run(service, job(4, conversations=[heir(second)]))
+    assert len(third["turns"]) == len(said(third)) == 12
+    assert {place: said(third)[place] for place in said(branch)} == said(branch)
+    assert said(third)["ann", 1] != said(whole)["ann", 1]
+
+
+def test_an_heir_takes_no_more_rounds_than_it_has(service: Service) -> None:
+    """Agents that do not read each other are rounds apart, or free."""
+    source, _ = run(service, job(3, **SHAPES["free"]))
+    cut = heir(source, before={"agent": "bob", "round": 1})
+    job_id, transcript = run(service, job(2, **{**SHAPES["free"], "conversations": [cut]}))
+    assert own(transcript) == {("bob", 1)}
+    counts = service.get(f"/v1/jobs/{job_id}")["progress"]["turns"]
+    assert (counts["total"], counts["completed"]) == (1, 1)
+
+
+@pytest.mark.parametrize("given", [[1], "ab"])
+def test_variables_of_another_kind_are_refused(service: Service, given: object) -> None:
+    """As they are without a source."""
+    source, _ = run(service, job(1))
+    refused = service.http.post("/v1/jobs", json=job(2, conversations=[{**heir(source), "variables": given}]))
+    assert refused.status_code == 422
+
+
 def test_words_of_an_agent_that_is_not_there_reveal_nothing(service: Service) -> None:
     """They go to those to whom they were shown: cid's to bob alone, ann's to all; a new agent joins after that."""
     source, whole = run(service, job(2))

@@ -329,7 +329,7 @@ async def test_conversations_of_the_version_before_are_inherited(
         assert [(turn["inherited"], turn["memory"]) for turn in told] == [(None, None)]  # type: ignore[attr-defined]
         assert await store.read(memory_cuts.of_conversations(JobId("old"), ["c0"])) == []
         await store.post(replace(new(heir), shares={"c0": [share]}), claims=True)
-        assert [turn.text for turn in await store.read(heirs.inherited(made.id))] == ["Yes."]
+        assert [turn.text for turn in await store.read(heirs.inherited(made.id, ["c0"]))] == ["Yes."]
 
 
 @pytest.mark.anyio

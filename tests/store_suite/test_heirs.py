@@ -1,18 +1,22 @@
 """Conversations that begin with turns of others, as every store keeps them (specification, "Begun from a record")."""
 
+from datetime import timedelta
+
 import pytest
 from msgspec.structs import replace
 
+from service.config.schema import StoreConfig
 from service.conversations.heritage import Share
 from service.conversations.job import Heritage, Job, JobId
 from service.conversations.states import ConversationState, TurnState
 from service.conversations.transcript import Origin, Turn
 from service.errors import JobNotFound, NotEnded
+from service.node.retention import release
 from service.store import heirs, queries
 from service.store.records import NewJob
 from service.store.store import Store
 from tests.harness.jobs import DEBATE, agent, job
-from tests.harness.stored import J, append, ended, moved, new, post, turn
+from tests.harness.stored import NOW, J, append, ended, moved, new, post, turn
 
 HEIR = JobId("heir")
 
@@ -33,7 +37,7 @@ async def record(store: Store, *names: str, owner: str | None = None) -> None:
 
 
 async def inherited(store: Store, job_id: JobId = HEIR) -> list[Turn]:
-    return await store.read(heirs.inherited(job_id))
+    return await store.read(heirs.inherited(job_id, ["c0"]))
 
 
 async def heir(store: Store, *names: str, name: str = "heir", owner: str | None = None, source: JobId = J) -> None:
@@ -83,6 +87,27 @@ async def test_a_deleted_source_is_kept_for_its_heirs(store: Store) -> None:
 
 async def count_kept(store: Store) -> int:
     return await store.read(lambda connection: len(connection.execute("SELECT number FROM kept_turns").fetchall()))
+
+
+async def test_what_is_released_for_its_age_is_kept_for_heirs(store: Store) -> None:
+    """Of any key: nobody has asked for it to be gone. A number that comes again is no other turn."""
+    await record(store, "a")
+    await heir(store, "a")
+    keep = StoreConfig(keep_jobs_s=1.0)
+    assert await release(store, keep, NOW + timedelta(days=1)) == 1
+    assert [each.text for each in await inherited(store)] == ["a"]
+    later = JobId("later")
+    await post(store, job(*DEBATE, name="later"))
+    spoken = [
+        replace(each, turn=replace(each.turn, key=each.turn.key._replace(job_id=later))) for each in (ended("a"),)
+    ]
+    await append(store, *spoken, moved(ConversationState.COMPLETED, name="later"))
+    await heir(store, "a", name="second", source=later)
+    await store.delete(later)
+    assert len(await inherited(store, JobId("second"))) == 1
+    await append(store, *(moved(ConversationState.COMPLETED, name=name) for name in ("heir", "second")))
+    assert await release(store, keep, NOW + timedelta(days=1)) == 2
+    assert await count_kept(store) == 0
 
 
 async def test_heirs_go_with_their_source(store: Store) -> None:

@@ -318,7 +318,8 @@ class SchedulingCore:
         key = conversation.key(place)
         if conversation.is_started or key in conversation.live.suspects:
             return False
-        return self._readers.hold(key, conversation.agents[place.agent], conversation.definition)
+        job, agent = conversation.live.job, conversation.agents[place.agent]
+        return self._readers.hold(key, (job.priority, job.owner), agent, conversation.definition)
 
     def _end_waits(self, keys: Iterable[TurnKey], cached: CacheLocation | None = None) -> Iterator[events.Action]:
         """Make turns ready whose prompt another has begun with, on the worker that has it."""
@@ -436,8 +437,7 @@ class SchedulingCore:
         conversation = live.conversations[key.conversation_id]
         place = conversation.place(key)
         if isinstance(event, events.TurnInterrupted | events.TurnRejected) and conversation.ending is None:
-            trial = event.trial if isinstance(event, events.TurnInterrupted) else None
-            yield self._make_ready(conversation, place, is_front=True, trial=trial)
+            yield from self._ask_again(event, conversation, place)
             return
         conversation.open.discard(key)
         if not isinstance(event, events.TurnInterrupted | events.TurnRejected):
@@ -463,6 +463,14 @@ class SchedulingCore:
             yield from self._go_on(conversation, self._end_in_order(conversation, place, digest))
         if key.conversation_id in live.conversations:
             self._ready.note_load(live.job.id, live.backlog)
+
+    def _ask_again(
+        self, event: events.TurnInterrupted | events.TurnRejected, conversation: LiveConversation, place: Place
+    ) -> Iterator[events.Action]:
+        trial = event.trial if isinstance(event, events.TurnInterrupted) else None
+        yield self._make_ready(conversation, place, is_front=True, trial=trial)
+        if conversation.definition.heritage is not None:  # it may wait for long: others need not wait for that
+            yield from self._end_waits(self._readers.forget_turn(event.key))
 
     def _take_words(self, event: events.CallerSpoke) -> Iterator[events.Action]:
         """Go on after a turn that was awaited; one that its conversation does not await is known by now."""
@@ -526,13 +534,17 @@ class SchedulingCore:
 
     def _release_all(self, model: str) -> Iterator[events.Action]:
         """Leave all that waits for a model to other nodes; what has a turn in flight goes when that has ended."""
+        was_waited_for = False
         for key in self._ready.keys(model):
             job = self._jobs.get(key.job_id)
             conversation = job.conversations.get(key.conversation_id) if job else None
             if conversation is None or conversation.ending is not None:
                 continue
             if not any(each in self._in_flight for each in conversation.open):
+                was_waited_for = conversation.definition.heritage is not None
                 yield from self._release(conversation)
+        if was_waited_for and self._ready.waiting(model):  # who waited for one of them to read is ready by now
+            yield events.ContinueDispatch()
 
     def _abandon(self, model: str) -> Iterator[events.Action]:
         """Fail all that waits for a model, and with each turn its conversation: better an end than a hang."""

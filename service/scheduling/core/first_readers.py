@@ -16,7 +16,8 @@ from service.conversations.job import Agent, Conversation, JobId, TurnKey
 from service.scheduling.core.events import WorkerReady
 from service.scheduling.core.queue.affinity import PromptReading
 
-Beginning = tuple[object, ...]  # equal for turns whose prompts begin alike
+Beginning = tuple[tuple[str | None, ...], *tuple[object, ...]]  # equal for turns whose prompts begin alike
+Rank = tuple[int, str | None]
 ALL: Final = 1 << 30
 
 
@@ -59,6 +60,15 @@ class FirstReaders:
             self._sharing.add(worker.model)
 
     @property
+    def are_any(self) -> bool:
+        """Whether conversations begin alike here."""
+        return bool(self._alike)
+
+    def held(self, model: str) -> int:
+        """Count the turns of a model that wait for another to read."""
+        return sum(len(alike.held) for (of_agent, *_), alike in self._alike.items() if of_agent[0] == model)
+
+    @property
     def waited_for(self) -> Mapping[TurnKey, TurnKey]:
         """The turns that wait, each with the one that reads for it."""
         return {key: next(iter(alike.running)) for alike in self._alike.values() for key in alike.held}
@@ -68,9 +78,12 @@ class FirstReaders:
         """The turns whose first token others wait for."""
         return tuple(next(iter(alike.running)) for alike in self._alike.values() if alike.held and alike.read_s is None)
 
-    def hold(self, key: TurnKey, agent: Agent, conversation: Conversation) -> bool:
-        """Whether the first turn of a conversation waits for another to read what both begin with."""
-        beginning = _beginning(agent, conversation)
+    def hold(self, key: TurnKey, rank: Rank, agent: Agent, conversation: Conversation) -> bool:
+        """Whether the first turn of a conversation waits for another to read what both begin with.
+
+        Nobody waits for whoever has another ``rank``: a priority, and a key.
+        """
+        beginning = _beginning(rank, agent, conversation)
         if beginning is None:
             return False
         alike = self._alike.setdefault(beginning, _Alike())
@@ -149,10 +162,11 @@ class FirstReaders:
         return free
 
 
-def _beginning(agent: Agent, conversation: Conversation) -> Beginning | None:
+def _beginning(rank: Rank, agent: Agent, conversation: Conversation) -> Beginning | None:
     heritage = conversation.heritage
     if heritage is None:
         return None
     variables = tuple(sorted((conversation.variables or {}).items()))
     ends = tuple(sorted(heritage.ends.items()))
-    return heritage.source, ends, conversation.prompt, variables, agent.id, agent.model, agent.adapter, agent.system
+    of_agent = agent.model, agent.id, agent.adapter, agent.system
+    return of_agent, rank, heritage.source, ends, conversation.prompt, variables

@@ -137,7 +137,8 @@ class PoolsView:
 
     def free(self, model: str) -> int:
         """Count the slots of a model that are free and not waited for; below zero is a queue."""
-        return self._in_flight.free(model) - self._ready.waiting(model)
+        free = self._in_flight.free(model) - self._ready.waiting(model)
+        return free - self._readers.held(model) if self._readers.are_any else free
 
     def is_hopeless(self, model: str) -> bool:
         """Whether no worker of a model will be ready without an operator, here or elsewhere."""

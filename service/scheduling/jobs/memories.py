@@ -84,9 +84,16 @@ class Memories:
         if not self.are_any:
             return
         self.note_size(turn)
+        if not self._is_its_own(turn):
+            return
         prompt = turn.attempts[-1].prompt if turn.attempts else None
         if prompt is not None:
             self._cuts_of(turn.key).decide(turn.key.round, prompt.from_round)
+
+    def _is_its_own(self, turn: Turn) -> bool:
+        """Whether a turn was shown what it would be shown here: an heir may have another memory than its source."""
+        heritage = self._of.conversations[turn.key.conversation_id].heritage
+        return turn.inherited is None or heritage is None or turn.key.agent_id in heritage.alike
 
     def shown_from(self, key: TurnKey) -> int:
         """Return the first round that a turn is shown."""
@@ -95,9 +102,11 @@ class Memories:
     def note_size(self, turn: Turn) -> None:
         """Take the tokens of a turn, and those of its prompt."""
         key, usage = turn.key, turn.usage
-        words = usage.completion_tokens if usage.completion_tokens is not None else len(turn.text) // CHARS_A_TOKEN
+        counted = None if turn.tool_calls or turn.thinking else usage.completion_tokens
+        words = len(turn.text) // CHARS_A_TOKEN if counted is None else counted
         self._sizes.setdefault(key.conversation_id, {})[key.agent_id, key.round] = words + AROUND
-        if usage.prompt_tokens is not None:
+        # With calls of tools the engine's counts are sums, over all that it was asked.
+        if usage.prompt_tokens is not None and not turn.tool_calls:
             self._asked[key.conversation_id, key.agent_id] = key.round, usage.prompt_tokens
 
     def resume(self, cuts: Iterable[MemoryCut]) -> None:
@@ -136,7 +145,7 @@ class Memories:
 
     def hear_summary(self, turn: Turn) -> None:
         """Take a summary that is stored."""
-        if turn.state is TurnState.COMPLETED and turn.text.strip():
+        if turn.state is TurnState.COMPLETED and turn.text.strip() and self._is_its_own(turn):
             reader = self._reader(turn.key)
             self._summaries.setdefault((reader.conversation_id, reader.agent_id), {})[reader.round] = turn.text
 

@@ -250,15 +250,15 @@ class JobTurn(OnSlot):
         self, worker: SupervisedWorker, earlier: Sequence[StoredToolCall], demand: Demand | None, *, is_told: bool
     ) -> Outcome:
         attempt, key, prompts, outlet = self.attempt, self.key, self._prompts, self._around.outlet
+        if self._agent.memory is not None:
+            ending = await cut_memory(prompts, key, attempt, worker, outlet.append)
+            if ending is not None:
+                return ending
         if attempt.cancelled is not None:
             return attempt.cancelled
         journal = addition = None
         if self._agent.tools:
             journal, addition = TurnCalls(key, earlier, outlet.append), describe_calls(earlier)
-        if self._agent.memory is not None:
-            ending = await cut_memory(prompts, key, attempt, worker, outlet.append)
-            if ending is not None:
-                return ending
         request, self._prompt = prompts.request(
             key, self.rejected, attempt.started_at, worker.spec, is_told=is_told, addition=addition
         )

@@ -4,14 +4,16 @@ Statements are written once, in what both understand, with ``?`` for a parameter
 method here. All of a transaction's statements stand between ``begin`` and ``commit`` or ``rollback``.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from service.conversations.job import Job, JobId
 
 Row = Sequence[Any]
+
+FEW: Final = 50  # conversations that are read one by one, and not with all others of their job
 
 
 class Cursor(Protocol):
@@ -133,3 +135,10 @@ class Database(Protocol):
 
     def is_conflict(self, error: Exception) -> bool:
         """Whether a transaction was undone for another's sake alone, and can be tried again at once."""
+
+
+def some_of(column: str, conversations: Collection[str]) -> tuple[str, tuple[str, ...]]:
+    """Return a condition that a row is of one of these conversations, with its values; without, where they are many."""
+    if len(conversations) > FEW:  # all others of their job are read along
+        return "", ()
+    return f" AND {column} IN ({', '.join('?' * len(conversations)) or 'NULL'})", tuple(conversations)

@@ -8,9 +8,12 @@ from service.conversations.until import INHERITED
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.events import (
     Action,
+    ContinueDispatch,
     ConversationEnded,
+    ConversationReleased,
     JobAdmitted,
     JobCancelled,
+    ModelLost,
     PromptRead,
     StartTurn,
     TurnCompleted,
@@ -88,8 +91,9 @@ def test_the_next_one_reads_where_the_first_comes_to_nothing() -> None:
     """Cut off, failed, or ended with nothing told: nobody waits for ever."""
     scheduler = core(shares=True)
     scheduler.handle(forks(5, rounds=2))
-    assert starts(scheduler.handle(TurnInterrupted(key=first(0)))) == [first(0)], "it is asked again, and reads"
-    assert starts(scheduler.handle(TurnFailed(key=first(0), reason="engine_died"))) == [first(1)]
+    again = starts(scheduler.handle(TurnInterrupted(key=first(0))))
+    assert again == [first(0), first(1)], "it is asked again, and nobody waits for that"
+    scheduler.handle(TurnFailed(key=first(0), reason="engine_died"))
     assert starts(scheduler.handle(TurnCompleted(key=first(1)))) == [first(2), first(3), first(4)], "nothing was told"
     assert sound(scheduler)
 
@@ -104,6 +108,38 @@ def test_what_waits_to_be_read_ends_with_its_job() -> None:
     assert not scheduler.view.jobs()
     assert not scheduler.view.readers
     assert starts(scheduler.handle(forks(1))) == [first(0)]
+
+
+def test_all_are_left_to_the_node_that_has_their_model() -> None:
+    """One after the other gets ready as the one before is released."""
+    scheduler = SchedulingCore(POLICIES["fifo"])
+    scheduler.handle(forks(5))
+    left = list[str]()
+    actions = scheduler.handle(ModelLost(model="m", is_elsewhere=True))
+    while any(isinstance(action, ContinueDispatch) for action in actions):
+        left += [each.conversation_id for each in actions if isinstance(each, ConversationReleased)]
+        actions = scheduler.handle()
+    left += [each.conversation_id for each in actions if isinstance(each, ConversationReleased)]
+    assert left == ["c0", "c1", "c2", "c3", "c4"]
+
+
+def test_nobody_waits_for_another_key_or_priority() -> None:
+    """A reader of theirs may itself wait for long."""
+    scheduler = core(shares=True)
+    first_job, second = forks(3), forks(3)
+    other = replace(second.job, id=JobId("other"), priority=5)
+    keys = [each._replace(job_id=other.id) for each in second.ended]
+    started = starts(
+        scheduler.handle(
+            first_job,
+            JobAdmitted(
+                job=other,
+                ended=dict.fromkeys(keys, (TurnState.COMPLETED, None)),
+                digests=dict.fromkeys(keys, INHERITED),
+            ),
+        )
+    )
+    assert {each.job_id for each in started} == {J, other.id}
 
 
 def test_what_begins_otherwise_does_not_wait() -> None:

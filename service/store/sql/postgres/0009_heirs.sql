@@ -20,12 +20,12 @@ CREATE INDEX heirs_by_source ON heirs (source_job, source_conversation, agent);
 
 -- What heirs have inherited of jobs that were deleted, as long as there are such heirs.
 CREATE TABLE kept_turns (
-    number BIGINT PRIMARY KEY,               -- that of the turn
     job_id TEXT NOT NULL,
     conversation_id TEXT NOT NULL,
     agent TEXT NOT NULL,
     round INTEGER NOT NULL,
+    number BIGINT NOT NULL,                 -- that of the turn, which another may have by now
     state TEXT NOT NULL,
-    record TEXT NOT NULL
+    record TEXT NOT NULL,
+    PRIMARY KEY (job_id, conversation_id, agent, round, number)
 );
-CREATE INDEX kept_turns_by_place ON kept_turns (job_id, conversation_id, agent, round);
