@@ -20,7 +20,7 @@ from tests.harness.waiting import is_alive, wait_for
 KILLS, SOAK_KILLS = 4, 200
 STOP: Document = {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}}
 WORDS = "yes | no | maybe | I wonder."
-COMPARED = ("agent", "role", "round", "by", "state", "reason", "text", "signals")
+COMPARED = ("agent", "role", "round", "by", "kind", "state", "reason", "text", "signals", "memory")
 UNTIL: list[list[Document]] = [
     [{"agent": "bob", "says": ["yes"]}],
     [{"agent": "ann", "matches": "^ma"}],
@@ -52,7 +52,8 @@ def rounds(seed: int) -> Document:
         for agent, readers in zip(agents, (["bob"], [], ["cid"], ["guest"], ["ann"]), strict=True):
             agent["visible_to"] = readers
     talks = [{"id": f"c{n}", "prompt": f"{seed}, {n}?", "until": until} for n, until in enumerate(UNTIL)]
-    return {"name": f"rounds-{seed}", "rounds": 4, "agents": agents, "conversations": talks}
+    memory = {"keep": {"rounds": 2}} if seed % 2 else {"keep": {"rounds": 1}, "summary": {"by": "self"}}
+    return {"name": f"rounds-{seed}", "rounds": 4, "memory": memory, "agents": agents, "conversations": talks}
 
 
 def led(seed: int) -> Document:
@@ -136,8 +137,8 @@ def transcripts(service: Service, job_id: str) -> list[Document]:
     ]
 
 
-def placed(turn: Document) -> tuple[int, str]:
-    return turn["round"], turn["agent"]
+def placed(turn: Document) -> tuple[int, str, str]:
+    return turn["round"], turn["agent"], turn["kind"]
 
 
 @pytest.mark.system

@@ -32,7 +32,7 @@ from transport.dialects.openai import message_document
 CSV: Final = "text/csv"
 COLUMNS: Final = (
     *("job", "conversation", "round", "agent", "state", "reason", "detail", "text", "worker"),
-    *("prompt_tokens", "cached_tokens", "completion_tokens", "started_at", "finished_at"),
+    *("prompt_tokens", "cached_tokens", "completion_tokens", "started_at", "finished_at", "kind", "inherited"),
 )
 MAX_KEY_LENGTH: Final = 255
 MOST_WAIT_S: Final = 60.0
@@ -54,6 +54,11 @@ class _Usage(Struct):
     completion_tokens: int | None = None
 
 
+class _Origin(Struct):
+    job: str
+    conversation: str
+
+
 class _Turn(Struct):
     agent: str
     round: int
@@ -65,6 +70,8 @@ class _Turn(Struct):
     worker: str | None = None
     started_at: str | None = None
     finished_at: str | None = None
+    kind: str = ""
+    inherited: _Origin | None = None
 
 
 class _Transcript(Struct):
@@ -81,11 +88,13 @@ async def csv_rows(job_id: str, transcripts: AsyncIterator[Iterator[bytes]]) -> 
     async for pieces in transcripts:
         transcript = _decode(b"".join(pieces))
         for turn in transcript.turns:
+            origin = turn.inherited
             yield _line(
                 (
                     *(job_id, transcript.id, turn.round, turn.agent, turn.state, turn.reason, turn.detail),
                     *(turn.text, turn.worker, turn.usage.prompt_tokens, turn.usage.cached_tokens),
-                    *(turn.usage.completion_tokens, turn.started_at, turn.finished_at),
+                    *(turn.usage.completion_tokens, turn.started_at, turn.finished_at, turn.kind),
+                    None if origin is None else f"{origin.job}/{origin.conversation}",
                 )
             )
         await anyio.lowlevel.checkpoint()

@@ -27,7 +27,12 @@ def print_transcript(console: Console, name: str, transcript: Mapping[str, objec
     console.print(f"\n[bold]{escape(place)}[/]: {escape(str(transcript['state']) + reason)}")
     turns = transcript["turns"]
     for turn in turns if isinstance(turns, Sequence) else ():
-        details = ", ".join(str(turn[key]) for key in ("state", "reason", "worker") if turn.get(key))
+        known = [str(turn[key]) for key in ("state", "reason", "worker") if turn.get(key)]
+        if turn.get("kind", "turn") != "turn":
+            known.append(turn["kind"])
+        if turn.get("inherited"):
+            known.append("inherited of {job}/{conversation}".format(**turn["inherited"]))
+        details = ", ".join(known)
         console.print(f"\n[cyan]\\[round {turn['round']}] {escape(turn['agent'])}[/] ({escape(details)})")
         if turn.get("detail"):
             console.print(f"  {plain(turn['detail'])}", markup=False, highlight=False, soft_wrap=True, style="red")
