@@ -191,7 +191,7 @@ class Memories:
         reader = self._of.agent(key)
         by = reader.memory.summary.by if reader.memory is not None and reader.memory.summary is not None else None
         author = reader if by is None else self._of.casts[key.conversation_id][by]
-        params = {name: value for name, value in author.params.items() if name not in CONSTRAINTS}
+        params = {name: value for name, value in author.params.items() if name not in {*CONSTRAINTS, *BOUNDS}}
         return replace(author, params=params, tools=(), exit_tools=(), validation=None)
 
     def summed(self, key: TurnKey, until: int) -> Sequence[Utterance]:

@@ -81,7 +81,7 @@ async def _sum_up(
     return TurnEnded(
         turn=with_answer(turn, own, has_markup=author.markup),
         at=now,
-        used=(usage_key(author, job.owner, key.job_id), measures.used),
+        used=(usage_key(author, job.owner, key.job_id), replace(measures.used, turns=0)),  # it is none of a job's
         model=author.model,
         measures=measures,
     )
