@@ -164,6 +164,29 @@ def test_run_again_goes_on_where_it_was(tmp_path: Path, free_ports: Callable[[in
 
 
 @pytest.mark.system
+@pytest.mark.system
+def test_run_goes_on_with_a_job_of_its_own_output(folder: Path) -> None:
+    """It knows the jobs there by their ids; another folder's it does not."""
+    common = ("--config", str(folder / "roundhouse.yaml"), "--output")
+    first = run_command("run", write_job(folder, debate(rounds=1)), *common, str(folder / "out"))
+    assert first.returncode == 0, first.stderr
+    source = json.loads((folder / "out" / "debate" / "manifest.json").read_text())["id"]
+    heir = {
+        **debate(rounds=2),
+        "name": "longer",
+        "conversations": [{"id": "q0", "from": {"job": source, "conversation": "q0"}}],
+    }
+    job = write_job(folder, heir, "longer.yaml")
+    second = run_command("run", job, *common, str(folder / "out"))
+    assert second.returncode == 0, second.stderr
+    (transcript,) = (folder / "out" / "longer" / "transcripts").glob("*.json")
+    turns = json.loads(transcript.read_text())["turns"]
+    assert [turn["inherited"] is not None for turn in turns] == [True] * 3 + [False] * 3
+    elsewhere = run_command("run", job, *common, str(folder / "elsewhere"))
+    assert elsewhere.returncode != 0
+    assert source in elsewhere.stderr
+
+
 def test_run_runs_what_it_was_asked_for(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """An interrupted job of the same output is left alone; a changed job of the same name deletes no transcripts."""
     record = tmp_path / "record.jsonl"
