@@ -25,8 +25,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--context", type=int, default=4096)
-    parser.add_argument("--answer", type=int, default=32)
+    parser.add_argument("--answer", type=int, default=16)
     parser.add_argument("--view", choices=["own", "shared"], default="own")
+    parser.add_argument("--summary", type=int, default=60, help="tokens of a summary at most; 0 is without")
     parser.add_argument("--keep", default='"auto"', help="as JSON")
     options = parser.parse_args()
     model = {
@@ -40,7 +41,12 @@ def main() -> None:
     job = {
         "rounds": options.rounds,
         "view": options.view,
-        "memory": {"keep": json.loads(options.keep)},
+        "memory": {
+            "keep": json.loads(options.keep),
+            "summary": {"by": NAMES[0] if options.view == "shared" else "self", "max_tokens": options.summary}
+            if options.summary
+            else None,
+        },
         "agents": [{"id": name, "model": "m", "system": f"You are {name}. Two sentences.", "params": params}
                    for name in NAMES],
         "conversations": [{"id": "c", "prompt": "The village talks about its well, which has run dry."}],
@@ -57,14 +63,20 @@ def main() -> None:
 
 def told(talk: dict[str, Any], state: str) -> str:
     """Return the figures of a conversation in words."""
-    turns = [turn for turn in talk["turns"] if turn["state"] == "completed"]
+    made = [turn for turn in talk["turns"] if turn["state"] == "completed"]
+    turns, summaries = ([turn for turn in made if turn["kind"] == kind] for kind in ("turn", "summary"))
     overflows = sum(turn["reason"] == "context_overflow" for turn in talk["turns"])
-    prompts = [turn["usage"]["prompt_tokens"] for turn in turns]
-    cached = sum(turn["usage"]["cached_tokens"] for turn in turns)
+    prompts = [turn["usage"]["prompt_tokens"] for turn in made]
+    cached = sum(turn["usage"]["cached_tokens"] for turn in made)
+    tokens, of_summaries = (
+        sum(turn["usage"]["prompt_tokens"] + turn["usage"]["completion_tokens"] for turn in some)
+        for some in (made, summaries)
+    )
     cuts = {(turn["agent"], turn["memory"]["from_round"]) for turn in turns if turn["memory"]}
     return (
         f"{state}, {len(turns)} turns, {overflows} context_overflow, longest prompt {max(prompts)} tokens, "
-        f"{cached / sum(prompts):.3f} of all prompt tokens cached, {len(cuts)} cuts"
+        f"{cached / sum(prompts):.3f} of all prompt tokens cached, {len(cuts)} cuts, {len(summaries)} summaries of "
+        f"{of_summaries / tokens:.3f} of all tokens"
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from service.conversations.job import Agent, Conversation, Former, Heritage, Job, JobId, Mode, TurnKey, TurnKind
+from service.conversations.job import Agent, Conversation, Former, Heritage, Job, JobId, Mode, TurnKey, TurnKind, View
 from service.conversations.states import ConversationState, TurnState
 from service.conversations.transcript import Origin, Turn
 from service.conversations.turn_failures import digest_of_failure
@@ -47,6 +47,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     conversation: str
     agent: str
     rounds: int
+    kind: TurnKind = TurnKind.TURN
 
 
 class CutFault(Exception):
@@ -69,7 +70,8 @@ def ends_of(cut: Cut, recorded: Recorded) -> dict[str, int]:
         agent, number = cut.before
         if agent not in recorded.speakers:
             raise CutFault("before.agent", f"{agent!r} is no agent of {cut.job}/{cut.conversation}")
-        if not any(turn.key.agent_id == agent and turn.key.round == number for turn in recorded.turns):
+        keys = (turn.key for turn in recorded.turns if turn.kind is TurnKind.TURN)
+        if not any(key.agent_id == agent and key.round == number for key in keys):
             raise CutFault("before", f"a turn of {agent!r} in round {number} is not recorded")
         _check_rounds("before.round", number, ends, left, recorded)
         behind = _behind(recorded, agent)
@@ -141,13 +143,9 @@ def inherit(cut: Cut, recorded: Recorded, heir: Job, rounds: int) -> tuple[Herit
     if heir.mode is not recorded.job.mode or heir.leader != recorded.job.leader:
         raise CutFault("job", f"a conversation goes on as it began: mode {recorded.job.mode}, and with its leader")
     ends = {name: min(end, rounds) for name, end in ends_of(cut, recorded).items()}
-    heard = {(turn.key, turn.kind) for turn in _heard(recorded)}
-    summed = {(turn.key, turn.kind) for turn in recorded.turns if turn.kind is TurnKind.SUMMARY}
-    taken = [
-        turn
-        for turn in recorded.turns
-        if (turn.key, turn.kind) in heard | summed and turn.key.round < ends[turn.key.agent_id]
-    ]
+    heard = {turn.key for turn in _heard(recorded) if turn.key.round < ends[turn.key.agent_id]}
+    upto = _summed_upto(recorded, heard)
+    taken = [turn for turn in recorded.turns if _is_taken(turn, heard, upto)]
     own = {agent.id for agent in heir.agents}
     spoke = {turn.key.agent_id for turn in taken}
     if heir.mode is Mode.LED and not spoke <= own:
@@ -168,6 +166,21 @@ def inherit(cut: Cut, recorded: Recorded, heir: Job, rounds: int) -> tuple[Herit
     return heritage, taken
 
 
+def _summed_upto(recorded: Recorded, heard: Collection[TurnKey]) -> dict[str, int]:
+    """Return the round up to which summaries are taken: of each agent, or in a shared view of all, who read them."""
+    upto: dict[str, int] = {}
+    for key in heard:
+        upto[key.agent_id] = max(upto.get(key.agent_id, -1), key.round)
+    last = max(upto.values(), default=-1)
+    return dict.fromkeys(recorded.speakers, last) if recorded.job.view is View.SHARED else upto
+
+
+def _is_taken(turn: Turn, heard: Collection[TurnKey], upto: Mapping[str, int]) -> bool:
+    if turn.kind is TurnKind.SUMMARY:
+        return turn.key.round <= upto.get(turn.key.agent_id, -1)
+    return turn.key in heard
+
+
 def _with_same_memory(source: Job, heir: Job) -> frozenset[str]:
     """Return the agents that are shown of the past what they were shown there."""
     memories = {agent.id: agent.memory for agent in source.agents}
@@ -182,13 +195,13 @@ def _former(recorded: Recorded, agent: Agent) -> Former:
 
 def shares_of(taken: Iterable[Turn]) -> list[Share]:
     """Return where turns were spoken, and up to which round: of an original no more than the fork of it had taken."""
-    rounds: dict[tuple[Origin, str], int] = {}
+    rounds: dict[tuple[Origin, str, TurnKind], int] = {}
     for turn in taken:
-        place = _origin(turn), turn.key.agent_id
+        place = _origin(turn), turn.key.agent_id, turn.kind
         rounds[place] = max(rounds.get(place, 0), turn.key.round + 1)
     return [
-        Share(job=origin.job, conversation=origin.conversation, agent=agent, rounds=upto)
-        for (origin, agent), upto in rounds.items()
+        Share(job=origin.job, conversation=origin.conversation, agent=agent, kind=kind, rounds=upto)
+        for (origin, agent, kind), upto in rounds.items()
     ]
 
 

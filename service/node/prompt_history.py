@@ -18,8 +18,9 @@ from service.conversations.wording import ConversationWords
 from service.errors import JobNotFound, TurnNotFound
 from service.scheduling.jobs.prompts import REJECTED, JobPrompts
 from service.scheduling.scheduler import Scheduler
-from service.store import heirs, queries
+from service.store import heirs, memory_cuts, queries
 from service.store.databases.database import Connection
+from service.store.records import MemoryCut
 from service.store.store import Store
 from transport.request import Constraint, Message, Thought
 from workers.requests.prompts.render import ToolBudget, render_messages
@@ -43,6 +44,7 @@ class _Conversation(msgspec.Struct, frozen=True, kw_only=True):
     job: Job
     words: ConversationWords | None
     turns: Sequence[Turn]
+    cuts: Sequence[MemoryCut]
 
 
 class PromptHistory:
@@ -124,6 +126,7 @@ class PromptHistory:
         spoken: Sequence[Turn],
     ) -> Iterator[AskedPrompt]:
         prompts = JobPrompts(stored.job)
+        prompts.memories.resume(stored.cuts)
         prompts.hear_again(spoken)
         is_summary = turn is not None and turn.kind is TurnKind.SUMMARY
         reader = self._reader_of(prompts, key) if is_summary else key
@@ -184,8 +187,9 @@ def _read(connection: Connection, key: TurnKey, adapters: Mapping[str, str]) -> 
     if heritages:
         conversations = (replace(each, heritage=heritages.get(each.id)) for each in job.conversations)
         job = replace(job, conversations=tuple(conversations))
+    cuts = memory_cuts.of_conversations(key.job_id, [key.conversation_id])(connection)
     words = queries.words(key.job_id, [key.conversation_id])(connection)
-    return _Conversation(job=job, words=words.get(key.conversation_id), turns=conversation.turns)
+    return _Conversation(job=job, words=words.get(key.conversation_id), turns=conversation.turns, cuts=cuts)
 
 
 def _check(job: Job, key: TurnKey) -> None:

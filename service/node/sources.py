@@ -20,7 +20,7 @@ from service.conversations.heritage import (
     shares_of,
     silent_turns,
 )
-from service.conversations.job import Job, JobId
+from service.conversations.job import Job, JobId, TurnKind
 from service.conversations.job_document import with_conversations
 from service.conversations.job_parser import parse_stored
 from service.conversations.spec import FromSpec
@@ -167,6 +167,7 @@ def _inherited(job: Job, cuts: Mapping[int, Cut], sources: SourceOf, most: int) 
     conversations, shares, inherited = list(job.conversations), dict[str, Sequence[Share]](), list[Turn]()
     words: dict[str, ConversationWords] = {}
     faults: list[Fault] = []
+    count = 0
     for place, source in sources.items():
         conversation, cut = conversations[place], cuts[place]
         try:
@@ -174,7 +175,8 @@ def _inherited(job: Job, cuts: Mapping[int, Cut], sources: SourceOf, most: int) 
         except CutFault as fault:
             faults.append(Fault(path=f"conversations[{place}].from.{fault.field}", message=str(fault)))
             continue
-        if len(inherited) + len(taken) > most:
+        count += sum(turn.kind is TurnKind.TURN for turn in taken)
+        if count > most:
             message = f"more turns are inherited than limits.turns = {most}"
             raise InvalidJob([Fault(path=f"conversations[{place}].from", message=message)])
         turns = [as_inherited(turn, job.id, conversation.id) for turn in taken]

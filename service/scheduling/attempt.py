@@ -33,7 +33,7 @@ class RunningAttempt:
         self.scope: CancelScope | None = None  # before there is one
         self.cancelled: Cancelled | None = None  # by the service
         self.seconds = 0.0  # for which it held its slot, once it has ended
-        self.lent_s = 0.0  # for which others had it, while its tools ran
+        self.lent_s = 0.0  # for which others had it, while its tools ran, or its summary
 
     def __repr__(self) -> str:
         return f"<RunningAttempt {self.worker}#{self.incarnation} {self.answer!r}>"

@@ -300,6 +300,7 @@ def _unwritable(turn: Turn, error: Exception) -> Turn:
     detail = f"its result cannot be stored: {type(error).__name__}"
     return Turn(
         key=turn.key,
+        kind=turn.kind,
         state=TurnState.FAILED,
         role=turn.role,
         reason=INTERNAL,

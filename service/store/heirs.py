@@ -19,7 +19,8 @@ from service.store.records import decode_turn
 Shares = Mapping[str, Sequence[Share]]  # by the heir's conversation
 _SHARED: Final = (
     " ON spoken.job_id = source_job AND spoken.conversation_id = source_conversation"
-    " AND spoken.agent = heirs.agent AND spoken.round < heirs.rounds AND spoken.state != 'cancelled'"
+    " AND spoken.agent = heirs.agent AND spoken.kind = heirs.kind AND spoken.round < heirs.rounds"
+    " AND spoken.state != 'cancelled'"
 )
 _SAME_KEY: Final = "coalesce((SELECT key_name FROM jobs WHERE id = heirs.job_id), '') = coalesce(?, '')"
 _decode = msgspec.json.Decoder(Heritage).decode
@@ -45,10 +46,10 @@ def add(connection: Connection, job: Job, shares: Shares) -> None:
         ((job.id, name, msgspec.json.encode(heritage).decode()) for name, heritage in heritages),
     )
     connection.execute_many(
-        "INSERT INTO heirs (job_id, conversation_id, source_job, source_conversation, agent, rounds)"
-        " VALUES (?, ?, ?, ?, ?, ?)",
+        "INSERT INTO heirs (job_id, conversation_id, source_job, source_conversation, agent, kind, rounds)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
         (
-            (job.id, name, share.job, share.conversation, share.agent, share.rounds)
+            (job.id, name, share.job, share.conversation, share.agent, share.kind.value, share.rounds)
             for name, those in shares.items()
             for share in those
         ),
@@ -97,9 +98,9 @@ def keep_for_all(connection: Connection, job_id: JobId) -> None:
 
 def _keep(connection: Connection, job_id: JobId, of_heirs: str, values: Sequence[object]) -> None:
     connection.execute(
-        "INSERT INTO kept_turns (number, job_id, conversation_id, agent, round, state, record)"  # noqa: S608
+        "INSERT INTO kept_turns (number, job_id, conversation_id, agent, round, kind, state, record)"  # noqa: S608
         " SELECT DISTINCT spoken.number, spoken.job_id, spoken.conversation_id, spoken.agent, spoken.round,"
-        f" spoken.state, spoken.record FROM heirs JOIN turns AS spoken{_SHARED}"
+        f" spoken.kind, spoken.state, spoken.record FROM heirs JOIN turns AS spoken{_SHARED}"
         f" WHERE source_job = ? AND heirs.job_id != source_job{of_heirs}",
         (job_id, *values),
     )
@@ -156,6 +157,6 @@ def drop_unused(connection: Connection, sources: Iterable[tuple[str, str]]) -> N
         connection.execute(
             "DELETE FROM kept_turns WHERE job_id = ? AND conversation_id = ? AND NOT EXISTS (SELECT 1 FROM heirs"
             " WHERE source_job = kept_turns.job_id AND source_conversation = kept_turns.conversation_id"
-            " AND heirs.agent = kept_turns.agent AND heirs.rounds > kept_turns.round)",
+            " AND heirs.agent = kept_turns.agent AND heirs.kind = kept_turns.kind AND heirs.rounds > kept_turns.round)",
             source,
         )

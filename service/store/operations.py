@@ -312,7 +312,8 @@ def _requeue_turn(connection: Connection, record: TurnRequeued, events: Events) 
 def _end_turn(connection: Connection, record: TurnEnded, events: Events) -> None:
     turn = record.turn
     # A caller may have spoken as the conversation was ended.
-    but = " ON CONFLICT DO NOTHING" if turn.state is TurnState.CANCELLED and turn.by is SpokenBy.CALLER else ""
+    may_be_there = turn.state is TurnState.CANCELLED and turn.by is SpokenBy.CALLER
+    but = " ON CONFLICT DO NOTHING" if may_be_there or turn.kind is TurnKind.SUMMARY else ""
     inserted = connection.execute(
         "INSERT INTO turns (job_id, conversation_id, agent, round, kind, state, reason, record)"  # noqa: S608
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?)" + but,

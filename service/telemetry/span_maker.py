@@ -20,7 +20,7 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, Statu
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from service.conversations.job import JobId
+from service.conversations.job import JobId, TurnKind
 from service.conversations.measures import AttemptMeasures, RequestMeasures
 from service.conversations.states import ENDED_CONVERSATIONS, ConversationState, TurnState
 from service.conversations.transcript import Attempt, Turn
@@ -190,7 +190,8 @@ class Spans:
                 self._add_tools(set_span_in_context(chat, Context()), fact.measures.began_at, turn.tool_calls)
         _set_end(span, turn.state, turn.reason)
         span.end(_ns(turn.finished_at or fact.at))
-        conversation.note(turn, span.get_span_context(), fact.readers)
+        if turn.kind is TurnKind.TURN:
+            conversation.note(turn, span.get_span_context(), fact.readers)
 
     def _add_attempt(self, context: Context, model: str, attempt: Attempt) -> None:
         """Make the span of an attempt that was not the last, of which less is known."""

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from service.conversations.job import TurnKind
 from service.conversations.measures import AttemptMeasures, RequestMeasures
 from service.conversations.states import ENDED_CONVERSATIONS
 from service.store.records import ConversationMoved, Record, TurnEnded, TurnMoved, TurnRequeued
@@ -94,6 +95,10 @@ class TurnMetrics:
 
     def _end_turn(self, fact: TurnEnded) -> None:
         turn, place = fact.turn, self._place(JOB, fact.model)
+        if turn.kind is TurnKind.SUMMARY:  # an attempt, and no turn
+            if fact.measures is not None:
+                self._count_attempt(JOB, fact.measures)
+            return
         self._turns(*place.labels, turn.state.value, turn.reason or "").inc()
         if fact.measures is None:  # it was on no slot at its end, and its attempts were counted before
             return

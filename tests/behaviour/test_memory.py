@@ -151,6 +151,39 @@ def test_what_is_left_out_is_summed_up_first(service: Service, view: str, by: st
     assert [re.sub(r"\s+", " ", each) for each in said] == [re.sub(r"\s+", " ", each) for each in told]
 
 
+def test_a_fork_has_the_summary_that_its_source_was_shown(service: Service) -> None:
+    """In a shared view another agent has made it, whose own turn of that round is to be said again."""
+    agents = [
+        {"id": "ann", "model": "m", "system": "Talk."},
+        {"id": "bob", "model": "m", "system": "Talk.", "speak_after_within_round": ["ann"]},
+    ]
+    shared = job({"keep": {"rounds": 6}, "summary": {"by": "bob"}}, view="shared", agents=agents)
+    source, _ = run(service, shared)
+    begun = {"job": source, "conversation": "c", "before": {"agent": "bob", "round": 7}}
+    fork, turns = run(service, {**shared, "rounds": 9, "conversations": [{"id": "c", "from": begun}]})
+    first = next(turn for turn in turns if turn["inherited"] is None)
+    assert (first["agent"], first["round"]) == ("bob", 7)
+    assert first["memory"] == {"from_round": 5, "summary_of": [0, 4]}
+    assert prompt(service, fork, "bob", 7) == prompt(service, source, "bob", 7)
+
+
+def test_a_summary_reveals_to_nobody_what_it_may_not_read(service: Service) -> None:
+    """In a shared view it is made of what all may read."""
+    agents = [
+        {"id": "ann", "model": "m", "system": "Talk."},
+        {"id": "spy", "model": "m", "system": "Talk.", "visible_to": ["ann"]},
+        {"id": "bob", "model": "m", "system": "Talk."},
+    ]
+    memory = {"keep": {"rounds": 6}, "summary": {"by": "ann"}}
+    job_id, _ = run(service, job(memory, view="shared", agents=agents))
+    made = summaries(service, job_id)
+    assert made
+    for each in made:
+        text = prompt(service, job_id, "ann", each["round"], "summary")
+        assert "bob:" in text
+        assert "spy:" not in text
+
+
 def test_a_summary_that_fails_is_a_plain_cut(tmp_path: Path, free_ports: Ports) -> None:
     """Refused by its engine: the turn goes on without, and the record says so."""
     model = scripted_model(free_ports(1), slots=2, tokens=5, reject=400, reject_on="SUM UP")

@@ -27,7 +27,7 @@ from service.cli.displays.status_table import (
     tokens_per_s,
     who,
 )
-from service.conversations.job import JobId, TurnKey
+from service.conversations.job import JobId, TurnKey, TurnKind
 from service.conversations.states import ENDED_CONVERSATIONS, ENDED_TURNS, ConversationState
 from service.node.jobs import JobView
 from service.node.node import Node
@@ -61,6 +61,10 @@ class PromptDisplay:
     async def _show_turn(self, node: Node, job_id: JobId, event: dict[str, object]) -> None:
         key = TurnKey(job_id, str(event["conversation"]), str(event["agent"]), int(str(event["round"])))
         if event["state"] in (READY, "in_flight") and not event.get("reason"):
+            return
+        if event.get("kind") == TurnKind.SUMMARY:
+            for prompt in await node.prompts.of_turn(key, TurnKind.SUMMARY):
+                self._print(key, 1, prompt)
             return
         asked = await node.prompts.of_turn(key)
         begin = self._printed.get(key, 0)

@@ -541,7 +541,7 @@ class SchedulingCore:
             if conversation is None or conversation.ending is not None:
                 continue
             if not any(each in self._in_flight for each in conversation.open):
-                was_waited_for = conversation.definition.heritage is not None
+                was_waited_for |= conversation.definition.heritage is not None
                 yield from self._release(conversation)
         if was_waited_for and self._ready.waiting(model):  # who waited for one of them to read is ready by now
             yield events.ContinueDispatch()

@@ -10,7 +10,7 @@ import anyio
 from msgspec.structs import replace
 
 from service.conversations.discussion import Discussion, Utterance
-from service.conversations.job import Agent, Conversation, Job, TurnKey, View
+from service.conversations.job import Agent, Conversation, Job, PromptAt, TurnKey, View
 from service.conversations.memory import CHARS_A_TOKEN, MARGIN, Cuts, first_shown
 from service.conversations.prompt_messages import agent_request, opened
 from service.conversations.prompt_record import PromptRecord
@@ -25,6 +25,8 @@ EVERYBODY: Final = ""  # the reader of a shared view
 SUM_UP: Final = 96  # tokens of the words that ask for a summary
 AROUND: Final = 8  # tokens around the words of a turn in a prompt: its speaker, and the template
 BOUNDS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
+# Parameters of an agent's answers that mean nothing, or harm, where it sums up.
+OF_ANSWERS: Final = frozenset({*CONSTRAINTS, *BOUNDS, "min_tokens", "tool_choice", "parallel_tool_calls", "stop"})
 
 
 class RememberedJob(Protocol):
@@ -125,6 +127,8 @@ class Memories:
         cuts = self._cuts_of(key)
         if agent.memory is None or cuts.is_decided(key.round):
             return None
+        if self._of.job.prompt_at is PromptAt.START:
+            self._of.discussion(key.conversation_id).make_prompt_once(key.agent_id, key.round)
         before = cuts.shown_in(key.round)
         shown = self._shown(agent, key, key.round, before)
         room = self._room(agent, key, spec, sum(size for at, size in shown.items() if at >= key.round))
@@ -160,11 +164,13 @@ class Memories:
         wanted, wording = reader.memory.summary, self._of.words[key.conversation_id].models[author.model]
         asked = wanted.prompt or Template(wording.sum_up).safe_substitute(words=wanted.max_tokens * 2 // 3)
         before = self._cuts_of(key).shown_in(key.round - 1)
+        given = spec.defaults_beside(author.params)
+        defaults = {name: value for name, value in given.items() if name not in CONSTRAINTS}
         record = PromptRecord(
             heard=self._of.discussion(key.conversation_id).heard_turns(key.agent_id, key.round),
             addition=asked,
-            defaults=dict(spec.defaults_beside(author.params)),
-            changes={"max_tokens": wanted.max_tokens},
+            defaults=defaults,
+            changes=dict.fromkeys({"max_tokens", *(set(BOUNDS) & defaults.keys())}, wanted.max_tokens),
             from_round=before,
             is_summed=self.summary_before(key, before) is not None,
         )
@@ -184,14 +190,15 @@ class Memories:
         reader = self._reader(key)
         known = self._summaries.get((reader.conversation_id, reader.agent_id), {})
         made = self._cuts_of(key).decided_for(from_round)
-        return next((text for at, text in known.items() if made is not None and at in made), None)
+        newest = max((at for at in known if made is not None and at in made), default=None)
+        return None if newest is None else known[newest]
 
     def summarizer(self, key: TurnKey) -> Agent:
         """Return who sums up for a turn, its own agent or another, as it does: without tools, in any form."""
         reader = self._of.agent(key)
         by = reader.memory.summary.by if reader.memory is not None and reader.memory.summary is not None else None
         author = reader if by is None else self._of.casts[key.conversation_id][by]
-        params = {name: value for name, value in author.params.items() if name not in {*CONSTRAINTS, *BOUNDS}}
+        params = {name: value for name, value in author.params.items() if name not in OF_ANSWERS}
         return replace(author, params=params, tools=(), exit_tools=(), validation=None)
 
     def summed(self, key: TurnKey, until: int) -> Sequence[Utterance]:

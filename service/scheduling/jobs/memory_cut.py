@@ -23,11 +23,17 @@ Append = Callable[[Sequence[Record]], Awaitable[bool]]
 
 
 async def cut_memory(
-    prompts: JobPrompts, key: TurnKey, attempt: RunningAttempt, worker: SupervisedWorker, append: Append
+    prompts: JobPrompts,
+    key: TurnKey,
+    attempt: RunningAttempt,
+    worker: SupervisedWorker,
+    append: Append,
+    cache_owner: str | None,
 ) -> Outcome | None:
     """Decide what a turn is shown of the past, sum up what is left out, and store both; return why the turn ends.
 
     Its ``attempt`` holds the slot. ``append`` returns when facts are durable; False if another node has them by now.
+    What is told of the prompt's cache is the ``cache_owner``'s.
     """
     memories, memory = prompts.memories, prompts.agent(key).memory
     with anyio.CancelScope() as attempt.scope:
@@ -37,11 +43,14 @@ async def cut_memory(
                 return None
             made: TurnEnded | None = None
             if memory is not None and memory.summary is not None:
-                ended = await _sum_up(prompts, key, cut.from_round, attempt, worker)
+                ended = await _sum_up(prompts, (key, cut.from_round), attempt, worker, cache_owner)
                 if not isinstance(ended, TurnEnded):
                     return ended
                 made = ended
-            if not await append([cut] if made is None else [cut, made]):
+            # What is handed in is written, whoever waits: not to know of it would be to sum up again.
+            with anyio.CancelScope(shield=True):
+                is_stored = await append([cut] if made is None else [cut, made])
+            if not is_stored:
                 return Cancelled(reason=CancelReason.LEASE_LOST)
             memories.take_cut(cut, None if made is None else made.turn)
             return None
@@ -49,16 +58,26 @@ async def cut_memory(
 
 
 async def _sum_up(
-    prompts: JobPrompts, key: TurnKey, until: int, attempt: RunningAttempt, worker: SupervisedWorker
+    prompts: JobPrompts,
+    what: tuple[TurnKey, int],
+    attempt: RunningAttempt,
+    worker: SupervisedWorker,
+    cache_owner: str | None,
 ) -> TurnEnded | Outcome:
-    """Return the end of a summary of rounds below ``until``, or the outcome that is the reader's turn's as well."""
-    memories, job = prompts.memories, prompts.job
+    """Return the end of a summary, or the outcome that is the reader's turn's as well.
+
+    It is made for a turn, of the rounds below the one beside it.
+    """
+    memories, job, (key, until) = prompts.memories, prompts.job, what
     own = RunningAttempt(attempt.worker, attempt.incarnation)
     asked, prompt = memories.summary_request(key, until, own.started_at, worker.spec)
+    own.answer.own_tokens = None if cache_owner is None else prompts.own_tokens(key)
+    asked = replace(asked, cache_owner=cache_owner)
     own.request = attempt.request = worker.requests.prepare(asked, own.answer)
     outcome = await worker.requests.perform(asked, own.answer, own.request)
     attempt.request = None
     own.end()
+    attempt.lent_s += own.seconds  # the summary has the slot meanwhile, and is counted by itself
     # Whatever else happens to the engine happens to the turn.
     if not (isinstance(outcome, Completed | RequestFailed) or proof_of(outcome) is Proof.REFUSED):
         return outcome

@@ -244,7 +244,8 @@ class JobPrompts:
         agent, conversation = self.agent(key), self.conversations[key.conversation_id]
         discussion = self.discussion(key.conversation_id)
         if self.job.prompt_at is PromptAt.START and not rejected:  # a re-prompt adds a reason, and nothing else
-            discussion.make_prompt(key.agent_id, key.round)
+            make = discussion.make_prompt if agent.memory is None else discussion.make_prompt_once
+            make(key.agent_id, key.round)  # a memory was decided on with what was heard by then
         defaults = spec.defaults_beside(agent.params)
         first = self.memories.shown_from(key) if agent.memory is not None else 0
         record = PromptRecord(

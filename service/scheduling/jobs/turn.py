@@ -250,8 +250,9 @@ class JobTurn(OnSlot):
         self, worker: SupervisedWorker, earlier: Sequence[StoredToolCall], demand: Demand | None, *, is_told: bool
     ) -> Outcome:
         attempt, key, prompts, outlet = self.attempt, self.key, self._prompts, self._around.outlet
+        owner = prompts.job.owner if self._around.has_several_keys() else None
         if self._agent.memory is not None:
-            ending = await cut_memory(prompts, key, attempt, worker, outlet.append)
+            ending = await cut_memory(prompts, key, attempt, worker, outlet.append, owner)
             if ending is not None:
                 return ending
         if attempt.cancelled is not None:
@@ -262,7 +263,6 @@ class JobTurn(OnSlot):
         request, self._prompt = prompts.request(
             key, self.rejected, attempt.started_at, worker.spec, is_told=is_told, addition=addition
         )
-        owner = prompts.job.owner if self._around.has_several_keys() else None
         attempt.answer.own_tokens = None if owner is None else prompts.own_tokens(key)
         asked = replace(
             request,

@@ -13,8 +13,9 @@ CREATE TABLE heirs (
     source_job TEXT NOT NULL,                -- where they were spoken; it may have been deleted
     source_conversation TEXT NOT NULL,
     agent TEXT NOT NULL,
+    kind TEXT NOT NULL,                      -- turn, summary
     rounds INTEGER NOT NULL,                 -- turns of rounds below it
-    PRIMARY KEY (job_id, conversation_id, source_job, source_conversation, agent)
+    PRIMARY KEY (job_id, conversation_id, source_job, source_conversation, agent, kind)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX heirs_by_source ON heirs (source_job, source_conversation, agent);
 
@@ -24,6 +25,7 @@ CREATE TABLE kept_turns (
     conversation_id TEXT NOT NULL,
     agent TEXT NOT NULL,
     round INTEGER NOT NULL,
+    kind TEXT NOT NULL,
     number INTEGER NOT NULL,                 -- that of the turn, which another may have by now
     state TEXT NOT NULL,
     record TEXT NOT NULL,
