@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from graphlib import TopologicalSorter
+from itertools import chain
 
 import msgspec
 
@@ -19,54 +20,62 @@ class Utterance(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None
 
 
-def visible_before(job: Job, listener: Agent, round_number: int, spoken: Spoken) -> tuple[Utterance, ...]:
+def visible_before(
+    job: Job, listener: Agent, round_number: int, spoken: Spoken, rounds: Iterable[int] | None = None
+) -> tuple[Utterance, ...]:
     """Return the words that ``listener`` may read in ``round_number``, in a stable order.
+
+    ``rounds`` are the earlier ones that are looked at, all of them where None.
 
     The order is the one in which it could have heard the words: before each of its own turns the words of the agents
     that it waits for, after it those of the others. So the discussion in a later prompt extends that in an earlier one.
     """
-    return _said(_audible_before(job, listener, round_number), spoken)
+    past = range(round_number) if rounds is None else rounds
+    return _said(_audible_before(job, listener, round_number, past), spoken)
 
 
-def shared_before(job: Job, listener: Agent, round_number: int, spoken: Spoken) -> tuple[Utterance, ...]:
+def shared_before(
+    job: Job, listener: Agent, round_number: int, spoken: Spoken, rounds: Iterable[int] | None = None
+) -> tuple[Utterance, ...]:
     """Return the same as one text for all: in the order of the rounds, and within one of who waits for whom."""
-    return _said(_shared_order(job, listener, round_number), spoken)
+    past = range(round_number) if rounds is None else rounds
+    return _said(_shared_order(job, listener, round_number, past), spoken)
 
 
-def _audible_before(job: Job, listener: Agent, round_number: int) -> Iterator[tuple[str, int]]:
+def _audible_before(job: Job, listener: Agent, round_number: int, past: Iterable[int]) -> Iterator[tuple[str, int]]:
     """Yield the turns that ``listener`` may read of, in its own order."""
     if job.mode is Mode.LED:
-        yield from _led_before(job, listener, round_number)
+        yield from _led_before(job, listener, round_number, past)
         return
     waited = [agent for agent in job.agents if agent.id in listener.waits_for]
     others = [agent for agent in job.agents if agent.id not in listener.waits_for and agent.id != listener.id]
-    for number in range(round_number):
-        for speaker in (*waited, listener, *others):
-            if is_visible_later(speaker, listener.id):
-                yield speaker.id, number
+    audible = [each for each in (*waited, listener, *others) if is_visible_later(each, listener.id)]
+    for number in past:
+        for speaker in audible:
+            yield speaker.id, number
     for speaker in waited:
         yield speaker.id, round_number
 
 
-def _led_before(job: Job, listener: Agent, round_number: int) -> Iterator[tuple[str, int]]:
+def _led_before(job: Job, listener: Agent, round_number: int, past: Iterable[int]) -> Iterator[tuple[str, int]]:
     """Yield what is said in each round: the leader's choice, and then whoever it has named."""
     leaders = [agent for agent in job.agents if agent.id == job.leader]
     others = [agent for agent in job.agents if agent.id != job.leader]
-    for number in range(round_number + 1):
+    for number in chain(past, [round_number]):
         for speaker in (*leaders, *(others if number < round_number else ())):
             if is_visible_later(speaker, listener.id):
                 yield speaker.id, number
 
 
-def _shared_order(job: Job, listener: Agent, round_number: int) -> Iterator[tuple[str, int]]:
+def _shared_order(job: Job, listener: Agent, round_number: int, past: Iterable[int]) -> Iterator[tuple[str, int]]:
     if job.mode is Mode.LED:
-        yield from _led_before(job, listener, round_number)
+        yield from _led_before(job, listener, round_number, past)
         return
     order = _in_turn(job)
-    for number in range(round_number):
-        for speaker in order:
-            if is_visible_later(speaker, listener.id):
-                yield speaker.id, number
+    audible = [each for each in order if is_visible_later(each, listener.id)]
+    for number in past:
+        for speaker in audible:
+            yield speaker.id, number
     for speaker in order:
         if speaker.id in listener.waits_for:
             yield speaker.id, round_number
@@ -101,6 +110,7 @@ class Discussion:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._spoken: dict[tuple[str, int], str | None] = {}
+        self._left: dict[str, int] = {}  # agents that have left, and in which rounds
         self._heard: dict[tuple[str, int], int] = {}  # how much was visible when the prompt of a turn was made
 
     def __repr__(self) -> str:
@@ -109,6 +119,8 @@ class Discussion:
     def add(self, agent_id: str, round_number: int, words: str | None) -> None:
         """Add the words of a turn, or None: its agent has left with it."""
         self._spoken[agent_id, round_number] = words
+        if words is None:
+            self._left[agent_id] = round_number
 
     def make_prompt(self, agent_id: str, round_number: int, heard: int | None = None) -> None:
         """Fix what a turn hears (free mode): all that is visible now, or so many turns of it."""
@@ -119,20 +131,25 @@ class Discussion:
         if (agent_id, round_number) not in self._heard:
             self.make_prompt(agent_id, round_number, heard)
 
-    def heard_by(self, agent: Agent, round_number: int) -> tuple[Utterance, ...]:
-        """Return the words that an agent may read in its turn; a later turn's words extend an earlier one's."""
+    def heard_by(self, agent: Agent, round_number: int, first: int = 0) -> tuple[Utterance, ...]:
+        """Return the words that an agent may read in its turn; a later turn's words extend an earlier one's.
+
+        Of the rounds before ``first`` they are only those that tell who has left.
+        """
+        heard: Iterable[Utterance]
         is_shared = self._job.view is View.SHARED
         if self._job.mode is Mode.FREE:
-            return tuple(
-                self._heard_as_one(agent, round_number) if is_shared else self._heard_freely(agent, round_number)
-            )
-        if is_shared:
-            return shared_before(self._job, agent, round_number, self._spoken)
-        return visible_before(self._job, agent, round_number, self._spoken)
+            heard = self._heard_as_one(agent, round_number) if is_shared else self._heard_freely(agent, round_number)
+        else:
+            # What a memory does not show is not gone through: a simulation may have thousands of rounds.
+            rounds = chain(sorted({at for at in self._left.values() if at < first}), range(first, round_number))
+            before = shared_before if is_shared else visible_before
+            heard = before(self._job, agent, round_number, self._spoken, rounds)
+        return tuple(each for each in heard if each.round >= first or each.text is None) if first else tuple(heard)
 
     def left_before(self, round_number: int) -> frozenset[str]:
         """Return the agents that had left before a round."""
-        return frozenset(agent for (agent, at), words in self._spoken.items() if words is None and at < round_number)
+        return frozenset(agent for agent, at in self._left.items() if at < round_number)
 
     def heard_turns(self, agent_id: str, round_number: int) -> int | None:
         """Return how many turns were visible when the prompt of a turn was made (free mode), None where it was not."""

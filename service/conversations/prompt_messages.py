@@ -180,8 +180,6 @@ def agent_request(
     """Return the request of an attempt of a turn; ``place`` is its conversation (``opened``), agent and round."""
     conversation, agent, round_number = place
     wording = words.models[agent.model]
-    if record.from_round:
-        heard = [each for each in heard if each.round >= record.from_round or each.text is None]
     heritage = conversation.heritage
     writer = PromptWriter(job, wording, heritage.formers if heritage is not None else ())
     now = words.began_at if wording.clock is Clock.START else asked_at.astimezone(words.began_at.tzinfo)

@@ -5,10 +5,11 @@ from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from service.conversations.dependencies import dependencies_of
 from service.conversations.discussion import Discussion
-from service.conversations.job import Agent, Conversation, Job, JobId, View
+from service.conversations.job import Agent, Conversation, Job, JobId, Mode, View
 from service.conversations.prompt_messages import PromptWriter
 from service.conversations.turn_order import Place, RoundsOrder
 from service.conversations.until import Condition, Ends, TurnDigest
@@ -142,3 +143,24 @@ def test_prompts_and_waits_are_those_that_visibility_wants(job: Job, seed: int, 
             ended[place] = stage.end(place)
             at_work += order.end_turn(place, ended[place])
     assert stage.prompts == one_after_the_other(job, seed)
+
+
+@given(jobs(), st.sampled_from([*Mode]), st.randoms(use_true_random=False), st.integers(0, ROUNDS))
+def test_a_memory_shows_the_later_rounds_and_who_has_left(job: Job, mode: Mode, luck: Random, first: int) -> None:
+    """Specification, "Memory": what is not shown is not gone through, and what is shown is the same."""
+    job = replace(job, mode=mode, leader=job.agents[0].id if mode is Mode.LED else None)
+    discussion, gone = Discussion(job), set[str]()
+    turns = [(agent, number) for number in range(ROUNDS) for agent in luck.sample(job.agents, len(job.agents))]
+    for agent, number in turns:
+        if agent.id in gone:
+            continue
+        said = luck.choice(["words", "words", "words", "nothing", None])
+        gone |= {agent.id} if said is None else set()
+        if said != "nothing":
+            discussion.make_prompt(agent.id, number)
+            discussion.add(agent.id, number, said)
+    for agent in job.agents:
+        for number in range(first, ROUNDS):
+            heard = discussion.heard_by(agent, number)
+            shown = [each for each in heard if each.round >= first or each.text is None]
+            assert [*discussion.heard_by(agent, number, first)] == shown

@@ -176,7 +176,7 @@ class Memories:
         )
         place = (self.opened(key, record, wording), author, key.round)
         words = self._of.words[key.conversation_id]
-        return agent_request(self._of.job, place, words, self.summed(key, until), (), record, asked_at), record
+        return agent_request(self._of.job, place, words, self.summed(key, range(before, until)), (), record, asked_at), record
 
     def opened(self, key: TurnKey, record: PromptRecord, wording: Wording) -> Conversation:
         """Return a turn's conversation with what its prompt says of the rounds that are not shown."""
@@ -201,14 +201,14 @@ class Memories:
         params = {name: value for name, value in author.params.items() if name not in OF_ANSWERS}
         return replace(author, params=params, tools=(), exit_tools=(), validation=None)
 
-    def summed(self, key: TurnKey, until: int) -> Sequence[Utterance]:
-        """Return the words of rounds below ``until`` that a summary is made of.
+    def summed(self, key: TurnKey, rounds: range) -> Sequence[Utterance]:
+        """Return the words of rounds that a summary is made of.
 
         They are its reader's, or in a shared view what all may read.
         """
         agent = self._of.agent(key)
-        said = self._of.discussion(key.conversation_id).heard_by(agent, key.round)
-        heard = [each for each in said if each.round < until]
+        said = self._of.discussion(key.conversation_id).heard_by(agent, key.round, rounds.start)
+        heard = [each for each in said if each.round < rounds.stop]
         if self._of.job.view is not View.SHARED:
             return heard
         open_ = {
@@ -235,7 +235,7 @@ class Memories:
     def _shown(self, agent: Agent, key: TurnKey, number: int, first: int) -> Counter[int]:
         """Count the tokens that an agent is shown of each round in its turn of round ``number``."""
         sizes, shown = self._sizes.get(key.conversation_id, {}), Counter[int]()
-        for each in self._of.discussion(key.conversation_id).heard_by(agent, number):
+        for each in self._of.discussion(key.conversation_id).heard_by(agent, number, first):
             if each.round >= first:
                 shown[each.round] += sizes.get((each.agent, each.round), 0)
         return shown

@@ -262,7 +262,7 @@ class JobPrompts:
             is_summed=first > 0 and self.memories.summary_before(key, first) is not None,
         )
         words = self.words[key.conversation_id]
-        heard = discussion.heard_by(agent, key.round)
+        heard = discussion.heard_by(agent, key.round, first)
         if first:
             conversation = self.memories.opened(key, record, words.models[agent.model])
         place = (conversation, agent, key.round)
