@@ -94,9 +94,10 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True):
     left: str = "$who has left."
     omitted: str = "(What was said in rounds $first to $last is left out.)"
     summed: str = "(Rounds $first to $last, summed up: $summary)"
+    # Of twelve wordings the one after which the small model kept most (docs/benchmarks.md, "Memory").
     sum_up: str = (
-        "Before you go on, sum up what has been said so far, for yourself: who said what, what was decided, what is "
-        "open. Write the summary alone, in at most $words words."
+        "List the facts and decisions of the conversation above, one on each line, with names and numbers, and what is "
+        "still open. At most $words words."
     )
     invalid: str = "Your answer is not valid: $reason. Answer again, with nothing else."
     repeats_all: bool = False
