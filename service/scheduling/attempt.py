@@ -34,6 +34,8 @@ class RunningAttempt:
         self.cancelled: Cancelled | None = None  # by the service
         self.seconds = 0.0  # for which it held its slot, once it has ended
         self.lent_s = 0.0  # for which others had it, while its tools ran, or its summary
+        self.summary: RunningAttempt | None = None  # of what it is shown no more, made on its slot
+        self.loses_summary = False  # it is over with it, and nobody else counts what was made
 
     def __repr__(self) -> str:
         return f"<RunningAttempt {self.worker}#{self.incarnation} {self.answer!r}>"
@@ -92,14 +94,15 @@ class RunningAttempt:
     # Its cost, once it has ended
 
     def spent(self, key: TurnKey) -> TurnSpent:
-        """Return the tokens that it took of its engine, and the seconds that it held its slot."""
-        cost = self.answer.cost
+        """Return the tokens that it took of its engine, its summary's too, and the seconds that it held its slot."""
+        made = [self] if self.summary is None else [self, self.summary]
+        costs = [each.answer.cost for each in made]
         return TurnSpent(
             key=key,
-            fresh_tokens=max(0, cost.prompt_tokens - cost.cached_tokens),
-            answer_tokens=cost.completion_tokens,
-            seconds=self.seconds,
-            is_told=self.answer.is_told,
+            fresh_tokens=sum(max(0, cost.prompt_tokens - cost.cached_tokens) for cost in costs),
+            answer_tokens=sum(cost.completion_tokens for cost in costs),
+            seconds=sum(each.seconds for each in made),
+            is_told=all(each.answer.is_told for each in made),
         )
 
     def measures(self, model: str, outcome: TurnState, reason: str | None) -> AttemptMeasures:
@@ -112,7 +115,11 @@ class RunningAttempt:
                 turns=1, attempts=1, prompt_tokens=prompt, cached_tokens=cached, answer_tokens=answer, slot_s=slot_s
             )
         else:
-            wasted = max(0, cost.prompt_tokens - cost.cached_tokens + cost.completion_tokens)
+            costs = [cost]
+            if self.summary is not None and self.loses_summary:
+                costs.append(self.summary.answer.told_cost)
+                slot_s += self.slots * self.summary.seconds
+            wasted = sum(max(0, each.prompt_tokens - each.cached_tokens + each.completion_tokens) for each in costs)
             used = UsageCounts(attempts=1, wasted_tokens=wasted, slot_s=slot_s)
         return AttemptMeasures(
             model=model,

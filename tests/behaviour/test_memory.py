@@ -198,6 +198,20 @@ def test_a_summary_that_fails_is_a_plain_cut(tmp_path: Path, free_ports: Ports) 
         assert "is left out" in prompt(service, job_id, cut[0]["agent"], cut[0]["round"])
 
 
+def test_a_summary_that_its_engine_took_along_is_counted_as_wasted(tmp_path: Path, free_ports: Ports) -> None:
+    """It has no record of its own, and cost the same."""
+    once = str(tmp_path / "died")
+    model = scripted_model(free_ports(1), slots=2, tokens=30, die_on="SUM UP", die_after=20, die_once=once)
+    with serving(tmp_path, free_ports(1), {"m": model}) as service:
+        memory = {"keep": {"rounds": 6}, "summary": {"by": "self", "prompt": "SUM UP."}}
+        job_id, turns = run(service, job(memory, agents=[{"id": "ann", "model": "m"}]))
+        (died,) = [turn for turn in turns if turn["attempts"][0]["reason"] == "engine_died"]
+        assert [each["round"] for each in summaries(service, job_id)][0] == died["round"]
+        (used,) = service.get("/v1/usage?by=model")["usage"]
+        assert used["wasted_tokens"] >= 20
+        assert used["answer_tokens"] == 30 * used["turns"] + 30 * len(summaries(service, job_id))
+
+
 @pytest.mark.parametrize(
     ("fields", "path"),
     [

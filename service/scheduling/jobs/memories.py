@@ -176,7 +176,8 @@ class Memories:
         )
         place = (self.opened(key, record, wording), author, key.round)
         words = self._of.words[key.conversation_id]
-        return agent_request(self._of.job, place, words, self.summed(key, range(before, until)), (), record, asked_at), record
+        said = self.summed(key, range(before, until))
+        return agent_request(self._of.job, place, words, said, (), record, asked_at), record
 
     def opened(self, key: TurnKey, record: PromptRecord, wording: Wording) -> Conversation:
         """Return a turn's conversation with what its prompt says of the rounds that are not shown."""

@@ -73,13 +73,15 @@ async def _sum_up(
     asked, prompt = memories.summary_request(key, until, own.started_at, worker.spec)
     own.answer.own_tokens = None if cache_owner is None else prompts.own_tokens(key)
     asked = replace(asked, cache_owner=cache_owner)
+    attempt.summary = own
     own.request = attempt.request = worker.requests.prepare(asked, own.answer)
     outcome = await worker.requests.perform(asked, own.answer, own.request)
     attempt.request = None
     own.end()
     attempt.lent_s += own.seconds  # the summary has the slot meanwhile, and is counted by itself
     # Whatever else happens to the engine happens to the turn.
-    if not (isinstance(outcome, Completed | RequestFailed) or proof_of(outcome) is Proof.REFUSED):
+    attempt.loses_summary = not (isinstance(outcome, Completed | RequestFailed) or proof_of(outcome) is Proof.REFUSED)
+    if attempt.loses_summary:
         return outcome
     state, reason, detail = ending_of(outcome)
     author, now = memories.summarizer(key), datetime.now(UTC)

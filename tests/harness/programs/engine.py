@@ -51,8 +51,8 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
         "--daemon", type=Path, help="double-fork a setsid child that holds the output; its pid goes here"
     )
     parser.add_argument("--flood", type=int, default=0, help="bytes of log at the start")
-    parser.add_argument("--die-after", type=int, help="exit with status 0 after so many tokens of any answer")
-    parser.add_argument("--die-on", help="exit when a prompt holds this text")
+    parser.add_argument("--die-after", type=int, help="exit with status 0 after so many tokens of an answer")
+    parser.add_argument("--die-on", help="exit when a prompt holds this text, or with --die-after in the answer to it")
     parser.add_argument("--stop-on", help="stop as by SIGSTOP when a prompt holds this text")
     parser.add_argument(
         "--die-once", type=Path, help="with --die-on, --die-after or --stop-on: only while this file is not there"
@@ -245,7 +245,7 @@ class Engine:
         self.requests += 1
         self._record(request)
         messages = json.dumps(request["messages"])
-        if options.die_on and options.die_on in messages and self._may_die():
+        if options.die_on and options.die_after is None and options.die_on in messages and self._may_die():
             self.exit(1)
         if options.stop_on and options.stop_on in messages and self._may_die():
             self.take_signal(signal.SIGSTOP)
@@ -258,7 +258,7 @@ class Engine:
         await self._prefill(writer, slot)
         deltas = self._deltas(request)
         for number, delta in enumerate(deltas):
-            await self._maybe_fail(number, writer)
+            await self._maybe_fail(number, request, writer)
             _event(writer, {"choices": [{"index": 0, "delta": delta}]})
             slot["next_token"] = [{"n_decoded": number + 1}]
             await writer.drain()
@@ -267,7 +267,7 @@ class Engine:
             _event(writer, {"choices": [{"index": 0, "delta": {"content": options.repeat.replace("|", "\n")}}]})
             await writer.drain()
             await asyncio.sleep(options.interval or 0.001)
-        await self._maybe_fail(len(deltas), writer)
+        await self._maybe_fail(len(deltas), request, writer)
         reason = "tool_calls" if any("tool_calls" in delta for delta in deltas) else "stop"
         _event(writer, {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
         usage = {"prompt_tokens": options.prompt_tokens, "completion_tokens": len(deltas)}
@@ -281,7 +281,7 @@ class Engine:
         await self._prefill(writer, slot)
         deltas = self._deltas(request)
         for number, _ in enumerate(deltas):
-            await self._maybe_fail(number, writer)
+            await self._maybe_fail(number, request, writer)
             slot["next_token"] = [{"n_decoded": number + 1}]
             await asyncio.sleep(options.interval)
         message = {"role": "assistant", "content": "".join(delta.get("content", "") for delta in deltas)}
@@ -323,9 +323,10 @@ class Engine:
             await asyncio.sleep(options.step)
         await asyncio.sleep(options.prefill)
 
-    async def _maybe_fail(self, number: int, writer: asyncio.StreamWriter) -> None:
+    async def _maybe_fail(self, number: int, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         options = self.options
-        if number == options.die_after and self._may_die():
+        is_meant = number == options.die_after and (options.die_on or "") in json.dumps(request["messages"])
+        if is_meant and self._may_die():
             self.exit(0)
         if number == options.stall_after:
             self.is_wedged = True

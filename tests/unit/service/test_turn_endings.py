@@ -15,6 +15,7 @@ from service.scheduling.turn_endings import TurnEndings
 from service.scheduling.work import RunCounters, SchedulerStore
 from service.store.records import TurnRequeued
 from tests.harness.jobs import agent, job, key
+from transport.events import Usage
 from workers.fleet import Fleet
 from workers.outcome import Cancelled, CancelReason, EngineFailed, FailureReason
 
@@ -66,3 +67,13 @@ async def test_who_died_alone_is_tried_first_and_who_had_company_next(*, beside:
     event = endings.take_end(turn, died).event
     assert isinstance(event, TurnInterrupted)
     assert event.trial is trial
+
+
+async def test_a_turn_is_charged_with_the_summary_that_was_made_on_its_slot() -> None:
+    """Else a key would have its long summaries for nothing."""
+    attempt, summary = RunningAttempt("w", 1), RunningAttempt("w", 1)
+    attempt.answer.generation.usage, summary.answer.generation.usage = Usage(100, 10, 90), Usage(1000, 200, 900)
+    attempt.seconds, summary.seconds, attempt.summary = 1.0, 4.0, summary
+    spent = attempt.spent(key("a", 0, 0))
+    assert (spent.fresh_tokens, spent.answer_tokens, spent.seconds) == (110, 210, 5.0)
+    assert spent.is_told
