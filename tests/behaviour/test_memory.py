@@ -206,7 +206,7 @@ def test_a_summary_that_its_engine_took_along_is_counted_as_wasted(tmp_path: Pat
         memory = {"keep": {"rounds": 6}, "summary": {"by": "self", "prompt": "SUM UP."}}
         job_id, turns = run(service, job(memory, agents=[{"id": "ann", "model": "m"}]))
         (died,) = [turn for turn in turns if turn["attempts"][0]["reason"] == "engine_died"]
-        assert [each["round"] for each in summaries(service, job_id)][0] == died["round"]
+        assert min(each["round"] for each in summaries(service, job_id)) == died["round"]
         (used,) = service.get("/v1/usage?by=model")["usage"]
         assert used["wasted_tokens"] >= 20
         assert used["answer_tokens"] == 30 * used["turns"] + 30 * len(summaries(service, job_id))
