@@ -49,7 +49,7 @@ def _audible_before(job: Job, listener: Agent, round_number: int, past: Iterable
         return
     waited = [agent for agent in job.agents if agent.id in listener.waits_for]
     others = [agent for agent in job.agents if agent.id not in listener.waits_for and agent.id != listener.id]
-    audible = [each for each in (*waited, listener, *others) if is_visible_later(each, listener.id)]
+    audible = [each for each in (*waited, listener, *others) if is_visible_later(each, listener.id)] if past else ()
     for number in past:
         for speaker in audible:
             yield speaker.id, number
@@ -72,7 +72,7 @@ def _shared_order(job: Job, listener: Agent, round_number: int, past: Iterable[i
         yield from _led_before(job, listener, round_number, past)
         return
     order = _in_turn(job)
-    audible = [each for each in order if is_visible_later(each, listener.id)]
+    audible = [each for each in order if is_visible_later(each, listener.id)] if past else ()
     for number in past:
         for speaker in audible:
             yield speaker.id, number
@@ -142,7 +142,8 @@ class Discussion:
             heard = self._heard_as_one(agent, round_number) if is_shared else self._heard_freely(agent, round_number)
         else:
             # What a memory does not show is not gone through: a simulation may have thousands of rounds.
-            rounds = chain(sorted({at for at in self._left.values() if at < first}), range(first, round_number))
+            left = sorted({at for at in self._left.values() if at < first}) if first else ()
+            rounds = chain(left, range(first, round_number)) if first else None
             before = shared_before if is_shared else visible_before
             heard = before(self._job, agent, round_number, self._spoken, rounds)
         return tuple(each for each in heard if each.round >= first or each.text is None) if first else tuple(heard)

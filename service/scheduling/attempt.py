@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from anyio import CancelScope
+from msgspec.structs import replace
 
 from service.conversations.job import Agent, TurnKey
 from service.conversations.measures import AttemptMeasures, UsageCounts
@@ -95,14 +96,14 @@ class RunningAttempt:
 
     def spent(self, key: TurnKey) -> TurnSpent:
         """Return the tokens that it took of its engine, its summary's too, and the seconds that it held its slot."""
-        made = [self] if self.summary is None else [self, self.summary]
-        costs = [each.answer.cost for each in made]
+        cost, made = self.answer.cost, None if self.summary is None else self.summary.spent(key)
+        fresh = max(0, cost.prompt_tokens - cost.cached_tokens)
         return TurnSpent(
             key=key,
-            fresh_tokens=sum(max(0, cost.prompt_tokens - cost.cached_tokens) for cost in costs),
-            answer_tokens=sum(cost.completion_tokens for cost in costs),
-            seconds=sum(each.seconds for each in made),
-            is_told=all(each.answer.is_told for each in made),
+            fresh_tokens=fresh if made is None else fresh + made.fresh_tokens,
+            answer_tokens=cost.completion_tokens if made is None else cost.completion_tokens + made.answer_tokens,
+            seconds=self.seconds if made is None else self.seconds + made.seconds,
+            is_told=self.answer.is_told and (made is None or made.is_told),
         )
 
     def measures(self, model: str, outcome: TurnState, reason: str | None) -> AttemptMeasures:
@@ -115,12 +116,12 @@ class RunningAttempt:
                 turns=1, attempts=1, prompt_tokens=prompt, cached_tokens=cached, answer_tokens=answer, slot_s=slot_s
             )
         else:
-            costs = [cost]
-            if self.summary is not None and self.loses_summary:
-                costs.append(self.summary.answer.told_cost)
-                slot_s += self.slots * self.summary.seconds
-            wasted = sum(max(0, each.prompt_tokens - each.cached_tokens + each.completion_tokens) for each in costs)
+            wasted = max(0, cost.prompt_tokens - cost.cached_tokens + cost.completion_tokens)
             used = UsageCounts(attempts=1, wasted_tokens=wasted, slot_s=slot_s)
+            if self.summary is not None and self.loses_summary:
+                lost = self.summary.measures(model, outcome, reason).used
+                both = {"wasted_tokens": wasted + lost.wasted_tokens, "slot_s": slot_s + lost.slot_s}
+                used = replace(used, **both)
         return AttemptMeasures(
             model=model,
             worker=self.worker,
