@@ -4,6 +4,7 @@ Each fork asks again what a recorded conversation of some thousand tokens was as
 each prompt for itself: llama.cpp the last token at least, vLLM the last block.
 
     python -m bench.forks [--ways tokens,slots,vllm] [--forks 100] [--tokens 4000] [--answer 8] [--vllm PYTHON]
+        [--block 128]
 """
 
 import argparse
@@ -19,7 +20,6 @@ from tests.harness.waiting import wait_for
 PORT = find_ports(4)
 SLOTS = 4
 START_S = 300.0
-BLOCK = 128  # tokens, of vLLM's on the CPU
 TOKENS_A_LINE = 12  # of the small model
 
 
@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--answer", type=int, default=8)
     parser.add_argument("--vllm", default="python", help="a Python that has vLLM")
+    parser.add_argument("--block", type=int, default=128, help="tokens of a block of vLLM, which keeps whole ones")
     options = parser.parse_args()
     for way in options.ways.split(","):
         with tempfile.TemporaryDirectory() as name:
@@ -70,7 +71,10 @@ def model_of(way: str, folder: Path, options: argparse.Namespace) -> dict[str, A
         return {
             "engine": "vllm", "model": str(write_checkpoint(folder / "checkpoint", seed=1)), "port": PORT + 1,
             "command": [options.vllm, "-m", "vllm.entrypoints.openai.api_server"], "slots": SLOTS, "context": context,
-            "args": {"enforce-eager": True, "dtype": "bfloat16", "num-gpu-blocks-override": 8 * context // BLOCK},
+            "args": {
+                "enforce-eager": True, "dtype": "bfloat16", "block-size": options.block,
+                "num-gpu-blocks-override": 8 * context // options.block,
+            },
             "env": {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
         }  # fmt: skip
     shared = {"capacity": "tokens", "kv_tokens": SLOTS * context} if way == "tokens" else {}
