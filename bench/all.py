@@ -40,6 +40,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     Benchmark(name="sparse", module="sparse", least=("--rounds", "2", "--scale", "0.02", "--seeds", "1")),
     Benchmark(name="forks", module="forks", least=("--ways", "tokens", "--forks", "3", "--tokens", "200")),
     Benchmark(name="memory", module="memory", least=("--rounds", "3")),
+    Benchmark(name="summaries", module="summaries", least=("--seeds", "1", "--wordings", "1")),
     Benchmark(name="orders", module="orders", least=("--seeds", "1", "--rounds", "1")),
     Benchmark(name="prefix", module="prefix"),
     Benchmark(name="batches", module="batches", least=("--pairs", "1")),

@@ -1,8 +1,7 @@
 """The words of one conversation so far, and what each agent has heard of them when."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from graphlib import TopologicalSorter
-from itertools import chain
 
 import msgspec
 
@@ -21,28 +20,27 @@ class Utterance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def visible_before(
-    job: Job, listener: Agent, round_number: int, spoken: Spoken, rounds: Iterable[int] | None = None
+    job: Job, listener: Agent, round_number: int, spoken: Spoken, rounds: Sequence[int] | None = None
 ) -> tuple[Utterance, ...]:
     """Return the words that ``listener`` may read in ``round_number``, in a stable order.
 
-    ``rounds`` are the earlier ones that are looked at, all of them where None.
-
     The order is the one in which it could have heard the words: before each of its own turns the words of the agents
     that it waits for, after it those of the others. So the discussion in a later prompt extends that in an earlier one.
+    ``rounds`` are the earlier ones that are looked at; all where None.
     """
     past = range(round_number) if rounds is None else rounds
     return _said(_audible_before(job, listener, round_number, past), spoken)
 
 
 def shared_before(
-    job: Job, listener: Agent, round_number: int, spoken: Spoken, rounds: Iterable[int] | None = None
+    job: Job, listener: Agent, round_number: int, spoken: Spoken, rounds: Sequence[int] | None = None
 ) -> tuple[Utterance, ...]:
     """Return the same as one text for all: in the order of the rounds, and within one of who waits for whom."""
     past = range(round_number) if rounds is None else rounds
     return _said(_shared_order(job, listener, round_number, past), spoken)
 
 
-def _audible_before(job: Job, listener: Agent, round_number: int, past: Iterable[int]) -> Iterator[tuple[str, int]]:
+def _audible_before(job: Job, listener: Agent, round_number: int, past: Sequence[int]) -> Iterator[tuple[str, int]]:
     """Yield the turns that ``listener`` may read of, in its own order."""
     if job.mode is Mode.LED:
         yield from _led_before(job, listener, round_number, past)
@@ -57,17 +55,17 @@ def _audible_before(job: Job, listener: Agent, round_number: int, past: Iterable
         yield speaker.id, round_number
 
 
-def _led_before(job: Job, listener: Agent, round_number: int, past: Iterable[int]) -> Iterator[tuple[str, int]]:
+def _led_before(job: Job, listener: Agent, round_number: int, past: Sequence[int]) -> Iterator[tuple[str, int]]:
     """Yield what is said in each round: the leader's choice, and then whoever it has named."""
     leaders = [agent for agent in job.agents if agent.id == job.leader]
     others = [agent for agent in job.agents if agent.id != job.leader]
-    for number in chain(past, [round_number]):
+    for number in (*past, round_number):
         for speaker in (*leaders, *(others if number < round_number else ())):
             if is_visible_later(speaker, listener.id):
                 yield speaker.id, number
 
 
-def _shared_order(job: Job, listener: Agent, round_number: int, past: Iterable[int]) -> Iterator[tuple[str, int]]:
+def _shared_order(job: Job, listener: Agent, round_number: int, past: Sequence[int]) -> Iterator[tuple[str, int]]:
     if job.mode is Mode.LED:
         yield from _led_before(job, listener, round_number, past)
         return
@@ -142,8 +140,8 @@ class Discussion:
             heard = self._heard_as_one(agent, round_number) if is_shared else self._heard_freely(agent, round_number)
         else:
             # What a memory does not show is not gone through: a simulation may have thousands of rounds.
-            left = sorted({at for at in self._left.values() if at < first}) if first else ()
-            rounds = chain(left, range(first, round_number)) if first else None
+            left = sorted({at for at in self._left.values() if at < first}) if first else []
+            rounds = [*left, *range(first, round_number)] if first else None
             before = shared_before if is_shared else visible_before
             heard = before(self._job, agent, round_number, self._spoken, rounds)
         return tuple(each for each in heard if each.round >= first or each.text is None) if first else tuple(heard)

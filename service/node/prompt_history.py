@@ -142,10 +142,12 @@ class PromptHistory:
                 discussion.make_prompt(key.agent_id, key.round, record.heard)
             wording = stored.words.models[agent.model]
             place = (prompts.memories.opened(reader, record, wording), agent, key.round)
-            heard: Sequence[Utterance] = discussion.heard_by(agent, key.round, record.from_round)
+            heard: Sequence[Utterance]
             if is_summary:
                 until = prompts.memories.shown_from(reader)
                 heard = prompts.memories.summed(reader, range(record.from_round, until))
+            else:
+                heard = discussion.heard_by(agent, key.round, record.from_round)
             request = agent_request(stored.job, place, stored.words, heard, rejected, record, attempt.started_at)
             calls = attempt.tool_calls or (turn.tool_calls if turn is not None else ())
             exchanges = restore_exchanges(record.exchanges, calls, frozenset(tool.name for tool in agent.exit_tools))

@@ -5,6 +5,7 @@ from typing import cast
 
 import pytest
 
+from service.conversations.states import TurnState
 from service.scheduling.attempt import RunningAttempt
 from service.scheduling.core.blame import Blame, Trial
 from service.scheduling.core.events import TurnInterrupted
@@ -77,3 +78,14 @@ async def test_a_turn_is_charged_with_the_summary_that_was_made_on_its_slot() ->
     spent = attempt.spent(key("a", 0, 0))
     assert (spent.fresh_tokens, spent.answer_tokens, spent.seconds) == (110, 210, 5.0)
     assert spent.is_told
+
+
+@pytest.mark.parametrize(("is_lost", "tokens", "slot_s"), [(False, 20, 1.0), (True, 320, 5.0)])
+async def test_a_summary_is_counted_once_where_its_turn_fails(*, is_lost: bool, tokens: int, slot_s: float) -> None:
+    """One that is recorded counts itself; of one that went with its engine the turn tells."""
+    attempt, summary = RunningAttempt("w", 1), RunningAttempt("w", 1)
+    attempt.answer.generation.usage, summary.answer.generation.usage = Usage(100, 10, 90), Usage(1000, 200, 900)
+    attempt.seconds, summary.seconds = 1.0, 4.0
+    attempt.summary, attempt.loses_summary = summary, is_lost
+    used = attempt.measures("m", TurnState.FAILED, "engine_died").used
+    assert (used.wasted_tokens, used.slot_s, used.attempts) == (tokens, slot_s, 1)
