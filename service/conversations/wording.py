@@ -94,7 +94,7 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True):
     left: str = "$who has left."
     omitted: str = "(What was said in rounds $first to $last is left out.)"
     summed: str = "(Rounds $first to $last, summed up: $summary)"
-    # Of sixteen wordings one of those after which the small model kept most (docs/benchmarks.md, "Long conversations").
+    # Chosen among others by what the small model keeps (docs/benchmarks.md, "Summaries").
     sum_up: str = (
         "List the facts and decisions of the conversation above, one on each line, with names and numbers, and what is "
         "still open. At most $words words."
