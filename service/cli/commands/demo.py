@@ -7,8 +7,8 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from typing import Final
 
 import anyio
@@ -24,11 +24,10 @@ from service.config.source import LoadedConfig
 from service.serve import page_address, serve
 from workers.errors import StartFailed
 
-KILL_AFTER: Final = 6  # turns that have ended
+KILL_AFTER: Final = 6  # turns that have ended, on the other engine
 TAIL: Final = 10  # lines of an engine that could not be started
 LINE: Final = 110  # characters of what a turn says
 LOOK_S: Final = 0.1
-SETTLE_S: Final = 0.2  # for the last words of an engine that was stopped
 READY_LIMIT_S: Final = 120.0  # for the next engine
 DONE: Final = "completed"
 FAILED: Final = frozenset({"backoff", "failed"})
@@ -96,22 +95,24 @@ class _Demo:
             await anyio.sleep(LOOK_S)
 
     async def _run_job(self, job: Mapping[str, object], *, is_hurt: bool) -> str:
-        posted = await self._client.post_job(dict(job))
+        victim = (await self._client.list_workers()).workers[0] if is_hurt else None
         self._ended = 0
         again = 0
-        async with anyio.create_task_group() as tasks, aclosing(self._client.follow_job(posted.id)) as events:
-            if is_hurt:
-                tasks.start_soon(self._kill, posted.id)
-            async for event in events:
-                turn = event.value
-                if not isinstance(turn, TurnChange):
-                    continue
-                if turn.state == "ready" and turn.reason is not None:
-                    again += 1
-                    _tell(f"{_who(turn)} runs again: {turn.reason}")
-                elif turn.state == DONE:
-                    await self._tell_words(posted.id, turn)
-                    self._ended += 1
+        with _stopped(victim):
+            posted = await self._client.post_job(dict(job))
+            async with anyio.create_task_group() as tasks, aclosing(self._client.follow_job(posted.id)) as events:
+                async for event in events:
+                    turn = event.value
+                    if not isinstance(turn, TurnChange):
+                        continue
+                    if turn.state == "ready" and turn.reason is not None:
+                        again += 1
+                        _tell(f"{_who(turn)} runs again: {turn.reason}")
+                    elif turn.state == DONE:
+                        await self._tell_words(posted.id, turn)
+                        self._ended += 1
+                        if victim is not None and self._ended == KILL_AFTER:
+                            tasks.start_soon(self._kill, victim)
         ended = await self._client.get_job(posted.id)
         twice = f", {again} of them twice" if again else ""
         typer.echo(f"{ended.name}: {ended.state}, {_turns(self._ended)}{twice}\n")
@@ -128,51 +129,37 @@ class _Demo:
             _tell(f"{_who(change)} {text}")
         _tell(f"{_who(change)}: {_short(_said(turn))}")
 
-    async def _kill(self, job_id: str) -> None:
-        """Kill an engine in the midst of the job, with a turn on it, and tell what comes of it."""
-        while (job := await self._client.get_job(job_id)).progress.turns.completed < KILL_AFTER:
-            if job.has_ended:
-                return
-            await anyio.sleep(LOOK_S)
-        victim = await self._kill_busy(job_id)
-        if victim is None:
-            return
+    async def _kill(self, victim: Worker) -> None:
+        """Kill the engine that was stopped, with the turns on it that cannot end, and tell what comes of it."""
+        worker = await self._client.get_worker(victim.id)
+        if worker.pid is None or worker.pid != victim.pid:
+            return  # the machine is so slow that its supervisor took the stopped engine for a hung one, which it is
         began_at = anyio.current_time()
-        turns = _turns(victim.slots.in_use)
-        _tell(f"*** {victim.id}: its engine is killed (SIGKILL to process {victim.pid}) with {turns} on it")
+        turns = _turns(worker.slots.in_use)
+        os.kill(worker.pid, signal.SIGKILL)
+        _tell(f"*** {worker.id}: its engine is killed (SIGKILL to process {worker.pid}) with {turns} on it")
         with anyio.move_on_after(READY_LIMIT_S):
             while True:
                 await anyio.sleep(LOOK_S)
-                now = await self._client.get_worker(victim.id)
-                if now.incarnation > victim.incarnation and now.state == "ready":
+                now = await self._client.get_worker(worker.id)
+                if now.incarnation > worker.incarnation and now.state == "ready":
                     seconds = anyio.current_time() - began_at
-                    _tell(f"*** {victim.id}: engine {now.incarnation} is ready, {seconds:.1f} s later")
+                    _tell(f"*** {worker.id}: engine {now.incarnation} is ready, {seconds:.1f} s later")
                     return
 
-    async def _kill_busy(self, job_id: str) -> Worker | None:
-        """Kill the engine with the most turns on it and return its worker; None where the job ends before.
 
-        It is stopped first, and killed with a turn on it that cannot end: one of a small model may end before a
-        signal is there.
-        """
-        workers = (await self._client.list_workers()).workers
-        victim = max(workers, key=lambda worker: worker.slots.in_use)
-        if victim.pid is None:
-            return None
-        os.kill(victim.pid, signal.SIGSTOP)
-        fate = signal.SIGCONT
-        try:
-            await anyio.sleep(SETTLE_S)
-            while not (victim := await self._client.get_worker(victim.id)).slots.in_use:
-                if (await self._client.get_job(job_id)).has_ended:
-                    return None
-                await anyio.sleep(LOOK_S)
-            fate = signal.SIGKILL
-        finally:
-            if victim.pid is not None:
-                with suppress(ProcessLookupError):  # its worker has ended it meanwhile
-                    os.kill(victim.pid, fate)
-        return victim
+@contextmanager
+def _stopped(worker: Worker | None) -> Iterator[None]:
+    """Keep a worker's engine from ending a turn in the block: a small model's job is over before a kill hits one."""
+    if worker is None or worker.pid is None:
+        yield
+        return
+    os.kill(worker.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):  # it was killed
+            os.kill(worker.pid, signal.SIGCONT)
 
 
 def _tell(line: str) -> None:
