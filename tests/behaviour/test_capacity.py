@@ -10,7 +10,7 @@ import pytest
 from service.cli.displays.status_table import plain_lines
 from tests.behaviour.test_lanes import talk
 from tests.conftest import ENGINE_PROGRAM
-from tests.harness.service import scripted_model, serving
+from tests.harness.service import Document, scripted_model, serving
 from tests.harness.waiting import wait_for
 
 PROGRAM = Path(__file__).parent.parent / "harness" / "programs" / "vllm_engine.py"
@@ -102,8 +102,13 @@ def test_nobody_waits_for_room_in_silence(tmp_path: Path, free_ports: Callable[[
     with serving(tmp_path / "s", free_ports(1), {"m": model}) as service:
         talks = [{"id": f"c{number}", "prompt": str(held), "rounds": 1} for number in range(2)]
         job = service.post_job({"name": "hold", "agents": [{"id": "a", "model": "m"}], "conversations": talks})
-        wait_for(lambda: service.get("/v1/status")["heads"]["ready"], "one has no room beside the other")
-        status = service.get("/v1/status")
+        status: Document = {}
+
+        def is_held() -> bool:
+            status.update(service.get("/v1/status"))
+            return any(head["waits_for"].startswith("room in") for head in status["heads"]["ready"])
+
+        wait_for(is_held, "one has no room beside the other")
         reserved = status["workers"][0]["kv"]["reserved"]
         assert 600 < reserved < 1000
         told = f"room in the KV cache of m: {reserved} of 1000 tokens are reserved"
