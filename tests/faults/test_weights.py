@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import anyio
 import pytest
@@ -50,6 +50,7 @@ class Fault(TypedDict):
     port: int
     phase: str
     do: str
+    pid: NotRequired[int]  # the next engine of that port does it no more
 
 
 class Two:
@@ -92,7 +93,9 @@ class Two:
 
 
 @asynccontextmanager
-async def two(tmp_path: Path, backend: Backend = Backend.GLOO, late: str | None = None) -> AsyncIterator[Two]:
+async def two(
+    tmp_path: Path, backend: Backend = Backend.GLOO, limits: WeightsPolicy | None = None, **changes: object
+) -> AsyncIterator[Two]:
     port = find_ports(2)
     for name in ("launched", "one", "two"):
         _write_checkpoint(tmp_path / name)
@@ -106,7 +109,8 @@ async def two(tmp_path: Path, backend: Backend = Backend.GLOO, late: str | None 
         args={"fault-file": str(tmp_path / "fault")},
         timeouts=WorkerTimeouts(start_s=LIMIT_S, stop_grace_s=LIMIT_S),
         restart=QUICK,
-        weights=replace(limits_of(late), backend=backend),
+        weights=replace(limits or limits_of(), backend=backend),
+        **changes,  # type: ignore[arg-type]
     )
     specs = [spec, replace(spec, id=WorkerId("m-1"), port=port + 1)]
     fleet = Fleet(specs, os.environ, tmp_path / "state", count_pools=lambda: POOLS)
@@ -165,7 +169,10 @@ async def fail_in(workers: Two, request: UpdateRequest, phase: str, do: str) -> 
     """Run an update in which the bad worker fails a phase; return it when it is over, with nothing to fail any more."""
     weights = workers.weights
     before = len(weights.updates)
-    workers.misbehave(phase, "fail" if do == "fail" else "stall")
+    pid = workers.bad.snapshot().pid
+    assert pid is not None
+    fault = Fault(port=workers.bad.spec.port, phase=phase, do="fail" if do == "fail" else "stall", pid=pid)
+    workers.fail(fault)
     doing = DOING[UpdatePhase(phase)]
 
     def share() -> WorkerProgress:
@@ -176,8 +183,6 @@ async def fail_in(workers: Two, request: UpdateRequest, phase: str, do: str) -> 
         await wait_until(lambda: len(weights.updates) > before, "it is under way, or has failed at once")
         if do == "kill":
             await wait_until(lambda: share().stage == doing, "the phase is reached")
-            pid = workers.bad.snapshot().pid
-            assert pid is not None
             os.kill(pid, signal.SIGKILL)
         await wait_until(lambda: share().error, "it has failed")
         workers.fault.unlink()
@@ -190,7 +195,7 @@ async def fail_in(workers: Two, request: UpdateRequest, phase: str, do: str) -> 
 @pytest.mark.parametrize("phase", ["pause", "receive", "finish", "resume"])
 async def test_a_worker_that_fails_a_phase_of_a_checkpoint(tmp_path: Path, phase: str, do: str) -> None:
     """The others go on with the new version; it is named, and brought to that version before it takes traffic."""
-    async with two(tmp_path, late=phase if do == "stall" else None) as workers:
+    async with two(tmp_path, limits=limits_of(phase if do == "stall" else None)) as workers:
         began_at = time.monotonic()
         update = await fail_in(workers, workers.request("one"), phase, do)
         assert time.monotonic() - began_at < PHASE_S + 5
@@ -220,7 +225,7 @@ async def test_a_worker_that_is_killed_in_a_broadcast(tmp_path: Path, phase: str
 
 async def test_a_broadcast_that_runs_out_of_time_leaves_an_incident(tmp_path: Path) -> None:
     """Its engine lives on with the old weights; what waited meanwhile is told with it."""
-    async with two(tmp_path, late="receive") as workers:
+    async with two(tmp_path, limits=limits_of("receive")) as workers:
         await workers.join()
         workers.misbehave("receive", "stall", both=True)
         update = await workers.weights.update(tensors("w"))
@@ -311,7 +316,7 @@ async def test_a_group_that_does_not_come_together_names_who_is_missing(tmp_path
 @pytest.mark.system
 async def test_weights_that_nobody_can_keep_are_waited_for(tmp_path: Path) -> None:
     """The work goes on; whoever starts later takes none before the trainer's next update, and says so."""
-    async with two(tmp_path, late="keep") as workers:
+    async with two(tmp_path, limits=limits_of("keep")) as workers:
         weights = workers.weights
         await workers.join()
         workers.misbehave("keep", "wait", both=True)

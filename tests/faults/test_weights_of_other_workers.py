@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.faults.test_weights import LIMITS, PROGRAM, _write_checkpoint, is_over
+from tests.faults.test_weights import PROGRAM, _write_checkpoint, is_over, limits_of
 from tests.faults.test_worker import ask
 from tests.harness.ports import find_ports
 from tests.harness.waiting import LIMIT_S, wait_until
@@ -31,7 +31,7 @@ def specs_of(folder: Path, port: int, count: int, **changes: object) -> list[Wor
         args={"fault-file": str(folder / "fault")},
         timeouts=WorkerTimeouts(start_s=LIMIT_S, stop_grace_s=LIMIT_S),
         restart=QUICK,
-        weights=LIMITS,
+        weights=limits_of(),
         **changes,  # type: ignore[arg-type]
     )
     return [replace(first, id=WorkerId(f"m-{number}"), port=port + number) for number in range(count)]

@@ -187,8 +187,11 @@ class Engine:
             told = json.loads(self.options.fault_file.read_text())
         except FileNotFoundError:
             return None
-        mine = (each["do"] for each in told if each["phase"] == phase and each["port"] in {0, self.options.port})
+        mine = (each["do"] for each in told if each["phase"] == phase and self._is_meant(each))
         return next(mine, None)
+
+    def _is_meant(self, fault: dict[str, Any]) -> bool:
+        return fault["port"] in {0, self.options.port} and fault.get("pid", os.getpid()) == os.getpid()
 
 
 def _send(writer: asyncio.StreamWriter, status: int, document: object) -> None:
