@@ -29,6 +29,7 @@ from workers.outcome import Completed
 from workers.requests.answer import Answer
 from workers.requests.request import Demand, Request, user_conversation
 
+SETTLE_S = 1.0  # in which all is read that an engine sent before it was stopped
 LONG: dict[str, object] = {"max_tokens": 3_000, "ignore_eos": True}
 
 
@@ -145,8 +146,7 @@ async def _busy(subject: Subject) -> int:
 async def test_a_death_in_mid_answer_keeps_the_text(subject: Subject) -> None:
     """Kill -9, as the kernel does it; what has come is kept, and the next incarnation answers."""
     async with subject.working() as worker:
-        request_id = await submit(worker, "Go.", **LONG)
-        await wait_for_tokens(worker, request_id)
+        request_id = await _stop_in_mid_answer(subject, worker)
         tree = [] if subject.foreign else psutil.Process(subject.pid(worker)).children(recursive=True)
         os.kill(subject.pid(worker), signal.SIGKILL)
         killed_at = time.monotonic()
@@ -182,6 +182,20 @@ async def test_a_frozen_engine_is_found(subject: Subject) -> None:
             assert "stopped" in {process.state for process in incident.kernel.processes}
         await worker.supervisor.wait_ready()
         assert (await result(worker, await submit(worker, max_tokens=3))).state is RequestState.COMPLETED
+
+
+async def _stop_in_mid_answer(subject: Subject, worker: Worker) -> int:
+    """Return a request whose engine is stopped before its end: on busy cores vLLM sends a whole answer at once."""
+    while True:
+        request_id = await submit(worker, "Go.", **LONG)
+        await wait_for_tokens(worker, request_id)
+        stopped = _stop_all(subject.pid(worker))
+        with anyio.move_on_after(SETTLE_S):
+            await result(worker, request_id)
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+            continue
+        return request_id
 
 
 def _stop_all(pid: int) -> list[int]:
