@@ -164,7 +164,7 @@ class ModelConfig(StrictModel):
         if (self.url is not None) is not (self.engine == "attached"):
             raise ValueError("engine attached needs url: http://..., and no other engine has one")
         given = self.model_fields_set
-        unused = sorted(given & {"command", "args", "env", "host", "port", "replicas", "context", "devices"})
+        unused = sorted(given & {"command", "args", "env", "host", "port", "replicas", "devices"})
         if self.engine == "attached" and unused:
             raise ValueError(f"{', '.join(unused)}: not of an attached engine, which Roundhouse does not start")
         if self.engine != "attached" and self.headers:

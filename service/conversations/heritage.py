@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from service.conversations.discussion import is_visible_later
 from service.conversations.job import Agent, Conversation, Former, Heritage, Job, JobId, Mode, TurnKey, TurnKind, View
 from service.conversations.states import ConversationState, TurnState
 from service.conversations.transcript import Origin, Turn
@@ -86,19 +87,27 @@ def ends_of(cut: Cut, recorded: Recorded) -> dict[str, int]:
 
 def _recorded_ends(recorded: Recorded) -> tuple[dict[str, int], set[str]]:
     """Return up to where each agent has been heard, before what ended the conversation, and who has left."""
-    ends = dict.fromkeys(recorded.speakers, 0)
-    left = {turn.key.agent_id for turn in recorded.turns if turn.leaves}
-    for turn in _heard(recorded):
+    heritage = recorded.conversation.heritage
+    joined = heritage.first if heritage is not None else {}  # who was not there before has not missed those rounds
+    ends = {name: joined.get(name, 0) for name in recorded.speakers}
+    heard = list(_heard(recorded))
+    left = {turn.key.agent_id for turn in heard if turn.leaves}
+    for turn in heard:
         ends[turn.key.agent_id] = max(ends[turn.key.agent_id], turn.key.round + 1)
     return ends, left
 
 
 def _heard(recorded: Recorded) -> Iterable[Turn]:
-    """Yield the turns after which the conversation went on: an end that a leader has named is asked for again."""
+    """Yield the turns after which the conversation went on.
+
+    What ended it is asked for again: an end that a leader has named, and a turn after which nobody was left.
+    """
     speakers = recorded.speakers
-    spoken = {turn.key.round for turn in recorded.turns if turn.key.agent_id != recorded.job.leader}
-    for turn in recorded.turns:
-        if turn.kind is TurnKind.SUMMARY:
+    turns = [turn for turn in recorded.turns if turn.kind is TurnKind.TURN]
+    spoken = {turn.key.round for turn in turns if turn.key.agent_id != recorded.job.leader}
+    last_leave = _last_leave(recorded, turns)
+    for turn in turns:
+        if turn is last_leave:
             continue
         is_last_choice = turn.key.agent_id == recorded.job.leader and turn.key.round not in spoken
         if is_last_choice and recorded.state is ConversationState.COMPLETED and recorded.job.mode is Mode.LED:
@@ -108,6 +117,12 @@ def _heard(recorded: Recorded) -> Iterable[Turn]:
         )
         if turn.state is TurnState.COMPLETED or is_silence:
             yield turn
+
+
+def _last_leave(recorded: Recorded, turns: Sequence[Turn]) -> Turn | None:
+    leaving = [turn for turn in turns if turn.leaves]
+    is_deserted = {agent.id for agent in recorded.job.agents} <= {turn.key.agent_id for turn in leaving}
+    return leaving[-1] if is_deserted and recorded.state is ConversationState.FAILED else None
 
 
 def _check_rounds(field: str, rounds: int, ends: Mapping[str, int], left: Collection[str], recorded: Recorded) -> None:
@@ -152,18 +167,19 @@ def inherit(cut: Cut, recorded: Recorded, heir: Job, rounds: int) -> tuple[Herit
         raise CutFault("job", f"in mode led whoever was named has to be there: {', '.join(sorted(spoke - own))}")
     left = {turn.key.agent_id for turn in taken if turn.leaves}
     there = [ends[agent.id] for agent in recorded.job.agents if agent.id not in left]
-    whole = cut.before[1] if cut.before is not None else min(there, default=0)
+    whole = min(there, default=0)
     first = {} if heir.mode is Mode.LED else {agent.id: ends.get(agent.id, whole) for agent in heir.agents}
-    inherited = sum(turn.key.agent_id in own for turn in taken if turn.kind is TurnKind.TURN)
+    taken_turns = [turn for turn in taken if turn.kind is TurnKind.TURN]
+    inherited = sum(turn.key.agent_id in own for turn in taken_turns)
     heritage = Heritage(
         source=(cut.job, cut.conversation),
         ends=ends,
         first=first,
         turns=sum(first.values()) if first else inherited,
-        alike=_with_same_memory(recorded.job, heir),
+        former_tokens=sum(turn.usage.completion_tokens or 0 for turn in taken_turns if turn.key.agent_id not in own),
         formers=tuple(_former(recorded, recorded.speakers[name]) for name in ends if name not in own and name in spoke),
     )
-    return heritage, taken
+    return replace(heritage, alike=_with_same_memory(recorded, heir, heritage, spoke)), taken
 
 
 def _summed_upto(recorded: Recorded, heard: Collection[TurnKey]) -> dict[str, int]:
@@ -181,11 +197,34 @@ def _is_taken(turn: Turn, heard: Collection[TurnKey], upto: Mapping[str, int]) -
     return turn.key in heard
 
 
-def _with_same_memory(source: Job, heir: Job) -> frozenset[str]:
-    """Return the agents that are shown of the past what they were shown there."""
-    memories = {agent.id: agent.memory for agent in source.agents}
-    same = {agent.id for agent in heir.agents if agent.id in memories and memories[agent.id] == agent.memory}
-    return frozenset(same if source.view is heir.view else ())
+def _with_same_memory(recorded: Recorded, heir: Job, heritage: Heritage, spoke: Collection[str]) -> frozenset[str]:
+    """Return the agents that are shown of the past what they were shown there, of words of those who ``spoke``.
+
+    They have the same memory, and may still read all of it. In a shared view that is what all may read: with one more
+    reader, or one that may read less, it is nobody's.
+    """
+    source = with_formers(recorded.job, recorded.conversation.heritage)
+    there, here = ({each.id: each for each in job.agents} for job in (source, with_formers(heir, heritage)))
+    own = {agent.id for agent in heir.agents}
+    if source.view is not heir.view:
+        return frozenset()
+    if heir.view is View.SHARED:
+        of_source = {agent.id for agent in recorded.job.agents}
+        is_readable = open_to(there, of_source) & {*spoke} <= open_to(here, own)
+        readers = own & of_source if is_readable else set[str]()
+    else:
+        readers = {name for name in own & there.keys() if _heard_by(there, name) & {*spoke} <= _heard_by(here, name)}
+    return frozenset(name for name in readers if there[name].memory == here[name].memory)
+
+
+def open_to(speakers: Mapping[str, Agent], readers: Collection[str]) -> set[str]:
+    """Return those whose words all the readers may read."""
+    return {name for name, each in speakers.items() if all(is_visible_later(each, reader) for reader in readers)}
+
+
+def _heard_by(speakers: Mapping[str, Agent], reader: str) -> set[str]:
+    waits_for = speakers[reader].waits_for
+    return {name for name, each in speakers.items() if name in waits_for or is_visible_later(each, reader)}
 
 
 def _former(recorded: Recorded, agent: Agent) -> Former:

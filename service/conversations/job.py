@@ -137,8 +137,8 @@ class Heritage(msgspec.Struct, frozen=True, kw_only=True):
     """The turns that a conversation has inherited of a ``source``: of each agent those of rounds below its ``ends``.
 
     ``first`` is each agent's first round of its own (none in ``mode: led``), ``turns`` how many turns the conversation
-    does not have for that, ``speakers`` who speaks first; ``alike`` are the agents
-    whose memory is the source's. Source: specification, "Begun from a record".
+    does not have for that, ``speakers`` who speaks first; ``alike`` are the agents whose memory is the source's.
+    The answers of ``formers`` have ``former_tokens`` together. Source: specification, "Begun from a record".
     """
 
     source: tuple[JobId, str]
@@ -146,6 +146,7 @@ class Heritage(msgspec.Struct, frozen=True, kw_only=True):
     first: Mapping[str, int]
     turns: int
     formers: tuple[Former, ...] = ()
+    former_tokens: int = 0
     speakers: tuple[str, ...] = ()
     alike: frozenset[str] = frozenset()
 

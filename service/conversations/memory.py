@@ -34,6 +34,11 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int | None = None
     summary: Summary | None = None
 
+    @property
+    def is_auto(self) -> bool:
+        """Whether what fits the context is kept."""
+        return self.rounds is None and self.tokens is None
+
 
 def first_shown(memory: Memory, sizes: Mapping[int, int], first: int, number: int, room: int | None) -> int:
     """Return the first round that an agent is shown in its turn of round ``number``; by now that is ``first``.

@@ -17,6 +17,7 @@ NO_CONTROLS: Final = r"[^\x00-\x1f\x7f-\x9f]"
 REFERENCES: Final = "{mcp: SERVER, only: [NAME]} or {python: NAME} names tools that a model has; signals are spelt out"
 MOST_WAIT_S: Final = 10 * 365 * 86_400.0  # for a caller
 CONDITIONS: Final = ("says", "matches", "signal", "agree", "unchanged", "answer_tokens")
+Name = Annotated[str, Field(max_length=128, pattern=r"^[^\x00]*$")]  # of something that may be there or not
 Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
 
 
@@ -191,8 +192,8 @@ class BeforeSpec(StrictModel):
 class FromSpec(StrictModel):
     """The recorded conversation with which one begins: all of it, its first rounds, or up to a turn."""
 
-    job: str
-    conversation: str
+    job: Name
+    conversation: Name
     rounds: int | None = Field(default=None, ge=1, strict=True)
     before: BeforeSpec | None = None
 

@@ -104,18 +104,21 @@ INHERITED: Final = TurnDigest(is_inherited=True)
 
 
 class Ends:
-    """The conditions of one conversation, and what of them is fulfilled; an agent is its place among ``agents``."""
+    """The conditions of one conversation, and what of them is fulfilled; an agent is its place among ``agents``.
+
+    ``tokens`` are those of answers that no turn brings: of agents that its job lacks.
+    """
 
     __slots__ = ("_agents", "_first_own", "_fulfilled", "_tokens", "_unchanged", "_until", "_words")
 
-    def __init__(self, until: Until, agents: Sequence[str]) -> None:
+    def __init__(self, until: Until, agents: Sequence[str], tokens: int = 0) -> None:
         self._until = until
         self._agents = agents
         self._fulfilled: dict[int, tuple[int, int]] = {}  # conditions: by which agent, in which round
         self._words: dict[int, dict[str, int]] = {}  # of rounds that are compared; silence has none
         self._unchanged = 0  # rounds running
         self._first_own: int | None = None  # the round before which all is inherited
-        self._tokens = 0
+        self._tokens = tokens
 
     def __repr__(self) -> str:
         return f"<Ends {len(self._fulfilled)} of {len(self._until)} fulfilled>"

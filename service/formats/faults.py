@@ -72,6 +72,10 @@ def phrase(error: ErrorDetails) -> str:
     return text if text[:2].isupper() else text[:1].lower() + text[1:]
 
 
+# A member of a union, which pydantic names as if it were a key.
+BRANCH: Final = re.compile(r"(function-(after|before|plain|wrap)|literal)\[")
+
+
 def _mend(error: ErrorDetails) -> str:
     """Return how what is meant is written, where that can be told."""
     kind, given = error["type"], error.get("input")
@@ -105,7 +109,9 @@ def faults_of(error: ValidationError, model: type[BaseModel]) -> list[Fault]:
     """Return one fault for each error of ``model``'s validation."""
     faults: list[Fault] = []
     for entry in error.errors(include_url=False):
-        location = entry["loc"]
+        location = [part for part in entry["loc"] if not (isinstance(part, str) and BRANCH.match(part))]
+        if entry["type"] == "literal_error" and isinstance(entry["input"], dict) and len(location) < len(entry["loc"]):
+            continue  # what is wrong with the mapping is told as well
         if entry["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
             known = _keys_at(model, location[:-1])
             faults.append(Fault(path=path_of(location), message=unknown("key", str(location[-1]), known)))
@@ -165,7 +171,7 @@ def _is_model(annotation: object) -> bool:
 def _fields(model: object) -> dict[str, object]:
     """Return the keys of a model or of a dataclass, with what each is."""
     if isinstance(model, type) and issubclass(model, BaseModel):
-        return {name: field.annotation for name, field in model.model_fields.items()}
+        return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
     if not (isinstance(model, type) and is_dataclass(model)):
         return {}
     hints = typing.get_type_hints(model)

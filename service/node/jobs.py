@@ -142,7 +142,7 @@ class Jobs:
         rules = self._rules()
         await check_schemas(document, rules.limits, is_small=len(text) <= SMALL_BYTES)
         sources = await self._sources.read(document, caller)
-        written = with_prompts(await self._catalog.expand(document), sources)
+        written = with_prompts(await self._catalog.expand(document), sources, rules.limits.body_bytes)
         if written is not document:  # a job keeps the schemas that it was posted with
             document, text = written, await anyio.to_thread.run_sync(msgspec.json.encode, written)
             await check_schemas(document, rules.limits, is_small=len(text) <= SMALL_BYTES)

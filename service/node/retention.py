@@ -70,9 +70,8 @@ def _release_jobs(connection: Connection, before: str | None) -> int:
         (before, JOBS_A_WRITE, TURNS_A_WRITE),
     ).fetchall()
     due = [JobId(row[0]) for row in rows]
-    for job_id in sorted(due):  # nobody inherits of them from now on
-        connection.execute("UPDATE jobs SET name = name WHERE id = ?", (job_id,))
     sources = heirs.sources_of(connection, due)
+    heirs.lock(connection, due, sources)
     for job_id in due:
         heirs.keep_for_all(connection, job_id)
         connection.execute("DELETE FROM jobs WHERE id = ?", (job_id,))

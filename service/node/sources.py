@@ -8,7 +8,7 @@ import anyio.to_thread
 import msgspec
 from msgspec.structs import replace
 
-from service.conversations.callers import Caller
+from service.conversations.callers import Caller, KeyScope
 from service.conversations.dependencies import dependencies_of
 from service.conversations.heritage import (
     Cut,
@@ -44,6 +44,11 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     recorded: Recorded
     prompt: str
     variables: Mapping[str, object] | None
+
+    @property
+    def size(self) -> int:
+        """The bytes of what a conversation takes over."""
+        return len(msgspec.json.encode((self.prompt, self.variables)))
 
 
 class JobBegun(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +87,7 @@ class Sources:
             raise InvalidJob([Fault(path="conversations", message=message)])
         for job_id in dict.fromkeys(job_id for job_id, _ in names):
             owner = await self._store.read(queries.owner(job_id))
-            if not caller.sees_all and not caller.sees(owner):
+            if not caller.may(KeyScope.READ) or not caller.sees(owner):
                 raise JobNotFound(job_id)
         read = await self._store.read(partial(read_sources, names=list(names), adapters=dict(self._adapters())))
         return {place: read[cut.job, cut.conversation] for place, cut in wanted.items()}
@@ -96,14 +101,24 @@ class Sources:
         return await anyio.to_thread.run_sync(_inherited, job, dict(_cuts(document)), sources, most)
 
 
-def with_prompts(document: object, sources: SourceOf) -> object:
-    """Return a document whose conversations have the prompts and variables of those that they are from, if none."""
+def with_prompts(document: object, sources: SourceOf, most_bytes: int) -> object:
+    """Return a document whose conversations have the prompts and variables of those that they are from, if none.
+
+    Raises:
+        InvalidJob: these have more than ``most_bytes`` together: each conversation is stored with its own.
+    """
     if not sources or not isinstance(document, dict):
         return document
     conversations = list(document["conversations"])
+    sizes = {name: source.size for name, source in {id(each): each for each in sources.values()}.items()}
+    taken = 0
     for place, source in sources.items():
         given = conversations[place]
         if given.get("prompt") is None and isinstance(given.get("variables") or {}, dict):
+            taken += sizes[id(source)]
+            if taken > most_bytes:
+                message = f"prompts of recorded conversations have more than limits.body_bytes = {most_bytes} together"
+                raise InvalidJob([Fault(path=f"conversations[{place}].from", message=message)])
             variables = {**(source.variables or {}), **(given.get("variables") or {})}
             conversations[place] = {**given, "prompt": source.prompt}
             if variables or source.variables is not None:
@@ -183,7 +198,7 @@ def _inherited(job: Job, cuts: Mapping[int, Cut], sources: SourceOf, most: int) 
         heir = replace(conversation, heritage=heritage)
         speakers = first_speakers(replace(job, conversations=(heir,)), turns)
         if not speakers:
-            message = f"{conversation.rounds} rounds are inherited, and nothing is left to say: ask for more"
+            message = f"nothing is left to say in {conversation.rounds} rounds: ask for more, or for less of the source"
             faults.append(Fault(path=f"conversations[{place}].rounds", message=message))
             continue
         conversations[place] = replace(heir, heritage=replace(heritage, speakers=speakers))

@@ -56,7 +56,10 @@ class StoreOutlet(SchedulerStore):
 
     @override
     async def append(self, records: Sequence[Record]) -> bool:
-        return await self._store.append(records)
+        is_stored = await self._store.append(records)
+        if is_stored:
+            self._listen(records)
+        return is_stored
 
     @override
     async def calls_of(self, key: TurnKey) -> Sequence[StoredToolCall]:

@@ -4,7 +4,8 @@ Turns are stored once, where they were spoken. With a job that is deleted those 
 kept apart, until no heir is left.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Final
 
 import msgspec
@@ -46,14 +47,24 @@ def add(connection: Connection, job: Job, shares: Shares) -> None:
         ((job.id, name, msgspec.json.encode(heritage).decode()) for name, heritage in heritages),
     )
     connection.execute_many(
-        "INSERT INTO heirs (job_id, conversation_id, source_job, source_conversation, agent, kind, rounds)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO heirs (job_id, conversation_id, place, source_job, source_conversation, agent, kind, rounds)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (
-            (job.id, name, share.job, share.conversation, share.agent, share.kind.value, share.rounds)
+            (job.id, name, place, share.job, share.conversation, share.agent, share.kind.value, share.rounds)
             for name, those in shares.items()
-            for share in those
+            for place, share in _placed(those)
         ),
     )
+
+
+def _placed(shares: Iterable[Share]) -> Iterator[tuple[int, Share]]:
+    """Number the conversations in which turns were spoken, each of which had begun with those before it.
+
+    The numbers of turns are of no use for that: one of a job that is gone may be another's by now.
+    """
+    places: dict[tuple[JobId, str], int] = {}
+    for share in shares:
+        yield places.setdefault((share.job, share.conversation), len(places)), share
 
 
 def heritages(job_id: JobId, conversations: Collection[str]) -> Callable[[Connection], dict[str, Heritage]]:
@@ -76,15 +87,15 @@ def inherited(job_id: JobId, conversations: Collection[str]) -> Callable[[Connec
     def query(connection: Connection) -> list[Turn]:
         which, values = some_of("heirs.conversation_id", conversations)
         tables = [
-            "SELECT heirs.conversation_id, spoken.number, spoken.record"  # noqa: S608
+            "SELECT heirs.conversation_id, heirs.place, spoken.number, spoken.record"  # noqa: S608
             f" FROM heirs JOIN {table} AS spoken{_SHARED} WHERE heirs.job_id = ?{which}"
             for table in ("turns", "kept_turns")
         ]
         rows = connection.execute(" UNION ALL ".join(tables), (job_id, *values) * 2).fetchall()
         wanted = frozenset(conversations)
         return [
-            as_inherited(decode_turn(row[2]), job_id, row[0])
-            for row in sorted(rows, key=lambda row: row[1])
+            as_inherited(decode_turn(row[3]), job_id, row[0])
+            for row in sorted(rows, key=itemgetter(1, 2))
             if row[0] in wanted
         ]
 
@@ -93,16 +104,16 @@ def inherited(job_id: JobId, conversations: Collection[str]) -> Callable[[Connec
 
 def keep_for_all(connection: Connection, job_id: JobId) -> None:
     """Keep what heirs of any key have inherited of a job that is about to be released for its age."""
-    _keep(connection, job_id, "", ())
+    _keep(connection, job_id, None, "", ())
 
 
-def _keep(connection: Connection, job_id: JobId, of_heirs: str, values: Sequence[object]) -> None:
+def _keep(connection: Connection, job_id: JobId, kept_for: str | None, of_heirs: str, values: Sequence[object]) -> None:
     connection.execute(
-        "INSERT INTO kept_turns (number, job_id, conversation_id, agent, round, kind, state, record)"  # noqa: S608
+        "INSERT INTO kept_turns (number, job_id, conversation_id, agent, round, kind, state, record, kept_for)"  # noqa: S608
         " SELECT DISTINCT spoken.number, spoken.job_id, spoken.conversation_id, spoken.agent, spoken.round,"
-        f" spoken.kind, spoken.state, spoken.record FROM heirs JOIN turns AS spoken{_SHARED}"
-        f" WHERE source_job = ? AND heirs.job_id != source_job{of_heirs}",
-        (job_id, *values),
+        " spoken.kind, spoken.state, spoken.record, CAST(? AS TEXT)"
+        f" FROM heirs JOIN turns AS spoken{_SHARED} WHERE source_job = ? AND heirs.job_id != source_job{of_heirs}",
+        (kept_for, job_id, *values),
     )
 
 
@@ -111,14 +122,19 @@ def keep_for_heirs(connection: Connection, job_id: JobId, owner: str | None) -> 
 
     Return the jobs of other keys with heirs that have not ended: they are to be cancelled, since they lose it.
     """
-    _keep(connection, job_id, f" AND {_SAME_KEY}", (owner,))
-    strangers = connection.execute(
+    _keep(connection, job_id, owner or "", f" AND {_SAME_KEY}", (owner,))
+    return _disinherit(connection, f"source_job = ? AND NOT {_SAME_KEY}", (job_id, owner))
+
+
+def _disinherit(connection: Connection, of_heirs: str, values: Sequence[object]) -> list[JobId]:
+    """Take from heirs what they have; return those that have not ended, which are to be cancelled."""
+    losing = connection.execute(
         "UPDATE jobs SET is_cancel_requested = 1 WHERE unfinished > 0 AND id IN"  # noqa: S608
-        f" (SELECT heirs.job_id FROM heirs WHERE source_job = ? AND NOT {_SAME_KEY}) RETURNING id",
-        (job_id, owner),
+        f" (SELECT heirs.job_id FROM heirs WHERE {of_heirs}) RETURNING id",
+        values,
     )
-    lost = [JobId(row[0]) for row in strangers.fetchall()]
-    connection.execute(f"DELETE FROM heirs WHERE source_job = ? AND NOT {_SAME_KEY}", (job_id, owner))  # noqa: S608
+    lost = [JobId(row[0]) for row in losing.fetchall()]
+    connection.execute(f"DELETE FROM heirs WHERE {of_heirs}", values)  # noqa: S608
     return lost
 
 
@@ -151,6 +167,15 @@ def sources_of(connection: Connection, jobs: Iterable[JobId]) -> list[tuple[str,
     return [(row[0], row[1]) for row in rows]
 
 
+def lock(connection: Connection, jobs: Collection[JobId], sources: Iterable[tuple[str, str]]) -> None:
+    """Let nobody inherit of jobs that are about to go, and nobody delete their sources meanwhile.
+
+    Either of two that go at once would keep turns for the other.
+    """
+    for job_id in sorted({*jobs, *(source for source, _ in sources)}):
+        connection.execute("UPDATE jobs SET name = name WHERE id = ?", (job_id,))
+
+
 def drop_unused(connection: Connection, sources: Iterable[tuple[str, str]]) -> None:
     """Delete what was kept of these conversations and no heir has inherited any more."""
     for source in sources:
@@ -160,3 +185,21 @@ def drop_unused(connection: Connection, sources: Iterable[tuple[str, str]]) -> N
             " AND heirs.agent = kept_turns.agent AND heirs.kind = kept_turns.kind AND heirs.rounds > kept_turns.round)",
             source,
         )
+
+
+def drop_without_owner(connection: Connection, sources: Iterable[tuple[str, str]]) -> list[JobId]:
+    """Delete what was kept for heirs of one key, of whom the last was deleted.
+
+    Return the jobs of other keys with heirs that have not ended: they are to be cancelled, since they lose it.
+    """
+    cancelled: list[JobId] = []
+    for source in sources:
+        left = connection.execute(
+            "DELETE FROM kept_turns WHERE job_id = ? AND conversation_id = ? AND kept_for IS NOT NULL AND NOT EXISTS"
+            " (SELECT 1 FROM heirs JOIN jobs ON jobs.id = heirs.job_id WHERE source_job = kept_turns.job_id"
+            " AND source_conversation = kept_turns.conversation_id AND coalesce(key_name, '') = kept_for)",
+            source,
+        )
+        if left.rowcount:
+            cancelled += _disinherit(connection, "source_job = ? AND source_conversation = ?", source)
+    return cancelled

@@ -131,14 +131,14 @@ def delete(connection: Connection, membership: Membership, job_id: JobId, *, wit
     if stored.state not in ENDED_JOBS:
         raise NotEnded(job_id, stored.state)
     going = [job_id, *(heirs.heirs_of(connection, job_id, stored.owner) if with_heirs else ())]
-    for each in sorted(going):  # nobody inherits of them from now on
-        connection.execute("UPDATE jobs SET name = name WHERE id = ?", (each,))
     sources = heirs.sources_of(connection, going)
+    heirs.lock(connection, going, sources)
     cancelled: list[JobId] = []
     for each in going:
         cancelled += heirs.keep_for_heirs(connection, each, stored.owner)
         connection.execute("DELETE FROM jobs WHERE id = ?", (each,))
     heirs.drop_unused(connection, sources)
+    cancelled += heirs.drop_without_owner(connection, sources)
     membership.notify(connection, cancelled, is_work=bool(cancelled))
     return cancelled
 

@@ -184,7 +184,9 @@ def check_debate(transcript: Document, rounds: int) -> None:
 
 
 def recorded(file: Path) -> list[Document]:
-    """Return what a recording engine was sent."""
+    """Return what a recording engine was sent; nothing yet where there is no file."""
+    if not file.exists():
+        return []
     return [json.loads(line)["request"] for line in file.read_text().splitlines()]
 
 

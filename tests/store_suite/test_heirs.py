@@ -134,6 +134,38 @@ async def test_heirs_of_another_key_lose_what_was_deleted(store: Store) -> None:
     assert await count_kept(store) == 0
 
 
+async def test_what_was_kept_for_one_key_goes_with_its_last_heir(store: Store) -> None:
+    """Another key's heir has it no longer than that: the owner has deleted both."""
+    await record(store, "a", owner="alice")
+    await heir(store, "a", owner="alice")
+    await append(store, moved(ConversationState.COMPLETED, name="heir"))
+    assert await store.delete(J) == []
+    await heir(store, "a", name="other", owner="root", source=HEIR)
+    await store.write(lambda connection: connection.execute("UPDATE heirs SET source_job = 'j'"))  # as its shares do
+    other = JobId("other")
+    assert len(await inherited(store, other)) == 1
+    assert await store.delete(HEIR) == [other]
+    assert await inherited(store, other) == []
+    assert await count_kept(store) == 0
+
+
+async def test_turns_of_one_source_stand_before_those_of_the_next(store: Store) -> None:
+    """Whatever their numbers: a database may give that of a turn which is gone to another."""
+    await record(store, "a")
+    await heir(store, "a")
+    await store.delete(J)
+    spoken = ended("b", text="b")
+    spoken = replace(spoken, turn=replace(spoken.turn, key=spoken.turn.key._replace(job_id=HEIR, round=1)))
+    await append(store, spoken, moved(ConversationState.COMPLETED, name="heir"))
+    third = inheriting(job(agent("a"), name="third"), "a", source=HEIR)
+    shares = [
+        Share(job=J, conversation="c0", agent="a", rounds=1),
+        Share(job=HEIR, conversation="c0", agent="b", rounds=2),
+    ]
+    await store.post(replace(third, shares={"c0": shares}), claims=True)
+    assert [each.text for each in await inherited(store, JobId("third"))] == ["a", "b"]
+
+
 async def test_a_source_that_is_gone_by_now_refuses_its_heir(store: Store) -> None:
     """It was read a moment before."""
     await record(store, "a")

@@ -41,8 +41,12 @@ def fork(  # noqa: PLR0913 - one for each option
     cut: dict[str, object] = {} if rounds is None else {"rounds": rounds}
     if before is not None:
         cut["before"] = {"agent": before[0], "round": before[1]}
-    document = forked_document(json.loads(text), job_id, conversation_id, cut, more, times)
-    for path, value in (changes or {}).items():
+    changes = dict(changes or {})
+    source = json.loads(text)
+    if "rounds" in changes:  # before each conversation is given its own
+        source["rounds"] = changes.pop("rounds")
+    document = forked_document(source, job_id, conversation_id, cut, more, times)
+    for path, value in changes.items():
         put_value(document, path, value)
     return (yield from ask(post_job(document, idempotency_key=idempotency_key), patience_s))
 
@@ -53,8 +57,10 @@ def forked_document(
     """Return a job's document with conversations that begin with its own.
 
     Raises:
-        NothingToFork: it has no such conversation.
+        NothingToFork: it has no such conversation, or there is to be no fork of it.
     """
+    if times < 1:
+        raise NothingToFork(f"{times} forks of a conversation are none")
     heirs: list[dict[str, Any]] = []
     for place, given in enumerate(document["conversations"]):
         name = given.get("id") or f"c{place}"
@@ -75,13 +81,23 @@ def put_value(document: dict[str, Any], path: str, value: object) -> None:
     Raises:
         NothingToFork: the path leads nowhere.
     """
-    *parents, last = path.split(".")
+    names = path.split(".")
     at: Any = document
-    for name in parents:
-        if isinstance(at, list):
-            at = next((each for each in at if isinstance(each, dict) and each.get("id") == name), None)
-        elif isinstance(at, dict):
-            at = at.setdefault(name, {})
+    while len(names) > 1 and isinstance(at, dict | list):
+        at, names = _step(at, names)
+    (last,) = names if len(names) == 1 else ("",)
     if not isinstance(at, dict) or not last:
         raise NothingToFork(f"{path} leads nowhere in the job; an agent is named by its id, as agents.pro.model")
     at[last] = value
+
+
+def _step(at: Any, names: list[str]) -> tuple[Any, list[str]]:  # noqa: ANN401 - any value of a document
+    """Go to a value by the first of the names; an id may have dots, and be several of them."""
+    if isinstance(at, dict):
+        return at.setdefault(names[0], {}), names[1:]
+    for count in range(len(names) - 1, 0, -1):
+        name = ".".join(names[:count])
+        found = next((each for each in at if isinstance(each, dict) and each.get("id") == name), None)
+        if found is not None:
+            return found, names[count:]
+    return None, names

@@ -116,11 +116,16 @@ class JobTurns(Work):
         demand = await_agent(agent, live.conversations[key.conversation_id].until)
         moved = records.TurnMoved(key=key, state=TurnState.AWAITED, worker=None, at=now, demand=demand)
         words = live.begin_words(key.conversation_id, now.astimezone())
-        if words is None:
+        if words is None and live.conversations[key.conversation_id].heritage is None:
             return [moved]
+        # An heir has the words of its source before it begins. To begin a second time changes nothing.
         begun = events.ConversationStarted(job_id=key.job_id, conversation_id=key.conversation_id)
-        worded = records.ConversationWorded(job_id=key.job_id, conversation_id=key.conversation_id, words=words)
-        return [_moved(begun, ConversationState.RUNNING, None, now), worded, moved]
+        facts: list[Record] = [_moved(begun, ConversationState.RUNNING, None, now)]
+        if words is not None:
+            facts.append(
+                records.ConversationWorded(job_id=key.job_id, conversation_id=key.conversation_id, words=words)
+            )
+        return [*facts, moved]
 
     def hear_caller(self, turn: Turn) -> TurnDigest:
         """Take a turn that its caller has spoken, or not in time; return its digest."""

@@ -10,6 +10,7 @@ import anyio
 from msgspec.structs import replace
 
 from service.conversations.discussion import Discussion, Utterance
+from service.conversations.heritage import open_to, with_formers
 from service.conversations.job import Agent, Conversation, Job, PromptAt, TurnKey, View
 from service.conversations.memory import CHARS_A_TOKEN, MARGIN, Cuts, first_shown
 from service.conversations.prompt_messages import agent_request, opened
@@ -102,7 +103,9 @@ class Memories:
         return self._cuts_of(key).shown_in(key.round)
 
     def note_size(self, turn: Turn) -> None:
-        """Take the tokens of a turn, and those of its prompt."""
+        """Take the tokens of a turn, and those of its prompt; one with which an agent leaves says nothing."""
+        if turn.leaves:
+            return
         key, usage = turn.key, turn.usage
         counted = None if turn.tool_calls or turn.thinking else usage.completion_tokens
         words = len(turn.text) // CHARS_A_TOKEN if counted is None else counted
@@ -130,16 +133,36 @@ class Memories:
         if self._of.job.prompt_at is PromptAt.START:
             self._of.discussion(key.conversation_id).make_prompt_once(key.agent_id, key.round)
         before = cuts.shown_in(key.round)
+        first = max(self._first_shown(reader, key, spec, before) for reader in self._readers(agent, key))
+        if first > before:
+            return MemoryCut(key=self._reader(key), from_round=first)
+        cuts.decide(key.round, before)
+        return None
+
+    def _readers(self, agent: Agent, key: TurnKey) -> list[Agent]:
+        """Return all whom a decision for one of them binds: in a shared view some see more of the past than others.
+
+        What fits a context is known of the agent's own model alone.
+        """
+        if self._of.job.view is not View.SHARED:
+            return [agent]
+        cast = self._of.casts[key.conversation_id].values()
+        return [
+            each
+            for each in cast
+            if each.memory is not None and each.model and (each.model == agent.model or not each.memory.is_auto)
+        ]
+
+    def _first_shown(self, agent: Agent, key: TurnKey, spec: WorkerSpec, before: int) -> int:
+        """Return the first round that an agent should be shown in a round, by now it is ``before``."""
+        assert agent.memory is not None  # noqa: S101 - only those who have one
+        key = key._replace(agent_id=agent.id)
         shown = self._shown(agent, key, key.round, before)
         room = self._room(agent, key, spec, sum(size for at, size in shown.items() if at >= key.round))
         if agent.memory.summary is not None:  # which is asked for behind all of it
             last = max((size for at, size in shown.items() if at < key.round), default=0)
             room = max(0, room - max(0, agent.memory.summary.max_tokens + SUM_UP - spec.most_answer) - last)
-        first = first_shown(agent.memory, shown, before, key.round, room)
-        if first > before:
-            return MemoryCut(key=self._reader(key), from_round=first)
-        cuts.decide(key.round, before)
-        return None
+        return first_shown(agent.memory, shown, before, key.round, room)
 
     def take_cut(self, cut: MemoryCut, summary: Turn | None = None) -> None:
         """Take a cut that is stored, with what stands for all before it."""
@@ -212,11 +235,8 @@ class Memories:
         heard = [each for each in said if each.round < rounds.stop]
         if self._of.job.view is not View.SHARED:
             return heard
-        open_ = {
-            each.id
-            for each in self._of.job.agents
-            if each.visible_to is None or self._of.agents.keys() <= {*each.visible_to, each.id}
-        }
+        speakers = with_formers(self._of.job, self._of.conversations[key.conversation_id].heritage).agents
+        open_ = open_to({each.id: each for each in speakers}, self._of.agents)
         return [each for each in heard if each.agent in open_]
 
     def _room(self, agent: Agent, key: TurnKey, spec: WorkerSpec, present: int) -> int:

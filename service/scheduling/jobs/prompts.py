@@ -172,18 +172,26 @@ class JobPrompts:
         Those of inherited turns say so in every case.
         """
         digests: dict[TurnKey, TurnDigest] = {}
+        turns = [turn for turn in turns if turn.kind is TurnKind.TURN]
+        named = self._named(turns) if self.job.mode is Mode.LED else {}
         for turn in turns:
-            if turn.kind is TurnKind.SUMMARY:
-                continue
             is_judged = self.job.mode is Mode.LED or self.conversations[turn.key.conversation_id].until
             digest = NOTHING
             if turn.state is TurnState.COMPLETED and is_judged and turn.key.agent_id in self.agents:
                 digest = self.digest(turn.key, turn.fulfils, turn.text, turn.usage.completion_tokens)
             if turn.inherited is not None:
                 digest = digest_of_inherited(turn, digest)
+                chosen = named.get((turn.key.conversation_id, turn.key.round))
+                if chosen is not None and turn.key.agent_id == self.job.leader:
+                    digest = replace(digest, chosen=chosen)
             if digest is not NOTHING:
                 digests[turn.key] = digest
         return digests
+
+    def _named(self, turns: Iterable[Turn]) -> dict[tuple[str, int], str]:
+        """Return whom a leader named in each inherited round: who spoke, whatever its words would mean here."""
+        keys = (turn.key for turn in turns if turn.inherited is not None and turn.key.agent_id != self.job.leader)
+        return {(key.conversation_id, key.round): key.agent_id for key in keys}
 
     def hear_leave(self, key: TurnKey) -> None:
         """Take that an agent has left with a turn."""

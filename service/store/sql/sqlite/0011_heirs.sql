@@ -10,6 +10,7 @@ CREATE TABLE heritages (
 CREATE TABLE heirs (
     job_id TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
     conversation_id TEXT NOT NULL,
+    place INTEGER NOT NULL,                  -- of the source among all of this one's: in that order they were spoken
     source_job TEXT NOT NULL,                -- where they were spoken; it may have been deleted
     source_conversation TEXT NOT NULL,
     agent TEXT NOT NULL,
@@ -29,5 +30,6 @@ CREATE TABLE kept_turns (
     number INTEGER NOT NULL,                 -- that of the turn, which another may have by now
     state TEXT NOT NULL,
     record TEXT NOT NULL,
+    kept_for TEXT,                           -- heirs of this key ('' is none); of any where NULL
     PRIMARY KEY (job_id, conversation_id, agent, round, number)
 ) STRICT, WITHOUT ROWID;
