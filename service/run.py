@@ -16,7 +16,7 @@ from service.conversations.job_parser import parse_job
 from service.conversations.limits import posted_agents
 from service.conversations.states import ENDED_JOBS, JobState
 from service.conversations.transcript import rfc3339
-from service.errors import ConfigError, InvalidJob
+from service.errors import ConfigError, ConversationNotFound, InvalidJob, JobNotFound
 from service.export import Export, folder_for
 from service.formats.documents import Place, digest_of, line_of, parse_document
 from service.formats.faults import path_of
@@ -138,7 +138,12 @@ def _key(file: JobFile) -> str:
 
 async def _post(node: Node, file: JobFile) -> JobId:
     # The same job on the same output is the same job: finished, it is only exported again; unfinished, it goes on.
-    stored, is_new = await node.jobs.post(file.document, _key(file))
+    try:
+        stored, is_new = await node.jobs.post(file.document, _key(file))
+    except InvalidJob as error:  # what only the store knows: what a conversation is from
+        raise ConfigError("\n".join(f"{file.source}: {fault}" for fault in error.faults)) from error
+    except (JobNotFound, ConversationNotFound) as error:
+        raise ConfigError(f"{file.source}: from: {error}") from error
     if not is_new:
         await node.intake.claim_jobs(stored.id)
     return stored.id
