@@ -9,9 +9,9 @@ from typing import Final, Protocol
 import anyio
 from msgspec.structs import replace
 
-from service.conversations.discussion import Discussion, Utterance
+from service.conversations.discussion import Discussion, Utterance, is_visible_later
 from service.conversations.heritage import open_to, with_formers
-from service.conversations.job import Agent, Conversation, Job, PromptAt, TurnKey, View
+from service.conversations.job import Agent, Conversation, Job, Mode, PromptAt, TurnKey, View
 from service.conversations.memory import CHARS_A_TOKEN, MARGIN, Cuts, first_shown
 from service.conversations.prompt_messages import agent_request, opened
 from service.conversations.prompt_record import PromptRecord
@@ -28,6 +28,9 @@ AROUND: Final = 8  # tokens around the words of a turn in a prompt: its speaker,
 BOUNDS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
 # Parameters of an agent's answers that mean nothing, or harm, where it sums up.
 OF_ANSWERS: Final = frozenset({*CONSTRAINTS, *BOUNDS, "min_tokens", "tool_choice", "parallel_tool_calls", "stop"})
+
+
+Hearing = tuple[frozenset[str], frozenset[str]]
 
 
 class RememberedJob(Protocol):
@@ -70,6 +73,8 @@ class Memories:
         self._sizes: dict[str, dict[tuple[str, int], int]] = {}  # of conversations: the tokens of each turn, about
         self._summaries: dict[tuple[str, str], dict[int, str]] = {}  # by conversation and reader, and by round
         self._locks: dict[tuple[str, str], anyio.Lock] = {}  # by conversation and reader
+        self._hearings: dict[tuple[str, str], Hearing] = {}  # by conversation and agent
+        self._counted: dict[tuple[Hearing, int, int], Counter[int]] = {}  # of one decision
         self._asked: dict[tuple[str, str], tuple[int, int]] = {}  # the round of an agent's last prompt, and its tokens
 
     def __repr__(self) -> str:
@@ -79,7 +84,7 @@ class Memories:
         """Drop what is known of a conversation that has ended."""
         self._sizes.pop(conversation_id, None)
         for agent_id in (EVERYBODY, *self._of.agents):
-            for kept in (self._cuts, self._summaries, self._locks, self._asked):
+            for kept in (self._cuts, self._summaries, self._locks, self._asked, self._hearings):
                 kept.pop((conversation_id, agent_id), None)
 
     def hear_again(self, turn: Turn) -> None:
@@ -133,6 +138,7 @@ class Memories:
         if self._of.job.prompt_at is PromptAt.START:
             self._of.discussion(key.conversation_id).make_prompt_once(key.agent_id, key.round)
         before = cuts.shown_in(key.round)
+        self._counted.clear()
         first = max(self._first_shown(reader, key, spec, before) for reader in self._readers(agent, key))
         if first > before:
             return MemoryCut(key=self._reader(key), from_round=first)
@@ -255,11 +261,24 @@ class Memories:
 
     def _shown(self, agent: Agent, key: TurnKey, number: int, first: int) -> Counter[int]:
         """Count the tokens that an agent is shown of each round in its turn of round ``number``."""
+        place = (self._hearing_of(agent, key.conversation_id), number, first)
+        if place in self._counted and self._of.job.mode is not Mode.FREE:
+            return self._counted[place]
         sizes, shown = self._sizes.get(key.conversation_id, {}), Counter[int]()
         for each in self._of.discussion(key.conversation_id).heard_by(agent, number, first):
             if each.round >= first:
                 shown[each.round] += sizes.get((each.agent, each.round), 0)
+        self._counted[place] = shown
         return shown
+
+    def _hearing_of(self, agent: Agent, conversation_id: str) -> Hearing:
+        """Return the agents whose words one may read later, and within a round: where these are equal all hear alike."""
+        place = conversation_id, agent.id
+        if place not in self._hearings:
+            speakers = with_formers(self._of.job, self._of.conversations[conversation_id].heritage).agents
+            audible = frozenset(each.id for each in speakers if is_visible_later(each, agent.id))
+            self._hearings[place] = audible, agent.waits_for
+        return self._hearings[place]
 
     def _reader(self, key: TurnKey) -> TurnKey:
         return key._replace(agent_id=EVERYBODY) if self._of.job.view is View.SHARED else key
