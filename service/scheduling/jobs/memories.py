@@ -272,7 +272,7 @@ class Memories:
         return shown
 
     def _hearing_of(self, agent: Agent, conversation_id: str) -> Hearing:
-        """Return the agents whose words one may read later, and within a round: where these are equal all hear alike."""
+        """Return the agents that one may read later, and within a round: where these are equal all hear alike."""
         place = conversation_id, agent.id
         if place not in self._hearings:
             speakers = with_formers(self._of.job, self._of.conversations[conversation_id].heritage).agents
