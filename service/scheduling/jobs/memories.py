@@ -152,11 +152,12 @@ class Memories:
         """
         if self._of.job.view is not View.SHARED:
             return [agent]
-        cast = self._of.casts[key.conversation_id].values()
+        left = self._of.discussion(key.conversation_id).left_before(key.round)
         return [
             each
-            for each in cast
+            for each in self._of.casts[key.conversation_id].values()
             if each.memory is not None and each.model and (each.model == agent.model or not each.memory.is_auto)
+            if each.id not in left
         ]
 
     def _first_shown(self, agent: Agent, key: TurnKey, spec: WorkerSpec, before: int) -> int:
