@@ -155,6 +155,9 @@ def inherit(cut: Cut, recorded: Recorded, heir: Job, rounds: int) -> tuple[Herit
     Raises:
         CutFault: a round is not recorded yet, or the conversations do not go together.
     """
+    before = recorded.conversation.heritage
+    if before is not None and before.is_lost:
+        raise CutFault("job", "it has lost what it had inherited: that was deleted")
     if heir.mode is not recorded.job.mode or heir.leader != recorded.job.leader:
         raise CutFault("job", f"a conversation goes on as it began: mode {recorded.job.mode}, and with its leader")
     ends = {name: min(end, rounds) for name, end in ends_of(cut, recorded).items()}
@@ -167,7 +170,7 @@ def inherit(cut: Cut, recorded: Recorded, heir: Job, rounds: int) -> tuple[Herit
         raise CutFault("job", f"in mode led whoever was named has to be there: {', '.join(sorted(spoke - own))}")
     left = {turn.key.agent_id for turn in taken if turn.leaves}
     there = [ends[agent.id] for agent in recorded.job.agents if agent.id not in left]
-    whole = min(there, default=0)
+    whole = min([*there, cut.before[1]] if cut.before is not None else there, default=0)
     first = {} if heir.mode is Mode.LED else {agent.id: ends.get(agent.id, whole) for agent in heir.agents}
     taken_turns = [turn for turn in taken if turn.kind is TurnKind.TURN]
     inherited = sum(turn.key.agent_id in own for turn in taken_turns)
@@ -176,10 +179,25 @@ def inherit(cut: Cut, recorded: Recorded, heir: Job, rounds: int) -> tuple[Herit
         ends=ends,
         first=first,
         turns=sum(first.values()) if first else inherited,
-        former_tokens=sum(turn.usage.completion_tokens or 0 for turn in taken_turns if turn.key.agent_id not in own),
+        former_tokens=sum(_tokens_of(turn) for turn in taken_turns if turn.key.agent_id not in own),
+        origins=tuple(dict.fromkeys((origin.job, origin.conversation) for origin in map(_origin, taken))),
         formers=tuple(_former(recorded, recorded.speakers[name]) for name in ends if name not in own and name in spoke),
     )
-    return replace(heritage, alike=_with_same_memory(recorded, heir, heritage, spoke)), taken
+    same = _with_same_memory(recorded, heir, heritage, spoke)
+    return replace(heritage, alike={name: _own_from(name, cut, recorded, heritage) for name in same}), taken
+
+
+def _tokens_of(turn: Turn) -> int:
+    return turn.usage.completion_tokens or 0 if turn.state is TurnState.COMPLETED else 0
+
+
+def _own_from(name: str, cut: Cut, recorded: Recorded, heritage: Heritage) -> int:
+    """Return from which origin on an agent's memory is its own: a source that had cut anew passes no older cuts on."""
+    before = recorded.conversation.heritage
+    chain = [*(before.origins if before is not None else ()), (cut.job, cut.conversation)]
+    first = 0 if before is None else before.alike.get(name, len(before.origins))
+    own = frozenset(chain[first:])
+    return next((place for place, origin in enumerate(heritage.origins) if origin in own), len(heritage.origins))
 
 
 def _summed_upto(recorded: Recorded, heard: Collection[TurnKey]) -> dict[str, int]:
@@ -213,7 +231,7 @@ def _with_same_memory(recorded: Recorded, heir: Job, heritage: Heritage, spoke: 
         is_readable = open_to(there, of_source) & {*spoke} <= open_to(here, own)
         readers = own & of_source if is_readable else set[str]()
     else:
-        readers = {name for name in own & there.keys() if _heard_by(there, name) & {*spoke} <= _heard_by(here, name)}
+        readers = {name for name in own & there.keys() if _read_by(there, name) & {*spoke} <= _read_by(here, name)}
     return frozenset(name for name in readers if there[name].memory == here[name].memory)
 
 
@@ -222,9 +240,8 @@ def open_to(speakers: Mapping[str, Agent], readers: Collection[str]) -> set[str]
     return {name for name, each in speakers.items() if all(is_visible_later(each, reader) for reader in readers)}
 
 
-def _heard_by(speakers: Mapping[str, Agent], reader: str) -> set[str]:
-    waits_for = speakers[reader].waits_for
-    return {name for name, each in speakers.items() if name in waits_for or is_visible_later(each, reader)}
+def _read_by(speakers: Mapping[str, Agent], reader: str) -> set[str]:
+    return {name for name, each in speakers.items() if is_visible_later(each, reader)}
 
 
 def _former(recorded: Recorded, agent: Agent) -> Former:
@@ -246,6 +263,14 @@ def shares_of(taken: Iterable[Turn]) -> list[Share]:
 
 def _origin(turn: Turn) -> Origin:
     return turn.inherited or Origin(job=turn.key.job_id, conversation=turn.key.conversation_id)
+
+
+def is_own_memory(turn: Turn, heritage: Heritage | None) -> bool:
+    """Whether a turn was shown of the past what it would be shown in its conversation."""
+    if turn.inherited is None or heritage is None:
+        return True
+    place = heritage.origins.index((turn.inherited.job, turn.inherited.conversation))
+    return place >= heritage.alike.get(turn.key.agent_id, len(heritage.origins))
 
 
 def as_inherited(turn: Turn, job_id: JobId, conversation_id: str) -> Turn:

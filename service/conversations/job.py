@@ -137,8 +137,9 @@ class Heritage(msgspec.Struct, frozen=True, kw_only=True):
     """The turns that a conversation has inherited of a ``source``: of each agent those of rounds below its ``ends``.
 
     ``first`` is each agent's first round of its own (none in ``mode: led``), ``turns`` how many turns the conversation
-    does not have for that, ``speakers`` who speaks first; ``alike`` are the agents whose memory is the source's.
-    The answers of ``formers`` have ``former_tokens`` together. Source: specification, "Begun from a record".
+    does not have for that, ``speakers`` who speaks first. ``origins`` are the conversations in which they were spoken,
+    the oldest first; ``alike`` are agents whose memory is that of those from one on. The answers of ``formers`` have
+    ``former_tokens`` together. With ``is_lost`` the turns are gone: their owner has deleted them. Source: specification, "Begun from a record".
     """
 
     source: tuple[JobId, str]
@@ -148,7 +149,9 @@ class Heritage(msgspec.Struct, frozen=True, kw_only=True):
     formers: tuple[Former, ...] = ()
     former_tokens: int = 0
     speakers: tuple[str, ...] = ()
-    alike: frozenset[str] = frozenset()
+    origins: tuple[tuple[JobId, str], ...] = ()
+    alike: Mapping[str, int] = {}
+    is_lost: bool = False
 
 
 NOBODY: Final[Mapping[str, Agent]] = {}  # one for all conversations: a hundred thousand may wait at once

@@ -67,7 +67,7 @@ class Cuts:
 
     def __init__(self) -> None:
         self._from: list[tuple[int, int]] = []  # the round of a decision, and the first round that is shown since
-        self._decided = -1  # the last round in which anything was, or nothing
+        self._decided: dict[str, int] = {}  # the last round of each agent in which anything was, or nothing
 
     def __repr__(self) -> str:
         return f"<Cuts {self._from}>"
@@ -88,13 +88,17 @@ class Cuts:
             before = at + 1
         return None
 
-    def is_decided(self, number: int) -> bool:
-        """Whether it is decided what is shown in a round."""
-        return number <= self._decided
+    def is_decided(self, number: int, agent: str) -> bool:
+        """Whether it is decided what an agent is shown in a round: by itself, or by a cut for all, of which one is."""
+        return number <= self._decided.get(agent, -1) or any(at == number for at, _ in self._from)
 
-    def decide(self, number: int, first: int) -> bool:
-        """Take what is shown from a round on; return whether it was more before."""
-        self._decided = max(self._decided, number)
+    def is_any_decided(self, number: int) -> bool:
+        """Whether any agent has decided on a round."""
+        return number <= max(self._decided.values(), default=-1)
+
+    def decide(self, number: int, first: int, agent: str = "") -> bool:
+        """Take what is shown from a round on, as an agent has decided; return whether it was more before."""
+        self._decided[agent] = max(self._decided.get(agent, -1), number)
         if first <= self.shown_in(number):
             return False
         self._from.append((number, first))

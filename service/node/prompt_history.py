@@ -132,9 +132,11 @@ class PromptHistory:
         reader = self._reader_of(prompts, key) if is_summary else key
         agent = prompts.memories.summarizer(reader) if is_summary else prompts.agent(key)
         rejected = [(each.text, each.detail or "") for each in attempts if each.reason in REJECTED]
+        heritage = prompts.conversations[key.conversation_id].heritage
+        is_lost = heritage is not None and heritage.is_lost  # nobody knows what was said before
         for attempt in attempts:
             record = attempt.prompt
-            if record is None or stored.words is None:
+            if record is None or stored.words is None or is_lost:
                 yield AskedPrompt(messages=None, params=None, tools=())
                 continue
             discussion = prompts.discussion(key.conversation_id)

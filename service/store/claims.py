@@ -112,7 +112,7 @@ class Claims:
             return stored, [], False
         job = new.job
         if new.shares:
-            heirs.check_sources(connection, job)
+            heirs.check_sources(connection, job, new.shares)
         number = self._membership.add_job(connection, operations.job_columns(new), job)
         if number is None:
             stored = operations.find_posted(connection, new)  # another node was quicker, this very moment

@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from service.conversations.heritage import Share, as_inherited
 from service.conversations.job import Heritage, Job, JobId
@@ -27,16 +28,25 @@ _SAME_KEY: Final = "coalesce((SELECT key_name FROM jobs WHERE id = heirs.job_id)
 _decode = msgspec.json.Decoder(Heritage).decode
 
 
-def check_sources(connection: Connection, job: Job) -> None:
+def check_sources(connection: Connection, job: Job, shares: Shares) -> None:
     """Check that the sources of a new job are there, and let nobody delete them until it is stored.
+
+    Where turns were spoken in a job that is gone, they are kept for an heir from which the new one has them.
 
     Raises:
         JobNotFound: one was deleted since it was read.
     """
-    for source in sorted({each.heritage.source[0] for each in job.conversations if each.heritage is not None}):
+    named = {each.heritage.source[0] for each in job.conversations if each.heritage is not None}
+    for source in sorted({*named, *(share.job for those in shares.values() for share in those)}):
         # Nothing is changed; but whoever deletes the row waits for this transaction.
-        if not connection.execute("UPDATE jobs SET name = name WHERE id = ?", (source,)).rowcount:
+        is_there = connection.execute("UPDATE jobs SET name = name WHERE id = ?", (source,)).rowcount > 0
+        if not is_there and (source in named or not _is_kept(connection, source)):
             raise JobNotFound(source)
+
+
+def _is_kept(connection: Connection, job_id: JobId) -> bool:
+    row = connection.execute("SELECT 1 FROM kept_turns WHERE job_id = ? LIMIT 1", (job_id,)).fetchone()
+    return row is not None
 
 
 def add(connection: Connection, job: Job, shares: Shares) -> None:
@@ -73,10 +83,10 @@ def heritages(job_id: JobId, conversations: Collection[str]) -> Callable[[Connec
     def query(connection: Connection) -> dict[str, Heritage]:
         which, values = some_of("conversation_id", conversations)
         rows = connection.execute(
-            f"SELECT conversation_id, heritage FROM heritages WHERE job_id = ?{which}",  # noqa: S608
+            f"SELECT conversation_id, heritage, is_lost FROM heritages WHERE job_id = ?{which}",  # noqa: S608
             (job_id, *values),
         )
-        return {row[0]: _decode(row[1]) for row in rows if row[0] in conversations}
+        return {row[0]: replace(_decode(row[1]), is_lost=bool(row[2])) for row in rows if row[0] in conversations}
 
     return query
 
@@ -134,6 +144,11 @@ def _disinherit(connection: Connection, of_heirs: str, values: Sequence[object])
         values,
     )
     lost = [JobId(row[0]) for row in losing.fetchall()]
+    connection.execute(
+        "UPDATE heritages SET is_lost = 1 WHERE EXISTS (SELECT 1 FROM heirs WHERE heirs.job_id = heritages.job_id"  # noqa: S608
+        f" AND heirs.conversation_id = heritages.conversation_id AND {of_heirs})",
+        values,
+    )
     connection.execute(f"DELETE FROM heirs WHERE {of_heirs}", values)  # noqa: S608
     return lost
 
@@ -168,12 +183,20 @@ def sources_of(connection: Connection, jobs: Iterable[JobId]) -> list[tuple[str,
 
 
 def lock(connection: Connection, jobs: Collection[JobId], sources: Iterable[tuple[str, str]]) -> None:
-    """Let nobody inherit of jobs that are about to go, and nobody delete their sources meanwhile.
+    """Let nobody inherit of jobs that are about to go, and nobody delete their sources or other heirs of these.
 
     Either of two that go at once would keep turns for the other.
     """
+    sources = sorted(sources)
     for job_id in sorted({*jobs, *(source for source, _ in sources)}):
         connection.execute("UPDATE jobs SET name = name WHERE id = ?", (job_id,))
+    of_source = "job_id = ? AND conversation_id = ?"
+    for source in sources:  # one row stands for all that are kept, since its job is gone
+        connection.execute(
+            f"UPDATE kept_turns SET state = state WHERE {of_source}"  # noqa: S608
+            f" AND number = (SELECT min(number) FROM kept_turns WHERE {of_source})",
+            (*source, *source),
+        )
 
 
 def drop_unused(connection: Connection, sources: Iterable[tuple[str, str]]) -> None:

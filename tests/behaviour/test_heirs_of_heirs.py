@@ -79,6 +79,45 @@ def test_tokens_of_agents_that_are_not_there_count(service: Service) -> None:
     assert ended["ended_by"] == {"until": 0, "agent": None, "round": 3}
 
 
+def test_answers_of_agents_that_are_not_there_count_where_they_are_answers(service: Service) -> None:
+    """What failed its validation was never said, whoever has it in the record."""
+    silent = agent("sil", on_failure="skip", validation={"pattern": "zzz", "retries": 0, "constrain": "off"})
+    source, _ = run(service, job(3, agent("ann"), silent))
+    _, ended = run(service, fork(9, source, agent("ann"), until=[{"answer_tokens": 5}]))
+    assert ended["ended_by"] == {"until": 0, "agent": None, "round": 4}
+
+
+def test_a_new_agent_is_there_where_a_former_one_was_cut(service: Service) -> None:
+    """What the heir begins before may be a turn of an agent that its source had lost already."""
+    source, _ = run(service, job(3, agent("ann"), agent("old")))
+    second, _ = run(service, fork(4, source, agent("ann"), agent("bob")))
+    cut = {"before": {"agent": "old", "round": 1}}
+    _, third = run(service, fork(3, second, agent("ann"), agent("new"), cut=cut))
+    assert min(number for name, number in own(third) if name == "new") == 1
+
+
+def test_what_has_lost_its_inheritance_passes_none_on(tmp_path: Path, free_ports: Ports) -> None:
+    """An owner has deleted what another's job began with: what is left of that one is no beginning."""
+    keys = [{"name": name, "key": f"{name}-{'k' * 20}", "scopes": ["admin"] if name == "root" else ["read", "submit"]}
+            for name in ("alice", "root")]  # fmt: skip
+    with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1))}, {"keys": keys}) as service:
+
+        def be(name: str) -> None:
+            service.http.headers["Authorization"] = f"Bearer {name}-{'k' * 20}"
+
+        be("alice")
+        source, _ = run(service, job(2, agent("ann")))
+        be("root")
+        second, _ = run(service, fork(3, source, agent("ann")))
+        be("alice")
+        assert service.http.delete(f"/v1/jobs/{source}").status_code == 204
+        be("root")
+        refused = service.http.post("/v1/jobs", json=fork(4, second, agent("ann"), cut={"rounds": 2}))
+        assert (refused.status_code, refused.json()["errors"][0]["path"]) == (422, "conversations[0].from.job")
+        told = service.get(f"/v1/jobs/{second}/conversations/c/turns/ann/2/prompt")["attempts"]
+        assert [each["messages"] for each in told] == [None]
+
+
 def test_who_was_named_is_whoever_spoke(tmp_path: Path, free_ports: Ports) -> None:
     """The leader's words would name another one in the heir, who has an id that stands in them."""
     script = tmp_path / "script.json"

@@ -65,6 +65,23 @@ def test_an_agent_that_may_read_less_forgets_its_summary(service: Service) -> No
     assert "bob:" not in prompt(service, heir, "ann", 4, "summary")
 
 
+@pytest.mark.parametrize("view", ["own", "shared"])
+def test_an_heir_of_an_heir_gets_no_summary_that_its_source_had_to_forget(service: Service, view: str) -> None:
+    """The second had cut anew, without bob; the third goes on from before that, and has nothing older."""
+    memory = {"keep": {"rounds": 2}, "summary": {"by": "ann" if view == "shared" else "self"}}
+    hidden = (agent("ann"), agent("bob", visible_to=[]))
+    first, _ = run(service, job(4, memory, agent("ann"), agent("bob"), view=view))
+    second, _ = run(service, fork(first, 5, memory, *hidden, view=view))
+    third, _ = run(service, fork(second, 5, memory, *hidden, view=view) | cut_to(second, 4))
+    assert "bob:" not in prompt(service, third, "ann", 4, "summary")
+    inherited = [each["text"] for each in summaries(service, third) if each["inherited"]]
+    anew = [each for each in summaries(service, third) if each["agent"] == "ann" and not each["inherited"]]
+    assert (bool(inherited), [each["round"] for each in anew]) == (True, [4])
+    kept, _ = run(service, fork(second, 6, memory, *hidden, view=view))
+    before = next(each for each in summaries(service, second) if each["agent"] == "ann" and not each["inherited"])
+    assert f"summed up: {before['text']})" in prompt(service, kept, "ann", 5), "what the second has made is its heir's"
+
+
 def test_a_shared_summary_is_of_agents_that_are_not_there_too(service: Service) -> None:
     """All might read them, and those rounds are shown no more."""
     source, _ = run(service, job(3, {"keep": "all"}, agent("ann"), agent("bob"), view="shared"))
@@ -81,6 +98,16 @@ def test_a_shared_bound_holds_for_whoever_is_shown_most(service: Service, order:
     told = cuts(turns)
     assert [told["ann", number] for number in range(4)] == [None, None, 1, 2]
     assert [told["bob", number] for number in range(4)] == [None, None, 1, 2]
+
+
+def test_a_shared_bound_holds_for_who_hears_late_words(service: Service) -> None:
+    """Solo reads nobody and is rounds ahead: that it is not cut says nothing of ann, whom others tell more."""
+    cast = (agent("ann", speak_after_within_round=["bob"]), agent("bob"), agent("solo", visible_to=[]))
+    deaf = [each | {"visible_to": ["ann", "bob"]} for each in cast[:2]]
+    _, turns = run(service, job(10, {"keep": {"tokens": 120}}, *deaf, cast[2], view="shared"))
+    told = cuts(turns)
+    shown = [number - int(str(told["ann", number] or 0)) for number in range(10)]
+    assert max(shown) <= 3, "36 tokens a round"
 
 
 @pytest.mark.system

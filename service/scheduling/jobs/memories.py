@@ -10,7 +10,7 @@ import anyio
 from msgspec.structs import replace
 
 from service.conversations.discussion import Discussion, Utterance, is_visible_later
-from service.conversations.heritage import open_to, with_formers
+from service.conversations.heritage import is_own_memory, open_to, with_formers
 from service.conversations.job import Agent, Conversation, Job, Mode, PromptAt, TurnKey, View
 from service.conversations.memory import CHARS_A_TOKEN, MARGIN, Cuts, first_shown
 from service.conversations.prompt_messages import agent_request, opened
@@ -74,7 +74,7 @@ class Memories:
         self._summaries: dict[tuple[str, str], dict[int, str]] = {}  # by conversation and reader, and by round
         self._locks: dict[tuple[str, str], anyio.Lock] = {}  # by conversation and reader
         self._hearings: dict[tuple[str, str], Hearing] = {}  # by conversation and agent
-        self._counted: dict[tuple[Hearing, int, int], Counter[int]] = {}  # of one decision
+        self._counted: dict[tuple[str, Hearing, int, int], Counter[int]] = {}  # until a turn ends
         self._asked: dict[tuple[str, str], tuple[int, int]] = {}  # the round of an agent's last prompt, and its tokens
 
     def __repr__(self) -> str:
@@ -96,12 +96,11 @@ class Memories:
             return
         prompt = turn.attempts[-1].prompt if turn.attempts else None
         if prompt is not None:
-            self._cuts_of(turn.key).decide(turn.key.round, prompt.from_round)
+            self._cuts_of(turn.key).decide(turn.key.round, prompt.from_round, turn.key.agent_id)
 
     def _is_its_own(self, turn: Turn) -> bool:
         """Whether a turn was shown what it would be shown here: an heir may have another memory than its source."""
-        heritage = self._of.conversations[turn.key.conversation_id].heritage
-        return turn.inherited is None or heritage is None or turn.key.agent_id in heritage.alike
+        return is_own_memory(turn, self._of.conversations[turn.key.conversation_id].heritage)
 
     def shown_from(self, key: TurnKey) -> int:
         """Return the first round that a turn is shown."""
@@ -109,6 +108,7 @@ class Memories:
 
     def note_size(self, turn: Turn) -> None:
         """Take the tokens of a turn, and those of its prompt; one with which an agent leaves says nothing."""
+        self._counted.clear()
         if turn.leaves:
             return
         key, usage = turn.key, turn.usage
@@ -133,16 +133,17 @@ class Memories:
         """Return from where on a turn is to be shown the past, if that is less than before, and not decided by now."""
         agent = self._of.agent(key)
         cuts = self._cuts_of(key)
-        if agent.memory is None or cuts.is_decided(key.round):
+        if agent.memory is None or cuts.is_decided(key.round, agent.id):
             return None
         if self._of.job.prompt_at is PromptAt.START:
             self._of.discussion(key.conversation_id).make_prompt_once(key.agent_id, key.round)
         before = cuts.shown_in(key.round)
-        self._counted.clear()
-        first = max(self._first_shown(reader, key, spec, before) for reader in self._readers(agent, key))
+        # Whoever decides first does for all; words that came since may be too many for one who is shown more.
+        readers = [agent] if cuts.is_any_decided(key.round) else self._readers(agent, key)
+        first = max(self._first_shown(reader, key, spec, before) for reader in readers)
         if first > before:
             return MemoryCut(key=self._reader(key), from_round=first)
-        cuts.decide(key.round, before)
+        cuts.decide(key.round, before, agent.id)
         return None
 
     def _readers(self, agent: Agent, key: TurnKey) -> list[Agent]:
@@ -262,7 +263,7 @@ class Memories:
 
     def _shown(self, agent: Agent, key: TurnKey, number: int, first: int) -> Counter[int]:
         """Count the tokens that an agent is shown of each round in its turn of round ``number``."""
-        place = (self._hearing_of(agent, key.conversation_id), number, first)
+        place = (key.conversation_id, self._hearing_of(agent, key.conversation_id), number, first)
         if place in self._counted and self._of.job.mode is not Mode.FREE:
             return self._counted[place]
         sizes, shown = self._sizes.get(key.conversation_id, {}), Counter[int]()

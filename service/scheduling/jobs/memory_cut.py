@@ -16,7 +16,7 @@ from service.scheduling.endings import Proof, ending_of, proof_of
 from service.scheduling.jobs.prompts import JobPrompts
 from service.scheduling.jobs.turn_record import record_so_far, with_answer
 from service.store.records import Record, TurnEnded
-from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
+from workers.outcome import Cancelled, CancelReason, Completed, Outcome, RequestFailed
 from workers.supervised import SupervisedWorker
 
 Append = Callable[[Sequence[Record]], Awaitable[bool]]
@@ -80,7 +80,8 @@ async def _sum_up(
     own.end()
     attempt.lent_s += own.seconds  # the summary has the slot meanwhile, and is counted by itself
     # Whatever else happens to the engine happens to the turn: it may have died while another turn summed up on it.
-    is_refused = proof_of(outcome) is Proof.REFUSED and not _is_gone(outcome)
+    is_gone = worker.now.incarnation != attempt.incarnation or not worker.now.is_serving
+    is_refused = proof_of(outcome) is Proof.REFUSED and not is_gone
     attempt.loses_summary = not (isinstance(outcome, Completed | RequestFailed) or is_refused)
     if attempt.loses_summary:
         return outcome
@@ -107,7 +108,3 @@ async def _sum_up(
         model=author.model,
         measures=measures,
     )
-
-
-def _is_gone(outcome: Outcome) -> bool:
-    return isinstance(outcome, EngineFailed) and outcome.reason is FailureReason.ENGINE_UNREACHABLE

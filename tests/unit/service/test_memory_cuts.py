@@ -41,11 +41,23 @@ def test_rounds_grow_again_after_each_cut(keep: int, rounds: int) -> None:
 def test_a_decision_stands() -> None:
     """Once a round, whoever asks again; earlier rounds are shown what they were."""
     cuts = Cuts()
-    assert (cuts.shown_in(9), cuts.is_decided(0)) == (0, False)
-    assert not cuts.decide(3, 0)
-    assert cuts.decide(5, 4)
-    assert cuts.decide(9, 8)
-    assert not cuts.decide(10, 8)
+    assert (cuts.shown_in(9), cuts.is_decided(0, "a")) == (0, False)
+    assert not cuts.decide(3, 0, "a")
+    assert cuts.decide(5, 4, "a")
+    assert cuts.decide(9, 8, "a")
+    assert not cuts.decide(10, 8, "a")
     assert [cuts.shown_in(number) for number in (3, 4, 5, 8, 9, 12)] == [0, 0, 4, 4, 8, 8]
-    assert (cuts.is_decided(10), cuts.is_decided(11)) == (True, False)
+    assert (cuts.is_decided(10, "a"), cuts.is_decided(11, "a")) == (True, False)
     assert (cuts.decided_for(4), cuts.decided_for(8), cuts.decided_for(5)) == (range(6), range(6, 10), None)
+
+
+def test_a_cut_is_decided_for_all_and_no_cut_for_one() -> None:
+    """Agents of one text may be rounds apart: words that come later may be too many for a slower one."""
+    cuts = Cuts()
+    cuts.decide(5, 0, "ahead")
+    assert cuts.is_any_decided(4)
+    assert (cuts.is_decided(4, "ahead"), cuts.is_decided(4, "behind")) == (True, False)
+    assert cuts.decide(4, 2, "behind")
+    assert cuts.is_decided(4, "third")
+    assert not cuts.is_decided(6, "ahead")
+    assert [cuts.shown_in(number) for number in (3, 4, 6)] == [0, 2, 2]

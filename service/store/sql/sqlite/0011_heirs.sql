@@ -4,6 +4,7 @@ CREATE TABLE heritages (
     job_id TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
     conversation_id TEXT NOT NULL,
     heritage TEXT NOT NULL,                  -- JSON
+    is_lost INTEGER NOT NULL DEFAULT 0,      -- what was inherited is gone: its owner has deleted it
     PRIMARY KEY (job_id, conversation_id)
 ) STRICT, WITHOUT ROWID;
 
