@@ -139,7 +139,9 @@ class Heritage(msgspec.Struct, frozen=True, kw_only=True):
     ``first`` is each agent's first round of its own (none in ``mode: led``), ``turns`` how many turns the conversation
     does not have for that, ``speakers`` who speaks first. ``origins`` are the conversations in which they were spoken,
     the oldest first; ``alike`` are agents whose memory is that of those from one on. The answers of ``formers`` have
-    ``former_tokens`` together. With ``is_lost`` the turns are gone: their owner has deleted them. Source: specification, "Begun from a record".
+    ``former_tokens`` together. With ``is_lost`` the turns are gone: their owner has deleted them.
+
+    Source: specification, "Begun from a record".
     """
 
     source: tuple[JobId, str]
