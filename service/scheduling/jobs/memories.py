@@ -24,6 +24,7 @@ from workers.spec import WorkerSpec
 
 EVERYBODY: Final = ""  # the reader of a shared view
 SUM_UP: Final = 96  # tokens of the words that ask for a summary
+COUNTS: Final = 64  # of prompts of one conversation whose tokens are known
 AROUND: Final = 8  # tokens around the words of a turn in a prompt: its speaker, and the template
 BOUNDS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
 # Parameters of an agent's answers that mean nothing, or harm, where it sums up.
@@ -74,7 +75,7 @@ class Memories:
         self._summaries: dict[tuple[str, str], dict[int, str]] = {}  # by conversation and reader, and by round
         self._locks: dict[tuple[str, str], anyio.Lock] = {}  # by conversation and reader
         self._hearings: dict[tuple[str, str], Hearing] = {}  # by conversation and agent
-        self._counted: dict[tuple[str, Hearing, int, int], Counter[int]] = {}  # until a turn ends
+        self._counted: dict[str, dict[tuple[int, int, Hearing], Counter[int]]] = {}  # by conversation: see _shown
         self._asked: dict[tuple[str, str], tuple[int, int]] = {}  # the round of an agent's last prompt, and its tokens
 
     def __repr__(self) -> str:
@@ -83,6 +84,7 @@ class Memories:
     def forget_conversation(self, conversation_id: str) -> None:
         """Drop what is known of a conversation that has ended."""
         self._sizes.pop(conversation_id, None)
+        self._counted.pop(conversation_id, None)
         for agent_id in (EVERYBODY, *self._of.agents):
             for kept in (self._cuts, self._summaries, self._locks, self._asked, self._hearings):
                 kept.pop((conversation_id, agent_id), None)
@@ -108,7 +110,7 @@ class Memories:
 
     def note_size(self, turn: Turn) -> None:
         """Take the tokens of a turn, and those of its prompt; one with which an agent leaves says nothing."""
-        self._counted.clear()
+        self._forget_counts(turn.key)
         if turn.leaves:
             return
         key, usage = turn.key, turn.usage
@@ -263,15 +265,27 @@ class Memories:
 
     def _shown(self, agent: Agent, key: TurnKey, number: int, first: int) -> Counter[int]:
         """Count the tokens that an agent is shown of each round in its turn of round ``number``."""
-        place = (key.conversation_id, self._hearing_of(agent, key.conversation_id), number, first)
-        if place in self._counted and self._of.job.mode is not Mode.FREE:
-            return self._counted[place]
+        counted = self._counted.setdefault(key.conversation_id, {})
+        place = (number, first, self._hearing_of(agent, key.conversation_id))
+        if place in counted and self._of.job.mode is not Mode.FREE:  # in which a turn shows what was there just then
+            return counted[place]
         sizes, shown = self._sizes.get(key.conversation_id, {}), Counter[int]()
         for each in self._of.discussion(key.conversation_id).heard_by(agent, number, first):
             if each.round >= first:
                 shown[each.round] += sizes.get((each.agent, each.round), 0)
-        self._counted[place] = shown
+        if len(counted) >= COUNTS:
+            counted.clear()
+        counted[place] = shown
         return shown
+
+    def _forget_counts(self, key: TurnKey) -> None:
+        """Forget what was counted of prompts that show a turn which has just ended."""
+        counted = self._counted.get(key.conversation_id, {})
+        is_led = self._of.job.mode is Mode.LED  # in which whoever is named hears the leader's choice
+        for place in list(counted):
+            number, _, (_, within) = place
+            if number > key.round or (number == key.round and (is_led or key.agent_id in within)):
+                del counted[place]
 
     def _hearing_of(self, agent: Agent, conversation_id: str) -> Hearing:
         """Return the agents that one may read later, and within a round: where these are equal all hear alike."""
