@@ -26,7 +26,8 @@ LEASE_ENDING = "the lease of this node to be renewed: another may take over at a
 class StoreOutlet(SchedulerStore):
     """The outlet of a scheduler's facts and conversations: a ``service.scheduling.work.SchedulerStore``.
 
-    ``listen`` is told of the facts as they are handed in; it must neither wait nor fail.
+    ``listen`` is told of the facts as they are handed in, or stored where that is waited for; it must neither wait nor
+    fail.
     """
 
     def __init__(

@@ -210,18 +210,18 @@ def drop_unused(connection: Connection, sources: Iterable[tuple[str, str]]) -> N
         )
 
 
-def drop_without_owner(connection: Connection, sources: Iterable[tuple[str, str]]) -> list[JobId]:
-    """Delete what was kept for heirs of one key, of whom the last was deleted.
+def drop_without_owner(connection: Connection, sources: Iterable[tuple[str, str]], owner: str | None) -> list[JobId]:
+    """Delete what was kept for heirs of a key, of whom it has deleted the last.
 
     Return the jobs of other keys with heirs that have not ended: they are to be cancelled, since they lose it.
     """
     cancelled: list[JobId] = []
     for source in sources:
         left = connection.execute(
-            "DELETE FROM kept_turns WHERE job_id = ? AND conversation_id = ? AND kept_for IS NOT NULL AND NOT EXISTS"
+            "DELETE FROM kept_turns WHERE job_id = ? AND conversation_id = ? AND kept_for = ? AND NOT EXISTS"
             " (SELECT 1 FROM heirs JOIN jobs ON jobs.id = heirs.job_id WHERE source_job = kept_turns.job_id"
             " AND source_conversation = kept_turns.conversation_id AND coalesce(key_name, '') = kept_for)",
-            source,
+            (*source, owner or ""),
         )
         if left.rowcount:
             cancelled += _disinherit(connection, "source_job = ? AND source_conversation = ?", source)

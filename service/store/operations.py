@@ -138,7 +138,7 @@ def delete(connection: Connection, membership: Membership, job_id: JobId, *, wit
         cancelled += heirs.keep_for_heirs(connection, each, stored.owner)
         connection.execute("DELETE FROM jobs WHERE id = ?", (each,))
     heirs.drop_unused(connection, sources)
-    cancelled += heirs.drop_without_owner(connection, sources)
+    cancelled += heirs.drop_without_owner(connection, sources, stored.owner)
     membership.notify(connection, cancelled, is_work=bool(cancelled))
     return cancelled
 

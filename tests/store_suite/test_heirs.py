@@ -149,6 +149,21 @@ async def test_what_was_kept_for_one_key_goes_with_its_last_heir(store: Store) -
     assert await count_kept(store) == 0
 
 
+async def test_another_key_takes_nothing_from_its_own_heirs(store: Store) -> None:
+    """The last heir of the owner's key went for its age, which is nobody's wish: what others have stays theirs."""
+    await record(store, "a", owner="alice")
+    await heir(store, "a", owner="alice")
+    await append(store, moved(ConversationState.COMPLETED, name="heir"))
+    await store.delete(J)
+    for name in ("one", "two"):
+        await heir(store, "a", name=name, owner="root", source=HEIR)
+    await store.write(lambda connection: connection.execute("UPDATE heirs SET source_job = 'j'"))  # as its shares do
+    await append(store, *(moved(ConversationState.COMPLETED, name=name) for name in ("one", "two")))
+    await store.write(lambda connection: connection.execute("DELETE FROM jobs WHERE id = 'heir'"))
+    assert await store.delete(JobId("one")) == []
+    assert len(await inherited(store, JobId("two"))) == 1
+
+
 async def test_turns_of_one_source_stand_before_those_of_the_next(store: Store) -> None:
     """Whatever their numbers: a database may give that of a turn which is gone to another."""
     await record(store, "a")

@@ -30,8 +30,7 @@ BOUNDS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
 # Parameters of an agent's answers that mean nothing, or harm, where it sums up.
 OF_ANSWERS: Final = frozenset({*CONSTRAINTS, *BOUNDS, "min_tokens", "tool_choice", "parallel_tool_calls", "stop"})
 
-
-Hearing = tuple[frozenset[str], frozenset[str]]
+Hearing = tuple[frozenset[str], frozenset[str]]  # the agents that one may read later, and within a round
 
 
 class RememberedJob(Protocol):
@@ -264,18 +263,25 @@ class Memories:
         return max(0, spec.context - longest - base - present - MARGIN)
 
     def _shown(self, agent: Agent, key: TurnKey, number: int, first: int) -> Counter[int]:
-        """Count the tokens that an agent is shown of each round in its turn of round ``number``."""
+        """Count the tokens that an agent is shown of each round in its turn of round ``number``.
+
+        In a shared view that is done once for all who hear alike; not in free mode, where it depends on the moment.
+        """
+        if self._of.job.view is not View.SHARED or self._of.job.mode is Mode.FREE:
+            return self._count_shown(agent, key, number, first)
         counted = self._counted.setdefault(key.conversation_id, {})
         place = (number, first, self._hearing_of(agent, key.conversation_id))
-        if place in counted and self._of.job.mode is not Mode.FREE:  # in which a turn shows what was there just then
-            return counted[place]
+        if place not in counted:
+            if len(counted) >= COUNTS:
+                counted.clear()
+            counted[place] = self._count_shown(agent, key, number, first)
+        return counted[place]
+
+    def _count_shown(self, agent: Agent, key: TurnKey, number: int, first: int) -> Counter[int]:
         sizes, shown = self._sizes.get(key.conversation_id, {}), Counter[int]()
         for each in self._of.discussion(key.conversation_id).heard_by(agent, number, first):
             if each.round >= first:
                 shown[each.round] += sizes.get((each.agent, each.round), 0)
-        if len(counted) >= COUNTS:
-            counted.clear()
-        counted[place] = shown
         return shown
 
     def _forget_counts(self, key: TurnKey) -> None:
