@@ -112,6 +112,11 @@ class Fleet:
         """
         self._roster.want([spec for spec in specs if spec.lane is None])
 
+    def forgive(self, worker_id: str) -> None:
+        """Replace a worker again that was left alone, and use its lane's device: a person has seen to it."""
+        self.lanes.forgive(worker_id)
+        self._roster.forgive(worker_id)
+
     async def wait_gone(self, model: str) -> None:
         """Return when no worker of a fixed model is left that was to leave."""
         await self._roster.wait_gone(model)

@@ -1,6 +1,7 @@
 """The workers of fixed models: those that are there, those that are wanted, and the way from the one to the other."""
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,18 @@ from workers.engine.launch.vllm import socket_of
 from workers.engine.start_gate import StartGate
 from workers.errors import StopTimedOut
 from workers.notifier import Notifier
-from workers.policy.roll import Address, Join, Leave, LeaveReason, ReplicaView, WantedModel, decide
+from workers.policy.roll import (
+    REPLACED,
+    REPLACED_S,
+    Address,
+    Join,
+    Leave,
+    LeaveReason,
+    Replacements,
+    ReplicaView,
+    WantedModel,
+    decide,
+)
 from workers.process.registry import ProcessRegistry
 from workers.spec import MAX_PORT, WorkerId, WorkerSpec
 from workers.states import Hold
@@ -25,6 +37,10 @@ from workers.upkeep import ModelUpkeep
 
 Supervise = Callable[..., Coroutine[object, object, None]]
 STUCK_S: Final = 10.0  # between two tries to end processes that do not die
+LEFT_ALONE: Final = (
+    f"replaced {REPLACED} times within {REPLACED_S:g} s though its settings are the same, which is a defect of"
+    " Roundhouse; it is left alone until they change or it is restarted by hand"
+)
 logger = logging.getLogger(__name__)
 
 
@@ -75,6 +91,7 @@ class Roster:
                 self._members[spec.id] = _Member(worker, spec, number, upkeep)
         self._last_engine: dict[WorkerId, int] = {}  # numbers of engines of workers that have left
         self._drained: dict[WorkerId, str] = {}  # by an operator, when they left to come back
+        self._replacements = Replacements()
         self._changed = Notifier()
         self._is_closed = False
 
@@ -110,6 +127,14 @@ class Roster:
         """
         self._wanted = _by_model(specs)
         self._changed.notify()
+
+    def forgive(self, worker_id: str) -> None:
+        """Replace a worker again that was left alone, where its settings ask for it: a person has asked."""
+        member = self._members.get(WorkerId(worker_id))
+        if member is not None:
+            self._replacements.forgive(member.spec.id)
+            member.worker.supervisor.remark = None
+            self._changed.notify()
 
     def note_change(self, worker: SupervisedWorker) -> None:
         """Follow a worker's change of state, without waiting."""
@@ -199,14 +224,16 @@ class Roster:
             ReplicaView(
                 model=each.worker.spec.name,
                 number=each.number,
-                is_current=self._is_current(each),
+                is_current=each.spec == wanted,
                 is_leaving=each.leaves is not None,
                 is_ready=each.worker.now.is_available
                 or (Hold.OPERATOR in each.worker.now.holds and not each.worker.now.is_coming),
+                is_left_alone=wanted == each.spec and self._replacements.leaves_alone(each.spec.id, each.spec),
                 in_use=each.worker.slots.in_use,
                 address=_address_of(each.spec),
             )
             for each in self._members.values()
+            for wanted in [self._wanted_spec(each)]
         ]
 
     def _wanted_models(self) -> list[WantedModel]:
@@ -215,11 +242,12 @@ class Roster:
             for model, replicas in self._wanted.items()
         ]
 
-    def _is_current(self, member: _Member) -> bool:
+    def _wanted_spec(self, member: _Member) -> WorkerSpec | None:
+        """Return the settings that are wanted of a member's number; None if there can be none."""
         replicas = self._wanted.get(member.worker.spec.name)
         if replicas is None or replicas[0].port + member.number > MAX_PORT:
-            return False
-        return member.spec == _numbered(replicas[0], member.number)
+            return None
+        return _numbered(replicas[0], member.number)
 
     def _on_devices(self, spec: WorkerSpec, there: Iterable[SupervisedWorker]) -> WorkerSpec:
         """Return a specification with the devices for its engine: those with the fewest engines now."""
@@ -238,6 +266,8 @@ class Roster:
                     if (each.worker.spec.name, each.number) == (step.model, step.number)
                 )
                 member.leaves = step.because
+                if step.because is LeaveReason.CHANGED and member.spec == self._wanted_spec(member):
+                    self._replacements.note(member.spec.id, member.spec, time.monotonic())
                 tasks.start_soon(self._see_off, member)
             case Join():
                 spec = _numbered(self._wanted[step.model][0], step.number)
@@ -248,6 +278,9 @@ class Roster:
                 self.upkeep[step.model] = upkeep
                 member = _Member(worker, spec, step.number, upkeep)
                 self._members[spec.id] = member
+                if self._replacements.leaves_alone(spec.id, spec):
+                    worker.supervisor.remark = LEFT_ALONE
+                    logger.error("worker %s: %s", spec.id, LEFT_ALONE)
                 tasks.start_soon(self._bring, member, is_new, tasks, supervise)
 
     async def _bring(self, member: _Member, is_new: bool, tasks: TaskGroup, supervise: Supervise) -> None:

@@ -61,6 +61,7 @@ class Intake:
         self._is_shared = is_shared
         self._hint = Notifier()
         self._is_starting_over = False
+        self._starting_over = anyio.Lock()
         self._claimed: Sequence[Claim] = ()  # before anything was served
         self._admitting = 0
         self._admitted = Notifier()
@@ -120,18 +121,19 @@ class Intake:
             self._hint.notify()
 
     async def start_over(self) -> None:
-        """Drop everything that was claimed: another node has taken over."""
-        self._is_starting_over = True
-        self._epoch += 1
-        try:
-            await self._scheduler.forget_all()
-            # What was claimed since, under a new name, was dropped with the rest: the next claim tells it again.
-            with suppress(StoreUnavailable):  # taken over again: that comes next
-                await self._store.forget_all_claims()
-        finally:
-            self._is_starting_over = False
-        self._scheduler.unpause(Pause.LEASE)
-        self.hint(is_work=True)
+        """Drop everything that was claimed, and claim anew: another node has taken over, or this one has left it."""
+        async with self._starting_over:
+            self._is_starting_over = True
+            self._epoch += 1
+            try:
+                await self._scheduler.forget_all()
+                # What was claimed since, under a new name, was dropped with the rest: the next claim tells it again.
+                with suppress(StoreUnavailable):  # taken over again: that comes next
+                    await self._store.forget_all_claims()
+            finally:
+                self._is_starting_over = False
+                self._scheduler.unpause(Pause.LEASE)
+                self.hint(is_work=True)
 
     async def claim_jobs(self, job_id: JobId | None = None) -> None:
         """Claim what there is room for, or only what is of one job, and go on with it."""

@@ -3,6 +3,7 @@
 Every event is handled at once, without waiting: core and slots change together. Nothing here waits for the store.
 """
 
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,9 +15,11 @@ from typing import Final, TypeVarTuple
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup, TaskStatus
+from msgspec.structs import replace
 
 from service.conversations.heritage import silent_turns
-from service.conversations.job import GroupBy, Job, JobId, TurnKey, TurnKind
+from service.conversations.job import Conversation, GroupBy, Job, JobId, TurnKey, TurnKind
+from service.conversations.log_fields import of_job
 from service.conversations.states import ENDED_CONVERSATIONS, TurnState
 from service.conversations.transcript import Turn
 from service.conversations.until import TurnDigest
@@ -40,6 +43,7 @@ from service.store import records
 from service.store.records import Record, UsageKey
 from workers.fleet import Fleet
 from workers.lanes.lane_pool import Swap
+from workers.log_context import line_about
 from workers.notifier import Notifier
 from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason
 from workers.spec import EngineKind
@@ -50,7 +54,9 @@ Args = TypeVarTuple("Args")
 KV_LOOK_S: Final = 0.5  # between two looks at what turns take of KV caches
 FACTS_A_WRITE: Final = 500  # a cancel may bring a million: other commits must not wait for all of them
 MOST_SERVICE_ENDS: Final = 3  # with one turn at work
+SHOWN: Final = 10  # conversations in a line of the log
 GAVE_WAY: Final = Cancelled(reason=CancelReason.CACHE_FULL)
+logger = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -120,10 +126,17 @@ class Scheduler:
     # Jobs
 
     def admit(self, piece: Piece) -> None:
-        """Take conversations of a job that are stored and ours."""
+        """Take conversations of a job that are stored and ours; one that is here already goes on as it is."""
         self.admission.admit_piece(piece)
 
     def _admit(self, piece: Piece) -> None:
+        new = [each for each in piece.job.conversations if not self.view.has_conversation(piece.job.id, each.id)]
+        if len(new) < len(piece.job.conversations):
+            piece = self._pass_over(piece, new)
+            if piece.is_cancelled:
+                self.cancel(piece.job.id)
+            if not new:
+                return
         job = piece.job
         live = self._job_turns.admit(job)
         live.resume_words(piece.words)
@@ -159,6 +172,22 @@ class Scheduler:
                 suspects=suspects,
                 is_cancelled=piece.is_cancelled,
             ),
+        )
+
+    def _pass_over(self, piece: Piece, new: Sequence[Conversation]) -> Piece:
+        """Return a piece without conversations that are here: a claim has told them twice, and each runs once."""
+        names = {each.id for each in new}
+        here = [each.id for each in piece.job.conversations if each.id not in names]
+        shown, line = ", ".join(here[:SHOWN]), line_about(of_job(piece.job.id))
+        text = "job %s: %d conversations were claimed while they run here, and go on as they are: %s"
+        logger.warning(text, piece.job.id, len(here), shown, extra=line)
+        return replace(
+            piece,
+            job=replace(piece.job, conversations=tuple(new)),
+            ended=[turn for turn in piece.ended if turn.key.conversation_id in names],
+            unfinished=[turn for turn in piece.unfinished if turn.key.conversation_id in names],
+            words={name: words for name, words in piece.words.items() if name in names},
+            cuts=[cut for cut in piece.cuts if cut.key.conversation_id in names],
         )
 
     def _set_aside(self, job: Job, key: TurnKey) -> records.TurnEnded:

@@ -7,10 +7,11 @@ fails is undone, and this program goes on.
 
 import logging
 import os
+import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final, Protocol
@@ -198,10 +199,11 @@ class Upgrader:
             self.phase = UpgradePhase.LEAVING
             async with self._quiet(front):
                 await self._write_all()
-                if self._fingerprint() != looked_at:
-                    raise UpgradeRefused("the configuration or the code was changed after it was looked at; ask again")
-                # From here to the exec nothing waits: what is written down is what there is.
-                self._replace(front)
+                self._refuse_changes(looked_at)
+                async with self._without_claims():
+                    self._refuse_changes(looked_at)
+                    # From here to the exec nothing waits: what is written down is what there is.
+                    self._replace(front)
 
     @asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:
@@ -245,18 +247,43 @@ class Upgrader:
                 await front.resume()
 
     async def _write_all(self) -> None:
-        """Flush all facts to the store, and release the claims that other nodes could not take otherwise."""
+        with self._store_in_time():
+            await self._node.store.flush()
+
+    @contextmanager
+    def _store_in_time(self) -> Iterator[None]:
         try:
             with anyio.fail_after(STORE_S):
-                await self._node.store.flush()
-                await self._node.store.leave_claims()
+                yield
         except (TimeoutError, StoreUnavailable) as error:
             raise UpgradeRefused(f"the store is in trouble: {self._node.store.trouble or error}") from error
 
+    def _refuse_changes(self, looked_at: str) -> None:
+        """Refuse the upgrade where what the next program would find is not what was looked at."""
+        if self._fingerprint() != looked_at:
+            raise UpgradeRefused("the configuration or the code was changed after it was looked at; ask again")
+        if shutil.which(self._argv[0]) is None:
+            raise UpgradeRefused(f"{self._argv[0]} cannot be run: it is not there, or no program")
+        if (detail := self._node.fleet.unsettled()) is not None:
+            raise UpgradeRefused(detail)
+
+    @asynccontextmanager
+    async def _without_claims(self) -> AsyncIterator[None]:
+        """Leave what this node has claimed to any node, for a block that ends this program; claim it anew if it fails.
+
+        Nobody is listened to meanwhile: what begins anew has no client.
+        """
+        try:
+            with self._store_in_time():
+                await self._node.store.leave_claims()
+            yield
+        except Exception:
+            with anyio.move_on_after(STORE_S):  # a store in trouble takes it when it is well, in the order of the calls
+                await self._node.intake.start_over()
+            raise
+
     def _replace(self, front: RestingServer) -> None:
         fleet = self._node.fleet
-        if (detail := fleet.unsettled()) is not None:
-            raise UpgradeRefused(detail)
         handover = Handover(
             roundhouse=__version__,
             upgrades=self.upgrades + 1,

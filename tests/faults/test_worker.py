@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from time import monotonic
 
 import anyio
 import pytest
+from msgspec import structs
 
 from tests.conftest import SpecFactory
 from tests.harness.waiting import LIMIT_S, is_alive, wait_until
@@ -26,6 +27,7 @@ from workers.outcome import (
     Outcome,
     RequestFailed,
 )
+from workers.policy import roll
 from workers.policy.restart import RestartPolicy
 from workers.requests.answer import Answer
 from workers.requests.request import Request, user_conversation
@@ -330,6 +332,35 @@ async def test_a_stop_before_the_engine_is_there(scripted_spec: SpecFactory) -> 
         async with fleet.running():
             await worker.end_engine("changed my mind")
             assert (worker.now.state, worker.snapshot().pid) == (WorkerState.STOPPED, None)
+
+
+async def test_a_worker_that_is_replaced_by_equal_ones_is_left_alone_in_the_end(
+    scripted_spec: SpecFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever defect takes its settings for changed: it says so, serves, and is replaced when a person asks."""
+
+    def never_content(workers: Sequence[roll.ReplicaView], wanted: Sequence[roll.WantedModel]) -> Sequence[object]:
+        return roll.decide([structs.replace(each, is_current=False) for each in workers], wanted)
+
+    monkeypatch.setattr("workers.roster.decide", never_content)
+    fleet = Fleet([scripted_spec()], os.environ)
+
+    def is_left_alone() -> bool:
+        worker = fleet.get("scripted-0")
+        return (
+            worker is not None and worker.now.state is WorkerState.READY and "left alone" in worker.snapshot().because
+        )
+
+    with anyio.fail_after(3 * LIMIT_S):
+        async with fleet.running():
+            await wait_until(is_left_alone, "it is left alone")
+            (worker,) = fleet
+            number = worker.now.incarnation
+            assert "its settings are the same" in worker.snapshot().because
+            fleet.want([worker.spec])  # an owner that says the same again changes nothing
+            assert worker.now.incarnation == number
+            fleet.forgive("scripted-0")
+            await wait_until(lambda: fleet.get("scripted-0") not in (None, worker), "another takes its place")
 
 
 async def test_a_drained_worker_lends_no_slot_and_ends_no_request(scripted_spec: SpecFactory) -> None:

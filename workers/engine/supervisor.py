@@ -114,6 +114,7 @@ class Supervisor:
             restart=spec.restart if spec.owns_engine else dataclasses.replace(spec.restart, failures=None),
         )
         self._now = Lifecycle()
+        self.remark: str | None = None  # what its owner has people told beside its state
         self._timer: tuple[int, float | None] = (-1, None)  # the last that was started, and when it runs down
         self._was_ready = False
         self._held: HeldEngine | None = None  # what the next start takes over
@@ -138,11 +139,11 @@ class Supervisor:
 
     @property
     def because(self) -> str:
-        """Why it is in its state, and what an engine that is not ready says to the probe."""
+        """Why it is in its state, what an engine that is not ready says to the probe, and what its owner remarks."""
         fault = self.running.probe_fault if self.running is not None else None
-        if self._now.state is not WorkerState.STARTING or fault is None:
-            return self._now.because
-        return f"{self._now.because}; not ready: {fault}"
+        is_unready = self._now.state is WorkerState.STARTING and fault is not None
+        reasons = (self._now.because, f"not ready: {fault}" if is_unready else None, self.remark)
+        return "; ".join(reason for reason in reasons if reason is not None)
 
     @property
     def next_at(self) -> float | None:

@@ -4,12 +4,16 @@ A worker that is to have other settings leaves, and another takes its number. Of
 the next leaves when every other one takes requests again. So a setting that no engine starts with costs one worker.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
 Address = tuple[str, int]
+REPLACED: Final = 3  # times by an equal one within REPLACED_S, and a worker is left alone
+REPLACED_S: Final = 60.0
 
 
 class LeaveReason(StrEnum):
@@ -24,7 +28,8 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     """One worker that is there.
 
     ``is_current`` says that it has the settings that are wanted, ``is_ready`` that it takes requests or is drained by
-    an operator. ``address`` is where it listens, None where no other could.
+    an operator. ``is_left_alone`` says that it is not replaced, whatever settings are wanted. ``address`` is where it
+    listens, None where no other could.
     """
 
     model: str
@@ -32,6 +37,7 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     is_current: bool = True
     is_leaving: bool = False
     is_ready: bool = True
+    is_left_alone: bool = False
     in_use: int = 0
     address: Address | None = None
 
@@ -65,9 +71,13 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
 
 def decide(workers: Sequence[ReplicaView], wanted: Sequence[WantedModel]) -> list[Leave | Join]:
     """Return the steps that can be taken now; ask again after every change of a worker."""
-    claims = {each.address(number): each.model for each in wanted for number in range(each.count)}
-    # One whose number is beyond the count may stand where another model is to listen.
-    outdated = [each for each in workers if not each.is_current or claims.get(each.address, each.model) != each.model]
+    claims = {
+        address: each.model
+        for each in wanted
+        for number in range(each.count)
+        if (address := each.address(number)) is not None
+    }
+    outdated = [each for each in workers if not each.is_left_alone and _is_outdated(each, claims)]
     counts = {each.model: each for each in wanted}
     taken = {worker.address for worker in workers if worker.address is not None}
     kept = {worker.address for worker in outdated if not worker.is_leaving}
@@ -84,6 +94,13 @@ def decide(workers: Sequence[ReplicaView], wanted: Sequence[WantedModel]) -> lis
         steps += _leaves(here, of_model, [each for each in outdated if each.model == model], is_waiting=is_waiting)
         steps += [Join(model=model, number=number) for number in missing if of_model.address(number) not in taken]
     return steps
+
+
+def _is_outdated(worker: ReplicaView, claims: Mapping[Address, str]) -> bool:
+    if worker.address is None:
+        return not worker.is_current
+    # One whose number is beyond the count may stand where another model is to listen.
+    return not worker.is_current or claims.get(worker.address, worker.model) != worker.model
 
 
 def _missing(here: Sequence[ReplicaView], wanted: WantedModel) -> list[int]:
@@ -112,3 +129,33 @@ def _leaves(
 
 def _leave(worker: ReplicaView, because: LeaveReason) -> Leave:
     return Leave(model=worker.model, number=worker.number, because=because)
+
+
+class Replacements:
+    """Notes which workers are replaced though the wanted settings are theirs, and which are left alone for it.
+
+    No configuration asks for that: it is a defect of ours, and must not cost an engine again and again.
+    """
+
+    def __init__(self) -> None:
+        self._at: dict[str, deque[float]] = {}
+        self._left_alone: dict[str, object] = {}
+
+    def __repr__(self) -> str:
+        return f"<Replacements left_alone={list(self._left_alone)}>"
+
+    def note(self, worker: str, settings: object, now: float) -> None:
+        """Note a worker that is to leave, at ``now`` in monotonic seconds, for settings that are its own."""
+        at = self._at.setdefault(worker, deque(maxlen=REPLACED))
+        at.append(now)
+        if len(at) == REPLACED and now - at[0] <= REPLACED_S:
+            self._left_alone[worker] = settings
+
+    def leaves_alone(self, worker: str, settings: object) -> bool:
+        """Whether a worker with these settings is not replaced again."""
+        return self._left_alone.get(worker) == settings
+
+    def forgive(self, worker: str) -> None:
+        """Replace a worker again where settings ask for it: a person has asked."""
+        self._at.pop(worker, None)
+        self._left_alone.pop(worker, None)

@@ -110,6 +110,7 @@ def workers_router(fleet: Fleet, view: Callable[[], PoolsView]) -> APIRouter:
     @router.post("/{worker_id}/restart", summary="Replace the engine now", status_code=202, responses=refused(401, 404))
     async def restart(worker_id: str) -> values.Worker:
         worker = find(worker_id)
+        fleet.forgive(worker_id)
         worker.restart_nowait("an operator asked for a restart")
         return shown(worker)
 
@@ -127,7 +128,7 @@ def workers_router(fleet: Fleet, view: Callable[[], PoolsView]) -> APIRouter:
     )
     async def resume(worker_id: str) -> values.Worker:
         worker = find(worker_id)
-        fleet.lanes.forgive(worker_id)
+        fleet.forgive(worker_id)
         worker.resume_nowait("an operator asked to resume")
         return shown(worker)
 

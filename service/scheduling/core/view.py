@@ -120,6 +120,11 @@ class PoolsView:
         live = self._jobs.get(job_id)
         return frozenset(live.backlog.models) if live is not None else frozenset()
 
+    def has_conversation(self, job_id: JobId, conversation_id: str) -> bool:
+        """Whether a conversation is here, and has not ended."""
+        live = self._jobs.get(job_id)
+        return live is not None and conversation_id in live.conversations
+
     def waits_for_caller(self, key: TurnKey) -> bool:
         """Whether a turn waits here for its caller."""
         live = self._jobs.get(key.job_id)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.policy.roll import Join, Leave, LeaveReason, ReplicaView, WantedModel, decide
+from workers.policy.roll import REPLACED_S, Join, Leave, LeaveReason, Replacements, ReplicaView, WantedModel, decide
 
 FIRST = ("127.0.0.1", 9100)
 
@@ -158,3 +158,45 @@ def test_places_that_models_swap_hold_up_nobody(workers: list[ReplicaView], mode
     places = {(each.model, number): each.address(number) for each in models for number in range(each.count)}
     assert {(each.model, each.number): each.address for each in end} == places
     assert all(each.is_current for each in end)
+
+
+def portless(model: str, *, is_current: bool = True) -> ReplicaView:
+    return ReplicaView(model=model, number=0, is_current=is_current)
+
+
+def test_models_that_listen_on_no_port_of_ours_claim_no_address() -> None:
+    """As vLLM on its UNIX socket and a server of somebody else: none stands in another's way."""
+    models = [WantedModel(model=model, count=1) for model in ("m", "n")]
+    assert decide([portless("m"), portless("n")], models) == []
+    assert decide([portless("m")], models) == [join(0, "n")]
+    assert decide([portless("m", is_current=False), portless("n")], models) == [leave(0, CHANGED)]
+
+
+def test_a_worker_that_is_left_alone_stays() -> None:
+    """Whatever says that it should go; its model's others are changed as ever."""
+    alone = worker(0, is_current=False, is_left_alone=True)
+    assert decide([alone], [wanted(1)]) == []
+    assert decide([alone, old(1)], [wanted(2)]) == [leave(1, CHANGED)]
+    assert decide([alone], []) == [leave(0, REMOVED)]
+
+
+def test_a_worker_is_left_alone_after_three_replacements_within_a_minute() -> None:
+    """Until its settings change, or somebody asks."""
+    noted = Replacements()
+    for at in (0.0, 1.0):
+        noted.note("m-0", "settings", at)
+    assert not noted.leaves_alone("m-0", "settings")
+    noted.note("m-0", "settings", 2.0)
+    assert noted.leaves_alone("m-0", "settings")
+    assert not noted.leaves_alone("m-0", "others")
+    assert not noted.leaves_alone("m-1", "settings")
+    noted.forgive("m-0")
+    assert not noted.leaves_alone("m-0", "settings")
+
+
+def test_replacements_that_are_rare_count_for_nothing() -> None:
+    """Three in more than a minute."""
+    noted = Replacements()
+    for at in (0.0, REPLACED_S / 2, REPLACED_S + 1):
+        noted.note("m-0", "settings", at)
+    assert not noted.leaves_alone("m-0", "settings")
