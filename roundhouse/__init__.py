@@ -8,31 +8,113 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from roundhouse_client import AsyncClient, Client, TrainerClient
-    from service import InferenceEngine, InferenceRequest
-    from workers import Worker, WorkerSpec
+    from roundhouse_client import (
+        AsyncClient,
+        Client,
+        RoundhouseError,
+        TrainerClient,
+    )
+    from service import (
+        INFER_DONE,
+        INFER_START,
+        AgentExists,
+        EngineClosed,
+        InferenceEngine,
+        InferenceError,
+        InferenceFailed,
+        InferenceRequest,
+        NoLane,
+        UnknownAgent,
+        replay,
+    )
+    from workers import (
+        NO_SLOT_AVAILABLE,
+        NOT_FOUND,
+        BiosPolicy,
+        Capacity,
+        EngineKind,
+        InvalidSpec,
+        InvalidTool,
+        ModelUnavailable,
+        PythonTools,
+        RepetitionLimits,
+        RequestResult,
+        RequestState,
+        RequestStatus,
+        RestartPolicy,
+        Signal,
+        StartFailed,
+        ToolLimits,
+        ToolRecord,
+        ToolRunner,
+        ToolRunners,
+        ToolUse,
+        Verdict,
+        WeightsPolicy,
+        Worker,
+        WorkerError,
+        WorkerSpec,
+        WorkerState,
+        WorkerTimeouts,
+    )
 
 __all__ = [
+    "INFER_DONE",
+    "INFER_START",
+    "NOT_FOUND",
+    "NO_SLOT_AVAILABLE",
+    "AgentExists",
     "AsyncClient",
+    "BiosPolicy",
+    "Capacity",
     "Client",
+    "EngineClosed",
+    "EngineKind",
     "InferenceEngine",
+    "InferenceError",
+    "InferenceFailed",
     "InferenceRequest",
+    "InvalidSpec",
+    "InvalidTool",
+    "ModelUnavailable",
+    "NoLane",
+    "PythonTools",
+    "RepetitionLimits",
+    "RequestResult",
+    "RequestState",
+    "RequestStatus",
+    "RestartPolicy",
+    "RoundhouseError",
+    "Signal",
+    "StartFailed",
+    "ToolLimits",
+    "ToolRecord",
+    "ToolRunner",
+    "ToolRunners",
+    "ToolUse",
     "TrainerClient",
+    "UnknownAgent",
+    "Verdict",
+    "WeightsPolicy",
     "Worker",
+    "WorkerError",
     "WorkerSpec",
+    "WorkerState",
+    "WorkerTimeouts",
     "__version__",
+    "replay",
 ]
-_HOMES: Final = {
-    **dict.fromkeys(("AsyncClient", "Client", "TrainerClient"), "roundhouse_client"),
-    **dict.fromkeys(("InferenceEngine", "InferenceRequest", "__version__"), "service"),
-    **dict.fromkeys(("Worker", "WorkerSpec"), "workers"),
-}
+_OF_CLIENT: Final = frozenset({"AsyncClient", "Client", "RoundhouseError", "TrainerClient"})
+_PACKAGES: Final = ("workers", "service")
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever has that name
     """Look a name up where it is asked for."""
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _OF_CLIENT:
+        return getattr(import_module("roundhouse_client"), name)
+    if name in __all__:
+        home = next(package for package in map(import_module, _PACKAGES) if name in package.__all__)
+        return getattr(home, name)
     raise AttributeError(f"module 'roundhouse' has no attribute {name!r}")
 
 

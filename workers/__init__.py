@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from workers.errors import InvalidSpec, InvalidTool, StartFailed, WorkerError
+    from workers.errors import InvalidSpec, InvalidTool, ModelUnavailable, StartFailed, WorkerError
     from workers.policy.liveness import Verdict
     from workers.policy.repetition import RepetitionLimits
     from workers.policy.restart import RestartPolicy
@@ -24,6 +24,7 @@ __all__ = [
     "EngineKind",
     "InvalidSpec",
     "InvalidTool",
+    "ModelUnavailable",
     "PythonTools",
     "RepetitionLimits",
     "RequestResult",
@@ -51,6 +52,7 @@ _HOMES: Final = {
     "EngineKind": "workers.spec",
     "InvalidSpec": "workers.errors",
     "InvalidTool": "workers.errors",
+    "ModelUnavailable": "workers.errors",
     "NOT_FOUND": "workers.worker",
     "NO_SLOT_AVAILABLE": "workers.worker",
     "PythonTools": "workers.tools.runner",

@@ -27,6 +27,7 @@ from workers.requests.in_flight import InFlightRequest
 from workers.requests.request import Request, RequestId, parse_tools, user_conversation
 from workers.requests.slots import Lease
 from workers.spec import Tools, WorkerSpec
+from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
 from workers.tools.calls import Signal, ToolRecord
 from workers.tools.definition import check_names
@@ -189,6 +190,11 @@ class Worker(SupervisedWorker):
     ) -> None:
         """Stop."""
         await self.stop()
+
+    @property
+    def state(self) -> WorkerState:
+        """The state of its engine at this moment."""
+        return self.now.state
 
     async def start(self) -> None:
         """Return when the engine is ready; it is kept running from then on, whatever becomes of it.

@@ -39,7 +39,7 @@ SMALL: Final = "roundhouse:small"  # a real model, fetched from the package inde
 REMOTE_CODE: Final = "trust-remote-code"
 TINY_MODEL: Final = "tiny.gguf"
 MAX_ID: Final = 48  # of a worker in the name of its socket
-_REPOSITORY: Final = re.compile(r"^[\w.-]+/[\w.-]+(:[\w.-]+)?$")
+REPOSITORY: Final = re.compile(r"^[\w.-]+/[\w.-]+(:[\w.-]+)?$")
 
 
 def worker_specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
@@ -195,7 +195,7 @@ def _model_file(name: str, model: ModelConfig, base: Path, state_dir: Path) -> s
         raise ConfigError(f"models.{name}.model: {model.model} is no model of Roundhouse: {SMALL}, {TINY}")
     if is_there or (model.command and engine is not EngineKind.VLLM):
         return str(path)
-    is_repository = _REPOSITORY.match(model.model) and not model.model.endswith(".gguf") and not path.exists()
+    is_repository = REPOSITORY.match(model.model) and not model.model.endswith(".gguf") and not path.exists()
     if engine in {EngineKind.LLAMA_SERVER, EngineKind.VLLM} and is_repository:
         return model.model
     hint = "; embedded reads a GGUF file, and names of a hub are of llama-server and vllm" if is_repository else ""

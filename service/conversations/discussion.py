@@ -25,7 +25,7 @@ def visible_before(
     """Return the words that ``listener`` may read in ``round_number``, in a stable order.
 
     The order is the one in which it could have heard the words: before each of its own turns the words of the agents
-    that it waits for, after it those of the others. So the discussion in a later prompt extends that in an earlier one.
+    that it waits for, after it those of the others.
     ``rounds`` are the earlier ones that are looked at; all where None.
     """
     past = range(round_number) if rounds is None else rounds

@@ -16,6 +16,8 @@ from typing import Final
 
 import msgspec
 
+from service.config.workers import REPOSITORY
+from service.inference.checkpoint_names import fetch_checkpoint
 from service.inference.failures import NoLane
 from service.inference.site import Site
 from workers.adapters.provision import bring
@@ -142,11 +144,16 @@ class Checkpoints:
         Raises:
             NoLane: there is no place for it, or the hint is no lane.
             InvalidSpec: no engine can be started with it.
+            ModelUnavailable: it cannot be fetched.
         """
         known = self._served.get(checkpoint)
         if known is not None:
             self._allocator.pin(known.model, None, hint)
             return known
+        return await self._serve_new(site, checkpoint, hint)
+
+    async def _serve_new(self, site: Site, name: str, hint: int | None) -> Served:
+        checkpoint = await asyncio.to_thread(fetch_checkpoint, name, self._base.engine)
         base = await asyncio.to_thread(base_of, checkpoint)
         is_adapter = base != checkpoint
         if self._shares:
@@ -162,8 +169,8 @@ class Checkpoints:
             server = await self._add(site, checkpoint, hint)
         adapter = await self._equip(server, checkpoint) if is_adapter else None
         server.checkpoints.add(checkpoint)
-        self._served[checkpoint] = Served(model=server.name, adapter=adapter)
-        return self._served[checkpoint]
+        self._served[name] = Served(model=server.name, adapter=adapter)
+        return self._served[name]
 
     # Layout A
 
@@ -336,6 +343,8 @@ def check_spec(spec: WorkerSpec) -> None:
     if shutil.which(program) is None:
         raise InvalidSpec(f"command: no such program: {program!r}")
     checkpoint = Path(str(spec.model))
-    is_path = checkpoint.is_absolute() or checkpoint.suffix == GGUF  # else it may be the id of a repository
+    # llama-server and vLLM fetch a repository by its id themselves.
+    may_be_id = spec.engine is not EngineKind.EMBEDDED and REPOSITORY.match(str(spec.model))
+    is_path = checkpoint.is_absolute() or checkpoint.suffix == GGUF or not may_be_id
     if is_path and not spec.command and not checkpoint.exists():
         raise InvalidSpec(f"model_ckpt: there is no {checkpoint}")

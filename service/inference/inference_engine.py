@@ -70,7 +70,8 @@ class InferenceEngine:
     It starts at the first ``await``, or with ``async with``; ``shutdown`` leaves no process. ``engine`` is what runs on
     a lane, with ``command``, ``args`` and ``env`` as of a model in the configuration, and ``slots`` requests at once.
     ``inventory`` is a file in place of this machine's devices. ``system`` stands first in every prompt, so that all
-    agents of a checkpoint share it. ``tools`` are OpenAI definitions, which ``tool_runner`` runs. With
+    agents of a checkpoint share it. ``bios`` is whether they are told the time, and how to write thoughts, answers and
+    calls; None is where there are tools. ``tools`` are OpenAI definitions, which ``tool_runner`` runs. With
     ``scheduler_policy`` ``fcfs`` runs start strictly in the order of arrival. A step of an answer is
     ``max_tokens_per_step`` tokens in what an answer should take; with ``emulate_latency`` it comes no sooner.
     ``event_log`` is a file for timing events. ``state_dir`` is where started processes and incidents are noted.
@@ -94,6 +95,7 @@ class InferenceEngine:
         slots: int = 1,
         context: int = 4096,
         system: str = "",
+        bios: bool | None = None,
         tools: Tools = (),
         tool_runner: ToolRunner | None = None,
         max_tokens_per_step: int = 16,
@@ -136,14 +138,13 @@ class InferenceEngine:
             restart=restart or RestartPolicy(),
             tool_limits=tool_limits or ToolLimits(),
             repetition=repetition or RepetitionLimits(),
-            bios=BiosPolicy(is_on=bool(tools), context=""),
+            bios=BiosPolicy(is_on=bool(tools) if bios is None else bios, context=""),
             tool_runner=tool_runner,
             state_dir=self._state_dir,
             max_tokens_per_step=max_tokens_per_step,
         )
         self._system = system
         self._tools = parse_tools(tools)
-        self._began = datetime.now().astimezone()
         self._base = self._warmed()
         self._agents: dict[str, _Agent] = {}
         self._news = LaneNews(self._agents_on)
@@ -195,7 +196,7 @@ class InferenceEngine:
             markup=True,
             is_watched=False,
             # A job's words: what is left of the tool budget stands behind each result, so that the prefix stays.
-            frame=BiosFrame(words=wording_of(self._base.bios).bios, context="", now=self._began),
+            frame=BiosFrame(words=wording_of(self._base.bios).bios, context="", now=datetime.now().astimezone()),
         )
 
     # Agents
@@ -213,10 +214,14 @@ class InferenceEngine:
         Of agents of one checkpoint the first one's ``lane_hint`` counts. ``params`` are generation parameters of its
         runs, over those of the engine.
 
+        ``model_ckpt`` is a path, ``hf:ORG/REPO`` of a hub, ``roundhouse:small`` or ``roundhouse:tiny``; what has to be
+        fetched is fetched here.
+
         Raises:
             AgentExists: there is one of that id.
             NoLane: there is no place for the checkpoint, or the hint is no lane.
-            InvalidSpec: no engine can be started with it.
+            InvalidSpec: no engine can be started with it, or it is not there.
+            ModelUnavailable: it cannot be fetched.
             EngineClosed: it was shut down.
         """
         site = await self._started()

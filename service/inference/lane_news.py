@@ -22,6 +22,7 @@ class LaneNews:
     def __init__(self, agents_on: Callable[[str, str], Sequence[str]]) -> None:
         self._agents_on = agents_on
         self._dead: dict[tuple[str, str], float] = {}  # a lane and its model, and since when
+        self._disconnected: dict[str, tuple[str, str]] = {}  # agents, and the lane and model that each waits for
 
     def __repr__(self) -> str:
         return f"<LaneNews dead={sorted(self._dead)}>"
@@ -34,14 +35,20 @@ class LaneNews:
             self._dead[place] = time.time()
             yield self._news("lane_dead", worker)
             for agent in self._agents_on(*place):
+                self._disconnected[agent] = place
                 yield self._news("agent_disconnected", worker) | {"agent": agent}
-        elif worker.now.state is WorkerState.READY and place in self._dead:
-            yield self._news("lane_back", worker) | {"after_s": time.time() - self._dead.pop(place)}
+        elif worker.now.state is WorkerState.READY:
+            if place in self._dead:
+                yield self._news("lane_back", worker) | {"after_s": time.time() - self._dead.pop(place)}
+            for agent in [agent for agent, left in self._disconnected.items() if left == place]:
+                del self._disconnected[agent]
+                yield self._news("agent_back", worker) | {"agent": agent}
         elif worker.now.state is WorkerState.STOPPED:
             self._dead.pop(place, None)  # another model has its lane
 
     def moved(self, agent: str, left: str, worker: SupervisedWorker) -> News:
         """Return the event of a run that goes on elsewhere."""
+        self._disconnected.pop(agent, None)
         return self._news("agent_moved", worker) | {"agent": agent, "left": left}
 
     def _news(self, event: str, worker: SupervisedWorker) -> News:

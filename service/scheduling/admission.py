@@ -66,6 +66,10 @@ class Admission:
             self._left[job_id] = left
             self._start_soon(partial(self._go_on, job_id, left))
 
+    def waiting(self, job_id: JobId) -> frozenset[str]:
+        """Return the conversations of a job that are not admitted yet."""
+        return frozenset(each.id for piece in self._left.get(job_id, ()) for each in piece.job.conversations)
+
     def cancel(self, job_id: JobId) -> None:
         """Cancel the part of a job that is not admitted yet."""
         if job_id in self._left:

@@ -127,16 +127,17 @@ class Scheduler:
 
     def admit(self, piece: Piece) -> None:
         """Take conversations of a job that are stored and ours; one that is here already goes on as it is."""
-        self.admission.admit_piece(piece)
+        job, waiting = piece.job, self.admission.waiting(piece.job.id)
+        is_here = partial(self.view.has_conversation, job.id)
+        new = [each for each in job.conversations if each.id not in waiting and not is_here(each.id)]
+        if len(new) < len(job.conversations):
+            if piece.is_cancelled:
+                self.cancel(job.id)
+            piece = self._pass_over(piece, new)
+        if new:
+            self.admission.admit_piece(piece)
 
     def _admit(self, piece: Piece) -> None:
-        new = [each for each in piece.job.conversations if not self.view.has_conversation(piece.job.id, each.id)]
-        if len(new) < len(piece.job.conversations):
-            piece = self._pass_over(piece, new)
-            if piece.is_cancelled:
-                self.cancel(piece.job.id)
-            if not new:
-                return
         job = piece.job
         live = self._job_turns.admit(job)
         live.resume_words(piece.words)
@@ -305,6 +306,7 @@ class Scheduler:
             self.interrupt_all()
             await self.wait_idle()
             self.admission.clear()
+            self.counters.conversations -= self.view.conversations - len(self.requests)  # until they are counted anew
             for work in self._works:
                 work.clear()
             self._blame.clear()

@@ -105,6 +105,12 @@ class Claims:
 
     # Within one
 
+    def forget(self, places: Iterable[Place] | None = None) -> None:
+        """Forget what was claimed, all of it or some, so that a later claim of the same group tells it again."""
+        forgotten = set(self._fences if places is None else places)
+        self._leaving |= forgotten
+        self._arriving -= forgotten
+
     def post(self, connection: Connection, new: NewJob, *, claims: bool) -> tuple[StoredJob, list[Claim], bool]:
         """Insert a job, or return the one of the same key and body."""
         stored = operations.find_posted(connection, new)

@@ -128,12 +128,14 @@ class Store:
 
     def forget_claims_nowait(self, places: Collection[Place]) -> None:
         """Take back what a claim has told: the next one tells it again."""
-        write = Write(operation=lambda _connection: None, jobs=frozenset(), is_kept=True)
+        write = Write(operation=lambda _connection: self._claims.forget(places), jobs=frozenset(), is_kept=True)
         self._submit(write, lambda _: self._claims.drop(places))
 
     async def forget_all_claims(self) -> None:
         """Take back all that claims have told."""
-        await self._write(frozenset(), lambda _connection: None, lambda _: self._claims.forget_all(), is_kept=True)
+        await self._write(
+            frozenset(), lambda _connection: self._claims.forget(), lambda _: self._claims.forget_all(), is_kept=True
+        )
 
     async def leave_claims(self) -> None:
         """Leave everything that is claimed to other nodes, now and not when the lease ends.

@@ -277,8 +277,9 @@ class Upgrader:
             with self._store_in_time():
                 await self._node.store.leave_claims()
             yield
-        except Exception:
-            with anyio.move_on_after(STORE_S):  # a store in trouble takes it when it is well, in the order of the calls
+        except BaseException:
+            # A stop may come now as well. A store in trouble takes it when it is well, in the order of the calls.
+            with anyio.move_on_after(STORE_S, shield=True):
                 await self._node.intake.start_over()
             raise
 

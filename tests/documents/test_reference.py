@@ -169,9 +169,22 @@ def test_every_call_and_every_parameter_of_the_python_classes_is_on_their_page()
         if inspect.isfunction(method) and not name.startswith("_")
     ]
     same(calls, there)
+    attributes = [
+        row[0].strip("`")
+        for name in ("Worker", "InferenceEngine")
+        for row in own_rows(CLASSES, name)
+        if len(row) == 2 and re.fullmatch(r"`\w+`", row[0])
+    ]
+    own = [
+        name
+        for kind in (Worker, InferenceEngine)
+        for name, value in vars(kind).items()
+        if isinstance(value, property) and not name.startswith("_")
+    ]
+    same(attributes, [*own, "lanes"])
     listed = [name for row in own_rows(CLASSES, "Fields of a specification") for name in re.findall(r"`(\w+)`", row[0])]
     same(listed, [each.name for each in dataclasses.fields(WorkerSpec)])
-    table = [row for row in own_rows(CLASSES, "InferenceEngine") if "(" not in row[0]]
+    table = [row for row in own_rows(CLASSES, "InferenceEngine") if "(" not in row[0] and len(row) == 3]
     told = {
         name: default
         for row in table

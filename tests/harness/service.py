@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ class Service:
         headers = {"Authorization": f"Bearer {keys[0]}"} if isinstance(keys, list) else {}
         self.http = httpx.Client(base_url=self.url, timeout=LIMIT_S, trust_env=False, headers=headers)
         self.environment: dict[str, str] = {}  # over our own
+        self.command: Sequence[str] = (ROUNDHOUSE,)
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, ready: bool = True, limit_s: float = LIMIT_S) -> None:
@@ -59,7 +60,7 @@ class Service:
         environment = {**os.environ, **self.environment}
         with (self.folder / "serve.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [ROUNDHOUSE, "serve", "--config", str(self.config)], stdout=log, stderr=log, env=environment
+                [*self.command, "serve", "--config", str(self.config)], stdout=log, stderr=log, env=environment
             )
         path = "/readyz" if ready else "/healthz"
         wait_for(lambda: self._answers(path), "the service is there; see its serve.log", limit_s)

@@ -117,13 +117,17 @@ class OutputFrames:
 class EngineProcess:
     """The engine's main process and all its descendants; made by ``run_engine`` and ``adopt_engine``."""
 
-    def __init__(self, link: GuardianLink, on_output: OnOutput, pid: int = 0, output: bytes = b"") -> None:
+    def __init__(
+        self, link: GuardianLink, on_output: OnOutput, pid: int = 0, output: bytes = b"", program: str = ""
+    ) -> None:
         self._guardian = link
+        self._program = program
         self._frames = OutputFrames(on_output, output)
         self.pid = pid
         self.exit = EngineExit()
         self._gone = anyio.Event()
         self._drained = anyio.Event()
+        self._unread = anyio.Event()  # nobody reads its pipes any more
         self._is_ended = False
 
     @property
@@ -165,11 +169,24 @@ class EngineProcess:
 
     async def _wait_ended(self) -> None:
         await self._guardian.wait()
-        if self.pid:
-            await self._gone.wait()
-            await self._drained.wait()
-        else:
+        if not self.pid:
             self._gone.set()  # it never came to be
+            return
+        await self._unread.wait()
+        # Where the event loop itself ends, its tasks are all cancelled at once, and so were those that read.
+        if not self.is_gone:
+            await self.follow()
+        if not self._drained.is_set():
+            await self.drain()
+
+    async def read(self) -> None:
+        """Take reports and output to their ends."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.drain)
+                tasks.start_soon(self.follow)
+        finally:
+            self._unread.set()
 
     async def wait_started(self) -> None:
         """Return when the engine's program is running.
@@ -179,7 +196,8 @@ class EngineProcess:
         """
         report = await self._next_report()
         if report.get("event") != "started":
-            raise SpawnFailed(str(report.get("message") or report.get("text") or "the guardian ended"))
+            fault = report.get("message") or report.get("text") or "the guardian ended"
+            raise SpawnFailed(f"{self._program} cannot be run: {fault}")
         self.pid = _integer(report, "pid")
 
     async def follow(self) -> None:
@@ -256,7 +274,7 @@ async def run_engine(
         link = GuardianLink.start(argv, env)
     except (OSError, ValueError) as error:
         raise SpawnFailed(f"cannot start a process: {error}") from error
-    async with _hold(EngineProcess(link, on_output), leave_limit_s) as engine:
+    async with _hold(EngineProcess(link, on_output, program=command.argv[0]), leave_limit_s) as engine:
         yield engine
 
 
@@ -295,9 +313,7 @@ async def _hold(engine: EngineProcess, leave_limit_s: float) -> AsyncIterator[En
 
 async def _read(engine: EngineProcess, scope: anyio.CancelScope) -> None:
     with scope:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(engine.drain)
-            tasks.start_soon(engine.follow)
+        await engine.read()
 
 
 def _exit(report: Mapping[str, object]) -> EngineExit:

@@ -88,7 +88,7 @@ class ToolLoop:
         self._documented = (*request.tools, *request.exit_tools)
         limits = settings.tool_limits
         self._budget = ToolBudget(iterations=limits.iterations, has_fallback=limits.fallback, stuck=limits.stuck)
-        # One time for the whole request: its iterations share the engine's prefix cache.
+        # One time for the whole request: with another each iteration would begin with another prompt.
         self._frame = request.frame or BiosFrame(words=settings.bios, context=settings.context, now=settings.now())
 
     def __repr__(self) -> str:
@@ -232,7 +232,7 @@ class ToolLoop:
         try:
             if self._request.slot is not None:
                 self._request.slot.begin_tools([call.name for call in calls], answer.context_tokens)
-            results = await desk.run(calls, answer.iterations_used, reading.text, answer.tool_calls)
+            results = await desk.run(calls, answer.iterations_used, reading.text, answer.tool_calls, reading.fallback)
             if self._request.slot is not None:
                 lost = await self._wait_for_slot(self._request.slot)
         finally:

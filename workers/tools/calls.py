@@ -21,7 +21,7 @@ from transport.request import ToolCall
 from workers.errors import JournalClosed, UnknownTool
 from workers.outcome import FailureReason, RequestFailed
 from workers.tools.call_journal import CallJournal, Unverified
-from workers.tools.call_parser import read_json
+from workers.tools.call_parser import Fallback, read_json
 from workers.tools.definition import ToolDefinition
 from workers.tools.results import ResultTooLarge, encode_bounded, encode_result
 from workers.tools.runner import ToolRunner, ToolUse
@@ -125,16 +125,24 @@ class MessageTools:
         return f"<MessageTools {sorted(self._tools)} of {self._job_name}>"
 
     async def run(
-        self, calls: Sequence[ToolCall], iteration: int, said: str, records: list[ToolRecord]
+        self,
+        calls: Sequence[ToolCall],
+        iteration: int,
+        said: str,
+        records: list[ToolRecord],
+        fallback: Fallback | None = None,
     ) -> list[str] | RequestFailed:
-        """Return each call's result as JSON, in their order; ``records`` takes every call, failed ones too."""
+        """Return each call's result as JSON, in their order; ``records`` takes every call, failed ones too.
+
+        ``fallback`` is how they were read from the message's words, None where the engine gave them.
+        """
         results: list[str | None] = [None] * len(calls)
         kept: dict[int, ToolRecord] = {}
         troubles: list[ToolTrouble] = []
         uses: list[tuple[int, ToolUse]] = []
         for place, call in enumerate(calls):
             try:
-                uses.append((place, await self._check(call)))
+                uses.append((place, await self._check(call, fallback)))
             except ToolTrouble as trouble:
                 if trouble.reason is not FailureReason.TOOL_ARGUMENTS or self._limits.arguments is WrongArguments.FAIL:
                     records += [_refused(each, iteration, said, trouble) for each in calls]
@@ -174,12 +182,12 @@ class MessageTools:
             )
         return known
 
-    async def _check(self, call: ToolCall) -> ToolUse:
+    async def _check(self, call: ToolCall, fallback: Fallback | None) -> ToolUse:
         tool = self._tools.get(call.name)
         if tool is None:
             raise ToolTrouble(FailureReason.TOOL_UNKNOWN, f"the model called {call.name!r}, which it was not given")
         arguments = read_arguments(call.arguments)
-        if arguments is None:
+        if arguments is None and fallback is Fallback.MARKUP:
             arguments = tool.of_text(call.arguments)
         if arguments is None:
             raise ToolTrouble(

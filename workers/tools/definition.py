@@ -71,8 +71,11 @@ class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
     def of_text(self, text: str) -> dict[str, Any] | None:
         """Return the arguments that a bare text stands for, where the tool has one parameter, and that takes text.
 
+        None for what begins as JSON's objects and lists do: it was to be one, and is cut off or malformed.
         Source: specification, "Fallback calls" (``<tool_request name="get_role">Bodyguard</tool_request>``).
         """
+        if text.lstrip().startswith(("{", "[")):
+            return None
         properties = self.parameters.get("properties")
         if not isinstance(properties, dict) or len(properties) != 1:
             return None

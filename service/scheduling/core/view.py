@@ -120,6 +120,11 @@ class PoolsView:
         live = self._jobs.get(job_id)
         return frozenset(live.backlog.models) if live is not None else frozenset()
 
+    @property
+    def conversations(self) -> int:
+        """The number of conversations that have not ended."""
+        return sum(len(live.conversations) for live in self._jobs.values())
+
     def has_conversation(self, job_id: JobId, conversation_id: str) -> bool:
         """Whether a conversation is here, and has not ended."""
         live = self._jobs.get(job_id)
