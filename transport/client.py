@@ -169,11 +169,11 @@ class EngineClient:
         except LOST as error:
             raise connection_error(error) from error
 
-    async def stream(self, request: ChatRequest, receiver: Receiver) -> None:
+    async def stream(self, request: ChatRequest, receiver: Receiver, scope: str | None = None) -> None:
         """Send ``request`` and return when its answer is complete; ``receiver`` gets each event as it comes.
 
         There is no limit on the answer's length in time: the caller watches ``receiver`` and cancels. A cancel
-        closes the connection, which is how an engine is told to stop.
+        closes the connection, which is how an engine is told to stop. Its connection is kept for the same ``scope``.
 
         Raises:
             EngineError: any of its leaves; events received before the failure stand.
@@ -187,12 +187,15 @@ class EngineClient:
         def exchange() -> Exchange:
             return Exchange(_message(head, body), receiver, loop.create_future(), gathering=gathering)
 
-        await self._ask(exchange, keeps=keeps)
+        await self._ask(exchange, scope, keeps=keeps)
 
-    async def relay(self, path: str, body: bytes, receiver: RelayReceiver, passage: Passage) -> None:
+    async def relay(
+        self, path: str, body: bytes, receiver: RelayReceiver, passage: Passage, scope: str | None = None
+    ) -> None:
         """POST a body as it is, and return when its answer is complete; ``passage`` gets that as it comes.
 
-        ``receiver`` is told how far the model is, as far as the answer shows it.
+        ``receiver`` is told how far the model is, as far as the answer shows it. Its connection is kept for the same
+        ``scope``.
 
         Raises:
             EngineError: any of its leaves; what has gone through the passage before stands.
@@ -203,7 +206,7 @@ class EngineClient:
         def exchange() -> RelayExchange:
             return RelayExchange(_message(head, body), receiver, loop.create_future(), passage)
 
-        await self._ask(exchange, keeps=keeps)
+        await self._ask(exchange, scope, keeps=keeps)
 
     def _head(self, path: str, accept: str, *, keeps: bool) -> bytes:
         about = (path, accept, "keep-alive" if keeps else "close")
@@ -211,22 +214,22 @@ class EngineClient:
             self._heads[about] = self.endpoint.head(*about)
         return self._heads[about]
 
-    async def _ask(self, exchange: Callable[[], Exchange], *, keeps: bool) -> None:
+    async def _ask(self, exchange: Callable[[], Exchange], scope: str | None, *, keeps: bool) -> None:
         """Perform an exchange, on a kept connection if there is one; on a fresh one where that had been closed."""
         kept = exchange() if keeps and len(self._kept) else None
-        transport = None if kept is None else self._kept.take(kept)
+        transport = None if kept is None else self._kept.take(kept, scope)
         if kept is not None and transport is not None:
             sent_at = anyio.current_time()
             try:
-                await self._finish(kept, transport, keeps=keeps)
+                await self._finish(kept, transport, scope, keeps=keeps)
             except EngineUnreachable:
                 if kept.is_answered or anyio.current_time() - sent_at > CLOSED_S:
                     raise
             else:
                 return
-        await self._perform(exchange(), keeps=keeps)
+        await self._perform(exchange(), scope, keeps=keeps)
 
-    async def _perform(self, exchange: Exchange, *, keeps: bool) -> None:
+    async def _perform(self, exchange: Exchange, scope: str | None, *, keeps: bool) -> None:
         try:
             with anyio.fail_after(CONNECT_LIMIT_S):
                 transport = await self._connect(exchange)
@@ -234,9 +237,11 @@ class EngineClient:
             raise EngineTimeout("connection", CONNECT_LIMIT_S) from error
         except OSError as error:
             raise connection_error(error, f"cannot connect to {self.endpoint}: ") from error
-        await self._finish(exchange, transport, keeps=keeps)
+        await self._finish(exchange, transport, scope, keeps=keeps)
 
-    async def _finish(self, exchange: Exchange, transport: asyncio.Transport, *, keeps: bool) -> None:
+    async def _finish(
+        self, exchange: Exchange, transport: asyncio.Transport, scope: str | None, *, keeps: bool
+    ) -> None:
         """Wait for the end of an answer; keep its connection where that is whole and leaves it open."""
         is_kept = False
         try:
@@ -245,7 +250,7 @@ class EngineClient:
         finally:
             exchange.stop_gathering()
             if is_kept:
-                self._kept.keep(transport)
+                self._kept.keep(transport, scope)
             else:
                 transport.abort()
             del exchange  # what it has failed with keeps this frame, and would keep it and all that it holds

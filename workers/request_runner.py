@@ -106,6 +106,7 @@ class RequestRunner:
             forces_calls=spec.engine is EngineKind.EMBEDDED,  # its library passes over tool_choice
             now=lambda: datetime.now().astimezone(),
             cache_scope=partial(_cache_scope, spec.engine, weights),
+            is_others=not spec.owns_engine,
             admit=self.pool.admit if self.pool else None,
             admit_prompt=self.pool.admit_prompt if self.pool else None,
         )

@@ -24,7 +24,7 @@ from service.store.awaited_turns import OpenTurn, Which
 from service.store.store import Store
 from workers.log_context import line_about
 
-LOOK_S: Final = 1.0  # between two looks at waits that end
+LOOK_S: Final = 1.0  # between two looks where something changes
 REST_S: Final = 5.0  # between two looks for any, where another node may have begun one
 logger = logging.getLogger(__name__)
 
@@ -84,30 +84,39 @@ class CallersTurns:
 
     async def run(self) -> None:
         """End waits that are over, until cancelled."""
+        is_changed, is_any = True, False
+        rest_s = REST_S if self._is_shared else None
         while True:
-            change, is_any = self._scheduler.awaits.next, True
+            change = self._scheduler.awaits.next
+            pause_s: float | None = LOOK_S
             try:
-                await self._store.flush()  # what is awaited, or was left, since the change
-                self._intake.hint(is_work=True)  # a caller may have spoken before
-                is_any = await self._store.read(awaited_turns.ends_next)
-                if is_any:
-                    await self._end_due()
+                if is_changed:
+                    await self._store.flush()  # what is awaited, or was left, since the change
+                    self._intake.hint(is_work=True)  # a caller may have spoken before
+                if not is_any:
+                    is_any = await self._store.read(awaited_turns.ends_next) is not None
+                next_s = await self._end_due() if is_any else None
+                is_any, pause_s = next_s is not None, rest_s if next_s is None else next_s
             except StoreUnavailable as error:
                 logger.debug("no wait is ended: %s", error)
-            pause_s = LOOK_S if is_any else REST_S if self._is_shared else None
-            with anyio.move_on_after(pause_s):
+            with anyio.move_on_after(pause_s) as patience:
                 await change.wait()
-                if is_any:
-                    await anyio.sleep(LOOK_S)
+            is_changed = not patience.cancelled_caught
+            if is_changed and is_any:
+                await anyio.sleep(LOOK_S)  # others follow at once
 
-    async def _end_due(self) -> None:
-        """Speak for callers who have not spoken in time, or fail their turns."""
-        while due := await self._store.take_due():
+    async def _end_due(self) -> float | None:
+        """Speak for callers who have not spoken in time, or fail their turns.
+
+        Return in how many seconds to look again; None where no wait ends.
+        """
+        while True:
+            due = await self._store.take_due()
             async with anyio.create_task_group() as tasks:  # in one write: what takes long counts as time of nobody
-                for turn, demand in due:
+                for turn, demand in due.turns:
                     tasks.start_soon(self._end_wait, turn, demand)
-            if len(due) < awaited_turns.DUE_AT_ONCE:
-                return
+            if len(due.turns) < awaited_turns.DUE_AT_ONCE:
+                return due.pause_s
 
     async def _end_wait(self, turn: OpenTurn, demand: AwaitedTurn) -> None:
         now = datetime.now(UTC)

@@ -68,7 +68,9 @@ class Admission:
 
     def waiting(self, job_id: JobId) -> frozenset[str]:
         """Return the conversations of a job that are not admitted yet."""
-        return frozenset(each.id for piece in self._left.get(job_id, ()) for each in piece.job.conversations)
+        if job_id not in self._left:
+            return frozenset()
+        return frozenset(each.id for piece in self._left[job_id] for each in piece.job.conversations)
 
     def cancel(self, job_id: JobId) -> None:
         """Cancel the part of a job that is not admitted yet."""

@@ -128,8 +128,8 @@ class Scheduler:
     def admit(self, piece: Piece) -> None:
         """Take conversations of a job that are stored and ours; one that is here already goes on as it is."""
         job, waiting = piece.job, self.admission.waiting(piece.job.id)
-        is_here = partial(self.view.has_conversation, job.id)
-        new = [each for each in job.conversations if each.id not in waiting and not is_here(each.id)]
+        here = self.view.conversations_of(job.id)
+        new = [each for each in job.conversations if each.id not in waiting and each.id not in here]
         if len(new) < len(job.conversations):
             if piece.is_cancelled:
                 self.cancel(job.id)

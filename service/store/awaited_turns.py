@@ -23,7 +23,10 @@ OPEN: Final = (
     "awaited_turns JOIN conversations ON conversations.job_id = awaited_turns.job_id"
     " AND conversations.id = awaited_turns.conversation_id AND conversations.state IN ('queued', 'running')"
 )
-GAP_S: Final = 2.5  # nobody has looked for so long: no node served
+GAP_S: Final = 2.5  # nobody has looked for so long though it was time: no node served
+NEAR_S: Final = 30.0  # a wait that ends so soon is looked at each LOOK_S, any other each BEAT_S
+LOOK_S: Final = 1.0
+BEAT_S: Final = 15.0
 DUE_AT_ONCE: Final = 100
 _COLUMNS: Final = "awaited_turns.job_id, conversation_id, agent, round, since, until"
 _DEMANDED: Final = " JOIN demands ON demands.job_id = awaited_turns.job_id AND digest = awaited_turns.demand"
@@ -64,17 +67,25 @@ class SpokenTurn(msgspec.Struct, frozen=True, kw_only=True):
     is_new: bool
 
 
+class Due(msgspec.Struct, frozen=True, kw_only=True):
+    """Turns whose wait is over, each with its demands, and the seconds until somebody has to look again, if ever."""
+
+    turns: Sequence[tuple[OpenTurn, AwaitedTurn]]
+    pause_s: float | None
+
+
 # Writing
 
 
 def begin(connection: Connection, membership: Membership, record: TurnMoved, demand: AwaitedTurn) -> bool:
     """Await a turn from now on; return False if it is awaited already."""
     now = membership.now(connection)
+    _follow_clock(connection, now)
     until = None if demand.wait_s is None else now + demand.wait_s
     if until is not None:  # nobody looks while nothing ends: only from now on
         connection.execute(
-            "UPDATE waits SET seen = ? WHERE NOT EXISTS"  # noqa: S608
-            f" (SELECT 1 FROM {OPEN} WHERE is_said = 0 AND until IS NOT NULL)",
+            "UPDATE waits SET seen = ?, pause_s = 0 WHERE NOT EXISTS"  # noqa: S608
+            f" (SELECT 1 FROM {OPEN} WHERE is_said = 0 AND until > 0)",
             (now,),
         )
     text = _encode(demand).decode()
@@ -144,26 +155,45 @@ def forget_said(connection: Connection, keys: Collection[TurnKey]) -> None:
         connection.execute(f"DELETE FROM awaited_turns WHERE {operations.PLACE} AND is_said = 1", tuple(key))  # noqa: S608
 
 
-def take_due(connection: Connection, membership: Membership) -> list[tuple[OpenTurn, AwaitedTurn]]:
+def take_due(connection: Connection, membership: Membership) -> Due:
     """Return the turns whose wait is over now, some at a time; time in which nobody looked does not count."""
     connection.execute("UPDATE waits SET seen = seen")  # one node at a time: each adds a gap that it has seen
     now = membership.now(connection)
-    row = connection.execute("SELECT seen FROM waits").fetchone()
-    seen = now if row is None else float(row[0])
-    if now - seen > GAP_S:
+    looked_until = _follow_clock(connection, now)
+    if now - looked_until > GAP_S:
         connection.execute(
             "UPDATE awaited_turns SET until = until + (? - CASE WHEN since > ? THEN since ELSE ? END)"
-            " WHERE until IS NOT NULL AND is_said = 0 AND since < ?",
-            (now, seen, seen, now),
+            " WHERE until > 0 AND is_said = 0",
+            (now, looked_until, looked_until),
         )
-    connection.execute("UPDATE waits SET seen = ?", (now,))
     rows = connection.execute(
         f"SELECT {_COLUMNS}, awaited_turns.demand FROM {OPEN}"  # noqa: S608
         " WHERE is_said = 0 AND until <= ? ORDER BY until LIMIT ?",
         (now, DUE_AT_ONCE),
     ).fetchall()
+    pause_s = 0.0 if len(rows) == DUE_AT_ONCE else _pause_s(ends_next(connection, after=now), now)
+    connection.execute("UPDATE waits SET seen = ?, pause_s = ?", (now, pause_s or 0.0))
     demands = {place: _demand(connection, *place) for place in {(str(row[0]), str(row[-1])) for row in rows}}
-    return [(_open(row[:-1]), demands[str(row[0]), str(row[-1])]) for row in rows]
+    return Due(turns=[(_open(row[:-1]), demands[str(row[0]), str(row[-1])]) for row in rows], pause_s=pause_s)
+
+
+def _follow_clock(connection: Connection, now: float) -> float:
+    """Move all waits back by as much as the clock was set back since the last look; return until when was looked."""
+    row = connection.execute("SELECT seen, pause_s FROM waits").fetchone()
+    if row is None:
+        return now
+    seen, pause_s = float(row[0]), float(row[1])
+    if now >= seen:
+        return min(now, seen + pause_s)
+    connection.execute(
+        "UPDATE awaited_turns SET since = since - ?, until = until - ? WHERE is_said = 0", (seen - now, seen - now)
+    )
+    connection.execute("UPDATE waits SET seen = ?", (now,))
+    return now
+
+
+def _pause_s(until: float | None, now: float) -> float | None:
+    return None if until is None else min(BEAT_S, max(LOOK_S, until - NEAR_S - now))
 
 
 def _demand(connection: Connection, job_id: str, digest: str) -> AwaitedTurn:
@@ -175,12 +205,13 @@ def _demand(connection: Connection, job_id: str, digest: str) -> AwaitedTurn:
 # Reading
 
 
-def ends_next(connection: Connection) -> bool:
-    """Whether the wait for any turn ends at some time."""
+def ends_next(connection: Connection, after: float = 0.0) -> float | None:
+    """Return when the next wait ends, of those that end later than ``after``; None if none does."""
     row = connection.execute(
-        f"SELECT 1 FROM {OPEN} WHERE is_said = 0 AND until IS NOT NULL LIMIT 1"  # noqa: S608
+        f"SELECT until FROM {OPEN} WHERE is_said = 0 AND until > ? ORDER BY until LIMIT 1",  # noqa: S608
+        (after,),
     ).fetchone()
-    return row is not None
+    return None if row is None else float(row[0])
 
 
 Found = tuple[OpenTurn, AwaitedTurn] | Turn | ConversationState
@@ -220,16 +251,22 @@ def of_place(key: TurnKey) -> Callable[[Connection], Found]:
 
 def listed(which: Which, after: int, limit: int) -> Callable[[Connection], list[OpenTurn]]:
     """List turns that are awaited, the oldest first, without the first ``after``."""
-    owner = which.owner
+    conditions, values = ["is_said = 0"], list[object]()
+    for column, value in (
+        ("awaited_turns.job_id", which.job_id),
+        ("conversation_id", which.conversation_id),
+        ("jobs.key_name", which.owner),
+    ):
+        if value is not None:  # a statement for each question: an index is of use for constants alone
+            conditions.append(f"{column} = ?")
+            values.append(value)
+    joined = "" if which.owner is None else " JOIN jobs ON jobs.id = awaited_turns.job_id"
 
     def query(connection: Connection) -> list[OpenTurn]:
         rows = connection.execute(
-            f"SELECT {_COLUMNS} FROM {OPEN}{'' if owner is None else ' JOIN jobs ON jobs.id = awaited_turns.job_id'}"  # noqa: S608
-            " WHERE is_said = 0 AND awaited_turns.job_id = coalesce(?, awaited_turns.job_id)"
-            " AND conversation_id = coalesce(?, conversation_id)"
-            f"{'' if owner is None else ' AND jobs.key_name = ?'}"
+            f"SELECT {_COLUMNS} FROM {OPEN}{joined} WHERE {' AND '.join(conditions)}"  # noqa: S608
             " ORDER BY since, awaited_turns.job_id, conversation_id, agent LIMIT ? OFFSET ?",
-            (which.job_id, which.conversation_id, *(() if owner is None else (owner,)), limit, after),
+            (*values, limit, after),
         )
         return [_open(row) for row in rows]
 
@@ -256,7 +293,9 @@ def said_to(node_id: str) -> Callable[[Connection], list[Turn]]:
         rows = connection.execute(
             f"SELECT turns.record FROM {OPEN} JOIN turns ON turns.job_id = awaited_turns.job_id"  # noqa: S608
             " AND turns.conversation_id = awaited_turns.conversation_id AND turns.agent = awaited_turns.agent"
-            " AND turns.round = awaited_turns.round WHERE is_said = 1 AND owner = ? ORDER BY turns.number",
+            # Not by the index of owners: a node may run many more conversations than anything was said of.
+            " AND turns.round = awaited_turns.round WHERE is_said = 1 AND coalesce(owner, '') = ?"
+            " ORDER BY turns.number",
             (node_id,),
         )
         return [decode_turn(row[0]) for row in rows]

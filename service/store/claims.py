@@ -75,6 +75,8 @@ class Claims:
         self._fences: dict[Place, int] = {}
         self._arriving: set[Place] = set()  # within the group that is being written
         self._leaving: set[Place] = set()
+        self._is_sure = False  # whether all that is this node's is known: a claim need only tell what it brings
+        self._will_be_sure = False  # with the group that is being written
 
     def __repr__(self) -> str:
         return f"<Claims {len(self._fences)} by {self._membership.node_id}>"
@@ -83,12 +85,18 @@ class Claims:
         """Begin the write of a group, for the first time or again."""
         self._arriving.clear()
         self._leaving.clear()
+        self._will_be_sure = self._is_sure
 
     # When a group is committed
 
     def keep(self, claims: Iterable[Claim]) -> None:
         """Keep the fences of new claims."""
         self._fences |= {_place(claim): claim.fence for claim in claims}
+
+    def keep_told(self, claims: Iterable[Claim]) -> None:
+        """Keep the fences of what a claim has told."""
+        self.keep(claims)
+        self._is_sure = self._will_be_sure
 
     def take_over(self, applied: "Applied") -> None:
         """Drop the conversations that facts have ended."""
@@ -102,14 +110,16 @@ class Claims:
     def forget_all(self) -> None:
         """Forget every fence: another node has taken over."""
         self._fences.clear()
+        self._is_sure = False
 
     # Within one
 
-    def forget(self, places: Iterable[Place] | None = None) -> None:
+    def unlearn(self, places: Iterable[Place] | None = None) -> None:
         """Forget what was claimed, all of it or some, so that a later claim of the same group tells it again."""
         forgotten = set(self._fences if places is None else places)
         self._leaving |= forgotten
         self._arriving -= forgotten
+        self._is_sure = self._will_be_sure = False
 
     def post(self, connection: Connection, new: NewJob, *, claims: bool) -> tuple[StoredJob, list[Claim], bool]:
         """Insert a job, or return the one of the same key and body."""
@@ -156,8 +166,10 @@ class Claims:
         self, connection: Connection, models: Sequence[str], limit: int | None, job_id: JobId | None
     ) -> list[Claim]:
         """Claim what no node runs; return it, with what this node had claimed without learning of it."""
-        self._membership.claim(connection, models, limit, job_id)
-        return self._arrive(self._membership.owned(connection))
+        claimed = self._membership.claim(connection, models, limit, job_id)
+        if not self._will_be_sure:
+            claimed, self._will_be_sure = self._membership.owned(connection), True
+        return self._arrive(claimed)
 
     def _arrive(self, claims: Iterable[Claim]) -> list[Claim]:
         """Return those of ``claims`` that are new, and take them as known for the rest of the group.

@@ -11,12 +11,11 @@ import anyio
 import anyio.to_thread
 from msgspec.structs import replace
 
-from service.conversations.awaited_turn import AwaitedTurn
 from service.conversations.job import JobId, TurnKey
 from service.conversations.transcript import Turn
 from service.errors import StoreError, StoreUnavailable
 from service.store import awaited_turns, operations
-from service.store.awaited_turns import OpenTurn, SpokenTurn
+from service.store.awaited_turns import Due, SpokenTurn
 from service.store.claims import Applied, Claims, Place
 from service.store.databases.database import Claim, Connection, Database
 from service.store.news import ClaimsLost, FactsLost, JobsCommitted, Tell, WriterEvent, WritesFailed
@@ -102,7 +101,7 @@ class Store:
         return await self._write(
             frozenset(),
             lambda connection: self._claims.claim(connection, models, limit, job_id),
-            self._claims.keep,
+            self._claims.keep_told,
             is_kept=True,
         )
 
@@ -128,13 +127,13 @@ class Store:
 
     def forget_claims_nowait(self, places: Collection[Place]) -> None:
         """Take back what a claim has told: the next one tells it again."""
-        write = Write(operation=lambda _connection: self._claims.forget(places), jobs=frozenset(), is_kept=True)
+        write = Write(operation=lambda _connection: self._claims.unlearn(places), jobs=frozenset(), is_kept=True)
         self._submit(write, lambda _: self._claims.drop(places))
 
     async def forget_all_claims(self) -> None:
         """Take back all that claims have told."""
         await self._write(
-            frozenset(), lambda _connection: self._claims.forget(), lambda _: self._claims.forget_all(), is_kept=True
+            frozenset(), lambda _connection: self._claims.unlearn(), lambda _: self._claims.forget_all(), is_kept=True
         )
 
     async def leave_claims(self) -> None:
@@ -183,8 +182,8 @@ class Store:
             frozenset({turn.key.job_id}), lambda connection: awaited_turns.say(connection, self._membership, turn)
         )
 
-    async def take_due(self) -> Sequence[tuple[OpenTurn, AwaitedTurn]]:
-        """Return awaited turns whose wait is over, each with its demands, some at a time.
+    async def take_due(self) -> Due:
+        """Return awaited turns whose wait is over, some at a time, and when to look again.
 
         Raises:
             StoreUnavailable: the database is in trouble.

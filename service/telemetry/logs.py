@@ -12,8 +12,12 @@ from workers.log_context import concerns_now
 LogFormat = Literal["text", "json"]
 PEOPLE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 MOST_SAID: Final = 2000  # characters of a message: an engine may repeat all that a client has sent
-# What would begin a line that nobody wrote, or command a terminal.
-CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {9: "\t", 10: "\\n", 13: "\\r"}
+# What would begin a line that nobody wrote, command a terminal, or turn the direction of what stands behind it.
+CONTROLS: Final = (
+    {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+    | {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+    | {9: "\t", 10: "\\n", 13: "\\r"}
+)
 
 
 class PeopleFormatter(logging.Formatter):

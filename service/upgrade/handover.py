@@ -23,7 +23,9 @@ from workers.process.registry import continue_run
 
 VARIABLE: Final = "ROUNDHOUSE_HANDOVER"
 # They wait until the next program can take them; none of them would find a handler meanwhile.
-WAITING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
+WAITING: Final = frozenset({signal.SIGHUP, signal.SIGUSR2})
+# These end the next program at once until it has handlers: it may hang before that, and nothing is under way yet.
+ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Inherited:
@@ -77,6 +79,7 @@ def replace_program(handover: Handover, argv: Sequence[str], environment: Mappin
         OSError: it cannot; then nothing has changed.
     """
     descriptors = handover.descriptors
+    handlers = {number: signal.getsignal(number) for number in ENDING}
     document = os.memfd_create("roundhouse-handover")
     try:
         _write(document, msgspec.json.encode(handover))
@@ -85,8 +88,12 @@ def replace_program(handover: Handover, argv: Sequence[str], environment: Mappin
         for each in (sys.stdout, sys.stderr, *logging.getLogger().handlers):
             each.flush()
         signal.pthread_sigmask(signal.SIG_BLOCK, WAITING)
+        for number in ENDING:  # else one that comes in this very moment is lost with its handler
+            signal.signal(number, signal.SIG_DFL)
         os.execve(argv[0], list(argv), {**environment, VARIABLE: str(document)})  # noqa: S606 - our own command
     finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         let_signals_in()
         for fd in descriptors:
             os.set_inheritable(fd, False)

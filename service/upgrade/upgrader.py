@@ -284,18 +284,17 @@ class Upgrader:
             raise
 
     def _replace(self, front: RestingServer) -> None:
-        fleet = self._node.fleet
-        handover = Handover(
-            roundhouse=__version__,
-            upgrades=self.upgrades + 1,
-            at=time.monotonic(),
-            listener_fd=self._listener_fd,
-            lock_fd=self._node.lock_fd,
-            connections=front.resting(),
-            fleet=fleet.hand_over_engines(),
-            servers=self._node.tools.hand_over_servers(),
-        )
         try:
+            handover = Handover(
+                roundhouse=__version__,
+                upgrades=self.upgrades + 1,
+                at=time.monotonic(),
+                listener_fd=self._listener_fd,
+                lock_fd=self._node.lock_fd,
+                connections=front.resting(),
+                fleet=self._node.fleet.hand_over_engines(),
+                servers=self._node.tools.hand_over_servers(),
+            )
             replace_program(handover, self._argv, os.environ)
         except OSError as error:
             raise UpgradeRefused(f"{self._argv[0]} cannot be run: {error}") from error

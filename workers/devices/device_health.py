@@ -111,8 +111,12 @@ class DeviceHealth:
             self._reader.close()
 
     async def refresh(self) -> None:
-        """Look once."""
-        self.memory, faults = await anyio.to_thread.run_sync(self._read)
+        """Look once; where we have no descriptor left, what was seen last stands."""
+        try:
+            self.memory, faults = await anyio.to_thread.run_sync(self._read)
+        except OSError as error:
+            logger.warning("devices cannot be looked at: %s", error)
+            return
         for uuid, xid in faults:
             if is_devices_fault(xid):
                 self._mark(uuid, Mark(because=f"the kernel has logged Xid {xid} of it", is_memory=False))

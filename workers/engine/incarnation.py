@@ -294,7 +294,7 @@ async def _wait_address(at: Endpoint) -> None:
             await anyio.sleep(PORT_POLL_S)
     fault = _port_fault(host, port)
     if fault is not None:
-        raise SpawnFailed(f"cannot listen on {host}:{port}: {fault.strerror}; another program may have it") from fault
+        raise SpawnFailed(f"cannot listen on {host}:{port}: {fault.strerror}") from fault
 
 
 def _clear_socket(path: Path) -> None:

@@ -65,8 +65,8 @@ class Sleep:
     async def put(self, worker: SupervisedWorker) -> bool:
         """Put an engine to sleep, unless the host has no room for its weights; return whether it sleeps."""
         spec = worker.spec
-        weights_mib = await self._weights_mib(spec)
-        if weights_mib is None or weights_mib + HOST_RESERVE_MIB > psutil.virtual_memory().available // MIB:
+        weights_mib, free_mib = await self._weights_mib(spec), _host_free_mib()
+        if weights_mib is None or free_mib is None or weights_mib + HOST_RESERVE_MIB > free_mib:
             return False
         worker.watch.pause()
         before = await self._used_mib(spec)
@@ -115,3 +115,10 @@ class Sleep:
         with anyio.move_on_after(FREE_S):
             while (await self._used_mib(spec) or 0) > most_mib:  # noqa: ASYNC110 - a driver gives no signal
                 await anyio.sleep(POLL_S)
+
+
+def _host_free_mib() -> int | None:
+    try:
+        return psutil.virtual_memory().available // MIB
+    except OSError:  # we have no descriptor left
+        return None

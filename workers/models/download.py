@@ -1,15 +1,19 @@
 """One file from elsewhere: what came stays when the transfer breaks, and only the expected bytes get its name."""
 
+import errno
 import fcntl
 import logging
 import math
 import os
 import shutil
+import socket
+import stat
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final, Self
 
 import httpx2
 import msgspec
@@ -20,9 +24,13 @@ from workers.files.atomic import digest_of, git_blob_of, sync_folder
 TRIES: Final = 5  # in a row that bring nothing
 PAUSE_S: Final = 1.0  # before the second try in vain; so much more before each later one
 SILENCE_S: Final = 30.0  # for which a server may send nothing
+RATE_S: Final = 120.0  # in which RATE_BYTES have to come: a byte now and then is within the limit of a silence
+RATE_BYTES: Final = 256 * 1024
 LOCK_LIMIT_S: Final = 3600.0  # for another program that fetches the same file
 LOCK_PAUSE_S: Final = 0.2
 LARGEST_BYTES: Final = 2**41  # where nobody has told a size
+RESERVE_BYTES: Final = 2**30  # of the disk, that such a file leaves free
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 TELL_S: Final = 5.0
 PIECE_BYTES: Final = 1024 * 1024
 NO_SUCH_RANGE: Final = 416
@@ -55,6 +63,60 @@ class RemoteFile(msgspec.Struct, frozen=True, kw_only=True):
         return found == self.digest
 
 
+class LeastRate:
+    """Cuts off the connections of the requests of a block through which too little comes.
+
+    ``least`` bytes have to come in each ``seconds``; None is all of the answer in one such time. Requests take
+    ``headers`` and ``extensions`` from it.
+    """
+
+    headers: Final = {"Connection": "close"}  # one that is used again is not told of
+
+    def __init__(self, seconds: float, least: int | None = None) -> None:
+        self._seconds = seconds
+        self._least = least
+        self._came = 0
+        self._sockets: list[socket.socket] = []
+        self._is_over = threading.Event()
+        self.fault: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<LeastRate {self._came} bytes in {self._seconds:g} s>"
+
+    @property
+    def extensions(self) -> dict[str, Any]:
+        """The extensions that a request is asked with: they tell its connections."""
+        return {"trace": self._note_event}
+
+    def note(self, count: int) -> None:
+        """Note ``count`` bytes that have come."""
+        self._came += count
+
+    def __enter__(self) -> Self:
+        """Begin to look."""
+        threading.Thread(target=self._look, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Look no more."""
+        self._is_over.set()
+
+    def _note_event(self, name: str, info: Mapping[str, Any]) -> None:
+        if name == "connection.connect_tcp.complete":
+            self._sockets.append(info["return_value"].get_extra_info("socket"))
+
+    def _look(self) -> None:
+        while not self._is_over.wait(self._seconds):
+            if self._least is not None and self._came >= self._least:
+                self._came = 0
+                continue
+            self.fault = f"only {self._came:,} bytes in {self._seconds:g} s"
+            for each in self._sockets:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+            return
+
+
 class LoggedProgress:
     """Tells the log how far a file is, every now and then; a ``Progress``."""
 
@@ -73,21 +135,37 @@ def fetch(session: httpx2.Client, remote: RemoteFile, path: Path, progress: Prog
     """Bring a file to ``path``, beginning with what an earlier try has left; a second program waits for the first.
 
     Raises:
-        ModelUnavailable: it cannot be had. What came of it stays for the next try, unless it is another file.
-        OSError: it cannot be kept.
+        ModelUnavailable: it cannot be had. What came of it stays for the next try, unless it is another file, or has
+            filled the disk.
+        OSError: it cannot be kept for another reason.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _fetch(session, remote, path, progress)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _part_of(path).unlink(missing_ok=True)
+        name = remote.name or path.name
+        raise ModelUnavailable(f"{name} cannot be kept in {path.parent}: {error.strerror}") from error
+
+
+def _part_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
+
+
+def _fetch(session: httpx2.Client, remote: RemoteFile, path: Path, progress: Progress) -> None:
     name = remote.name or path.name
     with _locked(path):
         if path.is_file() and remote.is_in(path):
             return  # the other program has brought it
-        part = path.with_name(f".{path.name}.part")
-        transfer = _Transfer(session, remote, name, progress)
+        part = _part_of(path)
+        transfer = _Transfer(session, remote, name, part, progress)
         had_rest = part.is_file()
-        transfer.run(part)
+        transfer.run()
         if had_rest and not remote.is_in(part):
             part.unlink()  # what was there may have been of another file
-            transfer.run(part)
+            transfer.run()
         if not remote.is_in(part):
             part.unlink()
             raise ModelUnavailable(f"{name}: another file came than was expected, by its digest")
@@ -99,7 +177,7 @@ def fetch(session: httpx2.Client, remote: RemoteFile, path: Path, progress: Prog
 def _locked(path: Path) -> Iterator[None]:
     """Keep other programs from fetching to ``path``."""
     lock, until = path.with_name(f".{path.name}.lock"), time.monotonic() + LOCK_LIMIT_S
-    with lock.open("w") as file:
+    with _open_own(lock) as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -111,44 +189,68 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
+def _open_own(path: Path) -> BinaryIO:
+    """Open a file to append to it; a link, or whatever else is no file, gives way: it may lead to a file of others."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        file = os.fdopen(os.open(path, flags, 0o666), "ab")
+    except OSError as error:
+        if error.errno not in {errno.ELOOP, errno.ENXIO}:
+            raise
+        path.unlink()
+        return os.fdopen(os.open(path, flags | os.O_EXCL, 0o666), "ab")
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    path.unlink()
+    return os.fdopen(os.open(path, flags | os.O_EXCL, 0o666), "ab")
+
+
 class _Transfer:
     """The bytes of one file, in as many tries as bring some."""
 
-    def __init__(self, session: httpx2.Client, remote: RemoteFile, name: str, progress: Progress) -> None:
+    def __init__(self, session: httpx2.Client, remote: RemoteFile, name: str, part: Path, progress: Progress) -> None:
         self._session = session
         self._remote = remote
+        self._part = part
         self._name = name
         self._progress = progress
 
     def __repr__(self) -> str:
         return f"<_Transfer {self._name}>"
 
-    def run(self, part: Path) -> None:
-        """Append to ``part`` what is missing of the file."""
+    def run(self) -> None:
+        """Append what is missing of the file."""
         in_vain = 0
-        with part.open("ab") as rest:
+        with _open_own(self._part) as rest:
             while True:
-                before = rest.tell()
+                before, rate = rest.tell(), LeastRate(RATE_S, RATE_BYTES)
                 try:
-                    self._receive(rest)
+                    with rate:
+                        self._receive(rest, rate)
                     break
                 except httpx2.HTTPError as error:
-                    in_vain = 1 if rest.tell() > before else in_vain + 1
+                    in_vain = 1 if rest.tell() > before and rate.fault is None else in_vain + 1
                     if in_vain == TRIES:
-                        raise self._unavailable(str(error) or type(error).__name__) from error
+                        raise self._unavailable(rate.fault or str(error) or type(error).__name__) from error
                     time.sleep(PAUSE_S * (in_vain - 1))
             rest.flush()
             os.fsync(rest.fileno())
 
-    def _receive(self, rest: BinaryIO) -> None:
+    def _receive(self, rest: BinaryIO, rate: LeastRate) -> None:
         """Ask once for what is missing."""
         there = rest.tell()
         if there and there == self._remote.size:
             return
-        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={there}-"} if there else {})
+        headers = {"Accept-Encoding": "identity", **rate.headers} | ({"Range": f"bytes={there}-"} if there else {})
         try:
             with self._session.stream(
-                "GET", self._remote.url, headers=headers, timeout=SILENCE_S, follow_redirects=True
+                "GET",
+                self._remote.url,
+                headers=headers,
+                timeout=SILENCE_S,
+                follow_redirects=True,
+                extensions=rate.extensions,
             ) as answer:
                 self._check(answer)
                 if there and not answer.headers.get("Content-Range", "").startswith(f"bytes {there}-"):
@@ -156,7 +258,7 @@ class _Transfer:
                     rest.truncate()
                     if answer.status_code != httpx2.codes.OK:
                         raise httpx2.RemoteProtocolError("the server has no such rest of it")
-                self._write(answer, rest, there)
+                self._write(answer, rest, there, rate)
         except (httpx2.InvalidURL, httpx2.TooManyRedirects, httpx2.UnsupportedProtocol) as error:
             raise self._unavailable(str(error)) from error
 
@@ -167,22 +269,32 @@ class _Transfer:
         if status != NO_SUCH_RANGE:
             answer.raise_for_status()
 
-    def _write(self, answer: httpx2.Response, rest: BinaryIO, there: int) -> None:
+    def _write(self, answer: httpx2.Response, rest: BinaryIO, there: int, rate: LeastRate) -> None:
         length = answer.headers.get("Content-Length", "")
         told = there + int(length) if length.isascii() and length.isdigit() else None
         size = self._remote.size if self._remote.size is not None else told
-        free = shutil.disk_usage(Path(rest.name).parent).free
+        free = shutil.disk_usage(self._part.parent).free
         if size is not None and size - there > free:
-            text = f"{_mb(size - there)} are missing, and {_mb(free)} are free in {Path(rest.name).parent}"
+            text = f"{_mb(size - there)} are missing, and {_mb(free)} are free in {self._part.parent}"
             raise self._unavailable(text)
-        for piece in answer.iter_raw(PIECE_BYTES):
+        most = size if size is not None else min(LARGEST_BYTES, there + free - RESERVE_BYTES)
+        for piece in answer.iter_raw():
             there += len(piece)
-            if there > (LARGEST_BYTES if size is None else size):
-                raise self._unavailable(f"more than its {size} bytes came")
+            rate.note(len(piece))
+            if there > most:
+                raise self._too_large(rest, size, free)
             rest.write(piece)
             self._progress(self._name, there, size)
         if size is not None and there < size:
             raise httpx2.RemoteProtocolError(f"{size - there} of {size} bytes did not come")
+
+    def _too_large(self, rest: BinaryIO, size: int | None, free: int) -> ModelUnavailable:
+        if size is not None:
+            return self._unavailable(f"more than its {size} bytes came")
+        rest.truncate(0)
+        self._part.unlink(missing_ok=True)  # the next try would find the disk as full
+        text = f"nobody tells its size, and it does not fit into the {_mb(free)} that are free in {self._part.parent}"
+        return self._unavailable(text)
 
     def _unavailable(self, because: str) -> ModelUnavailable:
         return ModelUnavailable(f"{self._name} cannot be fetched: {because}")

@@ -16,11 +16,12 @@ import msgspec
 
 from workers.errors import ModelUnavailable
 from workers.files.atomic import replace_file
-from workers.models.download import SILENCE_S, LoggedProgress, Progress, RemoteFile, fetch
+from workers.models.download import SILENCE_S, LoggedProgress, LeastRate, Progress, RemoteFile, fetch
 from workers.models.hub_cache import MOST_PAGE_BYTES, HubSettings, find_kept, folder_of
 from workers.models.hub_name import GGUF, HubName, choose_files
 
 MOST_FILES: Final = 10_000
+LISTING_S: Final = 60.0  # for a listing to be there whole
 REFUSED: Final = frozenset({httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN})
 logger = logging.getLogger(__name__)
 
@@ -128,17 +129,17 @@ def _open_session(settings: HubSettings) -> httpx2.Client:
 
 def _find(name: HubName, settings: HubSettings, session: httpx2.Client) -> FoundModel:
     url = f"{settings.endpoint}/api/models/{name.owner}/{name.repository}/revision/{name.revision}?blobs=true"
+    rate = LeastRate(LISTING_S)
     try:
-        with session.stream("GET", url) as answer:
+        with rate, session.stream("GET", url, headers=rate.headers, extensions=rate.extensions) as answer:
             _check(name, answer, has_token=settings.token is not None)
             listing = msgspec.json.decode(_page(name, answer), type=Listing)
     except httpx2.InvalidURL as error:
         raise ModelUnavailable(f"{name}: HF_ENDPOINT is no address: {error}") from error
     except httpx2.HTTPError as error:
-        raise HubUnreachable(
-            f"{name}: {settings.endpoint} does not answer: {str(error) or type(error).__name__}"
-        ) from error
-    except msgspec.DecodeError as error:
+        because = rate.fault or str(error) or type(error).__name__
+        raise HubUnreachable(f"{name}: {settings.endpoint} does not answer: {because}") from error
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ModelUnavailable(f"{name}: {settings.endpoint} lists no files of it: {error}") from error
     files = {file.rfilename: file for file in listing.siblings}
     chosen = [files[path] for path in choose_files(name, files.keys())]

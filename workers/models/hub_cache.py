@@ -80,7 +80,7 @@ def _has_all_weights(snapshot: Path) -> bool:
     try:
         with index.open("rb") as file:
             shards = msgspec.json.decode(file.read(MOST_PAGE_BYTES), type=_Shards).weight_map.values()
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return False
     return all(is_safe(shard) and (snapshot / shard).is_file() for shard in set(shards))
 

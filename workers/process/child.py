@@ -179,7 +179,7 @@ class EngineProcess:
         if not self._drained.is_set():
             await self.drain()
 
-    async def read(self) -> None:
+    async def read_pipes(self) -> None:
         """Take reports and output to their ends."""
         try:
             async with anyio.create_task_group() as tasks:
@@ -313,7 +313,7 @@ async def _hold(engine: EngineProcess, leave_limit_s: float) -> AsyncIterator[En
 
 async def _read(engine: EngineProcess, scope: anyio.CancelScope) -> None:
     with scope:
-        await engine.read()
+        await engine.read_pipes()
 
 
 def _exit(report: Mapping[str, object]) -> EngineExit:

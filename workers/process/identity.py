@@ -1,14 +1,38 @@
 """Processes by their proven identity: a signal reaches that process alone, even where its pid is used again."""
 
+import errno
 import logging
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from workers.process import guardian
 
+NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 logger = logging.getLogger(__name__)
+
+
+class CannotLook(OSError):
+    """No descriptor or no memory is left to look at a process with; what it is stays unknown."""
+
+
+@contextmanager
+def looking() -> Iterator[None]:
+    """Tell a look that found nothing from one that could not be taken.
+
+    Raises:
+        CannotLook: no descriptor or no memory is left.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise CannotLook(error.errno, error.strerror) from error
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,17 +44,25 @@ class ProcessId:
 
     @classmethod
     def of(cls, pid: int) -> "ProcessId | None":
-        """Return the identity of a living process; None if it does not live."""
+        """Return the identity of a living process; None if it does not live.
+
+        Raises:
+            CannotLook: nobody can tell now.
+        """
         try:
             return cls(pid=pid, started=_stat(pid).started)
+        except CannotLook:
+            raise
         except (OSError, ValueError, IndexError):
             return None
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still is that process, and no zombie."""
+        """Whether it still is that process, and no zombie; so it is as long as nobody can tell."""
         try:
             now = _stat(self.pid)
+        except CannotLook:
+            return True
         except (OSError, ValueError, IndexError):
             return False
         return now.started == self.started and now.state not in "ZX"
@@ -52,9 +84,16 @@ def kill_exactly(process: ProcessId) -> None:
 
 
 def mark_of(pid: int) -> str:
-    """Return the run of ours below whose guardian a process was started, '' where there is none."""
+    """Return the run of ours below whose guardian a process was started, '' where there is none.
+
+    Raises:
+        CannotLook: nobody can tell now.
+    """
     try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        with looking():
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except CannotLook:
+        raise
     except OSError:
         return ""  # another user's, or gone
     for entry in environment.split(b"\0"):
@@ -65,9 +104,15 @@ def mark_of(pid: int) -> str:
 
 
 def session_of(pid: int) -> int | None:
-    """Return the session of a process, which a zombie has as well; None where there is no process."""
+    """Return the session of a process, which a zombie has as well; None where there is no process.
+
+    Raises:
+        CannotLook: nobody can tell now.
+    """
     try:
         return _stat(pid).session
+    except CannotLook:
+        raise
     except (OSError, ValueError, IndexError):
         return None
 
@@ -81,7 +126,9 @@ class _Stat:
 
 def _stat(pid: int) -> _Stat:
     """Return fields 3, 6 and 22 of /proc/PID/stat; the second, its name, may hold anything."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    with looking():
+        told = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    fields = told.rpartition(")")[2].split()
     return _Stat(state=fields[0], session=int(fields[3]), started=int(fields[19]))
 
 

@@ -16,7 +16,7 @@ import anyio
 import psutil
 
 from workers.process import guardian
-from workers.process.identity import ProcessId, kill_exactly, mark_of, session_of
+from workers.process.identity import CannotLook, ProcessId, kill_exactly, looking, mark_of, session_of
 from workers.process.registry import run_id
 
 LIMIT_S: Final = 5.0  # SIGKILL takes milliseconds; beyond it a process hangs in the kernel
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 async def end_orphans(session: int | None = None) -> bool:
-    """Kill and collect orphans until there is none; return False where one does not die.
+    """Kill and collect orphans until there is none; return False where one does not die, or nobody can tell.
 
     ``session`` is that of an engine whose guardian is dead and collected: its members are orphans without a mark too,
     zombies above all, which have lost theirs.
@@ -37,14 +37,14 @@ async def end_orphans(session: int | None = None) -> bool:
     guardian.become_subreaper()
     deadline = time.monotonic() + LIMIT_S
     uncollected: set[int] = set()
-    while (orphans := _orphans(session) or _orphans(session, is_thorough=session is not None)) or uncollected:
+    while (orphans := _orphans_now(session)) or uncollected or orphans is None:
         if time.monotonic() > deadline:
             return False
-        for orphan in orphans:
+        for orphan in orphans or ():
             kill_exactly(orphan)
             uncollected.add(orphan.pid)
         uncollected = {pid for pid in uncollected if not _collect(pid)}
-        if uncollected:
+        if uncollected or orphans is None:
             await anyio.sleep(_POLL_S)
     return True
 
@@ -54,8 +54,20 @@ async def patrol() -> None:
     guardian.become_subreaper()
     while True:
         if not await end_orphans():
-            logger.error("processes that lost their guardian cannot be killed: %s", _orphans(None))
+            left = _orphans_now(None)
+            if left is None:
+                logger.error("no descriptor or no memory is left to look for processes that lost their guardian")
+            else:
+                logger.error("processes that lost their guardian cannot be killed: %s", left)
         await anyio.sleep(PATROL_S)
+
+
+def _orphans_now(session: int | None) -> list[ProcessId] | None:
+    """Return the orphans of this moment; None where nobody can tell."""
+    try:
+        return _orphans(session) or _orphans(session, is_thorough=session is not None)
+    except CannotLook:
+        return None
 
 
 def _orphans(session: int | None, *, is_thorough: bool = False) -> list[ProcessId]:
@@ -70,17 +82,24 @@ def _orphans(session: int | None, *, is_thorough: bool = False) -> list[ProcessI
 
 def _all_children() -> list[int]:
     # The kernel's list of children may leave some out while others end; a scan of all processes leaves none out.
-    return [child.pid for child in psutil.Process().children()]
+    with looking():
+        return [child.pid for child in psutil.Process().children()]
 
 
 def own_children() -> list[int]:
-    """List the children that the kernel tells of at once."""
+    """List the children that the kernel tells of at once.
+
+    Raises:
+        CannotLook: nobody can tell now.
+    """
     pids: list[int] = []
-    for listing in Path("/proc/self/task").glob("*/children"):
-        try:
-            pids += map(int, listing.read_text(encoding="ascii").split())
-        except OSError:
-            continue  # the thread has ended
+    with looking():
+        listings = [Path(thread.path, "children") for thread in os.scandir("/proc/self/task")]
+        for listing in listings:
+            try:
+                pids += map(int, listing.read_text(encoding="ascii").split())
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # the thread has ended
     return pids
 
 
@@ -93,8 +112,11 @@ def _collect(pid: int) -> bool:
 
 
 def children_now() -> list[ProcessId]:
-    """List our children of this moment."""
-    return [child for child in map(ProcessId.of, own_children()) if child is not None]
+    """List our children of this moment; none where nobody can tell, and the patrol finds what has no guardian."""
+    try:
+        return [child for child in map(ProcessId.of, own_children()) if child is not None]
+    except CannotLook:
+        return []
 
 
 async def end_children(children: Collection[ProcessId]) -> bool:

@@ -53,13 +53,13 @@ class ProcessRegistry:
         return f"<ProcessRegistry {self._file.name} processes={len(self._processes)}>"
 
     def note_started(self, *pids: int) -> None:
-        """Register new processes; a full disk keeps no engine from running."""
+        """Register new processes; a full disk, or a lack of descriptors, keeps no engine from running."""
         self._processes = {pid: noted for pid, noted in self._processes.items() if noted.is_alive}
-        for pid in pids:
-            noted = ProcessId.of(pid)
-            if noted is not None:
-                self._processes[pid] = noted
         try:
+            for pid in pids:
+                noted = ProcessId.of(pid)
+                if noted is not None:
+                    self._processes[pid] = noted
             self._write()
         except OSError:
             logger.exception("processes %s could not be noted; a sweep has only their mark to go by", pids)

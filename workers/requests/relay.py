@@ -26,7 +26,8 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
     is to read. Without ``is_streamed`` nothing is heard of the answer before it is whole. ``limit_s`` bounds
     it, beside the worker's own ``request_s``. ``most_tokens`` bounds its answers together, where they are bounded.
     Prefixes are shared only among requests of one ``cache_owner``, where its engine knows such a thing; and no more
-    than ``own_tokens`` are told to have been in a cache, None is as many as there were.
+    than ``own_tokens`` are told to have been in a cache, None is as many as there were. ``owner`` is whose it is:
+    connections to a server of others are kept for one owner.
     """
 
     job_name: str
@@ -40,6 +41,7 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
     limit_s: float | None = None
     most_tokens: int | None = None
     cache_owner: str | None = None
+    owner: str | None = None
     own_tokens: int | None = None
 
 
@@ -74,7 +76,8 @@ async def _ask(client: EngineClient, settings: RequestSettings, request: Relay, 
     passage: Passage = veil or request.passage
     renaming = None if model == request.model else Renaming(passage, model, request.model)
     try:
-        await client.relay(request.path, body, generation, renaming or passage)
+        whose = request.owner or "" if settings.is_others else None
+        await client.relay(request.path, body, generation, renaming or passage, whose)
         for held_back in (renaming, veil):
             if held_back is not None:
                 held_back.flush()

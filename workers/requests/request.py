@@ -60,7 +60,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     is not looked at before it is complete. ``adapter`` is one of the worker's by its name. Without a ``frame`` the BIOS
     is that of the specification's "Worker interface": the time of the request, and what is left of the tool budget.
     Without a ``slot`` the request keeps its own while its tools run. Prefixes are shared only among requests of one
-    ``cache_owner``, where its engine knows such a thing.
+    ``cache_owner``, where its engine knows such a thing; a connection to a server of others is kept for requests of one
+    ``owner``.
     """
 
     job_name: str
@@ -77,6 +78,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     demand: Demand | None = None
     slot: SlotHolder | None = None
     cache_owner: str | None = None
+    owner: str | None = None
 
 
 def user_conversation(user_prompt: str) -> tuple[Message, ...]:

@@ -62,6 +62,7 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True):
     forces_calls: bool  # or else the engine sees to it that a model calls a tool where it must
     now: Callable[[], datetime]
     cache_scope: Callable[[str | None], str | None]  # prefixes are shared within it alone: of an owner, or of all
+    is_others: bool  # the server: a connection is kept for one owner
     admit: Admit | None = None
     admit_prompt: AdmitPrompt | None = None  # the same, of requests that are relayed
 
@@ -146,7 +147,8 @@ class ToolLoop:
         outcome = None if self._settings.admit is None else await self._settings.admit(self._answer, chat)
         if outcome is None:
             shares_cache = self._settings.admit is not None
-            outcome = await ask_once(self._client, chat, generation, shares_cache=shares_cache)
+            scope = self._request.owner or "" if self._settings.is_others else None
+            outcome = await ask_once(self._client, chat, generation, scope, shares_cache=shares_cache)
         self._answer.phase = Phase.US
         loop = self._answer.find_loop(is_over=True) if isinstance(outcome, Completed) else None
         return outcome if loop is None else loop_failure(loop)
@@ -266,14 +268,19 @@ async def _is_met(demand: Demand, text: str) -> bool:
 
 
 async def ask_once(
-    client: EngineClient, chat: ChatRequest, generation: Generation, *, shares_cache: bool = False
+    client: EngineClient,
+    chat: ChatRequest,
+    generation: Generation,
+    scope: str | None = None,
+    *,
+    shares_cache: bool = False,
 ) -> Outcome:
-    """Return how one generation ended.
+    """Return how one generation ended; its connection is kept for requests of the same ``scope``.
 
     ``shares_cache`` says that its room in the engine's cache is looked after: that this is full is no fault then.
     """
     try:
-        await client.stream(chat, generation)
+        await client.stream(chat, generation, scope)
     except EngineRejected as error:
         if shares_cache and isinstance(error, CacheFull):
             return Cancelled(reason=CancelReason.CACHE_FULL)

@@ -231,6 +231,8 @@ class MessageTools:
                 result = await self._runner.run(use)
             except UnknownTool as error:
                 raise ToolTrouble(FailureReason.TOOL_UNKNOWN, str(error)) from error
+            except ResultTooLarge as error:
+                raise ToolTrouble(FailureReason.TOOL_RESULT, f"{use.name}: {error}") from error
             except anyio.get_cancelled_exc_class() as error:
                 if _is_cancelled():
                     raise

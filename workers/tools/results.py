@@ -68,8 +68,13 @@ def encode_result(result: object) -> str:
     return encoded
 
 
+def is_bounded(result: object) -> bool:
+    """Whether a result has no more letters and values than any may have."""
+    return _is_within(result, MAX_RESULT_BYTES, MAX_RESULT_VALUES)
+
+
 def _encode_large(result: object) -> str:
-    if not _is_within(result, MAX_RESULT_BYTES, MAX_RESULT_VALUES):
+    if not is_bounded(result):
         raise ResultTooLarge(f"a result of more than {MAX_RESULT_BYTES} bytes or {MAX_RESULT_VALUES} values")
     encoded = encode_result(result)
     if len(encoded) > MAX_RESULT_BYTES:

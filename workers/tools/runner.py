@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from workers.errors import UnknownTool
 from workers.notifier import Notifier
 from workers.tools.definition import ToolOrigin
+from workers.tools.results import MAX_RESULT_BYTES, MAX_RESULT_VALUES, ResultTooLarge, is_bounded
 
 MAX_THREADS: Final = 64
 MAX_OF_ONE: Final = 16
@@ -163,8 +164,17 @@ class PythonTools:
         if inspect.iscoroutinefunction(function):
             awaited: Awaitable[object] = function(**arguments)
             return await awaited
-        result = await self._threads.run(use.name, lambda: function(**arguments))
+        result = await self._threads.run(use.name, lambda: _call(function, arguments))
         return await result if inspect.isawaitable(result) else result
+
+
+def _call(function: Callable[..., object], arguments: Mapping[str, object]) -> object:
+    """Return a function's result; one that is larger than any may be is let go of here, beside the event loop."""
+    result = function(**arguments)
+    if inspect.isawaitable(result) or is_bounded(result):
+        return result
+    del result  # the traceback would keep it
+    raise ResultTooLarge(f"a result of more than {MAX_RESULT_BYTES} bytes or {MAX_RESULT_VALUES} values")
 
 
 def _takes_key(function: Callable[..., object]) -> bool:

@@ -34,6 +34,7 @@ COLUMNS: Final = (
     *("job", "conversation", "round", "agent", "state", "reason", "detail", "text", "worker"),
     *("prompt_tokens", "cached_tokens", "completion_tokens", "started_at", "finished_at", "kind", "inherited"),
 )
+FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r")
 MAX_KEY_LENGTH: Final = 255
 MOST_WAIT_S: Final = 60.0
 MOST_TURNS: Final = 2**31
@@ -102,8 +103,13 @@ async def csv_rows(job_id: str, transcripts: AsyncIterator[Iterator[bytes]]) -> 
 
 def _line(cells: tuple[object, ...]) -> bytes:
     written = io.StringIO(newline="")
-    csv.writer(written).writerow(cells)
+    csv.writer(written).writerow([_as_text(cell) for cell in cells])
     return written.getvalue().encode()
+
+
+def _as_text(cell: object) -> object:
+    """Mark a text as one that a spreadsheet would compute: whoever opens the file did not write it (OWASP)."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULAS) else cell
 
 
 def jobs_router(jobs: Jobs, limits: Limits) -> APIRouter:

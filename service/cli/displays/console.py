@@ -7,11 +7,12 @@ from typing import Final
 from rich.console import Console
 from rich.markup import escape
 
-_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# What commands a terminal, or turns the direction of what follows (Unicode, "Explicit Directional Formatting").
+_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def plain(text: object) -> str:
-    """Return a text with each control but line feeds and tabs made visible."""
+    """Return a text with each control but line feeds and tabs made visible, those of direction too."""
     return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", str(text))
 
 
@@ -23,8 +24,8 @@ def can_draw(console: Console) -> bool:
 def print_transcript(console: Console, name: str, transcript: Mapping[str, object]) -> None:
     """Print one conversation, turn by turn."""
     reason = f" ({transcript['reason']})" if transcript.get("reason") else ""
-    place = f"{plain(name)}, conversation {transcript['id']}"
-    console.print(f"\n[bold]{escape(place)}[/]: {escape(str(transcript['state']) + reason)}")
+    place, state = f"{name}, conversation {transcript['id']}", f"{transcript['state']}{reason}"
+    console.print(f"\n[bold]{escape(plain(place))}[/]: {escape(plain(state))}")
     turns = transcript["turns"]
     for turn in turns if isinstance(turns, Sequence) else ():
         known = [str(turn[key]) for key in ("state", "reason", "worker") if turn.get(key)]
@@ -33,7 +34,8 @@ def print_transcript(console: Console, name: str, transcript: Mapping[str, objec
         if turn.get("inherited"):
             known.append("inherited of {job}/{conversation}".format(**turn["inherited"]))
         details = ", ".join(known)
-        console.print(f"\n[cyan]\\[round {turn['round']}] {escape(turn['agent'])}[/] ({escape(details)})")
+        speaker = f"[round {turn['round']}] {turn['agent']}"
+        console.print(f"\n[cyan]{escape(plain(speaker))}[/] ({escape(plain(details))})")
         if turn.get("detail"):
             console.print(f"  {plain(turn['detail'])}", markup=False, highlight=False, soft_wrap=True, style="red")
         console.print(plain(turn["text"]), markup=False, highlight=False, soft_wrap=True)

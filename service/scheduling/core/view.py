@@ -1,7 +1,7 @@
 """A view of the scheduling core: the three pools, their heads, and free slots. Reads only."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import islice
 
 import msgspec
@@ -125,10 +125,10 @@ class PoolsView:
         """The number of conversations that have not ended."""
         return sum(len(live.conversations) for live in self._jobs.values())
 
-    def has_conversation(self, job_id: JobId, conversation_id: str) -> bool:
-        """Whether a conversation is here, and has not ended."""
+    def conversations_of(self, job_id: JobId) -> Collection[str]:
+        """Return the conversations of a job that are here, and have not ended."""
         live = self._jobs.get(job_id)
-        return live is not None and conversation_id in live.conversations
+        return () if live is None else live.conversations.keys()
 
     def waits_for_caller(self, key: TurnKey) -> bool:
         """Whether a turn waits here for its caller."""

@@ -72,7 +72,7 @@ async def _sum_up(
     own = RunningAttempt(attempt.worker, attempt.incarnation)
     asked, prompt = memories.summary_request(key, until, own.started_at, worker.spec)
     own.answer.own_tokens = None if cache_owner is None else prompts.own_tokens(key)
-    asked = replace(asked, cache_owner=cache_owner)
+    asked = replace(asked, cache_owner=cache_owner, owner=job.owner)
     attempt.summary = own
     own.request = attempt.request = worker.requests.prepare(asked, own.answer)
     outcome = await worker.requests.perform(asked, own.answer, own.request)

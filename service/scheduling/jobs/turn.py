@@ -267,6 +267,7 @@ class JobTurn(OnSlot):
         asked = replace(
             request,
             cache_owner=owner,
+            owner=prompts.job.owner,
             journal=journal,
             demand=demand,
             is_watched=outlet.is_followed(key.job_id),

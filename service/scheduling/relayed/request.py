@@ -247,6 +247,7 @@ class RelayedRequest(OnSlot):
             passage=self,
             limit_s=None if posted.limit_s is None else max(0.001, posted.limit_s - self.on_slots_s),
             cache_owner=posted.owner if posted.is_apart else None,
+            owner=posted.owner,
             own_tokens=self.attempt.answer.own_tokens,
             most_tokens=None if posted.most_tokens is None else posted.most_tokens * posted.answers,
         )

@@ -100,8 +100,13 @@ class Membership(Protocol):
     def add_conversations(self, connection: Connection, rows: Iterable[Sequence[object]], job: Job) -> None:
         """Insert the conversations of a job: its id, their id, position, metadata, state, owner and fence."""
 
-    def claim(self, connection: Connection, models: Sequence[str], limit: int | None, job_id: JobId | None) -> None:
-        """Claim at most ``limit`` conversations (of one job) that no node runs and that need one of ``models`` next."""
+    def claim(
+        self, connection: Connection, models: Sequence[str], limit: int | None, job_id: JobId | None
+    ) -> list[Claim]:
+        """Claim at most ``limit`` conversations (of one job) that no node runs and that need one of ``models`` next.
+
+        Return them in the order of jobs and conversations.
+        """
 
     def owned(self, connection: Connection) -> list[Claim]:
         """List all unfinished conversations that this member has claimed, in the order of jobs and conversations."""

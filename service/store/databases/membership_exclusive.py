@@ -67,18 +67,30 @@ class ExclusiveMembership:
         """Let a conversation be claimed that only callers could move."""
         connection.execute("UPDATE conversations SET awaits = 0 WHERE job_id = ? AND id = ?", (job_id, conversation_id))
 
-    def claim(self, connection: Connection, _models: Sequence[str], _limit: int | None, job_id: JobId | None) -> None:
+    def claim(
+        self, connection: Connection, _models: Sequence[str], _limit: int | None, job_id: JobId | None
+    ) -> list[Claim]:
         """Claim all that anybody but a caller can move, since no other member would, and what is to be cancelled."""
-        connection.execute(
-            f"UPDATE conversations SET owner = ?, fence = fence + 1 WHERE {UNFINISHED} AND awaits = 0"  # noqa: S608
-            " AND (owner IS NULL OR owner <> ?) AND job_id = coalesce(?, job_id)",
-            (self.node_id, self.node_id, job_id),
-        )
-        connection.execute(
+        of_job, values = ("", ()) if job_id is None else (" AND job_id = ?", (job_id,))
+        claimed = [
+            row
+            # Each a part of the index: what is this member's already is not looked at.
+            for owned_by, owners in (("IS NULL", ()), ("< ?", (self.node_id,)), ("> ?", (self.node_id,)))
+            for row in connection.execute(
+                f"UPDATE conversations SET owner = ?, fence = fence + 1 WHERE {UNFINISHED} AND awaits = 0"  # noqa: S608
+                f" AND owner {owned_by}{of_job} RETURNING job_id, id, fence, position",
+                (self.node_id, *owners, *values),
+            ).fetchall()
+        ]
+        claimed += connection.execute(
             f"UPDATE conversations SET owner = ?, fence = fence + 1, awaits = 0 WHERE {UNFINISHED} AND awaits = 1"  # noqa: S608
-            " AND job_id IN (SELECT id FROM jobs WHERE state IN ('queued', 'running') AND is_cancel_requested = 1)",
+            " AND job_id IN (SELECT id FROM jobs WHERE state IN ('queued', 'running') AND is_cancel_requested = 1)"
+            " RETURNING job_id, id, fence, position",
             (self.node_id,),
-        )
+        ).fetchall()
+        numbers = {job: _number(connection, job) for job in {row[0] for row in claimed}}
+        claimed.sort(key=lambda row: (numbers[row[0]], row[3]))
+        return [Claim(job_id=JobId(row[0]), conversation_id=row[1], fence=row[2]) for row in claimed]
 
     def owned(self, connection: Connection) -> list[Claim]:
         """List what is claimed."""
@@ -96,6 +108,12 @@ class ExclusiveMembership:
 
     def notify(self, connection: Connection, job_ids: Iterable[JobId], *, is_work: bool) -> None:
         """Do nothing: there is no other member."""
+
+
+def _number(connection: Connection, job_id: str) -> int:
+    row = connection.execute("SELECT number FROM jobs WHERE id = ?", (job_id,)).fetchone()
+    assert row is not None  # noqa: S101 - its conversations are there
+    return int(row[0])
 
 
 def new_node_id() -> str:

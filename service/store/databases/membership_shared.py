@@ -123,17 +123,22 @@ class SharedMembership:
             (job_id, conversation_id),
         )
 
-    def claim(self, connection: Connection, models: Sequence[str], limit: int | None, job_id: JobId | None) -> None:
+    def claim(
+        self, connection: Connection, models: Sequence[str], limit: int | None, job_id: JobId | None
+    ) -> list[Claim]:
         """Claim what no node runs, the highest priority and the oldest first; cancelled jobs need no model to end."""
-        connection.execute(
+        rows = connection.execute(
             "UPDATE conversations SET owner = ?, fence = fence + 1 FROM ("
-            " SELECT c.job_id, c.id FROM conversations c JOIN jobs j ON j.id = c.job_id"
+            " SELECT c.job_id, c.id, j.number, c.position FROM conversations c JOIN jobs j ON j.id = c.job_id"
             " WHERE c.owner IS NULL AND c.state IN ('queued', 'running')"
             " AND (c.wants && CAST(? AS TEXT[]) OR j.is_cancel_requested = 1) AND j.id = coalesce(?, j.id)"
             " ORDER BY j.priority DESC, j.number, c.position LIMIT ? FOR UPDATE OF c SKIP LOCKED"
-            ") AS free WHERE conversations.job_id = free.job_id AND conversations.id = free.id",
+            ") AS free WHERE conversations.job_id = free.job_id AND conversations.id = free.id"
+            " RETURNING conversations.job_id, conversations.id, fence, free.number, free.position",
             (self.node_id, list(models), job_id, limit),
-        )
+        ).fetchall()
+        ordered = sorted(rows, key=lambda row: (row[3], row[4]))
+        return [Claim(job_id=JobId(row[0]), conversation_id=row[1], fence=row[2]) for row in ordered]
 
     def owned(self, connection: Connection) -> list[Claim]:
         """List what is claimed."""

@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import shutil
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,6 +38,7 @@ PASSING: Final = {
     sqlite3.SQLITE_BUSY: "another process holds the file",
     sqlite3.SQLITE_READONLY: "its files cannot be written",
 }
+FULL_BYTES: Final = 64 * 1024  # less than a page of each of its files
 NOWHERE = Path(":memory:")
 logger = logging.getLogger(__name__)
 
@@ -126,6 +128,8 @@ class SqliteDatabase(Database):
         """Say what ails the disk."""
         code = getattr(error, "sqlite_errorcode", None)
         trouble = PASSING.get(code & 0xFF) if isinstance(code, int) else None
+        if trouble is not None and self._is_full():  # whatever could not grow tells of an error of its own
+            trouble = PASSING[sqlite3.SQLITE_FULL]
         return None if trouble is None else f"{self._path.parent}: {trouble} ({error})"
 
     def prepare(self) -> None:
@@ -146,7 +150,13 @@ class SqliteDatabase(Database):
             finally:
                 connection.close()
         except sqlite3.Error as error:
-            raise StoreError(f"{self._path}: {error}") from error
+            raise StoreError(self.trouble_of(error) or f"{self._path}: {error}") from error
+
+    def _is_full(self) -> bool:
+        try:
+            return shutil.disk_usage(self._path.parent).free < FULL_BYTES
+        except OSError:
+            return False
 
     def schema_fault(self) -> str | None:
         """Return the file's need of an upgrade, or None; a read alone finds it.

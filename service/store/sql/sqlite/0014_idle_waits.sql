@@ -1,0 +1,6 @@
+-- How long whoever looked last meant to look no more, in seconds: time in which nobody had to look is no gap.
+ALTER TABLE waits ADD COLUMN pause_s REAL NOT NULL DEFAULT 0;
+
+-- A claim goes by the owner through what somebody can move: what is this node's already is none of it.
+DROP INDEX conversations_to_claim;
+CREATE INDEX conversations_to_claim ON conversations (owner) WHERE awaits = 0 AND state IN ('queued', 'running');

@@ -1,0 +1,56 @@
+"""``Worker`` as its page describes it: its state, and a program that is not there (seed 002, section 16)."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SpecFactory
+from tests.harness.working import QUICK, working
+from workers import Worker
+from workers.errors import StartFailed
+from workers.states import WorkerState
+
+ROOT = Path(__file__).parents[2]
+
+
+async def test_a_worker_tells_its_state(scripted_spec: SpecFactory) -> None:
+    """It tells a full worker from one whose engine is not there."""
+    seen = [Worker(scripted_spec()).state]
+    async with working(scripted_spec()) as worker:
+        seen.append(worker.state)
+    seen.append(worker.state)
+    assert seen == [WorkerState.STOPPED, WorkerState.READY, WorkerState.STOPPED]
+
+
+async def test_a_program_that_is_not_there_is_named(scripted_spec: SpecFactory) -> None:
+    """That there is no such file may be said of the model, or of any other one."""
+    spec = replace(scripted_spec(), command=("no-such-server", "--flag"), restart=QUICK)
+    worker = Worker(spec)
+    try:
+        with pytest.raises(StartFailed, match=r"'?no-such-server'?") as told:
+            await worker.start()
+        assert "no-such-server" in told.value.because
+    finally:
+        await worker.stop()
+
+
+@pytest.mark.system
+def test_the_first_line_of_the_page_holds_under_strict_types(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """The page says that types hold; whoever copies its first example has mypy tell otherwise."""
+    page = (ROOT / "docs/reference/python-classes.md").read_text(encoding="utf-8")
+    code = page.partition("```python\n")[2].partition("```")[0]
+    assert "WorkerSpec(" in code
+    file = tmp_path / "example.py"
+    file.write_text(code.replace("9100", str(free_ports(1))))
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(file)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,39 @@
+"""A service that is started while its disk is full: it says so, in the words of one that runs."""
+
+import os
+import re
+import resource
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.harness.service import ROUNDHOUSE, scripted_model
+from tests.harness.waiting import LIMIT_S
+
+
+def start(config: Path, most_bytes: int) -> subprocess.CompletedProcess[str]:
+    """Start it where no file may grow beyond so many bytes, as on a full disk."""
+    return subprocess.run(
+        [ROUNDHOUSE, "serve", "--config", str(config)],
+        capture_output=True,
+        text=True,
+        timeout=3 * LIMIT_S,
+        env=dict(os.environ),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes)),
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("most_bytes", [100, 20_000], ids=["nothing fits", "a database is begun"])
+def test_a_start_on_a_full_disk_says_so(tmp_path: Path, free_ports: Callable[[int], int], most_bytes: int) -> None:
+    """Whoever reads "disk I/O error" looks for a broken disk."""
+    config = tmp_path / "roundhouse.yaml"
+    settings = {"port": free_ports(1), "state_dir": str(tmp_path / "state")}
+    config.write_text(yaml.safe_dump({"server": settings, "models": {"m": scripted_model(free_ports(1))}}))
+    ended = start(config, most_bytes)
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    assert re.search(rf"{re.escape(str(tmp_path))}/state: the disk (is full|has an error)", ended.stderr), ended.stderr

@@ -1,0 +1,171 @@
+"""What is asked of a store often, or by any caller, goes by an index, however many turns are awaited: plans say so."""
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from service.conversations.awaited_turn import AwaitedTurn
+from service.conversations.job import JobId
+from service.conversations.states import TurnState
+from service.store import awaited_turns, queries
+from service.store.awaited_turns import Which
+from service.store.databases.database import Connection, Cursor, Database, Membership
+from service.store.databases.postgres import PostgresDatabase
+from service.store.databases.sqlite import FILE_NAME, SqliteDatabase
+from service.store.records import TurnMoved
+from service.store.store import Store, open_store
+from tests.harness.jobs import DEBATE, job, key
+from tests.harness.stored import NOW, append, post
+
+JOBS, EACH = 30, 100  # with so many awaited turns; the other has one
+SMALL = JobId("small")
+DEMAND = AwaitedTurn(role="guest", wait_s=3600.0)
+TABLES = ("awaited_turns", "conversations", "c")  # the others are empty here, where a walk is the best plan
+SHIFT = "UPDATE awaited_turns SET until"  # of all waits, after a time in which nobody looked
+Plan = tuple[str, str]  # a statement, and how the database goes about it
+
+
+class Planned:
+    """A ``Connection`` that keeps the plan of each statement that it runs."""
+
+    def __init__(self, real: Connection, explain: str, plans: list[Plan]) -> None:
+        self._real = real
+        self._explain = explain
+        self._plans = plans
+
+    def execute(self, sql: str, parameters: Sequence[object] = ()) -> Cursor:
+        if sql.split(maxsplit=1)[0] in {"SELECT", "UPDATE", "DELETE"}:
+            rows = self._real.execute(f"{self._explain} {sql}", parameters).fetchall()
+            self._plans.append((sql, "\n".join(str(row[-1]) for row in rows)))
+        return self._real.execute(sql, parameters)
+
+    def execute_many(self, sql: str, rows: Iterable[Sequence[object]]) -> None:
+        self._real.execute_many(sql, rows)
+
+    def begin(self) -> None:
+        self._real.begin()
+
+    def commit(self) -> None:
+        self._real.commit()
+
+    def rollback(self) -> None:
+        self._real.rollback()
+
+    def close(self) -> None:
+        self._real.close()
+
+
+class Planning:
+    """A ``Database`` whose connections keep plans."""
+
+    def __init__(self, real: Database, explain: str) -> None:
+        self.readers = real.readers
+        self.plans: list[Plan] = []
+        self._real = real
+        self._explain = explain
+
+    def connect_writer(self) -> Connection:
+        return Planned(self._real.connect_writer(), self._explain, self.plans)
+
+    def connect_reader(self) -> Connection:
+        return Planned(self._real.connect_reader(), self._explain, self.plans)
+
+    def membership(self) -> Membership:
+        return self._real.membership()
+
+    def trouble_of(self, error: Exception) -> str | None:
+        return self._real.trouble_of(error)
+
+    def is_conflict(self, error: Exception) -> bool:
+        return self._real.is_conflict(error)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def planning(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Planning, Callable[[], object]]]:
+    """Return a database that tells its plans, and what has it learn how much there is in its tables."""
+    if request.param == "sqlite":
+        lite = SqliteDatabase(tmp_path / FILE_NAME)
+        lite.prepare()
+        yield Planning(lite, "EXPLAIN QUERY PLAN"), lambda: None
+        return
+    server = request.getfixturevalue("postgres")
+    url = server.new_database()
+    database = PostgresDatabase(url, 5.0, ["m"])
+    database.prepare()
+    yield Planning(database, "EXPLAIN"), lambda: server.execute("ANALYZE", database=url)
+
+
+def walks(plan: str) -> list[str]:
+    """Return the lines of a plan by which it goes through all rows of a table, or of one of its indexes."""
+    lines = [line.strip() for line in plan.splitlines()]
+    return [
+        line for line in lines for table in TABLES if line.startswith(f"SCAN {table}") or f"Seq Scan on {table}" in line
+    ]
+
+
+async def fill(store: Store) -> None:
+    """Let many jobs of one key have turns that are awaited, of conversations that nobody runs, and one of another."""
+    for name, owner, count in (*((f"large{n}", "bob", EACH) for n in range(JOBS)), (SMALL, "alice", 1)):
+        await post(store, replace(job(*DEBATE, name=name, conversations=count), owner=owner))
+        keys = [key("a", 0, number, name) for number in range(count)]
+        moved = (TurnMoved(key=each, state=TurnState.AWAITED, worker=None, at=NOW, demand=DEMAND) for each in keys)
+        await append(store, *moved)
+        store.release_nowait({each[:2]: () for each in keys}, {each[:2]: [each] for each in keys})
+    await store.flush()
+
+
+Ask = Callable[[Store], Awaitable[Any]]
+ASKED: dict[str, Ask] = {
+    "the awaited turns of a job": lambda store: store.read(awaited_turns.listed(Which(job_id=SMALL), 0, 10)),
+    "the awaited turns of a conversation": lambda store: store.read(
+        awaited_turns.listed(Which(job_id=SMALL, conversation_id="c0"), 0, 10)
+    ),
+    "how many turns of a job are awaited": lambda store: store.read(awaited_turns.count(SMALL)),
+    "one awaited turn": lambda store: store.read(awaited_turns.of_place(key("a", 0, 0, SMALL))),
+    "whether a wait ends": lambda store: store.read(awaited_turns.ends_next),
+    "what is due": lambda store: store.take_due(),
+    "what callers said to this node": lambda store: store.read(awaited_turns.said_to(store.node_id)),
+    "what of a key waits": lambda store: store.read(queries.unfinished_of("alice")),
+    "words of a caller": lambda store: store.say(DEMAND.said(key("a", 0, 0, SMALL), "Hello.", (), NOW, NOW)),
+}
+
+
+async def test_no_question_about_one_goes_through_all(planning: tuple[Planning, Callable[[], object]]) -> None:
+    """Of a job, a conversation, a turn, or the next wait that is over; all of them in one test, since it fills tables.
+
+    ``coalesce(?, column)`` is such a walk: with it no index is of use.
+    """
+    database, analyze = planning
+    with open_store(database) as store:
+        await fill(store)
+        analyze()
+        walked = {}
+        for what, ask in ASKED.items():
+            database.plans.clear()
+            await ask(store)
+            found = [(sql, line) for sql, plan in database.plans if not sql.startswith(SHIFT) for line in walks(plan)]
+            if found:
+                walked[what] = found
+    assert walked == {}
+
+
+async def test_time_in_which_nobody_looked_is_added_by_the_index_of_waits(
+    planning: tuple[Planning, Callable[[], object]],
+) -> None:
+    """Turns that are awaited for ever have no part in it, however many there are."""
+    database, analyze = planning
+    with open_store(database) as store:
+        await fill(store)
+        await store.write(lambda connection: connection.execute("UPDATE waits SET seen = seen - 500"))
+        await store.write(
+            lambda connection: connection.execute("UPDATE awaited_turns SET until = NULL WHERE job_id <> 'small'")
+        )
+        analyze()
+        database.plans.clear()
+        await store.take_due()
+    shifting = [plan for sql, plan in database.plans if sql.startswith(SHIFT)]
+    assert len(shifting) == 1
+    assert "awaited_turns_until" in shifting[0], shifting
