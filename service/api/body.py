@@ -120,37 +120,40 @@ async def decode_soon(body: bytes, limits: Limits) -> object:
     Raises:
         BodyMalformed: no JSON, deeper than ``limits.depth``, or of more than ``limits.nodes`` values.
     """
+    await check_nodes(body, limits)
     if len(body) <= SMALL_BYTES:
         return decode_document(body, limits)
-    await check_nodes(body, limits)
     return await anyio.to_thread.run_sync(decode_document, body, limits)
 
 
-async def decode_yaml(body: bytes, limits: Limits) -> object:
-    """Return the document of some bytes of YAML, as a job file has it.
+async def yaml_as_json(body: bytes, limits: Limits) -> bytes:
+    """Return the JSON that says the same as some bytes of YAML; it goes the way of any JSON from there.
 
     Raises:
-        BodyMalformed: no YAML, too much of it, or deeper than ``limits.depth``.
+        BodyMalformed: no YAML, too much of it, or with aliases.
+        BodyTooLarge: its JSON is larger than ``limits.body_bytes``.
     """
     if len(body) > MOST_YAML_BYTES:
         raise BodyMalformed(f"a body of YAML has at most {MOST_YAML_BYTES} bytes; send it as JSON")
     try:
-        document = await offload(_parse_yaml, body, limit_s=COUNT_LIMIT_S, purpose=Purpose.DOCUMENTS)
+        written = await offload(_to_json, body, limits.body_bytes, limit_s=COUNT_LIMIT_S, purpose=Purpose.DOCUMENTS)
     except TimeoutError as error:
         raise BodyMalformed(f"it cannot be read within {COUNT_LIMIT_S:g} s; send it as JSON") from error
-    if isinstance(document, ConfigError):
-        raise BodyMalformed(str(document))
-    if is_deeper_than(document, limits.depth):
-        raise BodyMalformed(f"the body is nested more than limits.depth = {limits.depth} levels deep")
-    return document
+    if isinstance(written, ConfigError):
+        raise BodyMalformed(str(written))
+    if written is None:
+        raise BodyTooLarge(f"the body is larger as JSON than limits.body_bytes = {limits.body_bytes}")
+    return written
 
 
-def _parse_yaml(body: bytes) -> object:
-    """Return the document, or the error as a value: an exception does not survive the way between processes."""
+def _to_json(body: bytes, most_bytes: int) -> bytes | ConfigError | None:
+    """Return the JSON, None if it is larger, or the error as a value: no exception survives the way out of here."""
     try:
-        return parse_document(body.decode("utf-8"), "line")[0]
-    except (ConfigError, UnicodeDecodeError) as error:
+        document = parse_document(body.decode("utf-8"), "line", has_aliases=False)[0]
+        written = msgspec.json.encode(document)
+    except (ConfigError, UnicodeError, OverflowError, RecursionError, ValueError) as error:
         return ConfigError(str(error))
+    return written if len(written) <= most_bytes else None
 
 
 async def check_nodes(body: bytes, limits: Limits) -> None:

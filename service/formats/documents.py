@@ -50,11 +50,25 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLEAN, list("tTfF"))
 
 
-def parse_document(text: str, source: str, substitute: Substitute | None = None) -> tuple[object, dict[Place, int]]:
+class _PlainLoader(_Loader):
+    """The same of what strangers post: without aliases a text stands for no more than it holds."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Compose the next node, if it is neither an alias nor to be one's."""
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            problem = "aliases and anchors are for files; write the values out"
+            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+        return super().compose_node(parent, index)
+
+
+def parse_document(
+    text: str, source: str, substitute: Substitute | None = None, *, has_aliases: bool = True
+) -> tuple[object, dict[Place, int]]:
     """Parse a YAML or JSON text; return its content and the line of each key (for JSON none).
 
     ``substitute`` is applied to the scalars of a YAML text before their types are told, so that an unquoted ``${PORT}``
-    is a number and a quoted one is text.
+    is a number and a quoted one is text. Without ``has_aliases`` a text with one is refused.
 
     Raises:
         ConfigError: the text is neither, or says what JSON cannot.
@@ -68,7 +82,7 @@ def parse_document(text: str, source: str, substitute: Substitute | None = None)
         except RecursionError as error:
             raise ConfigError(f"{source}: nested too deeply") from error
     try:
-        return _parse_yaml(text, source, substitute)
+        return _parse_yaml(text, source, substitute, _Loader if has_aliases else _PlainLoader)
     except RecursionError as error:
         raise ConfigError(f"{source}: nested too deeply") from error
     except ValueError as error:  # a number of more digits than Python reads
@@ -113,8 +127,10 @@ def line_of(lines: Mapping[Place, int], place: Sequence[str | int]) -> str:
     return ""
 
 
-def _parse_yaml(text: str, source: str, substitute: Substitute | None) -> tuple[object, dict[Place, int]]:
-    loader = _Loader(text)
+def _parse_yaml(
+    text: str, source: str, substitute: Substitute | None, kind: type[_Loader]
+) -> tuple[object, dict[Place, int]]:
+    loader = kind(text)
     try:
         node = loader.get_single_node()
         lines: dict[Place, int] = {}

@@ -238,7 +238,7 @@ class Intake:
         stored, claimed, is_new = await self._store.post(new, claims=claims)
         if not self._scheduler.is_closing:  # else the next life admits it
             if claimed and self._may_admit(claimed, epoch):
-                self._admit_piece(Piece(job=new.job, ended=new.inherited, words=new.words))
+                self._admit_piece(Piece(job=new.job, inherited=new.inherited, words=new.words))
             self.hint(is_work=not claims)
         return stored, is_new
 

@@ -141,7 +141,7 @@ class Jobs:
     ) -> tuple[StoredJob, bool]:
         rules = self._rules()
         await check_schemas(document, rules.limits, is_small=len(text) <= SMALL_BYTES)
-        sources = await self._sources.read(document, caller)
+        sources = await self._sources.read(document, caller, rules.limits.body_bytes)
         written = with_prompts(await self._catalog.expand(document), sources, rules.limits.body_bytes)
         if written is not document:  # a job keeps the schemas that it was posted with
             document, text = written, await anyio.to_thread.run_sync(msgspec.json.encode, written)
@@ -164,7 +164,7 @@ class Jobs:
             key_until=now + timedelta(seconds=rules.key_s) if key is not None else None,
             created_at=now,
         )
-        async with self.bounds.hold(caller, job.total_turns):
+        async with self.bounds.hold(caller, job.total_turns, begun.turns):
             if queue:
                 return await self._intake.post(new, claims=self._intake.has_room_for(job))
             with self._promise(job):

@@ -36,8 +36,10 @@ class QueueBounds:
         return f"<QueueBounds {self._waiting}>"
 
     @asynccontextmanager
-    async def hold(self, caller: Caller, turns: int) -> AsyncIterator[None]:
+    async def hold(self, caller: Caller, turns: int, inherited: int = 0) -> AsyncIterator[None]:
         """Count turns that a caller posts within the block; if it fails, they wait no more than before.
+
+        Those that are inherited count as well, as long as the conversations that begin with them have not ended.
 
         Raises:
             InvalidJob: they are more than may ever wait.
@@ -46,17 +48,19 @@ class QueueBounds:
         if caller.queued is None or caller.name is None:
             yield
             return
-        if turns > caller.queued:
-            message = f"{turns} turns are more than this key may have waiting, {caller.queued}"
+        whole = turns + inherited
+        if whole > caller.queued:
+            what = f"{turns} turns and {inherited} that are inherited" if inherited else f"{turns} turns"
+            message = f"{what} are more than this key may have waiting, {caller.queued}"
             raise InvalidJob([Fault(path="conversations", message=message)])
-        self._coming[caller.name] += turns
+        self._coming[caller.name] += whole
         try:
             await self._check(caller.name, caller.queued)
             yield
-            self._posted[caller.name] += turns
-            self._waiting[caller.name] += turns
+            self._posted[caller.name] += whole
+            self._waiting[caller.name] += whole
         finally:
-            self._coming[caller.name] -= turns
+            self._coming[caller.name] -= whole
 
     async def check_request(self, caller: Caller) -> None:
         """Check that one more request of a caller may wait beside its turns.

@@ -20,12 +20,13 @@ from service.conversations.heritage import (
     shares_of,
     silent_turns,
 )
-from service.conversations.job import Job, JobId, TurnKind
+from service.conversations.job import Conversation, Heritage, Job, JobId
 from service.conversations.job_document import with_conversations
 from service.conversations.job_parser import parse_stored
 from service.conversations.spec import FromSpec
 from service.conversations.transcript import Turn
 from service.conversations.turn_order import Place, speaking_order
+from service.conversations.until import Until
 from service.conversations.wording import ConversationWords
 from service.errors import Fault, InvalidJob, JobNotFound
 from service.scheduling.jobs.prompts import JobPrompts
@@ -52,12 +53,20 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobBegun(msgspec.Struct, frozen=True, kw_only=True):
-    """A job whose conversations know what they inherit, whose turns these are, the turns, and the words around them."""
+    """A job whose conversations know what they inherit, whose turns these are, the turns, and the words around them.
+
+    ``inherited`` are turns as their sources have them, by the conversations that begin with them: heirs share them.
+    """
 
     job: Job
     shares: Mapping[str, Sequence[Share]]
-    inherited: Sequence[Turn]
+    inherited: Mapping[str, Sequence[Turn]]
     words: Mapping[str, ConversationWords]
+
+    @property
+    def turns(self) -> int:
+        """The number of turns that are inherited, those of several heirs each time."""
+        return sum(map(len, self.inherited.values()))
 
 
 class Sources:
@@ -70,13 +79,15 @@ class Sources:
     def __repr__(self) -> str:
         return f"<Sources of {self._store!r}>"
 
-    async def read(self, document: object, caller: Caller) -> SourceOf:
+    async def read(self, document: object, caller: Caller, most_bytes: int) -> SourceOf:
         """Return the sources of a document's conversations; one that is malformed is left to whoever judges it.
+
+        They are read one job after the other, until they have more than ``most_bytes`` together.
 
         Raises:
             JobNotFound: a job is not there, or not the caller's to read.
             ConversationNotFound: a job has no such conversation.
-            InvalidJob: there are too many.
+            InvalidJob: there are too many, or they are too large.
         """
         wanted = dict(_cuts(document))
         if not wanted:
@@ -89,7 +100,20 @@ class Sources:
             owner = await self._store.read(queries.owner(job_id))
             if not caller.may(KeyScope.READ) or not caller.sees(owner):
                 raise JobNotFound(job_id)
-        read = await self._store.read(partial(read_sources, names=list(names), adapters=dict(self._adapters())))
+        by_job: dict[JobId, list[str]] = {}
+        for job_id, name in names:
+            by_job.setdefault(job_id, []).append(name)
+        read: dict[Named, Source] = {}
+        left = most_bytes
+        for job_id, wanted_names in by_job.items():
+            query = partial(read_sources, job_id=job_id, names=wanted_names, adapters=dict(self._adapters()), most=left)
+            found = await self._store.read(query)
+            if found is None:
+                place = next(place for place, cut in wanted.items() if cut.job == job_id)
+                message = f"recorded conversations have more than limits.body_bytes = {most_bytes} together"
+                raise InvalidJob([Fault(path=f"conversations[{place}].from", message=message)])
+            left -= found.size
+            read |= found.sources
         return {place: read[cut.job, cut.conversation] for place, cut in wanted.items()}
 
     async def inherit_turns(self, job: Job, document: object, sources: SourceOf, most: int) -> JobBegun:
@@ -139,38 +163,51 @@ def _cuts(document: object) -> Iterator[tuple[int, Cut]]:
         yield place, Cut(job=JobId(spec.job), conversation=spec.conversation, rounds=spec.rounds, before=before)
 
 
-def read_sources(connection: Connection, names: Sequence[Named], adapters: Mapping[str, str]) -> dict[Named, Source]:
-    """Read recorded conversations at one moment.
+class _SourcesRead(msgspec.Struct, frozen=True):
+    """Conversations of one job, and the bytes of its document as far as it is theirs, and of their words."""
+
+    sources: Mapping[Named, Source]
+    size: int
+
+
+def read_sources(
+    connection: Connection, job_id: JobId, names: Sequence[str], adapters: Mapping[str, str], most: int
+) -> _SourcesRead | None:
+    """Read recorded conversations of a job at one moment; None if they have more than ``most`` bytes.
 
     Raises:
-        JobNotFound: a job is not there.
-        ConversationNotFound: a job has no such conversation.
+        JobNotFound: the job is not there.
+        ConversationNotFound: it has no such conversation.
     """
-    found: dict[Named, Source] = {}
-    by_job: dict[JobId, list[str]] = {}
-    for job_id, name in names:
-        by_job.setdefault(job_id, []).append(name)
-    for job_id, wanted in by_job.items():
-        records = {name: queries.conversation(job_id, name)(connection) for name in wanted}
-        alone = with_conversations(queries.document(job_id)(connection), wanted, are_named=True).decode()
-        job, posted = parse_stored(alone, job_id, adapters), {each["id"]: each for each in _posted(alone)}
-        conversations = {each.id: each for each in job.conversations}
-        heritages = heirs.heritages(job_id, wanted)(connection)
-        words = queries.words(job_id, wanted)(connection)
-        for name in wanted:
-            conversation = conversations[name]
-            found[job_id, name] = Source(
-                recorded=Recorded(
-                    job=job,
-                    conversation=replace(conversation, heritage=heritages.get(name)),
-                    state=records[name].state,
-                    turns=records[name].turns,
-                    words=words.get(name),
-                ),
-                prompt=posted[name]["prompt"],
-                variables=posted[name].get("variables"),
-            )
-    return found
+    alone = with_conversations(queries.document(job_id)(connection), names, are_named=True).decode()
+    size = len(alone)
+    records = {}
+    for name in names:
+        if size > most:
+            return None
+        records[name] = queries.conversation(job_id, name)(connection)
+        size += sum(len(turn.text) for turn in records[name].turns)
+    if size > most:
+        return None
+    job, posted = parse_stored(alone, job_id, adapters), {each["id"]: each for each in _posted(alone)}
+    conversations = {each.id: each for each in job.conversations}
+    heritages = heirs.heritages(job_id, names)(connection)
+    words = queries.words(job_id, names)(connection)
+    found = {
+        (job_id, name): Source(
+            recorded=Recorded(
+                job=job,
+                conversation=replace(conversations[name], heritage=heritages.get(name)),
+                state=records[name].state,
+                turns=records[name].turns,
+                words=words.get(name),
+            ),
+            prompt=posted[name]["prompt"],
+            variables=posted[name].get("variables"),
+        )
+        for name in names
+    }
+    return _SourcesRead(found, size)
 
 
 def _posted(text: str) -> list[dict[str, Any]]:
@@ -179,37 +216,73 @@ def _posted(text: str) -> list[dict[str, Any]]:
 
 
 def _inherited(job: Job, cuts: Mapping[int, Cut], sources: SourceOf, most: int) -> JobBegun:
-    conversations, shares, inherited = list(job.conversations), dict[str, Sequence[Share]](), list[Turn]()
+    begun, conversations = _Begun(job), list(job.conversations)
+    shares, inherited = dict[str, Sequence[Share]](), dict[str, Sequence[Turn]]()
     words: dict[str, ConversationWords] = {}
     faults: list[Fault] = []
     count = 0
     for place, source in sources.items():
         conversation, cut = conversations[place], cuts[place]
         try:
-            heritage, taken = inherit(cut, source.recorded, job, conversation.rounds)
+            heritage, taken = begun.cut(cut, source.recorded, conversation.rounds)
         except CutFault as fault:
             faults.append(Fault(path=f"conversations[{place}].from.{fault.field}", message=str(fault)))
             continue
-        count += sum(turn.kind is TurnKind.TURN for turn in taken)
+        count += len(taken)
         if count > most:
             message = f"more turns are inherited than limits.turns = {most}"
             raise InvalidJob([Fault(path=f"conversations[{place}].from", message=message)])
-        turns = [as_inherited(turn, job.id, conversation.id) for turn in taken]
-        heir = replace(conversation, heritage=heritage)
-        speakers = first_speakers(replace(job, conversations=(heir,)), turns)
+        speakers = begun.first_speakers(cut, replace(conversation, heritage=heritage), taken)
         if not speakers:
             message = f"nothing is left to say in {conversation.rounds} rounds: ask for more, or for less of the source"
             faults.append(Fault(path=f"conversations[{place}].rounds", message=message))
             continue
-        conversations[place] = replace(heir, heritage=replace(heritage, speakers=speakers))
-        shares[conversation.id] = shares_of(taken)
-        inherited += turns
+        conversations[place] = replace(conversation, heritage=replace(heritage, speakers=speakers))
+        shares[conversation.id] = begun.shares(taken)
+        inherited[conversation.id] = taken
         if source.recorded.words is not None:
             words[conversation.id] = source.recorded.words
     if faults:
         raise InvalidJob(faults)
-    begun = replace(job, conversations=tuple(conversations))
-    return JobBegun(job=begun, shares=shares, inherited=inherited, words=words)
+    whole = replace(job, conversations=tuple(conversations))
+    return JobBegun(job=whole, shares=shares, inherited=inherited, words=words)
+
+
+class _Begun:
+    """What heirs of one cut have alike, decided once; they may be a thousand."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._cuts: dict[tuple[Cut, int], tuple[Heritage, Sequence[Turn]]] = {}
+        self._shares: dict[int, Sequence[Share]] = {}
+        self._speakers: dict[tuple[Cut, int], tuple[Until, tuple[str, ...]]] = {}
+
+    def cut(self, cut: Cut, recorded: Recorded, rounds: int) -> tuple[Heritage, Sequence[Turn]]:
+        """Return the heritage of a conversation with so many rounds, and its turns.
+
+        Raises:
+            CutFault: they do not go together.
+        """
+        if (cut, rounds) not in self._cuts:
+            self._cuts[cut, rounds] = inherit(cut, recorded, self._job, rounds)
+        return self._cuts[cut, rounds]
+
+    def shares(self, taken: Sequence[Turn]) -> Sequence[Share]:
+        """Return whose turns these are that were cut here."""
+        if id(taken) not in self._shares:
+            self._shares[id(taken)] = shares_of(taken)
+        return self._shares[id(taken)]
+
+    def first_speakers(self, cut: Cut, heir: Conversation, taken: Sequence[Turn]) -> tuple[str, ...]:
+        """Return who speaks first in a conversation that has inherited these turns."""
+        known = self._speakers.get((cut, heir.rounds))
+        if known is not None and not heir.cast and known[0] == heir.until:
+            return known[1]
+        turns = [as_inherited(turn, self._job.id, heir.id) for turn in taken]
+        speakers = first_speakers(replace(self._job, conversations=(heir,)), turns)
+        if known is None and not heir.cast:
+            self._speakers[cut, heir.rounds] = heir.until, speakers
+        return speakers
 
 
 def first_speakers(job: Job, inherited: Sequence[Turn]) -> tuple[str, ...]:

@@ -22,10 +22,12 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """Conversations of a job that are stored and ours, and what was recorded of them before.
 
     ``words`` are those of the conversations that have begun; None stands for the words of before they were stored.
+    ``inherited`` are turns as their sources have them, by the conversations that begin with them: heirs share them.
     """
 
     job: Job
     ended: Sequence[Turn] = ()
+    inherited: Mapping[str, Sequence[Turn]] = msgspec.field(default_factory=dict)
     unfinished: Sequence[UnfinishedTurn] = ()
     words: Mapping[str, ConversationWords | None] = msgspec.field(default_factory=dict)
     is_cancelled: bool = False
@@ -114,6 +116,7 @@ def _pieces_of(whole: Piece) -> Iterator[Piece]:
         yield Piece(
             job=replace(job, conversations=conversations),
             ended=[turn for conversation in conversations for turn in ended.get(conversation.id, ())],
+            inherited={each.id: whole.inherited[each.id] for each in conversations if each.id in whole.inherited},
             unfinished=[turn for conversation in conversations for turn in unfinished.get(conversation.id, ())],
             words=whole.words,
             is_cancelled=whole.is_cancelled,

@@ -17,7 +17,7 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup, TaskStatus
 from msgspec.structs import replace
 
-from service.conversations.heritage import silent_turns
+from service.conversations.heritage import as_inherited, silent_turns
 from service.conversations.job import Conversation, GroupBy, Job, JobId, TurnKey, TurnKind
 from service.conversations.log_fields import of_job
 from service.conversations.states import ENDED_CONVERSATIONS, TurnState
@@ -138,12 +138,12 @@ class Scheduler:
             self.admission.admit_piece(piece)
 
     def _admit(self, piece: Piece) -> None:
-        job = piece.job
+        job, ended = piece.job, [*_as_own(piece), *piece.ended]
         live = self._job_turns.admit(job)
         live.resume_words(piece.words)
         live.memories.resume(piece.cuts)
         self.counters.conversations += len(job.conversations)
-        spoken = (each for each in piece.ended if each.kind is TurnKind.TURN and each.key.agent_id in live.agents)
+        spoken = (each for each in ended if each.kind is TurnKind.TURN and each.key.agent_id in live.agents)
         known = {turn.key: (turn.state, turn.reason) for turn in spoken}
         silent: dict[TurnKey, TurnDigest] = {}
         for conversation in job.conversations:
@@ -152,7 +152,7 @@ class Scheduler:
         known |= dict.fromkeys(silent, (TurnState.COMPLETED, None))
         left = {turn.key: turn for turn in piece.unfinished if turn.key not in known}
         set_aside = [turn for turn in left.values() if turn.charges.service_ends >= MOST_SERVICE_ENDS]
-        live.hear_again((turn for turn in piece.ended if turn.is_heard), left.values())
+        live.hear_again((turn for turn in ended if turn.is_heard), left.values())
         self._job_turns.turns.restore(left.values())
         if set_aside:
             self._write([self._set_aside(job, turn.key) for turn in set_aside])
@@ -169,7 +169,7 @@ class Scheduler:
             events.JobAdmitted(
                 job=job,
                 ended=known,
-                digests=live.digests(piece.ended) | silent,
+                digests=live.digests(ended) | silent,
                 suspects=suspects,
                 is_cancelled=piece.is_cancelled,
             ),
@@ -186,6 +186,7 @@ class Scheduler:
             piece,
             job=replace(piece.job, conversations=tuple(new)),
             ended=[turn for turn in piece.ended if turn.key.conversation_id in names],
+            inherited={name: turns for name, turns in piece.inherited.items() if name in names},
             unfinished=[turn for turn in piece.unfinished if turn.key.conversation_id in names],
             words={name: words for name, words in piece.words.items() if name in names},
             cuts=[cut for cut in piece.cuts if cut.key.conversation_id in names],
@@ -530,3 +531,10 @@ class Scheduler:
 
     def _place(self, key: TurnKey) -> tuple[JobId, str, int]:
         return key.job_id, key.conversation_id, self._work(key.job_id).place_of(key)
+
+
+def _as_own(piece: Piece) -> Iterator[Turn]:
+    """Yield the inherited turns of a piece as those of its conversations."""
+    for name, turns in piece.inherited.items():
+        for turn in turns:
+            yield as_inherited(turn, piece.job.id, name)

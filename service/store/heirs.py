@@ -53,8 +53,8 @@ def add(connection: Connection, job: Job, shares: Shares) -> None:
     """Write what the conversations of a new job inherit."""
     heritages = [(each.id, each.heritage) for each in job.conversations if each.heritage is not None]
     connection.execute_many(
-        "INSERT INTO heritages (job_id, conversation_id, heritage) VALUES (?, ?, ?)",
-        ((job.id, name, msgspec.json.encode(heritage).decode()) for name, heritage in heritages),
+        "INSERT INTO heritages (job_id, conversation_id, heritage, turns) VALUES (?, ?, ?, ?)",
+        ((job.id, name, msgspec.json.encode(each).decode(), each.turns) for name, each in heritages),
     )
     connection.execute_many(
         "INSERT INTO heirs (job_id, conversation_id, place, source_job, source_conversation, agent, kind, rounds)"

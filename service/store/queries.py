@@ -66,7 +66,8 @@ def owner(job_id: JobId) -> Query[str | None]:
 def unfinished_of(owner: str) -> Query[int]:
     """Count the turns that have not ended of jobs that were posted with the key of that name.
 
-    Those that wait for a caller are not counted: they need nothing of Roundhouse.
+    Those that wait for a caller are not counted: they need nothing of Roundhouse. Those that a conversation which has
+    not ended has inherited are: they are held for it.
     """
 
     def query(connection: Connection) -> int:
@@ -76,7 +77,13 @@ def unfinished_of(owner: str) -> Query[int]:
             " FROM jobs WHERE key_name = ? AND unfinished > 0",
             (owner,),
         ).fetchone()
-        return 0 if row is None else int(row[0])
+        held = connection.execute(
+            "SELECT coalesce(sum(heritages.turns), 0) FROM jobs JOIN heritages ON heritages.job_id = jobs.id"
+            " JOIN conversations ON conversations.job_id = jobs.id AND conversations.id = heritages.conversation_id"
+            " WHERE jobs.key_name = ? AND jobs.unfinished > 0 AND conversations.state IN ('queued', 'running')",
+            (owner,),
+        ).fetchone()
+        return sum(0 if found is None else int(found[0]) for found in (row, held))
 
     return query
 

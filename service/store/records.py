@@ -181,7 +181,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     key_until: datetime | None = None
     shares: Mapping[str, Sequence[Share]] = msgspec.field(default_factory=dict)
-    inherited: Sequence[Turn] = ()
+    inherited: Mapping[str, Sequence[Turn]] = msgspec.field(default_factory=dict)
     words: Mapping[str, ConversationWords] = msgspec.field(default_factory=dict)
 
 

@@ -411,7 +411,8 @@ def test_a_result_is_a_table(service: Service) -> None:
     [
         ("name: y\nagents: [{id: a, model: m}]\nconversations: [{prompt: 'Go: on'}]\n", 202, ""),
         ("agents: [\n", 400, "not YAML"),
-        ("a: &a [1]\nb: [*a, *a]\n<<: {}\n", 400, "mappings are not merged"),
+        ("<<: {a: 1}\n", 400, "mappings are not merged"),
+        ("a: &a [1]\nb: [*a, *a]\n", 400, "aliases and anchors are for files"),
         ("x" * 300_000, 400, "at most 262144 bytes; send it as JSON"),
         ("[" * 200, 400, ""),
     ],

@@ -16,7 +16,7 @@ import msgspec
 
 from workers.errors import ModelUnavailable
 from workers.files.atomic import replace_file
-from workers.models.download import SILENCE_S, LoggedProgress, LeastRate, Progress, RemoteFile, fetch
+from workers.models.download import SILENCE_S, LeastRate, LoggedProgress, Progress, RemoteFile, fetch
 from workers.models.hub_cache import MOST_PAGE_BYTES, HubSettings, find_kept, folder_of
 from workers.models.hub_name import GGUF, HubName, choose_files
 

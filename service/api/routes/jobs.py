@@ -14,7 +14,7 @@ from starlette.responses import StreamingResponse
 
 from roundhouse_client.values import jobs as values
 from roundhouse_client.values import transcripts
-from service.api.body import YAML, decode_soon, decode_yaml, read_body
+from service.api.body import YAML, decode_soon, read_body, yaml_as_json
 from service.api.door.access import CallerNow
 from service.api.errors.problems import refused
 from service.api.routes.batch import MEDIA_TYPE as NDJSON
@@ -163,7 +163,9 @@ def _add_posting(router: APIRouter, jobs: Jobs, limits: Limits) -> None:
             return await post_batch(request, partial(jobs.post, queue=queue, caller=caller), limits, idempotency_key)
         content = await read_body(request, limits)
         is_yaml = request.headers.get("content-type", "").partition(";")[0].strip().lower() == YAML
-        document = await (decode_yaml if is_yaml else decode_soon)(content, limits)
+        if is_yaml:
+            content = await yaml_as_json(content, limits)
+        document = await decode_soon(content, limits)
         stored, is_new = await jobs.post(document, idempotency_key, queue=queue, size=len(content), caller=caller)
         body = shown_job(jobs.view_of_new(stored) if is_new else await jobs.get(stored.id))
         location = {"Location": f"/v1/jobs/{stored.id}"}

@@ -4,3 +4,6 @@ ALTER TABLE waits ADD COLUMN pause_s REAL NOT NULL DEFAULT 0;
 -- A claim goes by the owner through what somebody can move: what is this node's already is none of it.
 DROP INDEX conversations_to_claim;
 CREATE INDEX conversations_to_claim ON conversations (owner) WHERE awaits = 0 AND state IN ('queued', 'running');
+
+-- How many turns a conversation has inherited: they count for a key until it has ended.
+ALTER TABLE heritages ADD COLUMN turns INTEGER NOT NULL DEFAULT 0;

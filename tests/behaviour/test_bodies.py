@@ -1,0 +1,135 @@
+"""Bodies of YAML are bounded as bodies of JSON are: by what they stand for, and not by what they are written with."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from roundhouse_client import load_job
+from service.formats.documents import parse_document
+from tests.harness.service import Document, Service, scripted_model, serving
+
+MOST_BYTES = 300_000  # ``limits.body_bytes`` of the service
+MOST_NODES = 2_000  # ``limits.nodes``
+AGENTS: list[Document] = [{"id": "a", "model": "m"}]
+AS_YAML = {"Content-Type": "application/yaml"}
+MIB = 1 << 20
+Ports = Callable[[int], int]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Ports) -> Iterator[Service]:
+    limits: Document = {"body_bytes": MOST_BYTES, "nodes": MOST_NODES}
+    folder = tmp_path_factory.mktemp("bodies")
+    with serving(folder, free_ports(1), {"m": scripted_model(free_ports(1))}, limits=limits) as running:
+        yield running
+
+
+def post_yaml(service: Service, text: str) -> httpx.Response:
+    return service.http.post("/v1/jobs", content=text.encode(), headers=AS_YAML)
+
+
+def told(answer: httpx.Response) -> tuple[int, str]:
+    """Return the status and the words of a problem."""
+    assert answer.headers["content-type"] == "application/problem+json", answer.text
+    return answer.status_code, str(answer.json()["detail"])
+
+
+def peak_bytes(service: Service) -> int:
+    """Return the most memory that the service has held since it was last asked to forget that."""
+    assert service.process is not None
+    status = Path(f"/proc/{service.process.pid}/status").read_text(encoding="utf-8")
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def forget_peak(service: Service) -> None:
+    assert service.process is not None
+    Path(f"/proc/{service.process.pid}/clear_refs").write_text("5", encoding="utf-8")
+
+
+ALIASED = {
+    "a value": "agents: [{id: a, model: m}]\nconversations: [{prompt: &p Hello}, {prompt: *p}]\n",
+    "an agent": "agents: [&a {id: a, model: m}]\nmetadata: {first: *a}\nconversations: [{prompt: Hello}]\n",
+    "itself": "agents: [{id: a, model: m}]\nconversations: [{prompt: Hello}]\nmetadata: &m {me: *m}\n",
+    "an anchor alone": "agents: [{id: a, model: m}]\nconversations: [{prompt: &p Hello}]\n",
+}
+
+
+@pytest.mark.parametrize("text", ALIASED.values(), ids=ALIASED)
+def test_aliases_in_a_body_are_refused_with_a_word(service: Service, text: str) -> None:
+    """A body stands for what it holds; the answer names the line, and where aliases are taken: in files of clients."""
+    status, detail = told(post_yaml(service, text))
+    assert (status, "alias" in detail) == (400, True), detail
+    assert "line:" in detail, detail
+
+
+def test_what_aliases_would_stand_for_is_never_made(service: Service) -> None:
+    """Neither in the service nor on its way to it: counted in bytes, since an idle machine is quick as well."""
+    name = "x" * 100_000
+    body = f"agents: [{{id: a, model: m}}]\nconversations: [{{prompt: Go}}]\nt: &t {name}\nmetadata: [{'*t, ' * 900}]\n"
+    forget_peak(service)
+    before = peak_bytes(service)
+    status, _ = told(post_yaml(service, body))
+    assert (status, (peak_bytes(service) - before) // MIB < 32) == (400, True), (peak_bytes(service) - before) // MIB
+
+
+def test_a_small_body_is_no_large_job(service: Service) -> None:
+    """100 prompts of 10,000 characters are more than ``limits.body_bytes``, by whatever they are written with."""
+    talks = "".join("  - {prompt: *p}\n" for _ in range(99))
+    body = f"agents: [{{id: a, model: m}}]\nconversations:\n  - {{prompt: &p {'x' * 10_000}}}\n{talks}"
+    assert len(body) < MOST_BYTES // 10
+    status, _ = told(post_yaml(service, body))
+    assert status in (400, 413)
+
+
+def test_a_body_of_yaml_holds_as_many_values_as_one_of_json(service: Service) -> None:
+    """``limits.nodes``: as many pass, more are refused in the same words."""
+    for count, status in ((MOST_NODES // 2, 202), (2 * MOST_NODES, 400)):
+        job = {"agents": AGENTS, "conversations": [{"prompt": "Go."}], "metadata": {"many": [0] * count}}
+        as_json = service.http.post("/v1/jobs", json=job)
+        as_yaml = post_yaml(service, yaml.safe_dump(job, default_flow_style=True))
+        assert (as_json.status_code, as_yaml.status_code) == (status, status), as_yaml.text
+        if status == 400:
+            assert told(as_yaml)[1] == told(as_json)[1]
+            assert "limits.nodes" in told(as_yaml)[1]
+
+
+@pytest.mark.parametrize("said", ["\a", "\\"], ids=["control", "backslash"])
+def test_the_size_of_a_body_of_yaml_is_that_of_its_json(service: Service, said: str) -> None:
+    """What two bytes of YAML say takes up to six of JSON; the job is stored as JSON, and ``body_bytes`` bounds that."""
+    written = {"\a": '"' + r"\a" * 100_000 + '"', "\\": "'" + "\\" * 200_000 + "'"}[said]
+    body = f"agents: [{{id: a, model: m}}]\nconversations: [{{prompt: {written}}}]\n"
+    prompt = said * (100_000 if said == "\a" else 200_000)
+    as_json = json.dumps({"agents": AGENTS, "conversations": [{"prompt": prompt}]})
+    assert len(body) < MOST_BYTES < len(as_json)
+    answer = post_yaml(service, body)
+    assert answer.status_code == 413, answer.text
+    assert "limits.body_bytes" in answer.text
+
+
+def test_depth_is_bounded_in_the_same_words(service: Service) -> None:
+    """``limits.depth``, without a walk through what aliases repeat."""
+    deep = "[" * 70 + "]" * 70
+    as_yaml = post_yaml(service, f"a: {deep}\n")
+    as_json = service.http.post("/v1/jobs", content=f'{{"a": {deep}}}', headers={"Content-Type": "application/json"})
+    assert told(as_yaml) == told(as_json)
+
+
+def test_files_of_a_client_may_have_aliases(service: Service, tmp_path: Path) -> None:
+    """They are a person's own: the client writes out what they stand for, and posts JSON; configurations keep them."""
+    text = "agents: [{id: a, model: m, system: &s Hello}]\nconversations: [{prompt: *s}, {prompt: *s}]\n"
+    path = tmp_path / "job.yaml"
+    path.write_text(text, encoding="utf-8")
+    job = load_job(path)
+    assert [each["prompt"] for each in job["conversations"]] == ["Hello", "Hello"]
+    assert service.http.post("/v1/jobs", json=job).status_code == 202
+    assert parse_document(text, "roundhouse.yaml")[0] == job
+
+
+def test_text_that_json_cannot_hold_is_refused_with_a_word(service: Service) -> None:
+    """Half of a surrogate pair, as an escape of YAML says it: JSON of the same is refused, and so is this."""
+    answer = post_yaml(service, 'agents: [{id: a, model: m}]\nconversations: [{prompt: "\\ud800"}]\n')
+    assert told(answer)[0] == 400
