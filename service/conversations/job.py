@@ -1,6 +1,7 @@
 """A job as the rest of the service knows it: valid, complete, unchanging."""
 
 import json
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
@@ -69,6 +70,11 @@ class GroupBy(StrEnum):
 
     PARAMETERS = "parameters"  # adapter and sampling parameters (specification, "Grouping")
     ADAPTER = "adapter"  # llama.cpp decodes one set of adapters at a time
+
+
+def new_job_id() -> JobId:
+    """Return an id that no job has had."""
+    return JobId(f"job-{secrets.token_hex(8)}")
 
 
 class TurnKey(NamedTuple):

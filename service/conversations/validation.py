@@ -45,6 +45,11 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
         return self.schema_chars + COMPILED * (len(self.pattern or "") + sum(map(len, self.choices)))
 
     @property
+    def slow_field(self) -> str:
+        """The name of the field that may take long to judge by."""
+        return "json_schema" if self.pattern is None else "pattern"
+
+    @property
     def schema_text(self) -> str:
         """The schema as a model is shown it."""
         return json.dumps(self.json_schema or {}, ensure_ascii=False)

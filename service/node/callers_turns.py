@@ -17,12 +17,13 @@ from service.conversations.states import ENDED_CONVERSATIONS, ConversationState,
 from service.conversations.transcript import Turn
 from service.errors import InvalidWords, NotAwaited, StoreUnavailable
 from service.node.intake import Intake
-from service.scheduling.jobs.turn import judge, judge_conditions
+from service.scheduling.jobs.judging import TOO_LONG, judge_answer, judge_conditions
 from service.scheduling.scheduler import Scheduler
 from service.store import awaited_turns, queries
 from service.store.awaited_turns import OpenTurn, Which
 from service.store.store import Store
 from workers.log_context import line_about
+from workers.offload.pool import asked_for
 
 LOOK_S: Final = 1.0  # between two looks where something changes
 REST_S: Final = 5.0  # between two looks for any, where another node may have begun one
@@ -41,8 +42,10 @@ class CallersTurns:
     def __repr__(self) -> str:
         return "<CallersTurns>"
 
-    async def say(self, key: TurnKey, text: str) -> tuple[Turn, bool]:
+    async def say(self, key: TurnKey, text: str, whose: str | None = None) -> tuple[Turn, bool]:
         """Take a caller's words; when this returns they are durable. Return the turn, and whether it is new.
+
+        They are judged in the turn of the key ``whose`` they are.
 
         Raises:
             JobNotFound: there is none.
@@ -51,6 +54,7 @@ class CallersTurns:
             InvalidWords: they are too many, or not what the agent has to say.
             StoreUnavailable: the store is in trouble.
         """
+        asked_for.set(whose)
         found = await self._store.read(awaited_turns.of_place(key))
         if isinstance(found, Turn):
             return _known(found, text), False
@@ -59,10 +63,13 @@ class CallersTurns:
         turn, demand = found
         fault = next(said_faults(text), None)
         if fault is None and demand.validation is not None:
-            fault = await judge(demand.validation, text, has_markup=False)
+            try:
+                fault = await judge_answer(demand.validation, text, has_markup=False)
+            except TimeoutError:
+                fault = TOO_LONG
         if fault is not None:
             raise InvalidWords(fault)
-        fulfils = await judge_conditions(demand.conditions, text, []) if demand.conditions else ()
+        fulfils = (await judge_conditions(demand.conditions, text, [])).fulfils if demand.conditions else ()
         said = await self._store.say(demand.said(key, text, fulfils, turn.since_at, datetime.now(UTC)))
         if said is None:  # its conversation has ended meanwhile
             raise NotAwaited(key.agent_id, key.round, "its conversation has ended")
@@ -119,12 +126,13 @@ class CallersTurns:
                 return due.pause_s
 
     async def _end_wait(self, turn: OpenTurn, demand: AwaitedTurn) -> None:
+        asked_for.set(turn.key.job_id)
         now = datetime.now(UTC)
         if demand.otherwise is None:
             ended = demand.unsaid(turn.key, turn.since_at, now)
         else:
             conditions, words = demand.conditions, demand.otherwise
-            fulfils = await judge_conditions(conditions, words, []) if conditions else ()
+            fulfils = (await judge_conditions(conditions, words, [])).fulfils if conditions else ()
             ended = demand.said(turn.key, words, fulfils, turn.since_at, now)
         said = await self._store.say(ended)
         if said is not None and said.is_new:

@@ -318,6 +318,7 @@ class Intake:
                 unfinished=resumed.unfinished,
                 words=resumed.words,
                 cuts=resumed.cuts,
+                given_up=resumed.given_up,
                 is_cancelled=is_cancelled,
             )
         )

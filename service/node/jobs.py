@@ -1,6 +1,5 @@
 """Jobs as callers use them: posted, watched, read, cancelled, deleted; shared by the HTTP surface and the terminal."""
 
-import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from service.conversations.callers import ANYBODY, Caller
-from service.conversations.job import Job, JobId, TurnKind
+from service.conversations.job import Job, JobId, TurnKind, new_job_id
 from service.conversations.job_document import with_conversations
 from service.conversations.job_faults import JobRules
 from service.conversations.job_parser import check_schemas, parse_job
@@ -38,9 +37,9 @@ from service.node.tallies import Tallies
 from service.node.tool_catalog import ToolCatalog
 from service.scheduling.jobs.turn_record import Progress
 from service.scheduling.scheduler import Scheduler
-from service.store import deliveries, queries
+from service.store import deliveries, given_up, queries
 from service.store.news import Neighbours
-from service.store.records import NewJob, StoredEvent, StoredJob, Tally
+from service.store.records import GivenUp, NewJob, StoredEvent, StoredJob, Tally
 from service.store.store import Store
 from workers.lanes.lane_pool import Swap
 
@@ -146,8 +145,7 @@ class Jobs:
         if written is not document:  # a job keeps the schemas that it was posted with
             document, text = written, await anyio.to_thread.run_sync(msgspec.json.encode, written)
             await check_schemas(document, rules.limits, is_small=len(text) <= SMALL_BYTES)
-        is_small = len(text) <= SMALL_BYTES
-        if is_small:
+        if len(text) <= SMALL_BYTES:
             job = parse_job(document, new_job_id(), rules)
         else:
             job = await anyio.to_thread.run_sync(parse_job, document, new_job_id(), rules)
@@ -312,6 +310,10 @@ class Jobs:
         states = await self._store.read(queries.conversation_states(job_id))
         return [name for name, state in states.items() if state in ENDED_CONVERSATIONS]
 
+    async def given_up(self, job_id: JobId) -> list[GivenUp]:
+        """Return the patterns and schemas of a job that ran out of time too often."""
+        return await self._store.read(given_up.of_job(job_id))
+
     async def transcripts(self, job_id: JobId) -> AsyncIterator[Iterator[bytes]]:
         """Iterate over the JSON of all transcripts of a job that has ended, one in memory at a time."""
         for conversation_id in await self._store.read(queries.conversation_states(job_id)):
@@ -387,11 +389,6 @@ def _owned(job: Job, caller: Caller) -> Job:
         message = f"{job.priority} is above this key's max_priority, {caller.max_priority}"
         raise InvalidJob([Fault(path="priority", message=message)])
     return replace(job, owner=caller.name)
-
-
-def new_job_id() -> JobId:
-    """Return an id that no job has had."""
-    return JobId(f"job-{secrets.token_hex(8)}")
 
 
 def _written(document: object) -> tuple[bytes, str]:

@@ -15,7 +15,7 @@ from typing import Final
 from service.conversations.callers import Caller
 from service.errors import Fault, InvalidJob, TooMuchQueued
 from service.scheduling.scheduler import Scheduler
-from service.store import queries
+from service.store import usage
 from service.store.store import Store
 
 LOOK_S: Final = 1.0
@@ -82,7 +82,7 @@ class QueueBounds:
         is_old = now - self._looked_at.get(name, -LOOK_S) >= LOOK_S
         if is_old or self._waiting[name] + coming + self._scheduler.requests.waiting_of(name) > most:
             posted = self._posted[name]
-            unfinished = await self._store.read(queries.unfinished_of(name))
+            unfinished = await self._store.read(usage.unfinished_of(name))
             since = self._posted[name] - posted  # it may or may not have been there yet
             self._waiting[name] = unfinished - self._in_flight_of(name) + since
             self._looked_at[name] = now

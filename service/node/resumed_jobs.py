@@ -14,9 +14,9 @@ from service.conversations.log_fields import of_job
 from service.conversations.transcript import Turn, UnfinishedTurn
 from service.conversations.wording import ConversationWords
 from service.errors import InvalidJob, JobNotFound
-from service.store import heirs, memory_cuts, queries
+from service.store import given_up, heirs, memory_cuts, queries
 from service.store.databases.database import Connection
-from service.store.records import MemoryCut
+from service.store.records import GivenUp, MemoryCut
 from workers.log_context import line_about
 
 # In a document with an agent that a caller speaks for. Its conversations may be claimed one by one for long; no part
@@ -39,6 +39,7 @@ class ResumedJob(msgspec.Struct, frozen=True, kw_only=True):
     words: Mapping[str, ConversationWords | None]
     is_cancelled: bool
     cuts: Sequence[MemoryCut] = ()
+    given_up: Sequence[GivenUp] = ()
 
 
 def read_resumed_jobs(
@@ -83,6 +84,7 @@ def read_resumed_jobs(
                 words=queries.words(job_id, names)(connection),
                 is_cancelled=stored.is_cancel_requested,
                 cuts=memory_cuts.of_conversations(job_id, mine)(connection),
+                given_up=given_up.of_job(job_id)(connection),
             )
         )
     return resumed

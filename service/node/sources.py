@@ -249,7 +249,7 @@ def _inherited(job: Job, cuts: Mapping[int, Cut], sources: SourceOf, most: int) 
 
 
 class _Begun:
-    """What heirs of one cut have alike, decided once; they may be a thousand."""
+    """The answers about each cut of a source, found once for all heirs that begin with it."""
 
     def __init__(self, job: Job) -> None:
         self._job = job

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from service.conversations.job import Job, JobId, Mode
 from service.conversations.transcript import Turn, UnfinishedTurn
 from service.conversations.wording import ConversationWords
-from service.store.records import MemoryCut
+from service.store.records import GivenUp, MemoryCut
 from workers.notifier import Notifier
 
 T = TypeVar("T", Turn, UnfinishedTurn, MemoryCut)
@@ -32,6 +32,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     words: Mapping[str, ConversationWords | None] = msgspec.field(default_factory=dict)
     is_cancelled: bool = False
     cuts: Sequence[MemoryCut] = ()
+    given_up: Sequence[GivenUp] = ()
 
 
 class Admission:
@@ -120,6 +121,7 @@ def _pieces_of(whole: Piece) -> Iterator[Piece]:
             unfinished=[turn for conversation in conversations for turn in unfinished.get(conversation.id, ())],
             words=whole.words,
             is_cancelled=whole.is_cancelled,
+            given_up=whole.given_up,
             cuts=[cut for conversation in conversations for cut in cuts.get(conversation.id, ())],
         )
 

@@ -142,6 +142,7 @@ class Scheduler:
         live = self._job_turns.admit(job)
         live.resume_words(piece.words)
         live.memories.resume(piece.cuts)
+        live.overruns.resume((each.path, each.pattern) for each in piece.given_up)
         self.counters.conversations += len(job.conversations)
         spoken = (each for each in ended if each.kind is TurnKind.TURN and each.key.agent_id in live.agents)
         known = {turn.key: (turn.state, turn.reason) for turn in spoken}

@@ -98,6 +98,10 @@ class Claims:
         self.keep(claims)
         self._is_sure = self._will_be_sure
 
+    def doubt(self) -> None:
+        """Have the next claim tell all that is this node's and not known: a write has failed that may be stored."""
+        self._is_sure = self._will_be_sure = False
+
     def take_over(self, applied: "Applied") -> None:
         """Drop the conversations that facts have ended."""
         self.drop(applied.ended)

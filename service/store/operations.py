@@ -19,12 +19,13 @@ from service.conversations.states import (
 from service.conversations.transcript import ended_by, rfc3339
 from service.conversations.wording import encode_clock, encode_models
 from service.errors import NotEnded
-from service.store import deliveries, heirs, memory_cuts, queries
+from service.store import deliveries, given_up, heirs, memory_cuts, queries
 from service.store.databases.database import Connection, Membership
 from service.store.records import (
     ConversationMoved,
     ConversationWorded,
     Fact,
+    GivenUp,
     MemoryCut,
     NewJob,
     StoredJob,
@@ -166,7 +167,7 @@ def place_of(record: Fact) -> tuple[JobId, str]:
     match record:
         case ConversationMoved() | ConversationWorded():
             return record.job_id, record.conversation_id
-        case MemoryCut() | TurnMoved() | TurnRequeued() | ToolCallStarted() | ToolCallEnded():
+        case MemoryCut() | GivenUp() | TurnMoved() | TurnRequeued() | ToolCallStarted() | ToolCallEnded():
             return record.key[:2]
         case TurnEnded():
             return record.turn.key[:2]
@@ -176,7 +177,14 @@ def place_of(record: Fact) -> tuple[JobId, str]:
 
 def apply(
     connection: Connection,
-    record: ConversationWorded | MemoryCut | TurnMoved | TurnRequeued | TurnEnded | ToolCallStarted | ToolCallEnded,
+    record: ConversationWorded
+    | MemoryCut
+    | GivenUp
+    | TurnMoved
+    | TurnRequeued
+    | TurnEnded
+    | ToolCallStarted
+    | ToolCallEnded,
     events: Events,
 ) -> None:
     """Write a fact that ends no conversation; what its followers are told is added to ``events``."""
@@ -185,6 +193,8 @@ def apply(
             keep_words(connection, record)
         case MemoryCut():
             memory_cuts.add(connection, record)
+        case GivenUp():
+            given_up.add(connection, record)
         case TurnMoved():
             waits = {} if record.demand is None else {"wait_s": record.demand.wait_s}
             _tell_turn(events, record.key, record.at, state=record.state.value, worker=record.worker, **waits)

@@ -63,31 +63,6 @@ def owner(job_id: JobId) -> Query[str | None]:
     return query
 
 
-def unfinished_of(owner: str) -> Query[int]:
-    """Count the turns that have not ended of jobs that were posted with the key of that name.
-
-    Those that wait for a caller are not counted: they need nothing of Roundhouse. Those that a conversation which has
-    not ended has inherited are: they are held for it.
-    """
-
-    def query(connection: Connection) -> int:
-        row = connection.execute(
-            "SELECT coalesce(sum(total_turns - (SELECT count(*) FROM turns WHERE job_id = jobs.id AND kind = 'turn')"
-            " - (SELECT count(*) FROM awaited_turns WHERE job_id = jobs.id AND is_said = 0)), 0)"
-            " FROM jobs WHERE key_name = ? AND unfinished > 0",
-            (owner,),
-        ).fetchone()
-        held = connection.execute(
-            "SELECT coalesce(sum(heritages.turns), 0) FROM jobs JOIN heritages ON heritages.job_id = jobs.id"
-            " JOIN conversations ON conversations.job_id = jobs.id AND conversations.id = heritages.conversation_id"
-            " WHERE jobs.key_name = ? AND jobs.unfinished > 0 AND conversations.state IN ('queued', 'running')",
-            (owner,),
-        ).fetchone()
-        return sum(0 if found is None else int(found[0]) for found in (row, held))
-
-    return query
-
-
 def document(job_id: JobId) -> Query[str]:
     """Return the JSON of a job as it was posted: apart, since it may be megabytes, and only recovery reads it."""
 

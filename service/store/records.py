@@ -67,6 +67,23 @@ class MemoryCut(msgspec.Struct, frozen=True, kw_only=True):
     from_round: int
 
 
+class GivenUp(msgspec.Struct, frozen=True, kw_only=True):
+    """From a turn on a pattern, or without one a schema, is not tried any more: it ran out of time too often.
+
+    ``path`` is where it stands in the job's document, of ``until`` in the conversation's.
+    """
+
+    key: TurnKey
+    path: str
+    pattern: str | None = None
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The form in which callers see it."""
+        since = {"conversation": self.key.conversation_id, "agent": self.key.agent_id, "round": self.key.round}
+        return {"path": self.path, "pattern": self.pattern, "since": since}
+
+
 class TurnMoved(msgspec.Struct, frozen=True, kw_only=True):
     """A turn got ready, or was put on a slot of ``worker``, for which it had waited ``waited_s`` seconds.
 
@@ -158,6 +175,7 @@ Fact = (
     ConversationMoved
     | ConversationWorded
     | MemoryCut
+    | GivenUp
     | TurnMoved
     | TurnEnded
     | TurnRequeued

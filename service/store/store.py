@@ -295,6 +295,8 @@ class Store:
         def take_over(future: "Future[T]") -> None:
             if future.exception() is None:
                 on_committed(future.result())
+            else:  # it may be stored all the same, and what it has claimed is ours
+                self._claims.doubt()
             # The writer never waits for the loop: the loop may be waiting for the writer, to close.
             self._loop.call_soon_threadsafe(tell, future.exception() is None)
 

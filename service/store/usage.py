@@ -86,3 +86,28 @@ def has_older(connection: Connection, day: str) -> bool:
 def release(connection: Connection, day: str) -> None:
     """Forget what was used before a day."""
     connection.execute("DELETE FROM usage WHERE day < ?", (day,))
+
+
+def unfinished_of(owner: str) -> Callable[[Connection], int]:
+    """Count the turns that have not ended of jobs that were posted with the key of that name.
+
+    Those that wait for a caller are not counted: they need nothing of Roundhouse. Those that a conversation which has
+    not ended has inherited are: they are held for it.
+    """
+
+    def query(connection: Connection) -> int:
+        row = connection.execute(
+            "SELECT coalesce(sum(total_turns - (SELECT count(*) FROM turns WHERE job_id = jobs.id AND kind = 'turn')"
+            " - (SELECT count(*) FROM awaited_turns WHERE job_id = jobs.id AND is_said = 0)), 0)"
+            " FROM jobs WHERE key_name = ? AND unfinished > 0",
+            (owner,),
+        ).fetchone()
+        held = connection.execute(
+            "SELECT coalesce(sum(heritages.turns), 0) FROM jobs JOIN heritages ON heritages.job_id = jobs.id"
+            " JOIN conversations ON conversations.job_id = jobs.id AND conversations.id = heritages.conversation_id"
+            " WHERE jobs.key_name = ? AND jobs.unfinished > 0 AND conversations.state IN ('queued', 'running')",
+            (owner,),
+        ).fetchone()
+        return sum(0 if found is None else int(found[0]) for found in (row, held))
+
+    return query

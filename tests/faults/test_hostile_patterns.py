@@ -145,5 +145,5 @@ def test_a_pattern_that_runs_out_of_time_is_given_up_in_its_job(tmp_path: Path, 
         (given_up,) = service.get(f"/v1/jobs/{job_id}/result")["given_up"]
         assert given_up["pattern"] == SLOW % 3
         assert given_up["path"] == ("until[0].matches" if where == "until" else "agents[0].validation.pattern")
-        assert (given_up["from"]["conversation"], given_up["from"]["agent"]) == ("c0", "a")
-        assert 0 <= given_up["from"]["round"] < TRIED
+        assert (given_up["since"]["conversation"], given_up["since"]["agent"]) == ("c0", "a")
+        assert 0 <= given_up["since"]["round"] < TRIED

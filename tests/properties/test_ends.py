@@ -125,8 +125,8 @@ def after_each(shape: Shape, agent: int) -> set[int]:
 def test_silence_matches_nothing() -> None:
     """Specification, "Ends": not even a pattern that an empty text would match."""
     conditions = conditions_of((Condition(agent="a", matches="^"), Condition(agent="a", says=("yes",))), "a")
-    assert find_fulfilled(conditions, " \n", (), 1.0) == ()
-    assert find_fulfilled(conditions, " Yes ", (), 1.0) == (0, 1)
+    assert find_fulfilled(conditions, " \n", (), 1.0).fulfils == ()
+    assert find_fulfilled(conditions, " Yes ", (), 1.0).fulfils == (0, 1)
 
 
 def holding(until: Until, record: Mapping[Place, TurnDigest], number: int) -> set[int]:

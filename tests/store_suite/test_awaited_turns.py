@@ -10,7 +10,7 @@ from service.conversations.job import SpokenBy, TurnKey
 from service.conversations.states import ConversationState, TurnState
 from service.conversations.transcript import Turn
 from service.errors import ConversationNotFound
-from service.store import awaited_turns, queries
+from service.store import awaited_turns, queries, usage
 from service.store.awaited_turns import Which
 from service.store.records import TurnEnded, TurnMoved
 from service.store.store import Store
@@ -137,4 +137,4 @@ async def test_a_list_is_of_a_job_or_of_a_key(store: Store) -> None:
     assert read == [key("b")]
     assert len(await store.read(awaited_turns.listed(Which(owner="alice"), 0, 10))) == 3
     assert await store.read(awaited_turns.listed(Which(owner="bob"), 0, 10)) == []
-    assert await store.read(queries.unfinished_of("alice")) == 0, "they do not count as queued"
+    assert await store.read(usage.unfinished_of("alice")) == 0, "they do not count as queued"

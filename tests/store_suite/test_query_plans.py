@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from service.conversations.awaited_turn import AwaitedTurn
 from service.conversations.job import JobId
 from service.conversations.states import TurnState
-from service.store import awaited_turns, queries
+from service.store import awaited_turns, usage
 from service.store.awaited_turns import Which
 from service.store.databases.database import Connection, Cursor, Database, Membership
 from service.store.databases.postgres import PostgresDatabase
@@ -128,7 +128,7 @@ ASKED: dict[str, Ask] = {
     "whether a wait ends": lambda store: store.read(awaited_turns.ends_next),
     "what is due": lambda store: store.take_due(),
     "what callers said to this node": lambda store: store.read(awaited_turns.said_to(store.node_id)),
-    "what of a key waits": lambda store: store.read(queries.unfinished_of("alice")),
+    "what of a key waits": lambda store: store.read(usage.unfinished_of("alice")),
     "words of a caller": lambda store: store.say(DEMAND.said(key("a", 0, 0, SMALL), "Hello.", (), NOW, NOW)),
 }
 

@@ -8,8 +8,10 @@ the program that uses us, which may start an engine. They are in a session of th
 import pickle
 import subprocess
 import sys
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from enum import Enum
 from pathlib import Path
 from typing import Final, Self, TypeVar, TypeVarTuple, cast
@@ -42,10 +44,15 @@ class Purpose(Enum):
     ANSWERS = "answers"
 
 
+asked_for: ContextVar[str | None] = ContextVar("offloaded for", default=None)  # the key whose call it is
+
+
 async def offload(
     function: Callable[[*Args], T], *arguments: *Args, limit_s: float, purpose: Purpose = Purpose.ANSWERS
 ) -> T:
     """Run ``function`` in another process; return its result. The wait in the queue counts towards no limit.
+
+    Keys (``asked_for``) take turns in the queue.
 
     Raises:
         TimeoutError: it takes longer than ``limit_s``, and was ended; or its processes died.
@@ -62,10 +69,12 @@ async def offload(
         await pool.close()
 
 
-async def judge(function: Callable[[*Args, float], T], *arguments: *Args, size: int) -> T:
+async def judge(
+    function: Callable[[*Args, float], T], *arguments: *Args, size: int, aside: Callable[[], None] = lambda: None
+) -> T:
     """Run ``function``, whose last parameter is a limit in seconds: here if that is quick, else offloaded.
 
-    ``size`` is the longest text that it looks at, in characters.
+    ``size`` is the longest text that it looks at, in characters. ``aside`` is called before it is offloaded.
 
     Raises:
         TimeoutError: it takes too long elsewhere as well.
@@ -73,6 +82,7 @@ async def judge(function: Callable[[*Args, float], T], *arguments: *Args, size: 
     if size <= QUICK_CHARS:
         with suppress(TimeoutError):  # it may be done in the time that there is elsewhere
             return function(*arguments, QUICK_S)
+    aside()
     return await offload(function, *arguments, ELSEWHERE_S, limit_s=JUDGE_LIMIT_S)
 
 
@@ -98,7 +108,7 @@ class Pool:
         self.users = 0
         self._is_closed = False
         self._idle: list[_Helper] = []
-        self._places = {purpose: anyio.CapacityLimiter(AT_ONCE) for purpose in Purpose}
+        self._places = {purpose: _Places(AT_ONCE) for purpose in Purpose}
 
     def __repr__(self) -> str:
         return f"<Pool idle={len(self._idle)} {self._places}>"
@@ -106,9 +116,9 @@ class Pool:
     async def run(self, request: bytes, limit_s: float, purpose: Purpose) -> object:
         """Run a pickled call; return its result, or raise as ``offload`` does."""
         places = self._places[purpose]
-        if purpose is Purpose.DOCUMENTS and places.statistics().tasks_waiting >= CROWD:
+        if purpose is Purpose.DOCUMENTS and places.waiting >= CROWD:
             raise OffloadCrowded(f"{CROWD} documents are waiting to be looked at")
-        async with places:
+        async with places.take(asked_for.get()):
             for _ in range(TRIES):
                 try:
                     answer = await self._ask(request, limit_s)
@@ -149,6 +159,59 @@ class Pool:
 
 
 _pool: RunVar[Pool | None] = RunVar("offload pool")
+
+
+class _Places:
+    """Places for calls; those who wait for one take turns, and the calls of each are taken in their order."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: dict[str | None, deque[anyio.Event]] = {}  # whose turn is next stands first
+
+    def __repr__(self) -> str:
+        return f"<_Places free={self._free} waiting={self.waiting}>"
+
+    @property
+    def waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    @asynccontextmanager
+    async def take(self, whose: str | None) -> AsyncIterator[None]:
+        """Hold a place for a block."""
+        if self._free:
+            self._free -= 1
+        else:
+            await self._wait(whose)
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, whose: str | None) -> None:
+        turn = anyio.Event()
+        queue = self._waiting.setdefault(whose, deque())
+        queue.append(turn)
+        try:
+            await turn.wait()
+        except BaseException:
+            if turn.is_set():  # the place is ours, and nobody uses it
+                self._pass_on()
+            else:
+                queue.remove(turn)
+                if not queue:
+                    del self._waiting[whose]
+            raise
+
+    def _pass_on(self) -> None:
+        if not self._waiting:
+            self._free += 1
+            return
+        whose = next(iter(self._waiting))
+        queue = self._waiting.pop(whose)
+        turn = queue.popleft()
+        if queue:
+            self._waiting[whose] = queue
+        turn.set()
 
 
 class _Helper:

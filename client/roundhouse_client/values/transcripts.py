@@ -127,11 +127,33 @@ class Transcript(Value):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnPlace(Value):
+    """The place of a turn in its job."""
+
+    conversation: str
+    agent: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp(Value):
+    """A pattern, or without one a schema, that is not tried any more from a turn on: it ran out of time too often.
+
+    ``path`` is where it stands in the job; of a condition, in its conversation's ``until``.
+    """
+
+    path: str
+    pattern: str | None
+    since: TurnPlace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result(Value):
     """All transcripts of a job that has ended; the client gives them one by one."""
 
     id: str
     state: str
+    given_up: tuple[GivenUp, ...]
     conversations: tuple[Transcript, ...]
 
 

@@ -79,14 +79,16 @@ def callers_turns_router(jobs: Jobs, callers: CallersTurns, limits: Limits) -> A
         openapi_extra=body_of(WordsSpec),
         dependencies=[Depends(check_seen)],
     )
-    async def say(job_id: str, conversation_id: str, agent: str, round_number: int, request: Request) -> Response:
+    async def say(
+        job_id: str, conversation_id: str, agent: str, round_number: int, request: Request, caller: CallerNow
+    ) -> Response:
         document = await read_document(request, limits)
         try:
             words = WordsSpec.model_validate(document)
         except ValidationError as error:
             raise InvalidWords("; ".join(map(str, faults_of(error, WordsSpec)))) from error
         place = TurnKey(JobId(job_id), conversation_id, agent, max(-1, min(round_number, MOST_ROUND)))
-        turn, is_new = await callers.say(place, words.text)
+        turn, is_new = await callers.say(place, words.text, caller.name)
         return _json(turn_document(turn), status=201 if is_new else 200)
 
     return router

@@ -1,15 +1,10 @@
 """The HTTP surface of jobs."""
 
-import csv
-import io
-from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Annotated, Final, Literal
 
-import anyio.lowlevel
 import msgspec
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
-from msgspec import Struct
 from starlette.responses import StreamingResponse
 
 from roundhouse_client.values import jobs as values
@@ -26,90 +21,23 @@ from service.conversations.states import ENDED_TURNS, ConversationState, JobStat
 from service.errors import InvalidParameter
 from service.node.jobs import Jobs, JobView
 from service.node.prompt_history import AskedPrompt, PromptHistory
-from service.store.records import StoredJob
+from service.node.results import ResultForm, result_pieces, spread
 from transport.dialects.openai import message_document
 
 CSV: Final = "text/csv"
-COLUMNS: Final = (
-    *("job", "conversation", "round", "agent", "state", "reason", "detail", "text", "worker"),
-    *("prompt_tokens", "cached_tokens", "completion_tokens", "started_at", "finished_at", "kind", "inherited"),
-)
-FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r")
 MAX_KEY_LENGTH: Final = 255
 MOST_WAIT_S: Final = 60.0
 MOST_TURNS: Final = 2**31
 MAX_DIGITS: Final = 18  # within 64 bits
 CURSOR: Final = f"^[0-9]{{1,{MAX_DIGITS}}}$"
 JSON: Final = "application/json"
+MEDIA_TYPES: Final = {ResultForm.JSON: JSON, ResultForm.JSONL: NDJSON, ResultForm.CSV: CSV}
 BODY: Final = {
     "requestBody": {
         "required": True,
         "content": {kind: {"schema": {"$ref": "#/components/schemas/JobSpec"}} for kind in (JSON, NDJSON, YAML)},
     }
 }
-
-
-class _Usage(Struct):
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
-class _Origin(Struct):
-    job: str
-    conversation: str
-
-
-class _Turn(Struct):
-    agent: str
-    round: int
-    state: str
-    usage: _Usage
-    text: str = ""
-    reason: str | None = None
-    detail: str | None = None
-    worker: str | None = None
-    started_at: str | None = None
-    finished_at: str | None = None
-    kind: str = ""
-    inherited: _Origin | None = None
-
-
-class _Transcript(Struct):
-    id: str
-    turns: list[_Turn]
-
-
-_decode = msgspec.json.Decoder(_Transcript).decode
-
-
-async def csv_rows(job_id: str, transcripts: AsyncIterator[Iterator[bytes]]) -> AsyncIterator[bytes]:
-    """Yield a heading and the rows of each conversation, in the order of the job document."""
-    yield _line(COLUMNS)
-    async for pieces in transcripts:
-        transcript = _decode(b"".join(pieces))
-        for turn in transcript.turns:
-            origin = turn.inherited
-            yield _line(
-                (
-                    *(job_id, transcript.id, turn.round, turn.agent, turn.state, turn.reason, turn.detail),
-                    *(turn.text, turn.worker, turn.usage.prompt_tokens, turn.usage.cached_tokens),
-                    *(turn.usage.completion_tokens, turn.started_at, turn.finished_at, turn.kind),
-                    None if origin is None else f"{origin.job}/{origin.conversation}",
-                )
-            )
-        await anyio.lowlevel.checkpoint()
-
-
-def _line(cells: tuple[object, ...]) -> bytes:
-    written = io.StringIO(newline="")
-    csv.writer(written).writerow([_as_text(cell) for cell in cells])
-    return written.getvalue().encode()
-
-
-def _as_text(cell: object) -> object:
-    """Mark a text as one that a spreadsheet would compute: whoever opens the file did not write it (OWASP)."""
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULAS) else cell
 
 
 def jobs_router(jobs: Jobs, limits: Limits) -> APIRouter:
@@ -236,14 +164,9 @@ def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
             **refused(400, 401, 404, 409),
         },
     )
-    async def get_result(job_id: str, format: Literal["json", "jsonl", "csv"] = "json") -> Response:  # noqa: A002 - the specification's
+    async def get_result(job_id: str, format: ResultForm = ResultForm.JSON) -> Response:  # noqa: A002 - the specification's
         stored = await jobs.ended(JobId(job_id))
-        transcripts = jobs.transcripts(stored.id)
-        if format == "jsonl":
-            return StreamingResponse(_lines(transcripts), media_type=NDJSON)
-        if format == "csv":
-            return StreamingResponse(csv_rows(stored.id, transcripts), media_type=CSV)
-        return StreamingResponse(_whole(stored, transcripts), media_type=JSON)
+        return StreamingResponse(result_pieces(jobs, stored, format), media_type=MEDIA_TYPES[format])
 
     @router.get(
         "/conversations/{conversation_id}",
@@ -257,7 +180,7 @@ def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
         after: Annotated[int, Query(ge=0, le=MOST_TURNS, description="without the first so many ended turns")] = 0,
     ) -> Response:
         pieces = await jobs.transcript_json(JobId(job_id), conversation_id, after)
-        return StreamingResponse(_pieces(pieces), media_type=JSON)
+        return StreamingResponse(spread(pieces), media_type=JSON)
 
     @router.get(
         "/conversations/{conversation_id}/turns/{agent}/{round_number}/prompt",
@@ -367,33 +290,6 @@ def _turn_counts(view: JobView) -> values.TurnCounts:
 def _is_number(text: str) -> bool:
     """Whether a text is a number that the store can hold."""
     return text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
-
-
-async def _pieces(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Send pieces as they are made, and let everybody else have a turn between them."""
-    for piece in pieces:
-        yield piece
-        await anyio.lowlevel.checkpoint()
-
-
-async def _lines(transcripts: AsyncIterator[Iterator[bytes]]) -> AsyncIterator[bytes]:
-    async for transcript in transcripts:
-        async for piece in _pieces(transcript):
-            yield piece
-        yield b"\n"
-
-
-async def _whole(stored: StoredJob, transcripts: AsyncIterator[Iterator[bytes]]) -> AsyncIterator[bytes]:
-    """Yield the JSON of a job's result, which may be larger than our memory."""
-    yield msgspec.json.encode({"id": stored.id, "state": stored.state})[:-1] + b',"conversations":['
-    is_first = True
-    async for transcript in transcripts:
-        if not is_first:
-            yield b","
-        is_first = False
-        async for piece in _pieces(transcript):
-            yield piece
-    yield b"]}"
 
 
 def _json(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -237,7 +237,13 @@ class ToolsEnded(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-SlotEvent = ToolsBegan | KeepOver | ToolsEnded
+class AnswerWhole(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of a turn in flight is whole, and is judged elsewhere: others may have its slot, for good."""
+
+    key: TurnKey
+
+
+SlotEvent = ToolsBegan | KeepOver | ToolsEnded | AnswerWhole
 TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
 WorkerEvent = WorkerReady | WorkerNotReady | ModelLost | ModelRegained
 Note = KvUseTold | PromptRead | TimeTold | TurnSpent | SlotsKept | DeferralOver | HoldOver

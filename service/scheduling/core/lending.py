@@ -12,7 +12,16 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from service.conversations.job import TurnKey
-from service.scheduling.core.events import KeepSlot, LendSlot, LoseSlot, SlotEvent, TakeBackSlot, ToolsBegan, ToolsEnded
+from service.scheduling.core.events import (
+    AnswerWhole,
+    KeepSlot,
+    LendSlot,
+    LoseSlot,
+    SlotEvent,
+    TakeBackSlot,
+    ToolsBegan,
+    ToolsEnded,
+)
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.queue.affinity import SpeedEstimates
 from workers.policy.pace import Mean
@@ -42,6 +51,8 @@ class SlotLending:
             self._running.pop(event.key, None)
         elif isinstance(event, ToolsBegan):
             yield from self._begin(event)
+        elif isinstance(event, AnswerWhole):
+            self._in_flight.lend(event.key)
         elif number is None:
             return
         elif isinstance(event, ToolsEnded):

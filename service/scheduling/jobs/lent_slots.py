@@ -61,6 +61,10 @@ class TurnSlot:
             self._lease.release()
             self._lease, self._lent_at, self._is_settled = None, time.monotonic(), anyio.Event()
 
+    def leave_for_good(self) -> None:
+        """Let other turns have it for good: its answer is whole, and it is given back already."""
+        self._post(events.AnswerWhole(key=self.key))
+
     def take_back(self, lease: Lease) -> None:
         """Go on with another slot of the same worker."""
         self._lease = lease

@@ -17,6 +17,7 @@ from service.conversations.transcript import Attempt, Turn, UnfinishedTurn
 from service.conversations.until import NOTHING, TurnDigest, digest_of
 from service.conversations.validation import Validation, chosen_in
 from service.conversations.wording import UNSTORED, ConversationWords, wording_of
+from service.scheduling.jobs.judging import Overruns
 from service.scheduling.jobs.memories import Memories
 from workers.outcome import FailureReason
 from workers.requests.prompts.bios import BiosPolicy
@@ -43,6 +44,7 @@ class JobPrompts:
         self.words: dict[str, ConversationWords] = {}  # of conversations that have begun
         self._began_unstored: set[str] = set()  # before their words were stored with them
         self.memories = Memories(self)
+        self.overruns = Overruns()
         self._pins: dict[tuple[str, str], int] = {}  # of conversations that want one version: the first, by model
 
     def extend(self, conversations: Iterable[Conversation]) -> None:

@@ -1,6 +1,8 @@
 """One turn of a job from its first slot to its end: what its workers are asked, and what each end means for it."""
 
 import logging
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -10,20 +12,21 @@ import msgspec
 from msgspec.structs import replace
 from typing_extensions import override
 
-from service.conversations.job import Agent, JobId, Mode, TurnKey
+from service.conversations.job import JobId, Mode, TurnKey
+from service.conversations.log_fields import of_job
 from service.conversations.measures import AttemptMeasures
 from service.conversations.prompt_messages import Rejected
 from service.conversations.prompt_record import PromptRecord
 from service.conversations.states import ENDED_TURNS, TurnState
 from service.conversations.transcript import Attempt, Charges, Turn, UnfinishedTurn
 from service.conversations.turn_failures import leaves
-from service.conversations.until import NOTHING, Condition, TurnDigest, conditions_of, find_fulfilled
-from service.conversations.validation import Validation
+from service.conversations.until import NOTHING, TurnDigest
 from service.errors import StoreUnavailable
 from service.scheduling.attempt import RunningAttempt, usage_key
 from service.scheduling.core import events
 from service.scheduling.core.blame import Trial
 from service.scheduling.endings import ending_of
+from service.scheduling.jobs.judging import TRIES, AnswerJudge, constraint_of, judge_answer
 from service.scheduling.jobs.lent_slots import LentSlots, TurnSlot
 from service.scheduling.jobs.memory_cut import cut_memory
 from service.scheduling.jobs.prompts import JobPrompts
@@ -32,46 +35,17 @@ from service.scheduling.jobs.turn_record import record_so_far, said_in, with_ans
 from service.scheduling.work import End, OnSlot, RunCounters, SchedulerStore
 from service.store import records
 from service.store.records import StoredToolCall
-from transport.request import Constraint, Thought
-from workers.offload.pool import judge as judge_offloaded
+from transport.request import Constraint
+from workers.log_context import line_about
+from workers.offload.pool import asked_for
 from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed
 from workers.requests.request import CONSTRAINTS, Demand
 from workers.requests.slots import Lease
 from workers.supervised import SupervisedWorker
 
+MOST_JUDGED: Final = 64  # answers of a key that are judged without a slot: their turns would pile up
 STORE_PAUSE_S: Final = 1.0  # before a turn is ready again whose calls of tools could not be read
 logger = logging.getLogger(__name__)
-
-
-async def judge_conditions(conditions: Mapping[int, Condition], words: str, signals: Sequence[str]) -> tuple[int, ...]:
-    """Return the places of the conditions that a turn fulfils; a pattern that takes too long is not matched."""
-    size = max(len(words), sum(condition.chars for condition in conditions.values()))
-    try:
-        return await judge_offloaded(find_fulfilled, conditions, words, signals, size=size)
-    except TimeoutError:
-        quick = {place: condition for place, condition in conditions.items() if condition.matches is None}
-        logger.warning("a pattern of until takes too long on %d characters, and counts as not matched", len(words))
-        return find_fulfilled(quick, words, signals, 0.0)
-
-
-async def judge(validation: Validation, answer: str, *, has_markup: bool = True) -> str | None:
-    """Return the fault of an answer, or None; an answer that takes too long to judge has one.
-
-    In a caller's words there is no markup.
-    """
-    fault_of = validation.fault_of if has_markup else validation.fault_of_words
-    try:
-        return await judge_offloaded(fault_of, answer, size=max(len(answer), validation.chars))
-    except TimeoutError:
-        return "its validation did not end in time"
-
-
-def constraint_of(agent: Agent) -> Constraint | None:
-    """Return the constraint of an agent's answers; None if its author sets one, or wants none."""
-    validation = agent.validation
-    if validation is None or not validation.is_constrained or agent.is_constrained:
-        return None
-    return validation.constraint(Thought.OPTIONAL if agent.markup else Thought.NONE)
 
 
 class TurnSurroundings(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +59,7 @@ class TurnSurroundings(msgspec.Struct, frozen=True, kw_only=True):
     outlet: SchedulerStore
     counters: RunCounters
     slots: LentSlots
+    judged: Counter[str | None] = msgspec.field(default_factory=Counter)  # answers without a slot, by their keys
     has_several_keys: Callable[[], bool] = lambda: False
 
 
@@ -110,6 +85,8 @@ class JobTurn(OnSlot):
         self._until = self._prompts.conversations[key.conversation_id].until
         self._prompt: PromptRecord | None = None  # of the attempt, once it was made
         self._slot: TurnSlot | None = None  # while it runs
+        self._has_left = False  # its slot, while its answer is judged
+        self._owner = self._prompts.job.owner
         self._fault: str | None = None  # of the answer that was judged
         self._fulfils: tuple[int, ...] = ()  # the conditions that it fulfils by itself
         self.charges = so_far.charges if so_far else Charges()
@@ -183,28 +160,47 @@ class JobTurn(OnSlot):
     @override
     async def run(self, worker: SupervisedWorker, lease: Lease) -> Outcome:
         slots = self._around.slots
+        asked_for.set(self._owner)
         try:
             with slots.hold(self.key, worker.spec.name, self.attempt, lease) as self._slot:
                 outcome = await self._ask(worker)
             if isinstance(outcome, Completed) and (self._until or self._agent.validation is not None):
-                await self._judge()  # its slot may be another turn's meanwhile
+                await self._judge()
         except StoreUnavailable as error:
             logger.warning("turn %s: %s", self.key, error)
             await anyio.sleep(STORE_PAUSE_S)
             return Cancelled(reason=CancelReason.STORE_LOST)
         finally:
             slots.forget(self.key)
+            if self._has_left:
+                self._around.judged[self._owner] -= 1
+                self._has_left = False
         return outcome
 
     async def _judge(self) -> None:
         """Judge a complete answer: whether it is valid, and then which conditions it fulfils."""
-        answer, validation = self.attempt.answer, self._agent.validation
-        if validation is not None:
-            self._fault = await judge(validation, answer.text)
-        conditions = conditions_of(self._until, self._agent.id)
-        if self._fault is None and conditions:
+        answer, began_at, prompts = self.attempt.answer, time.monotonic(), self._prompts
+        place = prompts.places[self._agent.id]
+        judge = AnswerJudge(self._agent, place, self._until, prompts.overruns, self._leave_slot, self._give_up)
+        self._fault = await judge.find_fault(answer.text)
+        if self._fault is None and self._until:
             words = said_in(answer, has_markup=self._agent.markup).words
-            self._fulfils = await judge_conditions(conditions, words, [signal.name for signal in answer.signals])
+            self._fulfils = await judge.find_fulfilled(words, [signal.name for signal in answer.signals])
+        if self._has_left:
+            self.attempt.lent_s += time.monotonic() - began_at
+
+    def _leave_slot(self) -> None:
+        """Let another turn have the slot while others judge the answer, unless too many are judged by now."""
+        judged = self._around.judged
+        if self._slot is not None and not self._has_left and judged[self._owner] < MOST_JUDGED:
+            self._has_left = True
+            judged[self._owner] += 1
+            self._slot.leave_for_good()
+
+    def _give_up(self, path: str, pattern: str | None) -> None:
+        text = "job %s: %s ran out of time %d times, and is not tried any more: %s"
+        logger.warning(text, self.key.job_id, path, TRIES, pattern, extra=line_about(of_job(self.key.job_id)))
+        self._around.outlet.append_nowait([records.GivenUp(key=self.key, path=path, pattern=pattern)], lambda: None)
 
     async def _ask(self, worker: SupervisedWorker) -> Outcome:
         version = worker.weights.version if worker.weights else None
@@ -244,7 +240,11 @@ class JobTurn(OnSlot):
         return Demand(constraint=constraint, is_met=is_met, at_once=bool(self.rejected))
 
     async def _is_valid(self, text: str) -> bool:
-        return self._agent.validation is None or await judge(self._agent.validation, text) is None
+        """Whether an answer that still has its slot is valid; nothing is counted for it, since it is judged again."""
+        try:
+            return self._agent.validation is None or await judge_answer(self._agent.validation, text) is None
+        except TimeoutError:
+            return False
 
     async def _perform(
         self, worker: SupervisedWorker, earlier: Sequence[StoredToolCall], demand: Demand | None, *, is_told: bool

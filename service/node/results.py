@@ -1,0 +1,158 @@
+"""The result of a job in the forms that callers read: one document, a transcript a line, or a table of turns."""
+
+import csv
+import io
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from enum import StrEnum
+from itertools import chain
+from typing import Any, Final
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import msgspec
+from msgspec import Struct
+
+from service.node.jobs import Jobs
+from service.store.records import StoredJob
+
+COLUMNS: Final = (
+    *("job", "conversation", "round", "agent", "state", "reason", "detail", "text", "worker"),
+    *("prompt_tokens", "cached_tokens", "completion_tokens", "started_at", "finished_at", "kind", "inherited"),
+)
+MOST_NAMES: Final = 200  # of metadata and of variables that have columns of their own
+FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r")
+Transcripts = AsyncIterator[Iterator[bytes]]
+
+
+class ResultForm(StrEnum):
+    """The form of a result."""
+
+    JSON = "json"
+    JSONL = "jsonl"
+    CSV = "csv"
+
+
+async def result_pieces(jobs: Jobs, stored: StoredJob, form: ResultForm) -> AsyncIterator[bytes]:
+    """Yield the result of a job that has ended, which may be larger than our memory."""
+    transcripts = jobs.transcripts(stored.id)
+    if form is ResultForm.CSV:
+        document = await jobs.document(stored.id, "all")
+        pieces = csv_rows(stored.id, await anyio.to_thread.run_sync(msgspec.json.decode, document), transcripts)
+    elif form is ResultForm.JSONL:
+        pieces = _lines(transcripts)
+    else:
+        given_up = [each.document for each in await jobs.given_up(stored.id)]
+        pieces = _whole(stored, given_up, transcripts)
+    async for piece in pieces:
+        yield piece
+
+
+async def spread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield pieces as they are made, and let everybody else have a turn between them."""
+    for piece in pieces:
+        yield piece
+        await anyio.lowlevel.checkpoint()
+
+
+async def _lines(transcripts: Transcripts) -> AsyncIterator[bytes]:
+    async for transcript in transcripts:
+        async for piece in spread(transcript):
+            yield piece
+        yield b"\n"
+
+
+async def _whole(stored: StoredJob, given_up: Sequence[object], transcripts: Transcripts) -> AsyncIterator[bytes]:
+    head = {"id": stored.id, "state": stored.state, "given_up": given_up}
+    yield msgspec.json.encode(head)[:-1] + b',"conversations":['
+    is_first = True
+    async for transcript in transcripts:
+        if not is_first:
+            yield b","
+        is_first = False
+        async for piece in spread(transcript):
+            yield piece
+    yield b"]}"
+
+
+class _Usage(Struct):
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Origin(Struct):
+    job: str
+    conversation: str
+
+
+class _Turn(Struct):
+    agent: str
+    round: int
+    state: str
+    usage: _Usage
+    text: str = ""
+    reason: str | None = None
+    detail: str | None = None
+    worker: str | None = None
+    started_at: str | None = None
+    finished_at: str | None = None
+    kind: str = ""
+    inherited: _Origin | None = None
+
+
+class _Transcript(Struct):
+    id: str
+    turns: list[_Turn]
+
+
+_decode = msgspec.json.Decoder(_Transcript).decode
+
+
+async def csv_rows(job_id: str, document: Mapping[str, Any], transcripts: Transcripts) -> AsyncIterator[bytes]:
+    """Yield a heading and the rows of each conversation, in the order of the job's document.
+
+    What the document says of conversations in ``metadata`` and ``variables`` stands in columns behind the others.
+    """
+    posted = [given if isinstance(given, dict) else {} for given in document.get("conversations") or ()]
+    named = [(field, name) for field in ("metadata", "variables") for name in _names(posted, field)]
+    yield _line((*COLUMNS, *(f"{field}.{name}" for field, name in named)))
+    places = iter(posted)
+    async for pieces in transcripts:
+        transcript, given = _decode(b"".join(pieces)), next(places, {})
+        own = [_cell((given.get(field) or {}).get(name)) for field, name in named]
+        for turn in transcript.turns:
+            origin = turn.inherited
+            yield _line(
+                (
+                    *(job_id, transcript.id, turn.round, turn.agent, turn.state, turn.reason, turn.detail),
+                    *(turn.text, turn.worker, turn.usage.prompt_tokens, turn.usage.cached_tokens),
+                    *(turn.usage.completion_tokens, turn.started_at, turn.finished_at, turn.kind),
+                    None if origin is None else f"{origin.job}/{origin.conversation}",
+                    *own,
+                )
+            )
+        await anyio.lowlevel.checkpoint()
+
+
+def _names(conversations: Sequence[Mapping[str, Any]], field: str) -> list[str]:
+    """Return the names that conversations have in a field, in the order in which they come first."""
+    fields = (each.get(field) for each in conversations)
+    return list(dict.fromkeys(chain.from_iterable(each for each in fields if isinstance(each, dict))))[:MOST_NAMES]
+
+
+def _cell(value: object) -> object:
+    """Return a value of JSON as it stands in a table: a text or a number as it is, all else as JSON."""
+    is_plain = value is None or (isinstance(value, str | int | float) and not isinstance(value, bool))
+    return value if is_plain else msgspec.json.encode(value).decode()
+
+
+def _line(cells: Sequence[object]) -> bytes:
+    written = io.StringIO(newline="")
+    csv.writer(written).writerow([_as_text(cell) for cell in cells])
+    return written.getvalue().encode()
+
+
+def _as_text(cell: object) -> object:
+    """Mark a text as one that a spreadsheet would compute: whoever opens the file did not write it (OWASP)."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULAS) else cell
