@@ -11,8 +11,12 @@ import typer
 from rich.console import Console
 
 from roundhouse_client import AnswerLost, AnswerMalformed, Client, Refused, Unreachable
+from roundhouse_client.drivers.exchange import DEFAULT_URL
 from roundhouse_client.flows.steps import Pause
+from workers.process.listeners import foreign_listener
 
+DEFAULT_PORT: Final = 8080
+FIRST_PERSON: Final = 1000  # users below are the system's, which may keep a service for all (login.defs(5), UID_MIN)
 PIPE_WIDTH: Final = 1000  # a pipe has no width that anything would have to fit
 UrlOption = Annotated[str, typer.Option(envvar="ROUNDHOUSE_URL", help="Where the service is.")]
 KeyOption = Annotated[str | None, typer.Option(envvar="ROUNDHOUSE_API_KEY", help="One of the service's api_keys.")]
@@ -37,8 +41,13 @@ def connect(url: str, api_key: str | None) -> Iterator[Client]:
     """Return a client of the service; it does not speak to it yet.
 
     Raises:
-        ServiceAway: the service does not answer, what answers is not Roundhouse, or the URL is none of HTTP.
+        ServiceAway: the service does not answer, what answers is not Roundhouse, or the URL is none of HTTP. Nor does a
+            key go to the default address where another person's program listens: nobody has named that.
     """
+    owner = foreign_listener(DEFAULT_PORT) if url == DEFAULT_URL and api_key is not None else None
+    if owner is not None and owner >= FIRST_PERSON:
+        text = f"a program of another user ({owner}) listens at {url}, and does not get your key"
+        raise ServiceAway(f"{text}; --url http://localhost:{DEFAULT_PORT} asks it all the same")
     try:
         client = Client(url, api_key=api_key, patience_s=0.0, on_pause=partial(_tell, url))
     except Unreachable as error:

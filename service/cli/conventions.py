@@ -1,9 +1,16 @@
 """The conventions of all commands: their exit status (specification, "Exit codes"), and their groups in ``--help``."""
 
+import os
 from enum import IntEnum, StrEnum
+from pathlib import Path
 from typing import Final
 
 PARENT: Final = "ROUNDHOUSE_PARENT"  # in the environment of a service: the process whose own it is
+
+
+def state_home() -> Path:
+    """Return the folder of what Roundhouse keeps for a user."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "roundhouse"
 
 
 class Exit(IntEnum):

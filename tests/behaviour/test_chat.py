@@ -163,12 +163,12 @@ def test_a_service_that_cannot_start_says_why(tmp_path: Path, free_ports: Callab
     (tmp_path / "roundhouse.yaml").write_text(yaml.safe_dump({"server": server, "models": models}))
     with socket.create_server(("127.0.0.1", port)) as other:
         other.settimeout(0.1)
-        done = run_command("chat", folder=tmp_path, stdin="Hello")
+        done = run_command("chat", "--config", "roundhouse.yaml", folder=tmp_path, stdin="Hello")
     assert done.returncode == 2, done.stderr
     assert f"{port}" in done.stderr
     (tmp_path / "roundhouse.yaml").write_text(
         yaml.safe_dump({"server": server, "models": {"m": {**models["m"], "args": {"exit_at_once": 3}}}})
     )
-    failed = run_command("chat", folder=tmp_path, stdin="Hello")
+    failed = run_command("chat", "--config", "roundhouse.yaml", folder=tmp_path, stdin="Hello")
     assert failed.returncode == 4, failed.stderr
     assert "m-0" in failed.stderr

@@ -12,6 +12,7 @@ from typing import Final
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import msgspec
 from msgspec.structs import replace
 
@@ -26,6 +27,7 @@ from workers.errors import InvalidSpec, SpawnFailed, WorkerError
 from workers.process.child import Command, EngineProcess, adopt_engine, run_engine
 from workers.process.handed_over import HeldEngine, HeldProcess
 from workers.process.identity import EngineExit
+from workers.process.listeners import WORKER, holder_of
 from workers.process.registry import ProcessRegistry
 from workers.spec import EngineKind, WorkerSpec
 
@@ -197,7 +199,7 @@ class Incarnation:
             on_ready()
 
         try:
-            await _wait_address(self._client.endpoint)
+            await _wait_address(self._client.endpoint, self._spec.name)
             with await self._on_device():
                 on_begun()
                 self._oom_kills = count_oom_kills()
@@ -254,7 +256,7 @@ class Incarnation:
         """Give the engine a key to ask for, and use it; an operator's own stands."""
         self.key = key = operators_key(self._spec) or secrets.token_hex(16)
         self._client.use_key(key)
-        return replace(command, env={**command.env, VARIABLES[self._spec.engine]: key})
+        return replace(command, env={**command.env, VARIABLES[self._spec.engine]: key, WORKER: str(self._spec.id)})
 
     async def _probe(self, on_ready: Callable[[], None]) -> None:
         pause_s = PROBE_FIRST_S
@@ -279,7 +281,7 @@ async def _fault_of(client: EngineClient) -> str | None:
     return None
 
 
-async def _wait_address(at: Endpoint) -> None:
+async def _wait_address(at: Endpoint, model: str) -> None:
     """Return when an engine can listen there; another server's answers must never be taken for our engine's.
 
     Raises:
@@ -294,7 +296,9 @@ async def _wait_address(at: Endpoint) -> None:
             await anyio.sleep(PORT_POLL_S)
     fault = _port_fault(host, port)
     if fault is not None:
-        raise SpawnFailed(f"cannot listen on {host}:{port}: {fault.strerror}") from fault
+        holder = await anyio.to_thread.run_sync(holder_of, port)
+        whose = f" by {holder}; set models.{model}.port to another" if holder else ""
+        raise SpawnFailed(f"cannot listen on {host}:{port}: {fault.strerror}{whose}") from fault
 
 
 def _clear_socket(path: Path) -> None:

@@ -1,5 +1,7 @@
 """The table of agents that ``launch`` knows, and what a row means for one start. Pure."""
 
+import json
+import re
 import shlex
 import string
 from collections.abc import Mapping
@@ -16,6 +18,7 @@ MASK: Final = "***"
 NO_KEY: Final = "roundhouse"  # for a service that asks for none: agents refuse to start without
 LEAST_ANSWER, MOST_ANSWER = 512, 8192
 ANSWER_PART: Final = 8  # of the context, which an answer may take
+_QUOTE: Final = re.compile(r"\\.")  # what is escaped ends no text
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 
@@ -103,7 +106,7 @@ def prepare(
 
     def fill(text: str) -> str:
         try:
-            return string.Template(text).substitute(values)
+            return _filled(text, values)
         except (KeyError, ValueError) as error:
             raise ConfigError(f"{name}: {text!r} cannot be filled in: {error}; $$ is a dollar sign") from error
 
@@ -116,6 +119,24 @@ def prepare(
         files={key: fill(value) for key, value in row.files.items()},
         once={key: fill(value) for key, value in row.once.items()},
     )
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    """Return a text with values in it; one within double quotes is written as JSON, TOML and YAML have it there."""
+    pieces: list[str] = []
+    end, is_quoted = 0, False
+    for found in string.Template.pattern.finditer(text):
+        before = text[end : found.start()]
+        is_quoted ^= _QUOTE.sub("", before).count('"') % 2 == 1
+        filled = string.Template(found[0]).substitute(values)
+        pieces += [before, _escaped(filled) if is_quoted and found["escaped"] is None else filled]
+        end = found.end()
+    return "".join([*pieces, text[end:]])
+
+
+def _escaped(value: str) -> str:
+    written = json.dumps(value, ensure_ascii=False)[1:-1]
+    return "".join(each if each.isprintable() else f"\\u{ord(each):04x}" for each in written)
 
 
 def too_small(row: AgentRow, facts: LaunchFacts) -> str | None:
@@ -137,4 +158,6 @@ def shown(launch: AgentStart, key: str | None) -> str:
             lines += [f"# {name}, {when}", *(f"  {line}" for line in text.splitlines())]
     lines.append(shlex.join(launch.argv))
     text = "\n".join(lines)
-    return text if not key else text.replace(key, MASK)
+    for written in (key, _escaped(key)) if key else ():
+        text = text.replace(written, MASK)
+    return text

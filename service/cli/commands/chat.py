@@ -13,9 +13,9 @@ import typer
 from rich.console import Console
 
 from service.cli.commands.chat_session import Chat
-from service.cli.commands.first_steps import state_home
 from service.cli.commands.own_service import FoundService, FoundUrlOption, StartConfigOption, Wanted, open_service
 from service.cli.connection import AnswerRefused, KeyOption
+from service.cli.conventions import state_home
 from service.cli.displays.console import plain
 from service.errors import ConfigError
 from transport.events import Event, ReasoningDelta, TextDelta

@@ -15,7 +15,8 @@ import anyio
 import typer
 from rich.console import Console
 
-from service.cli.commands.first_steps import is_free
+from service.cli.commands.first_steps import is_free, on_free_ports
+from service.cli.commands.known_configurations import note_known
 from service.cli.conventions import PARENT, Exit
 from service.cli.displays.console import plain
 from service.cli.displays.fetch_display import FetchBars
@@ -78,6 +79,8 @@ def serve(
     if is_check:
         typer.echo(answer_check(loaded.config, loaded.specs))
         return
+    if parent is None and inherited is None:
+        note_known(config, loaded.config)
     set_format(server.log)
     _tell_stand_ins(loaded.config, server.state_dir)
     listener = inherited.listener() if inherited else listen(server.host, server.port)
@@ -104,7 +107,8 @@ def run(
             _tell_end(file.job.name, str(state), output, " already")
         raise typer.Exit(Exit.DONE if set(known) == {JobState.COMPLETED} else Exit.FAILED)
     with naming_lines(config):
-        specs = _specs(settings, config.parent, settings.server.state_dir)
+        specs = on_free_ports(_specs(settings, config.parent, settings.server.state_dir))
+    note_known(config, settings)
     seen: list[JobView] = []
     try:
         views = _run(settings, specs, files, output, seen, show_prompts=show_prompts, words=words)

@@ -1,17 +1,24 @@
 """A configuration where nobody has written one: found in this folder, made for one model, or written by ``init``."""
 
+import fcntl
 import os
 import shutil
 import socket
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 import typer
 
+from service.cli.commands.known_configurations import note_known
+from service.cli.conventions import state_home
+from service.config.load import load_config
 from service.config.proposal import OWN, SMALL_MEMORY, Means, NamedModel, configuration_text, job_text
 from service.config.workers import SMALL
 from service.errors import ConfigError
+from service.store.databases.sqlite import LOCK_NAME
 from workers.devices.discovery import find_gpus, host_memory_mib, usable_cores
 from workers.errors import DevicesUnreadable
 from workers.files.atomic import replace_file
@@ -19,6 +26,7 @@ from workers.files.model_memory import MIB, ModelMemory, model_memory
 from workers.models.hub_cache import find_kept, hub_settings
 from workers.models.hub_name import GGUF, HubName, parse_hub_name
 from workers.models.hub_name import PREFIX as HUB_PREFIX
+from workers.spec import WorkerSpec
 
 FILE: Final = "roundhouse.yaml"
 JOB_FILE: Final = "job.yaml"
@@ -63,6 +71,7 @@ def write_files(model: str, folder: Path) -> None:
     for path, text in zip(paths, (configuration_text(named, means), job_text(named)), strict=True):
         replace_file(path, text.encode())
         typer.echo(f"written: {path}")
+    note_known(paths[0], load_config(paths[0]))
     here = "" if folder == Path() else f"cd {folder} && "
     typer.echo(f"next: {here}roundhouse run {JOB_FILE}")
 
@@ -79,11 +88,6 @@ def write_passing(model: str, folder: Path, context: int | None = None) -> Path:
     return path
 
 
-def state_home() -> Path:
-    """Return the folder of what Roundhouse keeps for a user."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "roundhouse"
-
-
 def is_reference(model: str) -> bool:
     """Whether a person means a model's files, and not the name of one that a service has."""
     return model in OWN or model.startswith(HUB_PREFIX) or Path(model).expanduser().exists()
@@ -93,8 +97,23 @@ def _made(model: str) -> Path:
     named = _named(model)
     home = state_home() / named.name
     path = home / FILE
-    replace_file(path, configuration_text(named, _means(), home / "state").encode())
+    if path.is_file() and _is_served(home / "state"):  # its next reload is to find what it began with
+        return path
+    means = _means(http_port=_free_port(HTTP_PORTS), engine_port=_free_port(ENGINE_PORTS))
+    replace_file(path, configuration_text(named, means, home / "state").encode())
     return path
+
+
+def _is_served(state_dir: Path) -> bool:
+    """Whether a service runs on a folder."""
+    try:
+        with (state_dir / LOCK_NAME).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _named(reference: str) -> NamedModel:
@@ -151,6 +170,19 @@ def _means(http_port: int = HTTP_PORTS[0], engine_port: int = ENGINE_PORTS[0], c
         engine_port=engine_port,
         context=context,
     )
+
+
+def on_free_ports(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
+    """Return the specifications of engines that nobody else asks, with other ports where theirs are taken."""
+    taken = {spec.port for spec in specs if spec.owns_engine and spec.socket is None and not is_free(spec.port)}
+    if not taken:
+        return list(specs)
+    used = {spec.port for spec in specs}
+    free = (port for port in ENGINE_PORTS if port not in used and is_free(port))
+    moved = dict(zip(sorted(taken), free, strict=False))
+    for port, other in moved.items():
+        typer.echo(f"port {port} is taken; {other} is used", err=True)
+    return [replace(spec, port=moved.get(spec.port, spec.port)) if spec.owns_engine else spec for spec in specs]
 
 
 def _free_port(ports: range) -> int:

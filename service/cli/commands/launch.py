@@ -13,7 +13,6 @@ from typing import Annotated, Final
 import typer
 
 from service.cli.commands.agent_table import AgentStart, AgentTable, LaunchFacts, prepare, read_table, shown, too_small
-from service.cli.commands.first_steps import state_home
 from service.cli.commands.own_service import (
     FoundService,
     FoundUrlOption,
@@ -23,6 +22,8 @@ from service.cli.commands.own_service import (
     open_service,
 )
 from service.cli.connection import KeyOption
+from service.cli.conventions import state_home
+from service.config.proposal import name_of
 from service.errors import ConfigError
 from service.formats.documents import read_text
 from workers.files.atomic import replace_file
@@ -112,7 +113,7 @@ def _print(
         facts = LaunchFacts(
             url="http://127.0.0.1:PORT",
             key=wanted.api_key,
-            model=wanted.model or PRINTED,
+            model=PRINTED if wanted.model is None else name_of(wanted.model),
             context=None,
             session=f"{agent}-SESSION",
             folder=state_home() / "agents" / agent,

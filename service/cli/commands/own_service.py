@@ -1,6 +1,7 @@
 """The service that a command speaks to: one that runs, or one of its own, which ends with it."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from roundhouse_client import Client
 from roundhouse_client.errors import Refused, RoundhouseError
 from roundhouse_client.values.models import Model
 from service.cli.commands.first_steps import FILE, HTTP_PORTS, is_reference, write_passing
+from service.cli.commands.known_configurations import ask_for, note_known
 from service.cli.connection import connect
 from service.cli.conventions import PARENT
 from service.cli.displays.console import can_draw, plain
@@ -30,12 +32,16 @@ from service.config.source import usable_specs
 from service.config.workers import SMALL
 from service.errors import ConfigError
 from workers.errors import StartFailed
+from workers.process.listeners import foreign_listener
 
 LOOK_S: Final = 0.1
 FIND_S: Final = 3.0  # for an answer of what may listen at a port
 TAIL: Final = 10  # lines of an engine, or of a service, that could not be started
 GRACE_S: Final = 20.0  # of a service that was told to end; then once more, and then by force
 FAILED: Final = frozenset({"backoff", "failed"})
+# A name becomes settings of an agent, which hold commands, and goes to the terminal.
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
+SHOWN: Final = 100
 
 
 FoundUrlOption = Annotated[
@@ -85,6 +91,12 @@ def open_service(wanted: Wanted) -> Iterator[FoundService]:
         return
     path = _own_configuration(wanted)
     config = None if path is None else load_config(path)
+    is_used = path is not None and config is not None and (wanted.model is None or wanted.model in config.models)
+    if path is not None and config is not None and is_used:
+        if wanted.config is None:
+            ask_for(path, config)
+        else:
+            note_known(path, config)
     with tempfile.TemporaryDirectory(prefix="roundhouse-") as name:
         path = _configuration(wanted, path, config, Path(name))
         with _started(wanted, path, Path(name)) as url:
@@ -106,6 +118,10 @@ def find_service(wanted: Wanted) -> FoundService | None:
         return _chosen(wanted, wanted.url, models)
     path = _own_configuration(wanted)
     port = HTTP_PORTS[0] if path is None else load_config(path).server.port
+    if wanted.config is None and (owner := foreign_listener(port)) is not None:
+        text = f"a program of another user ({owner}) listens at port {port}, and is not asked; --url asks it"
+        typer.echo(text, err=True)
+        return None
     return _running(f"http://127.0.0.1:{port}", wanted)
 
 
@@ -133,10 +149,14 @@ def _running(url: str, wanted: Wanted) -> FoundService | None:
 
 
 def _chosen(wanted: Wanted, url: str, models: Sequence[Model]) -> FoundService:
+    for model in models:
+        if NAME.fullmatch(model.id) is None:
+            shown = plain(ascii(model.id))[:SHOWN]
+            raise ConfigError(f"{url} has a model whose name is none: {shown}; nothing is started with it")
     names = {wanted.model, None if wanted.model is None else name_of(wanted.model)}
     found = next((model for model in models if wanted.model is None or model.id in names), None)
     if found is None:
-        known = ", ".join(model.id for model in models)
+        known = ", ".join(model.id for model in models) or "none"
         raise ConfigError(f"{wanted.model}: the service at {url} has no such model; it has {known}")
     return FoundService(url=url.rstrip("/"), api_key=wanted.api_key, model=found, models=tuple(models))
 

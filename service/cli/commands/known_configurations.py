@@ -1,0 +1,71 @@
+"""Configurations that a person has used before: what lies in a folder may be somebody else's, and holds commands."""
+
+import hashlib
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from service.cli.conventions import state_home
+from service.cli.displays.console import plain
+from service.config.schema import Config
+from service.errors import ConfigError
+from workers.files.atomic import replace_file
+
+FILE: Final = "known-configurations"  # a line of hexadecimal digits each, below the folder of a user's state
+MOST: Final = 1000
+
+
+def note_known(path: Path, config: Config) -> None:
+    """Take a configuration as one that its person uses; what is no file is asked about again."""
+    if not path.is_file():
+        return
+    known, digest = _read(), _digest(path, config)
+    if digest in known:
+        return
+    with suppress(OSError):  # a service may have no home
+        folder = state_home()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lines = [*known, digest][-MOST:]
+        replace_file(folder / FILE, "".join(f"{line}\n" for line in lines).encode(), mode=0o600)
+
+
+def ask_for(path: Path, config: Config) -> None:
+    """Name a configuration that was found, and ask once whether it is to be used.
+
+    Raises:
+        ConfigError: it is not, or nobody can be asked.
+    """
+    typer.echo(f"configuration: {plain(path)}", err=True)
+    if _digest(path, config) in _read():
+        return
+    commands = [f"{name}: {' '.join(model.command)}" for name, model in config.models.items() if model.command]
+    python = [f"{name}: the Python file of its tools" for name, model in config.models.items() if model.tools.python]
+    runs = "; ".join(plain(each) for each in (*commands, *python))
+    what = f"{path} was not used here before, and a configuration runs programs" + (f" ({runs})" if runs else "")
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{what}; --config {path} uses it")
+    typer.echo(f"{plain(what)}. Use it? [y/N] ", err=True, nl=False)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise ConfigError(f"{path} is not used; --config names another configuration, --url a service")
+    note_known(path, config)
+
+
+def _digest(path: Path, config: Config) -> str:
+    """Return the digest of a file, of where it lies, and of the Python files that it has run."""
+    digest = hashlib.sha256(os.fsencode(path.resolve()) + b"\0" + path.read_bytes())
+    for model in config.models.values():
+        for place in model.tools.python.values():
+            code = path.parent / f"{place.partition(':')[0].removesuffix('.py').replace('.', '/')}.py"
+            digest.update(b"\0" + (code.read_bytes() if code.is_file() else b""))
+    return digest.hexdigest()
+
+
+def _read() -> list[str]:
+    try:
+        return (state_home() / FILE).read_text(encoding="ascii").split()
+    except (OSError, UnicodeDecodeError):
+        return []

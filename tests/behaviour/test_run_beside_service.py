@@ -1,0 +1,126 @@
+"""``run`` in the folder of a service that runs: README has a person type just that."""
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.harness.ports import find_ports
+from tests.harness.service import Document, Service, debate, run_command, scripted_model, serving
+from tests.harness.waiting import LIMIT_S, wait_for
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[Service]:
+    """One whose configuration is ``roundhouse.yaml`` of its folder."""
+    folder = tmp_path_factory.mktemp("beside")
+    with serving(folder, free_ports(1), {"m": scripted_model(free_ports(1))}) as running:
+        (folder / "job.yaml").write_text(yaml.safe_dump(debate()))
+        yield running
+
+
+@pytest.mark.system
+def test_a_job_runs_beside_a_service_of_the_same_folder_or_is_told_where_to_go(
+    service: Service, tmp_path: Path
+) -> None:
+    """The port that is taken is its own service's: another free one, or the command that posts the job there."""
+    done = run_command("run", "job.yaml", "--output", str(tmp_path), folder=service.folder)
+    if done.returncode == 0:
+        assert json.loads((tmp_path / "debate" / "manifest.json").read_text())["state"] == "completed"
+        return
+    assert done.returncode == 2, done
+    assert f"the service at {service.url} has this model: roundhouse submit job.yaml" in done.stderr
+    assert "\\n" not in done.stderr
+    assert done.stderr.count("Address already in use") <= 1
+
+
+@pytest.mark.system
+def test_the_examples_next_line_works_beside_a_service(service: Service, tmp_path: Path) -> None:
+    """What a command prints as the next one is typed as it stands."""
+    written = run_command("examples", "jury", folder=service.folder)
+    line = written.stdout.splitlines()[-1].removeprefix("next: ")
+    assert line.startswith("roundhouse "), written
+    environment = {"ROUNDHOUSE_URL": service.url, "ROUNDHOUSE_OUTPUT": str(tmp_path)}
+    done = run_command(*line.split()[1:], folder=service.folder, **environment)
+    assert (done.returncode in {0, 1}, "cannot listen" in done.stderr) == (True, False), done.stderr
+
+
+def test_a_model_that_is_named_gets_a_free_port(tmp_path: Path) -> None:
+    """As ``init``, ``chat`` and ``launch`` look for one: the first of all is often a service's."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):  # then another program holds it
+            holder.bind(("127.0.0.1", 9100))
+            holder.listen()
+        done = run_command("check", "--model", "roundhouse:tiny", folder=tmp_path, XDG_STATE_HOME=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        port = yaml.safe_load(done.stdout)["models"]["tiny"]["port"]
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            assert probe.connect_ex(("127.0.0.1", port)) != 0, f"somebody listens at {port}"
+
+
+@pytest.mark.system
+def test_a_model_that_is_named_runs_beside_what_has_the_first_port(tmp_path: Path) -> None:
+    """The real engine: a person's service, or any other program, has 9100."""
+    job = debate(agents=[{"id": "a", "model": "tiny", "params": {"max_tokens": 4}}])
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):
+            holder.bind(("127.0.0.1", 9100))
+            holder.listen()
+        arguments = ["run", "job.yaml", "--model", "roundhouse:tiny"]
+        done = run_command(*arguments, folder=tmp_path, XDG_STATE_HOME=str(tmp_path / "users"))
+    assert done.returncode == 0, done.stderr
+
+
+def trouble(running: Service, worker: str) -> str:
+    return str(running.get(f"/v1/workers/{worker}")["because"])
+
+
+@pytest.mark.system
+def test_a_port_that_a_worker_of_another_service_has_is_told_with_its_owner(
+    service: Service, tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """Which process, which worker, and which key to set; a service does not move what its operator has placed."""
+    port = service.get("/v1/workers/m-0")["port"]
+    with serving(tmp_path / "s", free_ports(1), {"theirs": scripted_model(port)}, ready=False) as running:
+        wait_for(lambda: "in use" in trouble(running, "theirs-0"), "it has tried to listen", 2 * LIMIT_S)
+        told = trouble(running, "theirs-0")
+    pids = {service.get("/v1/workers/m-0")["pid"], *service.tree()}
+    assert any(f"pid {pid} " in told for pid in pids), told
+    assert ("worker m-0 of the Roundhouse in" in told, "models.theirs.port" in told) == (True, True), told
+
+
+@pytest.mark.system
+def test_a_port_that_any_other_program_has_is_told_with_its_pid(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """A person can look at it; of another user's nothing can be read, and it is only said to be taken."""
+    port = find_ports(1)
+    models = {"m": scripted_model(port)}
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        serving(tmp_path / "s", free_ports(1), models, ready=False) as running,
+    ):
+        wait_for(lambda: "in use" in trouble(running, "m-0"), "it has tried to listen", 2 * LIMIT_S)
+        told = trouble(running, "m-0")
+    assert (f"pid {os.getpid()} " in told, "models.m.port" in told) == (True, True), told
+
+
+@pytest.mark.system
+def test_run_uses_another_port_where_its_own_is_taken(tmp_path: Path) -> None:
+    """Nobody but this command asks its engines; it says so."""
+    port = find_ports(1)
+    models: Document = {"m": scripted_model(port)}
+    (tmp_path / "roundhouse.yaml").write_text(yaml.safe_dump({"server": {"state_dir": "state"}, "models": models}))
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(debate()))
+    with socket.create_server(("127.0.0.1", port)):
+        done = run_command("run", "job.yaml", folder=tmp_path)
+    assert (done.returncode, f"port {port} is taken" in done.stderr) == (0, True), done
