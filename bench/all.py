@@ -43,6 +43,12 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     Benchmark(name="summaries", module="summaries", least=("--seeds", "1", "--wordings", "1")),
     Benchmark(name="orders", module="orders", least=("--seeds", "1", "--rounds", "1")),
     Benchmark(name="prefix", module="prefix"),
+    Benchmark(name="beside", module="beside", least=("--rounds", "1", "--pairs", "1")),
+    Benchmark(
+        name="bodies",
+        module="bodies",
+        least=("--part", "forks", "awaited", "--forks", "50", "--rounds", "5", "--awaited", "200"),
+    ),
     Benchmark(name="batches", module="batches", least=("--pairs", "1")),
     Benchmark(name="capacity", module="capacity", least=("--conversations", "2", "--rounds", "1")),
     Benchmark(name="capacity_gpu", module="capacity_gpu", least=("--conversations", "8", "--rounds", "1")),

@@ -1,6 +1,6 @@
 """Jobs from files in one process, without HTTP; run again on the same output it goes on where it was."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -8,20 +8,23 @@ from typing import Final
 import anyio
 import anyio.to_thread
 import msgspec
+from pydantic import ValidationError
 
 from roundhouse_client.job_files import JobFileInvalid, ReadJob, with_rows
 from service.config.schema import Config, rules_of
 from service.conversations.job import Job, JobId, SpokenBy
-from service.conversations.job_parser import parse_job
+from service.conversations.job_parser import MAX_FAULTS, parse_job
 from service.conversations.limits import posted_agents
+from service.conversations.spec import JobSpec
 from service.conversations.states import ENDED_JOBS, JobState
 from service.conversations.transcript import rfc3339
-from service.errors import ConfigError, ConversationNotFound, InvalidJob, JobNotFound
+from service.errors import ConfigError, ConversationNotFound, Fault, InvalidJob, JobNotFound, StoreError
 from service.export import Export, folder_for
 from service.formats.documents import Place, digest_of, line_of, parse_document
-from service.formats.faults import path_of
+from service.formats.faults import faults_of, path_of
 from service.node.jobs import Jobs, JobView
 from service.node.node import Node, open_node
+from service.node.results import ResultForm, result_pieces
 from service.store import queries
 from workers.spec import WorkerSpec
 
@@ -45,7 +48,7 @@ def read_job_file(source: str, text: str, config: Config, model: str | None = No
         ConfigError: with everything that is wrong with it, each with its line where that is known.
     """
     document, lines = parse_document(text, source)
-    read = with_rows_of(document, source)
+    read = with_rows_of(document, source, lines)
     document = document if read is None else read.document
     if isinstance(document, dict) and "models" in document and "agents" not in document:
         raise ConfigError(f"{source}: this looks like a configuration; a job has agents and conversations")
@@ -56,17 +59,34 @@ def read_job_file(source: str, text: str, config: Config, model: str | None = No
     try:
         job = parse_job(document, JobId(source), rules_of(config))
     except InvalidJob as error:
-        places = {path_of(place): place for place in lines}
-        messages = [
-            f"{(read and read.place_of(fault.path)) or source + line_of(lines, _nearest(places, fault.path))}: {fault}"
-            for fault in error.faults
-        ]
-        raise ConfigError("\n".join(messages)) from error
+        raise ConfigError(_told(error.faults, source, lines, read)) from error
     return JobFile(source=source, document=document, job=job)
 
 
-def with_rows_of(document: object, source: str) -> ReadJob | None:
+def refuse_shape(document: object, source: str, lines: Mapping[Place, int]) -> None:
+    """Refuse a job whose fields are none of a job's, or of other types; a service may still refuse what passes.
+
+    Raises:
+        ConfigError: with every such fault, each with its line where that is known.
+    """
+    try:
+        JobSpec.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError(_told(faults_of(error, JobSpec)[:MAX_FAULTS], source, lines, None)) from error
+
+
+def _told(faults: Iterable[Fault], source: str, lines: Mapping[Place, int], read: ReadJob | None) -> str:
+    places = {path_of(place): place for place in lines}
+    return "\n".join(
+        f"{(read and read.place_of(fault.path)) or source + line_of(lines, _nearest(places, fault.path))}: {fault}"
+        for fault in faults
+    )
+
+
+def with_rows_of(document: object, source: str, lines: Mapping[Place, int]) -> ReadJob | None:
     """Return a job's document with its conversations, where it names a file of them; None where it is none.
+
+    ``lines`` are those of its keys.
 
     Raises:
         ConfigError: with everything that is wrong with that file, each with its line.
@@ -76,7 +96,15 @@ def with_rows_of(document: object, source: str) -> ReadJob | None:
     try:
         return with_rows(document, Path(source).parent, source)
     except JobFileInvalid as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError("\n".join(_with_line(fault, source, lines) for fault in error.faults)) from error
+
+
+def _with_line(fault: str, source: str, lines: Mapping[Place, int]) -> str:
+    """Return a fault of a key of the job file with its line."""
+    place, told, rest = fault.removeprefix(f"{source}: ").partition(":")
+    if not fault.startswith(f"{source}: conversations") or not told:
+        return fault
+    return f"{source}{line_of(lines, tuple(place.split('.')))}: {place}:{rest}"
 
 
 async def run_jobs(
@@ -85,8 +113,11 @@ async def run_jobs(
     files: Sequence[JobFile],
     output: Path,
     show: Callable[[Sequence[JobView], Node], Awaitable[None]],
+    form: ResultForm | None = None,
 ) -> list[JobView]:
     """Run the jobs to their ends and return them; their transcripts are under ``output``.
+
+    With a ``form`` the result of each stands in a file beside its transcripts.
 
     Raises:
         ConfigError: two jobs would write to the same folder.
@@ -113,6 +144,9 @@ async def run_jobs(
             tasks.start_soon(node.callers.run)  # not the intake: what was interrupted on this output is left alone
             views = await _until_ended(node, posted, show)
             tasks.cancel_scope.cancel()
+        for view, folder in zip(views, folders, strict=True):
+            if form is not None:
+                await _write_result(node.jobs, view, folder / result_file(form), form)
         await node.shut_down(0.0, anyio.Event())
     return views
 
@@ -171,6 +205,22 @@ async def _write_ended(jobs: Jobs, view: JobView, export: Export, file_hash: str
     if fresh or (view.stored.state in ENDED_JOBS and export.job_state != view.stored.state):
         transcripts = [await jobs.transcript(job_id, name) for name in fresh]
         await anyio.to_thread.run_sync(export.write, _manifest(view, file_hash), transcripts)
+
+
+def result_file(form: ResultForm) -> str:
+    """Return the name of the file that a job's result stands in."""
+    return f"result.{form}"
+
+
+async def _write_result(jobs: Jobs, view: JobView, path: Path, form: ResultForm) -> None:
+    half = path.with_name(f".{path.name}.half")
+    try:
+        async with await anyio.open_file(half, "wb") as file:
+            async for piece in result_pieces(jobs, view.stored, form):
+                await file.write(piece)
+        half.replace(path)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written: {error}") from error
 
 
 def ended_before(file: JobFile, output: Path) -> str | None:

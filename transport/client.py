@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 import anyio
@@ -290,9 +290,17 @@ def open_http(endpoint: Endpoint, tls: ssl.SSLContext | None = None) -> httpx.As
 def connection_error(error: BaseException, where: str = "") -> EngineError:
     """Return the error behind a failed connection: the engine's, or a lack of resources here."""
     text = f"{where}{str(error) or type(error).__name__}"
+    causes = list(_causes(error))
+    if any(isinstance(cause, OSError) and cause.errno in _OURS for cause in causes):
+        return CannotAsk(text)
+    return EngineUnreachable(text, is_refused=any(isinstance(cause, ConnectionRefusedError) for cause in causes))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error with all that it comes from, of each address that was tried."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in _OURS:
-            return CannotAsk(text)
+        yield cause
+        if isinstance(cause, BaseExceptionGroup):
+            yield from cause.exceptions
         cause = cause.__cause__ or cause.__context__
-    return EngineUnreachable(text)

@@ -28,7 +28,11 @@ class EngineError(Exception):
 
 
 class EngineUnreachable(EngineError):
-    """No connection to the engine, or it broke before an answer began."""
+    """No connection to the engine, or it broke before an answer began; ``is_refused`` where nothing listens there."""
+
+    def __init__(self, text: str, *, is_refused: bool = False) -> None:
+        super().__init__(text)
+        self.is_refused = is_refused
 
 
 class CannotAsk(EngineError):

@@ -156,6 +156,7 @@ class AsyncClient:
     cancel_job = _Asks(job_calls.cancel_job)
     delete_job = _Asks(job_calls.delete_job)
     read_result = _Streams(reading.read_result)
+    download_result = _Streams(reading.download_result)
     get_conversation = _Asks(job_calls.get_conversation)
     get_prompts = _Asks(job_calls.get_prompts)
     get_document = _Asks(job_calls.get_document)

@@ -6,7 +6,7 @@ Source: docs/reference/jobs.md, "Conversations of a file".
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,10 +14,11 @@ from typing import Any, Final
 
 from roundhouse_client.errors import RoundhouseError
 
-KEYS: Final = frozenset({"file", "id", "prompt", "variables", "limit"})
+KEYS: Final = frozenset({"file", "id", "prompt", "variables", "metadata", "limit"})
 MOST_ROWS: Final = 100_000  # without a limit
 MOST_CHARS: Final = 16 * 1024 * 1024  # of a line or a cell
 MOST_FAULTS: Final = 20
+MOST_TOLD: Final = 400  # characters of the names that a row has
 A_PIECE: Final = 1000  # rows between two reports of progress
 DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
 LINES: Final = frozenset({".jsonl", ".ndjson"})
@@ -86,7 +87,7 @@ def with_rows(document: Mapping[str, Any], folder: Path, source: str, on_progres
             if on_progress is not None and number % A_PIECE == 0:
                 on_progress(number)
     except (OSError, UnicodeDecodeError) as error:
-        raise JobFileInvalid([f"{file}: {_why(error)}"]) from error
+        raise JobFileInvalid([f"{source}: conversations.file: {file}: {_why(error)}"]) from error
     if not found.conversations and not found.faults:
         found.faults.append(f"{file}: has no rows")
     if found.faults:
@@ -104,6 +105,7 @@ class _Conversations:
         self._prompt = str(wanted["prompt"])
         self._id = wanted.get("id")
         self._variables = wanted.get("variables")
+        self._metadata = wanted.get("metadata")
         self.limit = wanted.get("limit")
         self.conversations: list[dict[str, Any]] = []
         self.lines: list[int] = []
@@ -115,6 +117,11 @@ class _Conversations:
         found = [name for text in (self._id or "", self._prompt) for name in _names(str(text))]
         return list(dict.fromkeys((*found, *(self._variables or ()))))
 
+    @property
+    def all_names(self) -> list[str]:
+        """The same with those that are kept as they are."""
+        return list(dict.fromkeys((*self.names, *(self._metadata or ()))))
+
     def refuse(self, line: int, message: str) -> None:
         """Keep a fault of a line."""
         if len(self.faults) < MOST_FAULTS:
@@ -122,10 +129,13 @@ class _Conversations:
 
     def add(self, line: int, row: Row) -> None:
         """Make a conversation of a row."""
-        unusable = [name for name in self.names if not isinstance(row.get(name), str | int | float)]
-        for name in unusable:
-            self.refuse(line, f"{name!r} is {'not there' if name not in row else 'no text, number, true or false'}")
-        if unusable:
+        lacking = [name for name in self.all_names if name not in row]
+        odd = [name for name in self.names if name in row and not isinstance(row[name], str | int | float)]
+        for name in lacking:
+            self.refuse(line, f"{name!r} is not there; the row has {_told(row)}")
+        for name in odd:
+            self.refuse(line, f"{name!r} is no text, number, true or false")
+        if lacking or odd:
             return
         variables = None if self._variables is None else {name: row[name] for name in self._variables}
         prompt = _filled(self._prompt, row)
@@ -134,6 +144,8 @@ class _Conversations:
         conversation["prompt"] = prompt if variables is None else prompt.replace("$", "$$")
         if variables is not None:
             conversation["variables"] = variables
+        if self._metadata is not None:
+            conversation["metadata"] = {name: row[name] for name in self._metadata}
         self.conversations.append(conversation)
         self.lines.append(line)
 
@@ -146,9 +158,11 @@ def _faults_of(wanted: Mapping[str, Any]) -> Iterator[str]:
             yield f".{key}: {'is required' if wanted.get(key) is None else 'must be text'}"
     if wanted.get("id") is not None and not isinstance(wanted["id"], str):
         yield ".id: must be text, for example $id"
-    variables, limit = wanted.get("variables"), wanted.get("limit")
-    if variables is not None and not (isinstance(variables, list) and all(isinstance(name, str) for name in variables)):
-        yield ".variables: must be a list of names of fields"
+    for key in ("variables", "metadata"):
+        names = wanted.get(key)
+        if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            yield f".{key}: must be a list of names of fields"
+    limit = wanted.get("limit")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         yield ".limit: must be a whole number from 1 on"
     suffix = Path(str(wanted.get("file", ""))).suffix.lower()
@@ -208,9 +222,10 @@ def _table_rows(file: Path, found: _Conversations) -> Iterator[tuple[int, Row]]:
                 continue
             if header is None:
                 header = cells
-                lacking = [name for name in found.names if name not in header]
+                lacking = [name for name in found.all_names if name not in header]
                 if lacking or len(set(header)) < len(header):
-                    names = f"{', '.join(map(repr, lacking))} is not there" if lacking else "a name stands twice"
+                    absent = f"{', '.join(map(repr, lacking))} is not there; it has {_told(header)}"
+                    names = absent if lacking else "a name stands twice"
                     found.refuse(line, f"the first row has the names of the fields, and {names}")
                     return
                 continue
@@ -218,6 +233,12 @@ def _table_rows(file: Path, found: _Conversations) -> Iterator[tuple[int, Row]]:
                 found.refuse(line, f"has {len(cells)} cells, and the first row {len(header)}")
                 continue
             yield line, dict(zip(header, cells, strict=True))
+
+
+def _told(names: Iterable[str]) -> str:
+    """Return the names that there are, as many as fit in a line."""
+    text = ", ".join(names)
+    return text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]}..."
 
 
 def _names(text: str) -> Iterator[str]:

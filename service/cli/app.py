@@ -10,7 +10,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from service import __version__
-from service.cli.conventions import Exit, Panel
+from service.cli.conventions import Exit, FormOption, Panel
 from service.cli.displays.console import plain
 from service.errors import ConfigError, InvalidJob, ServiceError, StateUnusable
 from service.telemetry.logs import set_format
@@ -118,7 +118,7 @@ def options(
 
 
 @app.command("run", rich_help_panel=Panel.RUN)
-def run_command(
+def run_command(  # noqa: PLR0913, PLR0917 - one for each option
     jobs: Annotated[list[Path], typer.Argument(help="Job files, YAML or JSON.", metavar="JOB...")],
     config: ConfigOption = None,
     model: ModelOption = None,
@@ -129,6 +129,7 @@ def run_command(
         bool, typer.Option("--show-prompts", help="Print what is really asked, as each attempt ends.")
     ] = False,
     words: Annotated[bool, typer.Option("--words", help="Show the last words of turns as they come.")] = False,
+    form: FormOption = None,
     enable_mig: MigOption = False,
 ) -> None:
     """Run job files in one process, without HTTP, with progress."""
@@ -137,7 +138,8 @@ def run_command(
 
     name = None if model is None else name_of(model)
     path = first_steps.config_path(config, model)
-    engine_commands.run(jobs, path, output, name, show_prompts=show_prompts, words=words, enable_mig=enable_mig)
+    looks = {"show_prompts": show_prompts, "words": words}
+    engine_commands.run(jobs, path, output, name, form, **looks, enable_mig=enable_mig)
 
 
 @app.command("demo", rich_help_panel=Panel.RUN)

@@ -3,7 +3,9 @@
 import os
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+import typer
 
 PARENT: Final = "ROUNDHOUSE_PARENT"  # in the environment of a service: the process whose own it is
 
@@ -22,6 +24,17 @@ class Exit(IntEnum):
     SERVICE = 3  # the service is not reachable or refused
     ENGINE = 4  # an engine could not be started
     INTERRUPTED = 130
+
+
+class Form(StrEnum):
+    """The form of a result."""
+
+    JSON = "json"
+    JSONL = "jsonl"
+    CSV = "csv"
+
+
+FormOption = Annotated[Form | None, typer.Option("--format", help="The whole result in this form, as over HTTP.")]
 
 
 class Panel(StrEnum):

@@ -58,10 +58,7 @@ def beginnings(record: Path, prompt: str) -> list[str]:
 async def test_an_agent_is_told_the_time_of_its_run(
     tmp_path: Path, free_ports: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A game goes on for days; the time of the constructor would be told in each of its prompts.
-
-    Source: seed 002, section 10.
-    """
+    """A game goes on for days; the time of the constructor would be told in each of its prompts."""
     for module in (inference_engine, request_runner):
         monkeypatch.setattr(module, "datetime", _Days, raising=False)
     monkeypatch.setattr(_Days, "passed", timedelta())
@@ -84,7 +81,7 @@ async def test_an_agent_is_told_the_time_of_its_run(
 async def test_a_model_is_told_the_markup_where_its_author_wants_it(
     tmp_path: Path, free_ports: Callable[[int], int], *, bios: bool | None, is_told: bool
 ) -> None:
-    """Without tools too: nobody else tells it what ``<answer>`` and ``<wait/>`` mean (seed 004, section 3)."""
+    """Without tools too: nobody else tells it what ``<answer>`` and ``<wait/>`` mean."""
     record = tmp_path / "record"
     flags = {"record": str(record)}
     async with asyncio.timeout(LIMIT), engine(free_ports(1), flags=flags, system="A town.", bios=bios) as game:

@@ -1,4 +1,4 @@
-"""``Worker`` as its page describes it: its state, and a program that is not there (seed 002, section 16)."""
+"""``Worker`` as its page describes it: its state, and a program that is not there."""
 
 import subprocess
 import sys

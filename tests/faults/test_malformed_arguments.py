@@ -1,6 +1,6 @@
 """Malformed arguments of the commonest tool, which takes one text: they end the request, and never run the tool.
 
-Source: seed 002, section 13; specification, "Tool failures" and "Fallback calls".
+Source: specification, "Tool failures" and "Fallback calls".
 """
 
 import json

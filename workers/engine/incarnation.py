@@ -7,6 +7,8 @@ import secrets
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +20,7 @@ from msgspec.structs import replace
 
 from transport.client import EngineClient
 from transport.endpoint import Endpoint
-from transport.errors import EngineError
+from transport.errors import EngineError, EngineRejected, EngineUnreachable
 from workers.devices.device_health import DeviceHealth
 from workers.engine.launch.flags import named
 from workers.engine.log_ring import LogRing
@@ -34,6 +36,7 @@ from workers.spec import EngineKind, WorkerSpec
 PROBE_FIRST_S: Final = 0.02  # the embedded engine is ready within a few of these
 PROBE_LAST_S: Final = 0.5  # loading weights takes minutes, and probes take the engine's time
 FAULT_CHARS: Final = 300
+LOADING: Final = "Loading model"  # llama-server, with its 503
 PORT_LIMIT_S: Final = 2.0  # the kernel frees a dead tree's port at once; a driver or a debugger may hold it a moment
 PORT_POLL_S: Final = 0.05
 ANSWER_LIMIT_S: Final = 15.0  # for an idle engine that has answered before; a machine may stand still for seconds
@@ -83,7 +86,8 @@ class Incarnation:
         self._gate = gate
         self.key = held.key if held is not None else None  # what the engine asks of us
         self.capacity: int | None = None  # how many requests it says it can hold, once it is ready
-        self.probe_fault: str | None = None  # why its last readiness probe failed, until one succeeds
+        self._fault: str | None = None  # why its last readiness probe failed, until one succeeds
+        self._fault_since = datetime.now(UTC)
         self._scope = anyio.CancelScope()
         self._engine: EngineProcess | None = None
         self._is_told = False  # to end
@@ -117,6 +121,11 @@ class Incarnation:
             and not self._is_told
             and (ended.signal != signal.SIGKILL or count_oom_kills() == self._oom_kills)
         )
+
+    @property
+    def probe_fault(self) -> str | None:
+        """Why its last readiness probe failed, and since when they do so; None once one has succeeded."""
+        return None if self._fault is None else f"{self._fault} since {self._fault_since:%Y-%m-%d %H:%M:%S} UTC"
 
     @property
     def is_gone(self) -> bool:
@@ -167,10 +176,11 @@ class Incarnation:
 
     def _note_fault(self, fault: str) -> None:
         """Keep why a probe failed, and log it where nobody has started the engine: nothing else would tell."""
-        if fault != self.probe_fault and self._starter.command is None:
+        if fault != self._fault and self._starter.command is None:
             at = self._client.endpoint
             logger.warning("worker %s: the server at %s is not ready: %s", self._spec.id, at, fault)
-        self.probe_fault = fault
+        if fault != self._fault:
+            self._fault, self._fault_since = fault, datetime.now(UTC)
 
     def held_process(self) -> HeldProcess | None:
         """Return the engine's processes as another program in this process would find them."""
@@ -264,7 +274,7 @@ class Incarnation:
             self._note_fault(fault)
             await anyio.sleep(pause_s)
             pause_s = min(pause_s * 1.5, PROBE_LAST_S)
-        self.probe_fault = None
+        self._fault = None
         with contextlib.suppress(EngineError):  # it need not say
             self.capacity = await self._client.read_capacity()
         if self.capacity is not None or self._spec.lane is not None:
@@ -276,6 +286,11 @@ async def _fault_of(client: EngineClient) -> str | None:
     """Return why the engine does not answer a readiness probe now; None where it does."""
     try:
         await client.probe_ready()
+    except EngineUnreachable as error:
+        return f"{client.endpoint} refuses connections" if error.is_refused else str(error)[:FAULT_CHARS]
+    except EngineRejected as error:
+        loads = error.status == HTTPStatus.SERVICE_UNAVAILABLE and LOADING in error.message
+        return f"{client.endpoint} loads its model" if loads else str(error)[:FAULT_CHARS]
     except EngineError as error:
         return str(error)[:FAULT_CHARS]
     return None

@@ -53,6 +53,35 @@ def _read_result(job_id: str, patience_s: float) -> Flow[None]:
         yield from patience.pause(failure)
 
 
+def download_result(job_id: str, form: str, *, patience_s: float = PATIENCE_S) -> Gives[bytes]:
+    """Yield the bytes of a result in a form of the service: ``json``, ``jsonl`` or ``csv``.
+
+    It is asked for again only until its first bytes are there: what was written then stands already.
+
+    Raises:
+        AnswerLost: the connection broke, so that the bytes are only a part of it.
+        StateConflict: the job has not ended.
+        NotFound: there is no such job.
+        RoundhouseError: as its tree says.
+    """
+    return Gives(_download_result(job_id, form, patience_s))
+
+
+def _download_result(job_id: str, form: str, patience_s: float) -> Flow[None]:
+    request = Request(path=f"/v1/jobs{place(job_id)}/result", query={"format": form})
+    patience = Patience(patience_s)
+    chunk: bytes | None = None
+    while chunk is None:
+        try:
+            checked((yield from open_stream(request)))
+            chunk = yield from read()
+        except RoundhouseError as error:
+            yield from patience.pause(error)
+    while chunk:
+        yield Give(value=chunk)
+        chunk = yield from read()
+
+
 def read_jobs(*, state: str | None = None, patience_s: float = PATIENCE_S) -> Gives[Job]:
     """Yield all jobs, or those in a state, the newest first, page by page.
 

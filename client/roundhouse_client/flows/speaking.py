@@ -1,13 +1,15 @@
 """Words of a caller, for a turn that need not be named where only one is awaited."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 
-from roundhouse_client.calls.job_calls import JOBS, awaited
+from roundhouse_client.calls.job_calls import JOBS, awaited, get_conversation, get_document
 from roundhouse_client.errors import NothingAwaited
 from roundhouse_client.flows.asking import PATIENCE_S, ask
 from roundhouse_client.flows.steps import Flow
 from roundhouse_client.request import into, place, post
-from roundhouse_client.values.transcripts import Turn
+from roundhouse_client.values.transcripts import AwaitedTurn, Turn
 
 
 def say(
@@ -35,9 +37,33 @@ def say(
             turn for turn in listed.awaited if agent in {None, turn.agent} and round_number in {None, turn.round}
         ]
         if len(fitting) != 1:
-            known = ", ".join(f"{turn.agent} in round {turn.round}" for turn in fitting) or "nobody"
-            raise NothingAwaited(f"not one turn is awaited in {conversation_id} of {job_id}, but: {known}")
+            raise NothingAwaited((yield from _why_not_one(job_id, conversation_id, agent, fitting, patience_s)))
         agent, round_number = fitting[0].agent, fitting[0].round
     turn = place("conversations", conversation_id, "turns", agent, round_number)
     call = post(f"{JOBS}{place(job_id)}{turn}", into(Turn), {"text": text})
     return (yield from ask(replace(call, is_repeatable=True), patience_s))
+
+
+def _why_not_one(
+    job_id: str, conversation_id: str, agent: str | None, fitting: Sequence[AwaitedTurn], patience_s: float
+) -> Flow[str]:
+    """Return why not exactly one turn fits; the job's document tells what the list of awaited turns does not.
+
+    Raises:
+        NotFound: there is no such conversation.
+    """
+    if fitting:
+        several = ", ".join(f"{turn.agent} in round {turn.round}" for turn in fitting)
+        return f"several turns are awaited in {conversation_id} of {job_id}: {several}"
+    yield from ask(get_conversation(job_id, conversation_id), patience_s)
+    nothing = f"nothing is awaited in {conversation_id} of {job_id}"
+    if agent is None:
+        return nothing
+    posted = json.loads((yield from ask(get_document(job_id), patience_s)))
+    kinds = {str(each.get("id")): each.get("by", "model") for each in posted["agents"]}
+    callers = [name for name, kind in kinds.items() if kind == "caller"]
+    if agent not in kinds:
+        return f"job {job_id} has no agent {agent}; callers speak for {', '.join(callers) or 'none of its agents'}"
+    if agent not in callers:
+        return f"the agent {agent} is spoken by a model; callers speak for {', '.join(callers) or 'none'}"
+    return f"{nothing} of {agent}"

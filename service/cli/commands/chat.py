@@ -12,21 +12,23 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
+from roundhouse_client import Client, Refused
 from service.cli.commands.chat_session import Chat
 from service.cli.commands.own_service import FoundService, FoundUrlOption, StartConfigOption, Wanted, open_service
 from service.cli.connection import AnswerRefused, KeyOption
 from service.cli.conventions import state_home
-from service.cli.displays.console import plain
+from service.cli.displays.console import WordWrap, plain
 from service.errors import ConfigError
 from transport.events import Event, ReasoningDelta, TextDelta
 
 MOST_INPUT: Final = 4 * 1024 * 1024  # characters of a piped prompt
+DOWN: Final = ("starting", "backoff", "failed")  # states in which an engine does not answer, and should
 MOST_HISTORY: Final = 1000  # lines that were typed
 HELP: Final = """\
 /model [NAME]          show the models, or speak with another
 /system [TEXT]         show the system text, or set it; /system - removes it
 /set [NAME VALUE]      show the parameters, or set one, as temperature 0.2; /set NAME - removes it
-/again                 take the last answer back, and ask once more
+/again, /retry         take the last answer back, and ask once more
 /clear                 forget the conversation
 /help                  show this
 /quit                  leave, as Ctrl-D does
@@ -39,12 +41,13 @@ class ChatDisplay:
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
         self._console = Console(highlight=False, emoji=False)
+        self._wrap = WordWrap(lambda: self._console.width)
         self._is_thinking = False
         self._commands: Mapping[str, Callable[[str], None]] = {
             "/model": self._model,
             "/system": self._system,
             "/set": self._set,
-            "/again": self._again,
+            **dict.fromkeys(("/again", "/retry"), self._again),
             "/clear": self._clear,
             "/help": self._help,
         }
@@ -67,7 +70,10 @@ class ChatDisplay:
     def answer(self, text: str) -> None:
         """Ask and show the answer."""
         self._is_thinking = False
-        answer = self._chat.ask(text, self._show)
+        try:
+            answer = self._chat.ask(text, self._show)
+        finally:
+            self._flush()
         typer.echo()
         self._tell(answer.cost)
 
@@ -86,11 +92,19 @@ class ChatDisplay:
     def _show(self, event: Event) -> None:
         is_thinking = isinstance(event, ReasoningDelta)
         if is_thinking != self._is_thinking:
+            self._flush()
             typer.echo("" if is_thinking else "\n")
             self._is_thinking = is_thinking
         if isinstance(event, (TextDelta, ReasoningDelta)):
-            style = "dim" if is_thinking else None
-            self._console.print(plain(event.text), end="", markup=False, soft_wrap=True, style=style)
+            self._print(self._wrap.break_lines(plain(event.text)) if self._console.is_terminal else plain(event.text))
+
+    def _flush(self) -> None:
+        """Show the last word, which may have no end yet; what comes next begins a line."""
+        self._print(self._wrap.flush())
+
+    def _print(self, text: str) -> None:
+        style = "dim" if self._is_thinking else None
+        self._console.print(text, end="", markup=False, soft_wrap=True, style=style)
 
     def _tell(self, text: str) -> None:
         if text:
@@ -170,6 +184,7 @@ def chat(
     wanted = Wanted(url=url, api_key=api_key, config=config, model=model)
     piped = None if sys.stdin.isatty() else _piped()
     with open_service(wanted) as service:
+        _tell_down(service)
         talk = Chat(service)
         talk.system = system
         try:
@@ -186,9 +201,20 @@ def chat(
 
 def _piped() -> str:
     text = sys.stdin.read(MOST_INPUT + 1)
+    if not text.strip():
+        raise ConfigError("nothing is piped to the chat, so nothing is asked")
     if len(text) > MOST_INPUT:  # half a question would get an answer too
         raise ConfigError(f"more than {MOST_INPUT} characters are piped to the chat")
     return text
+
+
+def _tell_down(found: FoundService) -> None:
+    """Say at once why a model's server does not answer: a question would wait for it without a word."""
+    with Client(found.url, api_key=found.api_key, patience_s=0.0) as service, suppress(Refused):
+        workers = [worker for worker in service.list_workers().workers if worker.model == found.model.id]
+        if all(worker.state in DOWN for worker in workers):
+            for worker in workers:
+                typer.echo(plain(f"{worker.id} is {worker.state}: {worker.because}"), err=True)
 
 
 def _greet(service: FoundService) -> None:

@@ -3,17 +3,25 @@
 import json
 import sys
 from collections.abc import Callable
-from typing import Annotated, cast
+from itertools import chain, repeat
+from typing import Annotated, Final, cast
 
 import typer
+from rich.markup import escape
 from rich.table import Column, Table
 
-from roundhouse_client import NothingAwaited, NothingToFork
+from roundhouse_client import Client, InvalidRequest, NotFound, NothingAwaited, NothingToFork
 from roundhouse_client.drivers.exchange import DEFAULT_URL
+from roundhouse_client.values.transcripts import AwaitedTurn
+from service.cli.commands.remote import follow_posted
 from service.cli.connection import JsonOption, KeyOption, UrlOption, connect, print_document
 from service.cli.conventions import Panel
 from service.cli.displays.console import plain
 from service.errors import ConfigError
+
+MOST_LAST: Final = 100  # turns of which the last words are shown; each is a question to the service
+LAST_CHARS: Final = 200
+NOTHING_LEFT: Final = "nothing is left to say"
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -35,6 +43,8 @@ def say(  # noqa: PLR0913 - one for each option
 ) -> None:
     """Speak a turn that is awaited, of an agent with by: caller."""
     words = sys.stdin.read().rstrip("\n") if text == "-" else text
+    if not words.strip():
+        raise ConfigError("the words are empty, and what is said cannot be taken back")
     with connect(url, api_key) as service:
         try:
             turn = service.say(job_id, conversation_id, words, agent=agent, round_number=round_number)
@@ -53,11 +63,23 @@ def awaited(
     """List the turns that callers are to speak, the oldest first."""
     with connect(url, api_key) as service:
         answer = service.awaited(job_id, limit=1000)
-    listing = Table(Column("job", no_wrap=True), "conversation", "agent", "round", "since", "until", box=None)
-    for turn in answer.awaited:
+        last = [] if as_json else [_last_said(service, turn) for turn in answer.awaited[:MOST_LAST]]
+    columns = (Column("job", no_wrap=True), "conversation", "agent", "round", "since", "until", "last said")
+    listing = Table(*columns, box=None)
+    for turn, said in zip(answer.awaited, chain(last, repeat("")), strict=False):
         since, until = turn.since.isoformat(" ", "seconds"), turn.until and turn.until.isoformat(" ", "seconds")
-        listing.add_row(turn.job, turn.conversation, turn.agent, str(turn.round), since, until or "for ever")
+        listing.add_row(turn.job, turn.conversation, turn.agent, str(turn.round), since, until or "for ever", said)
     print_document(answer.document, listing, as_json=as_json)
+
+
+def _last_said(service: Client, awaited: AwaitedTurn) -> str:
+    """Return the last words of the conversation that a turn is awaited in, and whose they are."""
+    try:
+        turns = service.get_conversation(awaited.job, awaited.conversation).turns
+    except NotFound:  # deleted since it was listed
+        return ""
+    said = next((turn for turn in reversed(turns) if turn.text), None)
+    return "" if said is None else escape(plain(f"{said.agent}: {' '.join(said.text.split())[-LAST_CHARS:]}"))
 
 
 def fork(  # noqa: PLR0913 - one for each option
@@ -75,6 +97,7 @@ def fork(  # noqa: PLR0913 - one for each option
     ] = None,
     more: Annotated[int, typer.Option(min=0, help="So many more rounds than it had.")] = 0,
     times: Annotated[int, typer.Option(min=1, help="So many conversations of each.")] = 1,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the new job to its end.")] = False,
     url: UrlOption = DEFAULT_URL,
     api_key: KeyOption = None,
     as_json: JsonOption = False,
@@ -94,7 +117,24 @@ def fork(  # noqa: PLR0913 - one for each option
             )
         except NothingToFork as error:
             raise ConfigError(plain(str(error))) from error
-    print_document(posted.document, posted.id, as_json=as_json)
+        except InvalidRequest as refused:
+            raise ConfigError(plain(_grouped(refused))) from refused
+        print_document(posted.document, posted.id, as_json=as_json)
+        if wait:
+            follow_posted(service, posted.id, as_json=as_json)
+
+
+def _grouped(refused: InvalidRequest) -> str:
+    """Return a refusal with one line for all conversations of which the same is wrong."""
+    places: dict[str, list[str]] = {}
+    for fault in refused.faults:
+        places.setdefault(fault.message, []).append(fault.path)
+    told = [refused.title if places else refused.detail]
+    for message, paths in places.items():
+        told.append(f"  {paths[0] if len(paths) == 1 else f'{len(paths)} conversations'}: {message}")
+    if any(NOTHING_LEFT in message for message in places):
+        told.append("  --more N asks for N more rounds, --rounds or --before takes less of the source")
+    return "\n".join(told)
 
 
 def _change_of(text: str) -> tuple[str, object]:

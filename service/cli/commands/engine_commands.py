@@ -17,7 +17,7 @@ from rich.console import Console
 
 from service.cli.commands.first_steps import is_free, on_free_ports
 from service.cli.commands.known_configurations import note_known
-from service.cli.conventions import PARENT, Exit
+from service.cli.conventions import PARENT, Exit, Form
 from service.cli.displays.console import plain
 from service.cli.displays.fetch_display import FetchBars
 from service.config.lane_plan import with_mig
@@ -31,7 +31,8 @@ from service.export import failures_in, folder_for
 from service.formats.documents import parse_document, read_text
 from service.node.jobs import JobView
 from service.node.node import Node
-from service.run import JobFile, ended_before, has_failures, read_job_file, run_jobs
+from service.node.results import ResultForm
+from service.run import JobFile, ended_before, has_failures, read_job_file, result_file, run_jobs
 from service.serve import listen
 from service.serve import serve as serve_until_stopped
 from service.telemetry.logs import set_format
@@ -87,11 +88,12 @@ def serve(
     run_async(serve_until_stopped, loaded, source.load, listener, inherited)
 
 
-def run(
+def run(  # noqa: PLR0913 - one for each option
     jobs: Sequence[Path],
     config: Path,
     output: Path,
     model: str | None = None,
+    form: Form | None = None,
     *,
     show_prompts: bool,
     words: bool,
@@ -101,17 +103,19 @@ def run(
     settings = with_mig(load_config(config), enable_mig=enable_mig)
     files = [read_job_file(str(path), read_text(path), settings, model) for path in jobs]
     _check_writable(output)
+    wanted = None if form is None else ResultForm(form)
     known = [ended_before(file, output) for file in files]
-    if all(state is not None for state in known):
+    has_results = all(wanted is None or _has_result(file, output, wanted) for file in files)
+    if has_results and all(state is not None for state in known):
         for file, state in zip(files, known, strict=True):
-            _tell_end(file.job.name, str(state), output, " already")
+            _tell_end(file.job.name, str(state), output, " already", wanted)
         raise typer.Exit(Exit.DONE if set(known) == {JobState.COMPLETED} else Exit.FAILED)
     with naming_lines(config):
         specs = on_free_ports(_specs(settings, config.parent, settings.server.state_dir))
     note_known(config, settings)
     seen: list[JobView] = []
     try:
-        views = _run(settings, specs, files, output, seen, show_prompts=show_prompts, words=words)
+        views = _run(settings, specs, files, output, seen, wanted, show_prompts=show_prompts, words=words)
     except KeyboardInterrupt:
         from service.cli.displays.run_display import progress_line  # noqa: PLC0415 - it is there already
 
@@ -120,12 +124,16 @@ def run(
         typer.echo("stopped; the same command goes on where it was", err=True)
         raise
     for view in views:
-        _tell_end(view.stored.name, view.stored.state, output)
+        _tell_end(view.stored.name, view.stored.state, output, form=wanted)
     if has_failures(views):
         raise typer.Exit(Exit.FAILED)
 
 
-def _tell_end(name: str, state: str, output: Path, when: str = "") -> None:
+def _has_result(file: JobFile, output: Path, form: ResultForm) -> bool:
+    return (folder_for(output, file.job.name) / result_file(form)).is_file()
+
+
+def _tell_end(name: str, state: str, output: Path, when: str = "", form: ResultForm | None = None) -> None:
     """Say how a job has ended and where its transcripts are; of conversations that failed, why the first did."""
     folder = folder_for(output, name)
     failures = list(failures_in(folder))
@@ -133,7 +141,8 @@ def _tell_end(name: str, state: str, output: Path, when: str = "") -> None:
         typer.echo(plain(f"{failure.conversation}: {failure.reason}: {failure.detail}"), err=True)
     if len(failures) > MOST_FAILURES:
         typer.echo(f"{len(failures) - MOST_FAILURES} more; {folder / 'index.jsonl'} lists them", err=True)
-    typer.echo(f"{plain(name)}: {state}{when}; transcripts in {folder / 'transcripts'}")
+    table = "" if form is None else f", result in {folder / result_file(form)}"
+    typer.echo(f"{plain(name)}: {state}{when}; transcripts in {folder / 'transcripts'}{table}")
 
 
 def demo(port: int | None, http_port: int | None, *, stays: bool) -> None:
@@ -209,12 +218,13 @@ def run_async(main: Callable[..., Coroutine[Any, Any, T]], *arguments: object) -
     return anyio.run(main, *arguments, backend_options={"use_uvloop": True})
 
 
-def _run(
+def _run(  # noqa: PLR0913 - one for each option
     config: Config,
     specs: Sequence[WorkerSpec],
     files: Sequence[JobFile],
     output: Path,
     seen: list[JobView],
+    form: ResultForm | None = None,
     *,
     show_prompts: bool = False,
     words: bool = False,
@@ -234,7 +244,7 @@ def _run(
             shown.show(views, node)
             await callers.look(node, views)
 
-        return run_async(_interruptible, run_jobs, config, specs, files, output, show)
+        return run_async(_interruptible, run_jobs, config, specs, files, output, show, form)
 
 
 async def _interruptible(main: Callable[..., Coroutine[Any, Any, T]], *arguments: object) -> T:

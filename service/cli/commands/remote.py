@@ -1,11 +1,13 @@
 """The commands that speak to a running service over HTTP."""
 
 import json
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, cast
+from typing import Annotated, Final, NoReturn, cast
 
 import typer
 from rich.console import Console
@@ -17,15 +19,15 @@ from roundhouse_client.calls import job_calls, node_calls
 from roundhouse_client.drivers.exchange import DEFAULT_URL
 from roundhouse_client.flows.asking import PATIENCE_S
 from roundhouse_client.values.events import END, ConversationChange, Gap, Progress, Swap, TurnChange
-from roundhouse_client.values.jobs import JobPage
+from roundhouse_client.values.jobs import ConversationCounts, JobPage, TurnCounts
 from roundhouse_client.values.models import Tools
 from roundhouse_client.values.workers import LogLine
 from service.cli.connection import JsonOption, KeyOption, ServiceAway, UrlOption, connect, print_document
-from service.cli.conventions import Exit, Panel
+from service.cli.conventions import Exit, FormOption, Panel
 from service.cli.displays.console import plain, print_transcript
 from service.errors import ConfigError
-from service.formats.documents import parse_document, read_text
-from service.run import with_rows_of
+from service.formats.documents import Place, parse_document, read_text
+from service.run import refuse_shape, with_rows_of
 from workers.requests.prompts.bios import signature_text
 
 DONE: Final = "completed"
@@ -54,12 +56,12 @@ def submit(
     as_json: JsonOption = False,
 ) -> None:
     """Post a job. --wait waits for a service that is starting, too; with --json: the job as posted and as it ended."""
-    document, _ = parse_document(read_text(job), str(job))
-    read = with_rows_of(document, str(job))
+    document, lines = parse_document(read_text(job), str(job))
+    read = with_rows_of(document, str(job), lines)
     document = document if read is None else read.document
     if read is not None and read.file is not None:
         typer.echo(plain(f"{len(read.lines)} conversations of {read.file}"), err=True)
-    with connect(url, api_key) as service:
+    with _shape_told(document, str(job), lines), connect(url, api_key) as service:
         if wait:  # one that is starting may not listen yet; the job itself is posted once
             service.ask(node_calls.get_health(), patience_s=PATIENCE_S)
         try:
@@ -72,15 +74,29 @@ def submit(
             raise
         # Alone on the standard output, for the script that goes on with it.
         print_document(posted.document, posted.id, as_json=as_json)
-        if not wait:
-            return
-        _tell_waits(service, posted.id)
-        show = partial(_print_event, as_json=as_json, is_aside=True)
-        end = follow(service, posted.id, show if verbose or as_json else ProgressLine(service, posted.id).show)
-        if as_json:
-            ended = service.ask(job_calls.get_job(posted.id), patience_s=PATIENCE_S)
-            typer.echo(json.dumps(ended.document))
+        if wait:
+            follow_posted(service, posted.id, verbose=verbose, as_json=as_json)
+
+
+def follow_posted(service: Client, job_id: str, *, verbose: bool = False, as_json: bool = False) -> NoReturn:
+    """Follow a job that was posted to its end, and leave with the exit status of that."""
+    _tell_waits(service, job_id)
+    show = partial(_print_event, as_json=as_json, is_aside=True)
+    end = follow(service, job_id, show if verbose or as_json else ProgressLine(service, job_id).show)
+    if as_json:
+        ended = service.ask(job_calls.get_job(job_id), patience_s=PATIENCE_S)
+        typer.echo(json.dumps(ended.document))
     raise typer.Exit(Exit.DONE if end == DONE else Exit.FAILED)
+
+
+@contextmanager
+def _shape_told(document: object, source: str, lines: Mapping[Place, int]) -> Iterator[None]:
+    """Tell what is wrong with the file itself where no service is there that would."""
+    try:
+        yield
+    except ServiceAway:
+        refuse_shape(document, source, lines)
+        raise
 
 
 def status(
@@ -110,20 +126,36 @@ def status(
             job.id,
             escape(plain(job.name)),
             job.state,
-            f"{counts.completed}/{counts.total}",
-            f"{turns.completed}/{turns.total}",
+            _ended(counts),
+            _ended(turns),
             str(turns.in_flight),
             str(turns.ready),
         )
     print_document(answer.document, listing, as_json=as_json)
 
 
+def _ended(counts: ConversationCounts | TurnCounts, what: str = "") -> str:
+    """Return how many have ended, of how many, and how many of these have failed."""
+    failed = f", {counts.failed} failed" if counts.failed else ""
+    return f"{counts.completed + counts.failed + counts.cancelled}/{counts.total} {what}".rstrip() + failed
+
+
 def result(
-    job_id: str, url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json: JsonOption = False
+    job_id: str,
+    form: FormOption = None,
+    url: UrlOption = DEFAULT_URL,
+    api_key: KeyOption = None,
+    *,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the transcripts of a job that has ended."""
     with connect(url, api_key) as service:
         job = service.get_job(job_id)
+        if form is not None:
+            for piece in service.download_result(job_id, form, patience_s=0.0):
+                sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.flush()
+            raise typer.Exit(Exit.DONE if job.state == DONE else Exit.FAILED)
         transcripts = service.read_result(job_id, patience_s=0.0)
         if as_json:
             conversations = [transcript.document for transcript in transcripts]
@@ -208,11 +240,10 @@ class ProgressLine:
         self._shown_at = time.monotonic()
         job = self._service.ask(job_calls.get_job(self._job_id), patience_s=PATIENCE_S)
         counts, turns = job.progress.conversations, job.progress.turns
-        failed = f"{counts.failed} failed, " if counts.failed else ""
         awaited = f", {turns.awaited} awaited" if turns.awaited else ""
         line = plain(
-            f"{job.name}: {turns.completed}/{turns.total} turns, {counts.completed}/{counts.total} conversations, "
-            f"{failed}{turns.in_flight} in flight, {turns.ready} ready{awaited}"
+            f"{job.name}: {_ended(turns, 'turns')}, {_ended(counts, 'conversations')}, "
+            f"{turns.in_flight} in flight, {turns.ready} ready{awaited}"
         )
         if line != self._shown:
             typer.echo(f"\r{line}\x1b[K" if self._moves else line, err=True, nl=not self._moves)

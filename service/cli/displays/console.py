@@ -1,14 +1,18 @@
 """The terminal's abilities, and the look of a transcript there."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 
 # What commands a terminal, or turns the direction of what follows (Unicode, "Explicit Directional Formatting").
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+GLUE: Final = "\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}"
+TAB: Final = 8
 
 
 def plain(text: object) -> str:
@@ -19,6 +23,49 @@ def plain(text: object) -> str:
 def can_draw(console: Console) -> bool:
     """Whether a display can be drawn anew in its place: on a terminal, and none that only takes lines."""
     return console.is_terminal and not console.is_dumb_terminal
+
+
+class WordWrap:
+    """Breaks text that comes in pieces between its words, at the present width of a terminal in columns."""
+
+    def __init__(self, width: Callable[[], int]) -> None:
+        self._width = width
+        self._column = 0
+        self._word = ""  # whose end has not come
+
+    def __repr__(self) -> str:
+        return f"<WordWrap at column {self._column}>"
+
+    def break_lines(self, text: str) -> str:
+        """Return all of the text so far that ends with a whole word and was not returned before."""
+        return "".join(map(self._take, text))
+
+    def flush(self) -> str:
+        """Return the last word; the next text begins a line."""
+        word, self._column = self._taken(), 0
+        return word
+
+    def _take(self, char: str) -> str:
+        if char == "\n":
+            word, self._column = self._taken(), 0
+            return f"{word}\n"
+        if char.isspace() and char not in GLUE:
+            word = self._taken()
+            space = " " * (TAB - self._column % TAB) if char == "\t" else char
+            fits = self._column + len(space) < self._width()
+            self._column += len(space) if fits else 0
+            return word + space if fits else word
+        self._word += char
+        # A word of a script without spaces may be as long as its text.
+        is_whole = cell_len(char) > 1 or cell_len(self._word) >= self._width() - 1
+        return self._taken() if is_whole else ""
+
+    def _taken(self) -> str:
+        word, self._word = self._word, ""
+        cells = cell_len(word)
+        breaks = self._column > 0 and self._column + cells >= self._width()
+        self._column = cells if breaks else self._column + cells
+        return f"\n{word}" if breaks else word
 
 
 def print_transcript(console: Console, name: str, transcript: Mapping[str, object]) -> None:

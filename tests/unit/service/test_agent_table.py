@@ -63,7 +63,7 @@ def test_all_of_a_start_is_shown_with_its_key_masked() -> None:
     """Wherever the key stands."""
     text = shown(start("aider", OPENAI_API_KEY="paid"), FACTS.key)
     assert "rh-key" not in text
-    assert "OPENAI_API_KEY=***" in text
+    assert 'OPENAI_API_KEY="***"' in text
     assert "unset OPENAI_API_KEY" in text
     assert text.splitlines()[-1].startswith("aider --config /f/aider.conf.yml")
 

@@ -34,6 +34,11 @@ OWNED: Final = {
 OURS: Final = ("ROUNDHOUSE_", "NOTIFY_SOCKET", "WATCHDOG_")  # of the environment
 BATCH_FLAGS: Final = frozenset({"b", "batch-size", "ub", "ubatch-size"})
 CPU_BATCH: Final = 256  # tokens between two signs of life; the default's 2,048 are minutes on a CPU (bench/batches.py)
+# How long a thread that waits for the others spins (GNU libgomp), in iterations: what shares a core with one of them
+# stops all. By libgomp's own choice a debate takes five times as long beside two busy processes, so twice
+# (bench/beside.py).
+SPINS: Final = {"GOMP_SPINCOUNT": "100"}
+WAITING: Final = frozenset({*SPINS, "OMP_WAIT_POLICY"})  # whoever gives one of them has chosen
 CACHE_FLAGS: Final = frozenset({"kv-unified", "no-kv-unified", "kvu", "no-kvu"})
 SHARED: Final = dict.fromkeys((*CACHE_FLAGS, "kv-unified-per-slot"), "capacity")
 
@@ -70,8 +75,13 @@ def llama_server_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Co
     program = spec.command or PROGRAMS[spec.engine]
     return Command(
         argv=(*program, *render_flags(flags), *render_flags(spec.args)),
-        env={**for_engines(environment), **spec.device_variables, **spec.env},
+        env={**for_engines(environment), **spec.device_variables, **_spins(spec, environment), **spec.env},
     )
+
+
+def _spins(spec: WorkerSpec, environment: Mapping[str, str]) -> Mapping[str, str]:
+    is_chosen = not WAITING.isdisjoint({*environment, *spec.env})
+    return SPINS if spec.on_cpu and not is_chosen else {}
 
 
 def adapter_params(loaded: Iterable[str], adapter: str | None) -> dict[str, object]:

@@ -1,0 +1,96 @@
+"""A debate of the small model on this machine's cores, idle and beside busy processes, by how engines wait.
+
+Threads of an engine on the CPU wait for each other many times a token. While they spin, whoever shares a core with one
+of them stops all. The bound is the kernel's fair share: beside as many busy processes as there are cores, an engine
+with a thread a core has half of them, and takes twice as long. The rival is libgomp's own way of waiting.
+
+python -m bench.beside [--rounds 3] [--pairs 2]
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import yaml
+
+from workers.devices.discovery import usable_cores
+
+BUSY = (sys.executable, "-I", "-S", "-c", "while True: pass")
+WAYS = {"roundhouse": {}, "libgomp's own": {"GOMP_SPINCOUNT": "300000"}}  # its default on free cores, in iterations
+
+
+def job(rounds: int) -> dict[str, object]:
+    """Return README's debate."""
+    sides = [{"id": side, "model": "small", "system": f"You argue {side} the motion."} for side in ("for", "against")]
+    chair = {
+        "id": "chair",
+        "model": "small",
+        "system": "Say who leads.",
+        "speak_after_within_round": ["for", "against"],
+        "visible_to": [],
+        "validation": {"choices": ["for", "against"]},
+    }
+    prompts = ("Should towns ban cars?", "Should homework be abolished?")
+    talks = [{"prompt": prompt} for prompt in prompts]
+    return {"name": "debate", "rounds": rounds, "agents": [*sides, chair], "conversations": talks}
+
+
+def run(folder: Path, more: dict[str, str]) -> float:
+    """Run the job to its end; return the seconds that the whole command took."""
+    began = time.monotonic()
+    command = ["-m", "service.cli.main", "run", "job.yaml", "--model", "roundhouse:small"]
+    output = tempfile.mkdtemp(dir=folder)
+    subprocess.run(
+        [sys.executable, *command, "--output", output],
+        cwd=folder,
+        env={**os.environ, "XDG_STATE_HOME": str(folder / "state"), **more},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=True,
+    )
+    return time.monotonic() - began
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Keep so many processes busy for a block."""
+    processes = [subprocess.Popen(BUSY) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def main() -> None:
+    """Print a line for each way of waiting."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=2)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "job.yaml").write_text(yaml.safe_dump(job(options.rounds)))
+        run(folder, {})  # what is fetched once
+        for way, more in WAYS.items():
+            idle, shared = [], []
+            for _ in range(options.pairs):
+                idle.append(run(folder, more))
+                with busy(usable_cores()):
+                    shared.append(run(folder, more))
+            ratio = median(shared) / median(idle)
+            print(
+                f"{way:14s} idle {median(idle):6.1f} s  busy {median(shared):6.1f} s  {ratio:5.2f} x (fair share 2.0)"
+            )
+
+
+if __name__ == "__main__":
+    main()
