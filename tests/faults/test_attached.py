@@ -87,6 +87,7 @@ async def test_a_stalled_request_ends_alone(scripted_spec: SpecFactory) -> None:
         async with Worker(attached(server, timeouts=limits)) as worker:
             told = await result(worker, await submit(worker, "silence"))
             assert told.reason == "stalled_prefill"
+            assert "(timeouts.prefill_stall_s allows 0.5 s)" in str(told.detail)  # the setting that a person may raise
             assert (await result(worker, await submit(worker))).state is RequestState.COMPLETED
             assert (worker.now.incarnation, list(worker.recorder.incidents)) == (1, [])
 

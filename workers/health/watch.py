@@ -234,7 +234,7 @@ class HealthWatch:
             return  # it has moved for some request meanwhile: slow, and no longer without a sign
         running, judgement = next(iter(stalled.items()))
         reason = _reason(running)
-        because = f"{reason}: no progress for {judgement.silent_s:.1f} s, no counter rose, and it answered no canary"
+        because = f"{reason}: {_silence(running, judgement)}, no counter rose, and it answered no canary"
         self._watched.break_engine(reason, because, {each: _reason(each) for each in stalled if may_be_cause(each)})
 
     async def _ask_canary(self) -> CanaryResult:
@@ -265,7 +265,7 @@ class HealthWatch:
     def _end_alone(self, running: InFlightRequest, judgement: Judgement, *, is_proved: bool) -> None:
         """End one request whose engine works for others, or, where ``is_proved``, was seen to answer meanwhile."""
         works = ", while the engine works for others" if judgement.scope is Scope.REQUEST else ""
-        detail = f"no progress for {judgement.silent_s:.1f} s{works}"
+        detail = f"{_silence(running, judgement)}{works}"
         line = line_about(running.concerns())
         logger.warning("request %d of %s: %s: %s", running.id, running.job_name, _reason(running), detail, extra=line)
         reason = _reason(running)
@@ -315,3 +315,10 @@ def _is_cut_off(running: InFlightRequest) -> bool:
 def _reason(running: InFlightRequest) -> FailureReason:
     has_token = running.answer.generation.first_token_at is not None
     return FailureReason.STALLED_DECODE if has_token else FailureReason.STALLED_PREFILL
+
+
+def _silence(running: InFlightRequest, judgement: Judgement) -> str:
+    """Return how long a request has made no progress, and the setting that bounds it."""
+    key = "decode_stall_s" if _reason(running) is FailureReason.STALLED_DECODE else "prefill_stall_s"
+    limit = "" if judgement.limit_s is None else f" (timeouts.{key} allows {judgement.limit_s:.4g} s)"
+    return f"no progress for {judgement.silent_s:.1f} s{limit}"
