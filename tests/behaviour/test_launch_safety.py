@@ -62,7 +62,7 @@ if not passer_by:
 os.close(told)
 assert os.read(listens, 1)
 try:
-    code = subprocess.run(sys.argv[3:], stdin=subprocess.DEVNULL).returncode
+    code = subprocess.run(sys.argv[3:], input=b"Hello").returncode
 finally:
     os.kill(passer_by, signal.SIGKILL)
     os.waitpid(passer_by, 0)
