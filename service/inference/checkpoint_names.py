@@ -35,10 +35,8 @@ def fetch_checkpoint(name: str, engine: EngineKind) -> str:
 def _of_hub(name: str, engine: EngineKind) -> str:
     from workers.models.hub import ensure_hub_model  # noqa: PLC0415 - what fetches is loaded where something is fetched
 
-    wanted, settings = (
-        parse_hub_name(name, is_gguf=engine is not EngineKind.VLLM),
-        hub_settings(os.environ, Path.home()),
-    )
+    wanted = parse_hub_name(name, is_gguf=engine is not EngineKind.VLLM)
+    settings = hub_settings(os.environ, Path.home())
     ensure_hub_model(wanted, settings)
     kept = find_kept(wanted, settings.cache)
     if kept is None:

@@ -37,7 +37,9 @@ def say(
             turn for turn in listed.awaited if agent in {None, turn.agent} and round_number in {None, turn.round}
         ]
         if len(fitting) != 1:
-            raise NothingAwaited((yield from _why_not_one(job_id, conversation_id, agent, fitting, patience_s)))
+            raise NothingAwaited(
+                (yield from _why_not_one(job_id, conversation_id, agent, fitting or listed.awaited, patience_s))
+            )
         agent, round_number = fitting[0].agent, fitting[0].round
     turn = place("conversations", conversation_id, "turns", agent, round_number)
     call = post(f"{JOBS}{place(job_id)}{turn}", into(Turn), {"text": text})
@@ -45,20 +47,19 @@ def say(
 
 
 def _why_not_one(
-    job_id: str, conversation_id: str, agent: str | None, fitting: Sequence[AwaitedTurn], patience_s: float
+    job_id: str, conversation_id: str, agent: str | None, known: Sequence[AwaitedTurn], patience_s: float
 ) -> Flow[str]:
     """Return why not exactly one turn fits; the job's document tells what the list of awaited turns does not.
 
     Raises:
         NotFound: there is no such conversation.
     """
-    if fitting:
-        several = ", ".join(f"{turn.agent} in round {turn.round}" for turn in fitting)
-        return f"several turns are awaited in {conversation_id} of {job_id}: {several}"
-    yield from ask(get_conversation(job_id, conversation_id), patience_s)
-    nothing = f"nothing is awaited in {conversation_id} of {job_id}"
-    if agent is None:
-        return nothing
+    there = ", ".join(f"{turn.agent} in round {turn.round}" for turn in known) or "nothing"
+    awaited_there = f"not one such turn is awaited in {conversation_id} of {job_id}, but: {there}"
+    if not known:
+        yield from ask(get_conversation(job_id, conversation_id), patience_s)
+    if agent is None or any(turn.agent == agent for turn in known):
+        return awaited_there
     posted = json.loads((yield from ask(get_document(job_id), patience_s)))
     kinds = {str(each.get("id")): each.get("by", "model") for each in posted["agents"]}
     callers = [name for name, kind in kinds.items() if kind == "caller"]
@@ -66,4 +67,4 @@ def _why_not_one(
         return f"job {job_id} has no agent {agent}; callers speak for {', '.join(callers) or 'none of its agents'}"
     if agent not in callers:
         return f"the agent {agent} is spoken by a model; callers speak for {', '.join(callers) or 'none'}"
-    return f"{nothing} of {agent}"
+    return awaited_there

@@ -131,7 +131,9 @@ def _grouped(refused: InvalidRequest) -> str:
         places.setdefault(fault.message, []).append(fault.path)
     told = [refused.title if places else refused.detail]
     for message, paths in places.items():
-        told.append(f"  {paths[0] if len(paths) == 1 else f'{len(paths)} conversations'}: {message}")
+        conversations = {path.partition("]")[0] for path in paths if path.startswith("conversations[")}
+        is_one_line = len(paths) > 1 and len(conversations) == len(paths)
+        told += [f"  {place}: {message}" for place in ([f"{len(paths)} conversations"] if is_one_line else paths)]
     if any(NOTHING_LEFT in message for message in places):
         told.append("  --more N asks for N more rounds, --rounds or --before takes less of the source")
     return "\n".join(told)

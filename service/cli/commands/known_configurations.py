@@ -44,7 +44,13 @@ def ask_for(path: Path, config: Config) -> None:
         return
     commands = [f"{name}: {' '.join(model.command)}" for name, model in config.models.items() if model.command]
     python = [f"{name}: the Python file of its tools" for name, model in config.models.items() if model.tools.python]
-    runs = "; ".join(plain(each) for each in (*commands, *python))
+    servers = [
+        f"{name}: {' '.join(server.command)}"
+        for name, model in config.models.items()
+        for server in model.tools.mcp.values()
+        if server.command
+    ]
+    runs = "; ".join(plain(each) for each in (*commands, *servers, *python))
     what = f"{path} was not used here before, and a configuration runs programs" + (f" ({runs})" if runs else "")
     if not sys.stdin.isatty():
         raise ConfigError(f"{what}; --config {path} uses it")
