@@ -204,7 +204,9 @@ async def _write_ended(jobs: Jobs, view: JobView, export: Export, file_hash: str
     fresh = [name for name in await jobs.ended_conversations(job_id) if name not in export]
     if fresh or (view.stored.state in ENDED_JOBS and export.job_state != view.stored.state):
         transcripts = [await jobs.transcript(job_id, name) for name in fresh]
-        await anyio.to_thread.run_sync(export.write, _manifest(view, file_hash), transcripts)
+        given_up = [each.document for each in await jobs.given_up(job_id)]
+        manifest = {**_manifest(view, file_hash), "given_up": given_up}
+        await anyio.to_thread.run_sync(export.write, manifest, transcripts)
 
 
 def result_file(form: ResultForm) -> str:

@@ -80,6 +80,13 @@ class TestCallers:
         assert "no agent gest" in done.stderr
         assert "guest" in done.stderr
 
+    def test_another_round_than_the_awaited_one_is_said_with_the_right_one(
+        self, service: Service, awaited: str
+    ) -> None:
+        """The agent is awaited: that nothing of it is would be a lie."""
+        done = ask(service, "say", awaited, "cars", "hi", "--round", "3")
+        assert (done.returncode, "guest in round 0" in done.stderr) == (2, True), done.stderr
+
     @pytest.mark.parametrize("text", ["", " \t\n "])
     def test_an_empty_text_is_refused(self, service: Service, awaited: str, text: str) -> None:
         """What is said cannot be taken back, and a variable of a script that is empty says nothing."""

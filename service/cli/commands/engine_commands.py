@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import anyio
 import typer
@@ -27,7 +27,7 @@ from service.config.source import ConfigSource, LoadedConfig, usable_specs
 from service.config.workers import TINY, models_without_file, tiny_model_path
 from service.conversations.states import JobState
 from service.errors import ConfigError
-from service.export import failures_in, folder_for
+from service.export import Export, failures_in, folder_for
 from service.formats.documents import parse_document, read_text
 from service.node.jobs import JobView
 from service.node.node import Node
@@ -141,6 +141,9 @@ def _tell_end(name: str, state: str, output: Path, when: str = "", form: ResultF
         typer.echo(plain(f"{failure.conversation}: {failure.reason}: {failure.detail}"), err=True)
     if len(failures) > MOST_FAILURES:
         typer.echo(f"{len(failures) - MOST_FAILURES} more; {folder / 'index.jsonl'} lists them", err=True)
+    for each in cast("Sequence[Any]", Export(folder).manifest.get("given_up", ())):
+        turn = "{agent} in round {round} of {conversation}".format(**each["since"])
+        typer.echo(plain(f"{each['path']}: ran out of time too often, and is not tried from {turn} on"), err=True)
     table = "" if form is None else f", result in {folder / result_file(form)}"
     typer.echo(f"{plain(name)}: {state}{when}; transcripts in {folder / 'transcripts'}{table}")
 
