@@ -17,13 +17,14 @@ def add(connection: Connection, given_up: GivenUp) -> None:
     )
 
 
-def of_job(job_id: JobId) -> Callable[[Connection], list[GivenUp]]:
-    """List what is given up in a job."""
+def of_job(job_id: JobId, limit: int = 2**31) -> Callable[[Connection], list[GivenUp]]:
+    """List what is given up in a job, ``limit`` at most."""
 
     def query(connection: Connection) -> list[GivenUp]:
         rows = connection.execute(
-            "SELECT conversation_id, agent, round, path, pattern FROM given_up WHERE job_id = ? ORDER BY path, pattern",
-            (job_id,),
+            "SELECT conversation_id, agent, round, path, pattern FROM given_up WHERE job_id = ?"
+            " ORDER BY path, pattern LIMIT ?",
+            (job_id, limit),
         )
         return [
             GivenUp(key=TurnKey(job_id, row[0], row[1], row[2]), path=row[3], pattern=row[4] or None) for row in rows

@@ -12,7 +12,7 @@ from service.conversations.transcript import ConversationRecord, Turn, Unfinishe
 from service.conversations.until import Ending
 from service.conversations.wording import ConversationWords, decode_clock, decode_models
 from service.errors import ConversationNotFound, IdempotencyConflict, JobNotFound
-from service.store import awaited_turns, heirs
+from service.store import awaited_turns, given_up, heirs
 from service.store.databases.database import FEW, Connection
 from service.store.records import (
     ConversationRow,
@@ -36,6 +36,7 @@ _JOB_COLUMNS: Final = (
 )
 _JOBS: Final = "jobs JOIN job_documents ON job_id = id"
 TURNS_A_PAGE: Final = 500
+MOST_GIVEN_UP: Final = 100  # of a job, where its result is not read
 _decode = msgspec.json.Decoder(TurnTimes).decode
 
 
@@ -305,6 +306,7 @@ def tally(job_id: JobId) -> Query[Tally]:
             conversations={ConversationState(row[0]): row[1] for row in by_state},
             turns={TurnState(row[0]): row[1] for row in ended},
             awaited=awaited_turns.count(job_id)(connection),
+            given_up=given_up.of_job(job_id, MOST_GIVEN_UP)(connection),
         )
 
     return query

@@ -252,8 +252,12 @@ class StoredToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of a job's conversations and ended turns in each state, and of turns that are awaited."""
+    """The number of a job's conversations and ended turns in each state, and of turns that are awaited.
+
+    ``given_up`` has the first patterns and schemas that ran out of time too often.
+    """
 
     conversations: dict[ConversationState, int]
     turns: dict[TurnState, int]
     awaited: int = 0
+    given_up: Sequence[GivenUp] = ()

@@ -96,13 +96,15 @@ class TestCallers:
         assert len(service.get(f"/v1/jobs/{awaited}/awaited")["awaited"]) == 2
 
     def test_what_is_awaited_stands_with_the_last_words(self, service: Service, awaited: str) -> None:
-        """Whoever is to answer knows to what; the oldest first, of one second in the order of the job."""
+        """Whoever is to answer knows to what; the oldest first, of one moment in the order of their names."""
         done = ask(service, "awaited", awaited)
         lines = [line for line in done.stdout.splitlines() if "guest" in line]
-        assert [name for line in lines for name in ("cars", "tea") if name in line] == ["cars", "tea"]
+        told = json.loads(ask(service, "awaited", awaited, "--json").stdout)["awaited"]
+        oldest_first = sorted((each["since"], each["conversation"]) for each in told)
+        assert [name for line in lines for name in ("cars", "tea") if name in line] == [
+            name for _, name in oldest_first
+        ]
         assert all("SAY-ann" in line for line in lines), done.stdout
-        told = json.loads(ask(service, "awaited", awaited, "--json").stdout)
-        assert len(told["awaited"]) == 2
 
 
 class TestCounts:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.service import Document, Service, recorded, scripted_model, serving
+from tests.harness.service import Document, Service, recorded, run_command, scripted_model, serving
 from tests.harness.waiting import wait_for
 
 HELD = r"HELD=([^ \\\"]+)"
@@ -147,3 +147,9 @@ def test_a_pattern_that_runs_out_of_time_is_given_up_in_its_job(tmp_path: Path, 
         assert given_up["path"] == ("until[0].matches" if where == "until" else "agents[0].validation.pattern")
         assert (given_up["since"]["conversation"], given_up["since"]["agent"]) == ("c0", "a")
         assert 0 <= given_up["since"]["round"] < TRIED
+        assert ended["given_up"] == [given_up]
+        assert service.get("/v1/jobs")["jobs"][0]["given_up"] == [given_up]
+        url = service.url
+        for words in (["result", job_id], ["result", job_id, "--format", "csv"], ["watch", job_id]):
+            assert f"{given_up['path']}: ran out of time too often" in run_command(*words, ROUNDHOUSE_URL=url).stderr
+        assert json.loads(run_command("result", job_id, "--json", ROUNDHOUSE_URL=url).stdout)["given_up"] == [given_up]

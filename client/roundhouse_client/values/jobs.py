@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from roundhouse_client.values.transcripts import GivenUp
 from roundhouse_client.values.value import Value
 
 GOING_ON: Final = frozenset({"queued", "running"})  # every other state of a job is an end, in newer versions too
@@ -60,6 +61,7 @@ class Job(Value):
     is_metadata_cut: bool  # in a list, where it is larger than 4 KiB: the job itself has it
     key: str | None  # the name of the key that it was posted with
     waits_for: tuple[str, ...] = ()  # what it waits for that only an operator brings: models that were removed
+    given_up: tuple[GivenUp, ...] = ()  # the first hundred at most; the result has all
 
     @property
     def has_ended(self) -> bool:

@@ -22,6 +22,7 @@ from service.errors import InvalidParameter
 from service.node.jobs import Jobs, JobView
 from service.node.prompt_history import AskedPrompt, PromptHistory
 from service.node.results import ResultForm, result_pieces, spread
+from service.store.records import GivenUp
 from transport.dialects.openai import message_document
 
 CSV: Final = "text/csv"
@@ -267,9 +268,16 @@ def shown_job(view: JobView) -> values.Job:
         ),
         key=stored.owner,
         waits_for=tuple(view.waits_for),
+        given_up=tuple(map(_shown_given_up, view.tally.given_up)),
         metadata=stored.metadata,
         is_metadata_cut=stored.is_metadata_cut,
     )
+
+
+def _shown_given_up(given_up: GivenUp) -> transcripts.GivenUp:
+    key = given_up.key
+    since = transcripts.TurnPlace(conversation=key.conversation_id, agent=key.agent_id, round=key.round)
+    return transcripts.GivenUp(path=given_up.path, pattern=given_up.pattern, since=since)
 
 
 def _turn_counts(view: JobView) -> values.TurnCounts:

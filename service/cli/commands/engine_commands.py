@@ -18,7 +18,7 @@ from rich.console import Console
 from service.cli.commands.first_steps import is_free, on_free_ports
 from service.cli.commands.known_configurations import note_known
 from service.cli.conventions import PARENT, Exit, Form
-from service.cli.displays.console import plain
+from service.cli.displays.console import given_up_line, plain
 from service.cli.displays.fetch_display import FetchBars
 from service.config.lane_plan import with_mig
 from service.config.load import build_config, load_config, naming_lines
@@ -142,8 +142,7 @@ def _tell_end(name: str, state: str, output: Path, when: str = "", form: ResultF
     if len(failures) > MOST_FAILURES:
         typer.echo(f"{len(failures) - MOST_FAILURES} more; {folder / 'index.jsonl'} lists them", err=True)
     for each in cast("Sequence[Any]", Export(folder).manifest.get("given_up", ())):
-        turn = "{agent} in round {round} of {conversation}".format(**each["since"])
-        typer.echo(plain(f"{each['path']}: ran out of time too often, and is not tried from {turn} on"), err=True)
+        typer.echo(given_up_line(each), err=True)
     table = "" if form is None else f", result in {folder / result_file(form)}"
     typer.echo(f"{plain(name)}: {state}{when}; transcripts in {folder / 'transcripts'}{table}")
 

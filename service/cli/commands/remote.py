@@ -19,12 +19,12 @@ from roundhouse_client.calls import job_calls, node_calls
 from roundhouse_client.drivers.exchange import DEFAULT_URL
 from roundhouse_client.flows.asking import PATIENCE_S
 from roundhouse_client.values.events import END, ConversationChange, Gap, Progress, Swap, TurnChange
-from roundhouse_client.values.jobs import ConversationCounts, JobPage, TurnCounts
+from roundhouse_client.values.jobs import ConversationCounts, Job, JobPage, TurnCounts
 from roundhouse_client.values.models import Tools
 from roundhouse_client.values.workers import LogLine
 from service.cli.connection import JsonOption, KeyOption, ServiceAway, UrlOption, connect, print_document
 from service.cli.conventions import Exit, FormOption, Panel
-from service.cli.displays.console import plain, print_transcript
+from service.cli.displays.console import given_up_line, plain, print_transcript
 from service.errors import ConfigError
 from service.formats.documents import Place, parse_document, read_text
 from service.run import refuse_shape, with_rows_of
@@ -83,10 +83,17 @@ def follow_posted(service: Client, job_id: str, *, verbose: bool = False, as_jso
     _tell_waits(service, job_id)
     show = partial(_print_event, as_json=as_json, is_aside=True)
     end = follow(service, job_id, show if verbose or as_json else ProgressLine(service, job_id).show)
+    ended = service.ask(job_calls.get_job(job_id), patience_s=PATIENCE_S)
+    _tell_given_up(ended)
     if as_json:
-        ended = service.ask(job_calls.get_job(job_id), patience_s=PATIENCE_S)
         typer.echo(json.dumps(ended.document))
     raise typer.Exit(Exit.DONE if end == DONE else Exit.FAILED)
+
+
+def _tell_given_up(job: Job) -> None:
+    """Say which patterns and schemas of a job ran out of time: its end is otherwise read as their verdict."""
+    for each in job.given_up:
+        typer.echo(given_up_line(each.document), err=True)
 
 
 @contextmanager
@@ -151,6 +158,7 @@ def result(
     """Print the transcripts of a job that has ended."""
     with connect(url, api_key) as service:
         job = service.get_job(job_id)
+        _tell_given_up(job)
         if form is not None:
             for piece in service.download_result(job_id, form, patience_s=0.0):
                 sys.stdout.buffer.write(piece)
@@ -159,7 +167,9 @@ def result(
         transcripts = service.read_result(job_id, patience_s=0.0)
         if as_json:
             conversations = [transcript.document for transcript in transcripts]
-            typer.echo(json.dumps({"id": job.id, "state": job.state, "conversations": conversations}))
+            given_up = [each.document for each in job.given_up]
+            head = {"id": job.id, "state": job.state, "given_up": given_up}
+            typer.echo(json.dumps({**head, "conversations": conversations}))
         else:
             for transcript in transcripts:
                 print_transcript(Console(emoji=False), job_id, transcript.document)
@@ -170,6 +180,7 @@ def watch(job_id: str, url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, 
     """Follow a job's events to its end."""
     with connect(url, api_key) as service:
         end = follow(service, job_id, partial(_print_event, as_json=as_json, is_aside=False))
+        _tell_given_up(service.ask(job_calls.get_job(job_id), patience_s=PATIENCE_S))
     raise typer.Exit(Exit.DONE if end == DONE else Exit.FAILED)
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -66,6 +66,12 @@ class WordWrap:
         breaks = self._column > 0 and self._column + cells >= self._width()
         self._column = cells if breaks else self._column + cells
         return f"\n{word}" if breaks else word
+
+
+def given_up_line(given_up: Mapping[str, Any]) -> str:
+    """Return the sentence on a pattern or a schema that ran out of time too often; ``given_up`` as in a job."""
+    path, turn = given_up["path"], "{agent} in round {round} of {conversation}".format(**given_up["since"])
+    return plain(f"{path}: ran out of time too often, and is not tried from {turn} on")
 
 
 def print_transcript(console: Console, name: str, transcript: Mapping[str, object]) -> None:
