@@ -139,6 +139,13 @@ class ModelNotFound(ServiceError, status=404, code="model_not_found", title="No 
         super().__init__(f"{model} {what}; those that are: {known}")
 
 
+class NotOurEngine(ServiceError, status=409, code="not_our_engine", title="The engine is not ours to start or end"):
+    """The engines of an attached model are others' own."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"{model} is attached: its server was started elsewhere, and is ended there")
+
+
 class UpdateInvalid(InvalidJob, code="invalid_update", title="The update is refused"):
     """An update of weights that cannot be; nothing has changed."""
 

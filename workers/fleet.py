@@ -24,7 +24,7 @@ from workers.process.handed_over import HeldFleet
 from workers.process.identity import ProcessId
 from workers.process.orphans import end_children, end_orphans, patrol
 from workers.process.registry import open_registry, run_id
-from workers.roster import Roster
+from workers.roster import UNLOADED, Roster
 from workers.spec import WorkerId, WorkerSpec
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
@@ -117,6 +117,25 @@ class Fleet:
         self.lanes.forgive(worker_id)
         self._roster.forgive(worker_id)
 
+    def load(self, model: str) -> None:
+        """Have a model's engines started, or have it loaded on a lane, because a person asks."""
+        if model in self.lanes.models:
+            self.lanes.load(model)
+            return
+        for worker in self.workers_of(model):
+            self.forgive(worker.spec.id)
+            worker.resume_nowait("an operator asked to load it")
+
+    def unload(self, model: str) -> None:
+        """End a model's engines, each after its requests: those of its own workers until a person asks.
+
+        On lanes the model comes back for the next turn that wants it.
+        """
+        if model in self.lanes.models:
+            self.lanes.unload(model, UNLOADED)
+        else:
+            self._roster.unload(model, UNLOADED)
+
     async def wait_gone(self, model: str) -> None:
         """Return when no worker of a fixed model is left that was to leave."""
         await self._roster.wait_gone(model)
@@ -199,7 +218,12 @@ class Fleet:
         """Return the engines as the next program of this process would find them."""
         found = (hold(worker, self._environment) for worker in self)
         scratch = {name: str(weights.scratch) for name, weights in self.weights.items() if weights.scratch is not None}
-        return HeldFleet(run=run_id(), workers=[worker for worker in found if worker is not None], scratch=scratch)
+        return HeldFleet(
+            run=run_id(),
+            workers=[worker for worker in found if worker is not None],
+            scratch=scratch,
+            unloaded=sorted(self._roster.unloaded),
+        )
 
     def unsettled(self) -> str | None:
         """Name the work that no other program could continue; None if there is none."""
@@ -238,6 +262,7 @@ class Fleet:
             adopt(worker, each)
             if worker.spec.lane is not None:
                 self.lanes.adopt(worker)
+        self._roster.unloaded.update(map(WorkerId, held.unloaded))
         for name, folder in held.scratch.items():
             if name in self.weights:
                 self.weights[name].scratch = Path(folder)

@@ -41,6 +41,7 @@ LEFT_ALONE: Final = (
     f"replaced {REPLACED} times within {REPLACED_S:g} s though its settings are the same, which is a defect of"
     " Roundhouse; it is left alone until they change or it is restarted by hand"
 )
+UNLOADED: Final = "unloaded by an operator"
 logger = logging.getLogger(__name__)
 
 
@@ -91,6 +92,8 @@ class Roster:
                 self._members[spec.id] = _Member(worker, spec, number, upkeep)
         self._last_engine: dict[WorkerId, int] = {}  # numbers of engines of workers that have left
         self._drained: dict[WorkerId, str] = {}  # by an operator, when they left to come back
+        self.unloaded: set[WorkerId] = set()  # by an operator: no engine is started until one asks
+        self._tasks: TaskGroup | None = None  # while it runs
         self._replacements = Replacements()
         self._changed = Notifier()
         self._is_closed = False
@@ -132,9 +135,19 @@ class Roster:
         """Replace a worker again that was left alone, where its settings ask for it: a person has asked."""
         member = self._members.get(WorkerId(worker_id))
         if member is not None:
+            self.unloaded.discard(member.spec.id)
             self._replacements.forgive(member.spec.id)
             member.worker.supervisor.remark = None
             self._changed.notify()
+
+    def unload(self, model: str, because: str) -> None:
+        """End a model's engines, each after its requests; none is started again until a person asks."""
+        for member in self._members.values():
+            if member.worker.spec.name == model and member.spec.id not in self.unloaded:
+                self.unloaded.add(member.spec.id)
+                member.worker.drain_nowait(because)
+                if self._tasks is not None:
+                    self._tasks.start_soon(self._end_unloaded, member, because)
 
     def note_change(self, worker: SupervisedWorker) -> None:
         """Follow a worker's change of state, without waiting."""
@@ -188,13 +201,14 @@ class Roster:
     ) -> None:
         """Start every worker, and keep them those that are wanted, until cancelled."""
         async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
             supervise = partial(self._supervise, registry=registry, gate=gate)
             for upkeep in self.upkeep.values():
                 await tasks.start(upkeep.run)
             for member in self._members.values():
                 await tasks.start(supervise, member)
             for member in self._members.values():
-                member.worker.start_nowait()
+                self._start(member.worker, "asked to start")
                 member.is_there.set()
             task_status.started()
             while not self._is_closed:
@@ -293,10 +307,24 @@ class Roster:
                 upkeep.add(worker)
         await tasks.start(supervise, member)
         # Who asks by the number of an engine must not take this one for an earlier worker's.
-        worker.start_nowait("it is in the configuration", after=self._last_engine.get(worker.spec.id, 0))
+        self._start(worker, "it is in the configuration")
         if worker.spec.id in self._drained:
             worker.drain_nowait(self._drained.pop(worker.spec.id))
         member.is_there.set()
+
+    def _start(self, worker: SupervisedWorker, because: str) -> None:
+        if worker.spec.id in self.unloaded:
+            worker.drain_nowait(UNLOADED)
+            self._changed.notify()  # its state is the same, and the next may follow it
+        else:
+            worker.start_nowait(because, after=self._last_engine.get(worker.spec.id, 0))
+
+    async def _end_unloaded(self, member: _Member, because: str) -> None:
+        worker = member.worker
+        await worker.slots.wait_empty()
+        await worker.in_flight.left.wait_until(lambda: not len(worker.in_flight))
+        if member.spec.id in self.unloaded:  # nobody has asked for it since
+            worker.stop_nowait(because)
 
     async def _see_off(self, member: _Member) -> None:
         """Let a worker end its turns, and then itself."""

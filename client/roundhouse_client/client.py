@@ -180,6 +180,8 @@ class Client:
     get_metrics = _Asks(node_calls.get_metrics)
 
     list_models = _Asks(model_calls.list_models)
+    load_model = _Asks(model_calls.load_model)
+    unload_model = _Asks(model_calls.unload_model)
     get_tools = _Asks(model_calls.get_tools)
     list_adapters = _Asks(model_calls.list_adapters)
     load_adapter = _Asks(model_calls.load_adapter)

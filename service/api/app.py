@@ -26,6 +26,7 @@ from service.api.routes.adapters import ADAPTER_BODIES, adapters_router, tools_r
 from service.api.routes.callers_turns import CALLERS_BODIES, callers_turns_router
 from service.api.routes.events import timeline_router
 from service.api.routes.jobs import job_router, jobs_router
+from service.api.routes.loading import loading_router
 from service.api.routes.overview import overview_router, page_router, speaking_router
 from service.api.routes.status import configuration_router, metrics_router, status_router
 from service.api.routes.upgrades import upgrade_router
@@ -112,6 +113,7 @@ def build_routes(
     app.include_router(workers_router(node.fleet, lambda: node.scheduler.view))
     app.include_router(lanes_router(node.fleet.lanes))
     app.include_router(weights_router(node.fleet, limits, roots))
+    app.include_router(loading_router(node))
     app.include_router(adapters_router(node, limits, roots))
     app.include_router(tools_router(node.catalog))
     app.include_router(model_router(node))

@@ -1,10 +1,12 @@
 """A job's document as it was posted: what is looked up in it, without making a job of it again. Pure."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 from msgspec import Raw, Struct
 
+from service.conversations.until import Ending
 from service.conversations.variables import fill, written
 
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -18,22 +20,76 @@ class _Identified(Struct, gc=False):
 _decode_ids = msgspec.json.Decoder(list[_Identified]).decode
 
 
+class _PostedCondition(Struct):
+    agent: str | None = None
+    says: list[str] = []
+    matches: str | None = None
+    signal: str | None = None
+    agree: list[str] = []
+    unchanged: int | None = None
+    answer_tokens: int | None = None
+
+    @property
+    def told(self) -> str:
+        """The condition in words."""
+        if self.says:
+            return f"{self.agent} says {' or '.join(self.says)}"
+        if self.matches is not None:
+            return f"{self.agent} matches {self.matches}"
+        if self.signal is not None:
+            return f"{self.agent or 'an agent'} sends {self.signal}"
+        if self.agree:
+            return f"{', '.join(self.agree)} agree"
+        if self.unchanged is not None:
+            return f"unchanged for {self.unchanged} rounds"
+        return f"answers of {self.answer_tokens} tokens"
+
+
 class _PostedConversation(Struct):
     prompt: str
     id: str | None = None
     rounds: int | None = None
     variables: dict[str, str | int | float | bool] | None = None
+    until: list[_PostedCondition] | None = None
 
     @property
     def filled(self) -> str:
         """The prompt with its values."""
-        values = self.variables
-        return fill(self.prompt, None if values is None else {name: written(value) for name, value in values.items()})
+        return fill(self.prompt, None if self.variables is None else self.values)
+
+    @property
+    def values(self) -> dict[str, str]:
+        """The values as they are inserted."""
+        return {name: written(value) for name, value in (self.variables or {}).items()}
 
 
 class _Document(Struct):
     conversations: list[_PostedConversation]
     rounds: int = 1
+    until: list[_PostedCondition] = []
+
+    def told_conditions(self, conversation: _PostedConversation) -> tuple[str, ...]:
+        """Return the conditions that may end a conversation, in words."""
+        return tuple(each.told for each in (self.until if conversation.until is None else conversation.until))
+
+
+class PostedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The part of a posted conversation that a list tells.
+
+    ``prompt`` is the beginning of the prompt, in one line, ``until`` the conditions in words.
+    """
+
+    prompt: str
+    variables: Mapping[str, str] = MappingProxyType({})
+    until: Sequence[str] = ()
+
+    def told_end(self, ending: Ending) -> str:
+        """Return in words why the conversation ended before its rounds were over."""
+        if ending.leader is not None:
+            return f"{ending.leader} ended it in round {ending.round + 1}"
+        place = ending.until or 0
+        condition = self.until[place] if place < len(self.until) else f"until[{place}]"
+        return f"{condition}, in round {ending.round + 1}"
 
 
 class ConversationPlace(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +101,7 @@ class ConversationPlace(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     previous: str | None
     next: str | None
+    until: Sequence[str] = ()
 
 
 _decode = msgspec.json.Decoder(_Document).decode
@@ -81,14 +138,20 @@ def place_in(document: str, conversation_id: str) -> ConversationPlace | None:
         total=len(names),
         previous=names[at - 1] if at else None,
         next=names[at + 1] if at + 1 < len(names) else None,
+        until=read.told_conditions(conversation),
     )
 
 
-def prompt_heads(document: str, characters: int) -> list[str]:
-    """Return the beginnings of all prompts, in the order of the conversations, each in one line."""
+def posted_heads(document: str, characters: int) -> list[PostedHead]:
+    """Return the heads of all conversations in their order, each text of so many characters at most."""
+    read = _decode(document)
     return [
-        " ".join(conversation.filled[: 4 * characters].split())[:characters]
-        for conversation in _decode(document).conversations
+        PostedHead(
+            prompt=" ".join(conversation.filled[: 4 * characters].split())[:characters],
+            variables={name: value[:characters] for name, value in conversation.values.items()},
+            until=[told[:characters] for told in read.told_conditions(conversation)],
+        )
+        for conversation in read.conversations
     ]
 
 

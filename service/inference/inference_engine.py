@@ -30,7 +30,8 @@ from workers.devices.device_health import DeviceHealth
 from workers.devices.layout import Lane, Layout, LayoutPolicy
 from workers.devices.readers import MachineReader
 from workers.engine.launch import takes_tools
-from workers.lanes.lane_pool import LanePool, Swap
+from workers.lanes.lane_pool import LanePool
+from workers.lanes.swap_log import Swap
 from workers.outcome import FailureReason
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.restart import RestartPolicy

@@ -4,6 +4,7 @@ Source: specification, "Turns of callers".
 """
 
 import logging
+import time
 from datetime import UTC, datetime
 from typing import Final
 
@@ -20,13 +21,14 @@ from service.node.intake import Intake
 from service.scheduling.jobs.judging import TOO_LONG, judge_answer, judge_conditions
 from service.scheduling.scheduler import Scheduler
 from service.store import awaited_turns, queries
-from service.store.awaited_turns import OpenTurn, Which
+from service.store.awaited_turns import Awaited, OpenTurn, Which
 from service.store.store import Store
 from workers.log_context import line_about
 from workers.offload.pool import asked_for
 
 LOOK_S: Final = 1.0  # between two looks where something changes
 REST_S: Final = 5.0  # between two looks for any, where another node may have begun one
+COUNT_REST: Final = 50.0  # times what a count took: at most 2 % of a reader's time goes to counting
 logger = logging.getLogger(__name__)
 
 
@@ -38,9 +40,24 @@ class CallersTurns:
         self._scheduler = scheduler
         self._intake = intake
         self._is_shared = is_shared
+        self._counted = Awaited()
+        self._count_due_at = 0.0
 
     def __repr__(self) -> str:
         return "<CallersTurns>"
+
+    async def count(self) -> Awaited:
+        """Count what is awaited in the whole store; the count is older the longer it takes.
+
+        Raises:
+            StoreUnavailable: the store is in trouble.
+        """
+        began_at = time.monotonic()
+        if began_at >= self._count_due_at:
+            self._counted = await self._store.read(awaited_turns.count_all)
+            ended_at = time.monotonic()
+            self._count_due_at = ended_at + COUNT_REST * (ended_at - began_at)
+        return self._counted
 
     async def say(self, key: TurnKey, text: str, whose: str | None = None) -> tuple[Turn, bool]:
         """Take a caller's words; when this returns they are durable. Return the turn, and whether it is new.

@@ -3,20 +3,43 @@
 from collections import OrderedDict
 from typing import Final
 
+import anyio
 import anyio.to_thread
 
 from service.conversations.callers import Caller
 from service.conversations.job import JobId
-from service.conversations.job_document import ConversationPlace, place_in, prompt_heads
-from service.conversations.states import ConversationState
+from service.conversations.job_document import ConversationPlace, PostedHead, place_in, posted_heads
 from service.errors import ConversationNotFound
+from service.node.conversation_list import WORDS, ListPage, ListQuery, Sums, page_of
 from service.node.jobs import Jobs, JobView
-from service.store import queries
-from service.store.records import ConversationRow
+from service.store import conversation_rows, queries
+from service.store.conversation_rows import ConversationRow, TurnHead
 from service.store.store import Store
 
-HEAD_CHARS: Final = 160  # of a prompt, in a list
-MOST_HEADS: Final = 8  # jobs
+MOST_KNOWN: Final = 8  # jobs
+
+
+class _Known:
+    """A job that was looked into: its heads as posted, and the sums over its turns so far."""
+
+    def __init__(self, heads: list[PostedHead]) -> None:
+        self.heads = heads
+        self.lock = anyio.Lock()
+        self.forget()
+
+    def forget(self) -> None:
+        """Count all turns again."""
+        self.number, self.counted = -1, 0
+        self._sums: dict[str, Sums] = {}
+
+    def page(
+        self, fresh: list[tuple[int, TurnHead]], rows: list[ConversationRow], query: ListQuery, size: int
+    ) -> ListPage:
+        """Count turns that are new, and return a page."""
+        for number, turn in fresh:
+            self._sums.setdefault(turn.key.conversation_id, Sums()).add(turn)
+            self.number, self.counted = number, self.counted + 1
+        return page_of(rows, self._sums, self.heads, query, size)
 
 
 class Glances:
@@ -25,7 +48,7 @@ class Glances:
     def __init__(self, store: Store, jobs: Jobs) -> None:
         self._store = store
         self._jobs = jobs
-        self._heads: OrderedDict[JobId, list[str]] = OrderedDict()  # of the jobs that were looked into last
+        self._known: OrderedDict[JobId, _Known] = OrderedDict()  # the jobs that were looked into last
 
     def __repr__(self) -> str:
         return f"<Glances {self._jobs!r}>"
@@ -40,32 +63,29 @@ class Glances:
         listed = await self._store.read(queries.jobs(None, limit, None, owner))
         return [self._jobs.view_of(stored, await self._jobs.tallies.recent(stored)) for stored in listed]
 
-    async def into(
-        self, job_id: JobId, state: ConversationState | None, after: int, limit: int
-    ) -> tuple[JobView, list[ConversationRow]]:
-        """Return a job, and its conversations after a place, those in one state or all.
+    async def into(self, job_id: JobId, query: ListQuery, size: int) -> tuple[JobView, ListPage]:
+        """Return a job, and a page of its conversations of so many lines.
 
         Raises:
             JobNotFound: there is none.
             StoreUnavailable: the database is in trouble.
         """
         view = await self._jobs.get(job_id)  # first: where it has ended, so have all that are listed
-        return view, await self._store.read(queries.conversation_rows(job_id, state, after, limit))
+        known = self._known.pop(job_id, None) or _Known(await self._heads_of(job_id))
+        self._known[job_id] = known
+        while len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
+        async with known.lock:
+            fresh, total = await self._store.read(conversation_rows.turn_heads(job_id, known.number))
+            if known.counted + len(fresh) != total:  # another node has stored one with a smaller number since
+                known.forget()
+                fresh, total = await self._store.read(conversation_rows.turn_heads(job_id, known.number))
+            rows = await self._store.read(conversation_rows.conversation_rows(job_id))
+            return view, await anyio.to_thread.run_sync(known.page, fresh, rows, query, size)
 
-    async def prompt_heads(self, job_id: JobId) -> list[str]:
-        """Return the beginnings of a job's prompts, in the order of its conversations: they never change.
-
-        Raises:
-            JobNotFound: there is none.
-            StoreUnavailable: the database is in trouble.
-        """
-        if job_id not in self._heads:
-            document = await self._store.read(queries.document(job_id))
-            self._heads[job_id] = await anyio.to_thread.run_sync(prompt_heads, document, HEAD_CHARS)
-            while len(self._heads) > MOST_HEADS:
-                self._heads.popitem(last=False)
-        self._heads.move_to_end(job_id)
-        return self._heads[job_id]
+    async def _heads_of(self, job_id: JobId) -> list[PostedHead]:
+        document = await self._store.read(queries.document(job_id))
+        return await anyio.to_thread.run_sync(posted_heads, document, WORDS)
 
     async def place(self, job_id: JobId, conversation_id: str) -> ConversationPlace:
         """Return a conversation's prompt and rounds as posted, and its neighbours.

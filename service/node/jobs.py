@@ -41,7 +41,7 @@ from service.store import deliveries, given_up, queries
 from service.store.news import Neighbours
 from service.store.records import GivenUp, NewJob, StoredEvent, StoredJob, Tally
 from service.store.store import Store
-from workers.lanes.lane_pool import Swap
+from workers.lanes.swap_log import Swap
 
 SMALL_BYTES: Final = 16 * 1024  # of a body or a job that is looked at sooner than a thread would take it up
 LOOK_S: Final = 0.5  # between two looks at a job that somebody waits for

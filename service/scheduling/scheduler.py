@@ -42,7 +42,7 @@ from service.scheduling.worker_findings import KvUses, WorkerFindings
 from service.store import records
 from service.store.records import Record, UsageKey
 from workers.fleet import Fleet
-from workers.lanes.lane_pool import Swap
+from workers.lanes.swap_log import Swap
 from workers.log_context import line_about
 from workers.notifier import Notifier
 from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason

@@ -60,6 +60,13 @@ class Which(msgspec.Struct, frozen=True, kw_only=True):
     owner: str | None = None
 
 
+class Awaited(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of turns that callers are waited for, and of conversations that nothing else moves."""
+
+    turns: int = 0
+    conversations: int = 0
+
+
 class SpokenTurn(msgspec.Struct, frozen=True, kw_only=True):
     """The stored turn of a place, whether it is this one's words, and whether they are new."""
 
@@ -282,6 +289,32 @@ def count(job_id: JobId) -> Callable[[Connection], int]:
             (job_id,),
         ).fetchone()
         return 0 if row is None else int(row[0])
+
+    return query
+
+
+def count_all(connection: Connection) -> Awaited:
+    """Count what is awaited of all jobs."""
+    parked = "CASE WHEN conversations.awaits = 1 THEN conversations.job_id || '/' || conversations.id END"
+    row = connection.execute(
+        f"SELECT count(*), count(DISTINCT {parked}) FROM {OPEN} WHERE is_said = 0"  # noqa: S608
+    ).fetchone()
+    return Awaited() if row is None else Awaited(turns=int(row[0]), conversations=int(row[1]))
+
+
+def agents(job_id: JobId) -> Callable[[Connection], dict[str, list[str]]]:
+    """List the agents of a job that callers are to speak for now, by their conversations."""
+
+    def query(connection: Connection) -> dict[str, list[str]]:
+        by_conversation: dict[str, list[str]] = {}
+        rows = connection.execute(
+            f"SELECT conversation_id, agent FROM {OPEN} WHERE is_said = 0 AND awaited_turns.job_id = ?"  # noqa: S608
+            " ORDER BY conversation_id, agent",
+            (job_id,),
+        )
+        for conversation_id, agent in rows:
+            by_conversation.setdefault(conversation_id, []).append(agent)
+        return by_conversation
 
     return query
 

@@ -15,7 +15,6 @@ from service.errors import ConversationNotFound, IdempotencyConflict, JobNotFoun
 from service.store import awaited_turns, given_up, heirs
 from service.store.databases.database import FEW, Connection
 from service.store.records import (
-    ConversationRow,
     StoredEvent,
     StoredJob,
     StoredToolCall,
@@ -187,28 +186,6 @@ def conversation_states(job_id: JobId) -> Query[dict[str, ConversationState]]:
     def query(connection: Connection) -> dict[str, ConversationState]:
         rows = connection.execute("SELECT id, state FROM conversations WHERE job_id = ? ORDER BY position", (job_id,))
         return {row[0]: ConversationState(row[1]) for row in rows}
-
-    return query
-
-
-def conversation_rows(
-    job_id: JobId, state: ConversationState | None, after: int, limit: int
-) -> Query[list[ConversationRow]]:
-    """List conversations of a job from the one after place ``after`` on, in its order, with how many turns ended."""
-
-    def query(connection: Connection) -> list[ConversationRow]:
-        rows = connection.execute(
-            "SELECT id, position, state, reason, (SELECT count(*) FROM turns WHERE turns.job_id = conversations.job_id"
-            " AND turns.conversation_id = conversations.id AND kind = 'turn') FROM conversations"
-            " WHERE job_id = ? AND position > ? AND (CAST(? AS TEXT) IS NULL OR state = ?) ORDER BY position LIMIT ?",
-            (job_id, after, state, state, limit),
-        )
-        return [
-            ConversationRow(
-                id=row[0], position=row[1], state=ConversationState(row[2]), reason=row[3], ended_turns=row[4]
-            )
-            for row in rows
-        ]
 
     return query
 

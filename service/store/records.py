@@ -222,16 +222,6 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
     owner: str | None = None  # the name of the key that it was posted with
 
 
-class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation as a list shows it: its place in its job, and how many of its turns have ended."""
-
-    id: str
-    position: int
-    state: ConversationState
-    reason: str | None
-    ended_turns: int
-
-
 class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One event of a job; ``data`` is JSON."""
 

@@ -71,6 +71,8 @@ OWN_CALLS: list[Call[Any]] = [  # one of each route, with a name for each part o
     node_calls.get_health(),
     node_calls.get_readiness(),
     node_calls.get_metrics(),
+    model_calls.load_model("X"),
+    model_calls.unload_model("X"),
     model_calls.get_tools("X"),
     model_calls.list_adapters("X"),
     model_calls.load_adapter("X", "X", "X"),

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 
 import httpx
@@ -128,14 +129,24 @@ def test_a_jobs_conversations_come_in_pages(service: Service) -> None:
     path = f"/v1/jobs/{job_id}/overview/events"
     (_, first), (end, _) = frames(service, path, most=2)
     assert end == "end"
-    assert [row["id"] for row in first["conversations"]] == [f"c{number}" for number in range(100)]
-    told = {"id": "c0", "position": 0, "state": "completed", "reason": None, "turns": 2, "prompt": "Go."}
-    assert first["conversations"][0] == told
-    ((_, second),) = frames(service, f"{path}?after={first['next_after']}")
-    assert [row["id"] for row in second["conversations"]] == [f"c{number}" for number in range(100, 120)]
-    assert second["next_after"] is None
+    page = first["page"]
+    assert [line["id"] for line in page["lines"]] == [f"c{number}" for number in range(100)]
+    assert (page["number"], page["pages"], page["found"]) == (1, 2, 120)
+    line = page["lines"][0]
+    assert (line["state"], line["turns"], line["prompt"], line["awaits"]) == ("completed", 2, "Go.", [])
+    turns = service.get(f"/v1/jobs/{job_id}/conversations/c0")["turns"]
+    assert line["tokens"] == sum(turn["usage"]["completion_tokens"] for turn in turns) > 0
+    assert (line["agent"], line["words"]) == (turns[-1]["agent"], turns[-1]["text"].strip())
+    began, ended = (datetime.fromisoformat(turns[at][word]) for at, word in ((0, "started_at"), (-1, "finished_at")))
+    assert line["took_s"] == pytest.approx((ended - began).total_seconds(), abs=0.01)
+    for number in (2, 9):  # one after the last is the last
+        ((_, second),) = frames(service, f"{path}?page={number}")
+        assert [line["id"] for line in second["page"]["lines"]] == [f"c{number}" for number in range(100, 120)]
     ((_, failed),) = frames(service, f"{path}?state=failed")
-    assert (failed["conversations"], failed["job"]["state"]) == ([], "completed")
+    assert (failed["page"]["lines"], failed["job"]["state"]) == ([], "completed")
+    ((_, found),) = frames(service, f"{path}?text=c11&order=position&descending=true")
+    ids = [line["id"] for line in found["page"]["lines"]]
+    assert ids == [*(f"c{number}" for number in range(119, 109, -1)), "c11"]
     assert service.http.get("/v1/jobs/gone/overview/events").status_code == 404
 
 

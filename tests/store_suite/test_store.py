@@ -8,7 +8,7 @@ from service.conversations.job import JobId
 from service.conversations.states import ConversationState, JobState, TurnState
 from service.errors import IdempotencyConflict, JobNotFound, NotEnded, StoreError
 from service.node import tallies as kept
-from service.store import queries
+from service.store import conversation_rows, queries
 from service.store.databases.database import Claim, Connection
 from service.store.databases.postgres import PostgresDatabase
 from service.store.records import (
@@ -35,20 +35,21 @@ async def test_a_posted_job_is_read_back(store: Store, committed: list[frozenset
     assert committed == [frozenset({J})]
 
 
-async def test_conversations_are_listed_in_pages(store: Store) -> None:
-    """In the order of their job, from a place on, all or those in one state, with how many of their turns ended."""
-    await post(store, job(*DEBATE, rounds=2, conversations=5))
+async def test_conversations_and_heads_of_turns_are_listed(store: Store) -> None:
+    """In the order of their job; of turns those that have ended since the last look, with how many there are."""
+    await post(store, job(*DEBATE, rounds=2, conversations=4))
     await append(store, ended("a"), ended("b"), moved(ConversationState.RUNNING), moved(ConversationState.FAILED, "c3"))
-    rows = await store.read(queries.conversation_rows(J, None, -1, 3))
-    assert [(row.id, row.position, row.state, row.ended_turns) for row in rows] == [
-        ("c0", 0, ConversationState.RUNNING, 2),
-        ("c1", 1, ConversationState.QUEUED, 0),
-        ("c2", 2, ConversationState.QUEUED, 0),
+    rows = await store.read(conversation_rows.conversation_rows(J))
+    assert [(row.id, row.position, row.state) for row in rows] == [
+        ("c0", 0, ConversationState.RUNNING),
+        ("c1", 1, ConversationState.QUEUED),
+        ("c2", 2, ConversationState.QUEUED),
+        ("c3", 3, ConversationState.FAILED),
     ]
-    rows = await store.read(queries.conversation_rows(J, None, rows[-1].position, 3))
-    assert [row.id for row in rows] == ["c3", "c4"]
-    rows = await store.read(queries.conversation_rows(J, ConversationState.FAILED, -1, 3))
-    assert [(row.id, row.position) for row in rows] == [("c3", 3)]
+    heads, total = await store.read(conversation_rows.turn_heads(J, -1))
+    assert ([turn.key.agent_id for _, turn in heads], total) == (["a", "b"], 2)
+    later, total = await store.read(conversation_rows.turn_heads(J, heads[0][0]))
+    assert ([turn.key.agent_id for _, turn in later], total) == (["b"], 2)
 
 
 async def test_a_conversation_is_read_from_a_turn_on(store: Store) -> None:

@@ -3,13 +3,10 @@
 import logging
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Final
 
 import anyio
-import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 from msgspec.structs import replace
 
@@ -18,6 +15,7 @@ from workers.engine.start_gate import StartGate
 from workers.lanes.lane_workers import LaneWorkers
 from workers.lanes.memory_use import MemoryUse
 from workers.lanes.sleep import Sleep, can_sleep, is_as_wanted, is_asleep
+from workers.lanes.swap_log import Swap, SwapLog
 from workers.log_context import line_about
 from workers.notifier import Notifier
 from workers.policy.lane_life import LanePhase, LaneStep, load_step, next_step
@@ -38,20 +36,7 @@ from workers.states import Hold, WorkerState
 from workers.supervised import SupervisedWorker
 
 FOR_EVER: Final = float("inf")
-REMEMBERED: Final = 100  # swaps
 logger = logging.getLogger(__name__)
-
-
-class Swap(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that was loaded on a lane, the one that left for it, why, and how long that took."""
-
-    lane: str
-    model: str
-    left: str | None
-    because: str
-    seconds: float
-    number: int  # from 1
-    at: datetime  # when it was loaded
 
 
 class LanePool:
@@ -79,6 +64,7 @@ class LanePool:
         self._rooms: dict[str, int | None] = {}
         self._placement = Placement(self._rooms, rule)
         self._waiting: dict[str, Waiting] = {}
+        self._asked: set[str] = set()  # models that a person wants to be loaded
         self._in_use: list[int] = []
         self._unserved_since: dict[str, float] = {}
         self._reasons: dict[str, tuple[str, str | None]] = {}  # of a lane: why a model comes, and who leaves for it
@@ -86,8 +72,7 @@ class LanePool:
         self._sleep: Sleep | None = None  # while it runs
         self._tasks: TaskGroup | None = None
         self._adopted: list[SupervisedWorker] = []
-        self._on_swap = on_swap
-        self.swaps: deque[Swap] = deque(maxlen=REMEMBERED)  # the newest
+        self.swaps = SwapLog(on_swap)
         self._changed = Notifier()
         self._is_closing = False
 
@@ -187,6 +172,21 @@ class LanePool:
         """Return which lane is changing its model, None where none is."""
         return next((f"{each.lane.id} is changing its model" for each in self.lanes if each.is_changing), None)
 
+    # What a person asks for
+
+    def load(self, model: str) -> None:
+        """Load a model as if a turn waited for it, after those for which one does."""
+        self._asked.add(model)
+        self._changed.notify()
+
+    def unload(self, model: str, because: str) -> None:
+        """Have a model leave its lanes, each after its turns; turns that wait for it have it loaded again."""
+        self._asked.discard(model)
+        for lane in self.lanes:
+            if lane.resident == model:
+                lane.current.drain_nowait(because, Hold.SWAP)
+        self._changed.notify()
+
     # What happens
 
     def note_waiting(self, waiting: Mapping[str, Waiting]) -> None:
@@ -219,23 +219,13 @@ class LanePool:
         if worker.now.state is WorkerState.READY:
             lane.barred.pop(worker.spec.name, None)
             if lane.loading_since:
-                self._tell_swap(lane)
+                because, left = self._reasons.pop(lane.lane.id, ("", None))
+                self.swaps.add(lane, because, left)
         if worker.now.state is WorkerState.FAILED:
             retry_s = worker.spec.restart.retry_s
             until = FOR_EVER if retry_s is None else time.monotonic() + retry_s
             lane.barred[worker.spec.name] = until
         self._changed.notify()
-
-    def _tell_swap(self, lane: LaneWorkers) -> None:
-        model, seconds = lane.current.spec.name, lane.end_load()
-        because, left = self._reasons.pop(lane.lane.id, ("", None))
-        number = self.swaps[-1].number + 1 if self.swaps else 1
-        id_, at = lane.lane.id, datetime.now(UTC)
-        swap = Swap(lane=id_, model=model, left=left, because=because, seconds=seconds, number=number, at=at)
-        self.swaps.append(swap)
-        line = line_about({"worker": swap.lane})
-        logger.info("%s: %s is loaded in %.1f s: %s", swap.lane, model, seconds, because, extra=line)
-        self._on_swap(swap)
 
     # Acting
 
@@ -296,6 +286,10 @@ class LanePool:
         demands = []
         for name, spec in self._specs.items():
             waiting = self._waiting.get(name, Waiting())
+            if name in there:
+                self._asked.discard(name)
+            elif name in self._asked and not waiting.count:
+                waiting = Waiting(count=1)
             if not waiting.count or name in there:
                 self._unserved_since.pop(name, None)
             else:

@@ -107,12 +107,14 @@ class HeldWorker(Struct, frozen=True, kw_only=True):
 class HeldFleet(Struct, frozen=True, kw_only=True):
     """All workers that have engines; ``run`` is the mark that these carry.
 
-    ``scratch`` are folders, by models, into which engines write how far they are with new weights.
+    ``scratch`` are folders, by models, into which engines write how far they are with new weights. For the workers that
+    are ``unloaded`` no engine is started.
     """
 
     run: str
     workers: list[HeldWorker]
     scratch: dict[str, str] = msgspec.field(default_factory=dict)
+    unloaded: list[str] = msgspec.field(default_factory=list)
 
     @property
     def descriptors(self) -> list[int]:

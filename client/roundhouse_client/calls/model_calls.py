@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 from roundhouse_client.request import Call, Request, as_nothing, get, into, model_place, post
 from roundhouse_client.values.models import Adapter, Adapters, Models, Tools, Weights, WeightUpdate
+from roundhouse_client.values.workers import Workers
 
 LOAD_S: Final = 1800.0
 
@@ -13,6 +14,28 @@ LOAD_S: Final = 1800.0
 def list_models() -> Call[Models]:
     """Return the models that a request may name, and the adapters on them."""
     return get("/v1/models", into(Models))
+
+
+def load_model(model: str) -> Call[Workers]:
+    """Have a model's engines started, or have it loaded on a lane; return its workers as they are now.
+
+    Raises:
+        NotFound: there is no such model.
+        StateConflict: it is attached (``not_our_engine``).
+    """
+    return post(f"{model_place(model)}/load", into(Workers))
+
+
+def unload_model(model: str) -> Call[Workers]:
+    """Have a model's engines end, each after its requests; return its workers as they are now.
+
+    On lanes the next turn loads it again, else ``load_model`` does.
+
+    Raises:
+        NotFound: there is no such model.
+        StateConflict: it is attached (``not_our_engine``).
+    """
+    return post(f"{model_place(model)}/unload", into(Workers))
 
 
 def get_tools(model: str) -> Call[Tools]:

@@ -155,6 +155,7 @@ class Status(Value):
     lanes: tuple[Lane, ...]
     workers: tuple[Worker, ...]
     configuration: Configuration | None = None  # None of an older service
+    awaited: int = 0  # turns that wait for a caller to speak, in the whole store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,6 +117,8 @@ ROUTES: Final[Mapping[tuple[str, str], Access]] = {
     ("GET", "/v1/models/{model:path}"): _READ,
     ("GET", "/v1/models/{model:path}/tools"): _READ,
     ("GET", "/v1/models/{model:path}/adapters"): _READ,
+    ("POST", "/v1/models/{model:path}/load"): _ADMIN,
+    ("POST", "/v1/models/{model:path}/unload"): _ADMIN,
     ("POST", "/v1/models/{model:path}/adapters"): _ADMIN,
     ("DELETE", "/v1/models/{model:path}/adapters/{name:path}"): _ADMIN,
     ("GET", "/v1/models/{model:path}/weights"): _READ,

@@ -18,7 +18,7 @@ from service.node.jobs import Jobs
 from service.node.node import Node
 from service.scheduling.jobs.turn_record import Progress
 from service.store.records import StoredEvent
-from workers.lanes.lane_pool import Swap
+from workers.lanes.swap_log import Swap
 
 PROGRESS_INTERVAL_S: Final = 0.5  # as often as a person reads; tokens are coalesced in between
 KEEP_ALIVE_S: Final = 15.0  # proxies close what is silent for longer, often after 30 or 60 seconds

@@ -21,11 +21,12 @@ from service import __version__
 from service.api.door.access import CallerNow
 from service.api.errors.problems import refused
 from service.api.routes.jobs import shown_job
-from service.api.routes.status import shown_status
+from service.api.routes.status import NOTHING_AWAITED, shown_status
 from service.conversations.callers import Caller
 from service.conversations.job import JobId
 from service.conversations.states import ENDED_JOBS, ConversationState
 from service.errors import JobNotFound, PathNotFound, StoreUnavailable
+from service.node.conversation_list import ListQuery, Order
 from service.node.glances import Glances
 from service.node.node import Node
 from service.node.status import FEW, WORDS, speaking
@@ -49,7 +50,8 @@ Make = Callable[[], Awaitable[tuple[bytes, bool]]]
 NEWEST_JOBS: Final = 20
 CONVERSATIONS: Final = 100  # a page
 REQUESTS: Final = 8  # of a worker, those that have been silent for longest; its slots count the others
-LAST_POSITION: Final = 2**31
+LAST_PAGE: Final = 2**31
+MOST_TEXT: Final = 200  # characters of a filter
 
 
 def page_router() -> APIRouter:
@@ -174,11 +176,10 @@ def overview_router(node: Node) -> APIRouter:
     @router.get("/jobs/{job_id}/overview/events", dependencies=[Depends(check_seen)])
     async def follow_job(
         job_id: str,
-        state: ConversationState | None = None,
-        after: Annotated[int, Query(ge=-1, le=LAST_POSITION)] = -1,
+        wanted: Annotated[ListQuery, Depends(_wanted)],
     ) -> StreamingResponse:
-        make = partial(_job, glances, JobId(job_id), state, after)
-        return await _stream(node, frames.get_or_make((job_id, state, after), make))
+        make = partial(_job, glances, JobId(job_id), wanted)
+        return await _stream(node, frames.get_or_make((job_id, wanted), make))
 
     @router.get("/jobs/{job_id}/conversations/{conversation_id}/place", dependencies=[Depends(check_seen)])
     async def get_place(job_id: str, conversation_id: str) -> Response:
@@ -207,10 +208,10 @@ async def _events(node: Node, frames: SharedFrames) -> AsyncIterator[bytes]:
 async def _overview(node: Node, glances: Glances, caller: Caller) -> tuple[bytes, bool]:
     try:
         jobs = [shown_job(view) for view in await glances.at_newest(NEWEST_JOBS, caller)]
-        unclaimed = await node.unclaimed()
+        unclaimed, awaited = await node.unclaimed(), await node.callers.count()
     except StoreUnavailable:  # the status names the trouble
-        jobs, unclaimed = None, {}
-    status = shown_status(node, unclaimed, caller)
+        jobs, unclaimed, awaited = None, {}, NOTHING_AWAITED
+    status = shown_status(node, unclaimed, caller, awaited)
     status = replace(status, workers=tuple(map(_with_few_requests, status.workers)))
     can = {"updatable": sorted(node.fleet.weights), "adaptable": sorted(node.fleet.adapters)}
     return _encoded(status, version=__version__, jobs=jobs, sees_all=caller.sees_all, **can), False
@@ -225,20 +226,18 @@ def _encoded(status: Status, **others: object) -> bytes:
     return msgspec.json.encode({"at": datetime.now(UTC), **others, "status": status})
 
 
-async def _job(glances: Glances, job_id: JobId, state: ConversationState | None, after: int) -> tuple[bytes, bool]:
-    view, listed = await glances.into(job_id, state, after, CONVERSATIONS + 1)
-    heads = await glances.prompt_heads(job_id)
-    shown = [
-        {
-            "id": each.id,
-            "position": each.position,
-            "state": each.state,
-            "reason": each.reason,
-            "turns": each.ended_turns,
-            "prompt": heads[each.position],
-        }
-        for each in listed[:CONVERSATIONS]
-    ]
-    more = listed[CONVERSATIONS - 1].position if len(listed) > CONVERSATIONS else None
-    document = {"job": shown_job(view), "conversations": shown, "next_after": more}
-    return msgspec.json.encode(document), view.stored.state in ENDED_JOBS
+async def _job(glances: Glances, job_id: JobId, wanted: ListQuery) -> tuple[bytes, bool]:
+    view, page = await glances.into(job_id, wanted, CONVERSATIONS)
+    return msgspec.json.encode({"job": shown_job(view), "page": page}), view.stored.state in ENDED_JOBS
+
+
+def _wanted(
+    state: ConversationState | None = None,
+    text: Annotated[str, Query(max_length=MOST_TEXT)] = "",
+    order: Order = Order.POSITION,
+    page: Annotated[int, Query(ge=1, le=LAST_PAGE)] = 1,
+    *,
+    awaited: bool = False,
+    descending: bool = False,
+) -> ListQuery:
+    return ListQuery(state=state, is_awaited=awaited, text=text, order=order, is_descending=descending, page=page)

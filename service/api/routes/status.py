@@ -1,7 +1,9 @@
 """The node as a whole: its status, its metrics, and the reload of its configuration."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
+from typing import Final
 
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
@@ -15,7 +17,10 @@ from service.conversations.callers import ANYBODY, Caller
 from service.node.node import Node
 from service.node.reloader import Reloader
 from service.node.status import status_of
+from service.store.awaited_turns import Awaited
 from service.telemetry.metrics import Metrics
+
+NOTHING_AWAITED: Final = Awaited()
 
 
 def configuration_router(reloader: Reloader) -> APIRouter:
@@ -70,22 +75,27 @@ def status_router(node: Node) -> APIRouter:
 
     @router.get("/status", summary="See what runs, what waits, and for what", responses=refused(401, 503))
     async def status(caller: CallerNow) -> values.Status:
-        return shown_status(node, await node.unclaimed(), caller)
+        return shown_status(node, await node.unclaimed(), caller, await node.callers.count())
 
     return router
 
 
 def shown_status(
-    node: Node, unclaimed: Mapping[str, str] = MappingProxyType({}), caller: Caller = ANYBODY
+    node: Node,
+    unclaimed: Mapping[str, str] = MappingProxyType({}),
+    caller: Caller = ANYBODY,
+    awaited: Awaited = NOTHING_AWAITED,
 ) -> values.Status:
     """Return a snapshot as a caller is shown it: the heads are of jobs that it may know of."""
     pools = node.scheduler.view
     now = status_of(node.scheduler, node.fleet, is_seen=None if caller.sees_all else caller.sees)
     return values.Status(
         jobs=now.jobs,
-        conversations=now.conversations,
+        # One that only a caller can move is on no scheduler, and is under way all the same.
+        conversations=replace(now.conversations, total=now.conversations.total + awaited.conversations),
         ended_turns=now.ended_turns,
         pools=now.pools,
+        awaited=awaited.turns,
         prefix_tokens=now.prefix_tokens,
         heads=values.PoolHeads(pending=now.pending, ready=now.ready),
         unclaimed=dict(unclaimed),

@@ -117,6 +117,7 @@ def status(
     with connect(url, api_key) as service:
         answer = service.get_job(job_id) if job_id else service.list_jobs()
     jobs = answer.jobs if isinstance(answer, JobPage) else (answer,)
+    are_awaited = any(job.progress.turns.awaited for job in jobs)
     listing = Table(
         Column("id", no_wrap=True, min_width=20),
         "name",
@@ -125,6 +126,7 @@ def status(
         "turns",
         "in flight",
         "ready",
+        *(["awaited"] if are_awaited else []),
         box=None,
     )
     for job in jobs:
@@ -137,6 +139,7 @@ def status(
             _ended(turns),
             str(turns.in_flight),
             str(turns.ready),
+            *([str(turns.awaited)] if are_awaited else []),
         )
     print_document(answer.document, listing, as_json=as_json)
 

@@ -32,10 +32,11 @@ PLACE: Final = "id"
 def summary(status: Document) -> str:
     """Return the head line, as plain text."""
     conversations, pools = status["conversations"], status["pools"]
+    awaited = f" | awaited {status['awaited']}" if status.get("awaited") else ""
     return (
         f"{conversations['finished']}/{conversations['total']} conversations ({conversations['persisted']} persisted)"
         f" | in flight {pools['in_flight']}/{pools['capacity']}"
-        f" | ready {pools['ready']} | pending {pools['pending']}"
+        f" | ready {pools['ready']} | pending {pools['pending']}{awaited}"
     )
 
 

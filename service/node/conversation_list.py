@@ -1,0 +1,160 @@
+"""A job's conversations as a list that is filtered and sorted: what each has said last, taken and ended by. Pure."""
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from service.conversations.job import TurnKind
+from service.conversations.job_document import PostedHead
+from service.conversations.states import ConversationState, TurnState
+from service.store.conversation_rows import ConversationRow, TurnHead
+
+WORDS: Final = 160  # characters of a text, in a list
+ENDING: Final = 300  # characters of why a turn failed
+
+
+class Sums(msgspec.Struct, gc=False):
+    """The sums over the ended turns of a conversation; ``words`` are the last that were said, by ``agent``."""
+
+    turns: int = 0
+    tokens: int = 0
+    began_at: datetime | None = None
+    ended_at: datetime | None = None
+    agent: str = ""
+    words: str = ""
+    failure: str = ""
+
+    def add(self, turn: TurnHead) -> None:
+        """Count one more turn."""
+        self.tokens += turn.usage.completion_tokens or 0
+        if turn.started_at is not None:
+            self.began_at = min(filter(None, (self.began_at, turn.started_at)))
+        if turn.finished_at is not None:
+            self.ended_at = max(filter(None, (self.ended_at, turn.finished_at)))
+        if turn.kind is not TurnKind.TURN:
+            return
+        self.turns += 1
+        if turn.state is TurnState.COMPLETED:
+            self.agent, self.words = turn.key.agent_id, " ".join(turn.text[: 4 * WORDS].split())[:WORDS]
+        elif turn.state is TurnState.FAILED:
+            self.failure = f"{turn.key.agent_id}: {(turn.detail or '')[:ENDING]}"
+
+    @property
+    def took_s(self) -> float | None:
+        """The seconds from the start of its first turn to the end of its last, None before that."""
+        if self.began_at is None or self.ended_at is None:
+            return None
+        return round((self.ended_at - self.began_at).total_seconds(), 3)
+
+
+class ListedConversation(msgspec.Struct, frozen=True, kw_only=True):
+    """One conversation as the list shows it; ``ended_by`` is the condition or the leader that ended it early."""
+
+    id: str
+    position: int
+    state: ConversationState
+    awaits: Sequence[str]
+    reason: str | None
+    detail: str
+    ended_by: str
+    prompt: str
+    agent: str
+    words: str
+    turns: int
+    took_s: float | None
+    tokens: int
+
+
+class Order(StrEnum):
+    """The order of a list."""
+
+    POSITION = "position"
+    STATE = "state"
+    TURNS = "turns"
+    TOOK = "took"
+    TOKENS = "tokens"
+    WORDS = "words"
+
+
+class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a list that is query.
+
+    A line has every word of ``text``; ``name=value`` asks for a variable, and quotes keep words together.
+    """
+
+    state: ConversationState | None = None
+    is_awaited: bool = False
+    text: str = ""
+    order: Order = Order.POSITION
+    is_descending: bool = False
+    page: int = 1
+
+
+class ListPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of a list, ``number`` from 1; ``found`` are the lines of all its pages."""
+
+    lines: Sequence[ListedConversation]
+    number: int
+    pages: int
+    found: int
+
+
+KEYS: Final[Mapping[Order, Callable[[ListedConversation], tuple[object, ...]]]] = {
+    Order.POSITION: lambda line: (line.position,),
+    Order.STATE: lambda line: (line.state,),
+    Order.TURNS: lambda line: (line.turns,),
+    Order.TOOK: lambda line: (line.took_s or 0.0,),
+    Order.TOKENS: lambda line: (line.tokens,),
+    Order.WORDS: lambda line: (line.words.casefold(),),
+}
+
+
+def page_of(
+    rows: Iterable[ConversationRow], sums: Mapping[str, Sums], heads: Sequence[PostedHead], query: ListQuery, size: int
+) -> ListPage:
+    """Return the page of a job's list; one after the last is the last. ``heads`` are of all rows' places."""
+    terms = _terms(query.text.casefold())
+    of_state = (row for row in rows if query.state in (None, row.state) and (row.awaits or not query.is_awaited))
+    lines = [_line(row, sums.get(row.id, Sums()), heads[row.position]) for row in of_state]
+    lines = [line for line in lines if all(_is_found(term, line, heads[line.position]) for term in terms)]
+    lines.sort(key=KEYS[query.order], reverse=query.is_descending)
+    pages = max(1, -(-len(lines) // size))
+    number = min(query.page, pages)
+    return ListPage(lines=lines[(number - 1) * size : number * size], number=number, pages=pages, found=len(lines))
+
+
+def _terms(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:  # a quote is still open: it is being typed
+        return text.split()
+
+
+def _line(row: ConversationRow, sums: Sums, head: PostedHead) -> ListedConversation:
+    return ListedConversation(
+        id=row.id,
+        position=row.position,
+        state=row.state,
+        awaits=row.awaits,
+        reason=row.reason,
+        detail=sums.failure if row.state is ConversationState.FAILED else "",
+        ended_by="" if row.ending is None else head.told_end(row.ending),
+        prompt=head.prompt,
+        agent=sums.agent,
+        words=sums.words,
+        turns=sums.turns,
+        took_s=sums.took_s,
+        tokens=sums.tokens,
+    )
+
+
+def _is_found(term: str, line: ListedConversation, head: PostedHead) -> bool:
+    name, is_one, value = term.partition("=")
+    if is_one and name in head.variables:
+        return head.variables[name].casefold() == value
+    texts = (line.id, line.prompt, line.words, line.agent, line.reason or "", line.detail, line.ended_by)
+    return any(term in text.casefold() for text in (*texts, *head.variables.values()))

@@ -1,0 +1,151 @@
+"""Models that a person unloads and loads: their engines end after their requests, and come when asked."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from tests.harness.service import Document, Service, debate, scripted_model, serving
+from tests.harness.upgrades import UPGRADE_LIMIT_S, upgrades_of
+from tests.harness.waiting import wait_for
+
+Ports = Callable[[int], int]
+
+
+@pytest.fixture
+def service(tmp_path: Path, free_ports: Ports) -> Iterator[Service]:
+    models = {
+        "m": {**scripted_model(free_ports(2), slots=1, interval=0.1), "replicas": 2},
+        "other": scripted_model(free_ports(1)),
+    }
+    with serving(tmp_path, free_ports(1), models) as running:
+        yield running
+
+
+def ask(service: Service, model: str, verb: str) -> tuple[int, Document]:
+    answer = service.http.post(f"/v1/models/{model}/{verb}")
+    return answer.status_code, answer.json()
+
+
+def workers_of(service: Service, model: str) -> list[Document]:
+    workers: list[Document] = service.get("/v1/workers")["workers"]
+    return [worker for worker in workers if worker["model"] == model]
+
+
+def are(service: Service, model: str, state: str) -> bool:
+    return {worker["state"] for worker in workers_of(service, model)} == {state}
+
+
+def has_engine(service: Service, worker: str) -> bool:
+    return service.get(f"/v1/workers/{worker}")["pid"] is not None
+
+
+def test_a_model_is_unloaded_after_its_requests_and_waits_to_be_loaded(service: Service) -> None:
+    """What is in flight ends well; what comes after it waits, and says for what."""
+    pids = [worker["pid"] for worker in workers_of(service, "m")]
+    first = service.post_job(debate(conversations=2))
+    wait_for(lambda: service.get("/v1/status")["pools"]["in_flight"] == 2, "both are in flight")
+    status, told = ask(service, "m", "unload")
+    assert (status, {worker["state"] for worker in told["workers"]}) == (202, {"draining"})
+    wait_for(lambda: are(service, "m", "stopped"), "its engines have ended")
+    assert not any(map(psutil.pid_exists, pids))
+    assert {worker["because"] for worker in workers_of(service, "m")} == {"unloaded by an operator"}
+    (head, *_) = service.get("/v1/status")["heads"]["ready"]
+    assert "m-0 is stopped: unloaded by an operator" in head["waits_for"]
+    assert are(service, "other", "ready")
+    assert ask(service, "m", "load")[0] == 202
+    assert service.wait_ended(first)["state"] == "completed"
+    turns = service.get(f"/v1/jobs/{first}/conversations/q0")["turns"]
+    assert all(len(turn["attempts"]) == 1 for turn in turns)
+
+
+def test_a_load_in_the_meantime_keeps_the_engine(service: Service) -> None:
+    """The last word counts, whatever was in flight between them."""
+    pids = [worker["pid"] for worker in workers_of(service, "m")]
+    job_id = service.post_job(debate(conversations=2))
+    wait_for(lambda: service.get("/v1/status")["pools"]["in_flight"] == 2, "both are in flight")
+    for verb in ("unload", "load", "unload", "load"):
+        assert ask(service, "m", verb)[0] == 202
+    assert service.wait_ended(job_id)["state"] == "completed"
+    assert [worker["pid"] for worker in workers_of(service, "m")] == pids
+    assert are(service, "m", "ready")
+
+
+def test_an_unloaded_model_stays_so_over_a_reload(service: Service, tmp_path: Path) -> None:
+    """Other settings start nothing that a person has ended; what the other models do is their own."""
+    ask(service, "m", "unload")
+    wait_for(lambda: are(service, "m", "stopped"), "its engines have ended")
+    file = tmp_path / "roundhouse.yaml"
+    config = yaml.safe_load(file.read_text())
+    config["models"]["m"]["env"] = {"OTHER": "1"}
+    file.write_text(yaml.safe_dump(config))
+    assert service.http.post("/v1/config/reload").json()["restarted"] == ["m"]
+    wait_for(lambda: not service.get("/v1/status")["configuration"]["under_way"], "both are replaced")
+    assert are(service, "m", "stopped")
+    assert {worker["incarnation"] for worker in workers_of(service, "m")} == {0}
+    ask(service, "m", "load")
+    wait_for(lambda: are(service, "m", "ready"), "they are back")
+
+
+@pytest.mark.system
+def test_an_unloaded_model_stays_so_over_an_upgrade(service: Service) -> None:
+    """The next program knows what a person has said to this one."""
+    ask(service, "m", "unload")
+    wait_for(lambda: are(service, "m", "stopped"), "its engines have ended")
+    before = upgrades_of(service)["upgrades"]
+    assert service.http.post("/v1/upgrade", timeout=UPGRADE_LIMIT_S).status_code == 202
+    wait_for(lambda: upgrades_of(service)["upgrades"] == before + 1, "the next program serves", UPGRADE_LIMIT_S)
+    wait_for(lambda: are(service, "other", "ready"), "the other model is there")
+    assert are(service, "m", "stopped")
+    ask(service, "m", "load")
+    wait_for(lambda: are(service, "m", "ready"), "they are back")
+
+
+def test_a_worker_that_is_resumed_or_restarted_is_loaded(service: Service) -> None:
+    """A person has asked for it by another name."""
+    ask(service, "m", "unload")
+    wait_for(lambda: are(service, "m", "stopped"), "its engines have ended")
+    for worker, verb in (("m-0", "resume"), ("m-1", "restart")):
+        service.http.post(f"/v1/workers/{worker}/{verb}").raise_for_status()
+        wait_for(partial(has_engine, service, worker), "it has an engine")
+    service.http.post("/v1/workers/m-1/resume").raise_for_status()  # a restart keeps the hold of a drain
+    wait_for(lambda: are(service, "m", "ready"), "both are back")
+
+
+def test_what_is_none_of_ours_is_refused(tmp_path: Path, free_ports: Ports, service: Service) -> None:
+    """A name that is no model, and a server that others have started."""
+    assert ask(service, "gone", "unload")[1]["code"] == "model_not_found"
+    attached = {
+        "engine": "attached",
+        "url": f"http://127.0.0.1:{workers_of(service, 'other')[0]['port']}",
+        "model": "x",
+    }
+    with serving(tmp_path / "second", free_ports(1), {"far": attached}) as second:
+        for verb in ("load", "unload"):
+            status, problem = ask(second, "far", verb)
+            assert (status, problem["code"]) == (409, "not_our_engine")
+
+
+def test_a_model_of_lanes_is_loaded_and_unloaded(tmp_path: Path, free_ports: Ports) -> None:
+    """Before any turn wants it; and it comes back with the next turn that does."""
+    models = {name: {**scripted_model(1, slots=1), "placement": "lanes"} for name in ("a", "b")}
+    for model in models.values():
+        del model["port"]
+    port = free_ports(1)
+    lanes = {"max_agents_per_gpu": 1, "ports": [port, port]}
+    with serving(tmp_path, free_ports(1), models, gpus=lanes, ready=False) as service:
+
+        def is_ready(model: str) -> bool:
+            (lane,) = service.get("/v1/lanes")["lanes"]
+            return (lane["phase"], lane["resident"]) == ("ready", [model])
+
+        for name in ("a", "b", "a"):
+            assert ask(service, name, "load")[0] == 202
+            wait_for(partial(is_ready, name), "it is loaded")
+        ask(service, "a", "unload")
+        wait_for(lambda: service.get("/v1/lanes")["lanes"][0]["phase"] == "empty", "its lane is free")
+        job_id = service.post_job(debate(model="a"))
+        assert service.wait_ended(job_id)["state"] == "completed"
