@@ -37,7 +37,7 @@ soak: $(READY)
 	$(BIN)/python -m pytest --soak -s -o faulthandler_timeout=0 tests/faults/test_rings.py \
 	  tests/faults/test_kills.py tests/faults/test_fences.py tests/faults/test_store.py tests/faults/test_breaking.py \
 	  tests/faults/test_slow_commits.py tests/unit/transport/test_fuzzed_answers.py tests/faults/test_upgrade_kills.py \
-	  tests/faults/test_upgrade_refused.py \
+	  tests/faults/test_upgrade_refused.py tests/faults/test_long_run.py \
 	  tests/faults/test_decisions_over_kills.py \
 	  tests/properties/test_simulated_node.py $(SOAK)
 

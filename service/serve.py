@@ -137,8 +137,8 @@ async def serve(
                 anyio.create_task_group() as tasks,
             ):
                 await node.intake.claim_first()
-                tasks.start_soon(node.intake.run)
-                tasks.start_soon(node.callers.run)
+                for run in (node.intake.run, node.callers.run, node.past_hour.run):
+                    tasks.start_soon(run)
                 webhooks = Webhooks(node.store, config.webhooks, node.metrics.count_delivery)
                 keeping.start_soon(webhooks.run)
                 keeping.start_soon(release_always, node.store, lambda: node.live.config.store)

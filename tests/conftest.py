@@ -33,6 +33,7 @@ def pytest_configure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="try random faults a thousand times, not a dozen")
+    parser.addoption("--soak-minutes", type=float, default=60.0, help="how long a soak has everything at once")
     parser.addoption("--soak-kills", type=int, default=1000, help="how many kills of upgrades a soak tries")
     parser.addoption(
         "--soak-record", type=Path, help="a folder that keeps them; run again, the soak goes on from there"

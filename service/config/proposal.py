@@ -21,6 +21,7 @@ LEAST_CONTEXT: Final = 512
 CPU_SLOTS: Final = 4  # at most: each answers slower the more there are
 GPU_SLOTS: Final = 8
 VLLM_SLOTS: Final = 32
+UNKNOWN_SLOTS: Final = 2  # of a long context, where no file tells what a token takes: one agent and its helper
 USABLE: Final = 0.8  # of a memory that others use as well
 SMALL_MEMORY: Final = ModelMemory(weights_mib=94, token_bytes=23_040)  # before it is fetched
 SMALL_PARAMS: Final = {"max_tokens": 60, "temperature": 0.3, "repeat_penalty": 1.15}
@@ -103,6 +104,8 @@ def propose(model: NamedModel, means: Means) -> list[Line]:
     engine, why = _engine(model, means)
     on_gpu = bool(means.gpus) and engine != "embedded"
     slots = {"vllm": VLLM_SLOTS}.get(engine, GPU_SLOTS) if on_gpu else max(2, min(CPU_SLOTS, means.cores))
+    if means.context is not None and engine != "vllm":
+        slots = _slots_of(model, means, slots, means.context, on_gpu=on_gpu)
     place = f"{means.gpus[0].name}" if on_gpu else f"{means.cores} cores"
     lines = [
         Line(key="engine", value=engine, because=why),
@@ -118,7 +121,11 @@ def propose(model: NamedModel, means: Means) -> list[Line]:
         lines.append(Line(key="port", value=means.engine_port, because="of the first engine, on loopback"))
     is_small = model.reference == SMALL
     why = "it repeats itself otherwise" if is_small else "an answer that runs on ends there"
-    lines.append(Line(key="params", value=SMALL_PARAMS if is_small else {"max_tokens": 512}, because=why))
+    params = SMALL_PARAMS if is_small else {"max_tokens": 512}
+    if means.context is not None:  # its answers are as long as that: clients that name no bound would be cut
+        params = {name: value for name, value in params.items() if name != "max_tokens"}
+    if params:
+        lines.append(Line(key="params", value=params, because=why))
     if is_small:
         lines.append(Line(key="door", value={"params": True}, because="a chat has them too"))
     return lines
@@ -140,6 +147,16 @@ def _engine(model: NamedModel, means: Means) -> tuple[str, str]:
     if "embedded" in means.programs:
         return "embedded", "llama.cpp's server, which is installed with Roundhouse"
     raise ConfigError(f"{model.reference}: llama.cpp serves such a model, and no llama-server is on the path")
+
+
+def _slots_of(model: NamedModel, means: Means, slots: int, context: int, *, on_gpu: bool) -> int:
+    """Return the most slots of a context that is asked for that memory holds; few where nobody knows what it takes."""
+    there = means.gpus[0].memory_mib if on_gpu else means.memory_mib
+    if model.memory is None or model.memory.token_bytes is None or there is None:
+        return min(slots, UNKNOWN_SLOTS)
+    while slots > 1 and (model.memory.need_mib(slots * context) or 0) > int(there * USABLE):
+        slots //= 2
+    return slots
 
 
 def _context(model: NamedModel, means: Means, slots: int, *, on_gpu: bool) -> int:

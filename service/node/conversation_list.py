@@ -17,6 +17,11 @@ WORDS: Final = 160  # characters of a text, in a list
 ENDING: Final = 300  # characters of why a turn failed
 
 
+def first_words(text: str) -> str:
+    """Return the beginning of a text, in one line."""
+    return " ".join(text[: 4 * WORDS].split())[:WORDS]
+
+
 class Sums(msgspec.Struct, gc=False):
     """The sums over the ended turns of a conversation; ``words`` are the last that were said, by ``agent``."""
 
@@ -39,7 +44,7 @@ class Sums(msgspec.Struct, gc=False):
             return
         self.turns += 1
         if turn.state is TurnState.COMPLETED:
-            self.agent, self.words = turn.key.agent_id, " ".join(turn.text[: 4 * WORDS].split())[:WORDS]
+            self.agent, self.words = turn.key.agent_id, first_words(turn.text)
         elif turn.state is TurnState.FAILED:
             self.failure = f"{turn.key.agent_id}: {(turn.detail or '')[:ENDING]}"
 

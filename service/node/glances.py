@@ -1,18 +1,22 @@
 """Jobs as they are watched: all at once with counts that may be a little old, or one with a page of conversations."""
 
 from collections import OrderedDict
+from datetime import datetime
 from typing import Final
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from service.conversations.callers import Caller
 from service.conversations.job import JobId
 from service.conversations.job_document import ConversationPlace, PostedHead, place_in, posted_heads
 from service.errors import ConversationNotFound
-from service.node.conversation_list import WORDS, ListPage, ListQuery, Sums, page_of
+from service.node.callers_turns import CallersTurns
+from service.node.conversation_list import WORDS, ListPage, ListQuery, Sums, first_words, page_of
 from service.node.jobs import Jobs, JobView
 from service.store import conversation_rows, queries
+from service.store.awaited_turns import Which
 from service.store.conversation_rows import ConversationRow, TurnHead
 from service.store.store import Store
 
@@ -40,6 +44,20 @@ class _Known:
             self._sums.setdefault(turn.key.conversation_id, Sums()).add(turn)
             self.number, self.counted = number, self.counted + 1
         return page_of(rows, self._sums, self.heads, query, size)
+
+
+class AwaitedGlance(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn that a caller is waited for; ``words`` were said last in its conversation, by ``said_by``."""
+
+    job: JobId
+    name: str
+    conversation: str
+    agent: str
+    round: int
+    since: datetime
+    until: datetime | None
+    said_by: str
+    words: str
 
 
 class Glances:
@@ -86,6 +104,31 @@ class Glances:
     async def _heads_of(self, job_id: JobId) -> list[PostedHead]:
         document = await self._store.read(queries.document(job_id))
         return await anyio.to_thread.run_sync(posted_heads, document, WORDS)
+
+    async def awaited(self, callers: CallersTurns, caller: Caller, limit: int) -> list[AwaitedGlance]:
+        """Return the turns that the caller may speak, the oldest first, with what was said before each.
+
+        Raises:
+            StoreUnavailable: the database is in trouble.
+        """
+        which = Which(owner=None if caller.sees_all else caller.name or "")
+        turns = await callers.listed(which, 0, limit)
+        places = [(turn.key.job_id, turn.key.conversation_id) for turn in turns]
+        said = await self._store.read(conversation_rows.last_heads(places))
+        return [
+            AwaitedGlance(
+                job=turn.key.job_id,
+                name=name,
+                conversation=turn.key.conversation_id,
+                agent=turn.key.agent_id,
+                round=turn.key.round,
+                since=turn.since_at,
+                until=turn.until_at,
+                said_by="" if head is None else head.key.agent_id,
+                words="" if head is None else first_words(head.text),
+            )
+            for turn, (name, head) in zip(turns, said, strict=True)
+        ]
 
     async def place(self, job_id: JobId, conversation_id: str) -> ConversationPlace:
         """Return a conversation's prompt and rounds as posted, and its neighbours.

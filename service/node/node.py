@@ -35,6 +35,7 @@ from service.store.databases.sqlite import own_folder
 from service.store.news import Alone, Neighbours, NodeReport, StoreEvent, Tell
 from service.store.store import Store, open_store
 from service.telemetry.metrics import Metrics
+from service.telemetry.past_hour import PastHour
 from service.telemetry.telemetry import Telemetry, tracing, watch
 from transport.request import Constraint
 from workers.devices.device_health import DeviceHealth
@@ -71,6 +72,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     neighbours: Neighbours
     metrics: Metrics
     telemetry: Telemetry
+    past_hour: PastHour
     adapters: Adapters
     tools: Equipment
     live: LiveConfig
@@ -237,6 +239,7 @@ async def open_node(
                     neighbours=neighbours,
                     metrics=metrics,
                     telemetry=telemetry,
+                    past_hour=PastHour(fleet, scheduler),
                     adapters=adapters,
                     tools=tools,
                     live=live,

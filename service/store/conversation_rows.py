@@ -83,3 +83,21 @@ def turn_heads(job_id: JobId, after: int) -> Query[tuple[list[tuple[int, TurnHea
         return heads, 0 if counted is None else int(counted[0])
 
     return query
+
+
+def last_heads(places: Sequence[tuple[JobId, str]]) -> Query[list[tuple[str, TurnHead | None]]]:
+    """Return the name of the job of each conversation, and the head of the turn that was said last there."""
+
+    def query(connection: Connection) -> list[tuple[str, TurnHead | None]]:
+        found: list[tuple[str, TurnHead | None]] = []
+        for job_id, conversation_id in places:
+            name = connection.execute("SELECT name FROM jobs WHERE id = ?", (job_id,)).fetchone()
+            last = connection.execute(
+                "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? AND kind = 'turn'"
+                " AND state = 'completed' ORDER BY number DESC LIMIT 1",
+                (job_id, conversation_id),
+            ).fetchone()
+            found.append(("" if name is None else str(name[0]), None if last is None else _decode_head(last[0])))
+        return found
+
+    return query

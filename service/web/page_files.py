@@ -1,6 +1,6 @@
 """The files of the dashboard, read once: which there are, of which kind, and how a browser knows that one has changed.
 
-The page has no build step: what is in ``static`` is what browsers get.
+The page has no build step: what is in ``static`` is what browsers get. ``vendor`` is others' work, as they publish it.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ KINDS: Final = {
     ".yaml": "application/yaml",  # jobs to begin with
 }
 PREFIX: Final = "/web/"
-FOLDERS: Final = {"static": PREFIX, "gallery": f"{PREFIX}gallery/"}
+FOLDERS: Final = {"static": PREFIX, "vendor": f"{PREFIX}vendor/", "gallery": f"{PREFIX}gallery/"}
 INDEX: Final = "index.html"
 
 

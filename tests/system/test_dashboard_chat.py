@@ -82,7 +82,9 @@ def test_an_answer_is_stopped_and_its_place_is_told(service: Service, shown: Pag
         shown.wait_text("stopped")
     wait_for(lambda: service.get("/v1/workers/m-0")["slots"]["in_use"] == 0, "nobody has the slot")
     say(shown, "SAY:next")
-    shown.wait("[...document.querySelectorAll('.chat .words')].at(-1).textContent === 'next '", "the next is answered")
+    shown.wait(
+        "[...document.querySelectorAll('.chat .words')].at(-1).textContent.trim() === 'next'", "the next is answered"
+    )
 
 
 def test_what_is_refused_is_said_and_stays_to_be_sent_again(shown: Page) -> None:

@@ -125,11 +125,11 @@ def test_a_caller_speaks_in_a_field_beneath_the_conversation(service: Service, s
     guest = {"id": "guest", "by": "caller", "validation": {"choices": ["yes", "no"]}}
     agents = [guest, {**AGENTS[0], "speak_after_within_round": ["guest"]}]
     job_id = service.post_job({"agents": agents, "rounds": 2, "conversations": [{"id": "talk", "prompt": "Go on?"}]})
-    go(shown, f"#/jobs/{job_id}/talk", "guest speaks in round 0")
+    go(shown, f"#/jobs/{job_id}/talk", "guest speaks in round 1")
     field = "document.querySelector('textarea')"
     for words, told in (
         ("Perhaps.", "exactly one of: yes, no"),
-        ("Yes.", "guest speaks in round 1"),
+        ("Yes.", "guest speaks in round 2"),
         ("no", "completed"),
     ):
         shown.run(f"{field}.value = {json.dumps(words)}")
@@ -162,3 +162,83 @@ def test_a_turn_is_forked_and_compared(service: Service, shown: Page) -> None:
     )
     shown.wait_text("2 turns, 2 of them the same")
     assert shown.run("document.querySelectorAll('.pairs > li').length") == 2
+
+
+ROWS = (
+    "[...document.querySelectorAll('tbody th a')].map((each) => each.textContent).filter((each) => /^q\\d/.test(each))"
+)
+
+
+def find(page: Page, text: str) -> None:
+    page.run(
+        f"{{ const field = document.querySelector('#conversation-text'); field.value = {json.dumps(text)};"
+        " field.dispatchEvent(new Event('input')); }"
+    )
+
+
+def test_conversations_are_found_and_sorted(service: Service, shown: Page) -> None:
+    """By words, by a variable, and by what they took; the page says how many there are."""
+    talks = [
+        {"id": f"q{number}", "prompt": f"About $topic, yes {'x' * number}", "variables": {"topic": topic}}
+        for number, topic in enumerate(["cars", "tea", "cars", "trains"])
+    ]
+    job_id = service.post_job({"name": "topics", "agents": AGENTS, "conversations": talks})
+    service.wait_ended(job_id)
+    go(shown, f"#/jobs/{job_id}", "4 conversations")
+    find(shown, "topic=cars")
+    shown.wait_text("2 conversations")
+    assert shown.run(ROWS) == ["q0", "q2"]
+    find(shown, "trains")
+    shown.wait(f"JSON.stringify({ROWS}) === '[\"q3\"]'", "one is found")
+    find(shown, "nothing has this")
+    shown.wait_text("None that fits.")
+    find(shown, "")
+    shown.wait_text("4 conversations")
+    shown.run(f"{BUTTON % json.dumps('Conversation')}.click()")
+    shown.wait(f"{ROWS}[0] === 'q3'", "the last comes first")
+    assert shown.run("document.querySelector('[aria-sort=descending] button').textContent") == "Conversation"
+    shown.run(f"{BUTTON % json.dumps('Took')}.click()")
+    shown.wait(
+        "document.querySelector('[aria-sort=descending] button')?.textContent === 'Took'", "it is sorted by time"
+    )
+    shown.wait_text("pro: yes")
+
+
+def test_a_condition_that_ended_a_conversation_is_named(service: Service, shown: Page) -> None:
+    """In the list and on its page, in the words of the job."""
+    until = [{"agent": "pro", "says": ["yes"]}]
+    talk = {"id": "q0", "prompt": "Go, yes"}
+    job_id = service.post_job(
+        {"name": "early", "rounds": 3, "until": until, "agents": AGENTS[:1], "conversations": [talk]}
+    )
+    service.wait_ended(job_id)
+    go(shown, f"#/jobs/{job_id}", "pro says yes, in round 1")
+    shown.wait_text("Ends early when")
+    shown.click('tbody a[href$="/q0"]')
+    shown.wait_text("ended early, in round 1: pro says yes")
+
+
+def test_why_a_queued_job_waits_is_told_on_its_page(service: Service, shown: Page) -> None:
+    """With the address that refuses, and since when."""
+    job_id = service.post_job(
+        {"name": "stuck", "agents": [{"id": "a", "model": "gone"}], "conversations": [{"prompt": "?"}]}
+    )
+    go(shown, f"#/jobs/{job_id}", "Its turns wait for a worker of gone")
+    shown.wait_text("refuses connections since")
+    service.http.post(f"/v1/jobs/{job_id}/cancel")
+
+
+def test_who_is_awaited_is_told_on_every_page(service: Service, shown: Page) -> None:
+    """In the menu, on the overview, in lists; one click leads to the field."""
+    guest = {"id": "guest", "by": "caller", "speak_after_within_round": ["pro"]}
+    job = {"name": "asked", "agents": [AGENTS[0], guest], "conversations": [{"id": "talk", "prompt": "Go, yes?"}]}
+    job_id = service.post_job(job)
+    for place in ("#/", "#/jobs", "#/pools", "#/workers", "#/models"):
+        go(shown, place, "Awaited 1")
+    go(shown, "#/jobs", "1 awaited")
+    go(shown, f"#/jobs/{job_id}", "awaits guest")
+    go(shown, "#/awaited", "pro: yes")
+    shown.click('tbody a[href$="/talk"]')
+    shown.wait_text("guest speaks in round 1")
+    service.http.post(f"/v1/jobs/{job_id}/cancel")
+    go(shown, "#/awaited", "Nobody is waited for.")

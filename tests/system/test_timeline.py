@@ -138,7 +138,7 @@ def test_the_pointer_is_told_what_is_under_it(page: Page, written: Path) -> None
     mouse(page, "mouseMoved", 170, 22 + 34 + 20 + 9)
     page.wait(f"!{tip}.hidden", "there is something")
     told = str(page.run(f"{tip}.textContent"))
-    for word in ("agent", "round 0", "waited", "first token", "worker m-0, engine 1", "outcome"):
+    for word in ("agent", "round 1", "waited", "first token", "worker m-0, engine 1", "outcome"):
         assert word in told
     mouse(page, "mouseMoved", 600, 22 + 34 + 10)
     page.wait(f"{tip}.textContent.includes('state')", "the worker's state is told")

@@ -94,9 +94,14 @@ class InFlightRequests:
             self._landed_tokens += running.answer.output_tokens
             self.left.notify()
 
+    @property
+    def tokens(self) -> int:
+        """The tokens of all answers so far, of those in flight too."""
+        return self._landed_tokens + sum(running.answer.output_tokens for running in self._in_flight)
+
     def measure_rate(self, now: float) -> None:
         """Update ``tokens_per_s`` with what came since the last call."""
-        tokens = self._landed_tokens + sum(running.answer.output_tokens for running in self._in_flight)
+        tokens = self.tokens
         if self._counted_at is not None and now > self._counted_at:
             self.tokens_per_s = (tokens - self._counted_tokens) / (now - self._counted_at)
         self._counted_tokens, self._counted_at = tokens, now

@@ -4,7 +4,7 @@ These routes are the page's own. Programs use the routes of the reference, which
 """
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -23,11 +23,12 @@ from service.api.errors.problems import refused
 from service.api.routes.jobs import shown_job
 from service.api.routes.status import NOTHING_AWAITED, shown_status
 from service.conversations.callers import Caller
-from service.conversations.job import JobId
+from service.conversations.job import JobId, TurnKey
 from service.conversations.states import ENDED_JOBS, ConversationState
 from service.errors import JobNotFound, PathNotFound, StoreUnavailable
 from service.node.conversation_list import ListQuery, Order
 from service.node.glances import Glances
+from service.node.model_views import look_at_models
 from service.node.node import Node
 from service.node.status import FEW, WORDS, speaking
 from service.web.page_files import PREFIX, page_files
@@ -49,6 +50,7 @@ MOST_KEPT: Final = 64  # subjects whose last frames are kept for who comes next
 Make = Callable[[], Awaitable[tuple[bytes, bool]]]
 NEWEST_JOBS: Final = 20
 CONVERSATIONS: Final = 100  # a page
+AWAITED: Final = 100  # turns, the oldest
 REQUESTS: Final = 8  # of a worker, those that have been silent for longest; its slots count the others
 LAST_PAGE: Final = 2**31
 MOST_TEXT: Final = 200  # characters of a filter
@@ -173,6 +175,21 @@ def overview_router(node: Node) -> APIRouter:
             node, frames.get_or_make((viewer, caller.sees_all), partial(_overview, node, glances, caller))
         )
 
+    @router.get("/overview/history")
+    async def get_history(after: Annotated[float, Query(ge=0)] = 0.0) -> Response:
+        points = node.past_hour.after(after)
+        return Response(msgspec.json.encode({"points": points}), media_type="application/json")
+
+    @router.get("/overview/awaited")
+    async def get_awaited(caller: CallerNow) -> Response:
+        turns = await glances.awaited(node.callers, caller, AWAITED)
+        return Response(msgspec.json.encode({"turns": turns}), media_type="application/json")
+
+    @router.get("/overview/models")
+    async def get_models() -> Response:
+        models = await look_at_models(node)
+        return Response(msgspec.json.encode({"models": models}), media_type="application/json")
+
     @router.get("/jobs/{job_id}/overview/events", dependencies=[Depends(check_seen)])
     async def follow_job(
         job_id: str,
@@ -213,8 +230,23 @@ async def _overview(node: Node, glances: Glances, caller: Caller) -> tuple[bytes
         jobs, unclaimed, awaited = None, {}, NOTHING_AWAITED
     status = shown_status(node, unclaimed, caller, awaited)
     status = replace(status, workers=tuple(map(_with_few_requests, status.workers)))
+    turns = _turns_of(node, status.workers)
     can = {"updatable": sorted(node.fleet.weights), "adaptable": sorted(node.fleet.adapters)}
-    return _encoded(status, version=__version__, jobs=jobs, sees_all=caller.sees_all, **can), False
+    return _encoded(status, version=__version__, jobs=jobs, sees_all=caller.sees_all, turns=turns, **can), False
+
+
+def _turns_of(node: Node, workers: Iterable[Worker]) -> dict[str, TurnKey]:
+    """Return the turns that requests are of, by the requests' names: a page leads from the one to the other."""
+    named = {request.job_name for worker in workers for request in worker.requests} - {""}
+    if not named:
+        return {}
+    turns = {}
+    for run in node.scheduler.turns.in_flight():
+        job_id, conversation_id, agent_id, round_number = run.key
+        name = f"{node.scheduler.job_name(job_id)}/{conversation_id}/{agent_id}/{round_number}"
+        if name in named:
+            turns[name] = run.key
+    return turns
 
 
 def _with_few_requests(worker: Worker) -> Worker:

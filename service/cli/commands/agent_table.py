@@ -145,7 +145,8 @@ def too_small(row: AgentRow, facts: LaunchFacts) -> str | None:
         return None
     return (
         f"{facts.model} has a context of {facts.context} tokens, and {row.program} reads about {row.reads} before your"
-        " first word: it will refuse, or be refused"
+        f" first word; set context: {row.context or row.reads + LEAST_ANSWER} at the model, or name another with"
+        f" roundhouse launch {row.program} --model"
     )
 
 

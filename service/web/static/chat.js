@@ -2,6 +2,8 @@
 
 import { ask, converse } from "./api.js";
 import { h, setText } from "./dom.js";
+import { plural } from "./format.js";
+import { copyButton, loadMarkdown, showMarkdown } from "./markdown.js";
 import { problemNode } from "./problem.js";
 
 const NUMBERS = { max_tokens: "Most tokens", temperature: "Temperature", top_p: "Top p" };
@@ -30,7 +32,8 @@ export function open(root) {
     log, faults,
     h("form", { onsubmit: submit }, h("label", { for: "chat-text" }, "Your words"), text, h("div", { class: "tools" }, send, stop)),
   );
-  talk.messages.forEach(({ role, content, cost }) => say(role, content, cost));
+  drawAll();
+  loadMarkdown().then(() => stopping || drawAll(), () => {}); // without it words stay as they are
   ask("/v1/models").then(({ data }) => {
     model.replaceChildren(...data.map(({ id }) => h("option", { value: id }, id)));
     if (!data.some(({ id }) => id === talk.model)) talk.model = data[0]?.id ?? "";
@@ -40,6 +43,20 @@ export function open(root) {
 
   function sendOnEnter(event) {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+  }
+  function drawAll() {
+    log.replaceChildren();
+    talk.messages.forEach(({ role, content, cost }) => say(role, content, cost));
+  }
+  /** Take words back into the field, with all that came after them. */
+  function edit(content, node) {
+    if (stopping) return;
+    const place = [...log.children].indexOf(node);
+    talk.messages.splice(place);
+    talk.session = ""; // its engine has another conversation in its cache
+    drawAll();
+    text.value = content;
+    text.focus();
   }
   function forget() {
     stopping?.abort();
@@ -75,9 +92,14 @@ export function open(root) {
     }
   }
   function say(role, content, cost = "") {
-    const words = h("p", { class: "words" }, content);
+    const words = h("div", { class: "words" });
+    if (role === "user") words.textContent = content;
+    else showMarkdown(words, content);
     const note = h("p", { class: "beside" }, cost);
-    const node = h("section", {}, h("h2", {}, role === "user" ? "You" : talk.model || "Model"), words, note);
+    const acts = role === "user"
+      ? h("button", { type: "button", class: "quiet", onclick: () => edit(words.textContent, node) }, "Edit")
+      : copyButton(() => talk.messages[[...log.children].indexOf(node)]?.content ?? "");
+    const node = h("section", {}, h("div", { class: "line" }, h("h2", {}, role === "user" ? "You" : talk.model || "Model"), acts), words, note);
     log.append(node);
     return { node, words, note };
   }
@@ -95,7 +117,7 @@ function numberField(name, title) {
 
 /** Show an answer as it comes; return its words and its cost. */
 async function answerOf(messages, shown, signal) {
-  const answer = { content: "", thought: "", worker: "", waited: null, usage: null, fault: null, beganAt: 0, lastAt: 0 };
+  const answer = { content: "", thought: "", worker: "", waited: null, usage: null, fault: null, isCut: false, beganAt: 0, lastAt: 0 };
   talk.session ||= `chat-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
   await converse("/v1/chat/completions", {
     body: JSON.stringify(bodyOf(messages)),
@@ -105,11 +127,11 @@ async function answerOf(messages, shown, signal) {
       answer.worker ||= headers.get("X-Roundhouse-Worker") ?? "";
       answer.waited ??= headers.get("X-Roundhouse-Wait-Ms");
       for (const line of lines) take(answer, line, shown);
-      setText(shown.words, answer.content || answer.thought);
+      showMarkdown(shown.words, answer.content || answer.thought);
     },
   });
   if (answer.fault) throw new Error(answer.fault);
-  const cost = costOf(answer) + (signal.aborted ? " · stopped" : "");
+  const cost = costOf(answer) + (answer.isCut ? " · cut off: “Most tokens” is reached" : "") + (signal.aborted ? " · stopped" : "");
   setText(shown.note, cost);
   return { content: answer.content, cost };
 }
@@ -136,6 +158,7 @@ function take(answer, line, shown) {
 function takeFrame(answer, { choices = [], usage, error }) {
   if (error) answer.fault = error.message ?? "the answer broke off";
   if (usage) answer.usage = usage;
+  answer.isCut ||= choices[0]?.finish_reason === "length";
   const delta = choices[0]?.delta ?? {};
   if (!delta.content && !delta.reasoning_content && !delta.reasoning) return;
   answer.beganAt ||= performance.now();
@@ -147,7 +170,7 @@ function takeFrame(answer, { choices = [], usage, error }) {
 function costOf({ usage, worker, waited, beganAt, lastAt }) {
   const parts = [];
   if (usage) {
-    parts.push(`${usage.completion_tokens} tokens in ${((lastAt - beganAt) / 1000).toFixed(1)} s`);
+    parts.push(`${plural(usage.completion_tokens, "token")} in ${((lastAt - beganAt) / 1000).toFixed(1)} s`);
     parts.push(`${usage.prompt_tokens} read, ${usage.prompt_tokens_details?.cached_tokens ?? 0} of them from the cache`);
   }
   if (waited !== null) parts.push(`waited ${(waited / 1000).toFixed(1)} s`);

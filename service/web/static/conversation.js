@@ -2,8 +2,10 @@
 
 import { ask, download, poll } from "./api.js";
 import { badge, h, keyed, setAttribute, setBadge, setText } from "./dom.js";
-import { plural, to } from "./format.js";
+import { plural, roundOf, to } from "./format.js";
+import { loadMarkdown } from "./markdown.js";
 import { problemNode, showing } from "./problem.js";
+import { sentenceOf } from "./reasons.js";
 import { turnNode } from "./turn.js";
 import { wordsOf } from "./words.js";
 
@@ -20,6 +22,7 @@ export function open(root, [jobId, id], title) {
   const reason = h("span", { class: "beside" });
   const faults = h("div");
   const turns = turnsOf(path);
+  let until = []; // its conditions in words
   const words = wordsOf(path);
   const question = h("div", { class: "question", "aria-label": "Prompt", role: "group" });
   const before = h("a", { class: "button", hidden: true }, "Previous");
@@ -29,16 +32,19 @@ export function open(root, [jobId, id], title) {
   const save = h("button", { type: "button", onclick: () => showing(faults, () => download(path, `${id}.json`)) }, "Download");
   ask(`${path}/place`).then((place) => {
     setText(question, place.prompt);
+    until = place.until;
     setText(where, `${place.number} of ${place.total}, ${plural(place.rounds, "round")}`);
     for (const [link, other] of [[before, place.previous], [after, place.next]]) {
       link.hidden = other === null;
       if (other !== null) link.setAttribute("href", to("jobs", jobId, other));
     }
   }, (problem) => question.replaceChildren(problemNode(problem)));
+  const jobLink = h("a", { href: to("jobs", jobId) }, jobId);
+  ask(`/v1/jobs/${encodeURIComponent(jobId)}`).then((job) => setText(jobLink, job.name), () => {}); // told below
   let ended = []; // they do not change, so only what comes after them is asked for
   root.append(
     h("nav", { class: "path", "aria-label": "Where this is" },
-      h("a", { href: "#/jobs" }, "Jobs"), " / ", h("a", { href: to("jobs", jobId) }, jobId)),
+      h("a", { href: "#/jobs" }, "Jobs"), " / ", jobLink),
     h("div", { class: "head" }, h("h1", {}, id), state, reason),
     h("div", { class: "tools" }, before, after, where, save, source), faults, question, turns.node, words.node,
   );
@@ -46,7 +52,7 @@ export function open(root, [jobId, id], title) {
     const transcript = await ask(`${path}?after=${ended.length}`);
     faults.replaceChildren();
     setBadge(state, transcript.state);
-    setText(reason, [transcript.reason ?? earlyEnd(transcript.ended_by), ...transcript.left.map((agent) => `${agent} has left`)].filter(Boolean).join("; "));
+    setText(reason, [transcript.reason ? sentenceOf(transcript.reason) : earlyEnd(transcript.ended_by, until), ...transcript.left.map((agent) => `${agent} has left`)].filter(Boolean).join("; "));
     const places = new Map(ended.map((turn) => [placeOf(turn), turn]));
     const fresh = transcript.turns.filter((turn) => !places.has(placeOf(turn)));
     const isOver = ENDED.has(transcript.state);
@@ -63,9 +69,9 @@ export function open(root, [jobId, id], title) {
 }
 
 /** Which condition, or which leader, ended a conversation before its rounds were over, if one did. */
-function earlyEnd(by) {
-  if (by?.leader !== undefined) return `ended by ${by.leader} in round ${by.round}`;
-  return by?.until === undefined ? "" : `ended by until[${by.until}]${by.agent ? `, ${by.agent}` : ""} in round ${by.round}`;
+function earlyEnd(by, until) {
+  if (by?.leader !== undefined) return `ended by ${by.leader} in ${roundOf(by.round)}`;
+  return by?.until === undefined ? "" : `ended early, in ${roundOf(by.round)}: ${until[by.until] ?? `until[${by.until}]`}`;
 }
 
 const placeOf = (turn) => `${turn.round} ${turn.agent} ${turn.kind}`;
@@ -79,6 +85,7 @@ function turnsOf(path) {
   const earlier = h("button", { type: "button", onclick: () => move(-A_PAGE) }, "Earlier");
   const later = h("button", { type: "button", onclick: () => move(A_PAGE) }, "Later");
   const told = h("span", { class: "beside", role: "status" });
+  const asMarkdown = h("input", { type: "checkbox", id: "as-markdown", checked: true, onchange: drawAnew });
   const list = h("ol", { class: "turns" });
   const nothing = h("p", { class: "empty" });
 
@@ -88,19 +95,29 @@ function turnsOf(path) {
     if (last === rows.length) last = null;
     draw();
   }
+  let hasParser = false; // until then, and where it cannot be loaded, words stay as they are
+  loadMarkdown().then(() => {
+    hasParser = true;
+    drawAnew();
+  }, () => {});
+  function drawAnew() {
+    setAttribute(list, "data-markdown", asMarkdown.checked && hasParser ? "true" : "false");
+    draw();
+  }
   const matching = () => (chosen.value ? all.filter((turn) => turn.agent === chosen.value) : all);
   function draw() {
     const rows = matching();
     const end = last ?? rows.length;
     const begin = Math.max(0, end - A_PAGE);
-    keyed(list, rows.slice(begin, end), placeOf, (turn) => turnNode(turn, agents.get(turn.agent) % HUES, path));
+    keyed(list, rows.slice(begin, end), placeOf, (turn) => turnNode(turn, agents.get(turn.agent) % HUES, path, list));
     earlier.disabled = begin === 0;
     later.disabled = end >= rows.length;
     setText(told, rows.length > A_PAGE ? `turns ${begin + 1} to ${end} of ${rows.length}` : plural(rows.length, "turn"));
     setText(nothing, rows.length ? "" : (ENDED.has(state) ? "Nothing was said." : "Nothing has been said yet."));
   }
   return {
-    node: h("div", {}, h("div", { class: "tools" }, h("label", { for: "agent" }, "Agent"), chosen, earlier, later, told), list, nothing),
+    node: h("div", {}, h("div", { class: "tools" }, h("label", { for: "agent" }, "Agent"), chosen, earlier, later, told,
+      h("label", { for: "as-markdown" }, asMarkdown, " Markdown")), list, nothing),
     update(turns, now) {
       all = turns;
       state = now;

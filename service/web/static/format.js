@@ -6,6 +6,10 @@ const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumFraction
 export const whole = (number) => WHOLE.format(number);
 export const short = (number) => (number < 10000 ? WHOLE.format(Math.round(number)) : SHORT.format(number));
 export const plural = (count, word) => `${whole(count)} ${word}${count === 1 ? "" : "s"}`;
+export const mib = (count) => (count === null || count === undefined ? "" : bytes(count * 1024 * 1024));
+
+/** Return rounds as people count them: the first is 1, in the service 0. */
+export const roundOf = (round) => `round ${round + 1}`;
 
 /** Return a time of the day, with its date where that is not today. */
 export function clock(text) {

@@ -1,15 +1,26 @@
 /** A job: how far it is, and its conversations, a page at a time. */
 
 import { ask, download, follow } from "./api.js";
-import { bar, badge, facts, folded, h, setBadge, setText } from "./dom.js";
-import { between, clock, plural, pretty, to, whole } from "./format.js";
+import { badge, bar, facts, folded, h, keyed, setBadge, setText } from "./dom.js";
+import { between, clock, plural, pretty, roundOf, seconds, short, to, whole } from "./format.js";
 import { glossary } from "./glossary.js";
 import { timelineNode } from "./job_timeline.js";
-import { progress, stateCell } from "./jobs_table.js";
+import { progress } from "./jobs_table.js";
+import { subscribe } from "./live.js";
 import { problemNode, showing } from "./problem.js";
+import { failureOf } from "./reasons.js";
 import { link, table } from "./table.js";
 
 const STATES = ["queued", "running", "completed", "failed", "cancelled"];
+const AWAITED = "awaited"; // no state of the service's: a person is to speak
+const TYPING_MS = 300; // before a filter is asked for
+const FIRST_DOWN = new Set(["turns", "took", "tokens"]); // who sorts by these wants the most first
+const MODES = {
+  rounds: "in rounds, each agent after those that it waits for",
+  free: "in the order in which models are free",
+  led: "as the leader chooses",
+};
+const VIEWS = { own: "each turn as a message", shared: "the discussion as one text" };
 const IS_OPEN = new Set(["queued", "running"]);
 
 /** Show it. */
@@ -27,21 +38,52 @@ export function open(root, [id], title) {
   const failed = h("a", { class: "button", href: to("post", id, "failed"), hidden: true }, "Post the failed ones again");
   const definition = definitionNode(path);
   const timeline = timelineNode(`/v1/jobs/${encodeURIComponent(id)}`);
-  const conversations = conversationsTable(id);
+  const waits = h("ul", { class: "notes", "aria-label": "What it waits for", hidden: true });
   const pages = pager((query) => follow(
-    `/v1/jobs/${encodeURIComponent(id)}/overview/events?${query}`, update, (problem) => trouble.replaceChildren(problemNode(problem)),
+    `/v1/jobs/${encodeURIComponent(id)}/overview/events?${query}`, update, refuse,
   ));
+  const conversations = conversationsTable(id, pages.sort);
+  const shown = h("div", { hidden: true });
   cancel.addEventListener("click", () => window.confirm("Cancel this job? What was said is kept.")
     && showing(faults, () => ask(`/v1/jobs/${encodeURIComponent(id)}/cancel`, { method: "POST" })));
   root.append(
     h("nav", { class: "path", "aria-label": "Where this is" }, h("a", { href: "#/jobs" }, "Jobs")),
-    h("div", { class: "head" }, heading, state, cancel), faults, trouble,
-    h("div", { class: "tools" }, again, failed, h("span", { class: "beside" }, "Result"), ...saves),
-    head.node, definition.node, timeline.node, pages.node, conversations.node,
-    glossary("Ready", "Pending", "In flight"),
+    h("div", { class: "head" }, heading, state, cancel), faults, trouble, shown,
   );
-  function update({ job, conversations: rows, next_after: next }) {
+  shown.append(
+    waits, h("div", { class: "tools" }, again, failed, h("span", { class: "beside" }, "Result"), ...saves),
+    head.node, definition.node, timeline.node, pages.node, conversations.node,
+    glossary("Awaited", "Ready", "Pending", "In flight"),
+  );
+  let newest = null;
+  let heads = [];
+  const leave = subscribe(({ status }) => {
+    heads = status.heads.ready.filter((each) => each.job === id);
+    tellWaits();
+  });
+  function tellWaits() {
+    if (!newest) return;
+    const isIdle = IS_OPEN.has(newest.state) && newest.progress.turns.in_flight === 0;
+    const told = [
+      ...newest.waits_for.map((text) => `It waits: ${text}.`),
+      ...(isIdle ? heads.map((each) => `Its turns wait for ${each.waits_for}.`) : []),
+      ...newest.given_up.map((each) => `${each.path} ran out of time too often, and is not tried from ${each.since.agent} in ${roundOf(each.since.round)} of ${each.since.conversation} on.`),
+    ];
+    waits.hidden = told.length === 0;
+    keyed(waits, [...new Set(told)], (text) => text, (text) => ({ node: h("li", {}, text), update() {} }));
+  }
+  function refuse(problem) {
+    if (problem.status === 404) {
+      setText(heading, "There is no such job");
+      state.hidden = true;
+      shown.hidden = true;
+    } else trouble.replaceChildren(problemNode(problem));
+  }
+  function update({ job, page }) {
     trouble.replaceChildren();
+    shown.hidden = false;
+    newest = job;
+    tellWaits();
     setText(heading, job.name);
     title(job.name);
     setBadge(state, job.state);
@@ -49,11 +91,12 @@ export function open(root, [id], title) {
     failed.hidden = IS_OPEN.has(job.state) || !job.progress.conversations.failed;
     for (const save of saves) save.disabled = IS_OPEN.has(job.state);
     head.update(job);
-    conversations.update(rows);
-    pages.update(next);
+    conversations.update(page.lines);
+    pages.update(page, conversations);
   }
-  pages.turn([-1]);
+  pages.turn(1);
   return () => {
+    leave();
     pages.close();
     timeline.close();
   };
@@ -77,11 +120,13 @@ function definitionNode(path) {
   const node = h("section", { "aria-label": "Definition" }, told.node, agents.node);
   ask(`${path}/document?conversations=none`).then((job) => {
     told.update([
-      ["Rounds", whole(job.rounds ?? 1)], ["Mode", job.mode ?? "rounds"], ["View", job.view ?? "turns"],
+      ["Rounds", whole(job.rounds ?? 1)],
+      ["Agents speak", MODES[job.mode ?? "rounds"] ?? job.mode], ["Leader", job.leader], ["Prompts show", VIEWS[job.view ?? "own"] ?? job.view],
+      ["Ends early when", (job.until ?? []).map(conditionOf).join("; or ")],
       ["Priority", job.priority ? whole(job.priority) : null], ["Agents", plural(job.agents.length, "agent")],
     ]);
     agents.update(job.agents);
-  }, (problem) => node.replaceChildren(problemNode(problem)));
+  }, () => {}); // that there is none is told by what is followed
   return { node };
 }
 
@@ -113,7 +158,7 @@ function headOf(id) {
       told.update([
         ["Id", id], ["Key", job.key], ["Posted", clock(job.created_at)],
         ["Took", between(job.started_at, job.finished_at)], ["Ended", clock(job.finished_at)],
-        ["In flight", whole(flying)], ["Ready", whole(ready)], ["Pending", whole(pending)], ["Awaited of callers", awaited ? whole(awaited) : null],
+        ["In flight", whole(flying)], ["Ready", whole(ready)], ["Pending", whole(pending)], ["Awaited of a person", awaited ? whole(awaited) : null],
         ["Failed", failed ? whole(failed) : null], ["Cancelled", cancelled ? whole(cancelled) : null],
       ]);
       more.node.hidden = Object.keys(job.metadata).length === 0;
@@ -122,48 +167,92 @@ function headOf(id) {
   };
 }
 
-function conversationsTable(id) {
+/** Return a condition of `until` in words. */
+function conditionOf({ agent, says, matches, signal, agree, unchanged, answer_tokens: tokens }) {
+  if (says) return `${agent} says ${says.join(" or ")}`;
+  if (matches !== undefined && matches !== null) return `${agent} matches ${matches}`;
+  if (signal) return `${agent ?? "an agent"} sends ${signal}`;
+  if (agree) return `${agree.join(", ")} agree`;
+  return unchanged ? `nothing changes for ${plural(unchanged, "round")}` : `answers have ${plural(tokens, "token")}`;
+}
+
+function stateOf(row) {
+  const node = badge(row.state);
+  const awaited = h("span", { class: "awaits" });
+  return {
+    node: h("span", { class: "line" }, node, awaited),
+    update({ state, awaits }) {
+      setBadge(node, state);
+      setText(awaited, awaits.length ? `awaits ${awaits.join(", ")}` : "");
+    },
+  };
+}
+
+function conversationsTable(id, sort) {
   return table({
     caption: "Conversations",
-    empty: "None in this state.",
+    empty: "None that fits.",
     keyOf: (row) => row.id,
+    sort,
     columns: [
-      { title: "Conversation", make: link((row) => to("jobs", id, row.id), (row) => row.id), kind: "name" },
-      { title: "State", make: stateCell },
-      { title: "Prompt", text: (row) => row.prompt ?? "", kind: "prompt" },
-      { title: "Ended turns", text: (row) => whole(row.turns), kind: "number" },
-      { title: "Reason", text: (row) => row.reason ?? "" },
+      { title: "Conversation", make: link((row) => to("jobs", id, row.id), (row) => row.id), kind: "name", order: "position" },
+      { title: "State", make: stateOf, order: "state" },
+      { title: "Prompt", text: (row) => row.prompt, kind: "prompt" },
+      { title: "Last words", text: (row) => (row.words ? `${row.agent}: ${row.words}` : ""), kind: "prompt", order: "words" },
+      { title: "Ended by", text: (row) => row.ended_by || failureOf(row.reason, row.detail), kind: "because" },
+      { title: "Turns", text: (row) => whole(row.turns), kind: "number", order: "turns" },
+      { title: "Took", text: (row) => seconds(row.took_s), kind: "number", order: "took" },
+      { title: "Tokens", text: (row) => (row.tokens ? short(row.tokens) : ""), kind: "number", order: "tokens" },
     ],
   });
 }
 
-/** Return the choice of a state and of a page; `watch(query)` begins to follow one and returns how to end that. */
+/** Return what is asked for: a state, a text, an order and a page; `watch(query)` follows it and returns how to end that. */
 function pager(watch) {
-  let places = [-1];
-  let next = null;
+  let page = 1;
+  let order = "position";
+  let isDescending = false;
   let stop = () => {};
-  const state = h("select", { id: "conversation-state", onchange: () => turn([-1]) }, h("option", { value: "" }, "all"),
-    ...STATES.map((each) => h("option", { value: each }, each)));
-  const before = h("button", { type: "button", onclick: () => turn(places.slice(0, -1)) }, "Previous");
-  const after = h("button", { type: "button", onclick: () => turn([...places, next]) }, "Next");
-  const told = h("span", { class: "beside" });
-  function turn(kept) {
+  let typing = 0;
+  const state = h("select", { id: "conversation-state", onchange: () => turn(1) }, h("option", { value: "" }, "all"),
+    ...[...STATES, AWAITED].map((each) => h("option", { value: each }, each)));
+  const text = h("input", {
+    id: "conversation-text", type: "search", placeholder: "words, or variable=value", maxlength: "200", oninput: () => {
+      clearTimeout(typing);
+      typing = setTimeout(() => turn(1), TYPING_MS);
+    },
+  });
+  const before = h("button", { type: "button", disabled: true, onclick: () => turn(page - 1) }, "Previous");
+  const after = h("button", { type: "button", disabled: true, onclick: () => turn(page + 1) }, "Next");
+  const told = h("span", { class: "beside", role: "status" });
+  function turn(number) {
     stop();
-    places = kept;
-    const query = new URLSearchParams({ after: places.at(-1) });
-    if (state.value) query.set("state", state.value);
-    setText(told, `page ${places.length}`);
-    before.disabled = places.length === 1;
-    after.disabled = true;
+    page = number;
+    const query = new URLSearchParams({ page, order, descending: isDescending });
+    if (state.value === AWAITED) query.set("awaited", "true");
+    else if (state.value) query.set("state", state.value);
+    if (text.value.trim()) query.set("text", text.value.trim());
     stop = watch(query);
   }
   return {
-    node: h("div", { class: "tools" }, h("label", { for: "conversation-state" }, "State"), state, before, after, told),
+    node: h("div", { class: "tools" }, h("label", { for: "conversation-text" }, "Find"), text,
+      h("label", { for: "conversation-state" }, "State"), state, before, after, told),
     turn,
-    update(following) {
-      next = following;
-      after.disabled = next === null;
+    sort(by) {
+      isDescending = by === order ? !isDescending : FIRST_DOWN.has(by);
+      order = by;
+      turn(1);
     },
-    close: () => stop(),
+    update({ number, pages, found }, shown) {
+      page = number;
+      before.disabled = number <= 1;
+      after.disabled = number >= pages;
+      setText(told, `${plural(found, "conversation")}${pages > 1 ? `, page ${whole(number)} of ${whole(pages)}` : ""}`);
+      shown.showOrder(order, isDescending);
+    },
+    close() {
+      clearTimeout(typing);
+      stop();
+    },
   };
 }

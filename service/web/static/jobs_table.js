@@ -26,6 +26,19 @@ export function stateCell(row) {
   return { node, update: ({ state }) => setBadge(node, state) };
 }
 
+/** Return a cell with a job's state, and how many of its turns a person is to speak. */
+function jobStateCell(row) {
+  const node = badge(row.state);
+  const awaited = h("span", { class: "awaits" });
+  return {
+    node: h("span", { class: "line" }, node, awaited),
+    update({ state, progress: { turns } }) {
+      setBadge(node, state);
+      setText(awaited, turns.awaited ? `${whole(turns.awaited)} awaited` : "");
+    },
+  };
+}
+
 function conversations({ progress: { conversations: all } }) {
   const failed = all.failed ? `, ${whole(all.failed)} failed` : "";
   return `${whole(all.completed + all.failed + all.cancelled)} of ${whole(all.total)}${failed}`;
@@ -39,13 +52,12 @@ export function jobsTable(caption) {
     keyOf: (job) => job.id,
     columns: [
       { title: "Job", make: link((job) => to("jobs", job.id), (job) => job.name), kind: "name" },
-      { title: "State", make: stateCell },
+      { title: "State", make: jobStateCell },
       { title: "Turns", make: progress },
       { title: "Conversations", text: conversations, kind: "number" },
       { title: "Took", text: (job) => between(job.started_at, job.finished_at), kind: "number" },
       { title: "Posted", text: (job) => clock(job.created_at), kind: "number" },
-      { title: "Key", text: (job) => job.key ?? "" },
-      { title: "Id", text: (job) => job.id, kind: "id" },
+      { title: "Key", text: (job) => job.key ?? "", isOptional: true },
     ],
   });
 }

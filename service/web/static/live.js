@@ -2,11 +2,9 @@
 
 import { follow, listener } from "./api.js";
 
-const KEPT = 120; // points of the curve: two minutes
 const subscribers = new Set();
 let newest = null;
 let stop = null;
-export const tokensPerSecond = [];
 
 /** Tell a view each snapshot, the last one at once; the function that is returned ends that. */
 export function subscribe(tell) {
@@ -21,8 +19,6 @@ export function start() {
   newest = null;
   stop = follow("/v1/overview/events", (frame) => {
     newest = frame;
-    tokensPerSecond.push(frame.status.workers.reduce((sum, worker) => sum + worker.tokens_per_s, 0));
-    if (tokensPerSecond.length > KEPT) tokensPerSecond.shift();
     for (const tell of subscribers) tell(frame);
   }, (problem) => problem.status !== 401 && listener.down(problem.message, null));
 }

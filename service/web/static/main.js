@@ -5,6 +5,7 @@ import { askForKey } from "./key.js";
 import { h, setAttribute, setBadge, setText } from "./dom.js";
 import { clock } from "./format.js";
 import { start, subscribe } from "./live.js";
+import * as awaited from "./awaited.js";
 import * as chat from "./chat.js";
 import * as compare from "./compare.js";
 import * as conversation from "./conversation.js";
@@ -23,6 +24,7 @@ const VIEWS = [
   { at: "", title: "Overview", view: overview },
   { at: "jobs", title: "Jobs", view: history, inner: [job, conversation] },
   { at: "post", title: "Post a job", view: post, inner: [post, post, post] },
+  { at: "awaited", title: "Awaited", view: awaited },
   { at: "chat", title: "Chat", view: chat },
   { at: "pools", title: "Pools", view: pools },
   { at: "workers", title: "Workers", view: workers, inner: [worker] },
@@ -96,5 +98,11 @@ by("forget").addEventListener("click", () => {
   begin();
 });
 window.addEventListener("hashchange", () => show());
-subscribe(() => {});
+subscribe(({ status: { awaited: count, lanes: all } }) => {
+  for (const link of by("nav").children) {
+    if (link.dataset.at === "lanes") link.hidden = all.length === 0;
+    if (link.dataset.at === "awaited") setText(link, count ? `Awaited ${count}` : "Awaited");
+    setAttribute(link, "data-count", link.dataset.at === "awaited" && count > 0 ? "true" : null);
+  }
+});
 begin();

@@ -1,11 +1,11 @@
-/** Models: the versions of their weights, and their adapters. */
+/** Models: what each is, where it is loaded and what it takes, its weights and its adapters. */
 
 import { ask, poll, Problem } from "./api.js";
 import { badge, facts, h, keyed, setBadge, setText } from "./dom.js";
-import { bytes, clock, seconds } from "./format.js";
+import { bytes, clock, mib, plural, seconds, to, whole } from "./format.js";
 import { subscribe } from "./live.js";
-import { problemNode } from "./problem.js";
-import { table } from "./table.js";
+import { problemNode, showing } from "./problem.js";
+import { link, table } from "./table.js";
 
 const LOOK_MS = 5000;
 const CHANGING_MS = 1000; // while weights or adapters change
@@ -23,14 +23,13 @@ export function open(root) {
     close ??= poll(look, (problem) => faults.replaceChildren(problemNode(problem))); // before that, all would seem fixed
   });
   async function look() {
-    const { data } = await ask("/v1/models");
-    const names = [...new Set(data.map((entry) => entry.root))];
-    const models = await Promise.all(names.map(async (name) => {
+    const { models: seen } = await ask("/v1/overview/models");
+    const models = await Promise.all(seen.map(async (model) => {
       const [weights, adapters] = await Promise.all([
-        can.updatable.includes(name) ? partOf(name, "weights") : null,
-        can.adaptable.includes(name) ? partOf(name, "adapters") : null,
+        can.updatable.includes(model.name) ? partOf(model.name, "weights") : null,
+        can.adaptable.includes(model.name) ? partOf(model.name, "adapters") : null,
       ]);
-      return { name, weights, adapters };
+      return { ...model, weights, adapters };
     }));
     faults.replaceChildren();
     keyed(list, models, (model) => model.name, modelNode);
@@ -42,7 +41,9 @@ export function open(root) {
   };
 }
 
-const isChanging = ({ weights, adapters }) => Boolean(weights?.update?.state === "running" || adapters?.changing);
+const SETTLED = new Set(["ready", "stopped", "failed"]);
+const isChanging = ({ engines, weights, adapters }) => Boolean(
+  weights?.update?.state === "running" || adapters?.changing || engines.some((each) => !SETTLED.has(each.state)));
 
 /** Return what a model has of a kind, null where a new configuration has just taken the model away. */
 async function partOf(name, kind) {
@@ -56,17 +57,31 @@ async function partOf(name, kind) {
 
 function modelNode({ name }) {
   const told = facts();
+  const state = badge("stopped");
+  const faults = h("div");
+  const engines = enginesTable(name);
   const updates = updatesTable(name);
   const adapters = adaptersTable(name);
   const changing = h("p", { class: "beside" });
   const behind = h("p", { class: "beside" });
+  const act = (verb, question) => h("button", { type: "button", onclick: () => {
+    if (question && !window.confirm(question)) return;
+    showing(faults, () => ask(`/v1/models/${encodeURIComponent(name)}/${verb}`, { method: "POST" }));
+  } }, verb[0].toUpperCase() + verb.slice(1));
+  const load = act("load");
+  const unload = act("unload", `End the engines of ${name} after their requests? Turns that need it wait until it is loaded.`);
   return {
-    node: h("section", { "aria-label": name }, h("h2", {}, name), told.node, behind, updates.node, changing, adapters.node),
-    update({ weights, adapters: loaded }) {
-      told.update([
-        ...(weights ? weightsOf(weights) : [["Weights", "fixed"]]),
-        ["Adapters", loaded && loaded.adapters.length ? null : "none"],
-      ]);
+    node: h("section", { "aria-label": name }, h("div", { class: "head" }, h("h2", {}, name), state, h("div", { class: "tools acts" }, load, unload)),
+      faults, told.node, engines.node, behind, updates.node, changing, adapters.node),
+    update(model) {
+      const { weights, adapters: loaded } = model;
+      setBadge(state, stateOf(model));
+      const isAway = model.engines.every((each) => each.state === "stopped");
+      load.hidden = !model.is_ours || !(isAway || model.engines.some((each) => ["stopped", "failed", "draining"].includes(each.state)));
+      unload.hidden = !model.is_ours || isAway;
+      told.update(factsOf(model));
+      engines.node.hidden = model.engines.length === 0;
+      engines.update(model.engines);
       setText(behind, weights ? behindOf(weights) : "");
       updates.node.hidden = !weights;
       if (weights) updates.update(weights.updates.slice(-UPDATES).reverse());
@@ -75,6 +90,46 @@ function modelNode({ name }) {
       if (loaded) adapters.update(loaded.adapters);
     },
   };
+}
+
+/** Return the best state of a model's engines; one without an engine is not loaded. */
+function stateOf({ engines }) {
+  const states = new Set(engines.map((each) => each.state));
+  for (const state of ["ready", "draining", "starting", "stopping", "backoff", "failed"]) if (states.has(state)) return state;
+  return "not loaded";
+}
+
+const ENGINES = { "llama-server": "llama.cpp", embedded: "llama.cpp, embedded", vllm: "vLLM", attached: "attached" };
+
+function factsOf({ engine, file, context, slots, replicas, on_lanes: isOnLanes, is_ours: isOurs, engines, weights }) {
+  const sum = (part) => engines.reduce((total, each) => total + (each[part] ?? 0), 0);
+  const [host, device] = [sum("host_mib"), sum("device_mib")];
+  return [
+    ["Engine", ENGINES[engine] ?? engine], [isOurs ? "File" : "Server", file],
+    ["Context", context ? plural(context, "token") : null], ["Slots", isOnLanes ? `${whole(slots)} a lane` : `${whole(slots)}${replicas > 1 ? ` on each of ${whole(replicas)} workers` : ""}`],
+    ["Placement", isOnLanes ? "lanes: it is loaded when turns want it" : null],
+    ["Memory", [host && `${mib(host)} of the host`, device && `${mib(device)} of devices`].filter(Boolean).join(", ")],
+    ...(weights ? weightsOf(weights) : []),
+  ];
+}
+
+function enginesTable(name) {
+  return table({
+    caption: `Engines of ${name}`,
+    empty: "",
+    keyOf: (each) => each.worker,
+    columns: [
+      { title: "Worker", make: link((each) => to("workers", each.worker), (each) => each.worker), kind: "name" },
+      { title: "State", make: (first) => {
+        const node = badge(first.state);
+        return { node, update: (each) => setBadge(node, each.state) };
+      } },
+      { title: "Slots", text: (each) => `${whole(each.in_use)} of ${whole(each.slots)}`, kind: "number" },
+      { title: "Memory", text: (each) => mib(each.host_mib), kind: "number", says: "of the host: what its processes have resident" },
+      { title: "On devices", text: (each) => mib(each.device_mib), kind: "number" },
+      { title: "Because", text: (each) => each.because, kind: "because" },
+    ],
+  });
 }
 
 const isBehind = (version) => (worker) => worker.version !== version || worker.waits_for;

@@ -1,7 +1,7 @@
 /** The three pools: what waits for others, what waits for a slot and for what, and what is on a slot. */
 
 import { badge, h, keyed, setBadge, setText } from "./dom.js";
-import { causeOf, seconds, to, whole } from "./format.js";
+import { causeOf, plural, roundOf, seconds, to, whole } from "./format.js";
 import { glossary } from "./glossary.js";
 import { subscribe } from "./live.js";
 
@@ -9,13 +9,17 @@ import { subscribe } from "./live.js";
 export function open(root) {
   const pending = pool("Pending", "wait for other turns");
   const ready = pool("Ready", "wait for a slot");
-  const flying = pool("In flight", "on one");
-  root.append(h("h1", {}, "Pools"), h("div", { class: "pools" }, pending.node, ready.node, flying.node), glossary("Pending", "Ready", "In flight"));
-  return subscribe(({ status: { pools, heads, workers } }) => {
+  const flying = pool("In flight", "on a slot");
+  const people = h("a", { href: "#/awaited" });
+  const awaited = h("p", { hidden: true }, people);
+  root.append(h("h1", {}, "Pools"), awaited, h("div", { class: "pools" }, pending.node, ready.node, flying.node), glossary("Pending", "Ready", "In flight"));
+  return subscribe(({ turns, status: { pools, heads, workers, awaited: count } }) => {
+    awaited.hidden = !count;
+    setText(people, `${plural(count, "turn")} awaited of a person`);
     pending.update(pools.pending, "", heads.pending, headOf, keyOfHead);
     ready.update(pools.ready, "", heads.ready, headOf, keyOfHead);
-    const requests = workers.flatMap((worker) => worker.requests.map((request) => ({ worker: worker.id, ...request })));
-    const capacity = ` of ${whole(pools.capacity)} slots`;
+    const requests = workers.flatMap((worker) => worker.requests.map((request) => ({ worker: worker.id, turn: turns[request.job_name], ...request })));
+    const capacity = `, of ${plural(pools.capacity, "slot")}`;
     flying.update(pools.in_flight, capacity, requests, requestOf, (each) => `${each.worker} ${each.id}`);
   });
 }
@@ -42,7 +46,7 @@ function pool(title, what) {
 function headOf(first) {
   const waits = h("span", { class: "waits" });
   const name = h("a", { href: to("jobs", first.job, first.conversation) }, `${first.name} / ${first.conversation}`);
-  const who = h("span", { class: "who" }, `${first.agent}, round ${first.round}, ${first.model}`);
+  const who = h("span", { class: "who" }, `${first.agent}, ${roundOf(first.round)}, ${first.model}`);
   return {
     node: h("li", {}, name, who, waits),
     update: (head) => setText(waits, `waits for ${causeOf({ because: head.waits_for, next_at: head.next_at })}`),
@@ -54,24 +58,37 @@ function requestOf(first) {
   const told = h("span", { class: "waits" });
   const worker = h("a", { href: to("workers", first.worker) }, first.worker);
   return {
-    node: h("li", {}, h("span", { class: "name" }, first.job_name || `request ${first.id}`), h("span", { class: "who" }, worker, " ", state), told),
+    node: h("li", {}, turnLink(first), h("span", { class: "who" }, worker, " ", state), told),
     update(request) {
       setBadge(state, request.verdict);
-      setText(told, `${evidenceOf(request.evidence)}, for ${seconds(request.held_s)}`);
+      setText(told, `${evidenceOf(request.evidence)}, on its slot for ${seconds(request.held_s)}`);
     },
   };
 }
 
-/** Say what a verdict rests on. */
+/** Return the name of a request, which leads to its conversation where it is a turn of a job. */
+export function turnLink({ id, job_name: name, turn }) {
+  if (!turn) return h("span", { class: "name" }, name || `request ${id}`);
+  const [job, conversation, agent, round] = turn;
+  const jobName = name.slice(0, -`/${conversation}/${agent}/${round}`.length);
+  return h("a", { class: "name", href: to("jobs", job, conversation) }, `${jobName} / ${conversation}: ${agent}, ${roundOf(round)}`);
+}
+
+/** Say what a verdict rests on, of the request itself. */
 export function evidenceOf(evidence) {
   const parts = [];
-  if (evidence.output_tokens) parts.push(`${whole(evidence.output_tokens)} tokens`);
-  else if (evidence.prompt_tokens) parts.push(`reads ${whole(evidence.prompt_tokens_done ?? 0)} of ${whole(evidence.prompt_tokens)} tokens`);
-  else parts.push("reads");
-  const limit = evidence.limit_s === null ? "" : ` of at most ${seconds(evidence.limit_s)}`;
-  parts.push(`silent for ${seconds(evidence.silent_s)}${limit}`);
-  if (evidence.counters) parts.push(evidence.counters);
-  if (evidence.cpu_percent !== null) parts.push(`CPU ${Math.round(evidence.cpu_percent)} %`);
-  if (evidence.log_grew_s !== null) parts.push(`log grew ${seconds(evidence.log_grew_s)} ago`);
+  if (evidence.output_tokens) parts.push(plural(evidence.output_tokens, "token"));
+  else if (evidence.prompt_tokens) parts.push(`reads ${whole(evidence.prompt_tokens_done ?? 0)} of ${plural(evidence.prompt_tokens, "token")}`);
+  else parts.push("reads its prompt");
+  parts.push(`silent ${seconds(evidence.silent_s)}${evidence.limit_s === null ? "" : ` of ${seconds(evidence.limit_s)}`}`);
   return parts.join(", ");
+}
+
+/** Say what else was seen, which is of the whole engine: its counters, its processes, its log. */
+export function engineEvidenceOf(evidence) {
+  const ago = (at) => (at === null ? "never" : `${seconds(at)} ago`);
+  return [
+    ["Counters", evidence.counters], ["Counters rose", evidence.counters && ago(evidence.counters_rose_s)],
+    ["CPU", evidence.cpu_percent === null ? null : `${Math.round(evidence.cpu_percent)} %`], ["Log grew", ago(evidence.log_grew_s)],
+  ];
 }

@@ -2,7 +2,7 @@
 
 import { ask, textOf } from "./api.js";
 import { h } from "./dom.js";
-import { to } from "./format.js";
+import { roundOf, to } from "./format.js";
 import { problemNode } from "./problem.js";
 
 const EXAMPLES = { debate: "a debate", translation: "a translation chain", committee: "a committee", jury: "a jury", negotiation: "a negotiation", werewolf: "a night of werewolf", tools: "MCP tools" }; // of the gallery
@@ -19,6 +19,8 @@ export function open(root, [jobId, only, turn] = []) {
   const faults = h("div", { id: "job-faults" });
   const text = h("textarea", { id: "job", rows: "24", spellcheck: "false", "aria-describedby": "job-help job-faults" });
   const send = h("button", { class: "main" }, "Post the job");
+  const heading = turn === undefined ? (jobId ? "Post a job again" : "Post a job") : "Fork a conversation";
+  const fork = forkForm(turn === undefined ? null : { jobId, conversation: only, turn }, text);
   let wanted = 0; // the newest example: a later one may come first
   const write = async (name, isAsked = true) => {
     const mine = ++wanted;
@@ -32,19 +34,23 @@ export function open(root, [jobId, only, turn] = []) {
     }
   };
   const form = h("form", { onsubmit: submit },
-    h("div", { class: "tools" },
+    h("div", { class: "tools", hidden: Boolean(jobId) },
       h("button", { type: "button", onclick: () => { wanted++; faults.replaceChildren(); text.value = prompt(model); } }, "Example: one question"),
       ...Object.entries(EXAMPLES).map(([name, title]) => h("button", { type: "button", onclick: () => write(name) }, `Example: ${title}`))),
-    h("label", { for: "job" }, "Job document, JSON or YAML"),
-    h("p", { id: "job-help", class: "beside" }, "Agents name a model of this Roundhouse. All faults are told at once, and nothing is stored then."),
-    text, faults, send,
+    fork.node,
+    h("div", { class: "field" }, h("label", { for: "job" }, "Job document, JSON or YAML"),
+      h("p", { id: "job-help", class: "beside" }, "Agents name a model of this Roundhouse. Every fault that is found is told, and nothing is stored then."),
+      text), faults, send,
   );
-  root.append(h("h1", {}, "Post a job"), form);
+  root.append(h("h1", {}, heading), form);
   if (jobId) {
     const which = turn === undefined ? only ?? "all" : "all";
     ask(`/v1/jobs/${encodeURIComponent(jobId)}/document?conversations=${encodeURIComponent(which)}`)
       .then((document) => (turn === undefined ? document : forkOf(document, jobId, only, turn)))
-      .then((document) => (text.value = JSON.stringify(document, null, 2)), refuse);
+      .then((document) => {
+        text.value = JSON.stringify(document, null, 2);
+        fork.take(document);
+      }, refuse);
   }
   ask("/v1/models").then(({ data }) => {
     model = data[0]?.id ?? model;
@@ -79,6 +85,45 @@ export function open(root, [jobId, only, turn] = []) {
     faults.replaceChildren(problemNode(error));
     text.focus();
   }
+}
+
+/** Return the small form of a fork: where it begins, and what is to be said otherwise; it writes into the document. */
+function forkForm(place, text) {
+  const node = h("fieldset", { class: "fork", hidden: !place }, h("legend", {}, "This fork"));
+  if (!place) return { node, take() {} };
+  const at = place.turn.lastIndexOf(":");
+  const agent = place.turn.slice(0, at);
+  const told = h("p", {}, "It takes over what was said before ", h("strong", {}, `${agent} in ${roundOf(Number(place.turn.slice(at + 1)))}`),
+    " of ", h("a", { href: to("jobs", place.jobId, place.conversation) }, place.conversation), ". That turn and all after it are said anew.");
+  const system = h("textarea", { id: "fork-system", rows: "3", oninput: () => change((document) => {
+    const speaker = document.agents.find((each) => each.id === agent);
+    if (speaker) speaker.system = system.value;
+  }) });
+  const times = h("input", { id: "fork-times", type: "number", min: "1", max: "1000", value: "1", oninput: () => change((document) => {
+    const [first] = document.conversations;
+    const base = first.id.replace(/-\d+$/, "");
+    const count = Math.min(1000, Math.max(1, Math.round(Number(times.value)) || 1));
+    document.conversations = count === 1 ? [{ ...first, id: base }]
+      : Array.from({ length: count }, (_, number) => ({ ...first, id: `${base}-${number}` }));
+  }) });
+  node.append(told, h("label", { for: "fork-system" }, `System prompt of ${agent}`), system,
+    h("label", { for: "fork-times" }, "How many times"), times,
+    h("p", { class: "beside" }, "Everything else of the job is below, and may be changed as well."));
+  function change(act) {
+    try {
+      const document = JSON.parse(text.value);
+      act(document);
+      text.value = JSON.stringify(document, null, 2);
+    } catch {
+      // somebody writes below: the post says what is wrong there
+    }
+  }
+  return {
+    node,
+    take(document) {
+      system.value = document.agents.find((each) => each.id === agent)?.system ?? "";
+    },
+  };
 }
 
 /** Return a job of the one conversation, which begins with what was said before a turn of it. */

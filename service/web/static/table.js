@@ -6,12 +6,15 @@ let tables = 0;
 
 /**
  * Return a table. A column has a `title`, and `text(row)` or `make(row)`, which returns `{node, update}`; `kind` is a
- * class of its cells, and `says` explains its title. The first column names its row.
+ * class of its cells, and `says` explains its title. The first column names its row. A column with an `order` can be
+ * sorted by: `sort(order)` is called, and `showOrder` says which order is shown. One that `isOptional` is there while a row
+ * has a text for it.
  */
-export function table({ caption, columns, keyOf, empty }) {
+export function table({ caption, columns, keyOf, empty, sort }) {
   const id = `table-${(tables += 1)}`;
   const body = h("tbody", { role: "rowgroup" });
-  const heads = columns.map((column) => h("th", { scope: "col", role: "columnheader", class: column.kind, title: column.says }, column.title));
+  const heads = columns.map((column) => h("th", { scope: "col", role: "columnheader", class: column.kind, title: column.says },
+    column.order ? h("button", { type: "button", class: "sort", onclick: () => sort(column.order) }, column.title) : column.title));
   const none = h("p", { class: "empty" }, empty);
   const head = h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, ...heads));
   // As cards they are no table to a browser any more: the roles say that they still are one.
@@ -19,7 +22,14 @@ export function table({ caption, columns, keyOf, empty }) {
   const node = h("div", { class: "scroll", role: "region", "aria-labelledby": id, tabindex: "0" }, inner, none);
   return {
     node,
+    showOrder(order, isDescending) {
+      columns.forEach((column, at) => column.order
+        && setAttribute(heads[at], "aria-sort", column.order !== order ? "none" : isDescending ? "descending" : "ascending"));
+    },
     update(rows) {
+      columns.forEach((column, at) => {
+        if (column.isOptional) column.isHidden = heads[at].hidden = !rows.some(column.text);
+      });
       keyed(body, rows, keyOf, (row) => rowOf(columns, row));
       none.hidden = rows.length > 0;
       head.hidden = rows.length === 0;
@@ -33,7 +43,12 @@ function rowOf(columns, first) {
   const cells = columns.map((column, place) => {
     const told = { class: column.kind, "data-title": place === 0 ? null : column.title };
     const cell = place === 0 ? h("th", { scope: "row", role: "rowheader", ...told }) : h("td", { role: "cell", ...told });
-    if (!column.make) return { cell, update: (row) => setText(cell, column.text(row)) };
+    if (!column.make) {
+      return { cell, update: (row) => {
+        setText(cell, column.text(row));
+        cell.hidden = Boolean(column.isHidden);
+      } };
+    }
     const made = column.make(first);
     cell.append(made.node);
     return { cell, update: made.update };

@@ -100,7 +100,7 @@ export function lengthOf(seconds) {
 // What is told of an attempt, as pairs of a name and a text.
 export function factsOf(model, span) {
   const facts = [
-    ["agent", span.agent], ["round", span.round], ["conversation", span.conversation],
+    ["agent", span.agent], ["round", span.round + 1], ["conversation", span.conversation],
     ["attempt", span.number], ["worker", `${span.worker}, engine ${span.incarnation}`],
     ["outcome", span.outcome.replace("_", " ")],
   ];
@@ -619,7 +619,7 @@ function drawSpan(chart, row, span, from, to) {
     paint.fillStyle = colour.over;
     paint.textAlign = "left";
     const again = span.number > 1 ? ` #${span.number}` : "";
-    paint.fillText(cut(`${span.agent} ${span.round}${again}`, room - 8), begin + 5, row.y + ROW / 2 + 0.5);
+    paint.fillText(cut(`${span.agent} ${span.round + 1}${again}`, room - 8), begin + 5, row.y + ROW / 2 + 0.5);
   }
 }
 

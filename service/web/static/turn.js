@@ -2,17 +2,19 @@
 
 import { ask } from "./api.js";
 import { badge, facts, folded, h, keyed, setAttribute, setBadge, setText } from "./dom.js";
-import { between, clock, plural, pretty, seconds, to, whole } from "./format.js";
+import { between, clock, plural, pretty, roundOf, seconds, to, whole } from "./format.js";
+import { showMarkdown } from "./markdown.js";
 import { problemNode } from "./problem.js";
+import { failureOf } from "./reasons.js";
 
 const MOST = 20_000; // characters of one text on the page; more are shown when they are asked for
 
-/** Return a turn's place in the list; `hue` is its agent's. */
-export function turnNode(first, hue, path) {
+/** Return a turn's place in the list, which says whether words are shown as Markdown; `hue` is its agent's. */
+export function turnNode(first, hue, path, list) {
   const state = badge(first.state);
   const told = h("span", { class: "beside" });
-  const fork = h("a", { class: "button quiet", href: forkOf(first, path), "aria-label": `Fork before ${first.agent} in round ${first.round}` }, "Fork");
-  const words = longText("div", "words");
+  const fork = h("a", { class: "button quiet", href: forkOf(first, path), "aria-label": `Fork before ${first.agent} in ${roundOf(first.round)}` }, "Fork");
+  const words = longText("div", "words", (text, shown) => (list.dataset.markdown === "true" ? showMarkdown(text, shown) : setPlain(text, shown)));
   const failure = h("p", { class: "fault" });
   const thinking = longText("pre");
   const thoughts = folded("Thoughts", thinking.node);
@@ -22,7 +24,7 @@ export function turnNode(first, hue, path) {
   const times = facts();
   const node = h("li", { class: "turn", "data-hue": hue },
     h("div", { class: "line" },
-      h("h2", {}, h("span", { class: "agent" }, first.agent), h("span", { class: "beside" }, ` ${first.role}, round ${first.round}${first.kind === "summary" ? ", summary" : ""}`)),
+      h("h2", {}, h("span", { class: "agent" }, first.agent), h("span", { class: "beside" }, ` ${first.role}, ${roundOf(first.round)}${first.kind === "summary" ? ", summary" : ""}${first.by === "caller" ? ", spoken by a person" : ""}`)),
       state, told, fork),
     failure, words.node,
     h("div", { class: "folds" }, thoughts.node, calls.node, signals.node, attempts.node,
@@ -32,13 +34,13 @@ export function turnNode(first, hue, path) {
   return {
     node,
     update(turn) {
-      const now = JSON.stringify(turn);
+      const now = `${list.dataset.markdown} ${JSON.stringify(turn)}`;
       if (now === seen) return;
       seen = now;
       setBadge(state, turn.state);
       setText(told, lineOf(turn));
       fork.hidden = turn.kind !== "turn" || !["completed", "failed"].includes(turn.state);
-      setText(failure, [turn.reason, turn.detail].filter(Boolean).join(": "));
+      setText(failure, turn.state === "cancelled" ? "" : failureOf(turn.reason, turn.detail));
       words.update(turn.text || (turn.state === "in_flight" ? "…" : ""));
       setAttribute(words.node, "data-open", turn.state === "in_flight");
       thoughts.node.hidden = turn.thinking === "";
@@ -85,14 +87,20 @@ function timesOf(turn) {
   ].filter(([, value]) => value !== false);
 }
 
+function setPlain(node, text) {
+  node.dataset.markdown = "false";
+  if (node.firstElementChild) node.replaceChildren(text);
+  else setText(node, text);
+}
+
 /** Return text that is cut where it is very long, until its reader asks for all of it. */
-function longText(tag, kind) {
+function longText(tag, kind, show = setText) {
   const text = h(tag, { class: kind });
   const more = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => { isWhole = true; draw(); } });
   let isWhole = false;
   let all = "";
   function draw() {
-    setText(text, isWhole ? all : all.slice(0, MOST));
+    show(text, isWhole ? all : all.slice(0, MOST));
     more.hidden = isWhole || all.length <= MOST;
     setText(more, `Show all ${whole(all.length)} characters`);
   }
@@ -132,7 +140,7 @@ function callNode() {
       setText(told, seconds(call.duration_s));
       asked.update(pretty(call.arguments));
       answered.update(pretty(call.result));
-      setText(failure, [call.reason, call.detail].filter(Boolean).join(": "));
+      setText(failure, failureOf(call.reason, call.detail));
     },
   };
 }
@@ -160,7 +168,7 @@ function attemptNode() {
       setBadge(state, attempt.outcome);
       const held = attempt.constrained_by ? `, held by ${attempt.constrained_by}` : "";
       setText(told, `${attempt.worker}, incarnation ${attempt.incarnation}, ${between(attempt.started_at, attempt.finished_at)}${held}`);
-      setText(failure, [attempt.reason, attempt.detail].filter(Boolean).join(": "));
+      setText(failure, failureOf(attempt.reason, attempt.detail));
       text.update(attempt.text);
     },
   };

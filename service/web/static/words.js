@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { h, keyed } from "./dom.js";
-import { clock } from "./format.js";
+import { clock, roundOf } from "./format.js";
 import { problemNode } from "./problem.js";
 
 const placeOf = (turn) => `${turn.round} ${turn.agent}`;
@@ -25,7 +25,7 @@ function field({ agent, round, until }, path) {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
   });
   const form = h("form", { onsubmit: submit },
-    h("label", { for: name }, `${agent} speaks in round ${round}${until ? `, until ${clock(until)}` : ""}`), text,
+    h("label", { for: name }, `${agent} speaks in ${roundOf(round)}${until ? `, until ${clock(until)}` : ""}`), text,
     h("div", { class: "tools" }, send), faults);
 
   async function submit(event) {

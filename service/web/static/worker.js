@@ -6,9 +6,10 @@ import { bytes, causeOf, clock, plural, pretty, seconds, short, whole } from "./
 import { glossary } from "./glossary.js";
 import { subscribe } from "./live.js";
 import { logNode } from "./log.js";
-import { evidenceOf } from "./pools.js";
+import { engineEvidenceOf, evidenceOf, turnLink } from "./pools.js";
 import { showing } from "./problem.js";
 import { table } from "./table.js";
+import { verdictOf } from "./workers_table.js";
 
 const LOOK_MS = 5000;
 
@@ -22,6 +23,8 @@ export function open(root, [id], title) {
   const absent = h("p", { class: "problem", role: "alert", hidden: true }, "There is no such worker.");
   const told = facts();
   const requests = requestsTable();
+  const seen = facts();
+  const engine = folded("What is seen of the engine", seen.node);
   const incidents = incidentsNode(path);
   const log = logNode(path);
   const act = (verb, question) => h("button", { type: "button", class: verb === "restart" ? "danger" : "", onclick: () => {
@@ -31,16 +34,18 @@ export function open(root, [id], title) {
     h("nav", { class: "path", "aria-label": "Where this is" }, h("a", { href: "#/workers" }, "Workers")),
     h("div", { class: "head" }, h("h1", {}, id), state), because,
     h("div", { class: "tools" }, act("restart", "Replace the engine now? Its turns run again."), act("drain"), act("resume")),
-    faults, absent, told.node, requests.node, incidents.node, log.node, glossary("Because", "Incarnation", "Ready", "Slot", "Verdict"),
+    faults, absent, told.node, requests.node, engine.node, incidents.node, log.node, glossary("Because", "Incarnation", "Ready", "Slot", "Verdict"),
   );
-  const leave = subscribe(({ status: { workers, lanes } }) => {
+  const leave = subscribe(({ turns, status: { workers, lanes } }) => {
     const worker = workers.find((each) => each.id === id);
     absent.hidden = Boolean(worker);
     if (!worker) return;
     setBadge(state, worker.state);
     setText(because, causeOf(worker));
     told.update(factsOf(worker, lanes.find((each) => each.lane === id)));
-    requests.update(worker.requests);
+    requests.update(worker.requests.map((request) => ({ turn: turns[request.job_name], ...request })));
+    engine.node.hidden = worker.requests.length === 0;
+    if (worker.requests.length) seen.update(engineEvidenceOf(worker.requests[0].evidence));
   });
   return () => {
     leave();
@@ -56,7 +61,7 @@ function factsOf(worker, lane) {
   return [
     ["Model", worker.model], ["Engine", worker.engine],
     ["Slots", `${whole(worker.slots.in_use)} of ${whole(worker.slots.total)}${worker.slots.held ? `, ${whole(worker.slots.held)} held for agents that come back` : ""}`], ["Fewer slots", worker.slots_because],
-    ["Tokens/s", short(worker.tokens_per_s)], ["Verdict", worker.verdict ?? "idle"],
+    ["Tokens/s", short(worker.tokens_per_s)], ["Verdict", verdictOf(worker)],
     ["Incarnation", worker.incarnation], lane ? ["Swaps", whole(lane.swaps)] : ["Restarts", whole(worker.restarts)],
     ["Process", worker.pid], ["Port", worker.port], ["Last exit", worker.last_exit?.text],
     ["Reads", pace(prefill)], ["Writes", pace(decode)],
@@ -71,7 +76,7 @@ function requestsTable() {
     empty: "Nothing is in flight.",
     keyOf: (request) => request.id,
     columns: [
-      { title: "Turn", text: (request) => request.job_name || `request ${request.id}` },
+      { title: "Turn", make: (first) => ({ node: turnLink(first), update() {} }) },
       { title: "Verdict", make: (first) => {
         const node = badge(first.verdict);
         return { node, update: (request) => setBadge(node, request.verdict) };

@@ -17,9 +17,12 @@ function slots() {
   };
 }
 
+/** Return what the evidence says of a worker's requests; an engine that takes none is not idle. */
+export const verdictOf = ({ verdict, state }) => verdict ?? (["ready", "draining"].includes(state) ? "idle" : "none");
+
 function verdict(row) {
-  const node = badge(row.verdict ?? "idle");
-  return { node, update: (worker) => setBadge(node, worker.verdict ?? "idle") };
+  const node = badge(verdictOf(row));
+  return { node, update: (worker) => setBadge(node, verdictOf(worker)) };
 }
 
 /** Return the table. */

@@ -1,7 +1,9 @@
 """The configuration that is proposed for a machine and a model, and where a command takes its configuration from."""
 
 from pathlib import Path
+from typing import cast
 
+import msgspec
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -56,6 +58,34 @@ def test_engine_slots_and_context_fit_the_machine(
     """A GPU is used where an engine is there that can; context shrinks until memory holds it in all slots."""
     lines = {line.key: line.value for line in propose(model, machine)}
     assert tuple(lines.get(key) for key in ("engine", "slots", "context", "replicas")) == proposed
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu_mib", "proposed"),
+    [
+        (FILE, 81_559, (8, 32_768)),
+        (FILE, 40_960, (4, 32_768)),
+        (FILE, 24_576, (2, 32_768)),
+        (FILE, 12_288, (1, 32_768)),
+        (NamedModel(reference="hf:o/r", is_gguf=True), 24_576, (2, 32_768)),
+    ],
+)
+def test_a_context_that_is_asked_for_takes_slots_first(
+    model: NamedModel, gpu_mib: int, proposed: tuple[int, int]
+) -> None:
+    """An agent that reads much cannot start with less, however many slots there are; nor are its answers cut."""
+    card = Gpu(index=0, uuid="GPU-3", name="card", memory_mib=gpu_mib)
+    machine = msgspec.structs.replace(means("llama-server", gpus=(card,)), context=32_768)
+    lines = {line.key: line.value for line in propose(model, machine)}
+    assert (lines["slots"], lines["context"]) == proposed
+    assert "max_tokens" not in cast("dict[str, object]", lines.get("params", {}))
+
+
+def test_the_small_model_keeps_what_it_needs_for_an_agent() -> None:
+    """All but the bound of its answers."""
+    machine = msgspec.structs.replace(means("embedded"), context=32_768)
+    lines = {line.key: line.value for line in propose(SMALL, machine)}
+    assert lines["params"] == {"temperature": 0.3, "repeat_penalty": 1.15}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,90 @@
+"""The models of a node as the dashboard shows them: engine, file, slots, and the memory that their engines have."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import anyio.to_thread
+import msgspec
+
+from service.node.node import Node
+from workers.devices.device import DeviceMemory
+from workers.health.probes import KernelView, look_at_tree
+from workers.states import WorkerState
+from workers.supervised import SupervisedWorker
+
+MIB: Final = 1024 * 1024
+
+
+class EngineView(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine of a model; memory is in MiB, None where it cannot be seen."""
+
+    worker: str
+    state: WorkerState
+    because: str
+    slots: int
+    in_use: int
+    host_mib: int | None
+    device_mib: int | None
+
+
+class ModelView(msgspec.Struct, frozen=True, kw_only=True):
+    """A model; ``file`` is what its engine loads, or where its server is. Without an engine it is not loaded."""
+
+    name: str
+    engine: str
+    file: str
+    context: int | None
+    slots: int
+    replicas: int
+    on_lanes: bool
+    is_ours: bool
+    engines: Sequence[EngineView]
+
+
+async def look_at_models(node: Node) -> list[ModelView]:
+    """Look at the models, and at the processes of their engines."""
+    workers = [worker for worker in node.fleet if worker.supervisor.root_pid is not None]
+    roots = {str(worker.spec.id): worker.supervisor.root_pid for worker in workers}
+    trees = await anyio.to_thread.run_sync(_look, roots)
+    return [_view(node, model, trees) for model in node.fleet.models()]
+
+
+def _look(roots: Mapping[str, int | None]) -> dict[str, KernelView]:
+    return {worker: look_at_tree(root) for worker, root in roots.items() if root is not None}
+
+
+def _view(node: Node, model: str, trees: Mapping[str, KernelView]) -> ModelView:
+    config = node.live.config.models.get(model)
+    workers = node.fleet.workers_of(model)
+    on_lanes = model in node.fleet.lanes.models
+    loads = next((worker.spec.url or worker.spec.model for worker in workers), None)
+    health = node.fleet.lanes.health
+    memory = {} if health is None else health.memory
+    is_ours = all(worker.owns_engine for worker in workers)
+    return ModelView(
+        name=model,
+        engine="" if config is None else config.engine,
+        file=loads or ("" if config is None else config.model or ""),
+        context=None if config is None or not is_ours else config.context,
+        slots=0 if config is None else config.slots,
+        replicas=len(workers) if config is None or on_lanes else config.replicas,
+        on_lanes=on_lanes,
+        is_ours=is_ours,
+        engines=[_engine(worker, trees.get(worker.spec.id), memory) for worker in workers],
+    )
+
+
+def _engine(worker: SupervisedWorker, tree: KernelView | None, memory: Mapping[str, DeviceMemory]) -> EngineView:
+    pids = [process.pid for process in tree.processes] if tree is not None else []
+    held = [seen.held for seen in memory.values() if seen.held is not None]
+    on_devices = sum(part.get(pid, 0) for part in held for pid in pids)
+    host = sum(process.rss_bytes for process in tree.processes) // MIB if tree is not None else 0
+    return EngineView(
+        worker=worker.spec.id,
+        state=worker.now.state,
+        because=worker.supervisor.because,
+        slots=worker.slots.total,
+        in_use=worker.slots.in_use,
+        host_mib=host or None,
+        device_mib=on_devices or None,
+    )

@@ -1,0 +1,70 @@
+"""The past hour of a node: a ring of points that charts show, so that no page has to be open for it."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import anyio
+import msgspec
+
+from service.conversations.states import TurnState
+from service.scheduling.scheduler import Scheduler
+from workers.fleet import Fleet
+from workers.spec import WorkerId
+from workers.states import WorkerState
+
+STEP_S: Final = 10.0
+POINTS: Final = 360
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """One step: ``at`` in seconds since the epoch, tokens a second over the step, and the rest at its end."""
+
+    at: float
+    tokens_per_s: float
+    in_flight: int
+    ready: int
+    slots: int
+
+
+class PastHour:
+    """The points of the past hour, the oldest first; ``run`` must be running."""
+
+    def __init__(self, fleet: Fleet, scheduler: Scheduler) -> None:
+        self._fleet = fleet
+        self._scheduler = scheduler
+        self._points: deque[Point] = deque(maxlen=POINTS)
+        self._tokens: dict[WorkerId, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<PastHour of {len(self._points)} points>"
+
+    def after(self, at: float) -> Sequence[Point]:
+        """Return the points after a time, in seconds since the epoch."""
+        return [point for point in self._points if point.at > at]
+
+    async def run(self) -> None:
+        """Add a point each step, until cancelled."""
+        looked_at = time.monotonic()
+        while True:
+            await anyio.sleep(STEP_S)
+            now = time.monotonic()
+            self._add(now - looked_at)
+            looked_at = now
+
+    def _add(self, step_s: float) -> None:
+        tokens = {worker.spec.id: worker.in_flight.tokens for worker in self._fleet}
+        # A worker that was replaced counts anew.
+        written = sum(max(0, count - self._tokens.get(name, 0)) for name, count in tokens.items())
+        self._tokens = tokens
+        pools = self._scheduler.view.of_all()
+        self._points.append(
+            Point(
+                at=round(time.time(), 1),
+                tokens_per_s=round(written / step_s, 1),
+                in_flight=pools[TurnState.IN_FLIGHT],
+                ready=pools[TurnState.READY],
+                slots=sum(worker.slots.total for worker in self._fleet if worker.now.state is WorkerState.READY),
+            )
+        )
