@@ -65,7 +65,7 @@ README_ROWS: Final = (
         "a gather with a semaphore: {} times",
         (GATHERED,),
     ),
-    ("from SIGKILL of the engine to ready again", "its cold start {} s", (RESTART,), "bound: + 0.5 s", ()),
+    ("extra time of a restart after SIGKILL over a first start", "{} s", (RESTART,), "bound: + 0.5 s", ()),
     ("one scheduling decision, 10,000 ready turns, p99", "{} ms", (DECISION,), "bound: 1 ms", ()),
 )
 

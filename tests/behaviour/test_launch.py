@@ -87,6 +87,20 @@ def test_an_agent_speaks_with_the_service_and_its_exit_status_is_the_commands(
     assert len(recorded(service.folder / "record.jsonl")) == 1
 
 
+@pytest.mark.parametrize(("asks", "is_missing"), [("/v1/messages", True), ("/v1/chat/completions", False)])
+def test_an_engine_without_the_agents_path_is_said_before_the_start(
+    service: Service, environment: dict[str, str], tmp_path: Path, asks: str, *, is_missing: bool
+) -> None:
+    """The agent would tell its person that the model is unknown."""
+    table = tmp_path / "config" / "roundhouse" / "agents.yaml"
+    rows = yaml.safe_load(table.read_text())
+    rows["agents"]["mine"]["asks"] = asks
+    table.write_text(yaml.safe_dump(rows))
+    done = run_command("launch", "mine", "--url", service.url, folder=tmp_path, **environment)
+    assert done.returncode == 5, done.stderr
+    assert (f"will not work: the engine of m has no {asks}" in done.stderr) == is_missing, done.stderr
+
+
 def test_print_shows_all_of_it_and_starts_nothing(
     service: Service, environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -201,7 +201,7 @@ def test_conversations_are_found_and_sorted(service: Service, shown: Page) -> No
     shown.wait(
         "document.querySelector('[aria-sort=descending] button')?.textContent === 'Took'", "it is sorted by time"
     )
-    shown.wait_text("pro: yes")
+    shown.wait_text("chair: yes")
 
 
 def test_a_condition_that_ended_a_conversation_is_named(service: Service, shown: Page) -> None:

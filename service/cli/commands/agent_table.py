@@ -30,6 +30,7 @@ class AgentRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     install: str = ""
     reads: int = 0
     context: int = 32_768
+    asks: str = ""
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     unset: tuple[str, ...] = ()

@@ -6,13 +6,24 @@ import shutil
 import signal
 import subprocess
 from contextlib import suppress
+from http import HTTPStatus
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Final
 
+import httpx
 import typer
 
-from service.cli.commands.agent_table import AgentStart, AgentTable, LaunchFacts, prepare, read_table, shown, too_small
+from service.cli.commands.agent_table import (
+    AgentRow,
+    AgentStart,
+    AgentTable,
+    LaunchFacts,
+    prepare,
+    read_table,
+    shown,
+    too_small,
+)
 from service.cli.commands.own_service import (
     FoundService,
     FoundUrlOption,
@@ -31,6 +42,8 @@ from workers.files.atomic import replace_file
 TABLE: Final = "agents.yaml"
 SESSION_BYTES: Final = 4
 GRACE_S: Final = 10.0
+ASKED_S: Final = 5.0
+RESPONSES: Final = "/v1/responses"
 PRINTED: Final = "MODEL"  # stands for a model as long as no service tells of one
 
 
@@ -70,6 +83,8 @@ def launch(
         start = prepare(table, agent, facts, os.environ, tuple(arguments or ()))
         if (warning := too_small(row, facts)) is not None:
             typer.echo(warning, err=True)
+        if (missing := _missing(row, facts)) is not None:
+            typer.echo(missing, err=True)
         _write(start, Path(facts.folder))
         code = _run(start)
     raise typer.Exit(code)
@@ -103,6 +118,26 @@ def _facts(agent: str, service: FoundService) -> LaunchFacts:
         session=f"{agent}-{secrets.token_hex(SESSION_BYTES)}",
         folder=state_home() / "agents" / agent,
     )
+
+
+def _missing(row: AgentRow, facts: LaunchFacts) -> str | None:
+    """Return the refusal of the path that the agent asks, if the model's engine lacks it.
+
+    An engine that takes longer than a moment, or fails otherwise, is left to the agent.
+    """
+    if not row.asks:
+        return None
+    headers = {"Authorization": f"Bearer {facts.key}"} if facts.key else {}
+    message = {"role": "user", "content": "Hi."}
+    body = {"model": facts.model, "max_tokens": 1, "messages": [message]}
+    if row.asks == RESPONSES:
+        body = {"model": facts.model, "max_output_tokens": 1, "input": [message]}
+    try:
+        answer = httpx.post(facts.url + row.asks, json=body, headers=headers, timeout=ASKED_S, trust_env=False)
+        told = answer.json()["error"]["message"] if answer.status_code == HTTPStatus.NOT_FOUND else None
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return None
+    return None if told is None else f"{row.program} will not work: {told}"
 
 
 def _print(
