@@ -22,9 +22,10 @@ from service.errors import ConfigError, ConversationNotFound, Fault, InvalidJob,
 from service.export import Export, folder_for
 from service.formats.documents import Place, digest_of, line_of, parse_document
 from service.formats.faults import faults_of, path_of
+from service.formats.result_form import ResultForm
 from service.node.jobs import Jobs, JobView
 from service.node.node import Node, open_node
-from service.node.results import ResultForm, result_pieces
+from service.node.results import result_pieces
 from service.store import queries
 from workers.spec import WorkerSpec
 

@@ -7,6 +7,8 @@ from typing import Annotated, Final
 
 import typer
 
+from service.formats.result_form import ResultForm
+
 PARENT: Final = "ROUNDHOUSE_PARENT"  # in the environment of a service: the process whose own it is
 
 
@@ -26,15 +28,7 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-class Form(StrEnum):
-    """The form of a result."""
-
-    JSON = "json"
-    JSONL = "jsonl"
-    CSV = "csv"
-
-
-FormOption = Annotated[Form | None, typer.Option("--format", help="The whole result in this form, as over HTTP.")]
+FormOption = Annotated[ResultForm | None, typer.Option("--format", help="The whole result in this form, as over HTTP.")]
 
 
 class Panel(StrEnum):

@@ -1,7 +1,8 @@
 """A job's document as it was posted: what is looked up in it, without making a job of it again. Pure."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Final
 
 import msgspec
 from msgspec import Raw, Struct
@@ -9,6 +10,7 @@ from msgspec import Raw, Struct
 from service.conversations.until import Ending
 from service.conversations.variables import fill, written
 
+MOST_TEXTS: Final = 8  # of the full length, of the variables of a conversation, and of its conditions
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_conversations = msgspec.json.Decoder(list[Raw]).decode
 
@@ -145,14 +147,28 @@ def place_in(document: str, conversation_id: str) -> ConversationPlace | None:
 def posted_heads(document: str, characters: int) -> list[PostedHead]:
     """Return the heads of all conversations in their order, each text of so many characters at most."""
     read = _decode(document)
+    of_job = _bounded([each.told for each in read.until], characters)
     return [
         PostedHead(
             prompt=" ".join(conversation.filled[: 4 * characters].split())[:characters],
-            variables={name: value[:characters] for name, value in conversation.values.items()},
-            until=[told[:characters] for told in read.told_conditions(conversation)],
+            variables=dict(zip(values, _bounded(values.values(), characters), strict=False)),
+            until=of_job if until is None else _bounded([each.told for each in until], characters),
         )
         for conversation in read.conversations
+        for values, until in [(conversation.values, conversation.until)]
     ]
+
+
+def _bounded(texts: Iterable[str], characters: int) -> list[str]:
+    """Return the beginnings of texts, as many as have room together: of 10,000 conversations all are kept."""
+    kept: list[str] = []
+    left = MOST_TEXTS * characters
+    for text in texts:
+        if left <= 0:
+            break
+        kept.append(text[: min(characters, left)])
+        left -= len(kept[-1])
+    return kept
 
 
 def _named(conversation: Raw, name: str) -> Raw:

@@ -56,6 +56,9 @@ class Sums(msgspec.Struct, gc=False):
         return round((self.ended_at - self.began_at).total_seconds(), 3)
 
 
+NOTHING: Final = Sums()  # of a conversation in which no turn has ended
+
+
 class ListedConversation(msgspec.Struct, frozen=True, kw_only=True):
     """One conversation as the list shows it; ``ended_by`` is the condition or the leader that ended it early."""
 
@@ -86,7 +89,7 @@ class Order(StrEnum):
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a list that is query.
+    """The part of a list that is wanted.
 
     A line has every word of ``text``; ``name=value`` asks for a variable, and quotes keep words together.
     """
@@ -118,18 +121,27 @@ KEYS: Final[Mapping[Order, Callable[[ListedConversation], tuple[object, ...]]]] 
 }
 
 
-def page_of(
-    rows: Iterable[ConversationRow], sums: Mapping[str, Sums], heads: Sequence[PostedHead], query: ListQuery, size: int
-) -> ListPage:
-    """Return the page of a job's list; one after the last is the last. ``heads`` are of all rows' places."""
+def lines_of(
+    rows: Iterable[ConversationRow], sums: Mapping[str, Sums], heads: Sequence[PostedHead]
+) -> list[ListedConversation]:
+    """Return the lines of a job's conversations; ``heads`` are of all their places."""
+    return [_line(row, sums.get(row.id, NOTHING), heads[row.position]) for row in rows]
+
+
+def page_of(lines: Sequence[ListedConversation], heads: Sequence[PostedHead], query: ListQuery, size: int) -> ListPage:
+    """Return the page of a job's lines; one after the last is the last."""
     terms = _terms(query.text.casefold())
-    of_state = (row for row in rows if query.state in (None, row.state) and (row.awaits or not query.is_awaited))
-    lines = [_line(row, sums.get(row.id, Sums()), heads[row.position]) for row in of_state]
-    lines = [line for line in lines if all(_is_found(term, line, heads[line.position]) for term in terms)]
-    lines.sort(key=KEYS[query.order], reverse=query.is_descending)
-    pages = max(1, -(-len(lines) // size))
+    found = [
+        line
+        for line in lines
+        if query.state in (None, line.state)
+        and (line.awaits or not query.is_awaited)
+        and all(_is_found(term, line, heads[line.position]) for term in terms)
+    ]
+    found.sort(key=KEYS[query.order], reverse=query.is_descending)
+    pages = max(1, -(-len(found) // size))
     number = min(query.page, pages)
-    return ListPage(lines=lines[(number - 1) * size : number * size], number=number, pages=pages, found=len(lines))
+    return ListPage(lines=found[(number - 1) * size : number * size], number=number, pages=pages, found=len(found))
 
 
 def _terms(text: str) -> list[str]:
@@ -159,7 +171,7 @@ def _line(row: ConversationRow, sums: Sums, head: PostedHead) -> ListedConversat
 
 def _is_found(term: str, line: ListedConversation, head: PostedHead) -> bool:
     name, is_one, value = term.partition("=")
-    if is_one and name in head.variables:
-        return head.variables[name].casefold() == value
+    if is_one and any(each.casefold() == name for each in head.variables):
+        return any(each.casefold() == name and said.casefold() == value for each, said in head.variables.items())
     texts = (line.id, line.prompt, line.words, line.agent, line.reason or "", line.detail, line.ended_by)
     return any(term in text.casefold() for text in (*texts, *head.variables.values()))

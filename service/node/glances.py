@@ -11,9 +11,19 @@ import msgspec
 from service.conversations.callers import Caller
 from service.conversations.job import JobId
 from service.conversations.job_document import ConversationPlace, PostedHead, place_in, posted_heads
+from service.conversations.states import ENDED_JOBS
 from service.errors import ConversationNotFound
 from service.node.callers_turns import CallersTurns
-from service.node.conversation_list import WORDS, ListPage, ListQuery, Sums, first_words, page_of
+from service.node.conversation_list import (
+    WORDS,
+    ListedConversation,
+    ListPage,
+    ListQuery,
+    Sums,
+    first_words,
+    lines_of,
+    page_of,
+)
 from service.node.jobs import Jobs, JobView
 from service.store import conversation_rows, queries
 from service.store.awaited_turns import Which
@@ -21,14 +31,19 @@ from service.store.conversation_rows import ConversationRow, TurnHead
 from service.store.store import Store
 
 MOST_KNOWN: Final = 8  # jobs
+FRESH_S: Final = 0.5
+REST: Final = 20.0  # times what a look took
 
 
 class _Known:
-    """A job that was looked into: its heads as posted, and the sums over its turns so far."""
+    """A job that was looked into: its heads as posted, and the lines of its conversations as they were last read."""
 
     def __init__(self, heads: list[PostedHead]) -> None:
         self.heads = heads
         self.lock = anyio.Lock()
+        self.lines: list[ListedConversation] = []
+        self.due_at = 0.0
+        self.is_final = False
         self.forget()
 
     def forget(self) -> None:
@@ -36,14 +51,12 @@ class _Known:
         self.number, self.counted = -1, 0
         self._sums: dict[str, Sums] = {}
 
-    def page(
-        self, fresh: list[tuple[int, TurnHead]], rows: list[ConversationRow], query: ListQuery, size: int
-    ) -> ListPage:
-        """Count turns that are new, and return a page."""
+    def take(self, fresh: list[tuple[int, TurnHead]], rows: list[ConversationRow]) -> None:
+        """Count turns that are new, and write the lines again."""
         for number, turn in fresh:
             self._sums.setdefault(turn.key.conversation_id, Sums()).add(turn)
             self.number, self.counted = number, self.counted + 1
-        return page_of(rows, self._sums, self.heads, query, size)
+        self.lines = lines_of(rows, self._sums, self.heads)
 
 
 class AwaitedGlance(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +80,7 @@ class Glances:
         self._store = store
         self._jobs = jobs
         self._known: OrderedDict[JobId, _Known] = OrderedDict()  # the jobs that were looked into last
+        self._one = anyio.CapacityLimiter(1)  # however many look: the event loop shares the interpreter with one thread
 
     def __repr__(self) -> str:
         return f"<Glances {self._jobs!r}>"
@@ -93,13 +107,24 @@ class Glances:
         self._known[job_id] = known
         while len(self._known) > MOST_KNOWN:
             self._known.popitem(last=False)
+        is_final = view.stored.state in ENDED_JOBS
         async with known.lock:
+            if not known.is_final and (is_final or anyio.current_time() >= known.due_at):
+                await self._refresh(job_id, known)
+                known.is_final = is_final
+        return view, await anyio.to_thread.run_sync(page_of, known.lines, known.heads, query, size, limiter=self._one)
+
+    async def _refresh(self, job_id: JobId, known: _Known) -> None:
+        """Read what is new; all who look into a job share it, and it costs a reader a twentieth of its time at most."""
+        began_at = anyio.current_time()
+        fresh, total = await self._store.read(conversation_rows.turn_heads(job_id, known.number))
+        if known.counted + len(fresh) != total:  # another node has stored one with a smaller number since
+            known.forget()
             fresh, total = await self._store.read(conversation_rows.turn_heads(job_id, known.number))
-            if known.counted + len(fresh) != total:  # another node has stored one with a smaller number since
-                known.forget()
-                fresh, total = await self._store.read(conversation_rows.turn_heads(job_id, known.number))
-            rows = await self._store.read(conversation_rows.conversation_rows(job_id))
-            return view, await anyio.to_thread.run_sync(known.page, fresh, rows, query, size)
+        rows = await self._store.read(conversation_rows.conversation_rows(job_id))
+        await anyio.to_thread.run_sync(known.take, fresh, rows, limiter=self._one)
+        ended_at = anyio.current_time()
+        known.due_at = ended_at + max(FRESH_S, REST * (ended_at - began_at))
 
     async def _heads_of(self, job_id: JobId) -> list[PostedHead]:
         document = await self._store.read(queries.document(job_id))

@@ -3,7 +3,6 @@
 import csv
 import io
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from enum import StrEnum
 from itertools import chain
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ import anyio.to_thread
 import msgspec
 from msgspec import Struct
 
+from service.formats.result_form import ResultForm
 from service.node.jobs import Jobs
 from service.store.records import StoredJob
 
@@ -23,14 +23,6 @@ COLUMNS: Final = (
 MOST_NAMES: Final = 200  # of metadata and of variables that have columns of their own
 FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r")
 Transcripts = AsyncIterator[Iterator[bytes]]
-
-
-class ResultForm(StrEnum):
-    """The form of a result."""
-
-    JSON = "json"
-    JSONL = "jsonl"
-    CSV = "csv"
 
 
 async def result_pieces(jobs: Jobs, stored: StoredJob, form: ResultForm) -> AsyncIterator[bytes]:

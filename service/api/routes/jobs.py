@@ -19,9 +19,10 @@ from service.conversations.job import JobId, TurnKey, TurnKind
 from service.conversations.limits import Limits
 from service.conversations.states import ENDED_TURNS, ConversationState, JobState, TurnState
 from service.errors import InvalidParameter
+from service.formats.result_form import ResultForm
 from service.node.jobs import Jobs, JobView
 from service.node.prompt_history import AskedPrompt, PromptHistory
-from service.node.results import ResultForm, result_pieces, spread
+from service.node.results import result_pieces, spread
 from service.store.records import GivenUp
 from transport.dialects.openai import message_document
 

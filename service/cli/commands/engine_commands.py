@@ -17,7 +17,7 @@ from rich.console import Console
 
 from service.cli.commands.first_steps import is_free, on_free_ports
 from service.cli.commands.known_configurations import note_known
-from service.cli.conventions import PARENT, Exit, Form
+from service.cli.conventions import PARENT, Exit
 from service.cli.displays.console import given_up_line, plain
 from service.cli.displays.fetch_display import FetchBars
 from service.config.lane_plan import with_mig
@@ -29,9 +29,9 @@ from service.conversations.states import JobState
 from service.errors import ConfigError
 from service.export import Export, failures_in, folder_for
 from service.formats.documents import parse_document, read_text
+from service.formats.result_form import ResultForm
 from service.node.jobs import JobView
 from service.node.node import Node
-from service.node.results import ResultForm
 from service.run import JobFile, ended_before, has_failures, read_job_file, result_file, run_jobs
 from service.serve import listen
 from service.serve import serve as serve_until_stopped
@@ -93,7 +93,7 @@ def run(  # noqa: PLR0913 - one for each option
     config: Path,
     output: Path,
     model: str | None = None,
-    form: Form | None = None,
+    form: ResultForm | None = None,
     *,
     show_prompts: bool,
     words: bool,
@@ -103,19 +103,18 @@ def run(  # noqa: PLR0913 - one for each option
     settings = with_mig(load_config(config), enable_mig=enable_mig)
     files = [read_job_file(str(path), read_text(path), settings, model) for path in jobs]
     _check_writable(output)
-    wanted = None if form is None else ResultForm(form)
     known = [ended_before(file, output) for file in files]
-    has_results = all(wanted is None or _has_result(file, output, wanted) for file in files)
+    has_results = all(form is None or _has_result(file, output, form) for file in files)
     if has_results and all(state is not None for state in known):
         for file, state in zip(files, known, strict=True):
-            _tell_end(file.job.name, str(state), output, " already", wanted)
+            _tell_end(file.job.name, str(state), output, " already", form)
         raise typer.Exit(Exit.DONE if set(known) == {JobState.COMPLETED} else Exit.FAILED)
     with naming_lines(config):
         specs = on_free_ports(_specs(settings, config.parent, settings.server.state_dir))
     note_known(config, settings)
     seen: list[JobView] = []
     try:
-        views = _run(settings, specs, files, output, seen, wanted, show_prompts=show_prompts, words=words)
+        views = _run(settings, specs, files, output, seen, form, show_prompts=show_prompts, words=words)
     except KeyboardInterrupt:
         from service.cli.displays.run_display import progress_line  # noqa: PLC0415 - it is there already
 
@@ -124,7 +123,7 @@ def run(  # noqa: PLR0913 - one for each option
         typer.echo("stopped; the same command goes on where it was", err=True)
         raise
     for view in views:
-        _tell_end(view.stored.name, view.stored.state, output, form=wanted)
+        _tell_end(view.stored.name, view.stored.state, output, form=form)
     if has_failures(views):
         raise typer.Exit(Exit.FAILED)
 
