@@ -3,6 +3,7 @@
     .venv/bin/python tools/record_demo.py docs/pictures/demo.svg
 
 The picture needs no script: each line has an animation that begins when it came. Long pauses are shortened, and said.
+It begins with its end, which is also what stands where nothing moves.
 """
 
 import html
@@ -19,7 +20,9 @@ LINES: Final = 22  # of the picture, which scrolls
 COLUMNS: Final = 108
 WIDTH, LINE_HEIGHT, MARGIN = 860, 19, 16
 MOST_PAUSE_S: Final = 1.5  # of the picture
-LAST_S: Final = 6.0  # for which the end stands
+FRAME_S: Final = 0.1
+FIRST_S: Final = 2.0  # for which the end stands before it begins
+LAST_S: Final = 6.0  # and after it
 STYLE: Final = (
     "text{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;fill:#d8dee9;white-space:pre}"
     ".k{fill:#ff8f87;font-weight:bold}.r{fill:#9ece6a;font-weight:bold}.t{fill:#7f8ea3}"
@@ -49,18 +52,20 @@ def _run() -> list[tuple[float, str]]:
 
 def _picture(lines: list[tuple[float, str]]) -> str:
     """Return the picture: all lines on one sheet, which moves up as they come."""
-    shown = [0.0]
+    shown = [FIRST_S]
     for (before, _), (at, _) in pairwise(lines):
         shown.append(shown[-1] + min(at - before, MOST_PAUSE_S))
     whole = shown[-1] + LAST_S
     height = LINES * LINE_HEIGHT + 2 * MARGIN
     rows = [
-        f'<text x="{MARGIN}" y="{MARGIN + (number + 1) * LINE_HEIGHT}" class="{_kind(text)}" opacity="0">'
-        f'{html.escape(_cut(text))}<animate attributeName="opacity" values="0;1;1" keyTimes="0;{_part(at, whole)};1"'
+        f'<text x="{MARGIN}" y="{MARGIN + (number + 1) * LINE_HEIGHT}" class="{_kind(text)}">'
+        f'{html.escape(_cut(text))}<animate attributeName="opacity" values="1;0;1;1"'
+        f' keyTimes="0;{_part(FIRST_S - FRAME_S, whole)};{_part(at, whole)};1"'
         f' calcMode="discrete" dur="{whole:.1f}s" repeatCount="indefinite"/></text>'
         for number, (at, (_, text)) in enumerate(zip(shown, lines, strict=True))
     ]
-    moves = [(0.0, 0)]
+    last = -max(0, len(lines) - LINES) * LINE_HEIGHT
+    moves = [(0.0, last), (FIRST_S - FRAME_S, 0)]
     moves += [(at, -(number + 1 - LINES) * LINE_HEIGHT) for number, at in enumerate(shown) if number >= LINES]
     scroll = (
         f'<animateTransform attributeName="transform" type="translate" calcMode="discrete" dur="{whole:.1f}s"'
@@ -72,7 +77,9 @@ def _picture(lines: list[tuple[float, str]]) -> str:
         ' aria-label="roundhouse demo: an engine is killed, and the debates end anyway">'
         f'<style>{STYLE}</style><rect width="{WIDTH}" height="{height}" rx="8" fill="#1b2130"/>'
         f'<clipPath id="c"><rect width="{WIDTH}" height="{height - MARGIN // 2}"/></clipPath>'
-        f'<g clip-path="url(#c)"><g>{scroll}' + "".join(f"\n{row}" for row in rows) + "</g></g></svg>\n"
+        f'<g clip-path="url(#c)"><g transform="translate(0 {last})">{scroll}'
+        + "".join(f"\n{row}" for row in rows)
+        + "</g></g></svg>\n"
     )
 
 

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from importlib import resources
@@ -38,12 +39,14 @@ from service.serve import serve as serve_until_stopped
 from service.telemetry.logs import set_format
 from service.upgrade.check import answer_check
 from service.upgrade.handover import take_handover
+from workers import distribution
 from workers.errors import ModelUnavailable
 from workers.models.small_model import ensure_small_model
 from workers.spec import WorkerSpec
 
 T = TypeVar("T")
 DEMO: Final = resources.files("service.cli")
+UVX_FOLDER: Final = "archive-v0"  # of uv's cache: where uvx keeps the environment of a program
 DEMO_HTTP_PORT: Final = 9180
 DEMO_PORT: Final = 9190
 LOOKED_AT: Final = 100  # ports, for those of the demo's engines
@@ -168,9 +171,15 @@ def demo(port: int | None, http_port: int | None, *, stays: bool) -> None:
         is_well = run_async(play, loaded, listener, jobs, stays)
     if not stays:
         typer.echo("The dashboard has ended with this; roundhouse demo --open keeps it.")
-    typer.echo("One of your own: roundhouse init && roundhouse run job.yaml; roundhouse examples lists more")
+    command = _own_command()
+    typer.echo(f"One of your own: {command} init && {command} run job.yaml; {command} examples lists more")
     if not is_well:
         raise typer.Exit(Exit.FAILED)
+
+
+def _own_command() -> str:
+    """Return the command as it can be typed: an environment of uvx is on the path only while it runs."""
+    return f"uvx --from {distribution.NAME} roundhouse" if UVX_FOLDER in Path(sys.prefix).parts else "roundhouse"
 
 
 def _demo_job(file: str) -> dict[str, Any]:
@@ -206,7 +215,7 @@ def _demo_model(model: dict[str, object]) -> str:
     """Set the demo's model and return its label; a made model stands in for a small one that cannot be had."""
     try:
         with FetchBars() as bars:
-            path = ensure_small_model(bars.on_terminal())
+            path = ensure_small_model(bars.in_any_case())
     except ModelUnavailable as error:
         model["model"] = TINY
         typer.echo(f"the small model cannot be had, so a made one stands in: {error}", err=True)
@@ -268,7 +277,7 @@ async def _interruptible(main: Callable[..., Coroutine[Any, Any, T]], *arguments
 
 def _specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
     with FetchBars() as bars:
-        specs = usable_specs(config, base, state_dir, bars.on_terminal())
+        specs = usable_specs(config, base, state_dir, bars.in_any_case())
     _tell_stand_ins(config, state_dir)
     return specs
 

@@ -177,7 +177,7 @@ def _started(wanted: Wanted, path: Path, folder: Path) -> Iterator[str]:
     config = load_config(path)
     state_dir = (path.parent / config.server.state_dir).resolve()
     with FetchBars() as bars:
-        usable_specs(config, path.parent, state_dir, bars.on_terminal())
+        usable_specs(config, path.parent, state_dir, bars.in_any_case())
     url, log = f"http://127.0.0.1:{config.server.port}", folder / "service.log"
     command = [sys.executable, "-m", "service.cli.main", "serve", "--config", str(path)]
     options = ["--host", "127.0.0.1", "--port", str(config.server.port), "--state-dir", str(state_dir)]

@@ -19,6 +19,7 @@ class FetchBars(ExitStack):
         self._console = Console(stderr=True)
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
+        self._told: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<FetchBars {sorted(self._tasks)}>"
@@ -27,8 +28,17 @@ class FetchBars(ExitStack):
         """Return the bars; None where they cannot be drawn, and the log is to tell."""
         return self if can_draw(self._console) else None
 
+    def in_any_case(self) -> Self:
+        """Return the bars, which are a line a file where they cannot be drawn: for commands without a log."""
+        return self
+
     def __call__(self, name: str, there: int, size: int | None) -> None:
         """Show how many bytes of a file are there."""
+        if not can_draw(self._console):
+            if name not in self._told:
+                self._console.print(f"fetching {name}" + (f", {size / 1e6:.0f} MB" if size else ""), markup=False)
+            self._told.add(name)
+            return
         if self._bars is None:
             from rich import progress  # noqa: PLC0415 - see above
 
