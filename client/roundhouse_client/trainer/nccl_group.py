@@ -71,11 +71,13 @@ class NcclGroup:
         Raises:
             RuntimeError: NCCL has failed, or the time is over.
         """
+        import torch  # noqa: PLC0415 - as above
+
         communicator = self._communicator
+        # The tensors are sent from where they are, by another thread's stream: this one's has to have made them.
+        torch.cuda.current_stream(communicator.device).synchronize()
 
         def send() -> None:
-            import torch  # noqa: PLC0415 - as above
-
             stream = torch.cuda.current_stream(communicator.device)
             for each in sent:
                 communicator.broadcast(each.on_device(communicator.device), src=0, stream=stream)

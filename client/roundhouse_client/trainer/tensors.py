@@ -1,4 +1,4 @@
-"""Tensors as they go over the wire: their bytes on the CPU, many small ones in one bucket."""
+"""Tensors as they go over the wire: their bytes where the trainer has them, for gloo many small ones in one bucket."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ ALIGNMENT: Final = 64  # of each tensor within its bucket, in bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentTensor:
-    """A tensor as it goes over the wire: its bytes, on the CPU."""
+    """A tensor as it goes over the wire: its bytes, on the device that has it."""
 
     name: str
     dtype: str
@@ -23,10 +23,10 @@ class SentTensor:
 
     @classmethod
     def of(cls, name: str, tensor: "torch.Tensor") -> Self:
-        """Return a tensor of any device as it is sent."""
+        """Return a tensor as it is sent; it stays on its device, and NCCL sends it from there."""
         import torch  # noqa: PLC0415 - only a broadcast needs it
 
-        flat = tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8)
+        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
         return cls(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=list(tensor.shape), raw=flat)
 
     def on_device(self, device: Any) -> "torch.Tensor":  # noqa: ANN401 - torch's, which need not be there
@@ -41,9 +41,9 @@ class SentTensor:
         return {"name": self.name, "dtype": self.dtype, "shape": self.shape}
 
     def digest(self) -> str:
-        """Return a digest of the bytes, the type and the shape."""
+        """Return a digest of the bytes, the type and the shape; one tensor at a time is on the host for it."""
         shape = f"{self.dtype}{self.shape}".encode()
-        return hashlib.blake2b(self.raw.numpy().data, digest_size=16, key=shape[:64]).hexdigest()
+        return hashlib.blake2b(self.raw.cpu().numpy().data, digest_size=16, key=shape[:64]).hexdigest()
 
 
 def sent_tensors(tensors: "Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]") -> list[SentTensor]:
@@ -60,7 +60,7 @@ def buckets(sent: Sequence[SentTensor]) -> "Iterator[torch.Tensor]":
     size = 0
     for each in sent:
         padding = -size % ALIGNMENT
-        parts += [torch.zeros(padding, dtype=torch.uint8), each.raw]
+        parts += [torch.zeros(padding, dtype=torch.uint8), each.raw.cpu()]
         size += padding + len(each.raw)
         if size >= BUCKET_BYTES:
             yield torch.cat(parts)
