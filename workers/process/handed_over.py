@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from workers.process.identity import EngineExit, ProcessId
 
-VERSION: Final = 2  # of the form of the document; another one is refused before anything is handed over
+VERSION: Final = 3  # of the form of the document; another one is refused before anything is handed over
 
 
 class HeldGuardian(Struct, frozen=True, kw_only=True):

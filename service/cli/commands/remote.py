@@ -117,7 +117,6 @@ def status(
     with connect(url, api_key) as service:
         answer = service.get_job(job_id) if job_id else service.list_jobs()
     jobs = answer.jobs if isinstance(answer, JobPage) else (answer,)
-    are_awaited = any(job.progress.turns.awaited for job in jobs)
     listing = Table(
         Column("id", no_wrap=True, min_width=20),
         "name",
@@ -126,7 +125,7 @@ def status(
         "turns",
         "in flight",
         "ready",
-        *(["awaited"] if are_awaited else []),
+        "awaited",
         box=None,
     )
     for job in jobs:
@@ -139,7 +138,7 @@ def status(
             _ended(turns),
             str(turns.in_flight),
             str(turns.ready),
-            *([str(turns.awaited)] if are_awaited else []),
+            str(turns.awaited),
         )
     print_document(answer.document, listing, as_json=as_json)
 
