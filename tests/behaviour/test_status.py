@@ -43,7 +43,7 @@ def test_the_status_says_what_waits_for_what(service: Service) -> None:
     waits = {head["waits_for"] for head in now["heads"]["ready"]}
     assert "a slot of m: 2 of 2 in use" in waits
     (other,) = (told for told in waits if "broken" in told)
-    assert "a worker of broken: broken-0 is backoff: the engine exited with status 3" in other
+    assert "a worker of broken: broken-0 is backoff: the engine exited with status 3; its last line: " in other
     assert {worker["id"] for worker in now["workers"]} == {"m-0", "broken-0"}
 
 

@@ -1,6 +1,8 @@
 """Engines that start slowly, badly or not at all, and starts and stops that are asked for at odd moments."""
 
 import asyncio
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,11 +48,27 @@ async def test_an_engine_that_exits_at_once_leaves_its_last_words(scripted_spec:
         with pytest.raises(StartFailed, match="exited with status 7") as failed:
             await worker.start()
         assert "scripted engine: cannot allocate the universe" in failed.value.log_tail
+        because = worker.snapshot().because
+        assert because.endswith("exited with status 7; its last line: scripted engine: cannot allocate the universe")
         incident = next(iter(worker.recorder.incidents))
         assert (incident.exit is not None, incident.incarnation) == (True, 3)
         assert incident.exit is not None
         assert incident.exit.status == 7
         assert incident.stdout_tail == ("scripted engine: cannot allocate the universe",)
+        await worker.stop()
+
+
+async def test_the_words_of_an_engine_that_was_ready_are_for_operators(scripted_spec: SpecFactory) -> None:
+    """It may have printed what it was asked; whoever sees a worker's state does not see its log."""
+    worker = Worker(replace(scripted_spec(flood=100), restart=replace(QUICK, initial_s=60.0, max_s=60.0)))
+    with anyio.fail_after(LIMIT_S):
+        await worker.start()
+        pid = worker.snapshot().pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await wait_until(lambda: worker.now.state is WorkerState.BACKOFF, "its engine is gone")
+        assert worker.supervisor.log.tail(1)
+        assert "last line" not in worker.snapshot().because
         await worker.stop()
 
 

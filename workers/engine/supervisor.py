@@ -34,6 +34,7 @@ from workers.states import LASTING, Hold, WorkerState
 
 KEPT: Final = 1000  # of one worker, the newest: an engine that dies once a minute is seen over four hours
 ERROR_TAIL_LINES: Final = 20
+MOST_WORDS: Final = 300  # characters
 logger = logging.getLogger(__name__)
 
 
@@ -117,6 +118,8 @@ class Supervisor:
         self.remark: str | None = None  # what its owner has people told beside its state
         self._timer: tuple[int, float | None] = (-1, None)  # the last that was started, and when it runs down
         self._was_ready = False
+        self._ready_incarnation = -1  # the newest engine that was
+        self._last_words: str | None = None  # of an engine that never got ready
         self._held: HeldEngine | None = None  # what the next start takes over
         self._site: _Site | None = None
         self._changed = Notifier()
@@ -142,7 +145,7 @@ class Supervisor:
         """Why it is in its state, what an engine that is not ready says to the probe, and what its owner remarks."""
         fault = self.running.probe_fault if self.running is not None else None
         is_unready = self._now.state is WorkerState.STARTING and fault is not None
-        reasons = (self._now.because, f"not ready: {fault}" if is_unready else None, self.remark)
+        reasons = (self._now.because, f"not ready: {fault}" if is_unready else None, self._last_words, self.remark)
         return "; ".join(reason for reason in reasons if reason is not None)
 
     @property
@@ -259,16 +262,30 @@ class Supervisor:
     def failure(self) -> StartFailed:
         """Return why there is no engine, with its last lines."""
         tail = self.log.tail(ERROR_TAIL_LINES, incarnation=self._now.incarnation)
-        return StartFailed(self._spec.id, self.because, tuple(line.text for line in tail))
+        return StartFailed(self._spec.id, self._now.because, tuple(line.text for line in tail))
 
     def _tell_move(self, before: Lifecycle) -> None:
         now = self._now
-        self._was_ready = self._was_ready or now.state is WorkerState.READY
+        if now.state is WorkerState.READY:
+            self._was_ready, self._ready_incarnation = True, now.incarnation
+        self._last_words = self._words_of_failed_start()
         logger.info("worker %s: %s -> %s: %s", self._spec.id, before.state, now.state, now.because)
         self.log.add_note(f"{before.state} -> {now.state}: {now.because}")
         self._moves.note(self._spec.name, now.incarnation, now.state, now.because)
         if now.state in {WorkerState.BACKOFF, WorkerState.FAILED}:
             logger.warning("%s", self.failure())
+
+    def _words_of_failed_start(self) -> str | None:
+        """Return the last line of an engine that has ended before it was ready, an error line before others.
+
+        One that was ready may have printed what others asked it, and logs are for operators alone.
+        """
+        now = self._now
+        if now.state not in {WorkerState.BACKOFF, WorkerState.FAILED} or now.incarnation == self._ready_incarnation:
+            return None
+        out, error = self.log.tails(1, incarnation=now.incarnation)
+        words = next((line.strip() for line in (*error, *out) if line.strip()), None)
+        return None if words is None else f"its last line: {words[:MOST_WORDS]}"
 
     def _act(self, action: lifecycle.Action) -> None:
         site = self._site
