@@ -139,6 +139,13 @@ class ModelNotFound(ServiceError, status=404, code="model_not_found", title="No 
         super().__init__(f"{model} {what}; those that are: {known}")
 
 
+class ModelPinned(ServiceError, status=409, code="model_pinned", title="The model is pinned to its lane"):
+    """Its engine would be started again at once."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"{model} has pin: true, and would be loaded again at once; reload without it, then unload")
+
+
 class NotOurEngine(ServiceError, status=409, code="not_our_engine", title="The engine is not ours to start or end"):
     """The engines of an attached model are others' own."""
 

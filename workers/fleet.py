@@ -112,19 +112,25 @@ class Fleet:
         """
         self._roster.want([spec for spec in specs if spec.lane is None])
 
-    def forgive(self, worker_id: str) -> None:
-        """Replace a worker again that was left alone, and use its lane's device: a person has seen to it."""
+    def forgive(self, worker_id: str) -> bool:
+        """Replace a worker again that was left alone, and use its lane's device: a person has seen to it.
+
+        Return whether it was unloaded.
+        """
         self.lanes.forgive(worker_id)
-        self._roster.forgive(worker_id)
+        return self._roster.forgive(worker_id)
 
     def load(self, model: str) -> None:
         """Have a model's engines started, or have it loaded on a lane, because a person asks."""
         if model in self.lanes.models:
             self.lanes.load(model)
-            return
-        for worker in self.workers_of(model):
-            self.forgive(worker.spec.id)
-            worker.resume_nowait("an operator asked to load it")
+        else:
+            self._roster.start_again(model)
+
+    @property
+    def unloaded(self) -> frozenset[str]:
+        """The fixed models that an operator has unloaded."""
+        return self._roster.unloaded_models
 
     def unload(self, model: str) -> None:
         """End a model's engines, each after its requests: those of its own workers until a person asks.
@@ -254,7 +260,11 @@ class Fleet:
             for worker in [*self._roster, *self._on_lanes]
             if worker.owns_engine
         }
-        wanted = [launch_of(worker.spec, self._environment, worker.adapters.wanted) for worker in workers.values()]
+        wanted = [
+            launch_of(worker.spec, self._environment, worker.adapters.wanted)
+            for worker in workers.values()
+            if worker.spec.id not in held.unloaded
+        ]
         plan = plan_adoption([launch_of_held(each) for each in held.workers], wanted)
         kept = [each for each in held.workers if each.id in plan.kept and each.engine.process.is_as_told]
         for each in kept:
@@ -262,7 +272,9 @@ class Fleet:
             adopt(worker, each)
             if worker.spec.lane is not None:
                 self.lanes.adopt(worker)
-        self._roster.unloaded.update(map(WorkerId, held.unloaded))
+        self._roster.unloaded |= {
+            worker.spec.id: worker.spec.name for worker in self._roster if worker.spec.id in held.unloaded
+        }
         for name, folder in held.scratch.items():
             if name in self.weights:
                 self.weights[name].scratch = Path(folder)

@@ -92,7 +92,9 @@ class Roster:
                 self._members[spec.id] = _Member(worker, spec, number, upkeep)
         self._last_engine: dict[WorkerId, int] = {}  # numbers of engines of workers that have left
         self._drained: dict[WorkerId, str] = {}  # by an operator, when they left to come back
-        self.unloaded: set[WorkerId] = set()  # by an operator: no engine is started until one asks
+        self.unloaded: dict[
+            WorkerId, str
+        ] = {}  # by an operator, with their models: no engine is started until one asks
         self._tasks: TaskGroup | None = None  # while it runs
         self._replacements = Replacements()
         self._changed = Notifier()
@@ -129,22 +131,43 @@ class Roster:
         Workers are told apart by their models alone: of those that may stay the emptiest leaves.
         """
         self._wanted = _by_model(specs)
+        self.unloaded = {worker: model for worker, model in self.unloaded.items() if model in self._wanted}
         self._changed.notify()
 
-    def forgive(self, worker_id: str) -> None:
-        """Replace a worker again that was left alone, where its settings ask for it: a person has asked."""
+    def forgive(self, worker_id: str) -> bool:
+        """Replace a worker again that was left alone, where its settings ask for it: a person has asked.
+
+        Return whether it was unloaded.
+        """
         member = self._members.get(WorkerId(worker_id))
+        was_unloaded = False
         if member is not None:
-            self.unloaded.discard(member.spec.id)
+            was_unloaded = self.unloaded.pop(member.spec.id, None) is not None
+            self._drained.pop(member.spec.id, None)  # the one that comes in its place is none either
             self._replacements.forgive(member.spec.id)
             member.worker.supervisor.remark = None
             self._changed.notify()
+        return was_unloaded
+
+    def start_again(self, model: str) -> None:
+        """Start a model's engines again, those of workers that come later too."""
+        self.unloaded = {worker: name for worker, name in self.unloaded.items() if name != model}
+        for member in [each for each in self._members.values() if each.worker.spec.name == model]:
+            self.forgive(member.spec.id)
+            if member.leaves is None:  # else the one in its place is started
+                member.worker.resume_nowait("an operator asked to load it")
+
+    @property
+    def unloaded_models(self) -> frozenset[str]:
+        """The models of which no worker gets an engine until an operator asks."""
+        kept = {each.worker.spec.name for each in self._members.values() if each.spec.id not in self.unloaded}
+        return frozenset(self.unloaded.values()) - kept
 
     def unload(self, model: str, because: str) -> None:
         """End a model's engines, each after its requests; none is started again until a person asks."""
         for member in self._members.values():
             if member.worker.spec.name == model and member.spec.id not in self.unloaded:
-                self.unloaded.add(member.spec.id)
+                self.unloaded[member.spec.id] = model
                 member.worker.drain_nowait(because)
                 if self._tasks is not None:
                     self._tasks.start_soon(self._end_unloaded, member, because)
@@ -285,6 +308,8 @@ class Roster:
                 tasks.start_soon(self._see_off, member)
             case Join():
                 spec = _numbered(self._wanted[step.model][0], step.number)
+                if step.model in self.unloaded_models:  # so are those that come beside them
+                    self.unloaded[spec.id] = step.model
                 worker = self._make(self._on_devices(spec, self))
                 known = self.upkeep.get(step.model)
                 is_new = known is None or not known.fits(spec)
@@ -315,6 +340,7 @@ class Roster:
     def _start(self, worker: SupervisedWorker, because: str) -> None:
         if worker.spec.id in self.unloaded:
             worker.drain_nowait(UNLOADED)
+            worker.supervisor.remark = UNLOADED
             self._changed.notify()  # its state is the same, and the next may follow it
         else:
             worker.start_nowait(because, after=self._last_engine.get(worker.spec.id, 0))

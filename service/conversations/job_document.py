@@ -10,7 +10,7 @@ from msgspec import Raw, Struct
 from service.conversations.until import Ending
 from service.conversations.variables import fill, written
 
-MOST_TEXTS: Final = 8  # of the full length, of the variables of a conversation, and of its conditions
+MOST_TEXTS: Final = 4  # of the full length, of the variables of a conversation, and of its conditions
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_conversations = msgspec.json.Decoder(list[Raw]).decode
 
@@ -24,10 +24,10 @@ _decode_ids = msgspec.json.Decoder(list[_Identified]).decode
 
 class _PostedCondition(Struct):
     agent: str | None = None
-    says: list[str] = []
+    says: list[str] | None = None
     matches: str | None = None
     signal: str | None = None
-    agree: list[str] = []
+    agree: list[str] | None = None
     unchanged: int | None = None
     answer_tokens: int | None = None
 
@@ -47,17 +47,23 @@ class _PostedCondition(Struct):
         return f"answers of {self.answer_tokens} tokens"
 
 
-class _PostedConversation(Struct):
-    prompt: str
+class _Source(Struct):
+    job: str
+    conversation: str
+
+
+class _PostedConversation(Struct, rename={"source": "from"}):
+    prompt: str | None = None
     id: str | None = None
     rounds: int | None = None
     variables: dict[str, str | int | float | bool] | None = None
     until: list[_PostedCondition] | None = None
+    source: _Source | None = None
 
     @property
     def filled(self) -> str:
         """The prompt with its values."""
-        return fill(self.prompt, None if self.variables is None else self.values)
+        return fill(self.prompt or "", None if self.variables is None else self.values)
 
     @property
     def values(self) -> dict[str, str]:
@@ -67,12 +73,12 @@ class _PostedConversation(Struct):
 
 class _Document(Struct):
     conversations: list[_PostedConversation]
-    rounds: int = 1
-    until: list[_PostedCondition] = []
+    rounds: int | None = None
+    until: list[_PostedCondition] | None = None
 
     def told_conditions(self, conversation: _PostedConversation) -> tuple[str, ...]:
         """Return the conditions that may end a conversation, in words."""
-        return tuple(each.told for each in (self.until if conversation.until is None else conversation.until))
+        return tuple(each.told for each in (self.until if conversation.until is None else conversation.until) or ())
 
 
 class PostedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -104,6 +110,7 @@ class ConversationPlace(msgspec.Struct, frozen=True, kw_only=True):
     previous: str | None
     next: str | None
     until: Sequence[str] = ()
+    source: Mapping[str, str] | None = None
 
 
 _decode = msgspec.json.Decoder(_Document).decode
@@ -135,19 +142,20 @@ def place_in(document: str, conversation_id: str) -> ConversationPlace | None:
     conversation = read.conversations[at]
     return ConversationPlace(
         prompt=conversation.filled,
-        rounds=read.rounds if conversation.rounds is None else conversation.rounds,
+        rounds=conversation.rounds or read.rounds or 1,
         number=at + 1,
         total=len(names),
         previous=names[at - 1] if at else None,
         next=names[at + 1] if at + 1 < len(names) else None,
         until=read.told_conditions(conversation),
+        source=None if conversation.source is None else msgspec.structs.asdict(conversation.source),
     )
 
 
 def posted_heads(document: str, characters: int) -> list[PostedHead]:
     """Return the heads of all conversations in their order, each text of so many characters at most."""
     read = _decode(document)
-    of_job = _bounded([each.told for each in read.until], characters)
+    of_job = _bounded([each.told for each in read.until or ()], characters)
     return [
         PostedHead(
             prompt=" ".join(conversation.filled[: 4 * characters].split())[:characters],

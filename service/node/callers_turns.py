@@ -5,6 +5,7 @@ Source: specification, "Turns of callers".
 
 import logging
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
@@ -29,6 +30,7 @@ from workers.offload.pool import asked_for
 LOOK_S: Final = 1.0  # between two looks where something changes
 REST_S: Final = 5.0  # between two looks for any, where another node may have begun one
 COUNT_REST: Final = 50.0  # times what a count took: at most 2 % of a reader's time goes to counting
+MOST_COUNTED: Final = 64  # keys
 logger = logging.getLogger(__name__)
 
 
@@ -40,24 +42,27 @@ class CallersTurns:
         self._scheduler = scheduler
         self._intake = intake
         self._is_shared = is_shared
-        self._counted = Awaited()
-        self._count_due_at = 0.0
+        self._counted: dict[str | None, tuple[Awaited, float]] = {}  # by keys, and until when
 
     def __repr__(self) -> str:
         return "<CallersTurns>"
 
-    async def count(self) -> Awaited:
-        """Count what is awaited in the whole store; the count is older the longer it takes.
+    async def count(self, owner: str | None = None) -> Awaited:
+        """Count what is awaited in the whole store, of a key or of all.
 
-        Raises:
-            StoreUnavailable: the store is in trouble.
+        The count is older the longer it takes, and as it was last where the store is in trouble, which a status tells.
         """
         began_at = time.monotonic()
-        if began_at >= self._count_due_at:
-            self._counted = await self._store.read(awaited_turns.count_all)
+        counted, due_at = self._counted.pop(owner, (Awaited(), 0.0))
+        if began_at >= due_at:
+            with suppress(StoreUnavailable):
+                counted = await self._store.read(awaited_turns.count_all(owner))
             ended_at = time.monotonic()
-            self._count_due_at = ended_at + COUNT_REST * (ended_at - began_at)
-        return self._counted
+            due_at = ended_at + COUNT_REST * (ended_at - began_at)
+        self._counted[owner] = counted, due_at
+        while len(self._counted) > MOST_COUNTED:
+            del self._counted[next(iter(self._counted))]
+        return counted
 
     async def say(self, key: TurnKey, text: str, whose: str | None = None) -> tuple[Turn, bool]:
         """Take a caller's words; when this returns they are durable. Return the turn, and whether it is new.

@@ -15,6 +15,7 @@ from service.store.conversation_rows import ConversationRow, TurnHead
 
 WORDS: Final = 160  # characters of a text, in a list
 ENDING: Final = 300  # characters of why a turn failed
+MOST_TERMS: Final = 8  # of a search
 
 
 def first_words(text: str) -> str:
@@ -91,7 +92,8 @@ class Order(StrEnum):
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a list that is wanted.
 
-    A line has every word of ``text``; ``name=value`` asks for a variable, and quotes keep words together.
+    A line has every word of ``text``, of which the first eight count; ``name=value`` asks for a variable, and quotes
+    keep words together.
     """
 
     state: ConversationState | None = None
@@ -128,16 +130,35 @@ def lines_of(
     return [_line(row, sums.get(row.id, NOTHING), heads[row.position]) for row in rows]
 
 
-def page_of(lines: Sequence[ListedConversation], heads: Sequence[PostedHead], query: ListQuery, size: int) -> ListPage:
-    """Return the page of a job's lines; one after the last is the last."""
-    terms = _terms(query.text.casefold())
-    found = [
-        line
+def texts_of(lines: Sequence[ListedConversation], heads: Sequence[PostedHead]) -> list[str]:
+    """Return what is searched of each line, in one text, so that a search costs little."""
+    return [
+        "\n".join(
+            (
+                *(line.id, line.prompt, line.words, line.agent, line.reason or "", line.detail, line.ended_by),
+                *heads[line.position].variables.values(),
+            )
+        ).casefold()
         for line in lines
-        if query.state in (None, line.state)
-        and (line.awaits or not query.is_awaited)
-        and all(_is_found(term, line, heads[line.position]) for term in terms)
     ]
+
+
+def page_of(
+    lines: Sequence[ListedConversation],
+    texts: Callable[[], Sequence[str]],
+    heads: Sequence[PostedHead],
+    query: ListQuery,
+    size: int,
+) -> ListPage:
+    """Return the page of a job's lines; one after the last is the last. ``texts`` are those of the lines."""
+    found = [line for line in lines if query.state in (None, line.state) and (line.awaits or not query.is_awaited)]
+    if terms := _terms(query.text.casefold())[:MOST_TERMS]:
+        of_lines = dict(zip((line.position for line in lines), texts(), strict=True))
+        found = [
+            line
+            for line in found
+            if all(_is_found(term, of_lines[line.position], heads[line.position].variables) for term in terms)
+        ]
     found.sort(key=KEYS[query.order], reverse=query.is_descending)
     pages = max(1, -(-len(found) // size))
     number = min(query.page, pages)
@@ -169,9 +190,8 @@ def _line(row: ConversationRow, sums: Sums, head: PostedHead) -> ListedConversat
     )
 
 
-def _is_found(term: str, line: ListedConversation, head: PostedHead) -> bool:
+def _is_found(term: str, text: str, variables: Mapping[str, str]) -> bool:
     name, is_one, value = term.partition("=")
-    if is_one and any(each.casefold() == name for each in head.variables):
-        return any(each.casefold() == name and said.casefold() == value for each, said in head.variables.items())
-    texts = (line.id, line.prompt, line.words, line.agent, line.reason or "", line.detail, line.ended_by)
-    return any(term in text.casefold() for text in (*texts, *head.variables.values()))
+    if is_one and (said := [each for key, each in variables.items() if key.casefold() == name]):
+        return any(each.casefold() == value for each in said)
+    return term in text

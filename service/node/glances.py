@@ -23,6 +23,7 @@ from service.node.conversation_list import (
     first_words,
     lines_of,
     page_of,
+    texts_of,
 )
 from service.node.jobs import Jobs, JobView
 from service.store import conversation_rows, queries
@@ -31,6 +32,7 @@ from service.store.conversation_rows import ConversationRow, TurnHead
 from service.store.store import Store
 
 MOST_KNOWN: Final = 8  # jobs
+MOST_CHARS: Final = 16_000_000  # of all of them
 FRESH_S: Final = 0.5
 REST: Final = 20.0  # times what a look took
 
@@ -38,12 +40,13 @@ REST: Final = 20.0  # times what a look took
 class _Known:
     """A job that was looked into: its heads as posted, and the lines of its conversations as they were last read."""
 
-    def __init__(self, heads: list[PostedHead]) -> None:
-        self.heads = heads
+    def __init__(self) -> None:
         self.lock = anyio.Lock()
+        self.heads: list[PostedHead] | None = None
         self.lines: list[ListedConversation] = []
         self.due_at = 0.0
         self.is_final = False
+        self._texts: list[str] | None = None
         self.forget()
 
     def forget(self) -> None:
@@ -56,7 +59,21 @@ class _Known:
         for number, turn in fresh:
             self._sums.setdefault(turn.key.conversation_id, Sums()).add(turn)
             self.number, self.counted = number, self.counted + 1
-        self.lines = lines_of(rows, self._sums, self.heads)
+        self.lines, self._texts = lines_of(rows, self._sums, self.heads or []), None
+
+    def page(self, query: ListQuery, size: int) -> ListPage:
+        """Return a page of the lines."""
+        return page_of(self.lines, self._searched, self.heads or [], query, size)
+
+    def _searched(self) -> list[str]:
+        if self._texts is None:
+            self._texts = texts_of(self.lines, self.heads or [])
+        return self._texts
+
+    @property
+    def chars(self) -> int:
+        """The characters that are kept of it, about."""
+        return 2 * sum(len(head.prompt) + sum(map(len, head.variables.values())) for head in self.heads or ())
 
 
 class AwaitedGlance(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,16 +120,24 @@ class Glances:
             StoreUnavailable: the database is in trouble.
         """
         view = await self._jobs.get(job_id)  # first: where it has ended, so have all that are listed
-        known = self._known.pop(job_id, None) or _Known(await self._heads_of(job_id))
-        self._known[job_id] = known
-        while len(self._known) > MOST_KNOWN:
-            self._known.popitem(last=False)
+        known = self._known.pop(job_id, None) or _Known()
+        self._known[job_id] = known  # before anything is waited for: all who look share it
         is_final = view.stored.state in ENDED_JOBS
         async with known.lock:
+            if known.heads is None:
+                document = await self._store.read(queries.document(job_id))
+                known.heads = await anyio.to_thread.run_sync(posted_heads, document, WORDS, limiter=self._one)
+                self._forget_oldest()
             if not known.is_final and (is_final or anyio.current_time() >= known.due_at):
                 await self._refresh(job_id, known)
                 known.is_final = is_final
-        return view, await anyio.to_thread.run_sync(page_of, known.lines, known.heads, query, size, limiter=self._one)
+            return view, await anyio.to_thread.run_sync(known.page, query, size, limiter=self._one)
+
+    def _forget_oldest(self) -> None:
+        while len(self._known) > 1 and sum(known.chars for known in self._known.values()) > MOST_CHARS:
+            self._known.popitem(last=False)
+        while len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
 
     async def _refresh(self, job_id: JobId, known: _Known) -> None:
         """Read what is new; all who look into a job share it, and it costs a reader a twentieth of its time at most."""
@@ -125,10 +150,6 @@ class Glances:
         await anyio.to_thread.run_sync(known.take, fresh, rows, limiter=self._one)
         ended_at = anyio.current_time()
         known.due_at = ended_at + max(FRESH_S, REST * (ended_at - began_at))
-
-    async def _heads_of(self, job_id: JobId) -> list[PostedHead]:
-        document = await self._store.read(queries.document(job_id))
-        return await anyio.to_thread.run_sync(posted_heads, document, WORDS)
 
     async def awaited(self, callers: CallersTurns, caller: Caller, limit: int) -> list[AwaitedGlance]:
         """Return the turns that the caller may speak, the oldest first, with what was said before each.

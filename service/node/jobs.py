@@ -32,7 +32,7 @@ from service.node.followers import JobFollowers
 from service.node.intake import Intake
 from service.node.queue_bounds import QueueBounds
 from service.node.sources import Sources, with_prompts
-from service.node.status import removed
+from service.node.status import removed, unloaded
 from service.node.tallies import Tallies
 from service.node.tool_catalog import ToolCatalog
 from service.scheduling.jobs.turn_record import Progress
@@ -376,7 +376,10 @@ class Jobs:
 
     def _missed_by(self, job_id: JobId) -> Sequence[str]:
         wanted = self._scheduler.view.models_of(job_id)
-        return [removed(model) for model in sorted(wanted - set(self._rules().models))] if wanted else ()
+        if not wanted:
+            return ()
+        gone = [removed(model) for model in sorted(wanted - set(self._rules().models))]
+        return [*gone, *(unloaded(model) for model in sorted(wanted & self._scheduler.unloaded))]
 
 
 def _owned(job: Job, caller: Caller) -> Job:

@@ -164,6 +164,11 @@ def removed(model: str) -> str:
     return f"model {model} was removed from the configuration"
 
 
+def unloaded(model: str) -> str:
+    """Return the reason for turns whose model an operator has unloaded."""
+    return f"model {model} was unloaded by an operator"
+
+
 def _head(scheduler: Scheduler, fleet: Fleet, key: TurnKey, waits_for: str, *, is_suspect: bool = False) -> WaitingTurn:
     return WaitingTurn(
         job=key.job_id,

@@ -283,6 +283,11 @@ class Scheduler:
         models = self.view.models_of(job_id)
         return [swap for swap in self._fleet.lanes.swaps if swap.model in models]
 
+    @property
+    def unloaded(self) -> frozenset[str]:
+        """The models that an operator has unloaded."""
+        return self._fleet.unloaded
+
     # Pausing and ending
 
     def pause(self, why: Pause, detail: str) -> None:

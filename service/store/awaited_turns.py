@@ -4,8 +4,9 @@ The rows of a conversation that has ended mean nothing. A word and the end of a 
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -61,10 +62,10 @@ class Which(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Awaited(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of turns that callers are waited for, and of conversations that nothing else moves."""
+    """The number of turns that callers are waited for, and of the conversations of each job that nothing else moves."""
 
     turns: int = 0
-    conversations: int = 0
+    parked: Mapping[str, int] = MappingProxyType({})
 
 
 class SpokenTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,13 +294,22 @@ def count(job_id: JobId) -> Callable[[Connection], int]:
     return query
 
 
-def count_all(connection: Connection) -> Awaited:
-    """Count what is awaited of all jobs."""
-    parked = "CASE WHEN conversations.awaits = 1 THEN conversations.job_id || '/' || conversations.id END"
-    row = connection.execute(
-        f"SELECT count(*), count(DISTINCT {parked}) FROM {OPEN} WHERE is_said = 0"  # noqa: S608
-    ).fetchone()
-    return Awaited() if row is None else Awaited(turns=int(row[0]), conversations=int(row[1]))
+def count_all(owner: str | None) -> Callable[[Connection], Awaited]:
+    """Count the turns that are awaited of a key, or of all, and what they park of all jobs."""
+
+    def query(connection: Connection) -> Awaited:
+        of_owner = "" if owner is None else " JOIN jobs ON jobs.id = awaited_turns.job_id AND jobs.key_name = ?"
+        turns = connection.execute(
+            f"SELECT count(*) FROM {OPEN}{of_owner} WHERE is_said = 0",  # noqa: S608
+            () if owner is None else (owner,),
+        ).fetchone()
+        parked = connection.execute(
+            f"SELECT conversations.job_id, count(DISTINCT conversations.id) FROM {OPEN}"  # noqa: S608
+            " WHERE is_said = 0 AND conversations.awaits = 1 GROUP BY conversations.job_id"
+        )
+        return Awaited(turns=int(turns[0]) if turns else 0, parked={row[0]: int(row[1]) for row in parked})
+
+    return query
 
 
 def agents(job_id: JobId) -> Callable[[Connection], dict[str, list[str]]]:

@@ -17,14 +17,14 @@ def add(connection: Connection, given_up: GivenUp) -> None:
     )
 
 
-def of_job(job_id: JobId, limit: int = 2**31) -> Callable[[Connection], list[GivenUp]]:
-    """List what is given up in a job, ``limit`` at most."""
+def of_job(job_id: JobId, limit: int = 2**30, characters: int = 2**30) -> Callable[[Connection], list[GivenUp]]:
+    """List what is given up in a job, ``limit`` at most, each with so many ``characters`` of its pattern."""
 
     def query(connection: Connection) -> list[GivenUp]:
         rows = connection.execute(
-            "SELECT conversation_id, agent, round, path, pattern FROM given_up WHERE job_id = ?"
+            "SELECT conversation_id, agent, round, path, substr(pattern, 1, ?) FROM given_up WHERE job_id = ?"
             " ORDER BY path, pattern LIMIT ?",
-            (job_id, limit),
+            (characters, job_id, limit),
         )
         return [
             GivenUp(key=TurnKey(job_id, row[0], row[1], row[2]), path=row[3], pattern=row[4] or None) for row in rows

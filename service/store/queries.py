@@ -35,7 +35,8 @@ _JOB_COLUMNS: Final = (
 )
 _JOBS: Final = "jobs JOIN job_documents ON job_id = id"
 TURNS_A_PAGE: Final = 500
-MOST_GIVEN_UP: Final = 100  # of a job, where its result is not read
+MOST_GIVEN_UP: Final = 10  # of a job, where its result is not read
+GIVEN_UP_CHARS: Final = 200  # of a pattern there: lists and frames of the dashboard have many jobs
 _decode = msgspec.json.Decoder(TurnTimes).decode
 
 
@@ -283,7 +284,7 @@ def tally(job_id: JobId) -> Query[Tally]:
             conversations={ConversationState(row[0]): row[1] for row in by_state},
             turns={TurnState(row[0]): row[1] for row in ended},
             awaited=awaited_turns.count(job_id)(connection),
-            given_up=given_up.of_job(job_id, MOST_GIVEN_UP)(connection),
+            given_up=given_up.of_job(job_id, MOST_GIVEN_UP, GIVEN_UP_CHARS)(connection),
         )
 
     return query

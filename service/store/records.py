@@ -244,7 +244,7 @@ class StoredToolCall(msgspec.Struct, frozen=True, kw_only=True):
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
     """The number of a job's conversations and ended turns in each state, and of turns that are awaited.
 
-    ``given_up`` has the first patterns and schemas that ran out of time too often.
+    ``given_up`` has the first patterns and schemas that ran out of time too often, with the beginnings of patterns.
     """
 
     conversations: dict[ConversationState, int]

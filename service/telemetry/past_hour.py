@@ -15,11 +15,12 @@ from workers.spec import WorkerId
 from workers.states import WorkerState
 
 STEP_S: Final = 10.0
+LOOKS: Final = 20  # a step
 POINTS: Final = 360
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """One step: ``at`` in seconds since the epoch, tokens a second over the step, and the rest at its end."""
+    """One step, which ends ``at``, in seconds since the epoch: tokens a second, and the most of the rest."""
 
     at: float
     tokens_per_s: float
@@ -48,23 +49,27 @@ class PastHour:
         """Add a point each step, until cancelled."""
         looked_at = time.monotonic()
         while True:
-            await anyio.sleep(STEP_S)
+            most_flying = most_ready = 0
+            for _ in range(LOOKS):
+                await anyio.sleep(STEP_S / LOOKS)
+                pools = self._scheduler.view.of_all()
+                most_flying = max(most_flying, pools[TurnState.IN_FLIGHT])
+                most_ready = max(most_ready, pools[TurnState.READY])
             now = time.monotonic()
-            self._add(now - looked_at)
+            self._add(now - looked_at, most_flying, most_ready)
             looked_at = now
 
-    def _add(self, step_s: float) -> None:
+    def _add(self, step_s: float, in_flight: int, ready: int) -> None:
         tokens = {worker.spec.id: worker.in_flight.tokens for worker in self._fleet}
         # A worker that was replaced counts anew.
         written = sum(max(0, count - self._tokens.get(name, 0)) for name, count in tokens.items())
         self._tokens = tokens
-        pools = self._scheduler.view.of_all()
         self._points.append(
             Point(
                 at=round(time.time(), 1),
                 tokens_per_s=round(written / step_s, 1),
-                in_flight=pools[TurnState.IN_FLIGHT],
-                ready=pools[TurnState.READY],
+                in_flight=in_flight,
+                ready=ready,
                 slots=sum(worker.slots.total for worker in self._fleet if worker.now.state is WorkerState.READY),
             )
         )

@@ -34,10 +34,12 @@ SAID_CHARS: Final = 2000  # of what a child that failed has printed
 
 def facts_of(config: Config, fleet: Fleet) -> Facts:
     """Return this program's bounds and its engines."""
+    held = fleet.hand_over_engines()
     return Facts(
         handover=handed_over.VERSION,
         roundhouse=__version__,
-        running=[launch_of_held(worker) for worker in fleet.hand_over_engines().workers],
+        running=[launch_of_held(worker) for worker in held.workers],
+        unloaded=held.unloaded,
         bounds=_bounds(config),
     )
 

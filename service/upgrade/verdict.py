@@ -31,13 +31,14 @@ class Bounds(Struct, frozen=True, kw_only=True):
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """The present program's side: its bounds and its engines."""
+    """The present program's side: its bounds, its engines, and the workers that an operator has unloaded."""
 
     version: int = VERSION
     handover: int  # the version of the document that it would leave
     roundhouse: str
     bounds: Bounds
     running: list[Launch]
+    unloaded: list[str] = field(default_factory=list)
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -68,7 +69,8 @@ def judge(facts: Facts, plan: Plan) -> UpgradeVerdict:
         refusals.append("store.url is memory: every job would be lost")
     if plan.schema is not None:
         refusals.append(plan.schema)
-    adoption = plan_adoption(facts.running, plan.wanted)
+    wanted = [launch for launch in plan.wanted if launch.worker not in facts.unloaded]
+    adoption = plan_adoption(facts.running, wanted)
     return UpgradeVerdict(
         roundhouse=plan.roundhouse,
         refusals=refusals,

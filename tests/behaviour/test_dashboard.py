@@ -11,6 +11,7 @@ import pytest
 
 from service.web.page_files import page_files
 from tests.harness.service import Document, Service, scripted_model, serving
+from tests.harness.waiting import wait_for
 
 AGENTS = [{"id": "a", "model": "m"}, {"id": "b", "model": "m"}]
 KEYS = {name: f"{name}-{'k' * 24}" for name in ("alice", "bob", "root")}
@@ -186,3 +187,41 @@ def test_all_files_of_the_page_are_of_the_package() -> None:
         "town_server.py",
         "personas.csv",
     }
+
+
+def test_fields_that_are_null_are_as_those_that_are_not_there(service: Service) -> None:
+    """A client that writes all of its fields is shown its job like any other."""
+    none = {"says": None, "matches": None, "agree": None, "unchanged": None, "answer_tokens": None, "signal": None}
+    until = [{**none, "agent": "a", "says": ["x"]}]
+    talk = {"id": "c", "prompt": "Go.", "rounds": None, "variables": None, "until": None}
+    job_id = service.post_job({"name": "null", "agents": AGENTS, "until": until, "conversations": [talk]})
+    service.wait_ended(job_id)
+    ((_, frame),) = frames(service, f"/v1/jobs/{job_id}/overview/events")
+    assert [line["id"] for line in frame["page"]["lines"]] == ["c"]
+    assert service.get(f"/v1/jobs/{job_id}/conversations/c/place")["until"] == ["a says x"]
+
+
+def test_the_status_counts_what_is_awaited_of_a_key_alone(service: Service) -> None:
+    """And conversations that only a caller can move are open ones."""
+    guest = {"id": "guest", "by": "caller"}
+    job = {
+        "agents": [guest, {**AGENTS[0], "speak_after_within_round": ["guest"]}],
+        "conversations": [{"prompt": "Go."}] * 3,
+    }
+    headers = {"Authorization": f"Bearer {KEYS['alice']}"}
+    before = service.get("/v1/status")
+    job_id = httpx.post(f"{service.url}/v1/jobs", json=job, headers=headers).json()["id"]
+
+    def status_of(name: str) -> Document:
+        headers = {"Authorization": f"Bearer {KEYS[name]}"}
+        told: Document = httpx.get(f"{service.url}/v1/status", headers=headers).json()
+        return told
+
+    wait_for(lambda: status_of("alice")["awaited"] == 3, "they are awaited")
+    assert status_of("bob")["awaited"] == 0
+    wait_for(lambda: status_of("root")["awaited"] == before["awaited"] + 3, "all keys' are counted")
+    now = status_of("root")
+    opened = [each["conversations"]["total"] - each["conversations"]["finished"] for each in (before, now)]
+    assert (opened[1] - opened[0], now["jobs"] - before["jobs"]) == (3, 1)
+    assert len(service.get("/v1/overview/awaited")["turns"]) == now["awaited"]
+    service.http.post(f"/v1/jobs/{job_id}/cancel")

@@ -74,6 +74,83 @@ def test_a_load_in_the_meantime_keeps_the_engine(service: Service) -> None:
     assert are(service, "m", "ready")
 
 
+@pytest.mark.parametrize("verb", ["load", "resume", "restart"])
+def test_a_load_while_the_engine_ends_brings_another(tmp_path: Path, free_ports: Ports, verb: str) -> None:
+    """The last word counts, at whatever moment it comes."""
+    model = {**scripted_model(free_ports(1), ignore_sigterm=True), "timeouts": {"stop_grace_s": 1}}
+    with serving(tmp_path, free_ports(1), {"m": model}) as running:
+        ask(running, "m", "unload")
+        wait_for(lambda: are(running, "m", "stopping"), "its engine is ending")
+        path = "/v1/models/m/load" if verb == "load" else f"/v1/workers/m-0/{verb}"
+        assert running.http.post(path).status_code == 202
+        wait_for(lambda: are(running, "m", "ready"), "another engine is there")
+        assert workers_of(running, "m")[0]["incarnation"] == 2
+
+
+def test_a_load_while_an_unloaded_worker_leaves_counts_for_the_next(service: Service, tmp_path: Path) -> None:
+    """A turn runs, the model is unloaded, its settings change, and it is loaded: nothing of that is a drain."""
+    job_id = service.post_job(debate(conversations=2))
+    wait_for(lambda: service.get("/v1/status")["pools"]["in_flight"] == 2, "both are in flight")
+    ask(service, "m", "unload")
+    file = tmp_path / "roundhouse.yaml"
+    config = yaml.safe_load(file.read_text())
+    config["models"]["m"]["env"] = {"OTHER": "1"}
+    file.write_text(yaml.safe_dump(config))
+    service.http.post("/v1/config/reload").raise_for_status()
+    assert ask(service, "m", "load")[0] == 202
+    assert service.wait_ended(job_id)["state"] == "completed"
+    wait_for(lambda: not service.get("/v1/status")["configuration"]["under_way"], "both are replaced")
+    assert are(service, "m", "ready")
+
+
+def test_a_model_that_comes_back_to_the_configuration_is_loaded(service: Service, tmp_path: Path) -> None:
+    """What was unloaded was another model of that name."""
+    ask(service, "m", "unload")
+    wait_for(lambda: are(service, "m", "stopped"), "its engines have ended")
+    file = tmp_path / "roundhouse.yaml"
+    whole = yaml.safe_load(file.read_text())
+    file.write_text(yaml.safe_dump({**whole, "models": {"other": whole["models"]["other"]}}))
+    service.http.post("/v1/config/reload").raise_for_status()
+    wait_for(lambda: not workers_of(service, "m"), "its workers have left")
+    file.write_text(yaml.safe_dump(whole))
+    service.http.post("/v1/config/reload").raise_for_status()
+    wait_for(lambda: bool(workers_of(service, "m")) and are(service, "m", "ready"), "they are back, and loaded")
+
+
+def test_replicas_that_come_beside_unloaded_ones_are_unloaded_too(service: Service, tmp_path: Path) -> None:
+    """The model is, and not its workers; loading it loads them all, and the reason is told of each."""
+    ask(service, "m", "unload")
+    wait_for(lambda: are(service, "m", "stopped"), "its engines have ended")
+    file = tmp_path / "roundhouse.yaml"
+    config = yaml.safe_load(file.read_text())
+    config["models"]["m"]["replicas"] = 1
+    file.write_text(yaml.safe_dump(config))
+    service.http.post("/v1/config/reload").raise_for_status()
+    wait_for(lambda: len(workers_of(service, "m")) == 1, "one has left")
+    config["models"]["m"]["replicas"] = 2
+    file.write_text(yaml.safe_dump(config))
+    service.http.post("/v1/config/reload").raise_for_status()
+    wait_for(lambda: len(workers_of(service, "m")) == 2, "it is back")
+    assert are(service, "m", "stopped")
+    assert all("unloaded by an operator" in worker["because"] for worker in workers_of(service, "m"))
+    job_id = service.post_job(debate())
+    assert service.get(f"/v1/jobs/{job_id}")["waits_for"] == ["model m was unloaded by an operator"]
+    ask(service, "m", "load")
+    wait_for(lambda: are(service, "m", "ready"), "both are loaded")
+    assert service.wait_ended(job_id)["state"] == "completed"
+
+
+def test_a_worker_whose_model_has_a_slash_is_reached(tmp_path: Path, free_ports: Ports) -> None:
+    """As those of a hub have."""
+    with serving(tmp_path, free_ports(1), {"org/na-me": scripted_model(free_ports(1))}) as running:
+        for path in ("", "/logs", "/incidents"):
+            assert running.http.get(f"/v1/workers/org/na-me-0{path}").status_code == 200
+        assert ask(running, "org/na-me", "unload")[0] == 202
+        wait_for(lambda: are(running, "org/na-me", "stopped"), "its engine has ended")
+        assert running.http.post("/v1/workers/org/na-me-0/resume").status_code == 202
+        wait_for(lambda: are(running, "org/na-me", "ready"), "it is loaded")
+
+
 def test_an_unloaded_model_stays_so_over_a_reload(service: Service, tmp_path: Path) -> None:
     """Other settings start nothing that a person has ended; what the other models do is their own."""
     ask(service, "m", "unload")
@@ -111,7 +188,6 @@ def test_a_worker_that_is_resumed_or_restarted_is_loaded(service: Service) -> No
     for worker, verb in (("m-0", "resume"), ("m-1", "restart")):
         service.http.post(f"/v1/workers/{worker}/{verb}").raise_for_status()
         wait_for(partial(has_engine, service, worker), "it has an engine")
-    service.http.post("/v1/workers/m-1/resume").raise_for_status()  # a restart keeps the hold of a drain
     wait_for(lambda: are(service, "m", "ready"), "both are back")
 
 
@@ -145,7 +221,24 @@ def test_a_model_of_lanes_is_loaded_and_unloaded(tmp_path: Path, free_ports: Por
         for name in ("a", "b", "a"):
             assert ask(service, name, "load")[0] == 202
             wait_for(partial(is_ready, name), "it is loaded")
+        assert service.get("/v1/lanes")["lanes"][0]["because"] == "the engine answers"
+        assert "loading a in place of b: an operator asked to load it" in service.log()
+        for _ in range(5):  # whatever its engine is doing
+            ask(service, "a", "unload")
+            assert ask(service, "a", "load")[0] == 202
+            wait_for(partial(is_ready, "a"), "the last word counts")
         ask(service, "a", "unload")
         wait_for(lambda: service.get("/v1/lanes")["lanes"][0]["phase"] == "empty", "its lane is free")
         job_id = service.post_job(debate(model="a"))
         assert service.wait_ended(job_id)["state"] == "completed"
+
+
+def test_a_pinned_model_is_not_unloaded(tmp_path: Path, free_ports: Ports) -> None:
+    """It would be back at once, and nothing would be free."""
+    model = {**scripted_model(1, slots=1), "placement": "lanes", "pin": True}
+    del model["port"]
+    port = free_ports(1)
+    lanes = {"max_agents_per_gpu": 1, "ports": [port, port]}
+    with serving(tmp_path, free_ports(1), {"a": model}, gpus=lanes, ready=False) as service:
+        status, problem = ask(service, "a", "unload")
+        assert (status, problem["code"]) == (409, "model_pinned")

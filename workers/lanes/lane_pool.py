@@ -179,6 +179,10 @@ class LanePool:
         self._asked.add(model)
         self._changed.notify()
 
+    def is_pinned(self, model: str) -> bool:
+        """Whether a model is always on a lane."""
+        return model in self._specs and self._specs[model].pin
+
     def unload(self, model: str, because: str) -> None:
         """Have a model leave its lanes, each after its turns; turns that wait for it have it loaded again."""
         self._asked.discard(model)
@@ -286,10 +290,13 @@ class LanePool:
         demands = []
         for name, spec in self._specs.items():
             waiting = self._waiting.get(name, Waiting())
-            if name in there:
+            if any(
+                lane.next == name or (lane.resident == name and lane.phase is not LanePhase.LEAVING)
+                for lane in self.lanes
+            ):
                 self._asked.discard(name)
             elif name in self._asked and not waiting.count:
-                waiting = Waiting(count=1)
+                waiting = Waiting(count=1, is_asked=True)
             if not waiting.count or name in there:
                 self._unserved_since.pop(name, None)
             else:
@@ -303,6 +310,7 @@ class LanePool:
                     waiting=waiting.count,
                     first=waiting.first,
                     is_full=waiting.is_full,
+                    is_asked=waiting.is_asked,
                     waits_since=self._unserved_since.get(name),
                     heat=self._heat.of_model(name),
                     hint=self.hints.get(name),

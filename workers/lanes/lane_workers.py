@@ -104,6 +104,10 @@ class LaneWorkers:
         """The model whose engine has its memory."""
         return None if self.phase is LanePhase.EMPTY else self.current.spec.name
 
+    def stays_with(self, model: str) -> bool:
+        """Whether a model is on the lane, and not told to leave, or comes next."""
+        return self.next == model or (self.resident == model and self.phase is not LanePhase.LEAVING)
+
     def view(self, now: float, *, is_changed: bool) -> LaneView:
         """Return it as decisions are made on it."""
         return LaneView(

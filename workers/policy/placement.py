@@ -88,6 +88,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 0
     first: tuple[int, ...] = ()
     is_full: bool = False
+    is_asked: bool = False  # no turn waits: a person wants it there
 
 
 class ModelDemand(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +108,7 @@ class ModelDemand(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
     first: tuple[int, ...] = ()
     is_full: bool = False
+    is_asked: bool = False
     waits_since: float | None = None
     heat: float = 0.0  # how much it was asked for of late
     hint: str | None = None  # the lane that it goes to first
@@ -228,7 +230,7 @@ class Placement:
 
         chosen = moment.cheapest(model, may_leave)
         if chosen is not None and (self.rule is SwapRule.FEW or not moment.has_better(chosen, model)):
-            yield moment.assign(chosen, model, "a turn of it waits" if model.waiting else "it is pinned")
+            yield moment.assign(chosen, model, _reason(model))
 
 
 class _Moment:
@@ -322,6 +324,12 @@ class _Moment:
             phase = LanePhase.LEAVING if lane.id in leaving else lane.phase
             self.lanes[lane.id] = replace(lane, phase=phase, next=model.name if lane is way[0] else None)
         return AssignLane(lane=way[0].id, model=model.name, leaving=leaving, because=because)
+
+
+def _reason(model: ModelDemand) -> str:
+    if model.is_asked:
+        return "an operator asked to load it"
+    return "a turn of it waits" if model.waiting else "it is pinned"
 
 
 def _serves(lane: LaneView) -> bool:

@@ -61,7 +61,7 @@ class Job(Value):
     is_metadata_cut: bool  # in a list, where it is larger than 4 KiB: the job itself has it
     key: str | None  # the name of the key that it was posted with
     waits_for: tuple[str, ...] = ()  # what it waits for that only an operator brings: models that were removed
-    given_up: tuple[GivenUp, ...] = ()  # the first hundred at most; the result has all
+    given_up: tuple[GivenUp, ...] = ()  # the first ten, patterns cut; the result has all
 
     @property
     def has_ended(self) -> bool:

@@ -6,7 +6,7 @@ from roundhouse_client.values import workers as values
 from service.api.door.access import CallerNow
 from service.api.errors.problems import refused
 from service.api.routes.workers import shown_worker
-from service.errors import ModelNotFound, NotOurEngine
+from service.errors import ModelNotFound, ModelPinned, NotOurEngine
 from service.node.node import Node
 
 
@@ -42,6 +42,8 @@ def loading_router(node: Node) -> APIRouter:
     )
     async def unload(model: str, caller: CallerNow) -> values.Workers:
         check(model)
+        if fleet.lanes.is_pinned(model):
+            raise ModelPinned(model)
         fleet.unload(model)
         return shown(model, caller)
 

@@ -21,7 +21,7 @@ from service import __version__
 from service.api.door.access import CallerNow
 from service.api.errors.problems import refused
 from service.api.routes.jobs import shown_job
-from service.api.routes.status import NOTHING_AWAITED, shown_status
+from service.api.routes.status import NOTHING_AWAITED, owner_of, shown_status
 from service.conversations.callers import Caller
 from service.conversations.job import JobId, TurnKey
 from service.conversations.states import ENDED_JOBS, ConversationState
@@ -225,7 +225,7 @@ async def _events(node: Node, frames: SharedFrames) -> AsyncIterator[bytes]:
 async def _overview(node: Node, glances: Glances, caller: Caller) -> tuple[bytes, bool]:
     try:
         jobs = [shown_job(view) for view in await glances.at_newest(NEWEST_JOBS, caller)]
-        unclaimed, awaited = await node.unclaimed(), await node.callers.count()
+        unclaimed, awaited = await node.unclaimed(), await node.callers.count(owner_of(caller))
     except StoreUnavailable:  # the status names the trouble
         jobs, unclaimed, awaited = None, {}, NOTHING_AWAITED
     status = shown_status(node, unclaimed, caller, awaited)

@@ -75,9 +75,14 @@ def status_router(node: Node) -> APIRouter:
 
     @router.get("/status", summary="See what runs, what waits, and for what", responses=refused(401, 503))
     async def status(caller: CallerNow) -> values.Status:
-        return shown_status(node, await node.unclaimed(), caller, await node.callers.count())
+        return shown_status(node, await node.unclaimed(), caller, await node.callers.count(owner_of(caller)))
 
     return router
+
+
+def owner_of(caller: Caller) -> str | None:
+    """Return the key whose jobs alone a caller may know of, None where it may know of all."""
+    return None if caller.sees_all else caller.name or ""
 
 
 def shown_status(
@@ -90,9 +95,9 @@ def shown_status(
     pools = node.scheduler.view
     now = status_of(node.scheduler, node.fleet, is_seen=None if caller.sees_all else caller.sees)
     return values.Status(
-        jobs=now.jobs,
+        jobs=now.jobs + len(awaited.parked.keys() - pools.jobs()),
         # One that only a caller can move is on no scheduler, and is under way all the same.
-        conversations=replace(now.conversations, total=now.conversations.total + awaited.conversations),
+        conversations=replace(now.conversations, total=now.conversations.total + sum(awaited.parked.values())),
         ended_turns=now.ended_turns,
         pools=now.pools,
         awaited=awaited.turns,

@@ -87,11 +87,9 @@ def workers_router(fleet: Fleet, view: Callable[[], PoolsView]) -> APIRouter:
     async def list_workers(caller: CallerNow) -> values.Workers:
         return values.Workers(workers=tuple(shown(worker, is_named=caller.sees_all) for worker in fleet))
 
-    @router.get("/{worker_id}", summary="Look at a worker", responses=refused(401, 404))
-    async def get_worker(worker_id: str, caller: CallerNow) -> values.Worker:
-        return shown(find(worker_id), is_named=caller.sees_all)
-
-    @router.get("/{worker_id}/logs", summary="Read the engine's last output lines", responses=refused(400, 401, 404))
+    @router.get(
+        "/{worker_id:path}/logs", summary="Read the engine's last output lines", responses=refused(400, 401, 404)
+    )
     async def get_logs(
         worker_id: str,
         tail: Annotated[int, Query(ge=0, le=10_000)] = 100,
@@ -101,27 +99,47 @@ def workers_router(fleet: Fleet, view: Callable[[], PoolsView]) -> APIRouter:
         lines = tuple(_line(line) for line in worker.supervisor.log.tail(tail, after=after))
         return values.WorkerLog(id=worker.spec.id, incarnation=worker.now.incarnation, lines=lines)
 
-    @router.get("/{worker_id}/incidents", summary="Read what broke incarnations left", responses=refused(401, 404))
+    @router.get("/{worker_id:path}/incidents", summary="Read what broke incarnations left", responses=refused(401, 404))
     async def get_incidents(worker_id: str) -> values.Incidents:
         worker = find(worker_id)
         incidents = tuple(_incident(each) for each in worker.recorder.incidents)
         return values.Incidents(id=worker.spec.id, incidents=incidents)
 
-    @router.post("/{worker_id}/restart", summary="Replace the engine now", status_code=202, responses=refused(401, 404))
+    _add_operating(router, fleet, find, shown)
+
+    # Last: a model's name, and so a worker's id, may hold slashes.
+    @router.get("/{worker_id:path}", summary="Look at a worker", responses=refused(401, 404))
+    async def get_worker(worker_id: str, caller: CallerNow) -> values.Worker:
+        return shown(find(worker_id), is_named=caller.sees_all)
+
+    return router
+
+
+def _add_operating(
+    router: APIRouter,
+    fleet: Fleet,
+    find: Callable[[str], SupervisedWorker],
+    shown: Callable[[SupervisedWorker], values.Worker],
+) -> None:
+    @router.post(
+        "/{worker_id:path}/restart", summary="Replace the engine now", status_code=202, responses=refused(401, 404)
+    )
     async def restart(worker_id: str) -> values.Worker:
         worker = find(worker_id)
-        fleet.forgive(worker_id)
-        worker.restart_nowait("an operator asked for a restart")
+        if fleet.forgive(worker_id):  # its model was unloaded: it is started, and takes turns
+            worker.resume_nowait("an operator asked for a restart")
+        else:
+            worker.restart_nowait("an operator asked for a restart")
         return shown(worker)
 
-    @router.post("/{worker_id}/drain", summary="Admit nothing new", status_code=202, responses=refused(401, 404))
+    @router.post("/{worker_id:path}/drain", summary="Admit nothing new", status_code=202, responses=refused(401, 404))
     async def drain(worker_id: str) -> values.Worker:
         worker = find(worker_id)
         worker.drain_nowait("drained by an operator")
         return shown(worker)
 
     @router.post(
-        "/{worker_id}/resume",
+        "/{worker_id:path}/resume",
         summary="Take a drain back, or start a worker that gave up",
         status_code=202,
         responses=refused(401, 404),
@@ -131,8 +149,6 @@ def workers_router(fleet: Fleet, view: Callable[[], PoolsView]) -> APIRouter:
         fleet.forgive(worker_id)
         worker.resume_nowait("an operator asked to resume")
         return shown(worker)
-
-    return router
 
 
 def health_router(fleet: Fleet, store: Store, tools: Equipment) -> APIRouter:

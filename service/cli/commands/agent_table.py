@@ -20,7 +20,7 @@ LEAST_ANSWER, MOST_ANSWER = 512, 8192
 ANSWER_PART: Final = 8  # of the context, which an answer may take
 _QUOTE: Final = re.compile(r"\\.")  # what is escaped ends no text
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+FileName = Annotated[str, msgspec.Meta(pattern=r"^(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}$")]
 
 
 class AgentRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,7 +30,7 @@ class AgentRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     install: str = ""
     reads: int = 0
     context: int = 32_768
-    asks: str = ""
+    asks: Annotated[str, msgspec.Meta(pattern="^(/.*)?$")] = ""
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     unset: tuple[str, ...] = ()
@@ -140,14 +140,14 @@ def _escaped(value: str) -> str:
     return "".join(each if each.isprintable() else f"\\u{ord(each):04x}" for each in written)
 
 
-def too_small(row: AgentRow, facts: LaunchFacts) -> str | None:
+def too_small(agent: str, row: AgentRow, facts: LaunchFacts) -> str | None:
     """Return why a model's context is too small for an agent; None where it is not, or nobody knows."""
     if facts.context is None or facts.context >= row.reads + LEAST_ANSWER:
         return None
     return (
-        f"{facts.model} has a context of {facts.context} tokens, and {row.program} reads about {row.reads} before your"
+        f"{facts.model} has a context of {facts.context} tokens, and {agent} reads about {row.reads} before your"
         f" first word; set context: {row.context or row.reads + LEAST_ANSWER} at the model, or name another with"
-        f" roundhouse launch {row.program} --model"
+        f" roundhouse launch {agent} --model"
     )
 
 

@@ -22,7 +22,8 @@ from service.errors import ConfigError
 from transport.events import Event, ReasoningDelta, TextDelta
 
 MOST_INPUT: Final = 4 * 1024 * 1024  # characters of a piped prompt
-DOWN: Final = ("starting", "backoff", "failed")  # states in which an engine does not answer, and should
+# States in which an engine takes no request.
+DOWN: Final = ("starting", "backoff", "failed", "stopped", "stopping", "draining")
 MOST_HISTORY: Final = 1000  # lines that were typed
 HELP: Final = """\
 /model [NAME]          show the models, or speak with another

@@ -1,10 +1,12 @@
 """``launch``: an agent's command line on the local service, with settings of its own and nothing of a provider's."""
 
+import json
 import os
 import secrets
 import shutil
 import signal
 import subprocess
+import time
 from contextlib import suppress
 from http import HTTPStatus
 from importlib import resources
@@ -34,6 +36,7 @@ from service.cli.commands.own_service import (
 )
 from service.cli.connection import KeyOption
 from service.cli.conventions import state_home
+from service.cli.displays.console import plain
 from service.config.proposal import name_of
 from service.errors import ConfigError
 from service.formats.documents import read_text
@@ -43,6 +46,8 @@ TABLE: Final = "agents.yaml"
 SESSION_BYTES: Final = 4
 GRACE_S: Final = 10.0
 ASKED_S: Final = 5.0
+MOST_BYTES: Final = 64 * 1024
+MOST_TOLD: Final = 500  # characters of a refusal
 RESPONSES: Final = "/v1/responses"
 PRINTED: Final = "MODEL"  # stands for a model as long as no service tells of one
 
@@ -81,9 +86,9 @@ def launch(
     with open_service(wanted) as service:
         facts = _facts(agent, service)
         start = prepare(table, agent, facts, os.environ, tuple(arguments or ()))
-        if (warning := too_small(row, facts)) is not None:
+        if (warning := too_small(agent, row, facts)) is not None:
             typer.echo(warning, err=True)
-        if (missing := _missing(row, facts)) is not None:
+        if (missing := _missing(agent, row, facts)) is not None:
             typer.echo(missing, err=True)
         _write(start, Path(facts.folder))
         code = _run(start)
@@ -120,24 +125,42 @@ def _facts(agent: str, service: FoundService) -> LaunchFacts:
     )
 
 
-def _missing(row: AgentRow, facts: LaunchFacts) -> str | None:
+def _missing(agent: str, row: AgentRow, facts: LaunchFacts) -> str | None:
     """Return the refusal of the path that the agent asks, if the model's engine lacks it.
 
     An engine that takes longer than a moment, or fails otherwise, is left to the agent.
     """
     if not row.asks:
         return None
-    headers = {"Authorization": f"Bearer {facts.key}"} if facts.key else {}
+    headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {facts.key}"} if facts.key else {})}
     message = {"role": "user", "content": "Hi."}
     body = {"model": facts.model, "max_tokens": 1, "messages": [message]}
     if row.asks == RESPONSES:
         body = {"model": facts.model, "max_output_tokens": 1, "input": [message]}
     try:
-        answer = httpx.post(facts.url + row.asks, json=body, headers=headers, timeout=ASKED_S, trust_env=False)
-        told = answer.json()["error"]["message"] if answer.status_code == HTTPStatus.NOT_FOUND else None
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        with httpx.stream(
+            "POST", facts.url + row.asks, json=body, headers=headers, timeout=ASKED_S, trust_env=False
+        ) as answer:
+            if answer.status_code != HTTPStatus.NOT_FOUND:
+                return None
+            text = _beginning(answer)
+    except (httpx.HTTPError, httpx.InvalidURL):
         return None
-    return None if told is None else f"{row.program} will not work: {told}"
+    try:
+        told = str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError, RecursionError):  # the service itself has no such path
+        told = f"{facts.url} has no {row.asks}"
+    return f"{agent} will not work: {plain(told[:MOST_TOLD])}"
+
+
+def _beginning(answer: httpx.Response) -> bytes:
+    """Return the beginning of a body, whose end need never come."""
+    text, until = b"", time.monotonic() + ASKED_S
+    for piece in answer.iter_raw():
+        text += piece
+        if len(text) > MOST_BYTES or time.monotonic() > until:
+            break
+    return text
 
 
 def _print(
@@ -156,7 +179,7 @@ def _print(
     else:
         facts = _facts(agent, service)
     typer.echo(shown(prepare(table, agent, facts, os.environ, arguments), facts.key))
-    if (warning := too_small(table.agents[agent], facts)) is not None:
+    if (warning := too_small(agent, table.agents[agent], facts)) is not None:
         typer.echo(f"# {warning}")
 
 
@@ -179,6 +202,8 @@ def _run(start: AgentStart) -> int:
             return process.wait()
         finally:
             _end(process)
+    except ValueError as error:  # a NUL, or a name with an equals sign
+        raise ConfigError(f"{start.argv[0]} cannot be started with this row: {error}") from error
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

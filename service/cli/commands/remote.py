@@ -27,11 +27,13 @@ from service.cli.conventions import Exit, FormOption, Panel
 from service.cli.displays.console import given_up_line, plain, print_transcript
 from service.errors import ConfigError
 from service.formats.documents import Place, parse_document, read_text
+from service.formats.result_form import ResultForm
 from service.run import refuse_shape, with_rows_of
 from workers.requests.prompts.bios import signature_text
 
 DONE: Final = "completed"
 SECOND_S: Final = 1.0  # between two looks of a line of progress
+MOST_GIVEN_UP: Final = 10  # that a job tells
 FILE_AT_FAULT: Final = (400, 413, 422)  # statuses of a job that the service does not take
 NO_SLOT: Final = "a slot of "  # what a turn waits for that needs nothing but one
 SHOWN = ("changed", "added", "removed", "resized", "restarted", "unchanged")
@@ -94,6 +96,8 @@ def _tell_given_up(job: Job) -> None:
     """Say which patterns and schemas of a job ran out of time: its end is otherwise read as their verdict."""
     for each in job.given_up:
         typer.echo(given_up_line(each.document), err=True)
+    if len(job.given_up) >= MOST_GIVEN_UP:
+        typer.echo(f"there may be more: roundhouse result {job.id} --format json has all", err=True)
 
 
 @contextmanager
@@ -117,6 +121,10 @@ def status(
     with connect(url, api_key) as service:
         answer = service.get_job(job_id) if job_id else service.list_jobs()
     jobs = answer.jobs if isinstance(answer, JobPage) else (answer,)
+    if job_id and not as_json:
+        _tell_given_up(jobs[0])
+        for each in jobs[0].waits_for:
+            typer.echo(plain(f"waits: {each}"), err=True)
     listing = Table(
         Column("id", no_wrap=True, min_width=20),
         "name",
@@ -161,20 +169,15 @@ def result(
     with connect(url, api_key) as service:
         job = service.get_job(job_id)
         _tell_given_up(job)
+        if as_json:  # the same document as over HTTP
+            form = ResultForm.JSON
         if form is not None:
             for piece in service.download_result(job_id, form, patience_s=0.0):
                 sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()
             raise typer.Exit(Exit.DONE if job.state == DONE else Exit.FAILED)
-        transcripts = service.read_result(job_id, patience_s=0.0)
-        if as_json:
-            conversations = [transcript.document for transcript in transcripts]
-            given_up = [each.document for each in job.given_up]
-            head = {"id": job.id, "state": job.state, "given_up": given_up}
-            typer.echo(json.dumps({**head, "conversations": conversations}))
-        else:
-            for transcript in transcripts:
-                print_transcript(Console(emoji=False), job_id, transcript.document)
+        for transcript in service.read_result(job_id, patience_s=0.0):
+            print_transcript(Console(emoji=False), job_id, transcript.document)
     raise typer.Exit(Exit.DONE if job.state == DONE else Exit.FAILED)
 
 

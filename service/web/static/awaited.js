@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { h, setText } from "./dom.js";
-import { clock, plural, roundOf, to } from "./format.js";
+import { clock, plural, roundOf, to, whole } from "./format.js";
 import { subscribe } from "./live.js";
 import { watching } from "./problem.js";
 import { link, table } from "./table.js";
@@ -27,7 +27,7 @@ export function open(root) {
   });
   root.append(h("h1", {}, "Awaited"), told, faults, turns.node);
   let shown = 0;
-  const leave = subscribe(({ status: { awaited } }) => setText(told, awaited > shown ? `${plural(awaited, "turn")} in all` : ""));
+  const leave = subscribe(({ status: { awaited } }) => setText(told, awaited > shown ? `The first ${plural(shown, "turn")} of ${whole(awaited)}.` : ""));
   const stop = watching(faults, LOOK_MS, () => ask("/v1/overview/awaited"), ({ turns: rows }) => {
     shown = rows.length;
     turns.update(rows);

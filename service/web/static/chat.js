@@ -46,7 +46,7 @@ export function open(root) {
   }
   function drawAll() {
     log.replaceChildren();
-    talk.messages.forEach(({ role, content, cost }) => say(role, content, cost));
+    talk.messages.forEach(({ role, content, cost, model: by }) => say(role, content, cost, by));
   }
   /** Take words back into the field, with all that came after them. */
   function edit(content, node) {
@@ -78,8 +78,10 @@ export function open(root) {
     stopping = new AbortController();
     [send.disabled, stop.disabled] = [true, false];
     try {
+      const by = talk.model;
       const said = await answerOf(messages, answer, stopping.signal);
-      messages.push({ role: "assistant", ...said });
+      if (!said.content && stopping.signal.aborted) throw new Error("It was stopped before an answer came.");
+      messages.push({ role: "assistant", model: by, ...said });
     } catch (error) {
       messages.pop();
       asked.node.remove();
@@ -91,7 +93,7 @@ export function open(root) {
       [send.disabled, stop.disabled] = [false, true];
     }
   }
-  function say(role, content, cost = "") {
+  function say(role, content, cost = "", by = talk.model) {
     const words = h("div", { class: "words" });
     if (role === "user") words.textContent = content;
     else showMarkdown(words, content);
@@ -99,7 +101,7 @@ export function open(root) {
     const acts = role === "user"
       ? h("button", { type: "button", class: "quiet", onclick: () => edit(words.textContent, node) }, "Edit")
       : copyButton(() => talk.messages[[...log.children].indexOf(node)]?.content ?? "");
-    const node = h("section", {}, h("div", { class: "line" }, h("h2", {}, role === "user" ? "You" : talk.model || "Model"), acts), words, note);
+    const node = h("section", {}, h("div", { class: "line" }, h("h2", {}, role === "user" ? "You" : by || "Model"), acts), words, note);
     log.append(node);
     return { node, words, note };
   }

@@ -33,6 +33,10 @@ export function open(root, [jobId, id], title) {
   ask(`${path}/place`).then((place) => {
     setText(question, place.prompt);
     until = place.until;
+    if (place.source) {
+      source.hidden = false;
+      setAttribute(source, "href", to("compare", place.source.job, place.source.conversation, jobId, id));
+    }
     setText(where, `${place.number} of ${place.total}, ${plural(place.rounds, "round")}`);
     for (const [link, other] of [[before, place.previous], [after, place.next]]) {
       link.hidden = other === null;
@@ -58,9 +62,6 @@ export function open(root, [jobId, id], title) {
     const isOver = ENDED.has(transcript.state);
     // A turn that is in flight may be told among those that have ended by the next look: those are counted alone.
     ended = [...ended, ...fresh.filter((turn) => ENDED.has(turn.state))];
-    const inherited = ended.find((turn) => turn.inherited)?.inherited;
-    source.hidden = !inherited;
-    if (inherited) setAttribute(source, "href", to("compare", inherited.job, inherited.conversation, jobId, id));
     turns.update([...ended, ...fresh.filter((turn) => !ENDED.has(turn.state))], transcript.state);
     const asked = `/v1/jobs/${encodeURIComponent(jobId)}/awaited?conversation=${encodeURIComponent(id)}`;
     words.update(isOver ? [] : (await ask(asked)).awaited);

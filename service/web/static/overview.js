@@ -43,7 +43,7 @@ function tilesOf({ status: { jobs, conversations, pools, workers, awaited }, see
     ["In flight", whole(pools.in_flight), `turns, of ${whole(pools.capacity)} slots`],
     ["Ready", short(pools.ready), "turns wait for a slot"],
     ["Pending", short(pools.pending), "turns wait for others"],
-    ["Awaited", short(awaited), `turns wait for a person${ofAll && `, ${ofAll}`}`, "#/awaited"],
+    ["Awaited", short(awaited), "turns wait for a person", "#/awaited"],
     ["Workers", whole(ready), `of ${whole(workers.length)} ready`],
   ];
 }

@@ -96,17 +96,17 @@ function forkForm(place, text) {
   const told = h("p", {}, "It takes over what was said before ", h("strong", {}, `${agent} in ${roundOf(Number(place.turn.slice(at + 1)))}`),
     " of ", h("a", { href: to("jobs", place.jobId, place.conversation) }, place.conversation), ". That turn and all after it are said anew.");
   const system = h("textarea", { id: "fork-system", rows: "3", oninput: () => change((document) => {
-    const speaker = document.agents.find((each) => each.id === agent);
-    if (speaker) speaker.system = system.value;
+    for (const speaker of speakersOf(document, agent)) speaker.system = system.value;
   }) });
+  const ofModel = h("div", { class: "field" }, h("label", { for: "fork-system" }, `System prompt of ${agent}`), system);
   const times = h("input", { id: "fork-times", type: "number", min: "1", max: "1000", value: "1", oninput: () => change((document) => {
     const [first] = document.conversations;
     const base = first.id.replace(/-\d+$/, "");
     const count = Math.min(1000, Math.max(1, Math.round(Number(times.value)) || 1));
     document.conversations = count === 1 ? [{ ...first, id: base }]
-      : Array.from({ length: count }, (_, number) => ({ ...first, id: `${base}-${number}` }));
+      : Array.from({ length: count }, (_, number) => ({ ...structuredClone(first), id: `${base}-${number}` }));
   }) });
-  node.append(told, h("label", { for: "fork-system" }, `System prompt of ${agent}`), system,
+  node.append(told, ofModel,
     h("label", { for: "fork-times" }, "How many times"), times,
     h("p", { class: "beside" }, "Everything else of the job is below, and may be changed as well."));
   function change(act) {
@@ -121,9 +121,17 @@ function forkForm(place, text) {
   return {
     node,
     take(document) {
-      system.value = document.agents.find((each) => each.id === agent)?.system ?? "";
+      const [speaker] = speakersOf(document, agent);
+      ofModel.hidden = !speaker || document.agents.find((each) => each.id === agent)?.by === "caller";
+      system.value = speaker?.system ?? document.agents.find((each) => each.id === agent)?.system ?? "";
     },
   };
+}
+
+/** Return where a document says how an agent speaks: in the casts of its conversations, else for all of them. */
+function speakersOf(document, agent) {
+  const casts = document.conversations.map((each) => each.agents?.[agent]).filter((each) => each && "system" in each);
+  return casts.length ? casts : document.agents.filter((each) => each.id === agent);
 }
 
 /** Return a job of the one conversation, which begins with what was said before a turn of it. */

@@ -31,6 +31,11 @@ function field({ agent, round, until }, path) {
   async function submit(event) {
     event.preventDefault();
     if (send.disabled) return;
+    if (!text.value.trim()) {
+      faults.replaceChildren(problemNode(new Error("The words are empty, and what is said cannot be taken back.")));
+      text.focus();
+      return;
+    }
     send.disabled = true; // until the turn is awaited no more
     faults.replaceChildren();
     try {

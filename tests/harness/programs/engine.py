@@ -87,7 +87,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--mute", action="store_true", help="accept requests and never answer")
     parser.add_argument("--mute-on", help="accept requests whose prompt holds this text and never answer those")
     parser.add_argument(
-        "--spin-after", type=int, help="send so many tokens, then spin at 100 % with everything blocked"
+        "--spin-after", type=int, help="send so many tokens, then spin at 100 %% with everything blocked"
     )
     parser.add_argument("--comments", type=float, help="send an SSE comment every so many seconds, and nothing else")
     parser.add_argument("--progress", type=int, default=0, help="send so many steps of prompt progress first")

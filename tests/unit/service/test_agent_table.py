@@ -72,7 +72,7 @@ def test_all_of_a_start_is_shown_with_its_key_masked() -> None:
 def test_a_context_that_is_too_small_is_said(context: int | None, is_small: bool) -> None:
     """By what the agent's first request has."""
     facts = msgspec.structs.replace(FACTS, context=context)
-    warning = too_small(BUILT_IN.agents["claude"], facts)
+    warning = too_small("claude", BUILT_IN.agents["claude"], facts)
     assert (warning is not None) == is_small
     if warning is not None:
         assert "m has a context of 8192 tokens, and claude reads about 23000" in warning
