@@ -23,7 +23,8 @@ URL: Final = f"http://127.0.0.1:{PORT}"
 PAINT_MS, TASK_MS = 1000, 50
 ROUNDS: Final = 30
 TIMELINE: Final = """(() => {
-  const folded = document.querySelector('.view > details');
+  const titles = [...document.querySelectorAll('summary')];
+  const folded = titles.find((each) => each.textContent.startsWith('Timeline'))?.parentNode;
   if (folded) folded.open = true;
   return document.querySelector('canvas')?.width > 0;
 })()"""

@@ -305,7 +305,7 @@ def count_all(owner: str | None) -> Callable[[Connection], Awaited]:
         ).fetchone()
         parked = connection.execute(
             f"SELECT conversations.job_id, count(DISTINCT conversations.id) FROM {OPEN}"  # noqa: S608
-            " WHERE is_said = 0 AND conversations.awaits = 1 GROUP BY conversations.job_id"
+            " WHERE is_said = 0 AND conversations.owner IS NULL GROUP BY conversations.job_id"
         )
         return Awaited(turns=int(turns[0]) if turns else 0, parked={row[0]: int(row[1]) for row in parked})
 

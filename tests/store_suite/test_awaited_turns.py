@@ -10,7 +10,7 @@ from service.conversations.job import SpokenBy, TurnKey
 from service.conversations.states import ConversationState, TurnState
 from service.conversations.transcript import Turn
 from service.errors import ConversationNotFound
-from service.store import awaited_turns, queries, usage
+from service.store import awaited_turns, conversation_rows, queries, usage
 from service.store.awaited_turns import Which
 from service.store.records import TurnEnded, TurnMoved
 from service.store.store import Store
@@ -138,3 +138,19 @@ async def test_a_list_is_of_a_job_or_of_a_key(store: Store) -> None:
     assert len(await store.read(awaited_turns.listed(Which(owner="alice"), 0, 10))) == 3
     assert await store.read(awaited_turns.listed(Which(owner="bob"), 0, 10)) == []
     assert await store.read(usage.unfinished_of("alice")) == 0, "they do not count as queued"
+
+
+async def test_what_is_awaited_is_counted_and_told_with_the_last_words(store: Store) -> None:
+    """Of all keys, or of one; a conversation that a node runs is not parked."""
+    await post(store, job(*DEBATE))
+    await append(store, awaits(), ended("b"))
+    counted = await store.read(awaited_turns.count_all(None))
+    assert (counted.turns, counted.parked) == (1, {})
+    assert (await store.read(awaited_turns.count_all("another"))).turns == 0
+    assert await store.read(awaited_turns.agents(J)) == {"c0": ["a"]}
+    store.release_nowait({PLACE: ()}, {PLACE: [key("a")]})
+    await store.flush()
+    assert (await store.read(awaited_turns.count_all(None))).parked == {J: 1}
+    ((name, head),) = await store.read(conversation_rows.last_heads([PLACE]))
+    assert head is not None
+    assert (name, head.key.agent_id) == ("j", "b")
