@@ -131,7 +131,7 @@ def lines_of(
 
 
 def texts_of(lines: Sequence[ListedConversation], heads: Sequence[PostedHead]) -> list[str]:
-    """Return what is searched of each line, in one text, so that a search costs little."""
+    """Return the searched texts of each line as one, so that a search costs little."""
     return [
         "\n".join(
             (

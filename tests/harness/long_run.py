@@ -281,6 +281,11 @@ def _told(events: str) -> Counter[tuple[str, str, int]]:
     )
 
 
+def _tracebacks(log: str) -> list[int]:
+    """Return where tracebacks begin in a log."""
+    return [found.start() for found in re.finditer("Traceback", log)]
+
+
 @contextmanager
 def long_run(folder: Path, port: int, seed: int, *, upgrades: bool) -> Iterator[LongRun]:
     """Run everything for a block; afterwards what was posted has ended, and so have the service and its engines."""
@@ -301,8 +306,10 @@ def long_run(folder: Path, port: int, seed: int, *, upgrades: bool) -> Iterator[
         run.finish()
         for thread in threads:
             thread.join()
-        if service.stop() != 0 or "Traceback" in service.log():
-            run.seen.faults.append(f"the service: {service.log()[-3000:]}")
+        status, log = service.stop(), service.log()
+        if status != 0:
+            run.seen.faults.append(f"the service ended with {status}: {log[-3000:]}")
+        run.seen.faults += [f"the service: {log[at - 600 : at + 4000]}" for at in _tracebacks(log)[:3]]
         asked = {tuple(re.findall(ECHO, json.dumps(each["messages"]))) for each in recorded(folder / "record")}
         run.seen.counts["different prompts"] = len(asked)
         left = [
