@@ -135,19 +135,15 @@ class Roster:
         self._changed.notify()
 
     def forgive(self, worker_id: str) -> bool:
-        """Replace a worker again that was left alone, where its settings ask for it: a person has asked.
-
-        Return whether it was unloaded.
-        """
+        """Replace a worker again that was left alone: a person has asked. Return whether it was unloaded."""
         member = self._members.get(WorkerId(worker_id))
-        was_unloaded = False
-        if member is not None:
-            was_unloaded = self.unloaded.pop(member.spec.id, None) is not None
-            self._drained.pop(member.spec.id, None)  # the one that comes in its place is none either
-            self._replacements.forgive(member.spec.id)
-            member.worker.supervisor.remark = None
-            self._changed.notify()
-        return was_unloaded
+        if member is None:
+            return False
+        self._drained.pop(member.spec.id, None)  # the one that comes in its place is not drained either
+        self._replacements.forgive(member.spec.id)
+        member.worker.supervisor.remark = None
+        self._changed.notify()
+        return self.unloaded.pop(member.spec.id, None) is not None
 
     def start_again(self, model: str) -> None:
         """Start a model's engines again, those of workers that come later too."""
@@ -169,8 +165,8 @@ class Roster:
             if member.worker.spec.name == model and member.spec.id not in self.unloaded:
                 self.unloaded[member.spec.id] = model
                 member.worker.drain_nowait(because)
-                if self._tasks is not None:
-                    self._tasks.start_soon(self._end_unloaded, member, because)
+                assert self._tasks is not None  # noqa: S101 - it runs
+                self._tasks.start_soon(self._end_unloaded, member, because)
 
     def note_change(self, worker: SupervisedWorker) -> None:
         """Follow a worker's change of state, without waiting."""
@@ -204,14 +200,12 @@ class Roster:
 
     async def wait_gone(self, model: str) -> None:
         """Return when no worker of a model is left that is not wanted."""
-        await self._changed.wait_until(
-            lambda: (
-                not any(
-                    each.worker.spec.name == model and (each.leaves or model not in self._wanted)
-                    for each in self._members.values()
-                )
-            )
-        )
+
+        def is_gone() -> bool:
+            of_model = [each for each in self._members.values() if each.worker.spec.name == model]
+            return not any(each.leaves or model not in self._wanted for each in of_model)
+
+        await self._changed.wait_until(is_gone)
 
     # Acting
 

@@ -179,10 +179,6 @@ class LanePool:
         self._asked.add(model)
         self._changed.notify()
 
-    def is_pinned(self, model: str) -> bool:
-        """Whether a model is always on a lane."""
-        return model in self._specs and self._specs[model].pin
-
     def unload(self, model: str, because: str) -> None:
         """Have a model leave its lanes, each after its turns; turns that wait for it have it loaded again."""
         self._asked.discard(model)

@@ -252,11 +252,7 @@ def _resume(now: Lifecycle, event: ResumeRequested) -> Decision:
     free = replace(now, holds=now.holds - {event.hold})
     if now.state is WorkerState.DRAINING:
         return (free if free.holds else _move(free, WorkerState.READY, event.because)), ()
-    if event.hold is not Hold.OPERATOR:
-        return free, ()
-    if _is_ending(now):  # the last word counts: another one follows this engine
-        return replace(free, is_wanted=True, is_asked=True, because=event.because), ()
-    return _start(free, event.because)
+    return _start_for_operator(free, event.because) if event.hold is Hold.OPERATOR else (free, ())
 
 
 def _restart(now: Lifecycle, event: RestartRequested, limits: LifecycleLimits) -> Decision:
@@ -266,13 +262,13 @@ def _restart(now: Lifecycle, event: RestartRequested, limits: LifecycleLimits) -
         return moved, (end, TerminateEngine(), StartTimer(timer=moved.timer, after_s=limits.stop_grace_s))
     if now.state is WorkerState.BACKOFF:
         return _spawn(replace(now, failed_at=(), paused_at=()), event.because)
-    if _is_ending(now):
-        return replace(now, is_wanted=True, is_asked=True, because=event.because), ()
-    return _start(now, event.because)
+    return _start_for_operator(now, event.because)
 
 
-def _is_ending(now: Lifecycle) -> bool:
-    return now.state is WorkerState.STOPPING and not now.is_wanted and Hold.LEAVING not in now.holds
+def _start_for_operator(now: Lifecycle, because: str) -> Decision:
+    if now.state is WorkerState.STOPPING and not now.is_wanted and Hold.LEAVING not in now.holds:
+        return replace(now, is_wanted=True, is_asked=True, because=because), ()  # the last word counts
+    return _start(now, because)
 
 
 def _move(now: Lifecycle, state: WorkerState, because: str) -> Lifecycle:

@@ -42,7 +42,7 @@ def loading_router(node: Node) -> APIRouter:
     )
     async def unload(model: str, caller: CallerNow) -> values.Workers:
         check(model)
-        if fleet.lanes.is_pinned(model):
+        if model in fleet.lanes.models and node.live.config.models[model].pin:
             raise ModelPinned(model)
         fleet.unload(model)
         return shown(model, caller)
