@@ -216,6 +216,31 @@ def test_a_stopped_engine_is_not_started_again(life: Life) -> None:
     assert (life.gone(), life.now.state, life.now.failed_at) == ((), WorkerState.STOPPED, ())
 
 
+@pytest.mark.parametrize("word", [ResumeRequested(because="back"), RestartRequested(because="back")])
+def test_an_operator_who_wants_an_ending_engine_back_gets_another(
+    life: Life, word: ResumeRequested | RestartRequested
+) -> None:
+    """The last word counts, which is no failure; others' words do not bring back what was stopped."""
+    life.ready()
+    life.tell(StopRequested(because="bye"))
+    assert life.tell(ResumeRequested(because="woken", hold=Hold.ASLEEP)) == ()
+    assert life.tell(StartRequested()) == ()
+    assert not life.now.is_wanted
+    assert life.tell(word) == ()
+    assert (life.gone(), life.now.state, life.now.failed_at) == (
+        (SpawnEngine(incarnation=2),), WorkerState.STARTING, (),
+    )  # fmt: skip
+
+
+def test_a_worker_that_leaves_is_not_brought_back(life: Life) -> None:
+    """Another one is in its place."""
+    life.ready()
+    life.tell(DrainRequested(because="it leaves", hold=Hold.LEAVING))
+    life.tell(StopRequested(because="it leaves"))
+    life.tell(ResumeRequested(because="back"))
+    assert (life.gone(), life.now.state) == ((), WorkerState.STOPPED)
+
+
 def test_a_second_stop_at_once_kills(life: Life) -> None:
     """Patience can be called off."""
     life.tell(StopRequested(because="bye"))
