@@ -97,6 +97,7 @@ class Glances:
         self._store = store
         self._jobs = jobs
         self._known: OrderedDict[JobId, _Known] = OrderedDict()  # the jobs that were looked into last
+        self._placing = anyio.Lock()
         self._one = anyio.CapacityLimiter(1)  # however many look: the event loop shares the interpreter with one thread
 
     def __repr__(self) -> str:
@@ -184,8 +185,9 @@ class Glances:
             ConversationNotFound: it has no such conversation.
             StoreUnavailable: the database is in trouble.
         """
-        document = await self._store.read(queries.document(job_id))
-        found = await anyio.to_thread.run_sync(place_in, document, conversation_id)
+        async with self._placing:  # a document may have many megabytes
+            document = await self._store.read(queries.document(job_id))
+            found = await anyio.to_thread.run_sync(place_in, document, conversation_id, limiter=self._one)
         if found is None:
             raise ConversationNotFound(job_id, conversation_id)
         return found

@@ -6,6 +6,7 @@ Counted on the virtual loop, so that each run makes the same calls. The store's 
 import sys
 import tempfile
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import anyio
+import pytest
 from starlette.types import Message
 
 from service.api.app import build_app
@@ -21,6 +23,9 @@ from service.api.door.writer import WRITER
 from service.config.source import LoadedConfig
 from service.config.workers import worker_specs
 from service.conversations.states import ENDED_JOBS
+from service.node import glances
+from service.node.conversation_list import ListQuery
+from service.node.glances import Glances
 from service.node.node import Node, open_node
 from service.node.reloader import Reloader
 from service.upgrade.upgrader import Upgrader
@@ -155,3 +160,40 @@ def test_a_request_makes_no_more_calls_than_it_did() -> None:
     """From the middlewares around the surface to the answer."""
     few, many = calls_of_requests(20), calls_of_requests(120)
     assert (many - few) / 100 <= MOST_OF_A_REQUEST
+
+
+def test_viewers_who_look_into_a_job_at_once_share_its_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, and whatever each wants to see: one reads the document, and one the conversations."""
+    calls: Counter[str] = Counter()
+
+    def counted(name: str) -> Callable[..., Any]:
+        real = getattr(glances, name)
+
+        def call(*arguments: Any) -> Any:  # noqa: ANN401 - whatever it takes and returns
+            calls[name] += 1
+            return real(*arguments)
+
+        return call
+
+    for name in ("posted_heads", "lines_of", "texts_of", "page_of"):
+        monkeypatch.setattr(glances, name, counted(name))
+
+    async def scenario(node: Node, _loaded: LoadedConfig) -> int:
+        agent = {"id": "a", "model": "m0", "system": "You are agent=a.", "params": {"max_tokens": 1}}
+        talks = [{"prompt": f"topic=c{number}"} for number in range(20)]
+        stored, _ = await node.jobs.post({"agents": [agent], "conversations": talks})
+        looks = Glances(node.store, node.jobs)
+        pages = []
+
+        async def look(number: int) -> None:
+            _, page = await looks.into(stored.id, ListQuery(text=f"c{number}"), 10)
+            pages.append(page)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(12):
+                tasks.start_soon(look, number)
+        assert sorted(page.found for page in pages) == [1] * 10 + [1, 11]
+        return len(pages)
+
+    assert on_node(scenario) == 12
+    assert calls == {"posted_heads": 1, "lines_of": 1, "texts_of": 1, "page_of": 12}
