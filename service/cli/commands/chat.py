@@ -212,7 +212,8 @@ def _piped() -> str:
 def _tell_down(found: FoundService) -> None:
     """Say at once why a model's server does not answer: a question would wait for it without a word."""
     with Client(found.url, api_key=found.api_key, patience_s=0.0) as service, suppress(Refused):
-        workers = [worker for worker in service.list_workers().workers if worker.model == found.model.id]
+        of_model = {found.model.id, found.model.root}  # an adapter is asked of its model's engines
+        workers = [worker for worker in service.list_workers().workers if worker.model in of_model]
         if all(worker.state in DOWN for worker in workers):
             for worker in workers:
                 typer.echo(plain(f"{worker.id} is {worker.state}: {worker.because}"), err=True)
