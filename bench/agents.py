@@ -112,7 +112,7 @@ async def servers(folder: Path, seconds: float) -> None:
         p95 = sorted(tally.took)[len(tally.took) * 95 // 100]
         found.append(p95)
         print(f"{devices} devices x {each}: {tally.line()}; p50 {statistics.median(tally.took):.2f} s, p95 {p95:.2f} s")
-    print(f"p95 {found[1] / found[0]:.2f} x of one server")
+    print(f"p95 {found[1] / found[0]:.2f} x of one server (bound 1.2)")
 
 
 async def load(folder: Path, seconds: float) -> None:
