@@ -74,6 +74,7 @@ def test_a_load_in_the_meantime_keeps_the_engine(service: Service) -> None:
     assert are(service, "m", "ready")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("verb", ["load", "resume", "restart"])
 def test_a_load_while_the_engine_ends_brings_another(tmp_path: Path, free_ports: Ports, verb: str) -> None:
     """The last word counts, at whatever moment it comes."""
@@ -87,6 +88,7 @@ def test_a_load_while_the_engine_ends_brings_another(tmp_path: Path, free_ports:
         assert workers_of(running, "m")[0]["incarnation"] == 2
 
 
+@pytest.mark.system
 def test_a_load_while_an_unloaded_worker_leaves_counts_for_the_next(service: Service, tmp_path: Path) -> None:
     """A turn runs, the model is unloaded, its settings change, and it is loaded: nothing of that is a drain."""
     job_id = service.post_job(debate(conversations=2))
@@ -103,6 +105,7 @@ def test_a_load_while_an_unloaded_worker_leaves_counts_for_the_next(service: Ser
     assert are(service, "m", "ready")
 
 
+@pytest.mark.system
 def test_a_model_that_comes_back_to_the_configuration_is_loaded(service: Service, tmp_path: Path) -> None:
     """What was unloaded was another model of that name."""
     ask(service, "m", "unload")
@@ -117,6 +120,7 @@ def test_a_model_that_comes_back_to_the_configuration_is_loaded(service: Service
     wait_for(lambda: bool(workers_of(service, "m")) and are(service, "m", "ready"), "they are back, and loaded")
 
 
+@pytest.mark.system
 def test_replicas_that_come_beside_unloaded_ones_are_unloaded_too(service: Service, tmp_path: Path) -> None:
     """The model is, and not its workers; loading it loads them all, and the reason is told of each."""
     ask(service, "m", "unload")
@@ -140,6 +144,7 @@ def test_replicas_that_come_beside_unloaded_ones_are_unloaded_too(service: Servi
     assert service.wait_ended(job_id)["state"] == "completed"
 
 
+@pytest.mark.system
 def test_a_worker_whose_model_has_a_slash_is_reached(tmp_path: Path, free_ports: Ports) -> None:
     """As those of a hub have."""
     with serving(tmp_path, free_ports(1), {"org/na-me": scripted_model(free_ports(1))}) as running:
@@ -151,6 +156,7 @@ def test_a_worker_whose_model_has_a_slash_is_reached(tmp_path: Path, free_ports:
         wait_for(lambda: are(running, "org/na-me", "ready"), "it is loaded")
 
 
+@pytest.mark.system
 def test_an_unloaded_model_stays_so_over_a_reload(service: Service, tmp_path: Path) -> None:
     """Other settings start nothing that a person has ended; what the other models do is their own."""
     ask(service, "m", "unload")
@@ -181,6 +187,7 @@ def test_an_unloaded_model_stays_so_over_an_upgrade(service: Service) -> None:
     wait_for(lambda: are(service, "m", "ready"), "they are back")
 
 
+@pytest.mark.system
 def test_a_worker_that_is_resumed_or_restarted_is_loaded(service: Service) -> None:
     """A person has asked for it by another name."""
     ask(service, "m", "unload")
@@ -191,6 +198,7 @@ def test_a_worker_that_is_resumed_or_restarted_is_loaded(service: Service) -> No
     wait_for(lambda: are(service, "m", "ready"), "both are back")
 
 
+@pytest.mark.system
 def test_what_is_none_of_ours_is_refused(tmp_path: Path, free_ports: Ports, service: Service) -> None:
     """A name that is no model, and a server that others have started."""
     assert ask(service, "gone", "unload")[1]["code"] == "model_not_found"
@@ -205,6 +213,7 @@ def test_what_is_none_of_ours_is_refused(tmp_path: Path, free_ports: Ports, serv
             assert (status, problem["code"]) == (409, "not_our_engine")
 
 
+@pytest.mark.system
 def test_a_model_of_lanes_is_loaded_and_unloaded(tmp_path: Path, free_ports: Ports) -> None:
     """Before any turn wants it; and it comes back with the next turn that does."""
     models = {name: {**scripted_model(1, slots=1), "placement": "lanes"} for name in ("a", "b")}
