@@ -282,8 +282,8 @@ def _told(events: str) -> Counter[tuple[str, str, int]]:
 
 
 def _tracebacks(log: str) -> list[int]:
-    """Return where tracebacks begin in a log."""
-    return [found.start() for found in re.finditer("Traceback", log)]
+    """Return where the service's own tracebacks begin in its log; those of engines stand within lines."""
+    return [found.start() for found in re.finditer("^Traceback", log, re.MULTILINE)]
 
 
 @contextmanager
