@@ -96,6 +96,7 @@ def test_words_that_cannot_be_taken_are_refused(
     assert say(service, job_id, "Yes.")[0] == 201
 
 
+@pytest.mark.system
 def test_awaited_turns_outlive_a_kill_and_words_that_are_said_are_not_lost(service: Service) -> None:
     """Nobody runs the conversation meanwhile; the next life goes on with it as soon as its caller speaks."""
     conversations = [{"id": name, "prompt": "Talk."} for name in "cd"]

@@ -115,6 +115,7 @@ def test_an_answer_that_is_refused_leaves_the_conversation_as_it_was(service: Se
     assert messages(service) == [("system", "You are MARK-x."), ("user", "SAY:taken")]
 
 
+@pytest.mark.system
 def test_piped_text_is_asked_once(service: Service) -> None:
     """For scripts; how it waited is told where the headers had gone out before, too."""
     done = run_command("chat", "n", "--url", service.url, stdin="SAY:piped")

@@ -188,6 +188,7 @@ def test_run_goes_on_with_a_job_of_its_own_output(folder: Path) -> None:
     only_lines(refused, 2, "x.yaml: conversations[0].from.rounds: 1 rounds are recorded")
 
 
+@pytest.mark.system
 def test_run_runs_what_it_was_asked_for(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """An interrupted job of the same output is left alone; a changed job of the same name deletes no transcripts."""
     record = tmp_path / "record.jsonl"

@@ -146,6 +146,7 @@ class TestTables:
         assert done.returncode == 2
         assert all(form in done.stderr for form in ("json", "jsonl", "csv"))
 
+    @pytest.mark.system
     def test_a_result_of_a_job_that_failed_exits_with_1_in_every_form(self, service: Service) -> None:
         """As without a form."""
         job_id = service.post_job(debate(model="refuses"))

@@ -111,6 +111,7 @@ def test_a_conversations_own_conditions_stand_for_those_of_its_job(
     assert (transcript["ended_by"], len(transcript["turns"])) == ("rounds", 8)
 
 
+@pytest.mark.system
 def test_a_kill_changes_no_end(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """What a turn has fulfilled is on the record: the next life of the service ends the conversation by it."""
     go = tmp_path / "go"

@@ -106,6 +106,7 @@ def test_free_mode_goes_on_without_whoever_has_left(
     assert asked[1]["messages"][-1]["content"] == "Talk.\n\na (critic) has left."
 
 
+@pytest.mark.system
 def test_a_kill_changes_nothing_for_those_who_stay(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Who has left is on the record: the next life asks nothing of it, and tells of it as this one would have."""
     go, record = tmp_path / "go", tmp_path / "record"

@@ -116,6 +116,7 @@ def test_a_model_whose_name_is_none_starts_no_agent(tmp_path: Path, person: dict
     assert not (tmp_path / "users").exists()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("agent", AGENTS)
 def test_names_are_looked_at_for_every_agent(tmp_path: Path, person: dict[str, str], agent: str) -> None:
     """In one place, so that a person's own rows have it too; what models are called is taken."""

@@ -116,6 +116,7 @@ def test_nobody_who_has_left_is_named_again(run: Run) -> None:
     assert job["progress"]["turns"]["total"] == len(transcript["turns"]) == 6
 
 
+@pytest.mark.system
 def test_a_kill_changes_no_choice(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Whom the leader has named is on the record, and it is not asked again."""
     go, record = tmp_path / "go", tmp_path / "record"

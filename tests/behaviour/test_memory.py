@@ -184,6 +184,7 @@ def test_a_summary_reveals_to_nobody_what_it_may_not_read(service: Service) -> N
         assert "spy:" not in text
 
 
+@pytest.mark.system
 def test_a_summary_that_fails_is_a_plain_cut(tmp_path: Path, free_ports: Ports) -> None:
     """Refused by its engine: the turn goes on without, and the record says so."""
     model = scripted_model(free_ports(1), slots=2, tokens=5, reject=400, reject_on="SUM UP")

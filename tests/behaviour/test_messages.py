@@ -53,6 +53,7 @@ def test_what_is_wrong_is_told_with_its_mend(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.system
 def test_a_key_that_is_wanted_is_told_otherwise_than_one_that_is_wrong(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:

@@ -128,6 +128,7 @@ def test_what_is_wrong_with_a_file_of_keys_is_said_without_what_stands_in_it(tmp
     assert str(refused.value) == f"{file}: [0].share: must be a number"
 
 
+@pytest.mark.system
 def test_a_key_is_made_and_known_by_what_was_printed(tmp_path: Path) -> None:
     """The second line is the entry of a file of hashes, the first is what its holder sends."""
     key, entry = run_command("key", "alice").stdout.splitlines()
