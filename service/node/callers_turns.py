@@ -53,12 +53,13 @@ class CallersTurns:
         The count is older the longer it takes, and as it was last where the store is in trouble, which a status tells.
         """
         began_at = time.monotonic()
-        counted, due_at = self._counted.pop(owner, (Awaited(), 0.0))
+        counted, due_at = self._counted.get(owner, (Awaited(), 0.0))  # kept meanwhile: others ask too
         if began_at >= due_at:
             with suppress(StoreUnavailable):
                 counted = await self._store.read(awaited_turns.count_all(owner))
             ended_at = time.monotonic()
             due_at = ended_at + COUNT_REST * (ended_at - began_at)
+        self._counted.pop(owner, None)
         self._counted[owner] = counted, due_at
         while len(self._counted) > MOST_COUNTED:
             del self._counted[next(iter(self._counted))]

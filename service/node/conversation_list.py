@@ -92,8 +92,7 @@ class Order(StrEnum):
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a list that is wanted.
 
-    A line has every word of ``text``, of which the first eight count; ``name=value`` asks for a variable, and quotes
-    keep words together.
+    A line has every word of ``text``; ``name=value`` asks for a variable, and quotes keep words together.
     """
 
     state: ConversationState | None = None
@@ -152,7 +151,7 @@ def page_of(
 ) -> ListPage:
     """Return the page of a job's lines; one after the last is the last. ``texts`` are those of the lines."""
     found = [line for line in lines if query.state in (None, line.state) and (line.awaits or not query.is_awaited)]
-    if terms := _terms(query.text.casefold())[:MOST_TERMS]:
+    if terms := terms_of(query.text):
         of_lines = dict(zip((line.position for line in lines), texts(), strict=True))
         found = [
             line
@@ -165,7 +164,9 @@ def page_of(
     return ListPage(lines=found[(number - 1) * size : number * size], number=number, pages=pages, found=len(found))
 
 
-def _terms(text: str) -> list[str]:
+def terms_of(text: str) -> list[str]:
+    """Return the words of a search; quotes keep words together."""
+    text = text.casefold()
     try:
         return shlex.split(text)
     except ValueError:  # a quote is still open: it is being typed

@@ -43,6 +43,7 @@ class _Known:
     def __init__(self) -> None:
         self.lock = anyio.Lock()
         self.heads: list[PostedHead] | None = None
+        self.chars = 0  # that are kept of it, about
         self.lines: list[ListedConversation] = []
         self.due_at = 0.0
         self.is_final = False
@@ -53,6 +54,14 @@ class _Known:
         """Count all turns again."""
         self.number, self.counted = -1, 0
         self._sums: dict[str, Sums] = {}
+
+    def read(self, document: str) -> None:
+        """Read what was posted."""
+        self.heads = posted_heads(document, WORDS)
+        conditions = {id(head.until): head.until for head in self.heads}  # mostly one list for all
+        texts = [text for until in conditions.values() for text in until]
+        texts += [text for head in self.heads for text in (head.prompt, *head.variables.values())]
+        self.chars = 2 * sum(map(len, texts))
 
     def take(self, fresh: list[tuple[int, TurnHead]], rows: list[ConversationRow]) -> None:
         """Count turns that are new, and write the lines again."""
@@ -69,11 +78,6 @@ class _Known:
         if self._texts is None:
             self._texts = texts_of(self.lines, self.heads or [])
         return self._texts
-
-    @property
-    def chars(self) -> int:
-        """The characters that are kept of it, about."""
-        return 2 * sum(len(head.prompt) + sum(map(len, head.variables.values())) for head in self.heads or ())
 
 
 class AwaitedGlance(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +131,7 @@ class Glances:
         async with known.lock:
             if known.heads is None:
                 document = await self._store.read(queries.document(job_id))
-                known.heads = await anyio.to_thread.run_sync(posted_heads, document, WORDS, limiter=self._one)
+                await anyio.to_thread.run_sync(known.read, document, limiter=self._one)
                 self._forget_oldest()
             if not known.is_final and (is_final or anyio.current_time() >= known.due_at):
                 await self._refresh(job_id, known)

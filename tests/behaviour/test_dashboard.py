@@ -150,6 +150,9 @@ def test_a_jobs_conversations_come_in_pages(service: Service) -> None:
     ((_, found),) = frames(service, f"{path}?text=c11&order=position&descending=true")
     ids = [line["id"] for line in found["page"]["lines"]]
     assert ids == [*(f"c{number}" for number in range(119, 109, -1)), "c11"]
+    many_words = "%20".join(["c"] * 9)  # more than are looked for: none of them is left out in silence
+    refused = service.http.get(f"{path}?text={many_words}")
+    assert (refused.status_code, refused.json()["code"]) == (400, "invalid_parameter")
     assert service.http.get("/v1/jobs/gone/overview/events").status_code == 404
 
 

@@ -25,8 +25,8 @@ from service.api.routes.status import NOTHING_AWAITED, owner_of, shown_status
 from service.conversations.callers import Caller
 from service.conversations.job import JobId, TurnKey
 from service.conversations.states import ENDED_JOBS, ConversationState
-from service.errors import JobNotFound, PathNotFound, StoreUnavailable
-from service.node.conversation_list import ListQuery, Order
+from service.errors import InvalidParameter, JobNotFound, PathNotFound, StoreUnavailable
+from service.node.conversation_list import MOST_TERMS, ListQuery, Order, terms_of
 from service.node.glances import Glances
 from service.node.model_views import look_at_models
 from service.node.node import Node
@@ -272,4 +272,6 @@ def _wanted(
     awaited: bool = False,
     descending: bool = False,
 ) -> ListQuery:
+    if len(terms_of(text)) > MOST_TERMS:
+        raise InvalidParameter(f"text: at most {MOST_TERMS} words are looked for")
     return ListQuery(state=state, is_awaited=awaited, text=text, order=order, is_descending=descending, page=page)
