@@ -46,6 +46,11 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it may know of what belongs to others, or to nobody."""
         return KeyScope.ADMIN in self.scopes
 
+    @property
+    def owner(self) -> str | None:
+        """The key whose jobs alone it may know of; None where it may know of all."""
+        return None if self.sees_all else self.name or ""
+
     def sees(self, owner: str | None) -> bool:
         """Whether it may know of what belongs to the key of that name; None is what belongs to no key."""
         return self.sees_all or (owner is not None and owner == self.name)

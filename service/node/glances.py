@@ -113,7 +113,7 @@ class Glances:
         Raises:
             StoreUnavailable: the database is in trouble.
         """
-        owner = None if caller.sees_all else caller.name
+        owner = caller.owner
         listed = await self._store.read(queries.jobs(None, limit, None, owner))
         return [self._jobs.view_of(stored, await self._jobs.tallies.recent(stored)) for stored in listed]
 
@@ -162,7 +162,7 @@ class Glances:
         Raises:
             StoreUnavailable: the database is in trouble.
         """
-        which = Which(owner=None if caller.sees_all else caller.name or "")
+        which = Which(owner=caller.owner)
         turns = await callers.listed(which, 0, limit)
         places = [(turn.key.job_id, turn.key.conversation_id) for turn in turns]
         said = await self._store.read(conversation_rows.last_heads(places))

@@ -244,7 +244,7 @@ class Jobs:
         self, state: JobState | None, limit: int, before: int | None, caller: Caller = ANYBODY
     ) -> list[JobView]:
         """List the jobs that a caller may know of, the newest first."""
-        owner = None if caller.sees_all else caller.name
+        owner = caller.owner
         listed = await self._store.read(queries.jobs(state, limit, before, owner))
         return [await self._view(stored) for stored in listed]
 

@@ -15,7 +15,7 @@ from workers.spec import WorkerId
 from workers.states import WorkerState
 
 STEP_S: Final = 10.0
-LOOKS: Final = 20  # a step
+LOOKS: Final = 5  # a step
 POINTS: Final = 360
 
 

@@ -50,7 +50,7 @@ def callers_turns_router(jobs: Jobs, callers: CallersTurns, limits: Limits) -> A
         responses=refused(400, 401),
     )
     async def list_awaited(caller: CallerNow, limit: Limit = 100, after: After = 0) -> Response:
-        which = Which(owner=None if caller.sees_all else caller.name or "")
+        which = Which(owner=caller.owner)
         return _listed(await callers.listed(which, after, limit))
 
     @router.get(

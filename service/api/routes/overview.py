@@ -3,6 +3,7 @@
 These routes are the page's own. Programs use the routes of the reference, which promise to stay.
 """
 
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from dataclasses import replace
@@ -21,7 +22,7 @@ from service import __version__
 from service.api.door.access import CallerNow
 from service.api.errors.problems import refused
 from service.api.routes.jobs import shown_job
-from service.api.routes.status import NOTHING_AWAITED, owner_of, shown_status
+from service.api.routes.status import NOTHING_AWAITED, shown_status
 from service.conversations.callers import Caller
 from service.conversations.job import JobId, TurnKey
 from service.conversations.states import ENDED_JOBS, ConversationState
@@ -170,7 +171,7 @@ def overview_router(node: Node) -> APIRouter:
 
     @router.get("/overview/events")
     async def follow_overview(caller: CallerNow) -> StreamingResponse:
-        viewer = None if caller.sees_all else caller.name
+        viewer = caller.owner
         return await _stream(
             node, frames.get_or_make((viewer, caller.sees_all), partial(_overview, node, glances, caller))
         )
@@ -178,7 +179,7 @@ def overview_router(node: Node) -> APIRouter:
     @router.get("/overview/history")
     async def get_history(after: Annotated[float, Query(ge=0)] = 0.0) -> Response:
         points = node.past_hour.after(after)
-        return Response(msgspec.json.encode({"points": points}), media_type="application/json")
+        return Response(msgspec.json.encode({"now": time.time(), "points": points}), media_type="application/json")
 
     @router.get("/overview/awaited")
     async def get_awaited(caller: CallerNow) -> Response:
@@ -225,7 +226,7 @@ async def _events(node: Node, frames: SharedFrames) -> AsyncIterator[bytes]:
 async def _overview(node: Node, glances: Glances, caller: Caller) -> tuple[bytes, bool]:
     try:
         jobs = [shown_job(view) for view in await glances.at_newest(NEWEST_JOBS, caller)]
-        unclaimed, awaited = await node.unclaimed(), await node.callers.count(owner_of(caller))
+        unclaimed, awaited = await node.unclaimed(), await node.callers.count(caller.owner)
     except StoreUnavailable:  # the status names the trouble
         jobs, unclaimed, awaited = None, {}, NOTHING_AWAITED
     status = shown_status(node, unclaimed, caller, awaited)

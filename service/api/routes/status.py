@@ -75,14 +75,9 @@ def status_router(node: Node) -> APIRouter:
 
     @router.get("/status", summary="See what runs, what waits, and for what", responses=refused(401, 503))
     async def status(caller: CallerNow) -> values.Status:
-        return shown_status(node, await node.unclaimed(), caller, await node.callers.count(owner_of(caller)))
+        return shown_status(node, await node.unclaimed(), caller, await node.callers.count(caller.owner))
 
     return router
-
-
-def owner_of(caller: Caller) -> str | None:
-    """Return the key whose jobs alone a caller may know of, None where it may know of all."""
-    return None if caller.sees_all else caller.name or ""
 
 
 def shown_status(

@@ -53,7 +53,7 @@ def usage_router(store: Store) -> APIRouter:
     ) -> Response:
         dimensions = _dimensions(by)
         first, last = (None if day is None else day.isoformat() for day in (since, until))
-        owner = None if caller.sees_all else caller.name
+        owner = caller.owner
         rows = await store.read(usage.report(dimensions, first, last, owner, limit + 1))
         shown = [_line(place, counts) for place, counts in rows[:limit]]
         report = {"by": dimensions, "usage": shown, "is_cut": len(rows) > limit}

@@ -20,8 +20,7 @@ export function chartsOf() {
   const charts = CHARTS.map(chartOf);
   let points = [];
   const close = poll(async () => {
-    const { points: fresh } = await ask(`/v1/overview/history?after=${points.at(-1)?.[AT] ?? 0}`);
-    const now = Date.now() / 1000;
+    const { now, points: fresh } = await ask(`/v1/overview/history?after=${points.at(-1)?.[AT] ?? 0}`);
     points = [...points, ...fresh].filter((point) => point[AT] > now - HOUR_S);
     for (const chart of charts) chart.update(points, now);
     return LOOK_MS;
