@@ -26,6 +26,8 @@ class _PostedCondition(Struct):
     agent: str | None = None
     says: list[str] | None = None
     matches: str | None = None
+    field: str | None = None
+    equals: str | int | float | bool | None = None
     signal: str | None = None
     agree: list[str] | None = None
     unchanged: int | None = None
@@ -34,10 +36,8 @@ class _PostedCondition(Struct):
     @property
     def told(self) -> str:
         """The condition in words."""
-        if self.says:
-            return f"{self.agent} says {' or '.join(self.says)}"
-        if self.matches is not None:
-            return f"{self.agent} matches {self.matches}"
+        if self.says or self.matches is not None or self.field is not None:
+            return f"{self.agent} {self._told_words}"
         if self.signal is not None:
             return f"{self.agent or 'an agent'} sends {self.signal}"
         if self.agree:
@@ -45,6 +45,12 @@ class _PostedCondition(Struct):
         if self.unchanged is not None:
             return f"unchanged for {self.unchanged} rounds"
         return f"answers of {self.answer_tokens} tokens"
+
+    @property
+    def _told_words(self) -> str:
+        if self.says:
+            return f"says {' or '.join(self.says)}"
+        return f"says {self.field}: {written(self.equals)}" if self.matches is None else f"matches {self.matches}"
 
 
 class _Source(Struct):
@@ -114,6 +120,7 @@ class ConversationPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _decode = msgspec.json.Decoder(_Document).decode
+_decode_conditions = msgspec.json.Decoder(list[_PostedCondition] | None).decode
 
 
 def with_conversations(document: str, wanted: Collection[str], *, are_named: bool = False) -> bytes:
@@ -165,6 +172,12 @@ def posted_heads(document: str, characters: int) -> list[PostedHead]:
         for conversation in read.conversations
         for values, until in [(conversation.values, conversation.until)]
     ]
+
+
+def posted_conditions(document: str, characters: int) -> list[str]:
+    """Return the job's own conditions in words, each of so many characters at most."""
+    until = _decode_conditions(_decode_fields(document).get("until", b"null"))
+    return _bounded([each.told for each in until or ()], characters)
 
 
 def _bounded(texts: Iterable[str], characters: int) -> list[str]:

@@ -5,21 +5,19 @@ Source: specification, "Refused jobs".
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
 import msgspec
 
+from service.conversations.condition_faults import condition_faults
 from service.conversations.job import END, Conversation, Mode, OnFailure, SpokenBy
 from service.conversations.limits import Limits, too_many
 from service.conversations.memory_faults import memory_faults
 from service.conversations.spec import (
     REFERENCES,
     AgentSpec,
-    ConditionSpec,
-    ConversationSpec,
     JobSpec,
     cast_specs,
     is_tool_reference,
@@ -93,7 +91,7 @@ def meaning_faults(spec: JobSpec, conversations: tuple[Conversation, ...], rules
     yield from _cycle_faults(spec)
     yield from _mode_faults(spec)
     yield from _conversation_faults(conversations)
-    yield from _until_faults(spec, conversations)
+    yield from condition_faults(spec, conversations)
     yield from _variable_faults(spec)
     yield from _webhook_faults(spec, rules)
 
@@ -282,65 +280,6 @@ def _places_of_names(texts: Mapping[str, str], known: Collection[str]) -> dict[s
         for name in dict.fromkeys(names_in(text, known)):
             places.setdefault(name, []).append(place)
     return places
-
-
-def _until_faults(spec: JobSpec, conversations: tuple[Conversation, ...]) -> Iterator[Fault]:
-    """Yield which conditions can never hold."""
-    agents = {agent.id: agent for agent in spec.agents}
-    for place, condition in enumerate(spec.until):
-        yield from _condition_faults(f"until[{place}]", condition, agents, spec.leader)
-    for index, given in enumerate(spec.conversations):
-        own = given.until
-        cast = {**agents, **{agent.id: agent for agent in cast_specs(spec, given)}} if given.agents else agents
-        for place, condition in enumerate(
-            spec.until if own is None and given.agents and _validates_otherwise(given) else ()
-        ):
-            yield from _condition_faults(f"until[{place}]", condition, cast, spec.leader)
-        for place, condition in enumerate(own or ()):
-            yield from _condition_faults(f"conversations[{index}].until[{place}]", condition, cast, spec.leader)
-        for place, condition in enumerate(spec.until if own is None else own):
-            rounds = conversations[index].rounds
-            if condition.unchanged is not None and condition.unchanged >= rounds:
-                path = f"until[{place}]" if own is None else f"conversations[{index}].until[{place}]"
-                message = f"{rounds} rounds of {conversations[index].id!r} are too few to compare so many with"
-                yield Fault(path=f"{path}.unchanged", message=message)
-
-
-def _validates_otherwise(conversation: ConversationSpec) -> bool:
-    return any("validation" in each.model_fields_set for each in conversation.agents.values())
-
-
-def _condition_faults(
-    path: str, condition: ConditionSpec, agents: Mapping[str, AgentSpec], leader: str | None
-) -> Iterator[Fault]:
-    if condition.agent is not None and condition.agent not in agents:
-        yield Fault(path=f"{path}.agent", message=unknown("agent", condition.agent, agents))
-        return
-    for position, other in enumerate(condition.agree or ()):
-        if other not in agents:
-            yield Fault(path=f"{path}.agree[{position}]", message=unknown("agent", other, agents))
-        elif other == leader:
-            yield Fault(path=f"{path}.agree[{position}]", message="the leader names agents, and agrees with nobody")
-    speakers = list(agents.values()) if condition.agent is None else [agents[condition.agent]]
-    signals = {name for speaker in speakers for name in _names_of(speaker.exit_tools)}
-    if condition.signal is not None and condition.signal not in signals:
-        yield Fault(path=f"{path}.signal", message=unknown("exit tool", condition.signal, sorted(signals)))
-    validation = speakers[0].validation if condition.says else None
-    choices = validation.choices if validation is not None else None
-    if condition.says and condition.agent == leader:
-        choices = [*(name for name in agents if name != leader), END]
-    for position, words in enumerate(condition.says or () if choices is not None else ()):
-        fault = Validation(retries=0, choices=tuple(choices or ())).fault_of(words)
-        if fault is not None:
-            message = f"{condition.agent!r} can never say {words!r}: {fault}"
-            yield Fault(path=f"{path}.says[{position}]", message=message)
-
-
-def _names_of(tools: Sequence[object]) -> Iterator[str]:
-    """Yield the names of tools that are spelt out well; what is wrong with others is told elsewhere."""
-    for document in tools:
-        with suppress(InvalidTool):
-            yield ToolDefinition.parse(document).name
 
 
 def _webhook_faults(spec: JobSpec, rules: JobRules) -> Iterator[Fault]:

@@ -225,6 +225,8 @@ def _condition(spec: ConditionSpec) -> Condition:
         agent=spec.agent,
         says=tuple(map(folded, spec.says or ())),
         matches=spec.matches,
+        field=spec.field,
+        equals=spec.equals,
         signal=spec.signal,
         agree=tuple(spec.agree or ()),
         unchanged=spec.unchanged,

@@ -16,7 +16,7 @@ from workers.tools.schemas import pattern_trouble, schema_trouble
 NO_CONTROLS: Final = r"[^\x00-\x1f\x7f-\x9f]"
 REFERENCES: Final = "{mcp: SERVER, only: [NAME]} or {python: NAME} names tools that a model has; signals are spelt out"
 MOST_WAIT_S: Final = 10 * 365 * 86_400.0  # for a caller
-CONDITIONS: Final = ("says", "matches", "signal", "agree", "unchanged", "answer_tokens")
+CONDITIONS: Final = ("says", "matches", "field", "signal", "agree", "unchanged", "answer_tokens")
 Name = Annotated[str, Field(max_length=128, pattern=r"^[^\x00]*$")]  # of something that may be there or not
 Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
 
@@ -33,13 +33,13 @@ Phrase = Annotated[str | None, AfterValidator(usable_phrase)]
 
 
 def plain_value(value: object) -> object:
-    """Check the value of a variable."""
+    """Check that a value has no parts: that of a variable, or of a field."""
     if not isinstance(value, str | int | float):
         raise ValueError("must be text, a number, true or false")  # noqa: TRY004 - the one that pydantic takes
     return value
 
 
-Variable = Annotated[object, AfterValidator(plain_value)]
+Scalar = Annotated[object, AfterValidator(plain_value)]
 
 
 class ValidationSpec(StrictModel):
@@ -133,11 +133,13 @@ class AgentSpec(StrictModel):
 
 
 class ConditionSpec(StrictModel):
-    """A condition that ends a conversation before its rounds are over: one of six kinds."""
+    """A condition that ends a conversation before its rounds are over: one of seven kinds."""
 
     agent: str | None = None
     says: list[Annotated[str, Field(max_length=1000)]] | None = Field(default=None, min_length=1, max_length=100)
     matches: str | None = None
+    field: str | None = Field(default=None, max_length=1000, pattern=r"^[^.]+(\.[^.]+)*$")
+    equals: Scalar | None = None
     signal: str | None = None
     agree: list[str] | None = Field(default=None, min_length=2)
     unchanged: int | None = Field(default=None, ge=1, strict=True)
@@ -148,9 +150,11 @@ class ConditionSpec(StrictModel):
         given = [name for name in CONDITIONS if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"a condition has one of {', '.join(CONDITIONS[:-1])} and {CONDITIONS[-1]}")
-        if given[0] in {"says", "matches"} and self.agent is None:
+        if given[0] in {"says", "matches", "field"} and self.agent is None:
             raise ValueError(f"{given[0]} wants an agent beside it")
-        if self.agent is not None and given[0] not in {"says", "matches", "signal"}:
+        if (self.field is None) != (self.equals is None):
+            raise ValueError("field and equals stand together")
+        if self.agent is not None and given[0] not in {"says", "matches", "field", "signal"}:
             raise ValueError(f"{given[0]} is of several agents, and has no agent beside it")
         if self.says is not None and not all(map(folded, self.says)):
             raise ValueError("says: a turn that says nothing fulfils no condition")
@@ -212,7 +216,7 @@ class ConversationSpec(StrictModel):
     source: FromSpec | None = Field(default=None, alias="from")
     rounds: int | None = Field(default=None, ge=1, strict=True)
     until: Conditions | None = None
-    variables: dict[str, Variable] | None = None
+    variables: dict[str, Scalar] | None = None
     agents: dict[str, CastSpec] = Field(default_factory=dict)
     weights: Literal["pinned"] | None = None
     metadata: dict[str, object] = Field(default_factory=dict)

@@ -5,28 +5,71 @@ tokens. So a restart decides alike.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Final
 
 import msgspec
 from typing_extensions import override
 
-from service.conversations.validation import COMPILED, folded
+from service.conversations.validation import COMPILED, folded, read_answer
 from workers.tools.schemas import is_found, within
 
 SILENCE: Final = 0  # the words of a turn in which nothing was said
 
 
-class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """One condition, of one of six kinds: only the fields of that kind are given.
+class SaidWords:
+    """The words of one turn, in the forms that conditions read; each form is made once, when it is asked for."""
 
-    ``agent`` says one of ``says``, which are folded, or what ``matches``; it, or any agent where it is None, sends
-    ``signal``. All of ``agree`` say the same in one round. For ``unchanged`` rounds everybody says what it said the
-    round before. All answers have ``answer_tokens`` together.
+    def __init__(self, words: str) -> None:
+        self.words = words.strip()
+
+    def __repr__(self) -> str:
+        return f"<SaidWords {self.words[:40]!r}>"
+
+    @cached_property
+    def folded(self) -> str:
+        """The words without regard to letter case and spacing."""
+        return folded(self.words)
+
+    @cached_property
+    def value(self) -> object:
+        """Their JSON value; None where they are no JSON."""
+        try:
+            return read_answer(self.words)
+        except ValueError:
+            return None
+
+    def holds(self, field: str, wanted: object) -> bool:
+        """Whether a field of their JSON has this value; texts are compared without regard to case and spacing."""
+        found = self.value
+        for name in field.split("."):
+            if not isinstance(found, dict) or name not in found:
+                return False
+            found = found[name]
+        return is_alike(found, wanted)
+
+
+def is_alike(found: object, wanted: object) -> bool:
+    """Whether two values of JSON without parts are the same."""
+    if isinstance(wanted, str):
+        return isinstance(found, str) and folded(found) == folded(wanted)
+    return isinstance(found, bool) == isinstance(wanted, bool) and found == wanted
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True):
+    """One condition, of one of seven kinds: only the fields of that kind are given.
+
+    ``agent`` says one of ``says``, which are folded, or what ``matches``, or JSON in which ``field`` is what it
+    ``equals``: a text, a number or a truth value (names of nested objects have dots between them). It, or any agent
+    where it is None, sends ``signal``. All of ``agree`` say the same in one round. For ``unchanged`` rounds everybody
+    says what it said the round before. All answers have ``answer_tokens`` together.
     """
 
     agent: str | None = None
     says: tuple[str, ...] = ()
     matches: str | None = None
+    field: str | None = None
+    equals: object = None
     signal: str | None = None
     agree: tuple[str, ...] = ()
     unchanged: int | None = None
@@ -35,7 +78,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_of_a_turn(self) -> bool:
         """Whether one turn alone fulfils it."""
-        return bool(self.says or self.matches is not None or self.signal is not None)
+        return bool(self.says or self.matches is not None or self.field is not None or self.signal is not None)
 
     @property
     def judged(self) -> tuple[str, ...] | None:
@@ -47,17 +90,19 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         """The length of a text that it costs as much to judge by."""
         return COMPILED * len(self.matches or "") + sum(map(len, self.says))
 
-    def is_fulfilled(self, words: str, signals: Collection[str], limit_s: float) -> bool:
+    def is_fulfilled(self, said: SaidWords, signals: Collection[str], limit_s: float) -> bool:
         """Whether a turn of its agent fulfils it by itself.
 
         Raises:
             TimeoutError: that takes longer than ``limit_s`` of this thread's own time to find out.
         """
         if self.says:
-            return folded(words) in self.says
+            return said.folded in self.says
         if self.matches is not None:
             with within(limit_s):
-                return bool(words.strip()) and is_found(self.matches, words.strip())
+                return bool(said.words) and is_found(self.matches, said.words)
+        if self.field is not None:
+            return said.holds(self.field, self.equals)
         return self.signal in signals
 
 
@@ -225,12 +270,13 @@ def find_fulfilled(conditions: Mapping[int, Condition], words: str, signals: Col
     """
     fulfilled: list[int] = []
     left = list(conditions)
+    said = SaidWords(words)
     for _ in range(2):
         share_s = limit_s / 2 / max(1, len(left))
         slow: list[int] = []
         for place in left:
             try:
-                if conditions[place].is_fulfilled(words, signals, share_s):
+                if conditions[place].is_fulfilled(said, signals, share_s):
                     fulfilled.append(place)
             except TimeoutError:
                 slow.append(place)

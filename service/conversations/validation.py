@@ -101,10 +101,19 @@ def _choice_fault(choices: tuple[str, ...], text: str) -> str | None:
     return f"it must hold exactly one of: {cut(', '.join(choices))}; it holds {held}"
 
 
+def read_answer(text: str) -> object:
+    """Return the JSON value of an answer, which may stand in a fence of Markdown.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    fenced = _FENCED.match(text.strip())
+    return read_json(fenced["body"] if fenced else text)
+
+
 def _json_fault(schema: dict[str, object], text: str, limit_s: float) -> str | None:
-    fenced = _FENCED.match(text)
     try:
-        value = read_json(fenced["body"] if fenced else text)
+        value = read_answer(text)
     except ValueError as error:
         return cut(f"it is not JSON: {error}")
     return schema_fault(schema, value, limit_s)

@@ -104,12 +104,16 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of a list, ``number`` from 1; ``found`` are the lines of all its pages."""
+    """A page of a list, ``number`` from 1; ``found`` are the lines of all its pages.
+
+    ``until`` are the job's own conditions in words.
+    """
 
     lines: Sequence[ListedConversation]
     number: int
     pages: int
     found: int
+    until: Sequence[str] = ()
 
 
 KEYS: Final[Mapping[Order, Callable[[ListedConversation], tuple[object, ...]]]] = {

@@ -10,7 +10,7 @@ import msgspec
 
 from service.conversations.callers import Caller
 from service.conversations.job import JobId
-from service.conversations.job_document import ConversationPlace, PostedHead, place_in, posted_heads
+from service.conversations.job_document import ConversationPlace, PostedHead, place_in, posted_conditions, posted_heads
 from service.conversations.states import ENDED_JOBS
 from service.errors import ConversationNotFound
 from service.node.callers_turns import CallersTurns
@@ -43,6 +43,7 @@ class _Known:
     def __init__(self) -> None:
         self.lock = anyio.Lock()
         self.heads: list[PostedHead] | None = None
+        self.until: list[str] = []
         self.chars = 0  # that are kept of it, about
         self.lines: list[ListedConversation] = []
         self.due_at = 0.0
@@ -57,7 +58,7 @@ class _Known:
 
     def read(self, document: str) -> None:
         """Read what was posted."""
-        self.heads = posted_heads(document, WORDS)
+        self.heads, self.until = posted_heads(document, WORDS), posted_conditions(document, WORDS)
         conditions = {id(head.until): head.until for head in self.heads}  # mostly one list for all
         texts = [text for until in conditions.values() for text in until]
         texts += [text for head in self.heads for text in (head.prompt, *head.variables.values())]
@@ -72,7 +73,8 @@ class _Known:
 
     def page(self, query: ListQuery, size: int) -> ListPage:
         """Return a page of the lines."""
-        return page_of(self.lines, self._searched, self.heads or [], query, size)
+        page = page_of(self.lines, self._searched, self.heads or [], query, size)
+        return msgspec.structs.replace(page, until=self.until)
 
     def _searched(self) -> list[str]:
         if self._texts is None:

@@ -48,6 +48,19 @@ def said(*words: str) -> list[Document]:
         ({"agent": "b", "says": ["yes", "ja"]}, said("One", "no", "Two", " YES "), 4, ("b", 1)),
         ({"agent": "a", "says": ["stop"]}, said("One", "no", "Stop"), 3, ("a", 1)),  # b waits for it, and never speaks
         ({"agent": "b", "matches": "^DONE"}, said("One", "not DONE", "Two", "DONE, I think"), 4, ("b", 1)),
+        (
+            {"agent": "b", "field": "vote.verdict", "equals": "agree"},
+            said(
+                "One",
+                "agree",
+                "Two",
+                '{"vote": {"verdict": "no"}}',
+                "3",
+                '```json\n{"vote": {"verdict": "Agree"}}\n```',
+            ),
+            6,
+            ("b", 2),
+        ),
         ({"signal": "finish"}, [*said("One", "Two"), SENT], 3, ("a", 1)),
         ({"agree": ["a", "b"]}, said("Paris", "Rome", "Rome", "rome"), 4, (None, 1)),
         ({"unchanged": 1}, said("Paris", "Rome", "Rome", "Paris", "Rome", " Paris"), 6, (None, 2)),

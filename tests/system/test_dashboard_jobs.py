@@ -205,7 +205,7 @@ def test_conversations_are_found_and_sorted(service: Service, shown: Page) -> No
 
 
 def test_a_condition_that_ended_a_conversation_is_named(service: Service, shown: Page) -> None:
-    """In the list and on its page, in the words of the job."""
+    """In the list and on its page, in the words of the job, whichever answer comes last."""
     until = [{"agent": "pro", "says": ["yes"]}]
     talk = {"id": "q0", "prompt": "Go, yes"}
     job_id = service.post_job(
@@ -213,8 +213,19 @@ def test_a_condition_that_ended_a_conversation_is_named(service: Service, shown:
     )
     service.wait_ended(job_id)
     go(shown, f"#/jobs/{job_id}", "pro says yes, in round 1")
-    shown.wait_text("Ends early when")
+    shown.wait(
+        "[...document.querySelectorAll('.facts div')].some((fact) =>"
+        " fact.innerText.replace(/\\s+/g, ' ') === 'Ends early when pro says yes')",
+        "it says when",
+    )
+    shown.run(
+        "window.fetchBefore = window.fetch; window.fetch = (url, ...rest) => (String(url).endsWith('/place')"
+        " ? new Promise((go) => { window.letGo = go; }) : Promise.resolve())"
+        ".then(() => window.fetchBefore(url, ...rest))"
+    )
     shown.click('tbody a[href$="/q0"]')
+    shown.wait_text("ended early, in round 1")
+    shown.run("window.fetch = window.fetchBefore; window.letGo()")
     shown.wait_text("ended early, in round 1: pro says yes")
 
 

@@ -71,11 +71,13 @@ class CastDocument(TypedDict, total=False):
 
 
 class ConditionDocument(TypedDict, total=False):
-    """A condition that ends a conversation before its rounds are over: one of six; the first three have an agent."""
+    """A condition that ends a conversation before its rounds are over: one of seven; the first four have an agent."""
 
     agent: str
     says: Sequence[str]
     matches: str
+    field: str
+    equals: str | float | bool
     signal: str
     agree: Sequence[str]
     unchanged: int

@@ -23,6 +23,7 @@ export function open(root, [jobId, id], title) {
   const faults = h("div");
   const turns = turnsOf(path);
   let until = []; // its conditions in words
+  let newest = null;
   const words = wordsOf(path);
   const question = h("div", { class: "question", "aria-label": "Prompt", role: "group" });
   const before = h("a", { class: "button", hidden: true }, "Previous");
@@ -33,6 +34,7 @@ export function open(root, [jobId, id], title) {
   ask(`${path}/place`).then((place) => {
     setText(question, place.prompt);
     until = place.until;
+    tellReason();
     if (place.source) {
       source.hidden = false;
       setAttribute(source, "href", to("compare", place.source.job, place.source.conversation, jobId, id));
@@ -45,6 +47,11 @@ export function open(root, [jobId, id], title) {
   }, (problem) => question.replaceChildren(problemNode(problem)));
   const jobLink = h("a", { href: to("jobs", jobId) }, jobId);
   ask(`/v1/jobs/${encodeURIComponent(jobId)}`).then((job) => setText(jobLink, job.name), () => {}); // told below
+  function tellReason() {
+    if (!newest) return;
+    const end = newest.reason ? sentenceOf(newest.reason) : earlyEnd(newest.ended_by, until);
+    setText(reason, [end, ...newest.left.map((agent) => `${agent} has left`)].filter(Boolean).join("; "));
+  }
   let ended = []; // they do not change, so only what comes after them is asked for
   root.append(
     h("nav", { class: "path", "aria-label": "Where this is" },
@@ -56,7 +63,8 @@ export function open(root, [jobId, id], title) {
     const transcript = await ask(`${path}?after=${ended.length}`);
     faults.replaceChildren();
     setBadge(state, transcript.state);
-    setText(reason, [transcript.reason ? sentenceOf(transcript.reason) : earlyEnd(transcript.ended_by, until), ...transcript.left.map((agent) => `${agent} has left`)].filter(Boolean).join("; "));
+    newest = transcript;
+    tellReason();
     const places = new Map(ended.map((turn) => [placeOf(turn), turn]));
     const fresh = transcript.turns.filter((turn) => !places.has(placeOf(turn)));
     const isOver = ENDED.has(transcript.state);

@@ -91,6 +91,7 @@ export function open(root, [id], title) {
     failed.hidden = IS_OPEN.has(job.state) || !job.progress.conversations.failed;
     for (const save of saves) save.disabled = IS_OPEN.has(job.state);
     head.update(job);
+    definition.update(page.until);
     conversations.update(page.lines);
     pages.update(page, conversations);
   }
@@ -117,17 +118,26 @@ function definitionNode(path) {
     ],
   });
   const told = facts();
+  let posted = [];
+  let ends = "";
+  const tell = () => told.update([...posted, ["Ends early when", ends]]);
   const node = h("section", { "aria-label": "Definition" }, told.node, agents.node);
   ask(`${path}/document?conversations=none`).then((job) => {
-    told.update([
+    posted = [
       ["Rounds", whole(job.rounds ?? 1)],
       ["Agents speak", MODES[job.mode ?? "rounds"] ?? job.mode], ["Leader", job.leader], ["Prompts show", VIEWS[job.view ?? "own"] ?? job.view],
-      ["Ends early when", (job.until ?? []).map(conditionOf).join("; or ")],
       ["Priority", job.priority ? whole(job.priority) : null], ["Agents", plural(job.agents.length, "agent")],
-    ]);
+    ];
+    tell();
     agents.update(job.agents);
   }, () => {}); // that there is none is told by what is followed
-  return { node };
+  return {
+    node,
+    update(until) {
+      ends = until.join("; or ");
+      tell();
+    },
+  };
 }
 
 function settingsOf({ params, tools, validation }) {
@@ -165,15 +175,6 @@ function headOf(id) {
       setText(metadata, pretty(job.metadata));
     },
   };
-}
-
-/** Return a condition of `until` in words. */
-function conditionOf({ agent, says, matches, signal, agree, unchanged, answer_tokens: tokens }) {
-  if (says) return `${agent} says ${says.join(" or ")}`;
-  if (matches !== undefined && matches !== null) return `${agent} matches ${matches}`;
-  if (signal) return `${agent ?? "an agent"} sends ${signal}`;
-  if (agree) return `${agree.join(", ")} agree`;
-  return unchanged ? `nothing changes for ${plural(unchanged, "round")}` : `answers have ${plural(tokens, "token")}`;
 }
 
 function stateOf(row) {

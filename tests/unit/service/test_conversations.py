@@ -209,12 +209,32 @@ def test_what_is_not_understood_is_refused(changes: dict[str, object]) -> None:
 
 
 FINISH = {"type": "function", "function": {"name": "finish", "parameters": {"type": "object"}}}
+VERDICT = {
+    "type": "object",
+    "properties": {
+        "verdict": {"type": "string", "enum": ["yes", "no"]},
+        "sure": {"type": "boolean"},
+        "on": {"type": "object", "properties": {"point": {"type": ["integer", "null"]}}, "additionalProperties": False},
+        "any": {"anyOf": [{"type": "object"}, {"type": "string"}]},
+    },
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "equals"),
+    [("verdict", "YES"), ("sure", False), ("on.point", 3), ("on.point", 3.0), ("any.x", "y"), ("any", 5)],
+)
+def test_a_field_that_a_schema_allows_is_no_fault(field: str, equals: object) -> None:
+    """What a schema leaves open may be so."""
+    agent = {"id": "j", "model": "m", "validation": {"json_schema": VERDICT}}
+    parse_job(document(agents=[agent], until=[{"agent": "j", "field": field, "equals": equals}]), JobId("j"), rules())
 
 
 @pytest.mark.parametrize(
     ("until", "place", "told"),
     [
-        ({}, "until[0]", "a condition has one of says, matches, signal, agree, unchanged and answer_tokens"),
+        ({}, "until[0]", "a condition has one of says, matches, field, signal, agree, unchanged and answer_tokens"),
         ({"agent": "a", "says": ["x"], "matches": "y"}, "until[0]", "has one of"),
         ({"says": ["x"]}, "until[0]", "says wants an agent beside it"),
         ({"agent": "a", "unchanged": 1}, "until[0]", "has no agent beside it"),
@@ -228,6 +248,16 @@ FINISH = {"type": "function", "function": {"name": "finish", "parameters": {"typ
         ({"signal": "finished"}, "until[0].signal", "did you mean 'finish'"),
         ({"agent": "b", "signal": "finish"}, "until[0].signal", "unknown exit tool 'finish'"),
         ({"agent": "b", "says": ["yes", "perhaps"]}, "until[0].says[1]", "'b' can never say 'perhaps'"),
+        ({"agent": "a", "field": "x"}, "until[0]", "field and equals stand together"),
+        ({"agent": "a", "matches": "x", "equals": "y"}, "until[0]", "field and equals stand together"),
+        ({"equals": "x", "field": "y"}, "until[0]", "field wants an agent"),
+        ({"agent": "a", "field": "x.", "equals": 1}, "until[0].field", "pattern"),
+        ({"agent": "a", "field": "x", "equals": ["y"]}, "until[0].equals", "must be text, a number, true or false"),
+        ({"agent": "j", "field": "verdct", "equals": "yes"}, "until[0].field", "did you mean 'verdict'"),
+        ({"agent": "j", "field": "verdict.x", "equals": 1}, "until[0].field", "unknown property 'x'"),
+        ({"agent": "j", "field": "verdict", "equals": "maybe"}, "until[0].equals", 'one of ["yes", "no"]'),
+        ({"agent": "j", "field": "sure", "equals": "true"}, "until[0].equals", 'its type is "boolean"'),
+        ({"agent": "j", "field": "on.other", "equals": 1}, "until[0].field", "unknown property 'other'"),
         ({"unchanged": 2}, "until[0].unchanged", "2 rounds of 'c0' are too few"),
         ({"unchanged": 0}, "until[0].unchanged", "must be at least 1"),
         ({"answer_tokens": "many"}, "until[0].answer_tokens", "integer"),
@@ -239,6 +269,7 @@ def test_a_condition_that_can_never_hold_is_refused(until: dict[str, object], pl
     agents = [
         {"id": "a", "model": "m", "exit_tools": [FINISH]},
         {"id": "b", "model": "m", "validation": {"choices": ["yes", "no"]}},
+        {"id": "j", "model": "m", "validation": {"json_schema": VERDICT}},
     ]
     conversation = {"prompt": "p", **({"until": [until]} if at == "conversation" else {})}
     made = document(

@@ -1,0 +1,61 @@
+"""Conditions that one turn fulfils by its words (specification, "Ends")."""
+
+import pytest
+
+from service.conversations.job_document import posted_conditions
+from service.conversations.until import Condition, find_fulfilled
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "equals", "is_fulfilled"),
+    [
+        ('{"verdict": "agree"}', "verdict", "agree", True),
+        (' {"verdict": " AGREE "} ', "verdict", "agree", True),
+        ('```json\n{"verdict": "agree"}\n```', "verdict", "agree", True),
+        ('{"verdict": "disagree"}', "verdict", "agree", False),
+        ('{"other": "agree"}', "verdict", "agree", False),
+        ('I agree: {"verdict": "agree"}', "verdict", "agree", False),
+        ('["agree"]', "verdict", "agree", False),
+        ("agree", "verdict", "agree", False),
+        ("", "verdict", "agree", False),
+        ('{"a": {"b": 1.0}}', "a.b", 1, True),
+        ('{"a.b": 1}', "a.b", 1, False),
+        ('{"a": "b"}', "a.b", 1, False),
+        ('{"a": true}', "a", 1, False),
+        ('{"a": 1}', "a", True, False),
+        ('{"a": 0}', "a", False, False),
+        ('{"a": true}', "a", True, True),
+        ('{"a": "true"}', "a", True, False),
+        ('{"a": "1"}', "a", 1, False),
+        ('{"a": [1]}', "a", 1, False),
+        ('{"a": null}', "a", "null", False),
+        ('{"a": NaN}', "a", 0, False),
+        ('{"a": ""}', "a", "", True),
+        ("[" * 100_000, "a", "", False),
+    ],
+)
+def test_a_field_of_json_is_what_it_equals(words: str, field: str, equals: object, *, is_fulfilled: bool) -> None:
+    """In the JSON that a reader sees; a truth value is no number, and nothing is looked for in other words."""
+    judged = find_fulfilled({3: Condition(agent="a", field=field, equals=equals)}, words, [], 1.0)
+    assert judged.fulfils == ((3,) if is_fulfilled else ())
+    assert judged.overran == ()
+
+
+def test_conditions_are_told_in_words() -> None:
+    """As the page of a job shows them."""
+    document = """{"conversations": [], "until": [
+        {"agent": "j", "field": "a.b", "equals": true}, {"agent": "j", "field": "a", "equals": "x"},
+        {"agent": "j", "says": ["y", "n"]}, {"agent": "j", "matches": "z"}, {"signal": "s"}, {"agree": ["j", "k"]},
+        {"unchanged": 2}, {"answer_tokens": 9}]}"""
+    assert posted_conditions(document, 100) == [
+        "j says a.b: true",
+        "j says a: x",
+        "j says y or n",
+        "j matches z",
+        "an agent sends s",
+        "j, k agree",
+        "unchanged for 2 rounds",
+        "answers of 9 tokens",
+    ]
+    assert posted_conditions('{"conversations": [], "until": null}', 100) == []
+    assert posted_conditions('{"conversations": []}', 100) == []
