@@ -4,14 +4,18 @@ import base64
 import hashlib
 import html
 import math
+import textwrap
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Final
+
+import msgspec
 
 from service.conversations.states import TurnState
 from service.timeline.rows import end_of
 from service.timeline.spans import Span
-from service.timeline.timeline import Timeline, pieces
+from service.timeline.timeline import Timeline, pieces, waiting
 
 START: Final = """
 const data = JSON.parse(document.getElementById("data").textContent);
@@ -23,19 +27,47 @@ PAGE_STYLE: Final = (
 )
 IDLE, BUSY, FAILED, CANCELLED, RUNNING = ".", "#", "x", "-", ">"
 BROKE: Final = "!"
-MARKS: Final = {
-    TurnState.COMPLETED: BUSY,
-    TurnState.FAILED: FAILED,
-    TurnState.CANCELLED: CANCELLED,
-    TurnState.IN_FLIGHT: RUNNING,
-}
-STRENGTH: Final = IDLE + BUSY + RUNNING + CANCELLED + FAILED  # what is told of a column with several things in it
-LEGEND: Final = f"{BUSY} completed  {RUNNING} running  {FAILED} failed  {CANCELLED} cancelled  {BROKE} engine broke"
+LETTERS: Final = "abcdefghijklmnopqrstuvwyz"  # of agents; "x" is a failure
+WORST: Final = {TurnState.FAILED: 3, TurnState.CANCELLED: 2, TurnState.IN_FLIGHT: 1}  # of several things in a column
+MARKS: Final = {TurnState.FAILED: FAILED, TurnState.CANCELLED: CANCELLED, TurnState.IN_FLIGHT: RUNNING}
+LEGEND: Final = f"{RUNNING} running  {FAILED} failed  {CANCELLED} cancelled  {BROKE} an engine broke"
 LEAST: Final = 20  # columns
+TAIL: Final = 9  # of a line: how busy the row is, or how many turns wait
+DIGIT: Final = 9
+WAITS: Final = "waiting"
+NO_BREAK: Final = "\xa0"
 INCIDENTS: Final = 20  # that are listed, the last
 ROUNDING: Final = 1e-6  # of a column, which no attempt that ends with it enters
 MINUTE: Final = 60
 HOUR: Final = 3600
+
+
+class ChartLine(msgspec.Struct, frozen=True):
+    """A line of a chart: ``cells`` are its columns, and words stand before and behind them."""
+
+    words: str
+    cells: str = ""
+    tail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.words}{self.cells}{self.tail}".rstrip()
+
+
+class _Scale(msgspec.Struct, frozen=True):
+    """The columns, each so many seconds from ``begin`` on."""
+
+    begin: float
+    each: float
+    columns: int
+
+    def at(self, second: float) -> int:
+        """Return the column of a moment."""
+        return min(self.columns - 1, max(0, int((second - self.begin) / self.each)))
+
+    def over(self, begin: float, end: float) -> range:
+        """Return the columns of a time; one that ends with a column does not enter the next."""
+        first, last = self.at(begin), math.ceil((end - self.begin) / self.each - ROUNDING)
+        return range(first, min(self.columns, max(first + 1, last)))
 
 
 def page_pieces(timeline: Timeline, script: str, style: str) -> Iterator[bytes]:
@@ -63,42 +95,90 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-def chart(timeline: Timeline, width: int) -> list[str]:
+def chart(timeline: Timeline, width: int) -> list[ChartLine]:
     """Return the lines, each of at most ``width`` characters where that leaves 20 columns for the time."""
     spans = timeline.attempts
     if not spans:
-        return [f"{timeline.name}: {timeline.state}; no turn has been on a slot yet"]
+        return [ChartLine(f"{timeline.name}: {timeline.state}; no turn has been on a slot yet")]
     begin = min(span.started_s for span in spans)
     end = max(begin, *(end_of(span, timeline.until_s) for span in spans))
     by_row: dict[tuple[str, int], list[Span]] = defaultdict(list)
     for span in spans:
         by_row[span.worker, span.row].append(span)
     labels = {place: f"{place[0]} {place[1]}" for place in by_row}
-    margin = max(map(len, [*labels.values(), *(worker.id for worker in timeline.workers)])) + 1
-    columns = max(LEAST, width - margin)
-    each = (end - begin) / columns or 1.0
-    lines = [
-        f"{timeline.name}: {timeline.state}, {len(spans)} attempts in {length(end - begin)}, {length(each)} a column",
-        LEGEND,
-    ]
+    margin = max(map(len, [*labels.values(), *(worker.id for worker in timeline.workers), WAITS])) + 1
+    columns = max(LEAST, width - margin - TAIL)
+    scale = _Scale(begin, (end - begin) / columns or 1.0, columns)
+    agents = list(dict.fromkeys(span.agent for span in sorted(spans, key=lambda span: span.started_s)))
+    letters = dict(zip(agents, LETTERS, strict=False))
+    seconds, step = length(end - begin), length(scale.each)
+    title = f"{timeline.name}: {timeline.state}, {len(spans)} attempts in {seconds}, {step} a column"
+    drawn = [ChartLine(line) for line in (title, *_legend(letters, len(agents), width))]
     for worker in timeline.workers:
-        broken = [incident.at_s for incident in timeline.incidents if incident.worker == worker.id]
+        broken = {scale.at(incident.at_s) for incident in timeline.incidents if incident.worker == worker.id}
         if broken:
-            marks = [" "] * columns
-            for at_s in broken:
-                marks[_column(at_s, begin, each, columns)] = BROKE
-            lines.append(f"{worker.id:<{margin}}{''.join(marks)}".rstrip())
-        lines += [
-            f"{labels[worker.id, row]:<{margin}}{_line(by_row[worker.id, row], begin, each, columns, timeline.until_s)}"
-            for row in range(worker.rows)
-        ]
-    lines.append(f"{'':<{margin}}{_axis(length(end - begin), columns)}")
-    lines += [
-        f"  {length(incident.at_s - begin)}: {incident.worker}, engine {incident.incarnation}: {incident.reason}:"
-        f" {incident.because}"
+            marks = "".join(BROKE if column in broken else " " for column in range(columns))
+            drawn.append(ChartLine(f"{worker.id:<{margin}}", marks))
+        for row in range(worker.rows):
+            on_row = by_row[worker.id, row]
+            busy_s = sum(end_of(span, timeline.until_s) - span.started_s for span in on_row)
+            tail = f"{round(100 * busy_s / ((end - begin) or 1.0)):4d} %"
+            cells = _cells(on_row, letters, scale, timeline.until_s)
+            drawn.append(ChartLine(f"{labels[worker.id, row]:<{margin}}", cells, tail))
+    drawn += _waiting_lines(timeline, scale, margin)
+    drawn.append(ChartLine(f"{'':<{margin}}", f"0{seconds.rjust(columns - 1)}"))
+    return drawn + [
+        ChartLine(
+            f"  {length(incident.at_s - begin)}: {incident.worker}, engine {incident.incarnation}: {incident.reason}:"
+            f" {incident.because}"
+        )
         for incident in timeline.incidents[-INCIDENTS:]
     ]
-    return lines
+
+
+def _legend(letters: Mapping[str, str], agents: int, width: int) -> list[str]:
+    named = [f"{letter} {agent}" for agent, letter in letters.items()]
+    if agents > len(letters):
+        named.append(f"{BUSY} the other {agents - len(letters)}")
+    told = [each.replace(" ", NO_BREAK) for each in [*named, *LEGEND.split("  ")]]
+    wrapped = textwrap.wrap("  ".join(told), width=max(LEAST, width), break_long_words=False, break_on_hyphens=False)
+    return [line.replace(NO_BREAK, " ") for line in wrapped]
+
+
+def _cells(spans: Sequence[Span], letters: Mapping[str, str], scale: _Scale, until_s: float) -> str:
+    """Return who held a row: the worst of each column, or what held most of it; a turn begins with a capital."""
+    held: list[Span | None] = [None] * scale.columns
+    weights: list[tuple[int, float]] = [(0, -1.0)] * scale.columns
+    for span in spans:
+        end = end_of(span, until_s)
+        for column in scale.over(span.started_s, end):
+            left = scale.begin + column * scale.each
+            weight = WORST.get(span.outcome, 0), min(end, left + scale.each) - max(span.started_s, left)
+            if weight > weights[column]:
+                weights[column], held[column] = weight, span
+    return "".join(
+        IDLE if span is None else _mark(span, letters, is_first=span is not before)
+        for before, span in zip([None, *held], held, strict=False)
+    )
+
+
+def _mark(span: Span, letters: Mapping[str, str], *, is_first: bool) -> str:
+    letter = letters.get(span.agent, BUSY)
+    return MARKS.get(span.outcome, letter.upper() if is_first else letter)
+
+
+def _waiting_lines(timeline: Timeline, scale: _Scale, margin: int) -> list[ChartLine]:
+    """Return how many turns waited for a slot, as ninths of the most where these are more; nothing where none did."""
+    counts = [(at_s, count) for at_s, count in waiting(timeline) if at_s <= timeline.until_s]
+    most = max((count for _, count in counts), default=0)
+    if not most:
+        return []
+    cells = [0] * scale.columns
+    for (at_s, count), (until_s, _) in pairwise([*counts, (timeline.until_s, 0)]):
+        for column in scale.over(at_s, until_s):
+            cells[column] = max(cells[column], count)
+    digits = "".join(str(count if most <= DIGIT else math.ceil(DIGIT * count / most)) if count else IDLE for count in cells)
+    return [ChartLine(f"{WAITS:<{margin}}", digits, f" most {most}")]
 
 
 def length(seconds: float) -> str:
@@ -111,22 +191,3 @@ def length(seconds: float) -> str:
     if whole < HOUR:
         return f"{whole // MINUTE}m{whole % MINUTE:02d}s"
     return f"{whole // HOUR}h{whole % HOUR // MINUTE:02d}m"
-
-
-def _line(spans: Sequence[Span], begin: float, each: float, columns: int, until_s: float) -> str:
-    cells = [IDLE] * columns
-    for span in spans:
-        mark = MARKS.get(span.outcome, BUSY)
-        first = _column(span.started_s, begin, each, columns)
-        last = math.ceil((end_of(span, until_s) - begin) / each - ROUNDING)
-        for column in range(first, min(columns, max(first + 1, last))):
-            cells[column] = max(cells[column], mark, key=STRENGTH.index)
-    return "".join(cells)
-
-
-def _column(at_s: float, begin: float, each: float, columns: int) -> int:
-    return min(columns - 1, max(0, int((at_s - begin) / each)))
-
-
-def _axis(whole: str, columns: int) -> str:
-    return "0" + whole.rjust(columns - 1)

@@ -76,6 +76,25 @@ def with_attempts(timeline: Timeline, spans: Sequence[Span], rows: Mapping[str, 
     )
 
 
+def waiting(timeline: Timeline) -> list[tuple[float, int]]:
+    """Return how many of the turns that have started since were waiting for a slot, from each moment on.
+
+    What began before the origin is told as of then, so that no moment has two counts.
+    """
+    moves: list[tuple[float, int]] = []
+    for span in timeline.attempts:
+        if span.queued_s is not None and span.queued_s < span.started_s:
+            moves += [(max(0.0, span.queued_s), 1), (max(0.0, span.started_s), -1)]
+    counts: list[tuple[float, int]] = []
+    count = 0
+    for at_s, move in sorted(moves):
+        count += move
+        if counts and counts[-1][0] == at_s:
+            counts.pop()
+        counts.append((at_s, count))
+    return counts
+
+
 def pieces(timeline: Timeline) -> Iterator[bytes]:
     """Yield the JSON of a timeline in pieces, so that none takes long to make."""
     head = msgspec.json.encode(msgspec.structs.replace(timeline, attempts=()))

@@ -12,7 +12,7 @@ import msgspec
 
 from service.timeline.rows import end_of
 from service.timeline.spans import Span
-from service.timeline.timeline import Timeline
+from service.timeline.timeline import Timeline, waiting
 
 QUEUE: Final = 1  # the process of what waits; workers follow
 FIRST: Final = 1  # the thread of a worker's first row, which each worker of a timeline has
@@ -50,25 +50,6 @@ def trace_events(timeline: Timeline) -> Iterator[Event]:
         yield {"ph": "C", "pid": QUEUE, "name": "turns", "ts": _us(at_s), "args": {"waiting": count}}
     for span in timeline.attempts:
         yield _attempt(pids[span.worker], span, timeline.until_s)
-
-
-def waiting(timeline: Timeline) -> list[tuple[float, int]]:
-    """Return how many of the turns that have started since were waiting for a slot, from each moment on.
-
-    What began before the origin is told as of then, so that no moment has two counts.
-    """
-    moves: list[tuple[float, int]] = []
-    for span in timeline.attempts:
-        if span.queued_s is not None and span.queued_s < span.started_s:
-            moves += [(max(0.0, span.queued_s), 1), (max(0.0, span.started_s), -1)]
-    counts: list[tuple[float, int]] = []
-    count = 0
-    for at_s, move in sorted(moves):
-        count += move
-        if counts and counts[-1][0] == at_s:
-            counts.pop()
-        counts.append((at_s, count))
-    return counts
 
 
 def _attempt(pid: int, span: Span, until_s: float) -> Event:

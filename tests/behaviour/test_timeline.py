@@ -117,7 +117,7 @@ def test_the_command_prints_a_chart(service: Service, broken: Timeline) -> None:
     """Into a pipe: plain lines, the same that the timeline gives."""
     done = run_command("timeline", broken.id, "--url", service.url)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == chart(broken, 120)
+    assert done.stdout.splitlines() == list(map(str, chart(broken, 120)))
     assert "\x1b" not in done.stdout
     document: Document = json.loads(run_command("timeline", broken.id, "--url", service.url, "--json").stdout)
     assert len(document["attempts"]) == len(broken.attempts)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from service.conversations.states import TurnState
-from service.timeline.chart import IDLE, LEAST, chart
+from service.timeline.chart import IDLE, LEAST, TAIL, chart
 from service.timeline.rows import end_of, lay_rows
 from service.timeline.spans import Span
 from service.timeline.trace_file import trace_pieces
@@ -69,11 +69,13 @@ def test_a_chart_has_a_line_a_row_of_one_width(spans: list[Span], width: int) ->
     """Every row shows something, since something lies on it."""
     shown = timeline(*spans, until_s=50.0)
     rows = sum(worker.rows for worker in shown.workers)
-    lines = [line for line in chart(shown, width)[2:-1] if line.startswith("w-")]
+    lines = [line for line in chart(shown, width) if line.words.startswith("w-")]
     assert len(lines) == rows
     margin = max((len(f"w-0 {span.row}") + 1 for span in shown.attempts), default=0)
-    assert {len(line) for line in lines} <= {max(width, margin + LEAST)}
-    assert all(line[margin:].strip(IDLE) for line in lines)
+    columns = max(LEAST, width - max(margin, 8) - TAIL)
+    assert all(len(line.cells) == columns for line in lines)
+    assert all(len(str(line)) <= max(width, max(margin, 8) + LEAST + TAIL) for line in lines)
+    assert all(line.cells.strip(IDLE) for line in lines)
 
 
 @given(attempts())

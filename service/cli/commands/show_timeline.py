@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from enum import StrEnum
 from importlib import resources
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -16,14 +17,14 @@ from roundhouse_client.drivers.exchange import DEFAULT_URL
 from service.cli.connection import JsonOption, KeyOption, ServiceAway, UrlOption, connect
 from service.cli.displays.console import can_draw, plain
 from service.errors import ConfigError
-from service.timeline.chart import BROKE, BUSY, CANCELLED, FAILED, RUNNING, chart, page_pieces
+from service.timeline.chart import BROKE, CANCELLED, FAILED, IDLE, LETTERS, RUNNING, chart, page_pieces
 from service.timeline.timeline import Timeline, read_timeline
 from service.timeline.trace_file import trace_pieces
 from workers.files.atomic import replace_file
 
 PIPE_WIDTH: Final = 120
-STYLES: Final = {BUSY: "cyan", FAILED: "bold red", CANCELLED: "dim", RUNNING: "green", BROKE: "bold red"}
-IN_ROW: Final = r"[ .#x>!-]"  # what stands beside a mark
+HUES: Final = ("cyan", "magenta", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_yellow", "bright_blue")
+STYLES: Final = {IDLE: "dim", FAILED: "bold red", CANCELLED: "dim", RUNNING: "green", BROKE: "bold red"}
 
 
 class TimelineFormat(StrEnum):
@@ -104,10 +105,15 @@ def show(text: str, form: TimelineFormat) -> None:
             typer.echo(piece, nl=False)
         return
     for line in chart(told, console.width):
-        drawn = Text(plain(line), no_wrap=True, overflow="crop")
-        for mark, style in STYLES.items():
-            drawn.highlight_regex(f"(?<={IN_ROW}){mark}+(?={IN_ROW}|$)", style)
-        console.print(drawn)
+        drawn = Text(plain(line.words), no_wrap=True, overflow="crop")
+        for mark, cells in groupby(line.cells):
+            drawn.append("".join(cells), _style_of(mark))
+        console.print(drawn.append(line.tail))
+
+
+def _style_of(mark: str) -> str:
+    hue = STYLES.get(mark) or (HUES[LETTERS.index(mark.lower()) % len(HUES)] if mark.lower() in LETTERS else "")
+    return f"bold {hue}" if mark.isupper() else hue
 
 
 def _read(text: str) -> Timeline:
@@ -126,4 +132,4 @@ def _pieces(told: Timeline, form: TimelineFormat) -> Iterator[bytes]:
         case TimelineFormat.TRACE:
             yield from trace_pieces(told)
         case TimelineFormat.TEXT:
-            yield plain("\n".join(chart(told, PIPE_WIDTH)) + "\n").encode()
+            yield plain("\n".join(map(str, chart(told, PIPE_WIDTH))) + "\n").encode()

@@ -14,11 +14,11 @@ from service.conversations.job import JobId, TurnKey
 from service.conversations.states import JobState, TurnState
 from service.conversations.transcript import Attempt, TokenUsage, Turn
 from service.store.records import encode_turn
-from service.timeline.chart import LEGEND, chart, length, page_pieces
+from service.timeline.chart import chart, length, page_pieces
 from service.timeline.rows import lay_rows
 from service.timeline.spans import GatheredSpans, Span, TurnTimes, spans_of, times_of
-from service.timeline.timeline import Breakdown, StateChange, Timeline, WorkerRows, pieces, read_timeline
-from service.timeline.trace_file import trace_events, trace_pieces, waiting
+from service.timeline.timeline import Breakdown, StateChange, Timeline, WorkerRows, pieces, read_timeline, waiting
+from service.timeline.trace_file import trace_events, trace_pieces
 from workers.tools.calls import ToolRecord
 
 ORIGIN = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
@@ -148,22 +148,39 @@ def test_a_timeline_is_read_as_it_was_sent(count: int) -> None:
 
 
 def test_a_chart_shows_what_held_each_slot() -> None:
-    """A column tells the worst of what is in it; the incidents are listed."""
+    """A letter an agent, a capital where a turn begins, the worst of what is in a column; the incidents are listed."""
     shown = timeline(
-        span(0, 5, outcome=TurnState.FAILED), span(0, 2.5), span(5, 10), span(7.5, None), span(0, 1, "w-1"),
+        span(0, 5, outcome=TurnState.FAILED), span(0, 2.5), span(5, 7.2, agent="b"), span(7.2, 10, queued_s=5.0),
+        span(7.5, None), span(0, 1, "w-1", agent="b"),
         incidents=[DEATH],
     )  # fmt: skip
-    assert chart(shown, 26) == [
-        "debate: completed, 5 attempts in 10.0 s, 0.50 s a column",
-        LEGEND,
-        "w-0             !",
-        "w-0 0 #####.....##########",
-        "w-0 1 xxxxxxxxxx.....>>>>>",
-        "w-1 0 ##..................",
-        "      0             10.0 s",
+    assert list(map(str, chart(shown, 37))) == [
+        "debate: completed, 6 attempts in 10.0 s, 0.50 s a column",
+        "a b  b a  > running  x failed",
+        "- cancelled  ! an engine broke",
+        "w-0               !",
+        "w-0 0   Bbbbb.....AaaaBbbbbb  75 %",
+        "w-0 1   xxxxxxxxxx.....>>>>>  75 %",
+        "w-1 0   Aa..................  10 %",
+        "waiting ..........11111..... most 1",
+        "        0             10.0 s",
         "  5.0 s: w-0, engine 1: engine_died: it <exited>",
     ]
-    assert chart(timeline(), 80) == ["debate: completed; no turn has been on a slot yet"]
+
+
+def test_each_turn_of_a_full_row_begins_with_a_capital() -> None:
+    """So a row that is never idle shows its turns; agents for which there is no letter are shown alike."""
+    full = timeline(*(span(n, n + 1.0, agent=f"a{n}" if n < 8 else f"b{n}") for n in range(40)), until_s=40.0)
+    rows = [line.cells for line in chart(full, 97) if line.words.startswith("w-0 0")]
+    assert rows == ["AaBbCcDdEeFfGgHhIiJjKkLlMmNnOoPpQqRrSsTtUuVvWwYyZz" + "#" * 30]
+    assert "# the other 15" in "".join(map(str, chart(full, 97)))
+    uneven = timeline(span(0, 1.4), span(1.4, 3.0), span(3.0, 20.0), until_s=20.0)
+    assert [line.cells for line in chart(uneven, 37) if line.words.startswith("w-0 0")] == ["AA" + "aA" + "a" * 16]
+
+
+def test_a_chart_of_nothing_says_so() -> None:
+    """No turn has been on a slot."""
+    assert list(map(str, chart(timeline(), 80))) == ["debate: completed; no turn has been on a slot yet"]
 
 
 def test_lengths_of_time_are_told_as_people_do() -> None:
