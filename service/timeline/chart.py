@@ -177,7 +177,8 @@ def _waiting_lines(timeline: Timeline, scale: _Scale, margin: int) -> list[Chart
     for (at_s, count), (until_s, _) in pairwise([*counts, (timeline.until_s, 0)]):
         for column in scale.over(at_s, until_s):
             cells[column] = max(cells[column], count)
-    digits = "".join(str(count if most <= DIGIT else math.ceil(DIGIT * count / most)) if count else IDLE for count in cells)
+    share = max(1.0, most / DIGIT)
+    digits = "".join(str(math.ceil(count / share)) if count else IDLE for count in cells)
     return [ChartLine(f"{WAITS:<{margin}}", digits, f" most {most}")]
 
 
