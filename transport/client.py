@@ -216,6 +216,7 @@ class EngineClient:
 
     async def _ask(self, exchange: Callable[[], Exchange], scope: str | None, *, keeps: bool) -> None:
         """Perform an exchange, on a kept connection if there is one; on a fresh one where that had been closed."""
+        is_second = False
         kept = exchange() if keeps and len(self._kept) else None
         transport = None if kept is None else self._kept.take(kept, scope)
         if kept is not None and transport is not None:
@@ -227,17 +228,26 @@ class EngineClient:
                     raise
             else:
                 return
-        await self._perform(exchange(), scope, keeps=keeps)
+            is_second = True
+        fresh = exchange()
+        transport = await self._open(fresh)
+        try:
+            await self._finish(fresh, transport, scope, keeps=keeps)
+        except EngineUnreachable as error:
+            if not is_second:
+                raise
+            raise EngineUnreachable(f"{error}; it was sent twice, before that on a kept connection") from error
+        finally:
+            del fresh  # as in `_finish`
 
-    async def _perform(self, exchange: Exchange, scope: str | None, *, keeps: bool) -> None:
+    async def _open(self, exchange: Exchange) -> asyncio.Transport:
         try:
             with anyio.fail_after(CONNECT_LIMIT_S):
-                transport = await self._connect(exchange)
+                return await self._connect(exchange)
         except TimeoutError as error:
             raise EngineTimeout("connection", CONNECT_LIMIT_S) from error
         except OSError as error:
             raise connection_error(error, f"cannot connect to {self.endpoint}: ") from error
-        await self._finish(exchange, transport, scope, keeps=keeps)
 
     async def _finish(
         self, exchange: Exchange, transport: asyncio.Transport, scope: str | None, *, keeps: bool

@@ -177,11 +177,13 @@ def test_a_request_is_sent_no_third_time() -> None:
 
     async def scenario(client: EngineClient) -> None:
         await ask(client)
-        with pytest.raises(EngineUnreachable):
+        with pytest.raises(EngineUnreachable, match="it was sent twice"):
+            await ask(client)
+        with pytest.raises(EngineUnreachable, match="answer began$"):
             await ask(client)
 
     talk(engine, scenario)
-    assert (engine.connections, engine.requests) == (2, 3)
+    assert (engine.connections, engine.requests) == (3, 4)
 
 
 def test_a_request_with_a_byte_of_its_answer_is_not_sent_again() -> None:
