@@ -133,12 +133,12 @@ async def serve(
                     _left(inherited),
                     loaded.variables,
                 ) as node,
-                anyio.create_task_group() as keeping,
-                anyio.create_task_group() as tasks,
+                anyio.create_task_group() as serving,
+                anyio.create_task_group() as keeping,  # inside, so that its end leaves answers under way alone
             ):
                 await node.intake.claim_first()
                 for run in (node.intake.run, node.callers.run, node.past_hour.run):
-                    tasks.start_soon(run)
+                    keeping.start_soon(run)
                 webhooks = Webhooks(node.store, config.webhooks, node.metrics.count_delivery)
                 keeping.start_soon(webhooks.run)
                 keeping.start_soon(release_always, node.store, lambda: node.live.config.store)
@@ -148,12 +148,12 @@ async def serve(
                 accepted = inherited.handover.connections if inherited else ()
                 server = HttpServer(server_config(front, _connections_of(loaded)), listener, accepted)
                 reloader.follow(partial(_prepare, node, front, webhooks, server, reloader, upgrader))
-                serving = "serving at http://{}:{}".format(*listener.getsockname()[:2])
-                keeping.start_soon(reload_on, reloads, reloader, partial(manager.reloading, serving))
-                tasks.start_soon(server.run_until_told)
+                told = "serving at http://{}:{}".format(*listener.getsockname()[:2])
+                keeping.start_soon(reload_on, reloads, reloader, partial(manager.reloading, told))
+                serving.start_soon(server.run_until_told)
                 gc.freeze()  # the surface as well: the first look at it would hold a first token for 15 ms
-                logger.info(serving)
-                manager.tell_ready(serving)
+                logger.info(told)
+                manager.tell_ready(told)
                 logger.info("the dashboard is at %s", page_address(listener))
                 await _upgrade_until(stop, upgrader, server, upgrade)
                 drain_s = node.live.config.server.drain_s

@@ -4,7 +4,6 @@ uvicorn itself bounds none of these: a half-sent request holds its connection fo
 """
 
 import asyncio
-import logging
 import resource
 from collections.abc import Iterable
 from enum import Enum, auto
@@ -15,6 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from service.api.door.backlog import Backlog, Backlogs
 from service.api.door.writer import WRITER, BodyWriter
 from service.api.errors.problems import problem
 from service.api.errors.refusals import HeadTooLarge, RequestMalformed, RequestTooSlow, TooManyConnections
@@ -26,7 +26,6 @@ FILES_KEPT: Final = 128  # for the store, its readers, logs, tool servers and we
 FILES_A_WORKER: Final = 16  # its pipes, its probes and its log
 FILES_A_SLOT: Final = 2
 CROWDED: Final = "roundhouse.crowded"  # its place in an ASGI scope
-logger = logging.getLogger(__name__)
 
 
 def parser_behind_head(door: HttpToolsProtocol) -> httptools.HttpRequestParser:
@@ -92,21 +91,21 @@ HEAD, BODY, NOTHING, REFUSED = Stage  # found far faster by these names than as 
 
 
 class Crowd:
-    """Shared by a server's connections: those that idle, the longest first, and the bytes that all leave unread."""
+    """Shared by a server's connections: those that idle, the longest first, and what all have not taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, unread: int) -> None:
         self.idle: dict[Door, float] = {}  # since when
-        self.unread = 0
+        self.backlogs = Backlogs(unread)
 
     def __repr__(self) -> str:
-        return f"<Crowd idle={len(self.idle)} unread={self.unread}>"
+        return f"<Crowd idle={len(self.idle)} {self.backlogs!r}>"
 
     @classmethod
-    def of(cls, server_state: ServerState) -> "Crowd":
-        """Return the one of a server."""
+    def of(cls, server_state: ServerState, unread: int) -> "Crowd":
+        """Return the one of a server, whose clients may leave so many bytes unread."""
         crowd: Crowd | None = getattr(server_state, "crowd", None)
         if crowd is None:
-            crowd = server_state.crowd = cls()  # type: ignore[attr-defined]
+            crowd = server_state.crowd = cls(unread)  # type: ignore[attr-defined]
         return crowd
 
 
@@ -141,15 +140,15 @@ class Door(HttpToolsProtocol):
         self._overhead = 0  # bytes since the last one of a body, or since the end of a head or a request
         self._request: RequestResponseCycle | None = None  # the last whose head is whole
         self._open: list[RequestResponseCycle] = []  # those that are not answered yet
-        self._crowd = Crowd.of(server_state)
+        self._crowd = Crowd.of(server_state, self.UNREAD_BYTES)
         self._is_crowded = False
-        self._unread, self._unread_s = 0, 0.0
         self._is_ending = False  # once what was asked is answered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, or refuse it."""
         super().connection_made(transport)
         self._crowd.idle[self] = self.loop.time()
+        self._backlog = Backlog(transport, self._crowd.backlogs)
         if self._most is None or len(self.connections) <= self._most:
             return
         oldest, since = next(iter(self._crowd.idle.items()))
@@ -236,7 +235,7 @@ class Door(HttpToolsProtocol):
         super().on_headers_complete()
         self.headers = []  # what trails the body is no header of a request that is being answered
         self._request = self.cycle
-        self.scope[WRITER] = BodyWriter(self.cycle, self.note_unread)  # type: ignore[typeddict-unknown-key]
+        self.scope[WRITER] = BodyWriter(self.cycle, self._backlog)  # type: ignore[typeddict-unknown-key]
         self.scope[CROWDED] = self._is_crowded  # type: ignore[typeddict-unknown-key]
         self._open = [*(cycle for cycle in self._open if not cycle.response_complete), self.cycle]
         self._expect(BODY, self.BODY_S)
@@ -273,28 +272,11 @@ class Door(HttpToolsProtocol):
         elif not self.transport.is_closing():
             self._refuse(RequestTooSlow("the rest of it did not come in time"))
 
-    def note_unread(self) -> None:
-        """Count what was written to the client and is not taken; it is cut off where all clients leave too much."""
-        unread = self.transport.get_write_buffer_size()
-        self._crowd.unread += unread - self._unread
-        self._unread = unread
-        if unread and self._crowd.unread > self.UNREAD_BYTES:
-            self._cut_off(f"all clients leave {self._crowd.unread} bytes unread, {unread} of them this one")
-
     def _note_silence(self) -> None:
         """Let a second pass in which a client may take what is written to it."""
-        unread = self.transport.get_write_buffer_size()
-        if not unread and not self._unread:
-            return
-        self._unread_s = self._unread_s + 1 if unread and unread >= self._unread else 0.0
-        self.note_unread()
-        if self._unread_s >= self.UNREAD_S:
-            self._cut_off(f"a client has taken nothing of its answer for {self.UNREAD_S:g} s")
-
-    def _cut_off(self, why: str) -> None:
-        if not self.transport.is_closing():
-            logger.warning("%s, and is cut off", why)
-            self.transport.abort()
+        self._backlog.tick()
+        if self._backlog.silent_s >= self.UNREAD_S:
+            self._backlog.cut_off(f"a client has taken nothing of its answer for {self.UNREAD_S:g} s")
 
     # Between one program of this process and the next
 
@@ -356,8 +338,7 @@ class Door(HttpToolsProtocol):
         """Let go of what was asked on a connection that is gone."""
         self._disconnect()
         self._crowd.idle.pop(self, None)
-        self._crowd.unread -= self._unread
-        self._unread = 0
+        self._backlog.end()
         super().connection_lost(exc)
 
     def _disconnect(self) -> None:

@@ -18,6 +18,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.door.connections import Door
+from service.api.door.writer import WRITER, BodyWriter
 from service.telemetry.telemetry import trace_parent
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -43,12 +44,15 @@ class Measuring:
             await self._app(scope, receive, send)
             return
         began_s, seconds, status = time.monotonic(), 0.0, UNANSWERED
+        writer: BodyWriter | None = scope.get(WRITER)
 
         async def send_noted(message: Message) -> None:
             nonlocal seconds, status
             if message["type"] == "http.response.start":
                 status, seconds = message["status"], time.monotonic() - began_s
             await send(message)
+            if message["type"] == "http.response.body" and writer is not None:
+                writer.note_whole(len(message.get("body", b"")))
 
         trace_parent.set(Headers(scope=scope).get("traceparent"))
         try:

@@ -7,6 +7,8 @@ from typing import Final
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from service.api.door.backlog import Backlog
+
 WRITER: Final = "roundhouse.writer"  # its place in an ASGI scope
 MOST_BUFFERED: Final = 8 * 1024 * 1024  # some 30,000 tokens that a client has not read
 logger = logging.getLogger(__name__)
@@ -16,12 +18,12 @@ class BodyWriter:
     """Writes to the connection of one request, once its answer has begun and until ``send`` ends it.
 
     A client that is slow is not waited for, so that no slot is held for it; one that is ``MOST_BUFFERED`` behind is
-    taken for gone. ``note_unread`` counts what all clients have not taken.
+    taken for gone. ``backlog`` counts what it has not taken.
     """
 
-    def __init__(self, cycle: RequestResponseCycle, note_unread: Callable[[], None]) -> None:
+    def __init__(self, cycle: RequestResponseCycle, backlog: Backlog) -> None:
         self._cycle = cycle
-        self._note_unread = note_unread
+        self._backlog = backlog
         self._gone: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
@@ -48,14 +50,22 @@ class BodyWriter:
         transport = cycle.transport
         if transport.is_closing():
             return
-        transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if cycle.chunked_encoding else piece)
+        data = b"%x\r\n%b\r\n" % (len(piece), piece) if cycle.chunked_encoding else piece
+        transport.write(data)
+        self._backlog.written += len(data)
         if not cycle.flow.write_paused:
             return
         if _buffered(transport) > MOST_BUFFERED:
             logger.warning("a client is %d bytes behind its answer, and is cut off", MOST_BUFFERED)
             transport.abort()
         else:
-            self._note_unread()
+            self._backlog.measure()
+
+    def note_whole(self, size: int) -> None:
+        """Count a piece of this size that ``send`` has written."""
+        self._backlog.written += size
+        if self._cycle.flow.write_paused:
+            self._backlog.measure(size)
 
 
 def _buffered(transport: asyncio.Transport) -> int:

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Annotated, Final, Literal
 
+import anyio
 import msgspec
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from starlette.responses import StreamingResponse
@@ -27,6 +28,7 @@ from service.store.records import GivenUp
 from transport.dialects.openai import message_document
 
 CSV: Final = "text/csv"
+WHOLE_AT_ONCE: Final = 4  # documents and prompts, which may be of many megabytes, in the making
 MAX_KEY_LENGTH: Final = 255
 MOST_WAIT_S: Final = 60.0
 MOST_TURNS: Final = 2**31
@@ -148,6 +150,8 @@ def _add_looking(router: APIRouter, jobs: Jobs) -> None:
 
 
 def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
+    few = anyio.CapacityLimiter(WHOLE_AT_ONCE)
+
     @router.get("/document", summary="Read the job as it was posted", responses=refused(400, 401, 404, 503))
     async def get_document(
         job_id: str,
@@ -155,7 +159,8 @@ def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
             Literal["all", "none"] | ConversationState, Query(description="all, none, or those in one state")
         ] = "all",
     ) -> Response:
-        return Response(await jobs.document(JobId(job_id), conversations), media_type=JSON)
+        async with few:
+            return Response(await jobs.document(JobId(job_id), conversations), media_type=JSON)
 
     @router.get(
         "/result",
@@ -197,8 +202,9 @@ def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
         round_number: int,
         kind: Annotated[TurnKind, Query(description="summary: of what the turn is shown no more")] = TurnKind.TURN,
     ) -> Response:
-        asked = await prompts.of_turn(TurnKey(JobId(job_id), conversation_id, agent, round_number), kind)
-        return _json(transcripts.AskedPrompts(attempts=tuple(map(_shown_prompt, asked))))
+        async with few:
+            asked = await prompts.of_turn(TurnKey(JobId(job_id), conversation_id, agent, round_number), kind)
+            return _json(transcripts.AskedPrompts(attempts=tuple(map(_shown_prompt, asked))))
 
     @router.get(
         "/deliveries",

@@ -1,5 +1,6 @@
 """The memories of one job's agents: what each is shown of the past, what that takes, and what stands for the rest."""
 
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -67,7 +68,7 @@ class Memories:
     """Written by the scheduler alone, of one job; where no agent has a memory, nothing is kept."""
 
     def __init__(self, of: RememberedJob) -> None:
-        self._of = of
+        self._of: RememberedJob = weakref.proxy(of)  # a circle would keep all that was posted until the collector looks
         self.are_any = any(agent.memory is not None for agent in of.job.agents)
         self._cuts: dict[tuple[str, str], Cuts] = {}  # by conversation and reader
         self._sizes: dict[str, dict[tuple[str, int], int]] = {}  # of conversations: the tokens of each turn, about

@@ -1,3 +1,5 @@
+import gc
+import weakref
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -24,6 +26,19 @@ def pinned() -> JobPrompts:
     made = job(agent("a"), agent("b"), rounds=2)
     talks = (Conversation(id="c0", prompt="Topic 0.", rounds=2, is_pinned=True),)
     return JobPrompts(replace(made, conversations=talks))
+
+
+def test_the_prompts_of_a_job_are_freed_by_their_count() -> None:
+    """Nothing leads back to them: the garbage collector looks at old objects too seldom for prompts of megabytes."""
+    prompts = JobPrompts(job(agent("a"), rounds=2))
+    prompts.discussion("c0")
+    freed = weakref.ref(prompts)
+    gc.disable()
+    try:
+        del prompts
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_the_first_turn_that_ends_pins_the_weights() -> None:

@@ -179,7 +179,7 @@ def test_a_request_is_sent_no_third_time() -> None:
         await ask(client)
         with pytest.raises(EngineUnreachable, match="it was sent twice"):
             await ask(client)
-        with pytest.raises(EngineUnreachable, match="answer began$"):
+        with pytest.raises(EngineUnreachable, match=r"answer began$"):
             await ask(client)
 
     talk(engine, scenario)

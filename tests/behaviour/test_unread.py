@@ -1,0 +1,172 @@
+"""Answers that clients do not read: what they hold is bounded, and who reads does not pay for who does not."""
+
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from service.api.door.connections import Door
+from tests.behaviour.test_door import listens
+from tests.behaviour.test_forks_bounds import MIB, forget_peak, memory
+from tests.harness.service import Service, scripted_model, serving
+from tests.harness.waiting import LIMIT_S, wait_for
+
+DOOR = """
+import asyncio, sys
+import uvicorn
+from service.api.app import Measuring
+from service.api.door.connections import Door
+from service.api.door.http_server import HttpServer
+from service.serve import listen
+
+class Small(Door):
+    UNREAD_S, UNREAD_BYTES = 2.0, 40 * 1024 * 1024
+
+async def app(scope, receive, send):
+    size = int(scope["path"].rsplit("/")[-1])
+    step = 65536 if scope["path"].startswith("/pieces") else size
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % size)]})
+    for at in range(0, size, step):
+        body = b"x" * min(step, size - at)
+        await send({"type": "http.response.body", "body": body, "more_body": at + step < size})
+
+config = uvicorn.Config(Measuring(app, lambda *_: None), lifespan="off", http=Small, ws="none",
+                        limit_concurrency=64, log_config=None)
+asyncio.run(HttpServer(config, listen("127.0.0.1", int(sys.argv[1]))).run_until_told())
+"""
+MOST_KEPT = Door.UNREAD_BYTES // 4_000_000
+SIZE = 16_000_000  # more than a kernel holds of a connection
+_never = threading.Event()
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module")
+def small_door(free_ports: Callable[[int], int]) -> Iterator[tuple[int, psutil.Process]]:
+    """The real door with smaller bounds, over an application that answers with as many bytes as are asked for."""
+    port = free_ports(1)
+    with subprocess.Popen([sys.executable, "-c", DOOR, str(port)]) as process:
+        try:
+            wait_for(lambda: listens(port), "it listens")
+            yield port, psutil.Process(process.pid)
+        finally:
+            process.kill()
+
+
+def ask(port: int, path: str) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), LIMIT_S)
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+    return connection
+
+
+def read_all(connection: socket.socket, pause_s: float = 0.0) -> Iterator[int]:
+    """Yield how many bytes came at a time, with pauses between."""
+    left = SIZE
+    with suppress(ConnectionResetError):
+        while left > 0 and (piece := connection.recv(65536)):
+            left -= len(piece)
+            yield len(piece)
+            _never.wait(pause_s)
+
+
+def kept_by(process: psutil.Process, connections: Sequence[socket.socket]) -> int:
+    """Return how many of the connections a process still has; their clients are not told while they read nothing."""
+    found = process.net_connections("tcp")
+    peers = {each.raddr.port for each in found if each.status == psutil.CONN_ESTABLISHED}
+    return sum(each.getsockname()[1] in peers for each in connections)
+
+
+@pytest.mark.parametrize("path", [f"/{SIZE}", f"/pieces/{SIZE}"])
+def test_a_client_that_takes_nothing_is_cut_off(small_door: tuple[int, psutil.Process], path: str) -> None:
+    """After so many seconds of its silence; its place and what it holds are free again."""
+    port, process = small_door
+    with closing(ask(port, path)) as connection:
+        wait_for(lambda: kept_by(process, [connection]) == 0, "it is cut off", 10.0)
+
+
+@pytest.mark.parametrize("path", [f"/{SIZE}", f"/pieces/{SIZE}"])
+def test_a_client_that_reads_slowly_is_not_cut_off(small_door: tuple[int, psutil.Process], path: str) -> None:
+    """For longer than one may be silent."""
+    with closing(ask(small_door[0], path)) as connection:
+        assert sum(read_all(connection, pause_s=0.01)) >= SIZE
+
+
+def test_who_reads_does_not_pay_for_who_does_not(small_door: tuple[int, psutil.Process]) -> None:
+    """Where all leave too much, those go first that have taken nothing for longest, whoever came last."""
+    port, process = small_door
+    with ExitStack() as stack:
+
+        def ask_silently() -> socket.socket:
+            connection = stack.enter_context(closing(ask(port, f"/{SIZE}")))
+            select.select([connection], [], [], LIMIT_S)  # it is being answered
+            return connection
+
+        silent = [ask_silently(), ask_silently()]
+        reader = stack.enter_context(closing(ask(port, f"/{SIZE}")))
+        counts: list[int] = []
+        reading = threading.Thread(target=lambda: counts.extend(read_all(reader, pause_s=0.01)))
+        reading.start()
+        wait_for(lambda: sum(counts) > SIZE // 2, "it reads")
+        assert kept_by(process, silent) <= 1
+        silent += [ask_silently(), ask_silently()]
+        wait_for(lambda: kept_by(process, silent) <= 1, "all but one are cut off", 1.5)
+        reading.join(LIMIT_S)
+        assert sum(counts) >= SIZE
+
+
+@pytest.fixture
+def service(tmp_path: Path, free_ports: Callable[[int], int]) -> Iterator[Service]:
+    with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1))}) as running:
+        yield running
+
+
+def test_an_answer_under_way_is_whole_when_the_service_stops(service: Service) -> None:
+    """It has a few seconds for that, whatever else has stopped."""
+    talks = [{"id": f"q{n}", "prompt": "x" * 4_000_000} for n in range(3)]
+    job_id = service.post_job({"agents": [{"id": "a", "model": "m"}], "conversations": talks})
+    service.wait_ended(job_id)
+    with closing(ask(int(service.url.rpartition(":")[2]), f"/v1/jobs/{job_id}/document")) as connection:
+        pieces = read_all(connection, pause_s=0.005)
+        count = next(pieces)
+        assert service.process is not None
+        service.process.terminate()
+        assert count + sum(pieces) > 12_000_000
+    assert service.process.wait(LIMIT_S) == 0
+
+
+@pytest.mark.parametrize("what", ["document", "conversations/q0/turns/a/0/prompt"])
+def test_whole_answers_that_are_not_read_are_held_within_the_bound(service: Service, what: str) -> None:
+    """A hundred of 4 MB each, asked for at once: in the making are a few, and what is made is counted whole."""
+    talk = {"id": "q0", "prompt": "x" * 4_000_000}
+    job_id = service.post_job({"agents": [{"id": "a", "model": "m"}], "conversations": [talk]})
+    service.wait_ended(job_id)
+    assert service.process is not None
+    process, before = psutil.Process(service.process.pid), memory(service, "VmRSS")
+    forget_peak(service)
+    with ExitStack() as stack:
+        path = f"/v1/jobs/{job_id}/{what}"
+        port = int(service.url.rpartition(":")[2])
+        clients = [stack.enter_context(closing(ask(port, path))) for _ in range(100)]
+        wait_for(lambda: kept_by(process, clients) <= MOST_KEPT, "the others are cut off")
+        assert service.get(path)
+    grown = memory(service, "VmHWM") - before
+    assert grown < 2.2 * Door.UNREAD_BYTES, grown // MIB
+
+
+def test_what_an_ended_job_held_is_free_again(service: Service) -> None:
+    """By its count: the garbage collector looks at old objects too seldom for prompts of megabytes."""
+    talk = {"id": "q0", "prompt": "x" * 4_000_000}
+
+    def run_jobs(count: int) -> int:
+        for _ in range(count):
+            service.wait_ended(service.post_job({"agents": [{"id": "a", "model": "m"}], "conversations": [talk]}))
+        return memory(service, "VmRSS")
+
+    first = run_jobs(5)
+    assert run_jobs(15) - first < 32 * MIB
