@@ -11,10 +11,11 @@ import msgspec
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing wrong with what a caller gave: where, and what with its mend."""
+    """One thing wrong with what a caller gave: where, and what with its mend; ``line`` counts from 1 in its text."""
 
     path: str
     message: str
+    line: int | None = None
 
     def __str__(self) -> str:
         """Say both."""

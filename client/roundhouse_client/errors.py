@@ -46,10 +46,11 @@ class AnswerLost(RoundhouseError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing that is wrong with a request: where, and what."""
+    """One thing that is wrong with a request: where, and what; ``line`` of the job's text, where it is known."""
 
     path: str
     message: str
+    line: int | None = None
 
 
 class Refused(RoundhouseError):
@@ -140,10 +141,14 @@ def refusal(status: int, document: object, retry_after: str | None = None) -> Re
     return KINDS.get(status, ServiceFailed)(status, document if isinstance(document, dict) else {}, after_s)
 
 
+def _number(told: object) -> int | None:
+    return told if isinstance(told, int) else None
+
+
 def _faults(listed: object) -> list[Fault]:
     entries = listed if isinstance(listed, list) else []
     return [
-        Fault(path=str(each.get("path", "")), message=str(each.get("message", "")))
+        Fault(path=str(each.get("path", "")), message=str(each.get("message", "")), line=_number(each.get("line")))
         for each in entries
         if isinstance(each, dict)
     ]

@@ -1,18 +1,21 @@
 """A posted body, bounded in size and depth before anything is made of it."""
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 import anyio.to_thread
 import msgspec
 from fastapi import Request
+from msgspec.structs import replace
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.conversations.limits import Limits
-from service.errors import BodyMalformed, BodyTooLarge, ConfigError, QueueFull
-from service.formats.documents import parse_document
+from service.errors import BodyMalformed, BodyTooLarge, ConfigError, InvalidJob, QueueFull
+from service.formats.documents import lines_in, parse_document
 from service.node.jobs import SMALL_BYTES
+from workers.errors import OffloadCrowded
 from workers.offload.pool import Purpose, offload
 
 HELD: Final = "roundhouse.held_body"  # its place in an ASGI scope
@@ -20,6 +23,8 @@ SHARE: Final = 2  # of ``limits.queue_bytes``: what comes and what is answered, 
 AGAIN_S: Final = 2
 COUNT_LIMIT_S: Final = 10.0
 YAML: Final = "application/yaml"  # RFC 9512
+LINES_LIMIT_S: Final = 2.0
+MOST_LINED_BYTES: Final = 64 * 1024
 MOST_YAML_BYTES: Final = 256 * 1024  # some seconds of a processor
 # A text that does not end is one as well: else each quote in it would be the begin of a search to the end.
 _TEXT: Final = re.compile(rb'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)
@@ -144,6 +149,31 @@ async def yaml_as_json(body: bytes, limits: Limits) -> bytes:
     if written is None:
         raise BodyTooLarge(f"the body is larger as JSON than limits.body_bytes = {limits.body_bytes}")
     return written
+
+
+async def with_lines(refusal: InvalidJob, body: bytes) -> InvalidJob:
+    """Return a refusal whose faults tell the lines of the body in which they are, if that takes little time."""
+    if len(body) > MOST_LINED_BYTES or b"\n" not in body:  # programs send one line
+        return refusal
+    try:
+        lines = await offload(_lines_in, body, limit_s=LINES_LIMIT_S, purpose=Purpose.DOCUMENTS)
+    except (TimeoutError, OffloadCrowded):
+        return refusal
+    return InvalidJob([replace(fault, line=_nearest(lines, fault.path)) for fault in refusal.faults])
+
+
+def _lines_in(body: bytes) -> dict[str, int]:
+    try:
+        return lines_in(body.decode("utf-8"))
+    except UnicodeError:
+        return {}
+
+
+def _nearest(lines: Mapping[str, int], path: str) -> int | None:
+    """Return the line of a part, or of the nearest around it that has one."""
+    while path and path not in lines:
+        path = path[: max(path.rfind("."), path.rfind("["), 0)]
+    return lines.get(path)
 
 
 def _to_json(body: bytes, most_bytes: int) -> bytes | ConfigError | None:

@@ -20,6 +20,7 @@ import msgspec
 import yaml
 
 from service.errors import ConfigError
+from service.formats.faults import path_of
 
 MOST_NODES: Final = 1_000_000
 PIPE_WAIT_MS: Final = 5000
@@ -125,6 +126,15 @@ def line_of(lines: Mapping[Place, int], place: Sequence[str | int]) -> str:
         if line is not None:
             return f":{line}"
     return ""
+
+
+def lines_in(text: str) -> dict[str, int]:
+    """Return the line of each part of a YAML or JSON text by its path; none where it cannot be told."""
+    try:
+        lines = _parse_yaml(text, "", None, _PlainLoader)[1]
+    except (ConfigError, yaml.YAMLError, RecursionError, ValueError):  # JSON is not quite YAML
+        return {}
+    return {path_of(place): line for place, line in lines.items()}
 
 
 def _parse_yaml(

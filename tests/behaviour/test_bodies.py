@@ -8,7 +8,7 @@ import httpx
 import pytest
 import yaml
 
-from roundhouse_client import load_job
+from roundhouse_client import Client, InvalidRequest, load_job
 from service.formats.documents import parse_document
 from tests.harness.service import Document, Service, scripted_model, serving
 
@@ -133,3 +133,41 @@ def test_text_that_json_cannot_hold_is_refused_with_a_word(service: Service) -> 
     """Half of a surrogate pair, as an escape of YAML says it: JSON of the same is refused, and so is this."""
     answer = post_yaml(service, 'agents: [{id: a, model: m}]\nconversations: [{prompt: "\\ud800"}]\n')
     assert told(answer)[0] == 400
+
+
+LINED = """name: x
+agents:
+  - id: a
+    model: nope
+    params: {max_tokens: 0}
+    rloe: 1
+conversations:
+  - prompt: Hello
+  - {}
+"""
+
+
+@pytest.mark.parametrize("kind", ["YAML", "JSON"])
+def test_a_fault_tells_its_line(service: Service, kind: str) -> None:
+    """Of the text as it was posted; a part that is missing has the line of what lacks it."""
+    document = yaml.safe_load(LINED)
+    text = LINED if kind == "YAML" else json.dumps(document, indent=2)
+    headers = AS_YAML if kind == "YAML" else {"Content-Type": "application/json"}
+    answer = service.http.post("/v1/jobs", content=text.encode(), headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_job")
+    lines = {fault["path"]: fault["line"] for fault in answer.json()["errors"]}
+    wanted = next(number for number, line in enumerate(text.splitlines(), start=1) if "rloe" in line)
+    assert lines["agents[0].rloe"] == wanted
+
+
+def test_a_fault_of_what_has_no_lines_tells_none(service: Service) -> None:
+    """Text that is JSON and not YAML, and text that it would take long to find lines in."""
+    with pytest.raises(InvalidRequest) as refused, Client(service.url) as client:
+        client.post_job({"agents": [], "conversations": [{"prompt": "x"}]})  # in one line
+    assert [fault.line for fault in refused.value.faults] == [None]
+    tabbed = '{\n\t"agents": [],\n\t"conversations": [{"prompt": "x"}]\n}'
+    long = json.dumps({"agents": [], "conversations": [{"prompt": "x" * 70_000}]})
+    for text in (tabbed, long):
+        answer = service.http.post("/v1/jobs", content=text.encode(), headers={"Content-Type": "application/json"})
+        assert answer.status_code == 422
+        assert all("line" not in fault for fault in answer.json()["errors"])

@@ -159,6 +159,9 @@ def test_what_is_refused_is_told_at_the_form(shown: Page) -> None:
     assert "moad" in shown.text
     assert shown.run("document.querySelector('#job').value") == json.dumps(wrong)
     assert shown.run("document.activeElement.id") == "job"
+    shown.write("#job", "agents:\n  - id: a\n    rloe: 1\n")
+    shown.click("form button.main")
+    shown.wait_text("Line 3: agents[0].rloe")
     shown.write("#job", "{")
     shown.click("form button.main")
     shown.wait_text("This is not JSON")

@@ -94,10 +94,11 @@ def describe(error: Exception) -> dict[str, object]:
 
 
 class ProblemFault(BaseModel):
-    """One thing that is wrong with a request."""
+    """One thing that is wrong with a request; ``line`` of a job's text, where it is known."""
 
     path: str
     message: str
+    line: int | None = None
 
 
 class Problem(BaseModel):
@@ -188,7 +189,10 @@ def _shape_of(route: BaseRoute) -> object:
 
 
 def _fields(status: int, title: str, detail: str, code: str, faults: Sequence[Fault] = ()) -> dict[str, object]:
-    errors = [{"path": fault.path, "message": fault.message} for fault in faults]
+    errors = [
+        {"path": fault.path, "message": fault.message, **({} if fault.line is None else {"line": fault.line})}
+        for fault in faults
+    ]
     return {"title": title, "status": status, "detail": detail, "code": code, "errors": errors}
 
 

@@ -10,7 +10,7 @@ from starlette.responses import StreamingResponse
 
 from roundhouse_client.values import jobs as values
 from roundhouse_client.values import transcripts
-from service.api.body import YAML, decode_soon, read_body, yaml_as_json
+from service.api.body import YAML, decode_soon, read_body, with_lines, yaml_as_json
 from service.api.door.access import CallerNow
 from service.api.errors.problems import refused
 from service.api.routes.batch import MEDIA_TYPE as NDJSON
@@ -19,7 +19,7 @@ from service.api.routes.events import follow
 from service.conversations.job import JobId, TurnKey, TurnKind
 from service.conversations.limits import Limits
 from service.conversations.states import ENDED_TURNS, ConversationState, JobState, TurnState
-from service.errors import InvalidParameter
+from service.errors import InvalidJob, InvalidParameter
 from service.formats.result_form import ResultForm
 from service.node.jobs import Jobs, JobView
 from service.node.prompt_history import AskedPrompt, PromptHistory
@@ -93,12 +93,15 @@ def _add_posting(router: APIRouter, jobs: Jobs, limits: Limits) -> None:
             raise InvalidParameter(f"Idempotency-Key: 1 to {MAX_KEY_LENGTH} characters, not {len(idempotency_key)}")
         if is_batch(request):
             return await post_batch(request, partial(jobs.post, queue=queue, caller=caller), limits, idempotency_key)
-        content = await read_body(request, limits)
+        posted = content = await read_body(request, limits)
         is_yaml = request.headers.get("content-type", "").partition(";")[0].strip().lower() == YAML
         if is_yaml:
             content = await yaml_as_json(content, limits)
         document = await decode_soon(content, limits)
-        stored, is_new = await jobs.post(document, idempotency_key, queue=queue, size=len(content), caller=caller)
+        try:
+            stored, is_new = await jobs.post(document, idempotency_key, queue=queue, size=len(content), caller=caller)
+        except InvalidJob as refusal:
+            raise await with_lines(refusal, posted) from refusal
         body = shown_job(jobs.view_of_new(stored) if is_new else await jobs.get(stored.id))
         location = {"Location": f"/v1/jobs/{stored.id}"}
         return _json(body, status=202 if is_new else 200, headers=location)

@@ -9,7 +9,7 @@ export function problemNode(error) {
   const told = faults.length ? "" : ` ${error.message}`; // which would tell all of them once more
   return h("div", { class: "problem", role: "alert" },
     h("p", {}, h("strong", {}, error.title || "That did not work"), told),
-    faults.length ? h("ul", {}, ...faults.map((fault) => h("li", {}, h("code", {}, fault.path || "(all)"), ` ${fault.message}`))) : null,
+    faults.length ? h("ul", {}, ...faults.map((fault) => h("li", {}, fault.line ? `Line ${fault.line}: ` : "", h("code", {}, fault.path || "(all)"), ` ${fault.message}`))) : null,
   );
 }
 
