@@ -126,14 +126,32 @@ class AnswerJudge:
         validation = self._agent.validation
         if validation is None:
             return None
-        path, pattern = f"agents[{self._place}].validation.{validation.slow_field}", validation.pattern
-        if not self._overruns.may_try(path, pattern):
+        if self._is_given_up(validation):
             return GIVEN_UP
         try:
             return await judge_answer(validation, answer, self._leave_slot)
         except TimeoutError:
-            self._note_overrun(path, pattern)
+            self._note_overrun(self._path_of(validation), validation.pattern)
             return TOO_LONG
+
+    async def is_worth_keeping(self, answer: str) -> bool:
+        """Whether an answer that still has its slot need not be asked for again there.
+
+        Nothing is counted for it, since it is judged again; what is given up would be so then.
+        """
+        validation = self._agent.validation
+        if validation is None or self._is_given_up(validation):
+            return True
+        try:
+            return await judge_answer(validation, answer) is None
+        except TimeoutError:
+            return False
+
+    def _is_given_up(self, validation: Validation) -> bool:
+        return not self._overruns.may_try(self._path_of(validation), validation.pattern)
+
+    def _path_of(self, validation: Validation) -> str:
+        return f"agents[{self._place}].validation.{validation.slow_field}"
 
     async def find_fulfilled(self, words: str, signals: Sequence[str]) -> tuple[int, ...]:
         """Return the places of the conditions that a turn fulfils by itself."""

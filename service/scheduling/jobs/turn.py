@@ -26,7 +26,7 @@ from service.scheduling.attempt import RunningAttempt, usage_key
 from service.scheduling.core import events
 from service.scheduling.core.blame import Trial
 from service.scheduling.endings import ending_of
-from service.scheduling.jobs.judging import TRIES, AnswerJudge, constraint_of, judge_answer
+from service.scheduling.jobs.judging import TRIES, AnswerJudge, constraint_of
 from service.scheduling.jobs.lent_slots import LentSlots, TurnSlot
 from service.scheduling.jobs.memory_cut import cut_memory
 from service.scheduling.jobs.prompts import JobPrompts
@@ -179,15 +179,17 @@ class JobTurn(OnSlot):
 
     async def _judge(self) -> None:
         """Judge a complete answer: whether it is valid, and then which conditions it fulfils."""
-        answer, began_at, prompts = self.attempt.answer, time.monotonic(), self._prompts
-        place = prompts.places[self._agent.id]
-        judge = AnswerJudge(self._agent, place, self._until, prompts.overruns, self._leave_slot, self._give_up)
+        answer, began_at, judge = self.attempt.answer, time.monotonic(), self._answer_judge()
         self._fault = await judge.find_fault(answer.text)
         if self._fault is None and self._until:
             words = said_in(answer, has_markup=self._agent.markup).words
             self._fulfils = await judge.find_fulfilled(words, [signal.name for signal in answer.signals])
         if self._has_left:
             self.attempt.lent_s += time.monotonic() - began_at
+
+    def _answer_judge(self) -> AnswerJudge:
+        place, overruns = self._prompts.places[self._agent.id], self._prompts.overruns
+        return AnswerJudge(self._agent, place, self._until, overruns, self._leave_slot, self._give_up)
 
     def _leave_slot(self) -> None:
         """Let another turn have the slot while others judge the answer, unless too many are judged by now."""
@@ -236,15 +238,8 @@ class JobTurn(OnSlot):
         """
         if constraint is None and not is_own and not self._agent.is_constrained:
             return None
-        is_met = self._is_valid if self._agent.validation is not None else None
+        is_met = self._answer_judge().is_worth_keeping if self._agent.validation is not None else None
         return Demand(constraint=constraint, is_met=is_met, at_once=bool(self.rejected))
-
-    async def _is_valid(self, text: str) -> bool:
-        """Whether an answer that still has its slot is valid; nothing is counted for it, since it is judged again."""
-        try:
-            return self._agent.validation is None or await judge_answer(self._agent.validation, text) is None
-        except TimeoutError:
-            return False
 
     async def _perform(
         self, worker: SupervisedWorker, earlier: Sequence[StoredToolCall], demand: Demand | None, *, is_told: bool

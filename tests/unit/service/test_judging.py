@@ -1,0 +1,35 @@
+"""Answers that still have their slot are judged for nothing but whether to ask again there."""
+
+import anyio
+import pytest
+from msgspec.structs import replace
+
+from service.conversations.validation import Validation
+from service.scheduling.jobs.judging import GIVEN_UP, AnswerJudge, Overruns, do_nothing
+from tests.harness.jobs import agent
+
+SLOW = "(?:(?:a|aa)+)+b$"
+LONG = "a" * 200
+PATH = "agents[0].validation.pattern"
+
+
+def judge(validation: Validation | None, overruns: Overruns) -> AnswerJudge:
+    return AnswerJudge(replace(agent("a"), validation=validation), 0, (), overruns, do_nothing, lambda *_: None)
+
+
+@pytest.mark.anyio
+async def test_what_is_given_up_is_not_tried_while_its_slot_is_held() -> None:
+    """It is told when the turn is judged; to try it here again would hold the slot for as long as it takes."""
+    validation, overruns = Validation(retries=0, pattern=SLOW), Overruns()
+    overruns.resume([(PATH, SLOW)])
+    with anyio.fail_after(0.2):
+        assert await judge(validation, overruns).is_worth_keeping(LONG)
+        assert await judge(validation, overruns).find_fault(LONG) == GIVEN_UP
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("pattern", "is_kept"), [(None, True), ("^a+$", True), ("^b", False)])
+async def test_an_answer_that_is_not_valid_is_asked_for_again(pattern: str | None, *, is_kept: bool) -> None:
+    """On the slot that it still has."""
+    validation = None if pattern is None else Validation(retries=0, pattern=pattern)
+    assert await judge(validation, Overruns()).is_worth_keeping("aaa") is is_kept
