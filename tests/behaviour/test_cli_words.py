@@ -178,6 +178,19 @@ class TestTables:
             else:
                 assert [each["id"] for each in json.loads(text)["conversations"]] == ["q0", "q1"]
 
+    @pytest.mark.system
+    def test_a_table_of_what_is_over_needs_no_engine(self, tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+        """Engines take minutes to start where they hold real models."""
+        models = {"m": scripted_model(free_ports(1))}
+        (tmp_path / "roundhouse.yaml").write_text(yaml.safe_dump({"server": {"state_dir": "state"}, "models": models}))
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(debate()))
+        assert run_command("run", "job.yaml", folder=tmp_path).returncode == 0
+        models["m"]["command"] = ["/nowhere/engine"]
+        (tmp_path / "roundhouse.yaml").write_text(yaml.safe_dump({"server": {"state_dir": "state"}, "models": models}))
+        done = run_command("run", "job.yaml", "--format", "csv", folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "output" / "debate" / "result.csv").is_file()
+
     def test_a_table_has_metadata_and_variables_as_columns(self, service: Service) -> None:
         """One groups by them; without them everybody joins by hand."""
         agents = [{"id": "a", "model": "m", "system": "SAY-$name"}]

@@ -108,12 +108,14 @@ def run(  # noqa: PLR0913 - one for each option
     _check_writable(output)
     known = [ended_before(file, output) for file in files]
     has_results = all(form is None or _has_result(file, output, form) for file in files)
-    if has_results and all(state is not None for state in known):
+    is_over = all(state is not None for state in known)
+    if has_results and is_over:
         for file, state in zip(files, known, strict=True):
             _tell_end(file.job.name, str(state), output, " already", form)
         raise typer.Exit(Exit.DONE if set(known) == {JobState.COMPLETED} else Exit.FAILED)
     with naming_lines(config):
-        specs = on_free_ports(_specs(settings, config.parent, settings.server.state_dir))
+        # What is over needs no engine: its result is written from what is stored.
+        specs = [] if is_over else on_free_ports(_specs(settings, config.parent, settings.server.state_dir))
     note_known(config, settings)
     seen: list[JobView] = []
     try:
