@@ -228,3 +228,25 @@ def test_the_status_counts_what_is_awaited_of_a_key_alone(service: Service) -> N
     assert (opened[1] - opened[0], now["jobs"] - before["jobs"]) == (3, 1)
     assert len(service.get("/v1/overview/awaited")["turns"]) == now["awaited"]
     service.http.post(f"/v1/jobs/{job_id}/cancel")
+
+
+def test_a_request_leads_to_its_turn_unless_two_are_named_alike(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """Jobs may have one name; a link to the wrong one would be worse than none."""
+    model = scripted_model(free_ports(1), slots=3, hold=r"/\S+/go\b")
+    with serving(tmp_path, free_ports(1), {"m": model}) as service:
+        talk = {"id": "q0", "prompt": f"{tmp_path}/go"}
+        job: Document = {"agents": [{"id": "a", "model": "m"}], "conversations": [talk]}
+        try:
+            ids = [service.post_job({**job, "name": name}) for name in ("one", "two", "two")]
+            running = [f"/v1/jobs/{job_id}" for job_id in ids]
+            wait_for(
+                lambda: all(service.get(each)["progress"]["turns"]["in_flight"] for each in running), "all are asked"
+            )
+            ((_, frame),) = frames(service, "/v1/overview/events")
+        finally:
+            (tmp_path / "go").touch()
+        names = {request["job_name"] for worker in frame["status"]["workers"] for request in worker["requests"]}
+        assert names == {"one/q0/a/0", "two/q0/a/0"}
+        assert frame["turns"] == {"one/q0/a/0": [ids[0], "q0", "a", 0]}

@@ -237,17 +237,23 @@ async def _overview(node: Node, glances: Glances, caller: Caller) -> tuple[bytes
 
 
 def _turns_of(node: Node, workers: Iterable[Worker]) -> dict[str, TurnKey]:
-    """Return the turns that requests are of, by the requests' names: a page leads from the one to the other."""
+    """Return the turns that requests are of, by the requests' names: a page leads from the one to the other.
+
+    A name that two of them have, of jobs that are named alike, leads nowhere.
+    """
     named = {request.job_name for worker in workers for request in worker.requests} - {""}
     if not named:
         return {}
-    turns = {}
+    turns: dict[str, TurnKey] = {}
+    doubled = set()
     for run in node.scheduler.turns.in_flight():
         job_id, conversation_id, agent_id, round_number = run.key
         name = f"{node.scheduler.job_name(job_id)}/{conversation_id}/{agent_id}/{round_number}"
+        if name in turns:
+            doubled.add(name)
         if name in named:
             turns[name] = run.key
-    return turns
+    return {name: key for name, key in turns.items() if name not in doubled}
 
 
 def _with_few_requests(worker: Worker) -> Worker:
