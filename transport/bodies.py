@@ -1,5 +1,6 @@
 """Bodies of answers beside the token path, bounded as they come: a packed kilobyte may unpack to a gigabyte."""
 
+import socket
 from collections.abc import Mapping
 from typing import Final
 
@@ -7,6 +8,8 @@ import httpx
 
 # Asked for with every request: httpx by itself asks for whatever it can unpack.
 UNPACKED: Final[Mapping[str, str]] = {"Accept-Encoding": "identity"}
+# uvloop takes all that a kernel holds of an answer, megabytes of one without end, before its reader is asked once.
+LITTLE_AHEAD: Final = ((socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024),)
 
 
 class UnreadableBody(Exception):

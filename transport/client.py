@@ -11,7 +11,7 @@ import httpx
 import msgspec
 from msgspec.structs import replace
 
-from transport.bodies import UNPACKED, UnreadableBody, read_beginning, read_body
+from transport.bodies import LITTLE_AHEAD, UNPACKED, UnreadableBody, read_beginning, read_body
 from transport.counters import EngineCounters, KvCache
 from transport.dialects.dialect import Dialect, EngineQuery
 from transport.dialects.llama_server import LLAMA_SERVER
@@ -293,7 +293,9 @@ def open_http(endpoint: Endpoint, tls: ssl.SSLContext | None = None) -> httpx.As
         headers={**UNPACKED, **endpoint.headers},
         timeout=None,  # noqa: S113
         trust_env=False,
-        transport=httpx.AsyncHTTPTransport(uds=endpoint.uds, verify=tls or False, trust_env=False),
+        transport=httpx.AsyncHTTPTransport(
+            uds=endpoint.uds, verify=tls or False, trust_env=False, socket_options=LITTLE_AHEAD
+        ),
     )
 
 

@@ -25,7 +25,7 @@ from service.formats.hosts import canonical_host, sign
 from service.store import deliveries
 from service.store.deliveries import Delivery
 from service.store.store import Store
-from transport.bodies import UNPACKED, UnreadableBody, read_beginning
+from transport.bodies import LITTLE_AHEAD, UNPACKED, UnreadableBody, read_beginning
 from workers.log_context import line_about
 from workers.policy.restart import Backoff
 
@@ -52,7 +52,12 @@ class Webhooks:
         self._note_try = note_try
         self._sending: Counter[bytes] = Counter()  # by host and port
         # No proxy of the environment, no redirect: what was checked is where it goes.
-        self._http = httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=config.timeout_s)
+        self._http = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(trust_env=False, socket_options=LITTLE_AHEAD),
+            trust_env=False,
+            follow_redirects=False,
+            timeout=config.timeout_s,
+        )
 
     def __repr__(self) -> str:
         return f"<Webhooks to {self._config.hosts}>"

@@ -7,7 +7,7 @@ from typing import Final
 
 import httpx
 
-from transport.bodies import UNPACKED, UnreadableBody, read_body
+from transport.bodies import LITTLE_AHEAD, UNPACKED, UnreadableBody, read_body
 from workers.errors import ToolRunFailed, UnknownTool
 from workers.tools.results import MAX_RESULT_BYTES, decode_result
 from workers.tools.runner import ToolUse
@@ -57,7 +57,15 @@ class HttpTools:
 
 def open_http_tools(url: str, headers: Mapping[str, str]) -> HttpTools:
     """Return the tools of an endpoint with a connection pool of their own, to be closed; callers bound each call."""
-    return HttpTools(httpx.AsyncClient(headers={**UNPACKED, **headers}, timeout=None, trust_env=False), url)  # noqa: S113
+    return HttpTools(
+        httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(trust_env=False, socket_options=LITTLE_AHEAD),
+            headers={**UNPACKED, **headers},
+            timeout=None,  # noqa: S113
+            trust_env=False,
+        ),
+        url,
+    )
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Mapping
 
 import httpx2
 
+from transport.bodies import LITTLE_AHEAD, UNPACKED
 from workers.tools.results import MAX_RESULT_BYTES
 
 EVENT_STREAM = "text/event-stream"
@@ -54,7 +55,7 @@ class _Bounded(httpx2.AsyncByteStream):
 def open_client(headers: Mapping[str, str]) -> httpx2.AsyncClient:
     """Return a client for one server; what it does is bounded in time by its caller."""
     return httpx2.AsyncClient(
-        headers={"Accept-Encoding": "identity", **headers},
+        headers={**UNPACKED, **headers},
         timeout=None,
-        transport=BoundedTransport(httpx2.AsyncHTTPTransport()),
+        transport=BoundedTransport(httpx2.AsyncHTTPTransport(socket_options=LITTLE_AHEAD)),
     )
