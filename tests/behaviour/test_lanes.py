@@ -119,6 +119,23 @@ def test_a_model_that_cannot_start_keeps_no_lane_from_others(tmp_path: Path, fre
 
 
 @pytest.mark.system
+def test_a_model_that_cannot_start_waits_for_no_lane_that_is_pinned(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """It has given up on every lane that it may ever get: its turns end, and the service says that it is not served."""
+    broken = {**placed(exit_at_once=3), "restart": {"initial_s": 0.05, "max_s": 0.1, "failures": 2, "retry_s": None}}
+    models = {"house": {**placed(), "pin": True}, "broken": broken}
+    with serving(tmp_path, free_ports(1), models, gpus=lanes_at(free_ports(2))) as service:
+        wait_for(lambda: residents(service) == ["house"], "what is pinned is there")
+        bad = service.post_job(talk(["broken"], name="bad", talks=1))
+        assert service.wait_ended(bad)["state"] == "failed"
+        assert "failed on every lane that could hold it: lane-1" in turns_of(service, bad, 1)[0]["detail"]
+        (fault,) = service.http.get("/readyz").json()["errors"]
+        assert fault["path"] == "models.broken"
+        assert service.wait_ended(service.post_job(talk(["house"], name="good", talks=1)))["state"] == "completed"
+
+
+@pytest.mark.system
 def test_a_lane_that_an_operator_drains_is_left_alone(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Its model goes to the other lane, and takes turns with the one there."""
     models = {name: placed() for name in "ab"}

@@ -117,14 +117,17 @@ class LanePool:
 
     def is_lost(self, model: str) -> bool:
         """Whether a model has given up for good on every lane that could hold it."""
-        able = [lane for lane in self.lanes if lane.may_hold(model)]
+        able = [lane for lane in self.lanes if lane.may_hold(model) and not lane.is_kept_from(model)]
         return all(lane.barred.get(model) == FOR_EVER for lane in able)
 
     def has_room(self, model: str) -> bool:
         """Whether a lane could hold a model."""
         now = time.monotonic()
         return any(
-            lane.may_hold(model) and lane.barred.get(model, 0.0) <= now and self.mark_of(lane) is None
+            lane.may_hold(model)
+            and not lane.is_kept_from(model)
+            and lane.barred.get(model, 0.0) <= now
+            and self.mark_of(lane) is None
             for lane in self.lanes
         )
 

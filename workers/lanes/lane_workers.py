@@ -108,6 +108,10 @@ class LaneWorkers:
         """Whether a model is on the lane, and not told to leave, or comes next."""
         return self.next == model or (self.resident == model and self.phase is not LanePhase.LEAVING)
 
+    def is_kept_from(self, model: str) -> bool:
+        """Whether another model is pinned there, which leaves it to nobody."""
+        return self.current.spec.pin and self.current.spec.name != model and self.stays_with(self.current.spec.name)
+
     def view(self, now: float, *, is_changed: bool) -> LaneView:
         """Return it as decisions are made on it."""
         return LaneView(
