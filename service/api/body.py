@@ -13,7 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.conversations.limits import Limits
 from service.errors import BodyMalformed, BodyTooLarge, ConfigError, InvalidJob, QueueFull
-from service.formats.documents import lines_in, parse_document
+from service.formats.documents import lines_in
+from service.formats.yaml_json import yaml_to_json
 from service.node.jobs import SMALL_BYTES
 from workers.errors import OffloadCrowded
 from workers.offload.pool import Purpose, offload
@@ -179,11 +180,9 @@ def _nearest(lines: Mapping[str, int], path: str) -> int | None:
 def _to_json(body: bytes, most_bytes: int) -> bytes | ConfigError | None:
     """Return the JSON, None if it is larger, or the error as a value: no exception survives the way out of here."""
     try:
-        document = parse_document(body.decode("utf-8"), "line", has_aliases=False)[0]
-        written = msgspec.json.encode(document)
+        return yaml_to_json(body.decode("utf-8"), "line", most_bytes)
     except (ConfigError, UnicodeError, OverflowError, RecursionError, ValueError) as error:
         return ConfigError(str(error))
-    return written if len(written) <= most_bytes else None
 
 
 async def check_nodes(body: bytes, limits: Limits) -> None:

@@ -12,7 +12,8 @@ import os
 import re
 import select
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -39,7 +40,7 @@ def digest_of(document: object) -> str:
     return hashlib.sha256(msgspec.json.encode(document, order="deterministic")).hexdigest()
 
 
-class _Loader(yaml.SafeLoader):
+class YamlLoader(yaml.SafeLoader):
     """A safe loader with the words of YAML 1.2."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own way to say it
@@ -48,42 +49,45 @@ class _Loader(yaml.SafeLoader):
     }
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLEAN, list("tTfF"))
+YamlLoader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLEAN, list("tTfF"))
 
 
-class _PlainLoader(_Loader):
-    """The same of what strangers post: without aliases a text stands for no more than it holds."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Compose the next node, if it is neither an alias nor to be one's."""
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            problem = "aliases and anchors are for files; write the values out"
-            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
-        return super().compose_node(parent, index)
-
-
-def parse_document(
-    text: str, source: str, substitute: Substitute | None = None, *, has_aliases: bool = True
-) -> tuple[object, dict[Place, int]]:
+def parse_document(text: str, source: str, substitute: Substitute | None = None) -> tuple[object, dict[Place, int]]:
     """Parse a YAML or JSON text; return its content and the line of each key (for JSON none).
 
     ``substitute`` is applied to the scalars of a YAML text before their types are told, so that an unquoted ``${PORT}``
-    is a number and a quoted one is text. Without ``has_aliases`` a text with one is refused.
+    is a number and a quoted one is text.
 
     Raises:
         ConfigError: the text is neither, or says what JSON cannot.
     """
     if text.lstrip()[:1] in ("{", "[") and substitute is None:
         try:
-            return json.loads(text, object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite), {}
+            return parse_json(text), {}
         except ValueError as error:
             if source.endswith(".json"):
                 raise ConfigError(f"{source}: not JSON: {error}") from error
         except RecursionError as error:
             raise ConfigError(f"{source}: nested too deeply") from error
+    with naming_source(source):
+        return _parse_yaml(text, source, substitute)
+
+
+def parse_json(text: str) -> object:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: it is none, a key stands there twice, or a number is none of JSON's.
+        RecursionError: it is nested too deeply.
+    """
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite)
+
+
+@contextmanager
+def naming_source(source: str) -> Iterator[None]:
+    """Raise what is wrong with a YAML text as a ``ConfigError`` that names it, with the line where that is known."""
     try:
-        return _parse_yaml(text, source, substitute, _Loader if has_aliases else _PlainLoader)
+        yield
     except RecursionError as error:
         raise ConfigError(f"{source}: nested too deeply") from error
     except ValueError as error:  # a number of more digits than Python reads
@@ -131,16 +135,14 @@ def line_of(lines: Mapping[Place, int], place: Sequence[str | int]) -> str:
 def lines_in(text: str) -> dict[str, int]:
     """Return the line of each part of a YAML or JSON text by its path; none where it cannot be told."""
     try:
-        lines = _parse_yaml(text, "", None, _PlainLoader)[1]
+        lines = _parse_yaml(text, "", None)[1]
     except (ConfigError, yaml.YAMLError, RecursionError, ValueError):  # JSON is not quite YAML
         return {}
     return {path_of(place): line for place, line in lines.items()}
 
 
-def _parse_yaml(
-    text: str, source: str, substitute: Substitute | None, kind: type[_Loader]
-) -> tuple[object, dict[Place, int]]:
-    loader = kind(text)
+def _parse_yaml(text: str, source: str, substitute: Substitute | None) -> tuple[object, dict[Place, int]]:
+    loader = YamlLoader(text)
     try:
         node = loader.get_single_node()
         lines: dict[Place, int] = {}
@@ -175,10 +177,7 @@ def _visit(
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             line = key.start_mark.line + 1
-            if key.tag == "tag:yaml.org,2002:merge":
-                raise ConfigError(f"{source}:{line}: mappings are not merged (<<); write the keys out")
-            if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
-                raise ConfigError(f"{source}:{line}: a key must be text; put it in quotes")
+            check_key(key, source)
             inside = (*place, key.value)
             if inside in lines:
                 raise ConfigError(f"{source}:{line}: the key {key.value!r} stands in line {lines[inside]} already")
@@ -190,6 +189,28 @@ def _visit(
             _visit(value, (*place, index), lines, source, change)
     elif isinstance(node, yaml.ScalarNode):
         change(node)
+    check_kind(node, source)
+
+
+def check_key(key: yaml.Node, source: str) -> None:
+    """Check that a key of a mapping is text.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    place = f"{source}:{key.start_mark.line + 1}"
+    if key.tag == _TAG + "merge":
+        raise ConfigError(f"{place}: mappings are not merged (<<); write the keys out")
+    if not isinstance(key, yaml.ScalarNode) or key.tag != _TAG + "str":
+        raise ConfigError(f"{place}: a key must be text; put it in quotes")
+
+
+def check_kind(node: yaml.Node, source: str) -> None:
+    """Check that JSON has values of a node's kind.
+
+    Raises:
+        ConfigError: it has none.
+    """
     if node.tag not in _KINDS or (isinstance(node, yaml.ScalarNode) and not _is_finite(node)):
         shown = f" {node.value}" if isinstance(node, yaml.ScalarNode) else ""
         raise ConfigError(f"{source}:{node.start_mark.line + 1}: JSON has no {node.tag.removeprefix(_TAG)}{shown}")
@@ -205,7 +226,7 @@ def _is_finite(node: yaml.ScalarNode) -> bool:
     return math.isfinite(value)
 
 
-def _substitute(loader: _Loader, node: yaml.ScalarNode, substitute: Substitute | None) -> None:
+def _substitute(loader: YamlLoader, node: yaml.ScalarNode, substitute: Substitute | None) -> None:
     if substitute is None:
         return
     node.value = substitute(node.value)
