@@ -155,6 +155,7 @@ async def serve(
                 logger.info(told)
                 manager.tell_ready(told)
                 logger.info("the dashboard is at %s", page_address(listener))
+                watching.start_soon(_hurry_up, hurry, server)
                 await _upgrade_until(stop, upgrader, server, upgrade)
                 drain_s = node.live.config.server.drain_s
                 draining = f"draining for up to {drain_s:g} s"
@@ -179,6 +180,12 @@ def _left(inherited: Inherited | None) -> Left:
         return Left()
     handover = inherited.handover
     return Left(lock_fd=handover.lock_fd, fleet=handover.fleet, servers=handover.servers, children=inherited.children)
+
+
+async def _hurry_up(hurry: anyio.Event, server: HttpServer) -> None:
+    """End answers under way too, once somebody is in a hurry."""
+    await hurry.wait()
+    server.force_exit = True
 
 
 async def _upgrade_until(stop: anyio.Event, upgrader: Upgrader, server: HttpServer, told: Notifier) -> None:

@@ -140,6 +140,22 @@ def test_an_answer_under_way_is_whole_when_the_service_stops(service: Service) -
     assert service.process.wait(LIMIT_S) == 0
 
 
+def test_a_second_signal_waits_for_no_answer(service: Service) -> None:
+    """Of a client that does not read; many wait for their turn to be answered, and none keeps the process."""
+    talks = [{"id": f"q{n}", "prompt": "x" * 4_000_000} for n in range(3)]
+    job_id = service.post_job({"agents": [{"id": "a", "model": "m"}], "conversations": talks})
+    service.wait_ended(job_id)
+    assert service.process is not None
+    with ExitStack() as stack:
+        port = int(service.url.rpartition(":")[2])
+        for _ in range(40):
+            stack.enter_context(closing(ask(port, f"/v1/jobs/{job_id}/document")))
+        service.process.terminate()
+        wait_for(lambda: "draining" in service.log(), "it has heard")
+        service.process.terminate()
+        assert service.process.wait(3.0) == 0, service.log()
+
+
 @pytest.mark.parametrize("what", ["document", "conversations/q0/turns/a/0/prompt"])
 def test_whole_answers_that_are_not_read_are_held_within_the_bound(service: Service, what: str) -> None:
     """A hundred of 4 MB each, asked for at once: in the making are a few, and what is made is counted whole."""

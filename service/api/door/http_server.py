@@ -24,6 +24,7 @@ from service.telemetry.telemetry import trace_parent
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER: Final = "other"  # a route or a method that is none of ours
 UNANSWERED: Final = 499  # the client has gone before there was an answer
+CANCEL_S: Final = 1.0  # for what is cancelled to end
 HTTP_GRACE_S: Final = 5  # for answers under way when everything else has stopped; streams were told to end before
 KEEP_ALIVE_S: Final = 60  # longer than clients keep a connection that they may be about to use
 TICKS_A_SECOND: Final = 10  # of uvicorn's main loop
@@ -102,8 +103,17 @@ class HttpServer(uvicorn.Server):
             OSError: it ended by itself.
         """
         await self.serve(sockets=[self._listener.dup()])  # uvicorn closes what it is given
+        await self._end_answers()
         if not self.should_exit:
             raise OSError("the HTTP server ended by itself")
+
+    async def _end_answers(self) -> None:
+        """Cancel what is still answered, all before any goes on: what one of them lets in would outlive the loop."""
+        left = set(self.server_state.tasks)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=CANCEL_S)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
