@@ -115,7 +115,7 @@ def test_who_reads_does_not_pay_for_who_does_not(small_door: tuple[int, psutil.P
         wait_for(lambda: sum(counts) > SIZE // 2, "it reads")
         assert kept_by(process, silent) <= 1
         silent += [ask_silently(), ask_silently()]
-        wait_for(lambda: kept_by(process, silent) <= 1, "all but one are cut off", 1.5)
+        wait_for(lambda: kept_by(process, silent) <= 1, "all but one are cut off")
         reading.join(LIMIT_S)
         assert sum(counts) >= SIZE
 
@@ -153,7 +153,8 @@ def test_a_second_signal_waits_for_no_answer(service: Service) -> None:
         service.process.terminate()
         wait_for(lambda: "draining" in service.log(), "it has heard")
         service.process.terminate()
-        assert service.process.wait(3.0) == 0, service.log()
+        assert service.process.wait(LIMIT_S) == 0, service.log()
+        assert "timeout graceful shutdown exceeded" not in service.log()
 
 
 @pytest.mark.parametrize("what", ["document", "conversations/q0/turns/a/0/prompt"])
