@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from threading import Event
 from typing import Any, Final
 
 import anyio.to_thread
@@ -25,13 +26,14 @@ AGAIN_S: Final = 2
 COUNT_LIMIT_S: Final = 10.0
 YAML: Final = "application/yaml"  # RFC 9512
 LINES_LIMIT_S: Final = 2.0
-MOST_LINED_BYTES: Final = 64 * 1024
+MOST_LINED_BYTES: Final = 32 * 1024  # half a second of a processor
 MOST_YAML_BYTES: Final = 256 * 1024  # some seconds of a processor
 # A text that does not end is one as well: else each quote in it would be the begin of a search to the end.
 _TEXT: Final = re.compile(rb'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)
 _STRUCTURE: Final = re.compile(rb'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)|[\[{\]}]', re.DOTALL)
 _OPENING: Final = frozenset({b"[", b"{"})
 _CLOSING: Final = frozenset({b"]", b"}"})
+_finding = Event()  # set while the lines of a body are found
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"  # engines pass over one before JSON, as RFC 8259 lets them, and so do we
 HUNG_UP: Final = "the client hung up in the middle of it"
 
@@ -153,13 +155,19 @@ async def yaml_as_json(body: bytes, limits: Limits) -> bytes:
 
 
 async def with_lines(refusal: InvalidJob, body: bytes) -> InvalidJob:
-    """Return a refusal whose faults tell the lines of the body in which they are, if that takes little time."""
-    if len(body) > MOST_LINED_BYTES or b"\n" not in body:  # programs send one line
+    """Return a refusal whose faults tell the lines of the body in which they are, if that takes little time.
+
+    The lines of one body are found at a time, and those of others not at all: they are no reason to let anybody wait.
+    """
+    if len(body) > MOST_LINED_BYTES or b"\n" not in body or _finding.is_set():  # programs send one line
         return refusal
+    _finding.set()
     try:
         lines = await offload(_lines_in, body, limit_s=LINES_LIMIT_S, purpose=Purpose.DOCUMENTS)
     except (TimeoutError, OffloadCrowded):
         return refusal
+    finally:
+        _finding.clear()
     return InvalidJob([replace(fault, line=_nearest(lines, fault.path)) for fault in refusal.faults])
 
 

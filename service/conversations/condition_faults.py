@@ -6,8 +6,8 @@ from contextlib import suppress
 from typing import Final
 
 from service.conversations.job import END, Conversation
-from service.conversations.spec import AgentSpec, ConditionSpec, ConversationSpec, JobSpec, cast_specs
-from service.conversations.until import is_alike
+from service.conversations.spec import AgentSpec, ConditionSpec, JobSpec, cast_specs
+from service.conversations.until import scalar_key
 from service.conversations.validation import Validation
 from service.errors import Fault
 from service.formats.faults import unknown
@@ -15,43 +15,34 @@ from workers.errors import InvalidTool
 from workers.tools.definition import ToolDefinition
 from workers.tools.schemas import cut
 
-# With these beside it, a schema may allow more than its properties tell.
-OPEN_SCHEMAS: Final = frozenset({"$ref", "allOf", "anyOf", "dependentSchemas", "if", "oneOf", "patternProperties"})
-TYPES: Final[Mapping[type, frozenset[str]]] = {
-    str: frozenset({"string"}),
-    bool: frozenset({"boolean"}),
-    int: frozenset({"integer", "number"}),
-    float: frozenset({"integer", "number"}),
-}
+# With these in it, a schema may allow more than its properties tell.
+OPEN_SCHEMAS: Final = frozenset(
+    {"$dynamicRef", "$ref", "$schema", "allOf", "anyOf", "dependentSchemas", "if", "oneOf", "patternProperties"}
+)
+DIALECTS: Final = ("draft-06", "draft-07", "2019-09", "2020-12")  # that are read here; a schema may name another one
+LEADS: Final = "it: a leader's answer is the name of an agent, or end"
 
 
 def condition_faults(spec: JobSpec, conversations: tuple[Conversation, ...]) -> Iterator[Fault]:
     """Yield which conditions can never hold."""
     agents = {agent.id: agent for agent in spec.agents}
     for place, condition in enumerate(spec.until):
-        yield from _condition_faults(f"until[{place}]", condition, agents, spec.leader)
+        yield from _name_faults(f"until[{place}]", condition, agents, spec.leader)
+    said = _Said(agents, spec.leader)
     for index, given in enumerate(spec.conversations):
-        own = given.until
-        cast = {**agents, **{agent.id: agent for agent in cast_specs(spec, given)}} if given.agents else agents
-        for place, condition in enumerate(
-            spec.until if own is None and given.agents and _validates_otherwise(given) else ()
-        ):
-            yield from _condition_faults(f"until[{place}]", condition, cast, spec.leader)
-        for place, condition in enumerate(own or ()):
-            yield from _condition_faults(f"conversations[{index}].until[{place}]", condition, cast, spec.leader)
-        for place, condition in enumerate(spec.until if own is None else own):
-            rounds = conversations[index].rounds
+        for place, condition in enumerate(given.until or ()):
+            yield from _name_faults(f"conversations[{index}].until[{place}]", condition, agents, spec.leader)
+        rounds, until = conversations[index].rounds, spec.until if given.until is None else given.until
+        cast = {agent.id: agent for agent in cast_specs(spec, given)} if given.agents and until else {}
+        for place, condition in enumerate(until):
+            path = f"until[{place}]" if given.until is None else f"conversations[{index}].until[{place}]"
+            yield from said.faults(path, condition, cast)
             if condition.unchanged is not None and condition.unchanged >= rounds:
-                path = f"until[{place}]" if own is None else f"conversations[{index}].until[{place}]"
                 message = f"{rounds} rounds of {conversations[index].id!r} are too few to compare so many with"
                 yield Fault(path=f"{path}.unchanged", message=message)
 
 
-def _validates_otherwise(conversation: ConversationSpec) -> bool:
-    return any("validation" in each.model_fields_set for each in conversation.agents.values())
-
-
-def _condition_faults(
+def _name_faults(
     path: str, condition: ConditionSpec, agents: Mapping[str, AgentSpec], leader: str | None
 ) -> Iterator[Fault]:
     if condition.agent is not None and condition.agent not in agents:
@@ -66,49 +57,93 @@ def _condition_faults(
     signals = {name for speaker in speakers for name in _names_of(speaker.exit_tools)}
     if condition.signal is not None and condition.signal not in signals:
         yield Fault(path=f"{path}.signal", message=unknown("exit tool", condition.signal, sorted(signals)))
-    validation = speakers[0].validation
-    choices = validation.choices if validation is not None else None
-    if condition.agent == leader:
-        choices = [*(name for name in agents if name != leader), END]
-    for place, fault in _never_said(condition, choices, validation.json_schema if validation is not None else None):
-        message = f"{condition.agent!r} can never say {fault}"
-        yield Fault(path=f"{path}.{place}", message=message)
 
 
-def _never_said(
-    condition: ConditionSpec, choices: Sequence[str] | None, schema: dict[str, object] | None
-) -> Iterator[tuple[str, str]]:
-    """Yield where a condition names what no valid answer says, and why."""
-    for position, words in enumerate(condition.says or () if choices is not None else ()):
-        fault = Validation(retries=0, choices=tuple(choices or ())).fault_of(words)
-        if fault is not None:
-            yield f"says[{position}]", f"{words!r}: {fault}"
-    if condition.field is None or schema is None:
-        return
-    names, at = condition.field.split("."), schema
-    for place, name in enumerate(names):
-        if not OPEN_SCHEMAS.isdisjoint(at):
+class _Said:
+    """Finds conditions on words that no valid answer has: each once for each validation that its agent has anywhere."""
+
+    def __init__(self, agents: Mapping[str, AgentSpec], leader: str | None) -> None:
+        self._agents = agents
+        self._leader = leader
+        self._checked: set[tuple[int, int]] = set()
+        self._known: dict[int, frozenset[object]] = {}  # the values of enumerations
+
+    def faults(self, path: str, condition: ConditionSpec, cast: Mapping[str, AgentSpec]) -> Iterator[Fault]:
+        """Yield the faults of a condition in a conversation in which these agents are cast otherwise."""
+        agent = cast.get(condition.agent or "") or self._agents.get(condition.agent or "")
+        if agent is None or not (condition.says or condition.field):
             return
-        properties = at.get("properties", {})
-        is_closed = at.get("additionalProperties") is False or not _may_be(at, frozenset({"object"}))
-        if isinstance(properties, dict) and name not in properties and is_closed:
-            yield "field", f"{'.'.join(names[: place + 1])!r}: {unknown('property', name, properties)}"
-        nested = properties.get(name) if isinstance(properties, dict) else None
-        if not isinstance(nested, dict):
+        checked = id(condition), id(agent.validation)
+        if checked in self._checked:
             return
-        at = nested
-    enum = at.get("enum", [at["const"]] if "const" in at else None)
-    values = enum if isinstance(enum, list) else None
-    if values is not None and not any(is_alike(value, condition.equals) for value in values):
-        yield "equals", cut(f"{json.dumps(condition.equals)}: it must be one of {json.dumps(values)}")
-    elif not _may_be(at, TYPES[type(condition.equals)]):
-        yield "equals", cut(f"{json.dumps(condition.equals)}: its type is {json.dumps(at['type'])}")
+        self._checked.add(checked)
+        found = self._of_words(condition, agent) if condition.says else self._of_field(condition, agent)
+        for place, fault in found:
+            yield Fault(path=f"{path}.{place}", message=f"{condition.agent!r} can never say {fault}")
+
+    def _of_words(self, condition: ConditionSpec, agent: AgentSpec) -> Iterator[tuple[str, str]]:
+        choices = agent.validation.choices if agent.validation is not None else None
+        if agent.id == self._leader:
+            choices = [*(name for name in self._agents if name != self._leader), END]
+        if choices is None:
+            return
+        validation = Validation(retries=0, choices=tuple(choices))
+        for position, words in enumerate(condition.says or ()):
+            fault = validation.fault_of(words)
+            if fault is not None:
+                yield f"says[{position}]", f"{words!r}: {fault}"
+
+    def _of_field(self, condition: ConditionSpec, agent: AgentSpec) -> Iterator[tuple[str, str]]:
+        if agent.id == self._leader:
+            yield "field", LEADS
+        schema = agent.validation.json_schema if agent.validation is not None else None
+        if schema is None or condition.field is None or not _is_read(schema):
+            return
+        names, at = condition.field.split("."), {key: value for key, value in schema.items() if key != "$schema"}
+        for place, name in enumerate(names):
+            if not OPEN_SCHEMAS.isdisjoint(at):
+                return
+            properties = at.get("properties", {})
+            is_closed = at.get("additionalProperties") is False or not _may_be(at, frozenset({"object"}))
+            if isinstance(properties, dict) and name not in properties and is_closed:
+                yield "field", f"{'.'.join(names[: place + 1])!r}: {unknown('property', name, properties)}"
+            nested = properties.get(name) if isinstance(properties, dict) else None
+            if not isinstance(nested, dict):
+                return
+            at = nested
+        values = at.get("enum", [at["const"]] if "const" in at else None)
+        if isinstance(values, list) and scalar_key(condition.equals) not in self._keys_of(values):
+            yield "equals", cut(f"{cut(json.dumps(condition.equals))}: it must be one of {cut(json.dumps(values))}")
+        elif not _may_be(at, _types_of(condition.equals)):
+            yield "equals", cut(f"{cut(json.dumps(condition.equals))}: its type is {json.dumps(at['type'])}")
+
+    def _keys_of(self, values: list[object]) -> frozenset[object]:
+        """Return the values of an enumeration as they are compared; they are read once, however often it is asked."""
+        if id(values) not in self._known:
+            self._known[id(values)] = frozenset(map(scalar_key, values))
+        return self._known[id(values)]
+
+
+def _is_read(schema: dict[str, object]) -> bool:
+    dialect = schema.get("$schema")
+    return dialect is None or (isinstance(dialect, str) and any(each in dialect for each in DIALECTS))
+
+
+def _types_of(value: object) -> frozenset[str]:
+    """Return the types of JSON Schema that a value has."""
+    if isinstance(value, str):
+        return frozenset({"string"})
+    if isinstance(value, bool):
+        return frozenset({"boolean"})
+    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return frozenset({"integer", "number"} if is_whole else {"number"})
 
 
 def _may_be(schema: dict[str, object], types: frozenset[str]) -> bool:
     """Whether a schema allows one of these types."""
     named = schema.get("type", [])
-    return not named or not types.isdisjoint(named if isinstance(named, list) else [named])
+    allowed = named if isinstance(named, list) else [named]
+    return not allowed or any(not isinstance(each, str) or each in types for each in allowed)
 
 
 def _names_of(tools: Sequence[object]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from workers.tools.schemas import pattern_trouble, schema_trouble
 
 NO_CONTROLS: Final = r"[^\x00-\x1f\x7f-\x9f]"
 REFERENCES: Final = "{mcp: SERVER, only: [NAME]} or {python: NAME} names tools that a model has; signals are spelt out"
+MOST_EQUALS: Final = 1000
 MOST_WAIT_S: Final = 10 * 365 * 86_400.0  # for a caller
 CONDITIONS: Final = ("says", "matches", "field", "signal", "agree", "unchanged", "answer_tokens")
 Name = Annotated[str, Field(max_length=128, pattern=r"^[^\x00]*$")]  # of something that may be there or not
@@ -160,6 +161,8 @@ class ConditionSpec(StrictModel):
             raise ValueError("says: a turn that says nothing fulfils no condition")
         if self.agree is not None and len(set(self.agree)) < len(self.agree):
             raise ValueError("agree: an agent is named twice")
+        if isinstance(self.equals, str) and len(self.equals) > MOST_EQUALS:
+            raise ValueError(f"equals: a text of at most {MOST_EQUALS} characters")
         trouble = pattern_trouble(self.matches) if self.matches is not None else None
         if trouble is not None:
             raise ValueError(f"matches: {trouble}")

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
+from service.conversations.markup import without_markup
 from service.conversations.validation import COMPILED, folded, read_answer
 from workers.tools.schemas import is_found, within
 
@@ -20,8 +21,9 @@ SILENCE: Final = 0  # the words of a turn in which nothing was said
 class SaidWords:
     """The words of one turn, in the forms that conditions read; each form is made once, when it is asked for."""
 
-    def __init__(self, words: str) -> None:
+    def __init__(self, words: str, *, has_markup: bool) -> None:
         self.words = words.strip()
+        self._has_markup = has_markup
 
     def __repr__(self) -> str:
         return f"<SaidWords {self.words[:40]!r}>"
@@ -33,9 +35,9 @@ class SaidWords:
 
     @cached_property
     def value(self) -> object:
-        """Their JSON value; None where they are no JSON."""
+        """Their JSON value, read as a validation reads it; None where they are no JSON."""
         try:
-            return read_answer(self.words)
+            return read_answer(without_markup(self.words) if self._has_markup else self.words)
         except ValueError:
             return None
 
@@ -46,14 +48,16 @@ class SaidWords:
             if not isinstance(found, dict) or name not in found:
                 return False
             found = found[name]
-        return is_alike(found, wanted)
+        return scalar_key(found) == scalar_key(wanted)
 
 
-def is_alike(found: object, wanted: object) -> bool:
-    """Whether two values of JSON without parts are the same."""
-    if isinstance(wanted, str):
-        return isinstance(found, str) and folded(found) == folded(wanted)
-    return isinstance(found, bool) == isinstance(wanted, bool) and found == wanted
+def scalar_key(value: object) -> object:
+    """Return the key of a value of JSON, equal for equal values; None for one that has parts, or is null."""
+    if isinstance(value, str):
+        return "text", folded(value)
+    if isinstance(value, bool):
+        return "truth", value
+    return ("number", value) if isinstance(value, int | float) else None
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +92,8 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def chars(self) -> int:
         """The length of a text that it costs as much to judge by."""
-        return COMPILED * len(self.matches or "") + sum(map(len, self.says))
+        wanted = len(self.equals) if isinstance(self.equals, str) else 0
+        return COMPILED * len(self.matches or "") + sum(map(len, self.says)) + wanted
 
     def is_fulfilled(self, said: SaidWords, signals: Collection[str], limit_s: float) -> bool:
         """Whether a turn of its agent fulfils it by itself.
@@ -263,14 +268,21 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     overran: tuple[int, ...] = ()
 
 
-def find_fulfilled(conditions: Mapping[int, Condition], words: str, signals: Collection[str], limit_s: float) -> Judged:
-    """Judge conditions within ``limit_s`` of this thread's own time, all together.
+def find_fulfilled(
+    conditions: Mapping[int, Condition],
+    words: str,
+    signals: Collection[str],
+    limit_s: float,
+    *,
+    has_markup: bool = False,
+) -> Judged:
+    """Judge conditions within ``limit_s`` of this thread's own time, all together; words may still have markup.
 
     Each has an equal part of half the time; those that need more have an equal part of the rest.
     """
     fulfilled: list[int] = []
     left = list(conditions)
-    said = SaidWords(words)
+    said = SaidWords(words, has_markup=has_markup)
     for _ in range(2):
         share_s = limit_s / 2 / max(1, len(left))
         slow: list[int] = []

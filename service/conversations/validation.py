@@ -6,7 +6,7 @@ Source: specification, "Answer validation".
 import json
 import re
 import unicodedata
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final
 
 import msgspec
@@ -17,13 +17,26 @@ from workers.offload.pool import ELSEWHERE_S
 from workers.tools.call_parser import read_json
 from workers.tools.schemas import cut, is_found, schema_fault, within
 
+MOST_MARKS: Final = 30
 COMPILED: Final = 2  # a character of what is compiled costs so much as one of a schema
-_FENCED = re.compile(r"\A```[a-z]*[^\S\n]*\n(?P<body>.*)\n```\Z", re.DOTALL)
+_FENCED = re.compile(r"\A```[A-Za-z]*[^\S\n]*\n(?P<body>.*)\n```\Z", re.DOTALL)
 
 
 def folded(words: str) -> str:
-    """Return words without regard to letter case, composition, and how much space stands between them."""
-    return " ".join(unicodedata.normalize("NFC", words).casefold().split())
+    """Return words without regard to letter case, composition, and how much space stands between them.
+
+    Composition takes the square of a run of marks, so one that no language has stays as it is.
+    """
+    if not words.isascii() and not _endless_marks().search(words):
+        words = unicodedata.normalize("NFC", words)
+    return " ".join(words.casefold().split())
+
+
+@cache
+def _endless_marks() -> re.Pattern[str]:
+    """Return a pattern of more combining marks in a row than Unicode's stream-safe text has (UAX 15)."""
+    marks = (chr(code) for code in range(0x300, 0x1F000) if unicodedata.combining(chr(code)))
+    return re.compile(f"[{''.join(marks)}]{{{MOST_MARKS + 1}}}")
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):

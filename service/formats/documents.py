@@ -29,6 +29,7 @@ PIPE_BYTES: Final = 64 * 1024 * 1024
 Place = tuple[str | int, ...]
 Substitute = Callable[[str], str]
 READING: Final = {errno.ENOENT: "there is no such file", errno.EISDIR: "is a folder; name a file in it"}
+_ODD: Final = re.compile(f"{yaml.reader.Reader.NON_PRINTABLE.pattern}|[\x85\u2028\u2029]")
 _BOOLEAN: Final = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
 _TAG: Final = "tag:yaml.org,2002:"
 _KINDS: Final = {_TAG + kind for kind in ("str", "null", "bool", "int", "float", "map", "seq")}
@@ -133,12 +134,25 @@ def line_of(lines: Mapping[Place, int], place: Sequence[str | int]) -> str:
 
 
 def lines_in(text: str) -> dict[str, int]:
-    """Return the line of each part of a YAML or JSON text by its path; none where it cannot be told."""
+    """Return the line of each part of a YAML or JSON text by its path; none where it cannot be told.
+
+    Lines end as editors end them, and not where YAML lets them end as well.
+    """
+    plain = _ODD.sub(" ", text)
+    if plain.lstrip()[:1] in ("{", "["):
+        plain = plain.replace("\t", " ")  # which JSON lets stand between its parts
     try:
-        lines = _parse_yaml(text, "", None)[1]
+        lines = _parse_yaml(plain, "", None)[1]
     except (ConfigError, yaml.YAMLError, RecursionError, ValueError):  # JSON is not quite YAML
         return {}
-    return {path_of(place): line for place, line in lines.items()}
+    told: dict[str, int] = {}
+    doubled = set()
+    for place, line in lines.items():
+        path = path_of(place)
+        if path in told:
+            doubled.add(path)
+        told[path] = line
+    return {path: line for path, line in told.items() if path not in doubled}
 
 
 def _parse_yaml(text: str, source: str, substitute: Substitute | None) -> tuple[object, dict[Place, int]]:

@@ -118,6 +118,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
                 tasks.start_soon(self._hurry, hurry, patience)
                 with anyio.move_on_after(LANDING_S):
                     await self.scheduler.wait_idle()
+                self.scheduler.close_nowait()  # requests that wait again since their engines have ended
                 # Another node may have taken over: then nothing of ours is left to be written.
                 with anyio.move_on_after(LEAVING_S), suppress(StoreUnavailable):
                     await self.store.leave_claims()

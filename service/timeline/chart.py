@@ -96,7 +96,7 @@ def _hash(text: str) -> str:
 
 
 def chart(timeline: Timeline, width: int) -> list[ChartLine]:
-    """Return the lines, each of at most ``width`` characters where that leaves 20 columns for the time."""
+    """Return the lines; rows have at most ``width`` characters where that leaves 20 columns for the time."""
     spans = timeline.attempts
     if not spans:
         return [ChartLine(f"{timeline.name}: {timeline.state}; no turn has been on a slot yet")]
@@ -115,7 +115,11 @@ def chart(timeline: Timeline, width: int) -> list[ChartLine]:
     title = f"{timeline.name}: {timeline.state}, {len(spans)} attempts in {seconds}, {step} a column"
     drawn = [ChartLine(line) for line in (title, *_legend(letters, len(agents), width))]
     for worker in timeline.workers:
-        broken = {scale.at(incident.at_s) for incident in timeline.incidents if incident.worker == worker.id}
+        broken = {
+            scale.at(incident.at_s)
+            for incident in timeline.incidents
+            if incident.worker == worker.id and begin <= incident.at_s <= end
+        }
         if broken:
             marks = "".join(BROKE if column in broken else " " for column in range(columns))
             drawn.append(ChartLine(f"{worker.id:<{margin}}", marks))
@@ -129,11 +133,16 @@ def chart(timeline: Timeline, width: int) -> list[ChartLine]:
     drawn.append(ChartLine(f"{'':<{margin}}", f"0{seconds.rjust(columns - 1)}"))
     return drawn + [
         ChartLine(
-            f"  {length(incident.at_s - begin)}: {incident.worker}, engine {incident.incarnation}: {incident.reason}:"
+            f"  {_since(incident.at_s - begin)}: {incident.worker}, engine {incident.incarnation}: {incident.reason}:"
             f" {incident.because}"
         )
         for incident in timeline.incidents[-INCIDENTS:]
     ]
+
+
+def _since(seconds: float) -> str:
+    """Return a moment as it stands on the axis, or how long it was before that."""
+    return length(seconds) if seconds >= 0 else f"{length(-seconds)} before"
 
 
 def _legend(letters: Mapping[str, str], agents: int, width: int) -> list[str]:
@@ -169,12 +178,15 @@ def _mark(span: Span, letters: Mapping[str, str], *, is_first: bool) -> str:
 
 def _waiting_lines(timeline: Timeline, scale: _Scale, margin: int) -> list[ChartLine]:
     """Return how many turns waited for a slot, as ninths of the most where these are more; nothing where none did."""
-    counts = [(at_s, count) for at_s, count in waiting(timeline) if at_s <= timeline.until_s]
-    most = max((count for _, count in counts), default=0)
+    moments = pairwise([*waiting(timeline), (timeline.until_s, 0)])
+    steps = [
+        (at_s, until_s, count) for (at_s, count), (until_s, _) in moments if at_s < until_s and until_s > scale.begin
+    ]
+    most = max((count for *_, count in steps), default=0)
     if not most:
         return []
     cells = [0] * scale.columns
-    for (at_s, count), (until_s, _) in pairwise([*counts, (timeline.until_s, 0)]):
+    for at_s, until_s, count in steps:
         for column in scale.over(at_s, until_s):
             cells[column] = max(cells[column], count)
     share = max(1.0, most / DIGIT)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from roundhouse_client import Client, InvalidRequest, load_job
-from service.formats.documents import parse_document
+from service.formats.documents import lines_in, parse_document
 from tests.harness.service import Document, Service, scripted_model, serving
 
 MOST_BYTES = 300_000  # ``limits.body_bytes`` of the service
@@ -161,13 +161,26 @@ def test_a_fault_tells_its_line(service: Service, kind: str) -> None:
 
 
 def test_a_fault_of_what_has_no_lines_tells_none(service: Service) -> None:
-    """Text that is JSON and not YAML, and text that it would take long to find lines in."""
+    """One line, and text that it would take long to find lines in."""
     with pytest.raises(InvalidRequest) as refused, Client(service.url) as client:
         client.post_job({"agents": [], "conversations": [{"prompt": "x"}]})  # in one line
     assert [fault.line for fault in refused.value.faults] == [None]
-    tabbed = '{\n\t"agents": [],\n\t"conversations": [{"prompt": "x"}]\n}'
-    long = json.dumps({"agents": [], "conversations": [{"prompt": "x" * 70_000}]})
-    for text in (tabbed, long):
-        answer = service.http.post("/v1/jobs", content=text.encode(), headers={"Content-Type": "application/json"})
-        assert answer.status_code == 422
-        assert all("line" not in fault for fault in answer.json()["errors"])
+    long = json.dumps({"agents": [], "conversations": [{"prompt": "x" * 40_000}]}, indent=1)
+    answer = service.http.post("/v1/jobs", content=long.encode(), headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422
+    assert all("line" not in fault for fault in answer.json()["errors"])
+
+
+@pytest.mark.parametrize("odd", ["\t", "\u2028", "\x85", "\x7f", "\u202e", "\N{GRINNING FACE}"])
+def test_lines_are_those_of_an_editor(odd: str) -> None:
+    """Whatever stands in a text, and between the parts of JSON."""
+    text = f'{{\n\t"name": "{"x" if odd == chr(9) else odd}",\n\t"agents": [\n\t\t{{"id": "a"}}\n\t]\n}}'
+    assert lines_in(text)["agents[0].id"] == 4
+    assert lines_in(f"name: 'a{odd}b'\nagents:\n  - id: a\n")["agents[0].id"] == 3
+
+
+def test_a_path_that_two_places_have_tells_no_line() -> None:
+    """A key may look like a place in a list."""
+    lines = lines_in('agents:\n  - id: a\n"agents[0]":\n  id: b\n')
+    assert "agents[0].id" not in lines
+    assert lines["agents"] == 1

@@ -5,10 +5,12 @@ import os
 import random
 import signal
 import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -22,7 +24,7 @@ from tests.harness.service import (
     scripted_model,
     serving,
 )
-from tests.harness.waiting import is_alive, wait_for
+from tests.harness.waiting import LIMIT_S, is_alive, wait_for
 
 KILLS = 6  # three hundred of the real engine are in a soak (tests/faults/test_kills.py)
 
@@ -132,6 +134,26 @@ def test_a_drain_ends_what_runs_and_the_next_life_goes_on(tmp_path: Path, free_p
         assert service.stop() == 0
     finally:
         service.http.close()
+
+
+@pytest.mark.system
+def test_a_request_that_outlasts_the_drain_is_told_so(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Its client may ask elsewhere; with its engine's end it waits again, and nobody would come for it."""
+    models = {"m": scripted_model(free_ports(1), hold=r"/\S+/go\b")}
+    service = Service(tmp_path, free_ports(1), models, {"drain_s": 0.5})
+    service.start()
+    asked = {"model": "m", "messages": [{"role": "user", "content": f"{tmp_path}/go"}]}
+    answers: list[httpx.Response] = []
+    asking = threading.Thread(
+        target=lambda: answers.append(httpx.post(f"{service.url}/v1/chat/completions", json=asked, timeout=LIMIT_S))
+    )
+    asking.start()
+    wait_for(lambda: service.get("/v1/workers/m-0")["slots"]["in_use"] == 1, "it is asked")
+    assert service.stop() == 0
+    asking.join(LIMIT_S)
+    service.http.close()
+    assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (503, "shutdown")
+    assert "Traceback" not in service.log()
 
 
 @pytest.mark.system

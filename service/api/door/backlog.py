@@ -1,8 +1,11 @@
 """The bytes of answers that clients have not taken, and which connection is cut off for them."""
 
 import asyncio
+import fcntl
 import logging
 import math
+import struct
+import termios
 import time
 from typing import Final
 
@@ -60,12 +63,21 @@ class Backlog:
     def look(self) -> int:
         """Note whether the client has taken anything since the last look; return how many bytes are left."""
         left = self._transport.get_write_buffer_size()
-        if self.written - left > self._taken:
+        taken = self.written - left - (self._unsent() if left else 0)
+        if taken > self._taken:
             self.taken_at, self.silent_s = time.monotonic(), 0
-            if self._left:  # the kernel took no more, and has now
+            if self._left:  # the kernels took no more, and have now
                 self.read_at = self.taken_at
-        self._taken, self._left = self.written - left, left
+        self._taken, self._left = taken, left
         return left
+
+    def _unsent(self) -> int:
+        """Return how many bytes our kernel holds; it takes more of ours in steps of megabytes alone."""
+        peer = self._transport.get_extra_info("socket")
+        try:
+            return int(struct.unpack("i", fcntl.ioctl(peer.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0])
+        except (OSError, AttributeError, ValueError):  # it is closed, or is no socket
+            return 0
 
     def measure(self, piece: int = 0) -> None:
         """Count what is left after a piece of so many bytes was written at once."""

@@ -33,7 +33,7 @@ from service.formats.documents import parse_document, read_text
 from service.formats.result_form import ResultForm
 from service.node.jobs import JobView
 from service.node.node import Node
-from service.run import JobFile, ended_before, has_failures, read_job_file, result_file, run_jobs
+from service.run import STORE_FOLDER, JobFile, ended_before, has_failures, read_job_file, result_file, run_jobs
 from service.serve import listen
 from service.serve import serve as serve_until_stopped
 from service.telemetry.logs import set_format
@@ -114,6 +114,10 @@ def run(  # noqa: PLR0913 - one for each option
             _tell_end(file.job.name, str(state), output, " already", form)
         raise typer.Exit(Exit.DONE if set(known) == {JobState.COMPLETED} else Exit.FAILED)
     with naming_lines(config):
+        if is_over and not (output / STORE_FOLDER).is_dir():
+            raise ConfigError(
+                f"{output / STORE_FOLDER}: it is gone, and with it what results are made of; the transcripts are there"
+            )
         # What is over needs no engine: its result is written from what is stored.
         specs = [] if is_over else on_free_ports(_specs(settings, config.parent, settings.server.state_dir))
     note_known(config, settings)

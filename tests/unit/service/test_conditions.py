@@ -1,9 +1,12 @@
 """Conditions that one turn fulfils by its words (specification, "Ends")."""
 
+import unicodedata
+
 import pytest
 
 from service.conversations.job_document import posted_conditions
 from service.conversations.until import Condition, find_fulfilled
+from service.conversations.validation import folded
 
 
 @pytest.mark.parametrize(
@@ -59,3 +62,36 @@ def test_conditions_are_told_in_words() -> None:
     ]
     assert posted_conditions('{"conversations": [], "until": null}', 100) == []
     assert posted_conditions('{"conversations": []}', 100) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "has_markup", "is_fulfilled"),
+    [
+        ('<think>Hm.</think>{"v": "yes"}', True, True),
+        ('<answer>{"v": "yes"}</answer>', True, True),
+        ('```JSON\n{"v": "yes"}\n```', True, True),
+        ('<think>Hm.</think>{"v": "yes"}', False, False),  # a caller's words are as they are
+        ('{"v": "yes", "w": "<think>"}', False, True),
+    ],
+)
+def test_a_field_is_read_as_a_validation_reads_it(words: str, *, has_markup: bool, is_fulfilled: bool) -> None:
+    """An answer that is valid there is the same JSON here."""
+    condition = {0: Condition(agent="a", field="v", equals="yes")}
+    assert bool(find_fulfilled(condition, words, [], 1.0, has_markup=has_markup).fulfils) is is_fulfilled
+
+
+@pytest.mark.parametrize(
+    "marks", ["\u0301" * 200_000, "\u0308\u0301" * 100_000, "\u0316\u0301" * 100_000], ids=["one", "two", "unordered"]
+)
+def test_marks_without_end_are_not_composed(marks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Composition would take the square of them: a minute for the words of a turn."""
+    with monkeypatch.context() as patched:
+        patched.setattr(unicodedata, "normalize", None)
+        told = folded(f"A{marks}")
+    assert told == f"a{marks}".casefold()
+
+
+def test_composition_does_not_count() -> None:
+    """As far as any language goes."""
+    assert folded("Cafe\u0301  x") == folded("caf\u00e9 X")
+    assert folded("a" + "\u0316" * 15 + "\u0301") == folded("\u00e1" + "\u0316" * 15)

@@ -5,12 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.conversations import condition_faults
 from service.conversations.discussion import Spoken, Utterance, visible_before
 from service.conversations.job import Agent, Job, JobId
 from service.conversations.job_faults import JobRules, find_cycle
 from service.conversations.job_parser import parse_job, parse_stored
 from service.conversations.limits import Limits
 from service.conversations.prompt_messages import PromptWriter
+from service.conversations.until import scalar_key
 from service.conversations.wording import Wording
 from service.errors import InvalidJob
 from tests.harness.jobs import DEBATE, agent, job
@@ -232,6 +234,52 @@ def test_a_field_that_a_schema_allows_is_no_fault(field: str, equals: object) ->
 
 
 @pytest.mark.parametrize(
+    "schema",
+    [
+        {"$schema": "http://json-schema.org/draft-03/schema#", "properties": {"v": {"type": "any"}}},
+        {"$schema": "http://json-schema.org/draft-03/schema#", "type": ["number", {"type": "object"}]},
+        {"$schema": "http://json-schema.org/draft-04/schema#", "properties": {"v": {"const": "no"}}},
+        {"properties": {"v": {"$ref": "#/$defs/v"}}, "$defs": {"v": {"enum": ["yes"]}}, "additionalProperties": False},
+        {"properties": {"v": True}, "additionalProperties": False},
+    ],
+)
+def test_a_schema_that_is_not_understood_refuses_no_condition(schema: dict[str, object]) -> None:
+    """What it rules out is for its validator to say."""
+    agent = {"id": "j", "model": "m", "validation": {"json_schema": schema}}
+    parse_job(document(agents=[agent], until=[{"agent": "j", "field": "v", "equals": "yes"}]), JobId("j"), rules())
+
+
+def test_a_condition_is_judged_by_the_validations_under_which_it_stands() -> None:
+    """Not by one that every conversation replaces, nor where each has conditions of its own."""
+    agents = [{"id": "j", "model": "m", "validation": {"json_schema": VERDICT}}]
+    until = [{"agent": "j", "field": "verdict", "equals": "maybe"}]
+    free = {"prompt": "p", "agents": {"j": {"validation": None}}}
+    own = {"prompt": "p", "until": [{"answer_tokens": 5}]}
+    for talks in ([free], [own], [free, own]):
+        parse_job(document(agents=agents, until=until, conversations=talks), JobId("j"), rules())
+    with pytest.raises(InvalidJob, match="it must be one of"):
+        parse_job(document(agents=agents, until=until, conversations=[free, {"prompt": "q"}]), JobId("j"), rules())
+
+
+def test_conditions_of_many_conversations_are_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An enumeration is read once for all of them: 12 KB of a job once took a second."""
+    schema = {"properties": {"v": {"enum": [f"v{n}" for n in range(2_000)]}}}
+    agents = [{"id": each, "model": "m", "validation": {"json_schema": schema}} for each in ("j", "k")]
+    talk = {"prompt": "p", "agents": {"k": {"validation": None}}}
+    until = [{"agent": "j", "field": "v", "equals": "v1999"}] * 30
+    posted = document(agents=agents, until=until, conversations=[talk] * 100)
+    read: list[object] = []
+
+    def reading(value: object) -> object:
+        read.append(value)
+        return scalar_key(value)
+
+    monkeypatch.setattr(condition_faults, "scalar_key", reading)
+    parse_job(posted, JobId("j"), rules())
+    assert len(read) <= 2_000 + 30
+
+
+@pytest.mark.parametrize(
     ("until", "place", "told"),
     [
         ({}, "until[0]", "a condition has one of says, matches, field, signal, agree, unchanged and answer_tokens"),
@@ -257,6 +305,8 @@ def test_a_field_that_a_schema_allows_is_no_fault(field: str, equals: object) ->
         ({"agent": "j", "field": "verdict.x", "equals": 1}, "until[0].field", "unknown property 'x'"),
         ({"agent": "j", "field": "verdict", "equals": "maybe"}, "until[0].equals", 'one of ["yes", "no"]'),
         ({"agent": "j", "field": "sure", "equals": "true"}, "until[0].equals", 'its type is "boolean"'),
+        ({"agent": "j", "field": "on.point", "equals": 1.5}, "until[0].equals", "its type is"),
+        ({"agent": "a", "field": "x", "equals": "y" * 1001}, "until[0]", "at most 1000 characters"),
         ({"agent": "j", "field": "on.other", "equals": 1}, "until[0].field", "unknown property 'other'"),
         ({"unchanged": 2}, "until[0].unchanged", "2 rounds of 'c0' are too few"),
         ({"unchanged": 0}, "until[0].unchanged", "must be at least 1"),
@@ -364,6 +414,11 @@ def test_a_variable_that_is_not_given_is_refused(variables: dict[str, object], p
         ({"leader": "host", "prompt_at": "queue"}, "prompt_at", "only mode: free"),
         ({"leader": "host", "until": [{"agree": ["a", "host"]}]}, "until[0].agree[1]", "agrees with nobody"),
         ({"leader": "host", "until": [{"agent": "host", "says": ["b"]}]}, "until[0].says[0]", "can never say 'b'"),
+        (
+            {"leader": "host", "until": [{"agent": "host", "field": "b", "equals": 1}]},
+            "until[0].field",
+            "the name of an agent, or end",
+        ),
     ],
 )
 def test_a_led_job_that_cannot_be_led_is_refused(changes: dict[str, object], place: str, told: str) -> None:

@@ -178,6 +178,19 @@ def test_each_turn_of_a_full_row_begins_with_a_capital() -> None:
     assert [line.cells for line in chart(uneven, 37) if line.words.startswith("w-0 0")] == ["AA" + "aA" + "a" * 16]
 
 
+def test_what_was_before_the_first_attempt_is_not_on_the_axis() -> None:
+    """It is told as before; its turns waited then, and not when the axis begins."""
+    early = msgspec.structs.replace(DEATH, at_s=1.0)
+    late = msgspec.structs.replace(DEATH, at_s=9.0)
+    shown = timeline(span(5, 6, queued_s=2.0), span(6, 8, queued_s=6.0), incidents=[early, late])
+    assert list(map(str, chart(shown, 37)))[-4:] == [
+        "w-0 0   AaaaaaaAaaaaaaaaaaaa 100 %",
+        "        0              3.0 s",
+        "  4.0 s before: w-0, engine 1: engine_died: it <exited>",
+        "  4.0 s: w-0, engine 1: engine_died: it <exited>",
+    ]
+
+
 def test_a_chart_of_nothing_says_so() -> None:
     """No turn has been on a slot."""
     assert list(map(str, chart(timeline(), 80))) == ["debate: completed; no turn has been on a slot yet"]
