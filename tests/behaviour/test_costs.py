@@ -134,6 +134,9 @@ class ClosedWriter:
     def on_gone(self, tell: Callable[[], None]) -> None:
         """Tell nothing."""
 
+    def note_whole(self, size: int) -> None:
+        """Count nothing."""
+
 
 def scope_of(body: bytes) -> dict[str, Any]:
     headers = {"host": "127.0.0.1", "content-type": "application/json", "content-length": str(len(body))}

@@ -89,6 +89,7 @@ def test_a_refusal_names_the_line(text: str, told: str) -> None:
     assert str(refused.value).startswith(told)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("value", ["0,", "a,", "{},", "[],", "{a: 1},"])
 def test_many_values_take_little_memory(value: str) -> None:
     """A few times the text, where nodes took hundreds of times as much."""
