@@ -5,6 +5,7 @@ import io
 import json
 import os
 import select
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -190,6 +191,10 @@ class TestTables:
         done = run_command("run", "job.yaml", "--format", "csv", folder=tmp_path)
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "output" / "debate" / "result.csv").is_file()
+        shutil.rmtree(tmp_path / "output" / ".roundhouse")
+        gone = run_command("run", "job.yaml", "--format", "jsonl", folder=tmp_path)
+        assert (gone.returncode, "it is gone" in gone.stderr) == (2, True)
+        assert not (tmp_path / "output" / ".roundhouse").exists()
 
     def test_a_table_has_metadata_and_variables_as_columns(self, service: Service) -> None:
         """One groups by them; without them everybody joins by hand."""

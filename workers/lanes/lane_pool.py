@@ -117,19 +117,16 @@ class LanePool:
 
     def is_lost(self, model: str) -> bool:
         """Whether a model has given up for good on every lane that could hold it."""
-        able = [lane for lane in self.lanes if lane.may_hold(model) and not lane.is_kept_from(model)]
-        return all(lane.barred.get(model) == FOR_EVER for lane in able)
+        able = [lane for lane in self.lanes if lane.may_hold(model)]
+        # Where all of them are others' it has failed nowhere: it waits, and is not lost.
+        free = [lane for lane in able if not lane.is_kept_from(model)] or able
+        return all(lane.barred.get(model) == FOR_EVER for lane in free)
 
     def has_room(self, model: str) -> bool:
         """Whether a lane could hold a model."""
         now = time.monotonic()
-        return any(
-            lane.may_hold(model)
-            and not lane.is_kept_from(model)
-            and lane.barred.get(model, 0.0) <= now
-            and self.mark_of(lane) is None
-            for lane in self.lanes
-        )
+        free = [lane for lane in self.lanes if lane.may_hold(model) and not lane.is_kept_from(model)]
+        return any(lane.barred.get(model, 0.0) <= now and self.mark_of(lane) is None for lane in free)
 
     def mark_of(self, lane: LaneWorkers) -> str | None:
         """Return why the device of a lane is left alone; None where it is not."""
