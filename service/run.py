@@ -21,7 +21,7 @@ from service.conversations.transcript import rfc3339
 from service.errors import ConfigError, ConversationNotFound, Fault, InvalidJob, JobNotFound, StoreError
 from service.export import Export, folder_for
 from service.formats.documents import Place, digest_of, line_of, parse_document
-from service.formats.faults import faults_of, path_of
+from service.formats.faults import faults_of, nearest_path, path_of
 from service.formats.result_form import ResultForm
 from service.node.jobs import Jobs, JobView
 from service.node.node import Node, open_node
@@ -79,7 +79,7 @@ def refuse_shape(document: object, source: str, lines: Mapping[Place, int]) -> N
 def _told(faults: Iterable[Fault], source: str, lines: Mapping[Place, int], read: ReadJob | None) -> str:
     places = {path_of(place): place for place in lines}
     return "\n".join(
-        f"{(read and read.place_of(fault.path)) or source + line_of(lines, _nearest(places, fault.path))}: {fault}"
+        f"{(read and read.place_of(fault.path)) or source + line_of(lines, places.get(nearest_path(fault.path, places), ()))}: {fault}"
         for fault in faults
     )
 
@@ -251,11 +251,3 @@ def _manifest(view: JobView, file_hash: str) -> Mapping[str, object]:
 def has_failures(views: Sequence[JobView]) -> bool:
     """Whether any job did not complete whole."""
     return any(view.stored.state is not JobState.COMPLETED for view in views)
-
-
-def _nearest(places: Mapping[str, Place], path: str) -> Place:
-    """Return the nearest place to ``path`` that is written in the file."""
-    while path and path not in places:
-        cut = max(path.rfind("."), path.rfind("["))
-        path = path[:cut] if cut > 0 else ""
-    return places.get(path, ())

@@ -1,7 +1,6 @@
 """A posted body, bounded in size and depth before anything is made of it."""
 
 import re
-from collections.abc import Mapping
 from threading import Event
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.conversations.limits import Limits
 from service.errors import BodyMalformed, BodyTooLarge, ConfigError, InvalidJob, QueueFull
 from service.formats.documents import lines_in
+from service.formats.faults import nearest_path
 from service.formats.yaml_json import yaml_to_json
 from service.node.jobs import SMALL_BYTES
 from workers.errors import OffloadCrowded
@@ -168,7 +168,7 @@ async def with_lines(refusal: InvalidJob, body: bytes) -> InvalidJob:
         return refusal
     finally:
         _finding.clear()
-    return InvalidJob([replace(fault, line=_nearest(lines, fault.path)) for fault in refusal.faults])
+    return InvalidJob([replace(fault, line=lines.get(nearest_path(fault.path, lines))) for fault in refusal.faults])
 
 
 def _lines_in(body: bytes) -> dict[str, int]:
@@ -176,13 +176,6 @@ def _lines_in(body: bytes) -> dict[str, int]:
         return lines_in(body.decode("utf-8"))
     except UnicodeError:
         return {}
-
-
-def _nearest(lines: Mapping[str, int], path: str) -> int | None:
-    """Return the line of a part, or of the nearest around it that has one."""
-    while path and path not in lines:
-        path = path[: max(path.rfind("."), path.rfind("["), 0)]
-    return lines.get(path)
 
 
 def _to_json(body: bytes, most_bytes: int) -> bytes | ConfigError | None:

@@ -5,7 +5,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Final
 
@@ -146,6 +146,13 @@ def path_of(location: Sequence[str | int]) -> str:
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
     return text
+
+
+def nearest_path(path: str, known: Container[str]) -> str:
+    """Return a path, or the nearest part around it, that is known; nothing where none is."""
+    while path and path not in known:
+        path = path[: max(path.rfind("."), path.rfind("["), 0)]
+    return path
 
 
 def _keys_at(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
