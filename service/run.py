@@ -78,10 +78,11 @@ def refuse_shape(document: object, source: str, lines: Mapping[Place, int]) -> N
 
 def _told(faults: Iterable[Fault], source: str, lines: Mapping[Place, int], read: ReadJob | None) -> str:
     places = {path_of(place): place for place in lines}
-    return "\n".join(
-        f"{(read and read.place_of(fault.path)) or source + line_of(lines, places.get(nearest_path(fault.path, places), ()))}: {fault}"
-        for fault in faults
-    )
+
+    def line(fault: Fault) -> str:
+        return source + line_of(lines, places.get(nearest_path(fault.path, places), ()))
+
+    return "\n".join(f"{(read and read.place_of(fault.path)) or line(fault)}: {fault}" for fault in faults)
 
 
 def with_rows_of(document: object, source: str, lines: Mapping[Place, int]) -> ReadJob | None:
