@@ -39,13 +39,13 @@ def by_events(text: str) -> object:
     return json.loads(written)
 
 
-@given(DOCUMENTS, st.sampled_from([True, False, None]), st.sampled_from([None, '"', "'", "|", ">"]))
-def test_a_document_says_the_same(document: object, flow: bool | None, style: str | None) -> None:
-    """However PyYAML writes it."""
-    text = yaml.safe_dump(document, default_flow_style=flow, default_style=style, allow_unicode=True)
+@given(DOCUMENTS, st.sampled_from([True, False, None]), st.sampled_from([None, '"', "'", "|", ">"]), st.booleans())
+def test_a_document_says_the_same(document: object, flow: bool | None, style: str | None, unicode: bool) -> None:
+    """However PyYAML writes it; what it does not escape, it folds where it breaks lines (U+0085)."""
+    text = yaml.safe_dump(document, default_flow_style=flow, default_style=style, allow_unicode=unicode)
     said = by_nodes(text)
     assert by_events(text) == said
-    if said is not ConfigError and style is None:
+    if said is not ConfigError and style is None and not unicode:
         assert said == document
 
 
