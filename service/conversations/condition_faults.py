@@ -20,6 +20,8 @@ OPEN_SCHEMAS: Final = frozenset(
     {"$dynamicRef", "$ref", "$schema", "allOf", "anyOf", "dependentSchemas", "if", "oneOf", "patternProperties"}
 )
 DIALECTS: Final = ("draft-06", "draft-07", "2019-09", "2020-12")  # that are read here; a schema may name another one
+# Characters of choices times those of words that are compared for one job at most; so many take some milliseconds.
+MOST_COMPARED: Final = 1_000_000
 LEADS: Final = "it: a leader's answer is the name of an agent, or end"
 
 
@@ -65,8 +67,10 @@ class _Said:
     def __init__(self, agents: Mapping[str, AgentSpec], leader: str | None) -> None:
         self._agents = agents
         self._leader = leader
+        self._chosen = [*(name for name in agents if name != leader), END]  # what a leader says
         self._checked: set[tuple[int, int]] = set()
         self._known: dict[int, frozenset[object]] = {}  # the values of enumerations
+        self._left = MOST_COMPARED
 
     def faults(self, path: str, condition: ConditionSpec, cast: Mapping[str, AgentSpec]) -> Iterator[Fault]:
         """Yield the faults of a condition in a conversation in which these agents are cast otherwise."""
@@ -84,11 +88,15 @@ class _Said:
     def _of_words(self, condition: ConditionSpec, agent: AgentSpec) -> Iterator[tuple[str, str]]:
         choices = agent.validation.choices if agent.validation is not None else None
         if agent.id == self._leader:
-            choices = [*(name for name in self._agents if name != self._leader), END]
+            choices = self._chosen
         if choices is None:
             return
         validation = Validation(retries=0, choices=tuple(choices))
+        chars = sum(map(len, choices))
         for position, words in enumerate(condition.says or ()):
+            if scalar_key(words) in self._keys_of(choices) or chars * len(words) > self._left:
+                continue  # what is not looked into is judged at each answer, as ever
+            self._left -= chars * len(words)
             fault = validation.fault_of(words)
             if fault is not None:
                 yield f"says[{position}]", f"{words!r}: {fault}"
@@ -117,8 +125,8 @@ class _Said:
         elif not _may_be(at, _types_of(condition.equals)):
             yield "equals", cut(f"{cut(json.dumps(condition.equals))}: its type is {json.dumps(at['type'])}")
 
-    def _keys_of(self, values: list[object]) -> frozenset[object]:
-        """Return the values of an enumeration as they are compared; they are read once, however often it is asked."""
+    def _keys_of(self, values: Sequence[object]) -> frozenset[object]:
+        """Return the values of an enumeration, or choices, as they are compared; they are read once."""
         if id(values) not in self._known:
             self._known[id(values)] = frozenset(map(scalar_key, values))
         return self._known[id(values)]

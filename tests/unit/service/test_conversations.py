@@ -13,6 +13,7 @@ from service.conversations.job_parser import parse_job, parse_stored
 from service.conversations.limits import Limits
 from service.conversations.prompt_messages import PromptWriter
 from service.conversations.until import scalar_key
+from service.conversations.validation import Validation
 from service.conversations.wording import Wording
 from service.errors import InvalidJob
 from tests.harness.jobs import DEBATE, agent, job
@@ -277,6 +278,31 @@ def test_conditions_of_many_conversations_are_judged_once(monkeypatch: pytest.Mo
     monkeypatch.setattr(condition_faults, "scalar_key", reading)
     parse_job(posted, JobId("j"), rules())
     assert len(read) <= 2_000 + 30
+
+
+def test_many_words_beside_many_choices_take_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A choice is not searched for in the choices, and a job's words are compared with so many characters at most.
+
+    32 KB of a job once took two thirds of a second.
+    """
+    choices = [f"v{n}" for n in range(900)]
+    agents = [{"id": "j", "model": "m", "validation": {"choices": choices}}]
+    compared: list[int] = []
+
+    def comparing(validation: Validation, words: str) -> str | None:
+        compared.append(sum(map(len, validation.choices)) * len(words))
+        return fault_of(validation, words)
+
+    fault_of = Validation.fault_of
+    monkeypatch.setattr(Validation, "fault_of", comparing)
+    exact = [{"agent": "j", "says": choices[at : at + 100]} for at in range(0, 900, 100)]
+    parse_job(document(agents=agents, until=exact), JobId("j"), rules())
+    assert not compared
+    longer = [{"agent": "j", "says": ["v1 " * 30] * 100}] * 30
+    parse_job(document(agents=agents, until=longer), JobId("j"), rules())
+    assert 0 < sum(compared) <= condition_faults.MOST_COMPARED
+    with pytest.raises(InvalidJob, match="can never say 'w1'"):
+        parse_job(document(agents=agents, until=[{"agent": "j", "says": ["v1", "w1"]}]), JobId("j"), rules())
 
 
 @pytest.mark.parametrize(
