@@ -37,6 +37,9 @@ SLOTS: Final = 16
 LOADS: Final = {"paced": {"tokens": 32, "interval": 0.02}, "flat-out": {"tokens": 2, "interval": 0.001}}
 SCRAPE_S: Final = 1.0
 WARM_UP_S: Final = 4.0
+WAVE_LOOK_S: Final = 0.02
+WAVE_LOOKS: Final = 100
+QUIET_LOOKS: Final = 5
 BOUND: Final = 0.98
 
 
@@ -59,19 +62,38 @@ class Collector(BaseHTTPRequestHandler):
 class Service:
     """One service under load, and what it has done since it was looked at last."""
 
-    def __init__(self, http: httpx.Client, process: psutil.Process) -> None:
+    def __init__(self, http: httpx.Client, process: psutil.Process, *, is_paced: bool) -> None:
         self.http = http
         self._process = process
-        self.begin()
+        self._is_paced = is_paced
 
     def begin(self) -> None:
         """Measure from now on."""
-        self._at, self._cpu, self._turns = time.monotonic(), self._cpu_s(), self._ended()
+        self._first_wave = self._wave() if self._is_paced else (self._ended(), time.monotonic())
+        self._cpu, self._turns = self._cpu_s(), self._ended()
 
     def measure(self) -> tuple[float, float]:
         """Return turns a second, and milliseconds of CPU a turn."""
-        turns = self._ended() - self._turns
-        return turns / (time.monotonic() - self._at), 1000 * (self._cpu_s() - self._cpu) / max(1, turns)
+        cpu_ms = 1000 * (self._cpu_s() - self._cpu) / max(1, self._ended() - self._turns)
+        turns, at = self._wave() if self._is_paced else (self._ended(), time.monotonic())
+        return (turns - self._first_wave[0]) / (at - self._first_wave[1]), cpu_ms
+
+    def _wave(self) -> tuple[int, float]:
+        """Return the turns that have ended when all slots have just ended theirs, and the time.
+
+        Paced slots end theirs together, so a look between two waves would see up to a wave too few. Slots that have
+        drifted apart have no waves, and any moment is as good.
+        """
+        before, quiet, at = self._ended(), 0, 0.0
+        for _ in range(WAVE_LOOKS):
+            time.sleep(WAVE_LOOK_S)
+            ended = self._ended()
+            if ended != before:
+                before, quiet, at = ended, 0, time.monotonic()
+            quiet += 1
+            if at and quiet > QUIET_LOOKS:
+                break
+        return before, at
 
     def _cpu_s(self) -> float:
         times = self._process.cpu_times()  # of the service alone, not of its engines
@@ -104,7 +126,7 @@ def running(folder: Path, port: int, load: str, collector: str | None) -> Iterat
             agents = [{"id": f"a{number}", "model": "m"} for number in range(3)]
             job = {"rounds": 100, "agents": agents, "conversations": [{"prompt": "Go."}] * 200}
             http.post("/v1/jobs", json=job).raise_for_status()
-            yield Service(http, psutil.Process(process.pid))
+            yield Service(http, psutil.Process(process.pid), is_paced=load == "paced")
     finally:
         process.terminate()
         process.wait(60)
