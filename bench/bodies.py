@@ -34,6 +34,7 @@ ROUNDHOUSE: Final = str(Path(sys.executable).parent / "roundhouse")
 ENGINE: Final = Path(__file__).parents[1] / "tests" / "harness" / "programs" / "engine.py"
 PROBE_S: Final = 0.005
 REST_S: Final = 3.0
+IDLE_S: Final = 20.0
 LIMIT_S: Final = 300.0
 MOST_RSS: Final = 3 << 30  # of the service: beyond it an attack has succeeded, and the machine is others' as well
 JSON_BYTES: Final = 16 * 1024 * 1024 - 1024
@@ -42,6 +43,7 @@ A_JOB: Final = 10_000  # conversations
 WORDS: Final = 100  # of callers
 HOSTILE, PLAIN = ({"Authorization": f"Bearer key-of-{name}"} for name in ("hostile", "plain"))
 AGENT: Final = {"id": "a", "model": "m"}
+SMALL: Final = {"json": b'{"agents": [], "metadata": [0]}', "yaml": b"agents: []\nmetadata: [0]\n"}
 Document = dict[str, Any]
 
 
@@ -169,6 +171,8 @@ def measure(name: str, body: bytes, kind: str = "json", prepare: Callable[[httpx
     with serving() as service, httpx.Client(base_url=URL, trust_env=False, timeout=LIMIT_S) as http:
         body = prepare(http) if prepare is not None else body
         alone = statistics.median(plain_job(http) for _ in range(5))
+        for each, small in SMALL.items():  # what is imported late is no part of a body's cost
+            http.post("/v1/jobs", content=small, headers={"Content-Type": f"application/{each}", **HOSTILE})
         headers = {"Content-Type": f"application/{kind}", **HOSTILE}
         before = service.rss()
         service.forget_peak()
@@ -217,20 +221,18 @@ def measure_awaited(count: int, *, is_running: bool) -> None:
     flags = {"interval": 3600.0} if is_running else {}
     client = httpx.Client(base_url=URL, trust_env=False, timeout=LIMIT_S)
     with serving(1 if is_running else 8, **flags) as service, client as http:
+        job: Document = {"agents": [guest, beside], "conversations": [{"prompt": "Go."}] * WORDS}
+        job_id = http.post("/v1/jobs", json=job, headers=PLAIN).raise_for_status().json()["id"]
+        _wait_awaited(http, job_id, WORDS, PLAIN)
+        few = _idle(service)
         left = count
         while left:
             here = min(left, A_JOB)
             left -= here
-            job: Document = {"agents": [guest, beside], "conversations": [{"prompt": "Go."}] * here}
-            job_id = http.post("/v1/jobs", json=job, headers=HOSTILE).raise_for_status().json()["id"]
-            _wait_awaited(http, job_id, here, HOSTILE)
-        job = {"agents": [guest, beside], "conversations": [{"prompt": "Go."}] * WORDS}
-        job_id = http.post("/v1/jobs", json=job, headers=PLAIN).raise_for_status().json()["id"]
-        _wait_awaited(http, job_id, WORDS, PLAIN)
-        time.sleep(REST_S)
-        before = sum(service.cpu_times()[:2])
-        time.sleep(10)
-        idle = (sum(service.cpu_times()[:2]) - before) / 10
+            more = {**job, "conversations": [{"prompt": "Go."}] * here}
+            more_id = http.post("/v1/jobs", json=more, headers=HOSTILE).raise_for_status().json()["id"]
+            _wait_awaited(http, more_id, here, HOSTILE)
+        idle = _idle(service)
         took = []
         for number in range(WORDS):
             asked_at = time.perf_counter()
@@ -244,11 +246,20 @@ def measure_awaited(count: int, *, is_running: bool) -> None:
         listed = 1000 * (time.perf_counter() - asked_at)
         where = "beside turns that wait for a model" if is_running else "of conversations that only callers move"
         print(
-            f"{count} awaited turns {where}: idle {100 * idle:.1f} % of a core (bound 1 %); words of another's"
+            f"{count} awaited turns {where}: idle {100 * idle:.1f} % of a core (bound 1 %; with {WORDS} of them"
+            f" {100 * few:.1f} %); words of another's"
             f" caller median {statistics.median(took):.1f} ms, longest {max(took):.1f} ms (bound 20 ms); its list"
             f" {listed:.1f} ms",
             flush=True,
         )
+
+
+def _idle(service: Service) -> float:
+    """Return the cores that a service takes while nothing happens."""
+    time.sleep(REST_S)
+    before = sum(service.cpu_times()[:2])
+    time.sleep(IDLE_S)
+    return float(sum(service.cpu_times()[:2]) - before) / IDLE_S
 
 
 def _wait_awaited(http: httpx.Client, job_id: str, count: int, headers: dict[str, str]) -> None:
