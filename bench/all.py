@@ -129,7 +129,7 @@ def run(benchmark: Benchmark, *, is_least: bool) -> dict[str, object]:
     command = [sys.executable, "-m", f"bench.{benchmark.module}", *arguments]
     print(f"== {' '.join(command[1:])}", flush=True)
     began_at = time.monotonic()
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         lines = _shown(process)
     seconds = round(time.monotonic() - began_at, 1)
     return {"arguments": list(arguments), "seconds": seconds, "status": process.returncode, "lines": lines}
