@@ -37,6 +37,7 @@ def said(tmp_path: Path) -> list[str]:
     return [turn["text"] for turn in transcript["turns"] if turn["by"] == "caller"]
 
 
+@pytest.mark.system
 def test_run_reads_a_line_for_each_turn(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """And shows what its agent may hear; of what is left over no more is read than a little."""
     done = run(tmp_path, free_ports(1), "SAY-one\nSAY-two\n" + "more\n" * 1000)

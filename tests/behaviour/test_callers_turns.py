@@ -196,6 +196,7 @@ def test_a_leader_names_a_caller(tmp_path: Path, free_ports: Callable[[int], int
     assert [turn["text"] for turn in transcript["turns"]] == ["guest", "Here I am.", "end"]
 
 
+@pytest.mark.system
 def test_two_waits_that_end_at_once_end_their_conversation_once(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:

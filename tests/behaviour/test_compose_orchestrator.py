@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.harness.service import scripted_model, serving
@@ -16,6 +17,7 @@ COMPOSE = Path(__file__).parents[2] / "deploy" / "compose.yaml"
 KEY = "a-key-of-your-own"
 
 
+@pytest.mark.system
 def test_the_orchestrator_prints_what_was_said(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """It is the first program that a user's own one is copied from; the model is that of the mounted configuration."""
     orchestrator = yaml.safe_load(COMPOSE.read_text())["services"]["orchestrator"]

@@ -230,6 +230,7 @@ def test_the_status_counts_what_is_awaited_of_a_key_alone(service: Service) -> N
     service.http.post(f"/v1/jobs/{job_id}/cancel")
 
 
+@pytest.mark.system
 def test_a_request_leads_to_its_turn_unless_two_are_named_alike(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:

@@ -50,6 +50,7 @@ def test_rows_are_run_submitted_and_posted(tmp_path: Path, free_ports: Callable[
         assert (refused.returncode, f"{folder}/rows.jsonl:2: conversations[1].id" in refused.stderr) == (2, True)
 
 
+@pytest.mark.system
 def test_what_is_wrong_with_a_row_is_told_with_its_line(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Of its file by its reader, of its meaning by the judge of jobs."""
     config = {"server": {"state_dir": "state"}, "models": {"m": scripted_model(free_ports(1))}}

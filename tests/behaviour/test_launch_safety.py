@@ -170,6 +170,7 @@ def test_another_users_program_at_our_port_gets_no_key(
     assert "8080" in done.stderr + done.stdout, done
 
 
+@pytest.mark.system
 def test_a_key_goes_to_an_address_that_a_person_has_given(tmp_path: Path, person: dict[str, str]) -> None:
     """By a flag, by the variable, or by a configuration of this folder's whose listener is one's own."""
     with naming("m") as service:

@@ -67,6 +67,7 @@ def test_a_slot_is_free_once_its_answer_is_whole(tmp_path: Path, free_ports: Por
         assert datetime.fromisoformat(turn["started_at"]) < judged_at
 
 
+@pytest.mark.system
 def test_who_is_asked_again_still_goes_before_everybody_who_waits(tmp_path: Path, free_ports: Ports) -> None:
     """Its slot was another's while its answer was judged; the next that is free is its own."""
     with serving(tmp_path, free_ports(1), {"m": engine(free_ports(1), tmp_path, 1)}) as service:

@@ -22,7 +22,7 @@ from workers.process import child
 from workers.process.child import Command, run_engine
 from workers.process.identity import EngineExit
 
-CHUNKS = 10
+QUICK, CHUNKS = 4, 10  # the others take too long for every run of the tests
 SEEDS, SOAK_SEEDS = 5, 500  # of a chunk
 LIMIT_OF_A_SEED_S = 20.0
 
@@ -41,7 +41,9 @@ def run_seeds(first: int, count: int) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize(
+    "chunk", [*range(QUICK), *(pytest.param(chunk, marks=pytest.mark.system) for chunk in range(QUICK, CHUNKS))]
+)
 def test_whatever_happens_to_a_node_nothing_is_lost_and_nothing_done_twice(
     chunk: int, request: pytest.FixtureRequest
 ) -> None:

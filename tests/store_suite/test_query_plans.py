@@ -133,6 +133,7 @@ ASKED: dict[str, Ask] = {
 }
 
 
+@pytest.mark.system
 async def test_no_question_about_one_goes_through_all(planning: tuple[Planning, Callable[[], object]]) -> None:
     """Of a job, a conversation, a turn, or the next wait that is over; all of them in one test, since it fills tables.
 
@@ -152,6 +153,7 @@ async def test_no_question_about_one_goes_through_all(planning: tuple[Planning, 
     assert walked == {}
 
 
+@pytest.mark.system
 async def test_time_in_which_nobody_looked_is_added_by_the_index_of_waits(
     planning: tuple[Planning, Callable[[], object]],
 ) -> None:
