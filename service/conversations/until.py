@@ -16,6 +16,9 @@ from service.conversations.validation import COMPILED, folded, read_answer
 from workers.tools.schemas import is_found, within
 
 SILENCE: Final = 0  # the words of a turn in which nothing was said
+LONG: Final = 256  # characters from which on words are folded once, for all conversations that begin with them
+MOST_HASHES: Final = 16_384
+_HASHES: dict[int, int] = {}  # of folded words by those of the words; a thread that prepares heirs fills it too
 
 
 class SaidWords:
@@ -299,5 +302,17 @@ def find_fulfilled(
 def digest_of(until: Until, fulfils: tuple[int, ...], words: str, tokens: int | None) -> TurnDigest:
     """Return the digest of a completed turn, with as much as these conditions need of it."""
     compares = any(condition.agree or condition.unchanged for condition in until)
-    said = folded(words) if compares else ""
-    return TurnDigest(fulfils=fulfils, words=hash(said) if said else SILENCE, tokens=tokens or 0)
+    return TurnDigest(fulfils=fulfils, words=_hash_of(words) if compares else SILENCE, tokens=tokens or 0)
+
+
+def _hash_of(words: str) -> int:
+    """Return the same number for words that are the same without regard to letter case and spacing."""
+    if len(words) < LONG:
+        return hash(folded(words)) if words.strip() else SILENCE
+    known = _HASHES.get(hash(words))
+    if known is None:
+        if len(_HASHES) >= MOST_HASHES:
+            _HASHES.clear()
+        said = folded(words)
+        known = _HASHES[hash(words)] = hash(said) if said else SILENCE
+    return known

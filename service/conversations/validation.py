@@ -6,7 +6,7 @@ Source: specification, "Answer validation".
 import json
 import re
 import unicodedata
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -27,16 +27,24 @@ def folded(words: str) -> str:
 
     Composition takes the square of a run of marks, so one that no language has stays as it is.
     """
-    if not words.isascii() and not _endless_marks().search(words):
+    if not words.isascii() and not _has_endless_marks(words):
         words = unicodedata.normalize("NFC", words)
     return " ".join(words.casefold().split())
 
 
-@cache
-def _endless_marks() -> re.Pattern[str]:
-    """Return a pattern of more combining marks in a row than Unicode's stream-safe text has (UAX 15)."""
-    marks = (chr(code) for code in range(0x300, 0x1F000) if unicodedata.combining(chr(code)))
-    return re.compile(f"[{''.join(marks)}]{{{MOST_MARKS + 1}}}")
+def _has_endless_marks(words: str) -> bool:
+    """Whether more combining marks stand in a row than Unicode's stream-safe text has (UAX 15)."""
+    every = MOST_MARKS + 1  # so many in a row have one of these places
+    for number, mark in enumerate(map(unicodedata.combining, words[MOST_MARKS::every])):
+        if mark:
+            begin = end = MOST_MARKS + number * every
+            while begin > 0 and unicodedata.combining(words[begin - 1]):
+                begin -= 1
+            while end < len(words) and end - begin <= MOST_MARKS and unicodedata.combining(words[end]):
+                end += 1
+            if end - begin > MOST_MARKS:
+                return True
+    return False
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):

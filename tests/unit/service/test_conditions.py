@@ -1,11 +1,15 @@
 """Conditions that one turn fulfils by its words (specification, "Ends")."""
 
+import re
 import unicodedata
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from service.conversations import until
 from service.conversations.job_document import posted_conditions
-from service.conversations.until import Condition, find_fulfilled
+from service.conversations.until import Condition, digest_of, find_fulfilled
 from service.conversations.validation import folded
 
 
@@ -95,3 +99,27 @@ def test_composition_does_not_count() -> None:
     """As far as any language goes."""
     assert folded("Cafe\u0301  x") == folded("caf\u00e9 X")
     assert folded("a" + "\u0316" * 15 + "\u0301") == folded("\u00e1" + "\u0316" * 15)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "a", "\u6f22"]), st.sampled_from([0, 1, 15, 29, 30, 31, 32, 70]))))
+def test_only_runs_that_no_language_has_are_left_as_they_are(runs: list[tuple[str, int]]) -> None:
+    """Wherever one stands in the words: it is looked for at each thirty-first place alone."""
+    words = "".join(letter + "\u0316" * (count - 1) + "\u0301" * bool(count) for letter, count in runs)
+    is_endless = re.search(r"[\u0316\u0301]{31}", words) is not None
+    assert (folded(words) == words.casefold()) is (is_endless or unicodedata.is_normalized("NFC", words))
+
+
+def test_words_that_heirs_have_in_common_are_folded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred forks of thirty turns of 64 KB each once held the service for seconds."""
+    asked: list[str] = []
+
+    def folding(words: str) -> str:
+        asked.append(words)
+        return folded(words)
+
+    monkeypatch.setattr(until, "folded", folding)
+    conditions = (Condition(agree=("a", "b")),)
+    said = [f"{number} " + "\u00e9" * 1000 for number in range(30)]
+    digests = {digest_of(conditions, (), words, 1).words for words in said * 100}
+    assert (len(asked), len(digests)) == (30, 30)
+    assert {digest_of(conditions, (), words.upper(), 1).words for words in said} == digests
