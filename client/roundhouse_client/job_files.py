@@ -259,7 +259,7 @@ def _written(value: object) -> str:
 def _decoded(path: Path, text: str) -> Mapping[str, Any]:
     try:
         if path.suffix.lower() == ".json":
-            document = json.loads(text)
+            document = json.loads(text, object_pairs_hook=_unique)
         else:
             import yaml  # noqa: PLC0415 - only who reads YAML needs it
 
@@ -276,6 +276,14 @@ def _decoded(path: Path, text: str) -> Mapping[str, Any]:
     if not isinstance(document, dict):
         raise JobFileInvalid([f"{path}: a job is an object with agents and conversations"])
     return document
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} stands there twice")
+    return found
 
 
 def _why(error: OSError | UnicodeDecodeError) -> str:

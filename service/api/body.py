@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.conversations.limits import Limits
 from service.errors import BodyMalformed, BodyTooLarge, ConfigError, InvalidJob, QueueFull
-from service.formats.documents import lines_in
+from service.formats.documents import lines_in, parse_json
 from service.formats.faults import nearest_path
 from service.formats.yaml_json import yaml_to_json
 from service.node.jobs import SMALL_BYTES
@@ -230,15 +230,28 @@ def decode_document(body: bytes, limits: Limits) -> object:
     """Return the JSON document of some bytes.
 
     Raises:
-        BodyMalformed: no JSON, or deeper than ``limits.depth``.
+        BodyMalformed: no JSON, deeper than ``limits.depth``, or with a key twice.
     """
     try:
         document: object = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        if is_deeper_than(document, limits.depth):
+            raise BodyMalformed(f"the body is nested more than limits.depth = {limits.depth} levels deep")
+        if count_keys(document) < _TEXT.sub(b"", body).count(b":"):
+            parse_json(body.decode("utf-8"))  # which says the key
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise BodyMalformed(f"the body is not usable JSON: {error}") from error
-    if is_deeper_than(document, limits.depth):
-        raise BodyMalformed(f"the body is nested more than limits.depth = {limits.depth} levels deep")
     return document
+
+
+def count_keys(document: object) -> int:
+    """Return how many keys the mappings of a document have together."""
+    count, waiting = 0, [document]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            count += len(value)
+        waiting += [item for item in _items(value) if isinstance(item, dict | list)]
+    return count
 
 
 def is_deeper_than(document: object, depth: int) -> bool:

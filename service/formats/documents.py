@@ -1,7 +1,6 @@
 """YAML and JSON files as what JSON can say, with the line of each key, so that faults can name it.
 
-YAML is read by the rules of its version 1.2 where they differ from PyYAML's: ``yes`` and ``no`` are words (an agent's
-choices, say), and a date is text.
+YAML is read as the client reads it (``roundhouse_client.yaml_words``).
 """
 
 import errno
@@ -20,6 +19,7 @@ from typing import BinaryIO, Final
 import msgspec
 import yaml
 
+from roundhouse_client.yaml_words import WordsLoader, key_fault, kind_fault
 from service.errors import ConfigError
 from service.formats.faults import path_of
 
@@ -30,27 +30,11 @@ Place = tuple[str | int, ...]
 Substitute = Callable[[str], str]
 READING: Final = {errno.ENOENT: "there is no such file", errno.EISDIR: "is a folder; name a file in it"}
 _ODD: Final = re.compile(f"{yaml.reader.Reader.NON_PRINTABLE.pattern}|[\x85\u2028\u2029]")
-_BOOLEAN: Final = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
-_TAG: Final = "tag:yaml.org,2002:"
-_KINDS: Final = {_TAG + kind for kind in ("str", "null", "bool", "int", "float", "map", "seq")}
-_REPLACED: Final = ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp")
 
 
 def digest_of(document: object) -> str:
     """Return the digest of a JSON document: the same for the same content."""
     return hashlib.sha256(msgspec.json.encode(document, order="deterministic")).hexdigest()
-
-
-class YamlLoader(yaml.SafeLoader):
-    """A safe loader with the words of YAML 1.2."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own way to say it
-        first: [(tag, pattern) for tag, pattern in resolvers if tag not in _REPLACED]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-
-YamlLoader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLEAN, list("tTfF"))
 
 
 def parse_document(text: str, source: str, substitute: Substitute | None = None) -> tuple[object, dict[Place, int]]:
@@ -156,7 +140,7 @@ def lines_in(text: str) -> dict[str, int]:
 
 
 def _parse_yaml(text: str, source: str, substitute: Substitute | None) -> tuple[object, dict[Place, int]]:
-    loader = YamlLoader(text)
+    loader = WordsLoader(text)
     try:
         node = loader.get_single_node()
         lines: dict[Place, int] = {}
@@ -212,11 +196,8 @@ def check_key(key: yaml.Node, source: str) -> None:
     Raises:
         ConfigError: it is not.
     """
-    place = f"{source}:{key.start_mark.line + 1}"
-    if key.tag == _TAG + "merge":
-        raise ConfigError(f"{place}: mappings are not merged (<<); write the keys out")
-    if not isinstance(key, yaml.ScalarNode) or key.tag != _TAG + "str":
-        raise ConfigError(f"{place}: a key must be text; put it in quotes")
+    if fault := key_fault(key):
+        raise ConfigError(f"{source}:{key.start_mark.line + 1}: {fault}")
 
 
 def check_kind(node: yaml.Node, source: str) -> None:
@@ -225,22 +206,11 @@ def check_kind(node: yaml.Node, source: str) -> None:
     Raises:
         ConfigError: it has none.
     """
-    if node.tag not in _KINDS or (isinstance(node, yaml.ScalarNode) and not _is_finite(node)):
-        shown = f" {node.value}" if isinstance(node, yaml.ScalarNode) else ""
-        raise ConfigError(f"{source}:{node.start_mark.line + 1}: JSON has no {node.tag.removeprefix(_TAG)}{shown}")
+    if fault := kind_fault(node):
+        raise ConfigError(f"{source}:{node.start_mark.line + 1}: {fault}")
 
 
-def _is_finite(node: yaml.ScalarNode) -> bool:
-    if node.tag != _TAG + "float":
-        return True
-    try:
-        value: float = yaml.SafeLoader("").construct_yaml_float(node)
-    except ValueError:
-        return False
-    return math.isfinite(value)
-
-
-def _substitute(loader: YamlLoader, node: yaml.ScalarNode, substitute: Substitute | None) -> None:
+def _substitute(loader: WordsLoader, node: yaml.ScalarNode, substitute: Substitute | None) -> None:
     if substitute is None:
         return
     node.value = substitute(node.value)

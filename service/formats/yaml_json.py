@@ -9,8 +9,9 @@ from typing import Final, cast
 import msgspec
 import yaml
 
+from roundhouse_client.yaml_words import WordsLoader
 from service.errors import ConfigError
-from service.formats.documents import YamlLoader, check_key, check_kind, naming_source, parse_json
+from service.formats.documents import check_key, check_kind, naming_source, parse_json
 
 MOST_DEPTH: Final = 200
 _SEQUENCE: Final = "tag:yaml.org,2002:seq"
@@ -28,7 +29,7 @@ def yaml_to_json(text: str, source: str, most_bytes: int) -> bytes | None:
             written = msgspec.json.encode(parse_json(text))
             return written if len(written) <= most_bytes else None
     with naming_source(source):
-        loader = YamlLoader(text)
+        loader = WordsLoader(text)
         try:
             return _JsonWriter(loader, source, most_bytes).write()
         finally:
@@ -38,7 +39,7 @@ def yaml_to_json(text: str, source: str, most_bytes: int) -> bytes | None:
 class _JsonWriter:
     """Writes the events of one document."""
 
-    def __init__(self, loader: YamlLoader, source: str, most_bytes: int) -> None:
+    def __init__(self, loader: WordsLoader, source: str, most_bytes: int) -> None:
         self._loader = loader
         self._source = source
         self._most_bytes = most_bytes
@@ -81,7 +82,7 @@ class _JsonWriter:
             return
         check_kind(node, self._source)
         if isinstance(node, yaml.ScalarNode):
-            self._written += msgspec.json.encode(YamlLoader.yaml_constructors[node.tag](self._loader, node))
+            self._written += msgspec.json.encode(WordsLoader.yaml_constructors[node.tag](self._loader, node))
             self._end_value()
             return
         if len(self._open) >= MOST_DEPTH:

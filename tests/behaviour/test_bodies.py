@@ -184,3 +184,31 @@ def test_a_path_that_two_places_have_tells_no_line() -> None:
     lines = lines_in('agents:\n  - id: a\n"agents[0]":\n  id: b\n')
     assert "agents[0].id" not in lines
     assert lines["agents"] == 1
+
+
+@pytest.mark.parametrize("key", ["rounds", "agents", "conversations"])
+def test_a_key_stands_in_a_body_once(service: Service, key: str) -> None:
+    """Whichever of two counted, the other would be ignored in silence."""
+    body = json.dumps({"agents": AGENTS, "rounds": 1, "conversations": [{"prompt": "a: b, \\"}]})
+    twice = f'{body[:-1]}, "{key}": {json.dumps(json.loads(body)[key])}}}'
+    as_json = {"Content-Type": "application/json"}
+    answer = service.http.post("/v1/jobs", content=twice, headers=as_json)
+    assert told(answer) == (400, f"the body is not usable JSON: the key {key!r} stands there twice")
+    assert service.http.post("/v1/jobs", content=body, headers=as_json).status_code == 202
+    lines = service.http.post("/v1/jobs", content=twice, headers={"Content-Type": "application/x-ndjson"}).text
+    assert "stands there twice" in lines
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("!!bool x", "!!int ''", "!!int '_'", "!!float '_'", "!!float ''", "!!seq x", "!!map x", "!!str [a]"),
+        *("!!map [a]", "!!seq {a: b}", "!!int 1.5", "!!null x", "!!int", "!!bool", "010", "-08", ".inf", "1e999"),
+        *('"\\ud83d"', '"\\U00110000"', "9" * 5000, "a\x07", "<<", "!!binary aGk="),
+    ],
+)
+def test_what_is_no_value_is_told_with_its_line(service: Service, value: str) -> None:
+    """And is no defect of ours."""
+    text = f"agents: [{{id: a, model: m}}]\nconversations: [{{prompt: Hello}}]\nmetadata:\n  v: {value}\n"
+    status, detail = told(post_yaml(service, text))
+    assert (status, detail[:7]) == (400, "line:4:"), detail

@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -9,6 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roundhouse_client import load_job
 from service.errors import ConfigError
 from service.formats.documents import parse_document
 from service.formats.yaml_json import yaml_to_json
@@ -47,6 +49,33 @@ def test_a_document_says_the_same(document: object, flow: bool | None, style: st
     assert by_events(text) == said
     if said is not ConfigError and style is None and not unicode:
         assert said == document
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        *(("12:30", "12:30"), ("1:0", "1:0"), ("1_000", "1_000"), ("0b11", "0b11"), ("=", "="), ("yes", "yes")),
+        *(("1e3", 1000.0), ("1e-3", 0.001), (".5", 0.5), ("1.", 1.0), ("-0", 0), ("+7", 7), ("0o10", 8), ("0x1F", 31)),
+        *(("0", 0), ("0.50", 0.5), ("1.e2", 100.0), ("!!float 1", 1.0), ("!!str 010", "010"), ("'010'", "010")),
+        *(("2026-01-01", "2026-01-01"), ("~", None), ("", None), ("!!null", None), ("True", True), ("tRue", "tRue")),
+        *(('"\\ud83d\\ude00"', "\U0001f600"), ('"a\x85b"', "a\x85b"), ("a\u2028b", "a\u2028b"), ("'\x85'", "\x85")),
+        *(("|\n  a\u2029b\n  c\n", "a\u2029b\nc\n"), ("1e", "1e"), ("0x", "0x"), ("0o8", "0o8"), (".", ".")),
+    ],
+)
+def test_scalars_are_those_of_version_1_2(tmp_path: Path, written: str, value: object) -> None:
+    """Wherever they are read; of what PyYAML means by them, nothing is left."""
+    text = f"v: {written}\nconversations: []\n"
+    (tmp_path / "job.yaml").write_text(text)
+    for said in (by_nodes(text), by_events(text), load_job(tmp_path / "job.yaml")):
+        assert isinstance(said, dict)
+        assert (said["v"], type(said["v"])) == (value, type(value))
+
+
+def test_a_line_ends_where_editors_end_it() -> None:
+    """U+0085, U+2028 and U+2029 end none, in text as in comments."""
+    text = "# a\u2028b\x85c\na: x\u2029y\nb: [\n"
+    with pytest.raises(ConfigError, match=r"^line:4: "):
+        yaml_to_json(text, "line", MOST)
 
 
 LINES = st.lists(

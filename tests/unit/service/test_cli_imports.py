@@ -5,7 +5,14 @@ import sys
 
 import pytest
 
-HEAVY = ("fastapi", "uvicorn", "service.serve", "roundhouse_client", "service.cli.displays.top")
+HEAVY = (
+    "fastapi",
+    "uvicorn",
+    "service.serve",
+    "roundhouse_client.client",
+    "roundhouse_client.values",
+    "service.cli.displays.top",
+)
 
 
 @pytest.mark.parametrize(
