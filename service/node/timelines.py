@@ -6,6 +6,7 @@ from typing import Final
 
 import anyio
 import anyio.to_thread
+from msgspec.structs import replace
 
 from service.conversations.job import JobId
 from service.conversations.transcript import rfc3339
@@ -48,11 +49,12 @@ class Timelines:
         async with self._room:
             # Before the store: a turn that ends in between is then there twice, and the stored one stands.
             running = self._scheduler.turns.of_job(job_id)
-            now = datetime.now(UTC)
+            waiting, now = self._scheduler.turns.waiting_since(job_id), datetime.now(UTC)
             gathered = GatheredSpans(job.created_at, map(times_of, running))
             await self._read(unfinished_turns_of_job, job_id, gathered.add_unfinished)
             await self._read(ended_turns, job_id, gathered.add_ended)
             timeline = self._without_attempts(job, job.finished_at or now)
+            timeline = replace(timeline, waiting=sorted(seconds(since, job.created_at) for since in waiting))
             return await anyio.to_thread.run_sync(_written, timeline, gathered)
 
     async def _read(self, page: Page, job_id: JobId, add: Callable[[list[TurnTimes]], None]) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from service.conversations.states import TurnState
+from service.conversations.states import ENDED_JOBS, TurnState
 from service.timeline.rows import end_of
 from service.timeline.spans import Span
 from service.timeline.timeline import Timeline, pieces, waiting
@@ -99,9 +99,12 @@ def chart(timeline: Timeline, width: int) -> list[ChartLine]:
     """Return the lines; rows have at most ``width`` characters where that leaves 20 columns for the time."""
     spans = timeline.attempts
     if not spans:
-        return [ChartLine(f"{timeline.name}: {timeline.state}; no turn has been on a slot yet")]
+        waits = f"; {len(timeline.waiting)} wait for one" if timeline.waiting else ""
+        return [ChartLine(f"{timeline.name}: {timeline.state}; no turn has been on a slot yet{waits}")]
     begin = min(span.started_s for span in spans)
     end = max(begin, *(end_of(span, timeline.until_s) for span in spans))
+    if timeline.state not in ENDED_JOBS:
+        end = max(end, timeline.until_s)  # what stands still is seen to
     by_row: dict[tuple[str, int], list[Span]] = defaultdict(list)
     for span in spans:
         by_row[span.worker, span.row].append(span)

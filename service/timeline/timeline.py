@@ -45,7 +45,10 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it; ``origin`` is a UTC time in RFC 3339, ``until_s`` the job's end, or now, in seconds after it."""
+    """All of it; ``origin`` is a UTC time in RFC 3339, ``until_s`` the job's end, or now, in seconds after it.
+
+    ``waiting`` tells since when each turn waits that is ready now, at the node that answers.
+    """
 
     id: str
     name: str
@@ -55,6 +58,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     workers: Sequence[WorkerRows]
     states: Sequence[StateChange]
     incidents: Sequence[Breakdown]
+    waiting: Sequence[float] = msgspec.field(default_factory=list)
     attempts: Sequence[Span]
 
 
@@ -77,11 +81,11 @@ def with_attempts(timeline: Timeline, spans: Sequence[Span], rows: Mapping[str, 
 
 
 def waiting(timeline: Timeline) -> list[tuple[float, int]]:
-    """Return how many of the turns that have started since were waiting for a slot, from each moment on.
+    """Return how many turns were waiting for a slot, from each moment on.
 
     What began before the origin is told as of then, so that no moment has two counts.
     """
-    moves: list[tuple[float, int]] = []
+    moves = [(max(0.0, since_s), 1) for since_s in timeline.waiting]
     for span in timeline.attempts:
         if span.queued_s is not None and span.queued_s < span.started_s:
             moves += [(max(0.0, span.queued_s), 1), (max(0.0, span.started_s), -1)]

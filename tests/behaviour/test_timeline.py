@@ -101,8 +101,15 @@ def test_a_turn_that_runs_and_one_that_waits_again_are_there(service: Service) -
         ("a", "in_flight", None),
         ("b", "in_flight", None),
     }
+    assert shown.waiting == []
+    behind = service.post_job(debate(model="slow"))
+    wait_for(lambda: len(timeline_of(service, behind).waiting) == 2, "two turns wait for a slot")
+    told = timeline_of(service, behind)
+    assert (told.attempts, all(0 <= since <= told.until_s for since in told.waiting)) == ([], True)
+    service.http.post(f"/v1/jobs/{behind}/cancel").raise_for_status()
     service.http.post(f"/v1/jobs/{job_id}/cancel").raise_for_status()
     assert service.wait_ended(job_id)["state"] == "cancelled"
+    assert timeline_of(service, behind).waiting == []
     assert {span.outcome for span in timeline_of(service, job_id).attempts} == {"cancelled"}
 
 

@@ -68,6 +68,12 @@ class Turns:
         runs = [run for key, run in self._runs.items() if key.job_id == job_id]
         return ended + [run.attempts_so_far(is_running=run.key in self._in_flight) for run in runs]
 
+    def waiting_since(self, job_id: JobId) -> list[datetime]:
+        """Return since when each turn of a job that is ready waits for a slot, in no order."""
+        waiting = [at for key, at in self._ready_at.items() if key.job_id == job_id]
+        between = (run for key, run in self._runs.items() if key.job_id == job_id and key not in self._in_flight)
+        return [*waiting, *(run.ready_at for run in between)]
+
     def running_attempt(self, key: TurnKey) -> Attempt | None:
         """Return the attempt of a turn that is on a slot, as far as it is; None where it is on none."""
         return self._runs[key].attempt_so_far if key in self._in_flight else None

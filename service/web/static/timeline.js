@@ -7,6 +7,7 @@ const NARROW = 4; // pixels below which an attempt is drawn together with its ne
 const NEAR = 6; // pixels within which the pointer is on a mark
 const LISTED = 50; // incidents in the list, the last
 const BAD = new Set(["failed"]);
+const OPEN = new Set(["queued", "running"]); // jobs
 const COLOURS = [
   "ink", "faint", "line", "band", "completed", "reading", "failed", "cancelled", "in_flight", "queue", "incident",
   "ready", "starting", "draining", "stopping", "stopped", "backoff", "down", "select", "over",
@@ -51,16 +52,17 @@ export function modelOf(data) {
     failed += BAD.has(span.outcome);
   }
   if (!attempts.length) [from, to] = [0, Math.max(data.until_s, 1)];
+  if (OPEN.has(data.state)) to = Math.max(to, data.until_s); // what stands still is seen to
   const pad = Math.max((to - from) * 0.01, LEAST_S);
   return {
-    data, attempts, lanes, rows, endOf, failed, waiting: waitingOf(attempts), from: from - pad, to: to + pad,
+    data, attempts, lanes, rows, endOf, failed, waiting: waitingOf(attempts, data.waiting ?? []), from: from - pad, to: to + pad,
     seconds: to - from,
   };
 }
 
-// How many of the turns that have started since were waiting, from each moment on: [times, counts, the most].
-function waitingOf(attempts) {
-  const moves = [];
+// How many turns were waiting, from each moment on: [times, counts, the most].
+function waitingOf(attempts, waiting) {
+  const moves = waiting.map((since) => [since, 1]);
   for (const span of attempts) {
     if (span.queued_s !== undefined && span.queued_s < span.started_s) {
       moves.push([span.queued_s, 1], [span.started_s, -1]);

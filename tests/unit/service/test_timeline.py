@@ -178,6 +178,18 @@ def test_each_turn_of_a_full_row_begins_with_a_capital() -> None:
     assert [line.cells for line in chart(uneven, 37) if line.words.startswith("w-0 0")] == ["AA" + "aA" + "a" * 16]
 
 
+def test_a_chart_of_a_job_that_stands_still_goes_on_until_now() -> None:
+    """Turns that wait now are counted, also where none has started since."""
+    still = timeline(span(0, 2), span(2, 5, queued_s=1.0), state=JobState.RUNNING, waiting=[4.0, 6.0, 6.0])
+    assert list(map(str, chart(still, 37)))[-3:] == [
+        "w-0 0   AaaaAaaaaa..........  50 %",
+        "waiting ..11....111133333333 most 3",
+        "        0             10.0 s",
+    ]
+    none_yet = timeline(state=JobState.RUNNING, waiting=[4.0, 6.0])
+    assert list(map(str, chart(none_yet, 80))) == ["debate: running; no turn has been on a slot yet; 2 wait for one"]
+
+
 def test_what_was_before_the_first_attempt_is_not_on_the_axis() -> None:
     """It is told as before; its turns waited then, and not when the axis begins."""
     early = msgspec.structs.replace(DEATH, at_s=1.0)
