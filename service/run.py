@@ -60,7 +60,7 @@ def read_job_file(source: str, text: str, config: Config, model: str | None = No
     try:
         job = parse_job(document, JobId(source), rules_of(config))
     except InvalidJob as error:
-        raise ConfigError(_told(error.faults, source, lines, read)) from error
+        raise ConfigError(told_with_lines(error.faults, source, lines, read)) from error
     return JobFile(source=source, document=document, job=job)
 
 
@@ -73,10 +73,11 @@ def refuse_shape(document: object, source: str, lines: Mapping[Place, int]) -> N
     try:
         JobSpec.model_validate(document)
     except ValidationError as error:
-        raise ConfigError(_told(faults_of(error, JobSpec)[:MAX_FAULTS], source, lines, None)) from error
+        raise ConfigError(told_with_lines(faults_of(error, JobSpec)[:MAX_FAULTS], source, lines, None)) from error
 
 
-def _told(faults: Iterable[Fault], source: str, lines: Mapping[Place, int], read: ReadJob | None) -> str:
+def told_with_lines(faults: Iterable[Fault], source: str, lines: Mapping[Place, int], read: ReadJob | None) -> str:
+    """Return the lines that tell faults of a job, each behind its file and, where it is known, its line there."""
     places = {path_of(place): place for place in lines}
 
     def line(fault: Fault) -> str:

@@ -1,6 +1,7 @@
 """A posted body, bounded in size and depth before anything is made of it."""
 
 import re
+from collections.abc import Awaitable, Callable
 from threading import Event
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ _STRUCTURE: Final = re.compile(rb'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)|[\[{\]}]', 
 _OPENING: Final = frozenset({b"[", b"{"})
 _CLOSING: Final = frozenset({b"]", b"}"})
 _finding = Event()  # set while the lines of a body are found
+Handle = Callable[..., Awaitable[object]]  # calls its first argument with the others
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"  # engines pass over one before JSON, as RFC 8259 lets them, and so do we
 HUNG_UP: Final = "the client hung up in the middle of it"
 
@@ -122,8 +124,8 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     return bytes(body).removeprefix(BYTE_ORDER_MARK)
 
 
-async def decode_soon(body: bytes, limits: Limits) -> object:
-    """Return the JSON document of some bytes; of many beside the event loop.
+async def decode_soon(body: bytes, limits: Limits, handle: Handle = anyio.to_thread.run_sync) -> object:
+    """Return the JSON document of some bytes; of many ``handle`` makes it, beside the event loop.
 
     Raises:
         BodyMalformed: no JSON, deeper than ``limits.depth``, or of more than ``limits.nodes`` values.
@@ -131,7 +133,7 @@ async def decode_soon(body: bytes, limits: Limits) -> object:
     await check_nodes(body, limits)
     if len(body) <= SMALL_BYTES:
         return decode_document(body, limits)
-    return await anyio.to_thread.run_sync(decode_document, body, limits)
+    return await handle(decode_document, body, limits)
 
 
 async def yaml_as_json(body: bytes, limits: Limits) -> bytes:

@@ -30,6 +30,7 @@ from service.errors import (
 from service.formats.documents import digest_of
 from service.node.followers import JobFollowers
 from service.node.intake import Intake
+from service.node.large_documents import LargeDocuments
 from service.node.queue_bounds import QueueBounds
 from service.node.sources import Sources, with_prompts
 from service.node.status import removed, unloaded
@@ -72,6 +73,7 @@ class Jobs:
         catalog: ToolCatalog,
     ) -> None:
         self.watch = watch
+        self.large = LargeDocuments()
         self.tallies = Tallies(store)
         self._store = store
         self._scheduler = scheduler
@@ -120,7 +122,7 @@ class Jobs:
             ConversationNotFound: it is from one that is not there.
         """
         is_small = size <= SMALL_BYTES
-        text, hashed = _written(document) if is_small else await anyio.to_thread.run_sync(_written, document)
+        text, hashed = _written(document) if is_small else await self.large.handle(caller, _written, document)
         now = datetime.now(UTC)
         if key is not None:
             key = caller.own_key(key)
@@ -143,12 +145,10 @@ class Jobs:
         sources = await self._sources.read(document, caller, rules.limits.body_bytes)
         written = with_prompts(await self._catalog.expand(document), sources, rules.limits.body_bytes)
         if written is not document:  # a job keeps the schemas that it was posted with
-            document, text = written, await anyio.to_thread.run_sync(msgspec.json.encode, written)
+            document, text = written, await self.large.handle(caller, msgspec.json.encode, written)
             await check_schemas(document, rules.limits, is_small=len(text) <= SMALL_BYTES)
-        if len(text) <= SMALL_BYTES:
-            job = parse_job(document, new_job_id(), rules)
-        else:
-            job = await anyio.to_thread.run_sync(parse_job, document, new_job_id(), rules)
+        said, is_small = (document, new_job_id(), rules), len(text) <= SMALL_BYTES
+        job = parse_job(*said) if is_small else await self.large.handle(caller, parse_job, *said)
         begun = await self._sources.inherit_turns(_owned(job, caller), document, sources, rules.limits.turns)
         job = begun.job
         new = NewJob(

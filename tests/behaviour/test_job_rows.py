@@ -62,3 +62,16 @@ def test_what_is_wrong_with_a_row_is_told_with_its_line(tmp_path: Path, free_por
     write(tmp_path, job(), row("Ann"), row("Bob"), row("Ann"))
     done = run_command("run", "job.yaml", folder=tmp_path)
     assert (done.returncode, "rows.jsonl:3: conversations[2].id: 'ann' is the id of" in done.stderr) == (2, True)
+
+
+def test_submit_tells_the_lines_that_run_tells(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Of what the service alone knows to be wrong too."""
+    talks = "conversations:\n- {prompt: Go}\n- prompt: Go\n  bogus: 1\n"
+    text = f"agents:\n- {{id: a, model: m}}\n{talks}until:\n- {{agent: b, says: [x]}}\n"
+    (tmp_path / "job.yaml").write_text(text)
+    with serving(tmp_path / "service", free_ports(1), {"m": scripted_model(free_ports(1))}) as service:
+        refused = run_command("submit", str(tmp_path / "job.yaml"), "--url", service.url)
+        assert (refused.returncode, f"{tmp_path}/job.yaml:6: conversations[1].bogus: " in refused.stderr) == (2, True)
+        (tmp_path / "job.yaml").write_text(text.replace("  bogus: 1\n", ""))
+        refused = run_command("submit", str(tmp_path / "job.yaml"), "--url", service.url)
+        assert (refused.returncode, f"{tmp_path}/job.yaml:7: until[0].agent: " in refused.stderr) == (2, True)

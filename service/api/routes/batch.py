@@ -2,7 +2,7 @@
 
 import logging
 import tempfile
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import IO, Final, Protocol
 
 import anyio
@@ -12,7 +12,7 @@ from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 
-from service.api.body import BYTE_ORDER_MARK, HUNG_UP, decode_soon
+from service.api.body import BYTE_ORDER_MARK, HUNG_UP
 from service.api.errors.problems import describe
 from service.conversations.limits import Limits
 from service.errors import BodyMalformed, BodyTooLarge, ServiceError
@@ -27,6 +27,9 @@ CHUNK: Final = 1 << 16
 logger = logging.getLogger(__name__)
 
 
+Decode = Callable[[bytes], Awaitable[object]]
+
+
 class Post(Protocol):
     """Takes one job."""
 
@@ -39,7 +42,9 @@ def is_batch(request: Request) -> bool:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower() == MEDIA_TYPE
 
 
-async def post_batch(request: Request, post: Post, limits: Limits, key: str | None) -> StreamingResponse:
+async def post_batch(
+    request: Request, decode: Decode, post: Post, limits: Limits, key: str | None
+) -> StreamingResponse:
     """Post every line's job; answer with a line for each, in their order.
 
     The answer begins when the body has ended, since most clients read nothing before that; it waits on the disk.
@@ -52,27 +57,27 @@ async def post_batch(request: Request, post: Post, limits: Limits, key: str | No
             number += 1
             group.append(line)
             if len(group) == AT_ONCE or sum(map(len, group)) >= BYTES_AT_ONCE:
-                await _post_group(group, number - len(group), post, limits, key, answers)
+                await _post_group(group, number - len(group), decode, post, key, answers)
                 group = []
-        await _post_group(group, number - len(group), post, limits, key, answers)
+        await _post_group(group, number - len(group), decode, post, key, answers)
     except ClientDisconnect as error:  # its whole lines are taken: with a key, posting again tells which
-        await _post_group(group, number - len(group), post, limits, key, answers)
+        await _post_group(group, number - len(group), decode, post, key, answers)
         raise BodyMalformed(HUNG_UP) from error
     except BodyTooLarge as error:  # what came before it is taken, and its caller has to learn of that
-        await _post_group(group, number - len(group), post, limits, key, answers)
+        await _post_group(group, number - len(group), decode, post, key, answers)
         answers.write(_line(number + 1, error))
     answers.seek(0)
     return StreamingResponse(_read(answers), media_type=MEDIA_TYPE, background=BackgroundTask(answers.close))
 
 
 async def _post_group(
-    lines: list[bytes], before: int, post: Post, limits: Limits, key: str | None, answers: IO[bytes]
+    lines: list[bytes], before: int, decode: Decode, post: Post, key: str | None, answers: IO[bytes]
 ) -> None:
     answered: dict[int, bytes] = {}
 
     async def post_line(number: int, line: bytes) -> None:
         try:
-            document = await decode_soon(line.removeprefix(BYTE_ORDER_MARK), limits)
+            document = await decode(line.removeprefix(BYTE_ORDER_MARK))
             stored, is_new = await post(document, None if key is None else f"{key}:{number}", size=len(line))
         except (ServiceError, OffloadCrowded) as error:
             answered[number] = _line(number, error)

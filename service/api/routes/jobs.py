@@ -92,12 +92,14 @@ def _add_posting(router: APIRouter, jobs: Jobs, limits: Limits) -> None:
         if idempotency_key is not None and not 0 < len(idempotency_key) <= MAX_KEY_LENGTH:
             raise InvalidParameter(f"Idempotency-Key: 1 to {MAX_KEY_LENGTH} characters, not {len(idempotency_key)}")
         if is_batch(request):
-            return await post_batch(request, partial(jobs.post, queue=queue, caller=caller), limits, idempotency_key)
+            decode = partial(decode_soon, limits=limits, handle=partial(jobs.large.handle, caller))
+            post = partial(jobs.post, queue=queue, caller=caller)
+            return await post_batch(request, decode, post, limits, idempotency_key)
         posted = content = await read_body(request, limits)
         is_yaml = request.headers.get("content-type", "").partition(";")[0].strip().lower() == YAML
         if is_yaml:
             content = await yaml_as_json(content, limits)
-        document = await decode_soon(content, limits)
+        document = await decode_soon(content, limits, partial(jobs.large.handle, caller))
         try:
             stored, is_new = await jobs.post(document, idempotency_key, queue=queue, size=len(content), caller=caller)
         except InvalidJob as refusal:

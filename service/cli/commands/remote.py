@@ -25,10 +25,10 @@ from roundhouse_client.values.workers import LogLine
 from service.cli.connection import JsonOption, KeyOption, ServiceAway, UrlOption, connect, print_document
 from service.cli.conventions import Exit, FormOption, Panel
 from service.cli.displays.console import given_up_line, plain, print_transcript
-from service.errors import ConfigError
+from service.errors import ConfigError, Fault
 from service.formats.documents import Place, parse_document, read_text
 from service.formats.result_form import ResultForm
-from service.run import refuse_shape, with_rows_of
+from service.run import refuse_shape, told_with_lines, with_rows_of
 from workers.requests.prompts.bios import signature_text
 
 DONE: Final = "completed"
@@ -69,11 +69,10 @@ def submit(
         try:
             posted = service.post_job(cast("dict[str, object]", document), idempotency_key=idempotency_key or None)
         except Refused as refused:
-            if refused.status in FILE_AT_FAULT:
-                places = [(read and read.place_of(fault.path), fault) for fault in refused.faults]
-                in_rows = [f"{place}: {fault.path}: {fault.message}" for place, fault in places if place]
-                raise ConfigError("\n".join([f"{job}: {refused}", *in_rows])) from refused
-            raise
+            if refused.status not in FILE_AT_FAULT:
+                raise
+            faults = [Fault(path=fault.path, message=fault.message) for fault in refused.faults]
+            raise ConfigError(told_with_lines(faults, str(job), lines, read) or f"{job}: {refused}") from refused
         # Alone on the standard output, for the script that goes on with it.
         print_document(posted.document, posted.id, as_json=as_json)
         if wait:
