@@ -1,4 +1,4 @@
-"""What is done with large documents is done in threads, one of each key at a time: they share the interpreter."""
+"""Handles large documents in threads, one of each key at a time: threads share the interpreter with the event loop."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -22,7 +22,7 @@ class LargeDocuments:
         return f"<LargeDocuments keys={list(self._limiters)}>"
 
     async def handle(self, caller: Caller, function: Callable[..., T], *arguments: object) -> T:
-        """Return what a function returns; it runs in a thread, after those of the same key that came before."""
+        """Return the value that a function returns for a document; it runs in a thread, after those of the same key."""
         limiter = self._limiters.get(caller.name)
         if limiter is None:
             self._limiters[caller.name] = limiter = anyio.CapacityLimiter(1)
