@@ -110,7 +110,7 @@ def main() -> None:
             continue
         taken = {
             "commit": _git("rev-parse", "--short=10", "HEAD"),
-            "is_clean": not _git("status", "--porcelain", "--untracked-files=no"),
+            "is_clean": not _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results.json"),
             "day": datetime.now(UTC).date().isoformat(),
             "machine": f"{os.cpu_count()} cores, CPython {platform.python_version()}",
         }

@@ -32,7 +32,7 @@ class KeptConnections:
 
         One on which bytes lie is closed: they are no answer to what is asked next.
         """
-        for idle in [each for each in reversed(self._idle) if each.scope == scope]:
+        while (idle := next((each for each in reversed(self._idle) if each.scope == scope), None)) is not None:
             del self._idle[idle]
             if idle.transport.is_closing():
                 continue
