@@ -10,6 +10,9 @@ import time
 from typing import Final
 
 LATELY_S: Final = 5.0  # a kernel passes on in large steps what it holds
+# A client's kernel takes some more for one that does not read, while it finds out how much it may hold.
+SETTLED_S: Final = 1.0
+SETTLED_BYTES: Final = 512 * 1024
 logger = logging.getLogger(__name__)
 
 
@@ -27,8 +30,8 @@ class Backlogs:
     def count(self, backlog: "Backlog", held: int) -> None:
         """Count the bytes that one holds by now, and cut off clients until all together hold no more than they may.
 
-        First those that were not seen to read lately, of them the one that was written to first: a client that reads,
-        however slowly, does not pay for one that does not.
+        First those that were not seen to read lately, of them the one that has had the longest time for it: a client
+        that reads, however slowly, does not pay for one that does not. What kernels take is no proof of reading.
         """
         self._total += held - self._held.pop(backlog, 0)
         if held:
@@ -37,7 +40,7 @@ class Backlogs:
             for each in self._held:
                 each.look()
             lately = time.monotonic() - LATELY_S
-            worst = min(self._held, key=lambda each: (max(each.read_at, lately), each.taken_at))
+            worst = min(self._held, key=lambda each: (max(each.read_at, lately), max(each.read_at, each.left_since)))
             worst.cut_off(f"all clients leave {self._total} bytes unread, {self._held[worst]} of them this one")
 
 
@@ -50,11 +53,12 @@ class Backlog:
     def __init__(self, transport: asyncio.Transport, all_of_them: Backlogs) -> None:
         self.written = 0
         self.read_at = -math.inf  # when it was last seen to read: what was left became less
-        self.taken_at = time.monotonic()  # when a byte last left for it, which the kernel may hold
+        self.left_since = math.inf  # since when something is left
         self.silent_s = 0  # ticks since then: a stall of ours is one, whatever it lasted
         self._transport = transport
         self._all = all_of_them
         self._taken, self._left = 0, 0  # at the last look
+        self._taken_first = 0  # as something was left first
         self._piece = 0  # the largest that may be held
 
     def __repr__(self) -> str:
@@ -65,9 +69,11 @@ class Backlog:
         left = self._transport.get_write_buffer_size()
         taken = self.written - left - (self._unsent() if left else 0)
         if taken > self._taken:
-            self.taken_at, self.silent_s = time.monotonic(), 0
-            if self._left:  # the kernels took no more, and have now
-                self.read_at = self.taken_at
+            self.silent_s = 0
+            now = time.monotonic()
+            is_settled = now - self.left_since >= SETTLED_S or taken - self._taken_first >= SETTLED_BYTES
+            if self._left and is_settled:  # the kernels took no more, and have now
+                self.read_at = now
         self._taken, self._left = taken, left
         return left
 
@@ -83,6 +89,10 @@ class Backlog:
         """Count what is left after a piece of so many bytes was written at once."""
         left = self.look()
         self._piece = max(self._piece, piece) if left else 0
+        if left and self.left_since == math.inf:
+            self.left_since, self._taken_first = time.monotonic(), self._taken
+        elif not left:
+            self.left_since = math.inf
         self._all.count(self, max(left, self._piece))
 
     def tick(self) -> None:
