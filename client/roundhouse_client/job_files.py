@@ -259,7 +259,7 @@ def _written(value: object) -> str:
 def _decoded(path: Path, text: str) -> Mapping[str, Any]:
     try:
         if path.suffix.lower() == ".json":
-            document = json.loads(text, object_pairs_hook=_unique)
+            document = json.loads(text, object_pairs_hook=unique_keys)
         else:
             import yaml  # noqa: PLC0415 - only who reads YAML needs it
 
@@ -278,7 +278,12 @@ def _decoded(path: Path, text: str) -> Mapping[str, Any]:
     return document
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of JSON that has these pairs of keys and values.
+
+    Raises:
+        ValueError: a key stands there twice.
+    """
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]

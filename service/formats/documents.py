@@ -19,6 +19,7 @@ from typing import BinaryIO, Final
 import msgspec
 import yaml
 
+from roundhouse_client.job_files import unique_keys
 from roundhouse_client.yaml_words import WordsLoader, key_fault, kind_fault
 from service.errors import ConfigError
 from service.formats.faults import path_of
@@ -65,7 +66,7 @@ def parse_json(text: str) -> object:
         ValueError: it is none, a key stands there twice, or a number is none of JSON's.
         RecursionError: it is nested too deeply.
     """
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite)
+    return json.loads(text, object_pairs_hook=unique_keys, parse_constant=_finite, parse_float=_finite)
 
 
 @contextmanager
@@ -98,14 +99,6 @@ def _finite(number: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{number} is not a JSON number")
     return value
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} stands there twice")
-    return found
 
 
 def line_of(lines: Mapping[Place, int], place: Sequence[str | int]) -> str:

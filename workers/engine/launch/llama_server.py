@@ -35,7 +35,7 @@ OURS: Final = ("ROUNDHOUSE_", "NOTIFY_SOCKET", "WATCHDOG_")  # of the environmen
 BATCH_FLAGS: Final = frozenset({"b", "batch-size", "ub", "ubatch-size"})
 CPU_BATCH: Final = 256  # tokens between two signs of life; the default's 2,048 are minutes on a CPU (bench/batches.py)
 # How long a thread that waits for the others spins (GNU libgomp), in iterations: what shares a core with one of them
-# stops all. By libgomp's own choice a debate takes five times as long beside two busy processes, so twice
+# stops all. By libgomp's own choice a debate takes 5 to 24 times as long beside two busy processes, so twice
 # (bench/beside.py).
 SPINS: Final = {"GOMP_SPINCOUNT": "100"}
 WAITING: Final = frozenset({*SPINS, "OMP_WAIT_POLICY"})  # whoever gives one of them has chosen
