@@ -6,8 +6,6 @@ DIST := dist
 READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.demo
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ./client --editable
-# The distribution was called roundhouse once; what a clone has of it would be taken for an installation of that time.
-FORGET_FORMER_NAME = $(BIN)/python -m pip uninstall --quiet --yes roundhouse 2>&1 | grep --invert-match 'not installed'; rm -rf roundhouse.egg-info
 
 .PHONY: demo test test-slow test-system test-engines soak lint types bench dist clean
 .DELETE_ON_ERROR:
@@ -38,11 +36,12 @@ soak: $(READY)
 	  tests/faults/test_kills.py tests/faults/test_fences.py tests/faults/test_store.py tests/faults/test_breaking.py \
 	  tests/faults/test_slow_commits.py tests/unit/transport/test_fuzzed_answers.py tests/faults/test_upgrade_kills.py \
 	  tests/faults/test_upgrade_refused.py tests/faults/test_long_run.py \
-	  tests/faults/test_decisions_over_kills.py \
-	  tests/properties/test_simulated_node.py $(SOAK)
+	  tests/faults/test_decisions_over_kills.py tests/faults/test_many_models.py \
+	  tests/properties/test_simulated_node.py tests/properties/test_jobs_as_specified.py $(SOAK)
 
 # The engine suites against the real programs. They are set up in the user's cache folder, where every clone finds them;
-# the first time builds llama-server and brings vLLM for the CPU, some eight minutes on two cores.
+# the first time builds llama-server and llama-cpp-python and brings vLLM for the CPU, with transformers, and LiteLLM:
+# some twelve minutes on two cores.
 test-engines: $(READY)
 	engines="$$($(BIN)/python tests/engines/install.py)" && $(BIN)/python -m pytest -o faulthandler_timeout=600 tests/engines $$engines
 
@@ -56,9 +55,8 @@ lint: $(READY) types
 types: $(READY)
 	$(BIN)/mypy
 
-# Each prints what it measures beside its rival or its bound; all is kept in bench/results.json, beside the commit, and
-# the pages have it from there. It takes hours: the makespans over HTTP alone half of one. ONLY="--only token_path door"
-# runs some.
+# The gates, each beside a rival or a bound: about three quarters of an hour. The output goes to bench/results.json, beside
+# the commit, and from there to the pages. ONLY="--only token_path door" runs some gates or studies, ONLY=--studies all studies.
 bench: $(READY)
 	$(BIN)/python -m bench.all $(ONLY)
 	$(BIN)/python -m bench.pages
@@ -79,13 +77,11 @@ $(BIN)/python:
 
 # What the demo runs with, and nothing that only developers need.
 $(DEMO_READY): pyproject.toml client/pyproject.toml constraints.txt | $(BIN)/python
-	@$(FORGET_FORMER_NAME)
 	@echo "installing Roundhouse and llama.cpp's engine into $(VENV): about half a minute, some 250 MB"
 	@test $(READY) -nt pyproject.toml -a $(READY) -nt constraints.txt || $(INSTALL) .
 	@touch $@
 
 $(READY): pyproject.toml client/pyproject.toml constraints.txt | $(BIN)/python
-	@$(FORGET_FORMER_NAME)
 	@echo "installing all that developers need into $(VENV): one to three minutes, some 700 MB"
 	@$(INSTALL) '.[dev]'
 	@touch $@

@@ -1,10 +1,10 @@
-"""Every benchmark in turn, with what each prints kept in one file beside the commit that it was taken on.
+"""Runs every benchmark in turn, and keeps their output in one file with the commit.
 
-    python -m bench.all [--only NAME ...] [--least] [--output bench/results.json]
+    python -m bench.all [--only NAME ...] [--studies] [--least] [--output bench/results.json]
 
-The file keeps what it has of those that did not run; ``python -m bench.pages`` makes the figures of pages of it. With
-``--least`` each runs with the least parameters that it has: whether it still runs, and not what it measures; nothing is
-kept of that.
+The gates run without arguments, the studies when they are named or with ``--studies``. The file keeps the output of
+those that did not run; ``python -m bench.pages`` writes it into the pages. With ``--least`` each runs with its least
+parameters: that shows whether it still runs, and nothing is kept.
 """
 
 import argparse
@@ -20,93 +20,102 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-LIMIT_S = 3600.0
+LIMIT_S = 3600.0  # time that a benchmark may take to end once its output has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
-    """One program with its arguments; ``least`` are those that only show that it runs."""
+    """One program with its arguments; ``least`` are its smallest ones, which only show that it runs."""
 
     name: str
     module: str
     arguments: tuple[str, ...] = ()
-    least: tuple[str, ...] = ()
+    least: tuple[str, ...] | None = None
 
 
-BENCHMARKS: tuple[Benchmark, ...] = (
-    Benchmark(name="token_path", module="token_path", least=("--streams", "4", "--tokens", "20", "--rounds", "1")),
-    Benchmark(name="worker", module="worker"),
-    Benchmark(name="decisions", module="decisions"),
-    Benchmark(name="sparse", module="sparse", least=("--rounds", "2", "--scale", "0.02", "--seeds", "1")),
-    Benchmark(name="forks", module="forks", least=("--ways", "tokens", "--forks", "3", "--tokens", "200")),
-    Benchmark(name="memory", module="memory", least=("--rounds", "3")),
-    Benchmark(name="summaries", module="summaries", least=("--seeds", "1", "--wordings", "1")),
-    Benchmark(name="orders", module="orders", least=("--seeds", "1", "--rounds", "1")),
-    Benchmark(name="prefix", module="prefix"),
-    Benchmark(name="beside", module="beside", least=("--rounds", "1", "--pairs", "1")),
+# Each holds a bar that users or the specification rely on.
+GATES: tuple[Benchmark, ...] = (
     Benchmark(
-        name="bodies",
-        module="bodies",
-        least=("--part", "forks", "awaited", "--forks", "50", "--rounds", "5", "--awaited", "200"),
+        name="token_path",
+        module="token_path",
+        least=("--streams", "4", "--tokens", "10", "--rounds", "1", "--only", "roundhouse followed", "aiohttp+msgspec"),
     ),
-    Benchmark(name="batches", module="batches", least=("--pairs", "1")),
-    Benchmark(name="capacity", module="capacity", least=("--conversations", "2", "--rounds", "1")),
-    Benchmark(name="capacity_gpu", module="capacity_gpu", least=("--conversations", "8", "--rounds", "1")),
-    Benchmark(name="replicas", module="replicas", least=("--seeds", "1")),
-    Benchmark(name="swaps", module="swaps", least=("--requests", "200")),
-    Benchmark(name="latency", module="latency", least=("--rounds", "1")),
-    Benchmark(name="agents_servers", module="agents", arguments=("servers",), least=("--seconds", "3")),
-    Benchmark(name="agents_load", module="agents", arguments=("load",), least=("--seconds", "3")),
-    Benchmark(name="agents_kills", module="agents", arguments=("kills",), least=("--seconds", "12")),
-    Benchmark(name="posting", module="posting", least=("--seconds", "1")),
-    Benchmark(name="loop", module="loop"),
-    Benchmark(name="queued", module="queued"),
-    Benchmark(name="callers", module="callers", least=("--conversations", "100", "--words", "10")),
     Benchmark(
         name="relay",
         module="relay",
         least=("--rivals", "", "--streams", "4", "--tokens", "10", "--requests", "5", "--rounds", "1"),
     ),
-    Benchmark(name="turns", module="turns", least=("--rounds", "1", "--conversations", "5")),
-    Benchmark(name="programs", module="programs", least=("--made", "2", "--requests", "2", "--rounds", "1")),
-    Benchmark(name="door", module="door", least=("--part", "usage", "--requests", "100", "--seconds", "2")),
-    Benchmark(name="upgrade", module="upgrade", least=("--times", "1")),
-    Benchmark(name="telemetry", module="telemetry", least=("--rounds", "1", "--seconds", "1")),
-    Benchmark(name="dashboard", module="dashboard", least=("--seconds", "1", "--rounds", "1")),
-    Benchmark(name="dashboard_page", module="dashboard_page", least=("--seconds", "1")),
-    Benchmark(
-        name="makespan_mixed",
-        module="makespan",
-        arguments=("--mixed", "--slots", "8"),
-        least=("--rounds", "1", "--scale", "0.02"),
-    ),
+    Benchmark(name="decisions", module="decisions", least=("--decisions", "100", "--queued", "1000")),
     Benchmark(
         name="makespan_skewed",
         module="makespan",
         arguments=("--skewed", "--policies", "critical_path", "--slots", "4,8,16"),
         least=("--rounds", "1", "--scale", "0.02", "--slots", "4"),
     ),
+    Benchmark(name="makespan_mixed", module="makespan", arguments=("--mixed", "--slots", "8")),
+    Benchmark(name="turns", module="turns", least=("--rounds", "1", "--conversations", "5")),
+    Benchmark(name="posting", module="posting", arguments=("--part", "jobs"), least=("--seconds", "1")),
     Benchmark(
-        name="makespan_policies",
-        module="makespan",
-        arguments=("--policies", "critical_path"),
-        least=("--rounds", "1", "--scale", "0.02", "--jobs", "1", "--slots", "4", "--kinds", "chain"),
+        name="queued",
+        module="posting",
+        arguments=("--part", "queued"),
+        least=("--seconds", "1", "--queued", "1000"),
     ),
+    Benchmark(name="worker", module="worker", least=("--idle-s", "1", "--restarts", "1")),
+    Benchmark(
+        name="prefix",
+        module="prompts",
+        arguments=("--part", "reuse"),
+        least=("--policies", "critical_path", "--rounds", "2"),
+    ),
+    Benchmark(name="batches", module="prompts", arguments=("--part", "batches"), least=("--pairs", "1")),
+    Benchmark(name="loop", module="loop", least=("--only", "nothing")),
+    Benchmark(name="upgrade", module="upgrade", least=("--times", "1")),
+    Benchmark(name="telemetry", module="telemetry", least=("--rounds", "1", "--seconds", "1", "--load", "flat-out")),
+    Benchmark(name="dashboard", module="dashboard", least=("--seconds", "1", "--rounds", "1", "--settle-s", "1")),
 )
+# These explain a design, or take long, or a test holds their bar.
+STUDIES: tuple[Benchmark, ...] = (
+    Benchmark(name="agents_servers", module="studies.agents", arguments=("servers",)),
+    Benchmark(name="agents_load", module="studies.agents", arguments=("load",)),
+    Benchmark(name="agents_kills", module="studies.agents", arguments=("kills",)),
+    Benchmark(name="beside", module="studies.beside"),
+    Benchmark(name="bodies", module="studies.bodies"),
+    Benchmark(name="callers", module="studies.callers"),
+    Benchmark(name="capacity", module="studies.capacity"),
+    Benchmark(name="capacity_gpu", module="studies.capacity_gpu", least=("--conversations", "8", "--rounds", "1")),
+    Benchmark(name="dashboard_page", module="studies.dashboard_page"),
+    Benchmark(name="door", module="studies.door"),
+    Benchmark(name="forks", module="studies.forks"),
+    Benchmark(name="latency", module="studies.latency"),
+    Benchmark(name="makespan_policies", module="makespan", arguments=("--policies", "critical_path")),
+    Benchmark(name="memory", module="studies.memory"),
+    Benchmark(name="orders", module="studies.orders", least=("--seeds", "1", "--rounds", "1")),
+    Benchmark(name="programs", module="studies.programs"),
+    Benchmark(name="replicas", module="studies.replicas", least=("--seeds", "1")),
+    Benchmark(name="sparse", module="studies.sparse"),
+    Benchmark(name="summaries", module="studies.summaries"),
+    Benchmark(name="swaps", module="studies.swaps", least=("--requests", "200")),
+    Benchmark(name="views", module="studies.views"),
+    Benchmark(name="words", module="studies.words"),
+)
+BENCHMARKS = (*GATES, *STUDIES)
 
 
 def main() -> None:
-    """Run them, print as they print, and write the file."""
+    """Run the benchmarks, print their output as it comes, and write the file."""
     names = [each.name for each in BENCHMARKS]
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=names, default=names)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--studies", action="store_true", help="the studies, in place of the gates")
     parser.add_argument("--least", action="store_true", help="only whether each runs")
     parser.add_argument("--output", type=Path, default=ROOT / "bench" / "results.json")
     options = parser.parse_args()
+    asked = options.only or [each.name for each in (STUDIES if options.studies else GATES)]
     results = json.loads(options.output.read_text()) if options.output.exists() else {}
     failed = []
     for each in BENCHMARKS:
-        if each.name not in options.only:
+        if each.name not in asked or (options.least and each.least is None):
             continue
         taken = {
             "commit": _git("rev-parse", "--short=10", "HEAD"),
@@ -114,18 +123,18 @@ def main() -> None:
             "day": datetime.now(UTC).date().isoformat(),
             "machine": f"{os.cpu_count()} cores, CPython {platform.python_version()}",
         }
-        told = run(each, is_least=options.least)
-        if told["status"]:
+        run_of = run(each, is_least=options.least)
+        if run_of["status"]:
             failed.append(each.name)
-        elif not options.least:  # such figures mean nothing, and pages are made of the file
-            results[each.name] = {**taken, **told}
+        elif not options.least:  # those figures mean nothing, and must not reach pages
+            results[each.name] = {**taken, **run_of}
             options.output.write_text(json.dumps(dict(sorted(results.items())), indent=2) + "\n")
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
 
 def run(benchmark: Benchmark, *, is_least: bool) -> dict[str, object]:
-    """Return what one has printed, how it ended, and how long it took."""
-    arguments = (*benchmark.arguments, *(benchmark.least if is_least else ()))
+    """Return a benchmark's output, exit status and duration."""
+    arguments = (*benchmark.arguments, *((benchmark.least or ()) if is_least else ()))
     command = [sys.executable, "-m", f"bench.{benchmark.module}", *arguments]
     print(f"== {' '.join(command[1:])}", flush=True)
     began_at = time.monotonic()
@@ -146,8 +155,8 @@ def _shown(process: "subprocess.Popen[str]") -> Sequence[str]:
 
 
 def _git(*arguments: str) -> str:
-    told = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S607
-    return told.stdout.strip()
+    shown = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S607
+    return shown.stdout.strip()
 
 
 if __name__ == "__main__":

@@ -1,36 +1,39 @@
-"""What one decision of the scheduler costs with thousands of ready turns, and what so many conversations weigh.
+"""The cost of one scheduling decision with thousands of ready turns, and the memory of queued conversations.
 
-python -m bench.decisions
+python -m bench.decisions [--decisions N] [--queued N]
 """
 
+import argparse
 import gc
 import resource
 import time
 import tracemalloc
 from random import Random
 
-from service.conversations.job import TurnKey
+from service.conversations.job.job import TurnKey
 from service.scheduling.core import events
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
 from tests.harness.simulation import job_of
 
 SLOTS = 64
-DECISIONS = 5_000
 READY = 10_000
-QUEUED = 100_000
 
 
 def main() -> None:
     """Print a line for each policy and shape of work."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--decisions", type=int, default=5_000)
+    parser.add_argument("--queued", type=int, default=100_000, help="conversations")
+    options = parser.parse_args()
     for policy in POLICIES:
         for jobs in (1, 1_000, READY // 2):
-            _time_decisions(policy, jobs)
-    _weigh(QUEUED)
+            _time_decisions(policy, jobs, options.decisions)
+    _weigh(options.queued)
 
 
-def _time_decisions(policy: str, jobs: int) -> None:
-    """Time ends of turns with ``READY`` turns ready, of so many jobs; each end makes another turn ready."""
+def _time_decisions(policy: str, jobs: int, decisions: int) -> None:
+    """Time ends of turns with ``READY`` turns of ``jobs`` jobs ready; each end makes another turn ready."""
     core = SchedulingCore(POLICIES[policy])
     core.handle(events.WorkerReady(worker="w", model="m", slots=SLOTS))
     chance, flying = Random(1), list[TurnKey]()
@@ -40,20 +43,20 @@ def _time_decisions(policy: str, jobs: int) -> None:
         flying += _starts(core.handle(events.JobAdmitted(job=made)))
     gc.freeze()
     times = []
-    for _ in range(DECISIONS):
+    for _ in range(decisions):
         key = flying.pop(chance.randrange(len(flying)))
         began_at = time.perf_counter()
         actions = core.handle(events.TurnCompleted(key=key, seconds=chance.expovariate(1)))
         times.append(time.perf_counter() - began_at)
         flying += _starts(actions)
     times.sort()
-    p50, p99, worst = (1000 * times[int(share * (DECISIONS - 1))] for share in (0.5, 0.99, 1.0))
+    p50, p99, worst = (1000 * times[int(share * (decisions - 1))] for share in (0.5, 0.99, 1.0))
     print(f"{policy:14s} {jobs:5d} jobs, {READY} ready: p50 {p50:.3f} ms, p99 {p99:.3f} ms, worst {worst:.3f} ms"
           " (bound: p99 1 ms)", flush=True)  # fmt: skip
 
 
 def _weigh(conversations: int) -> None:
-    """Weigh the core's share of queued conversations of three agents."""
+    """Measure the core's memory for queued conversations of three agents."""
     tracemalloc.start()
     core = SchedulingCore(POLICIES["critical_path"])
     began_at = time.perf_counter()

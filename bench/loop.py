@@ -1,25 +1,28 @@
-"""What others notice while the service does what has held up its event loop before: /healthz, beside an idle service.
+"""Latency of /healthz while the service does work that once blocked its event loop, beside an idle service.
 
-Bounds: 20 ms at the 99th percentile, 100 ms at worst, on a machine that does nothing else.
+Bounds: 20 ms at the 99th percentile, 100 ms at worst, on a machine without other work.
+
+    python -m bench.loop [--only LOAD ...]
 """
 
-import tempfile
-from pathlib import Path
+import argparse
 from statistics import quantiles
 
+from bench.parts.services import serving
 from tests.harness.loads import LOADS, probing
 from tests.harness.ports import find_ports
-from tests.harness.service import scripted_model, serving
+from tests.harness.service import scripted_model
 
 
 def main() -> None:
-    """Try every load on a service of its own."""
+    """Try every load on its own service."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=LOADS, default=list(LOADS), metavar="LOAD")
     idle_s = 0.0
-    for name, load in LOADS.items():
-        with tempfile.TemporaryDirectory() as folder:
-            model = {"m": scripted_model(find_ports(1), slots=4, tokens=30)}
-            with serving(Path(folder) / "service", find_ports(1), model) as service, probing(service) as probe:
-                load(service)
+    for name in parser.parse_args().only:
+        model = {"m": scripted_model(find_ports(1), slots=4, tokens=30)}
+        with serving(find_ports(1), model) as service, probing(service) as probe:
+            LOADS[name](service)
         p99 = quantiles(probe.latencies, n=100)[98]
         idle_s = idle_s or p99
         worst, held = max(probe.latencies), max(probe.busy)

@@ -1,10 +1,10 @@
-"""Makespan / lower bound in real processes over HTTP, beside what a user would write instead.
+"""Makespan / lower bound in real processes over HTTP, beside a user's own code.
 
 The rival is a gather over conversations, a semaphore of the slots, and the openai package, against the same engine with
-the same durations. Both are timed by the engine's own log, from the first request to the last end.
+the same durations. The engine's own log times both, from the first request to the last end.
 
 python -m bench.makespan [--kinds K,..] [--jobs N,..] [--slots N,..] [--policies P,..] [--scale SECONDS] [--skewed]
-    [--capacity tokens]
+    [--mixed] [--capacity tokens]
 """
 
 import argparse
@@ -13,7 +13,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,16 +22,20 @@ from typing import Any
 
 import httpx
 
-from bench.as_a_user_would import AsAUserWould
-from bench.drawn_engine import duration
-from service.conversations.job import Job, Mode, TurnKey
+from bench.parts.as_a_user_would import AsAUserWould
+from bench.parts.drawn_engine import duration
+from bench.parts.services import serving, wait_ended
+from service.conversations.job.job import Job, Mode, TurnKey
 from service.scheduling.core.policies import POLICIES
 from tests.harness.ports import find_ports
+from tests.harness.service import Service
 from tests.harness.simulation import WAITS, job_of, lower_bound, mixes
+from tests.harness.waiting import wait_for
 
 PORT = find_ports(4)
-ROUNDHOUSE = str(Path(sys.executable).parent / "roundhouse")
 CONVERSATIONS = 24
+DRAWN = (sys.executable, "-m", "bench.parts.drawn_engine")
+PAUSE_S = 0.2  # pause between two reads of a job's state
 
 
 def main() -> None:
@@ -59,7 +62,7 @@ def main() -> None:
             runs = {who: _run(jobs, slots, None if who == "openai" else who, options) for who in ratios}
             for who, run in runs.items():
                 ratios[who].append(run.ratio)
-                # With a third of the conversations on slots, there is always one that is ready.
+                # With a third of the conversations on slots, another is always ready.
                 gaps += run.gaps if who != "openai" and 3 * slots <= CONVERSATIONS else []
             print(f"{name:22s} {slots:5d}  " + "  ".join(f"{run.ratio:13.3f}" for run in runs.values()), flush=True)
             if "fifo" in runs:
@@ -90,7 +93,7 @@ def _mixes(options: argparse.Namespace) -> dict[str, list[Job]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A workload once: makespan / bound, mean seconds to a job's end, and the gaps while work was ready."""
+    """One run of a workload: makespan / bound, mean seconds to a job's end, and gaps while work was ready."""
 
     ratio: float
     completion: float
@@ -100,14 +103,13 @@ class Run:
 def _run(jobs: Sequence[Job], slots: int, policy: str | None, options: argparse.Namespace) -> Run:
     """Run a workload once."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        log = folder / "log"
+        log = Path(name) / "log"
         if policy is None:
-            with _engine(folder, slots, options):
+            with _engine(log, slots, options):
                 asyncio.run(AsAUserWould(f"http://127.0.0.1:{PORT + 1}/v1", slots).run(jobs))
         else:
-            with service(folder, slots, policy, options) as http:
-                post_all(http, [_document(job) for job in jobs])
+            with drawn_service(log, slots, policy, options) as service:
+                run_all(service, [_document(job) for job in jobs])
         entries = [json.loads(line) for line in log.read_text().splitlines()]
     began_at = min(entry["came"] for entry in entries)
     makespan = max(entry["end"] for entry in entries) - began_at
@@ -123,60 +125,52 @@ def _run(jobs: Sequence[Job], slots: int, policy: str | None, options: argparse.
 
 
 def _gaps(entries: Sequence[Mapping[str, Any]], slots: int) -> list[float]:
-    """Return how long slots were empty while all others were taken: each end with the start that follows on it."""
+    """Return the times that slots were empty while all others were taken: from each end to the next start."""
     ends = sorted(entry["end"] for entry in entries)
     starts = sorted(entry["came"] for entry in entries)[slots:]
     gaps = [start - end for end, start in zip(ends, starts, strict=False)]
-    # The last starts wait for other turns, and not for us: what counts is while more is ready than slots are there.
+    # Only the first half counts: later starts wait for other turns, not for the scheduler.
     return [gap for gap in gaps[: len(gaps) // 2] if gap < 0.05]
 
 
 @contextmanager
-def _engine(folder: Path, slots: int, options: argparse.Namespace) -> Iterator[None]:
-    flags = ["--parallel", str(slots), "--log", str(folder / "log")]
-    flags += ["--seed", str(options.seed), "--scale", str(options.scale)]
-    with subprocess.Popen([sys.executable, "-m", "bench.drawn_engine", "--port", str(PORT + 1), *flags]) as engine:
+def _engine(log: Path, slots: int, options: argparse.Namespace) -> Iterator[None]:
+    flags = ["--parallel", str(slots), "--log", str(log), "--seed", str(options.seed), "--scale", str(options.scale)]
+    with subprocess.Popen([*DRAWN, "--port", str(PORT + 1), *flags]) as engine:
         try:
-            _until(f"http://127.0.0.1:{PORT + 1}/v1/models")
+            wait_for(_is_there, "the engine is there")
             yield
         finally:
             engine.kill()
 
 
+def _is_there() -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{PORT + 1}/v1/models", trust_env=False).is_success
+    except httpx.TransportError:
+        return False
+
+
 @contextmanager
-def service(folder: Path, slots: int, policy: str, options: argparse.Namespace) -> Iterator[httpx.Client]:
-    """Serve the drawn engine, which logs its turns in ``folder``, for a block."""
-    args = {"log": str(folder / "log"), "seed": options.seed, "scale": options.scale}
+def drawn_service(log: Path, slots: int, policy: str, options: argparse.Namespace) -> Iterator[Service]:
+    """Run a service with the drawn engine, which logs its turns in ``folder``, for a block."""
+    args = {"log": str(log), "seed": options.seed, "scale": options.scale}
     model = {
-        "engine": "llama-server", "command": [sys.executable, "-m", "bench.drawn_engine"], "args": args,
+        "engine": "llama-server", "command": list(DRAWN), "args": args,
         "port": PORT + 1, "slots": slots, "capacity": options.capacity,
+        "env": {"PYTHONPATH": str(Path(__file__).parents[1])},  # engines start in the folder of their configuration
     }  # fmt: skip
-    config = {
-        "server": {"port": PORT, "state_dir": str(folder / "state")},
-        "scheduling": {"policy": policy},
-        "models": {"m": model},
-    }
-    (folder / "config.yaml").write_text(json.dumps(config))
-    serve = [ROUNDHOUSE, "serve", "--config", str(folder / "config.yaml")]
-    with subprocess.Popen(serve, stderr=(folder / "serve.log").open("w")) as service:
-        try:
-            _until(f"http://127.0.0.1:{PORT}/readyz")
-            with httpx.Client(base_url=f"http://127.0.0.1:{PORT}", timeout=60, trust_env=False) as http:
-                yield http
-        finally:
-            service.terminate()
-            service.wait()
+    with serving(PORT, {"m": model}, scheduling={"policy": policy}) as service:
+        yield service
 
 
-def post_all(http: httpx.Client, documents: Sequence[Mapping[str, object]]) -> None:
+def run_all(service: Service, documents: Sequence[dict[str, Any]]) -> None:
     """Post jobs, and return once all have ended."""
-    ids = [http.post("/v1/jobs", json=each).raise_for_status().json()["id"] for each in documents]
-    for job_id in ids:
-        while http.get(f"/v1/jobs/{job_id}").json()["state"] in ("queued", "running"):
-            time.sleep(0.2)
+    for job_id in [service.post_job(each) for each in documents]:
+        wait_ended(service, job_id, PAUSE_S)
 
 
-def _document(job: Job) -> dict[str, object]:
+def _document(job: Job) -> dict[str, Any]:
     agents = [
         {"id": agent.id, "model": "m"}
         | ({} if job.mode is Mode.FREE else {"speak_after_within_round": sorted(agent.waits_for)})
@@ -185,19 +179,8 @@ def _document(job: Job) -> dict[str, object]:
     talks = [
         {"id": talk.id, "prompt": f"TOPIC-{job.id}-{talk.id}", "rounds": talk.rounds} for talk in job.conversations
     ]
-    words = {"cue": "(Round $round of $rounds)"}  # by which the engine knows the turn
+    words = {"cue": "(Round $round of $rounds)"}  # the engine recognises the turn by it
     return {"name": job.id, "mode": job.mode.value, "agents": agents, "conversations": talks, "prompts": words}
-
-
-def _until(url: str) -> None:
-    for _ in range(300):
-        try:
-            if httpx.get(url, trust_env=False).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.05)
-    raise TimeoutError(url)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The figures of README and of docs/benchmarks.md, made of what benchmarks printed.
+"""The figures of README and of docs/benchmarks.md, taken from the output of the benchmarks.
 
     python -m bench.pages
 
-A page has them between ``<!-- results: NAME -->`` and ``<!-- end -->``: there NAME is a benchmark, or ``readme``.
+They stand between ``<!-- results: NAME -->`` and ``<!-- end -->``, where NAME is a benchmark or ``readme``.
 """
 
 import json
@@ -28,10 +28,10 @@ class Figure:
     under: str = ""
 
     def read(self, results: Results) -> str:
-        """Return it as it was printed.
+        """Return the number as it was printed.
 
         Raises:
-            LookupError: it is not there.
+            LookupError: the benchmark did not print it.
         """
         lines = results[self.benchmark]["lines"]
         first = next(number for number, line in enumerate(lines) if self.under in line)
@@ -49,13 +49,13 @@ HTTPX: Final = Figure(benchmark="token_path", under="256 streams", pattern=r"^ht
 MAKESPAN: Final = Figure(benchmark="makespan_skewed", pattern=r"^skewed +8 +([\d.]+)")
 GATHERED: Final = Figure(benchmark="makespan_skewed", pattern=r"^skewed +8 +[\d.]+ +([\d.]+)")
 RESTART: Final = Figure(benchmark="worker", pattern=r"SIGKILL to READY [\d.]+ s, ([+-][\d.]+) s")
-# What was measured, of Roundhouse, and beside it.
+# Columns: the measurement, Roundhouse's figure, and the rival's or the bound.
 README_ROWS: Final = (
     (
-        "CPU for a streamed token, 256 streams, every request watched and followed",
+        "CPU per streamed token, 256 streams, every request watched and followed",
         "{} µs",
         (TOKEN,),
-        "aiohttp, which watches nothing: {} µs; httpx: {} µs",
+        "aiohttp, without any watching: {} µs; httpx: {} µs",
         (AIOHTTP, HTTPX),
     ),
     (
@@ -65,8 +65,8 @@ README_ROWS: Final = (
         "a gather with a semaphore: {} times",
         (GATHERED,),
     ),
-    ("extra time of a restart after SIGKILL over a first start", "{} s", (RESTART,), "bound: + 0.5 s", ()),
-    ("one scheduling decision, 10,000 ready turns, p99", "{} ms", (DECISION,), "bound: 1 ms", ()),
+    ("a restart after SIGKILL, compared with a first start", "{} s", (RESTART,), "bound: + 0.5 s", ()),
+    ("one scheduling decision with 10,000 ready turns, p99", "{} ms", (DECISION,), "bound: 1 ms", ()),
 )
 
 
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def filled(page: str, results: Results) -> str:
-    """Return a page with the figures that are on record."""
+    """Return a page with the recorded figures filled in."""
     return _PLACE.sub(lambda place: f"{place[1]}{_shown(place[2], results)}{place[3]}", page)
 
 
@@ -87,7 +87,7 @@ def _shown(name: str, results: Results) -> str:
 
 
 def _readme_table(results: Results) -> str:
-    lines = ["| what | Roundhouse | beside |", "| --- | --- | --- |"]
+    lines = ["| measured | Roundhouse | compared with |", "| --- | --- | --- |"]
     for what, ours, own, beside, others in README_ROWS:
         told, compared = (
             text.format(*(figure.read(results) for figure in figures))
@@ -98,9 +98,9 @@ def _readme_table(results: Results) -> str:
 
 
 def _printed(taken: Mapping[str, Any]) -> str:
-    told = "\n".join(line.rstrip() for line in taken["lines"]).strip("\n")
-    changed = "" if taken["is_clean"] else ", with changes that were not committed"
-    return f"```text\n{told}\n```\n\nTaken on {taken['day']} at {taken['commit']}{changed}: {taken['machine']}.\n"
+    printed = "\n".join(line.rstrip() for line in taken["lines"]).strip("\n")
+    commit = taken["commit"] if taken["is_clean"] else f"{taken['commit']}, with uncommitted changes"
+    return f"```text\n{printed}\n```\n\nMeasured on {taken['day']} at commit {commit}: {taken['machine']}.\n"
 
 
 if __name__ == "__main__":

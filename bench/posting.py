@@ -1,42 +1,38 @@
-"""How fast jobs are taken: durable single-conversation jobs a second at 64 clients, and one of 10,000 conversations.
+"""Speed of posting: durable single-conversation jobs per second at 64 clients, and one job of 10,000 conversations.
 
-Beside it, in the same run, what the same rows cost when each job is committed by itself, with no HTTP at all; and how
-soon a service serves again that has 10,000 unfinished conversations in its store.
+``jobs``: durable jobs of one conversation a second from 64 clients, beside the same rows committed one by one without
+HTTP; then a job of 10,000 conversations, and the start of a service that has them in its store. ``queued``: turns a
+second and memory of the whole service with 100,000 queued conversations, beside 1,000.
 
-python -m bench.posting [--seconds N]
+    python -m bench.posting [--part jobs queued] [--seconds N] [--queued N] [--agents N]
 """
 
 import argparse
 import asyncio
 import json
 import multiprocessing
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import quantiles
 
-import httpx
-import yaml
-
-from service.conversations.job import JobId
-from service.conversations.job_faults import JobRules
-from service.conversations.job_parser import parse_job
-from service.conversations.limits import Limits
+from bench.parts.services import process_of, serving
+from service.conversations.document.job_faults import JobRules
+from service.conversations.document.job_parser import parse_job
+from service.conversations.document.limits import Limits
+from service.conversations.job.job import JobId
 from service.store.claims import Claims
 from service.store.databases.sqlite import FILE_NAME, SqliteDatabase
 from service.store.records import NewJob
 from tests.harness.ports import find_ports
+from tests.harness.service import Service, scripted_model
 
 PORT = find_ports(4)
 CLIENTS = 64
-PACE = 1050  # jobs a second: what has to be reached, and a little more
-PROCESSES = 1
-ROUNDHOUSE = str(Path(sys.executable).parent / "roundhouse")
-ENGINE = Path(__file__).parents[1] / "tests" / "harness" / "programs" / "engine.py"
+PACE = 1050  # jobs a second: a little more than the bound
+COMMITS_S = 3.0  # time for which rows are committed without HTTP
+FEW, A_JOB = 1_000, 10_000  # conversations
+SLOTS = 8
 JOB = {
     "name": "posted",
     "agents": [{"id": "a", "model": "m", "system": "You answer.", "params": {"temperature": 0.7}}],
@@ -46,85 +42,95 @@ BODY = json.dumps(JOB).encode()
 
 
 def main() -> None:
-    """Print a line for each number."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0)
+    """Measure the parts that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", nargs="+", choices=("jobs", "queued"), default=("jobs", "queued"))
+    parser.add_argument("--seconds", type=float, default=0.0, help="of a measurement; default: 10, queued 20")
+    parser.add_argument("--queued", type=int, default=100_000, help="conversations")
+    parser.add_argument("--agents", type=int, default=1, help="of a queued conversation")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        config = {
-            "server": {"state_dir": str(folder / "state"), "port": PORT, "drain_s": 0},
-            "models": {"m": {
-                "engine": "llama-server", "command": [sys.executable, "-I", "-S", str(ENGINE)],
-                "args": {"tokens": 3, "interval": 5}, "port": PORT + 1, "slots": 4,
-            }},
-        }  # fmt: skip
-        (folder / "config.yaml").write_text(yaml.safe_dump(config))
-        service = _serve(folder)
-        try:
-            rate = 0.0
-            for pace in (PACE, None):
-                latencies = _post_at_once(options.seconds, pace)
-                rate = len(latencies) / options.seconds
-                cut = quantiles(latencies, n=100)
-                told = "as fast as it goes" if pace is None else f"{pace} a second asked for"
-                print(f"{CLIENTS} clients, {told}: {rate:.0f} durable jobs/s, p50 {cut[49] * 1e3:.1f} ms,"
+    if "jobs" in options.part:
+        measure_jobs(options.seconds or 10.0)
+    if "queued" in options.part:
+        compare_queues(options.queued, options.agents, options.seconds or 20.0)
+
+
+def measure_jobs(seconds: float) -> None:
+    """Print a line for each number."""
+    model = scripted_model(PORT + 1, slots=4, tokens=3, interval=5)
+    with serving(PORT, {"m": model}) as service:
+        rate = 0.0
+        for pace in (PACE, None):
+            latencies = _post_at_once(seconds, pace)
+            rate = len(latencies) / seconds
+            cut = quantiles(latencies, n=100)
+            told = "as fast as it goes" if pace is None else f"{pace} a second asked for"
+            print(f"{CLIENTS} clients, {told}: {rate:.0f} durable jobs/s, p50 {cut[49] * 1e3:.1f} ms,"
                   f" p99 {cut[98] * 1e3:.1f} ms (bounds 1000/s and 100 ms)", flush=True)  # fmt: skip
-        finally:
-            _stop(service)
-        alone = _commit_one_by_one(folder / "alone")
+        service.stop()
+        alone = _commit_one_by_one(service.folder / "alone", min(COMMITS_S, seconds))
         print(
             f"the same rows, one commit a job, no HTTP: {alone:.0f} jobs/s; ours is {rate / alone:.2f} of it",
             flush=True,
         )
-        (folder / "state" / FILE_NAME).unlink()
-        for rest in (folder / "state").glob(f"{FILE_NAME}-*"):
-            rest.unlink()
-        service = _serve(folder)
-        try:
-            large = {**JOB, "conversations": [{"prompt": f"Question {number}"} for number in range(10_000)]}
-            at = time.perf_counter()
-            httpx.post(f"http://127.0.0.1:{PORT}/v1/jobs", json=large, timeout=60, trust_env=False).raise_for_status()
-            print(f"one job of 10,000 conversations: {time.perf_counter() - at:.2f} s (bound 1 s)", flush=True)
-        finally:
-            service.kill()
-            service.wait()
+        for file in (service.folder / "state").glob(f"{FILE_NAME}*"):
+            file.unlink()
+        service.start(ready=False)
+        large = {**JOB, "conversations": [{"prompt": f"Question {number}"} for number in range(A_JOB)]}
         at = time.perf_counter()
-        service = _serve(folder)
+        service.post_job(large)
+        print(f"one job of 10,000 conversations: {time.perf_counter() - at:.2f} s (bound 1 s)", flush=True)
+        service.kill()
+        at = time.perf_counter()
+        service.start(ready=False)
         print(
             f"serving again with 10,000 unfinished conversations: {time.perf_counter() - at:.2f} s (bound 2 s)",
             flush=True,
         )
-        _stop(service)
 
 
-def _serve(folder: Path) -> subprocess.Popen[bytes]:
-    log = (folder / "log").open("ab")
-    service = subprocess.Popen([ROUNDHOUSE, "serve", "--config", str(folder / "config.yaml")], stdout=log, stderr=log)
-    until = time.monotonic() + 30
-    with httpx.Client(trust_env=False) as http:
-        while time.monotonic() < until:
-            try:
-                if http.get(f"http://127.0.0.1:{PORT}/healthz").status_code == 200:
-                    return service
-            except httpx.TransportError:
-                time.sleep(0.01)
-    raise TimeoutError((folder / "log").read_text())
+def compare_queues(many: int, agents: int, seconds: float) -> None:
+    """Print turns a second and memory with many queued conversations, beside few."""
+    few_rate, few_mb = _measure_queue(FEW, agents, seconds)
+    many_rate, many_mb = _measure_queue(many, agents, seconds)
+    print(f"{agents} agents, {FEW} conversations: {few_rate:.0f} turns/s, {few_mb:.0f} MB")
+    print(f"{agents} agents, {many} conversations: {many_rate:.0f} turns/s, {many_rate / few_rate:.2f} of those"
+          f" (bound 0.90), {many_mb:.0f} MB (bound 500 MB)")  # fmt: skip
 
 
-def _stop(service: subprocess.Popen[bytes]) -> None:
-    service.send_signal(signal.SIGTERM)
-    service.wait(30)
+def _measure_queue(conversations: int, agents: int, seconds: float) -> tuple[float, float]:
+    """Return turns a second and the most megabytes of the service; each conversation has rounds for all the time."""
+    job = {
+        "rounds": 48 // agents,
+        "agents": [{"id": f"a{number}", "model": "m"} for number in range(agents)],
+        "conversations": [{"prompt": "Go."}] * min(conversations, A_JOB),
+    }
+    with serving(PORT, {"m": scripted_model(PORT + 1, slots=SLOTS, tokens=2, interval=0.02)}) as service:
+        process = process_of(service)
+        for _ in range(max(1, conversations // A_JOB)):
+            service.post_job(job)
+        time.sleep(seconds / 2)  # until the facts of the admission are written
+        before, began_at = _ended(service), time.monotonic()
+        most = 0.0
+        while time.monotonic() - began_at < seconds:
+            most = max(most, process.memory_info().rss / 1e6)
+            time.sleep(0.5)
+        return (_ended(service) - before) / (time.monotonic() - began_at), most
+
+
+def _ended(service: Service) -> int:
+    jobs = service.get("/v1/jobs?limit=100")["jobs"]
+    return sum(job["progress"]["turns"]["completed"] for job in jobs)
 
 
 def _post_at_once(seconds: float, pace: int | None) -> list[float]:
-    with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
-        parts = pool.starmap(_post_in_process, [(PORT, CLIENTS // PROCESSES, seconds, pace)] * PROCESSES)
-    return [latency for part in parts for latency in part]
+    """Post from another process, so that the clients' CPU is not ours."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_post_in_process, (PORT, CLIENTS, seconds, pace))
 
 
 def _post_in_process(port: int, clients: int, seconds: float, pace: int | None) -> list[float]:
-    """Post to a port that is given: a process that is spawned imports this file anew, and would find another."""
+    """Post to the given port: a spawned process imports this file again, and would choose another port."""
     return asyncio.run(_clients(port, clients, seconds, pace))
 
 
@@ -138,7 +144,7 @@ async def _clients(port: int, clients: int, seconds: float, pace: int | None) ->
 
 
 async def _client(port: int, due: float, every_s: float, until: float, latencies: list[float]) -> None:
-    """Post until the end; at a pace, each wait counts from when the post was due."""
+    """Post until the end; at a pace, latencies count from when each post was due."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = (
         b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -157,7 +163,7 @@ async def _client(port: int, due: float, every_s: float, until: float, latencies
     writer.close()
 
 
-def _commit_one_by_one(folder: Path) -> float:
+def _commit_one_by_one(folder: Path, seconds: float) -> float:
     folder.mkdir()
     database = SqliteDatabase(folder / FILE_NAME)
     database.prepare()
@@ -168,7 +174,7 @@ def _commit_one_by_one(folder: Path) -> float:
     claims = Claims(membership)
     rules = JobRules(models=["m"], limits=Limits())
     job = parse_job(JOB, JobId("x"), rules)
-    count, until = 0, time.perf_counter() + 3.0
+    count, until = 0, time.perf_counter() + seconds
     while time.perf_counter() < until:
         count += 1
         each = NewJob(
@@ -180,7 +186,7 @@ def _commit_one_by_one(folder: Path) -> float:
         claims.keep(claims.post(connection, each, claims=True)[1])
         connection.commit()
     connection.close()
-    return count / 3.0
+    return count / seconds
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What stands between clients and an engine costs: CPU a relayed token, and time added to the first one.
+"""The cost of relays between clients and an engine: CPU per relayed token, and time added to the first one.
 
 Roundhouse's front door beside sglang-router (Rust), litellm's proxy and a bare relay on aiohttp, each a process of its
-own between the same client and the same timed engine (``bench/timed_engine.py``): 64 and 256 streams of 50 tokens/s.
-The rivals are set up in environments of their own in the user's cache folder (``bench/rivals.py``); ``--rivals none``
-leaves them out. The CPU is the relay's own, user and system. The first token is timed while so many streams run; the
-engine sends it with the request, and what a client sees without a relay is taken off. Then the same relays with
+own between the same client and the same timed engine (``bench/parts/timed_engine.py``): 64 and 256 streams of 50
+tokens/s. The rivals are set up in environments of their own in the user's cache folder (``bench/parts/rivals.py``);
+``--rivals none`` leaves them out. The CPU is the relay's own, user and system. The first token is timed while all
+streams run. The engine sends it with the request, and the time without a relay is subtracted. Then the same relays with
 requests of one token, 64 at once, each answered whole: requests a second, and the CPU of each.
 
     python -m bench.relay [--rivals sglang-router,litellm] [--rounds 3] [--tokens 200] [--requests 100]
@@ -31,20 +31,20 @@ import httptools
 import psutil
 import uvloop
 
-from bench.rivals import rival_python
+from bench.parts.rivals import rival_python
+from bench.parts.services import START_S, cpu_s, process_of, serving
+from bench.parts.timed_engine import timed_engine
 from tests.harness.ports import find_ports
 
-HERE: Final = Path(__file__).parent
 PORT: Final = find_ports(4)
-READY_S: Final = 120.0
 RATE_HZ: Final = 50.0
 RIVALS: Final = ("sglang-router", "litellm")
-PATHS: Final = {"roundhouse": "/readyz", "sglang-router": "/v1/models", "litellm": "/health/liveliness"}
+PATHS: Final = {"sglang-router": "/v1/models", "litellm": "/health/liveliness"}
 Figures = dict[str, float]
 
 
 class Reader(asyncio.Protocol):
-    """One streamed request: counts frames, and notes when the first came."""
+    """One streamed request: counts frames, and records when the first came."""
 
     def __init__(self, request: bytes, tokens: int) -> None:
         self._request = request
@@ -56,13 +56,13 @@ class Reader(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask."""
+        """Send the request."""
         self._transport = cast("asyncio.Transport", transport)
         self.began_at = time.perf_counter()
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Count what came; a mark may be cut in two."""
+        """Count received tokens; a mark may be split between reads."""
         seen = self._tail + data
         self.frames += seen.count(b'"content"') - self._tail.count(b'"content"')
         if self.frames and not self.first_at:
@@ -78,7 +78,7 @@ class Reader(asyncio.Protocol):
 
 
 async def load(port: int, streams: int, tokens: int) -> list[float]:
-    """Read so many streams at once, begun over a second; return the times to first tokens."""
+    """Read ``streams`` streams at once, begun over a second; return the times to first tokens."""
     body = json.dumps({"model": "timed", "messages": [{"role": "user", "content": "Go."}], "stream": True}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
     request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
@@ -99,7 +99,7 @@ async def load(port: int, streams: int, tokens: int) -> list[float]:
 
 
 class Asker(asyncio.Protocol):
-    """One connection that is kept: asks as often as told, each time when it has its answer."""
+    """One kept connection: asks ``left`` times, each time after the last answer."""
 
     def __init__(self, request: bytes, left: int) -> None:
         self._request = request
@@ -114,7 +114,7 @@ class Asker(asyncio.Protocol):
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came."""
+        """Parse received bytes."""
         self._parser.feed_data(data)
 
     def on_message_complete(self) -> None:
@@ -136,7 +136,7 @@ class Asker(asyncio.Protocol):
 
 
 async def ask(port: int, connections: int, requests: int) -> float:
-    """Ask so often on each of so many connections; return the requests a second."""
+    """Ask ``requests`` times on each of ``connections`` connections; return the requests per second."""
     message = {"model": "timed", "messages": [{"role": "user", "content": "Go."}], "max_tokens": 1}
     body = json.dumps(message).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
@@ -169,7 +169,7 @@ def _load(port: int, streams: int, tokens: int) -> list[float]:
 
 
 async def serve_aiohttp(port: int, engine: int) -> None:
-    """Relay on aiohttp, chunk by chunk as they come, and nothing besides."""
+    """Relay on aiohttp, chunk by chunk, and nothing else."""
     import aiohttp  # noqa: PLC0415 - only this process needs it
     from aiohttp import web  # noqa: PLC0415
 
@@ -201,22 +201,22 @@ def _command(name: str, engine: int, folder: Path) -> list[str]:
         quiet = ["--log-level", "error", "--prometheus-port", str(PORT + 1), "--disable-health-check"]
         return [str(rival_python(name)), "-m", "sglang_router.launch_router", *flags, "--backend", "openai", *quiet]
     config = folder / "config.yaml"
-    if name == "litellm":
-        at = {"model": "openai/timed", "api_base": f"http://127.0.0.1:{engine}/v1", "api_key": "none"}
-        models = [{"model_name": "timed", "litellm_params": at}]
-        general = {"dangerously_permit_weak_or_unset_master_key": True}  # loopback alone, and gone in a minute
-        config.write_text(json.dumps({"model_list": models, "general_settings": general}))
-        return [str(rival_python(name).parent / "litellm"), "--config", str(config), "--port", str(PORT)]
-    model = {"engine": "attached", "url": f"http://127.0.0.1:{engine}", "slots": 512, "timeouts": {}}
-    server = {"port": PORT, "state_dir": str(folder / "state")}
-    config.write_text(json.dumps({"server": server, "models": {"timed": model}}))
-    return [str(Path(sys.executable).parent / "roundhouse"), "serve", "--config", str(config)]
+    at = {"model": "openai/timed", "api_base": f"http://127.0.0.1:{engine}/v1", "api_key": "none"}
+    models = [{"model_name": "timed", "litellm_params": at}]
+    general = {"dangerously_permit_weak_or_unset_master_key": True}  # it listens on loopback alone, for a minute
+    config.write_text(json.dumps({"model_list": models, "general_settings": general}))
+    return [str(rival_python(name).parent / "litellm"), "--config", str(config), "--port", str(PORT)]
 
 
 @contextmanager
 def _running(name: str, engine: int) -> Iterator[psutil.Process]:
+    if name == "roundhouse":
+        model = {"engine": "attached", "url": f"http://127.0.0.1:{engine}", "slots": 512}
+        with serving(PORT, {"timed": model}) as service:
+            yield process_of(service)
+        return
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("wb") as log:
-        env = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # or else it asks the network for prices
+        env = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # otherwise it fetches prices
         relay = subprocess.Popen(_command(name, engine, Path(folder)), stdout=log, stderr=log, env=env)
         try:
             _wait_served(name)
@@ -228,7 +228,7 @@ def _running(name: str, engine: int) -> Iterator[psutil.Process]:
 
 def _wait_served(name: str) -> None:
     path = PATHS.get(name, "/v1/chat/completions")
-    until = time.monotonic() + READY_S
+    until = time.monotonic() + START_S
     while time.monotonic() < until:
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{PORT}{path}", timeout=5).close()
@@ -243,23 +243,12 @@ def _wait_served(name: str) -> None:
     sys.exit(f"{name} does not serve")
 
 
-@contextmanager
-def engine_of(tokens: int, *more: str) -> Iterator[int]:
-    """Run a timed engine for a block; gives its port."""
-    argv = [sys.executable, str(HERE / "timed_engine.py"), str(tokens), *more]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:
-        assert engine.stdout is not None
-        yield int(engine.stdout.readline())
-        engine.communicate(timeout=10)
-
-
 def _cpu_s(process: psutil.Process) -> float:
-    times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
-    return sum(time.user + time.system for time in times)
+    return sum(map(cpu_s, (process, *process.children(recursive=True))))
 
 
 def _measure(name: str, streams: int, tokens: int) -> Figures:
-    with engine_of(tokens, "at-once") as engine:
+    with timed_engine(tokens, "at-once") as engine:
         if name == "none":
             first = _load(engine, streams, tokens)
             return {"us": 0.0, "first_ms": 1000 * statistics.median(first), "last_ms": 1000 * max(first)}
@@ -279,7 +268,7 @@ def _compare(streams: int, tokens: int, rounds: int, rivals: Sequence[str]) -> N
     names = ["none", "roundhouse", *rivals, "aiohttp"]
     figures: dict[str, list[Figures]] = {name: [] for name in names}
     for _ in range(rounds):
-        for name in names:  # in turn, so that a slow minute of the machine falls on all of them
+        for name in names:  # in turn, so that a slow minute of the machine affects all
             figures[name].append(_measure(name, streams, tokens))
     print(f"\n{streams} streams x {RATE_HZ:g} tokens/s, {tokens} tokens each, median of {rounds} rounds")
     print(f"{'relay':<16}{'CPU us/token':>14}{'first p50':>12}{'added':>10}{'first p99':>12}")
@@ -290,7 +279,7 @@ def _compare(streams: int, tokens: int, rounds: int, rivals: Sequence[str]) -> N
 
 
 def _measure_requests(name: str, connections: int, requests: int) -> Figures:
-    with engine_of(1, "at-once") as engine:
+    with timed_engine(1, "at-once") as engine:
         if name == "none":
             return {"rate": _ask(engine, connections, requests), "us": 0.0}
         with _running(name, engine) as process:

@@ -1,52 +1,51 @@
-"""CPU per streamed token, from the socket to the accumulated text: Roundhouse beside its rivals, in the same run.
+"""CPU per streamed token, from the socket to the accumulated text: Roundhouse and its rivals, in the same run.
 
-Each client is a process of its own against the same timed engine (``bench/timed_engine.py``): loopback TCP, 64 and 256
-streams of 50 tokens/s, one event a token; then 16 an event, as vLLM sends to whom nobody watches. ``roundhouse`` is the
-path of a token with the watch over it, ``roundhouse serve`` is the whole service with a job of as many conversations.
-The figure is the process's own user and system time, without its start and its imports, divided by the tokens that it
-received. Rounds are repeated and the median is printed; the ratios matter, since machines differ.
+Each client is a process of its own against the same timed engine (``bench/parts/timed_engine.py``): loopback TCP, 64
+and 256 streams of 50 tokens/s, one event a token; then 16 an event, as vLLM sends an answer that nobody watches.
+``roundhouse`` is the path of a token with the watch over it, ``roundhouse serve`` is the whole service with a job of as
+many conversations. The figure is the process's own user and system time, without its start and its imports, divided by
+the tokens that it received. The median of the rounds is printed; the ratios matter, since machines differ.
+
+    python -m bench.token_path [--streams N] [--tokens N] [--per-frame N] [--rounds N] [--only CLIENT ...] [--layers]
 """
 
 import argparse
 import asyncio
-import contextlib
 import json
 import resource
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import httpx
 import psutil
 import uvloop
 
-from bench.timed_engine import word_at
-from bench.token_layers import BODY, LAYERS, Layer
+from bench.parts.timed_engine import timed_engine, word_at
+from bench.parts.token_layers import BODY, LAYERS, Layer
 from tests.harness.quiet_owner import QuietOwner
 
-HERE: Final = Path(__file__).parent
+if TYPE_CHECKING:
+    from tests.harness.service import Service
 
 
 async def roundhouse(port: int, streams: int) -> list[str]:
-    """Run the path that every turn takes, with the watch over it: verdicts, repetition, rates. Nobody follows it."""
+    """Run the path of every turn, with its watch (verdicts, repetition, rates) but without a follower."""
     return await _roundhouse(port, streams, is_watched=False)
 
 
 async def roundhouse_followed(port: int, streams: int) -> list[str]:
-    """Run the same for a job that somebody follows: each token is read when it comes."""
+    """Run the same for a followed job: each token is read when it comes."""
     return await _roundhouse(port, streams, is_watched=True)
 
 
 async def _roundhouse(port: int, streams: int, *, is_watched: bool) -> list[str]:
-    import anyio  # noqa: PLC0415 - each client's process pays for its own imports only
+    import anyio  # noqa: PLC0415 - each client's process imports only what it needs
 
     from transport.client import EngineClient  # noqa: PLC0415
     from transport.endpoint import Endpoint  # noqa: PLC0415
@@ -139,7 +138,7 @@ CLIENTS: Final[dict[str, Layer]] = {
     "aiohttp+json": aiohttp,
     "httpx+httpx-sse": httpx_sse,
 }
-SERVICE: Final = "roundhouse serve"  # a process of its own, which is watched from outside
+SERVICE: Final = "roundhouse serve"  # its own process, measured from outside
 PATHS: Final = (SERVICE, *CLIENTS)
 LAYERED: Final = (*LAYERS, "roundhouse followed", "roundhouse", SERVICE)  # the next adds the watch
 NAMES: Final = (*PATHS, *LAYERS)
@@ -150,7 +149,7 @@ def _run_client(name: str, port: int, streams: int, tokens: int) -> None:
     client = {**CLIENTS, **LAYERS}[name]
 
     async def run() -> tuple[list[str] | None, Usage]:
-        await client(port, 1)  # imports once what a service has imported long ago
+        await client(port, 1)  # does the imports before the measurement
         began = Usage.of_self()
         return await client(port, streams), Usage.of_self().since(began)
 
@@ -162,50 +161,36 @@ def _run_client(name: str, port: int, streams: int, tokens: int) -> None:
 
 
 def _run_service(port: int, streams: int, tokens: int) -> None:
-    """Run a job of as many conversations as there are streams, which nobody follows, on the whole service."""
-    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as free:
-        own_port = free.getsockname()[1]
-        free.close()
-        model = {"engine": "attached", "url": f"http://127.0.0.1:{port}", "model": "timed", "slots": streams}
-        config = {"server": {"port": own_port, "state_dir": folder}, "models": {"m": model}}
-        Path(folder, "config.yaml").write_text(json.dumps(config))
-        command = [str(Path(sys.executable).parent / "roundhouse"), "serve", "--config", f"{folder}/config.yaml"]
-        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-            try:
-                service = psutil.Process(process.pid)
-                with httpx.Client(base_url=f"http://127.0.0.1:{own_port}", trust_env=False) as http:
-                    _run_job(http, 1)
-                    began = Usage.of_process(service)
-                    job = _run_job(http, streams)
-                    used = Usage.of_process(service).since(began)
-            finally:
-                process.terminate()
+    """Run a job of ``streams`` conversations, without a follower, on the whole service."""
+    from bench.parts.services import process_of, serving  # noqa: PLC0415 - the other clients need none of it
+    from tests.harness.ports import find_ports  # noqa: PLC0415
+
+    model = {"engine": "attached", "url": f"http://127.0.0.1:{port}", "model": "timed", "slots": streams}
+    with serving(find_ports(1), {"m": model}) as service:
+        process = process_of(service)
+        _run_job(service, 1)
+        began = Usage.of_process(process)
+        job = _run_job(service, streams)
+        used = Usage.of_process(process).since(began)
     if job["progress"]["turns"]["completed"] != streams:
         sys.exit(f"the job ended otherwise: {job}")
     used.tell(streams * tokens)
 
 
-def _run_job(http: httpx.Client, conversations: int) -> dict[str, Any]:
-    """Return a job that has ended; while it runs it is looked at once a second."""
+def _run_job(service: "Service", conversations: int) -> dict[str, Any]:
+    from bench.parts.services import wait_ended  # noqa: PLC0415
+
     document = {
         "agents": [{"id": "a", "model": "m"}],
         "rounds": 1,
         "conversations": [{"prompt": "Go."}] * conversations,
     }
-    while True:
-        with contextlib.suppress(httpx.TransportError):
-            if http.get("/readyz").is_success:
-                break
-        time.sleep(0.2)
-    path = "/v1/jobs/" + http.post("/v1/jobs", json=document).raise_for_status().json()["id"]
-    while (job := http.get(path).json())["state"] in {"queued", "running"}:
-        time.sleep(1.0)
-    return dict(job)
+    return wait_ended(service, service.post_job(document), pause_s=1.0)
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process has used, in seconds."""
+    """The CPU time of a process in seconds."""
 
     user_s: float
     system_s: float
@@ -213,18 +198,18 @@ class Usage:
 
     @classmethod
     def of_self(cls) -> Self:
-        """Return what this process has used."""
+        """Return this process's CPU time."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return cls(usage.ru_utime, usage.ru_stime, time.monotonic())
 
     @classmethod
     def of_process(cls, process: psutil.Process) -> Self:
-        """Return what another process has used, in whole hundredths."""
+        """Return another process's CPU time, in whole hundredths."""
         times = process.cpu_times()
         return cls(times.user, times.system, time.monotonic())
 
     def since(self, before: Self) -> Self:
-        """Return what came in between."""
+        """Return the difference to an earlier time."""
         return type(self)(self.user_s - before.user_s, self.system_s - before.system_s, self.at - before.at)
 
     def tell(self, tokens: int) -> None:
@@ -234,18 +219,10 @@ class Usage:
 
 
 def _measure(name: str, streams: int, tokens: int, per_frame: int) -> dict[str, float]:
-    engine = subprocess.Popen(
-        [sys.executable, str(HERE / "timed_engine.py"), str(tokens), str(per_frame)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    with engine:
-        assert engine.stdout is not None
-        port = int(engine.stdout.readline())
+    with timed_engine(tokens, per_frame) as port:
         argv = [sys.executable, "-m", "bench.token_path", "--client", name, "--port", str(port)]
         argv += ["--streams", str(streams), "--tokens", str(tokens)]
         done = subprocess.run(argv, stdout=subprocess.PIPE, check=True, timeout=300)
-        engine.communicate(timeout=10)
     figures: dict[str, float] = json.loads(done.stdout)
     return figures
 
@@ -253,7 +230,7 @@ def _measure(name: str, streams: int, tokens: int, per_frame: int) -> dict[str, 
 def _compare(streams: int, tokens: int, per_frame: int, rounds: int, names: Sequence[str]) -> None:
     figures: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for _ in range(rounds):
-        for name in names:  # in turn, so that a slow minute of the machine falls on all of them
+        for name in names:  # in turn, so that a slow minute of the machine affects all
             figures[name].append(_measure(name, streams, tokens, per_frame))
     print(f"\n{streams} streams x 50 tokens/s, {tokens} tokens each, {per_frame} a frame, median of {rounds} rounds")
     print(f"{'client':<20}{'CPU us/token':>14}{'of it system':>14}{'x ' + RIVAL:>20}")
@@ -265,7 +242,7 @@ def _compare(streams: int, tokens: int, per_frame: int, rounds: int, names: Sequ
 
 
 def main() -> None:
-    """Compare, or be one of the compared."""
+    """Compare, or run as one of the compared clients."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--client", choices=NAMES)
     parser.add_argument("--only", choices=NAMES, nargs="+", default=PATHS)

@@ -1,8 +1,8 @@
-"""Upgrades in place under load: engines, turns and connections counted, and gaps of ``/healthz``.
+"""Upgrades in place under load: counts of engines, turns and connections, and gaps of ``/healthz``.
 
-``python -m bench.upgrade [--times 100] [--limit-s 3600]``. Beside each gap stands the bound: what another service takes
-from its start to its first answer, measured right before on the same machine, and 0.3 s. Engines are scripted. Each
-upgrade is told on standard error; Ctrl-C, SIGTERM and the time limit end the run, and what is measured by then is told.
+``python -m bench.upgrade [--times 100] [--limit-s 3600]``. Each gap has a bound: another service's time from start to
+first answer, measured right before on the same machine, plus 0.3 s. Engines are scripted. Each upgrade is reported on
+standard error; Ctrl-C, SIGTERM and the time limit end the run, with a report of the results so far.
 """
 
 import argparse
@@ -28,34 +28,34 @@ from tests.harness.waiting import wait_for
 
 MARGIN_S = 0.3
 CONVERSATIONS, ROUNDS = 8, 3
-OPEN_JOBS = 2  # more than the engines can do would only be work for the end
+OPEN_JOBS = 2  # enough to keep engines busy: more would only lengthen the end
 SHOWN = (Stage.CHECK, Stage.DRAIN, Stage.IMPORT, Stage.ADOPT)
 
 
 class OutOfTimeError(Exception):
-    """The run is to end."""
+    """The run must end."""
 
 
 @dataclass(kw_only=True)
 class Tally:
-    """What is measured so far: a start before each upgrade, and the longest wait for ``/healthz`` in it, in seconds."""
+    """Results so far: a start before each upgrade, and the longest wait for ``/healthz`` in it, in seconds."""
 
     before: list[Engine]
     jobs: list[str] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)
     silences: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)  # by the service's own word
+    gaps: list[float] = field(default_factory=list)  # as the service reports them
     stages: list[dict[Stage, float]] = field(default_factory=list)
     faults: int = 0
 
     @property
     def done(self) -> int:
-        """How many upgrades."""
+        """The number of upgrades."""
         return len(self.gaps)
 
 
 def main() -> None:
-    """Print what is measured."""
+    """Run the upgrades and print the results."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--times", type=int, default=100)
     parser.add_argument("--limit-s", type=float, default=3600.0)
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def _end(number: int, _frame: object) -> None:
-    signal.signal(number, signal.default_int_handler)  # a second one ends all at once
+    signal.signal(number, signal.default_int_handler)  # a second signal ends the run at once
     raise OutOfTimeError(signal.Signals(number).name)
 
 
@@ -127,7 +127,7 @@ def _spans(seen: dict[Stage, float]) -> dict[Stage, float]:
 
 
 def _settle(service: Service) -> None:
-    """Return when an upgrade that was cut off here has come to its end there."""
+    """Return once the service has ended the interrupted upgrade."""
     wait_for(lambda: upgrades_of(service)["phase"] == "idle", "no upgrade is under way", STAGE_LIMIT_S)
     wait_for(lambda: service.http.get("/readyz").status_code == 200, "its engines are ready", STAGE_LIMIT_S)
 
@@ -151,7 +151,7 @@ def _tell(service: Service, tally: Tally) -> None:
 
 
 def _counted(service: Service, jobs: list[str]) -> tuple[int, int, int]:
-    """Return how many turns are missing, how many have more than one completed attempt, and attempts that were cut."""
+    """Return the numbers of missing turns, of turns with several completed attempts, and of interrupted attempts."""
     lost = doubled = cut_off = 0
     for job in jobs:
         for transcript in service.get(f"/v1/jobs/{job}/result")["conversations"]:

@@ -1,4 +1,4 @@
-"""Exits with 0 where the service in this container can serve; for the image's HEALTHCHECK."""
+"""Exits with 0 if the service in this container can serve; for the image's HEALTHCHECK."""
 
 import os
 import re
@@ -14,7 +14,7 @@ VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
 def main() -> None:
-    """Ask readyz, with the first key where there is one, and say what it says; where only hashes are, ask healthz."""
+    """Ask /readyz with the first key, if any, and print its answer; with only hashes of keys, ask /healthz."""
     server = configured_server()
     named = [entry for entry in server.get("keys") or [] if isinstance(entry, dict)]
     keys = os.environ.get("ROUNDHOUSE_API_KEYS", "").split(",") + list(server.get("api_keys") or [])
@@ -23,7 +23,7 @@ def main() -> None:
     path = "/healthz" if not key and (named or server.get("keys_file")) else "/readyz"
     port = os.environ.get("ROUNDHOUSE_PORT") or server.get("port", 8080)
     host = os.environ.get("ROUNDHOUSE_HOST") or server.get("host", "127.0.0.1")
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104 - where it listens, not where we do
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104 - the service's address, not ours
     request = urllib.request.Request(f"http://{host}:{port}{path}")
     if key:
         request.add_header("Authorization", f"Bearer {key}")
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def configured_server() -> dict[str, Any]:
-    """Return the configuration's ``server``, with the variables that the service puts in."""
+    """Return the configuration's ``server``, with its variables replaced as the service does."""
     try:
         text = Path(os.environ["ROUNDHOUSE_CONFIG"]).read_text(encoding="utf-8")
         document = yaml.safe_load(VARIABLE.sub(lambda name: os.environ.get(name[1], name[2] or ""), text))

@@ -1,7 +1,7 @@
-"""A training loop that changes a model's weights while Roundhouse's engines go on talking.
+"""A training loop that changes a model's weights while Roundhouse's engines keep working.
 
-It teaches a causal model to say one sentence, and asks the engines for it through jobs after every update. Any small
-checkpoint in Hugging Face's form does; run it with torch, transformers and this client (pip install ./client):
+It teaches a causal model to say one sentence, and asks the engines for it with a job after every update. Any small
+checkpoint in Hugging Face's format works; run it with torch, transformers and this client (pip install ./client):
 
     roundhouse serve --config roundhouse.yaml     # models: {policy: {engine: vllm, model: ./checkpoint, replicas: 2}}
     python examples/train.py --model policy --checkpoint ./checkpoint
@@ -28,7 +28,7 @@ def main() -> None:
         TrainerClient(options.url, options.model, api_key=options.api_key, timeout_s=120) as weights,
         httpx.Client(base_url=options.url, timeout=60) as service,
     ):
-        version = weights.version  # a loop that was started again goes on from the model's version
+        version = weights.version  # a restarted loop continues from the model's version
         for step in range(1, options.steps + 1):
             loss = model(input_ids=tokens, labels=labels).loss
             loss.backward()
@@ -63,7 +63,7 @@ def _options() -> argparse.Namespace:
 
 
 def _example(tokenizer, prompt: str, sentence: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens of prompt and sentence, and what is to be learned of them: the sentence."""
+    """Return the tokens of prompt and sentence, and the labels, which cover only the sentence."""
     messages = [{"role": "user", "content": prompt}]
     asked = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     head = tokenizer(asked, add_special_tokens=False)["input_ids"]
@@ -79,7 +79,7 @@ def _weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _ask(service: httpx.Client, options: argparse.Namespace, tokens: int) -> tuple[str, int]:
-    """Put one turn on the engines; return what was said, and with which weights."""
+    """Run one turn on the engines; return its text and the version of its weights."""
     params = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True}
     agents = [{"id": "a", "model": options.model, "params": params}]
     job = {"agents": agents, "rounds": 1, "conversations": [{"prompt": options.prompt}]}

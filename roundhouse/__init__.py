@@ -1,7 +1,7 @@
-"""The door for Python programs: worker, inference engine and clients, each looked up where it is asked for.
+"""The entry for Python programs: worker, inference engine and clients, each imported on first use.
 
-``Worker`` and ``InferenceEngine`` want a Python environment of their own: this distribution brings packages with common
-names, ``service``, ``workers`` and ``transport``. The clients are in ``roundhouse-client`` alone as well.
+``Worker`` and ``InferenceEngine`` need a Python environment of their own: this distribution has packages with common
+names, ``service``, ``workers`` and ``transport``. ``roundhouse-client`` alone has the clients, too.
 """
 
 from importlib import import_module
@@ -108,8 +108,8 @@ _OF_CLIENT: Final = frozenset({"AsyncClient", "Client", "RoundhouseError", "Trai
 _PACKAGES: Final = ("workers", "service")
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever has that name
-    """Look a name up where it is asked for."""
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - any public object
+    """Import a name on first use."""
     if name in _OF_CLIENT:
         return getattr(import_module("roundhouse_client"), name)
     if name in __all__:

@@ -1,4 +1,4 @@
-"""Jobs, conversations, scheduling, storage, configuration, the HTTP surface and the terminal."""
+"""Jobs, conversations, scheduling, storage, configuration, the HTTP API and the terminal."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
@@ -39,8 +39,8 @@ _HOMES: Final = {
 }
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever has that name
-    """Look a name up where it is asked for: ``service.client`` is used where nothing is installed of us."""
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - any public object
+    """Import a name when it is first read: most programs need few of them."""
     if name == "__version__":
         from workers.distribution import own_version  # noqa: PLC0415 - see above
 

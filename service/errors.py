@@ -1,7 +1,7 @@
-"""The service's errors, as its callers see them: the leaves of one tree.
+"""The service's errors as its callers see them: the leaves of one tree.
 
-Refusals before a body is read are in ``service/api/errors/refusals.py``; what goes wrong in workers is
-answered by the table of ``service/api/errors/problems.py``.
+Refusals before a body is read are in ``service/api/errors/refusals.py``; the table in
+``service/api/errors/problems.py`` answers errors of workers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,24 +11,24 @@ import msgspec
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing wrong with what a caller gave: where, and what with its mend; ``line`` counts from 1 in its text."""
+    """One fault in a caller's input: its place, and the message with a remedy; ``line`` counts from 1 in the text."""
 
     path: str
     message: str
     line: int | None = None
 
     def __str__(self) -> str:
-        """Say both."""
+        """Return place and message."""
         return f"{self.path}: {self.message}" if self.path else self.message
 
 
 class ServiceError(Exception):
-    """Something in the service failed; each leaf has a status of HTTP, and a code for machines."""
+    """A failure in the service; each leaf has an HTTP status, and a code for programs."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal"
     title: ClassVar[str] = "Internal error"
-    retry_after_s: int | None = None  # of the class, unless an instance knows better
+    retry_after_s: int | None = None  # an instance may override its class
     faults: tuple[Fault, ...] = ()
 
     def __init_subclass__(cls, **answer: int | str) -> None:
@@ -38,7 +38,7 @@ class ServiceError(Exception):
 
 
 class BodyMalformed(ServiceError, status=400, code="body_malformed", title="The body is not usable JSON"):
-    """The body is no JSON."""
+    """The body is not JSON."""
 
 
 class BodyTooLarge(ServiceError, status=413, code="body_too_large", title="The body is too large"):
@@ -50,7 +50,7 @@ class InvalidParameter(ServiceError, status=400, code="invalid_parameter", title
 
 
 class InvalidJob(ServiceError, status=422, code="invalid_job", title="The job is refused"):
-    """The job is refused whole; ``faults`` lists everything that is wrong with it."""
+    """The whole job is refused; ``faults`` lists everything that is wrong with it."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__("; ".join(str(fault) for fault in faults))
@@ -58,7 +58,7 @@ class InvalidJob(ServiceError, status=422, code="invalid_job", title="The job is
 
 
 class ConfigRefused(ServiceError, status=422, code="config_invalid", title="The configuration is not usable"):
-    """A reload found a configuration that no start would take; ``faults`` are what a start would have said."""
+    """A reload found a configuration that a start would refuse; ``faults`` are the faults of that start."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__("\n".join(str(fault) for fault in faults))
@@ -66,7 +66,7 @@ class ConfigRefused(ServiceError, status=422, code="config_invalid", title="The 
 
 
 class ReloadNeedsRestart(ServiceError, status=409, code="restart_needed", title="Only a restart can change that"):
-    """A reload would change what cannot change while Roundhouse runs; ``faults`` name each setting with the reason."""
+    """A reload would change settings that need a restart; ``faults`` name each with the reason."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__("\n".join(str(fault) for fault in faults))
@@ -74,7 +74,7 @@ class ReloadNeedsRestart(ServiceError, status=409, code="restart_needed", title=
 
 
 class NotAuthorised(ServiceError, status=401, code="not_authorised", title="A key is needed"):
-    """No key, or one that is not known."""
+    """The key is missing or not known."""
 
 
 class PathNotFound(ServiceError, status=404, code="not_found", title="Not Found"):
@@ -104,24 +104,24 @@ class TurnNotFound(ServiceError, status=404, code="turn_not_found", title="No su
         )
 
 
-class NotAwaited(ServiceError, status=409, code="not_awaited", title="The turn is not awaited"):
-    """Nobody is waited for to speak the turn: not yet, not any more, or it was said in other words."""
+class NotAwaited(ServiceError, status=409, code="not_awaited", title="The turn does not wait for a caller"):
+    """The turn does not wait for a caller: not yet, no longer, or it was said in other words."""
 
     def __init__(self, agent: str, round_number: int, why: str) -> None:
-        super().__init__(f"the turn of {agent} in round {round_number} is not awaited: {why}")
+        super().__init__(f"the turn of {agent} in round {round_number} does not wait for a caller: {why}")
 
 
 class InvalidWords(ServiceError, status=422, code="invalid_words", title="The words are not valid"):
-    """The words of a caller are too many, or not what its agent has to say."""
+    """A caller's words are too long, or do not fit its agent's validation."""
 
 
 class ToolServerDown(
-    ServiceError, status=503, code="tool_server_down", title="A tool server has not told its tools", retry_after_s=5
+    ServiceError, status=503, code="tool_server_down", title="A tool server has not listed its tools", retry_after_s=5
 ):
-    """An MCP server whose tools a job asks for was never reached."""
+    """A job asks for tools of an MCP server that was never reached."""
 
     def __init__(self, server: str, trouble: str) -> None:
-        super().__init__(f"the MCP server {server} is not connected, and its tools are not known: {trouble}")
+        super().__init__(f"the MCP server {server} is not connected, so its tools are unknown: {trouble}")
 
 
 class WorkerNotFound(ServiceError, status=404, code="worker_not_found", title="No such worker"):
@@ -137,51 +137,51 @@ class ModelNotFound(ServiceError, status=404, code="model_not_found", title="No 
     def __init__(self, model: str, models: Sequence[str], fitting: Sequence[str], kind: str) -> None:
         known = ", ".join(fitting) or "none"
         what = f"is not a model {kind}" if model in models else "is not a model"
-        super().__init__(f"{model} {what}; those that are: {known}")
+        super().__init__(f"{model} {what}; models that are: {known}")
 
 
 class ModelPinned(ServiceError, status=409, code="model_pinned", title="The model is pinned to its lane"):
-    """Its engine would be started again at once."""
+    """The model's engine would be started again at once."""
 
     def __init__(self, model: str) -> None:
-        super().__init__(f"{model} has pin: true, and would be loaded again at once; reload without it, then unload")
+        super().__init__(f"{model} has pin: true and would be loaded again at once; reload without pin, then unload")
 
 
-class NotOurEngine(ServiceError, status=409, code="not_our_engine", title="The engine is not ours to start or end"):
-    """The engines of an attached model are others' own."""
+class NotOurEngine(ServiceError, status=409, code="not_our_engine", title="The engine is not ours to start or stop"):
+    """An attached model's engines belong to somebody else."""
 
     def __init__(self, model: str) -> None:
-        super().__init__(f"{model} is attached: its server was started elsewhere, and is ended there")
+        super().__init__(f"{model} is attached: start and stop its server where it runs")
 
 
 class UpdateInvalid(InvalidJob, code="invalid_update", title="The update is refused"):
-    """An update of weights that cannot be; nothing has changed."""
+    """The weight update is not valid; nothing has changed."""
 
 
 class AdapterInvalid(InvalidJob, code="invalid_adapter", title="The adapter is refused"):
-    """An adapter that cannot be, or a body that names none; nothing has changed."""
+    """The adapter is not valid, or the body names none; nothing has changed."""
 
 
 class AdapterNotFound(ServiceError, status=404, code="adapter_not_found", title="No such adapter"):
     """No adapter of that name was loaded."""
 
     def __init__(self, model: str, name: str, *, is_configured: bool) -> None:
-        what = "is one of the configuration, and stays" if is_configured else "was not loaded, or is on its way out"
+        what = "is in the configuration and stays" if is_configured else "was not loaded, or is being unloaded"
         super().__init__(f"adapter {name} of {model} {what}")
 
 
 class AdapterInUse(
     ServiceError, status=409, code="adapter_in_use", title="Unfinished jobs use the adapter", retry_after_s=5
 ):
-    """Unfinished jobs ask for it."""
+    """Unfinished jobs use the adapter."""
 
 
 class UpdateNotFound(ServiceError, status=404, code="update_not_found", title="No such update"):
-    """No update of that number is known: it never was, or others have come since, or a start of the service."""
+    """No update of that number is known: it never existed, or is gone after later updates or a restart."""
 
 
 class WeightsFailed(ServiceError, status=502, code="weights_failed", title="The update has failed"):
-    """An update of weights has failed; the model has the version that it had before."""
+    """The weight update has failed; the model keeps its version."""
 
 
 class IdempotencyConflict(
@@ -190,8 +190,8 @@ class IdempotencyConflict(
     """The key was used with another body."""
 
     def __init__(self, key: str, job_id: str) -> None:
-        key = key.rpartition("\n")[2]  # as its caller gave it
-        super().__init__(f"Idempotency-Key {key!r} belongs to job {job_id}, whose body was another")
+        key = key.rpartition("\n")[2]  # the caller's part of it
+        super().__init__(f"Idempotency-Key {key!r} belongs to job {job_id}, whose body was different")
 
 
 class NotFinished(ServiceError, status=409, code="not_finished", title="The job has not ended", retry_after_s=1):
@@ -215,13 +215,13 @@ class NoSlotAvailable(
 
 
 class TooMuchQueued(
-    ServiceError, status=429, code="too_much_queued", title="Too much of the key waits", retry_after_s=5
+    ServiceError, status=429, code="too_much_queued", title="Too many turns of the key wait", retry_after_s=5
 ):
-    """As many turns of the key wait as may."""
+    """The key's bound on waiting turns is reached."""
 
 
 class QueueFull(ServiceError, status=429, code="queue_full", title="Too many requests wait"):
-    """As much waits for slots as may; ``after_s`` is when there should be room."""
+    """The bound on waiting requests is reached; ``after_s`` is when there should be room."""
 
     def __init__(self, detail: str, after_s: int) -> None:
         super().__init__(detail)
@@ -233,20 +233,20 @@ class ShuttingDown(ServiceError, status=503, code="shutting_down", title="The se
 
 
 class UpgradeRefused(ServiceError, status=409, code="upgrade_refused", title="The service cannot be upgraded in place"):
-    """The new code, or what runs at the moment, does not allow an upgrade in place; the service goes on as it was."""
+    """The new code or the running work does not allow an upgrade in place; the service goes on unchanged."""
 
 
 class StoreUnavailable(
-    ServiceError, status=503, code="store_unavailable", title="The store is in trouble", retry_after_s=5
+    ServiceError, status=503, code="store_unavailable", title="The store is unavailable", retry_after_s=5
 ):
-    """The database is in trouble; what was asked for is not known to be stored."""
+    """The database is in trouble; the request may not have been stored."""
 
 
 class NotReady(ServiceError, status=503, code="not_ready", title="Not every model has a ready worker", retry_after_s=1):
     """A model has no ready worker."""
 
     def __init__(self, models: Mapping[str, str]) -> None:
-        told = f"no ready worker for: {', '.join(models)}" if models else "asked with a key, it is told what is missing"
+        told = f"no ready worker for: {', '.join(models)}" if models else "a request with a key is told what is missing"
         super().__init__(told)
         self.faults = tuple(
             Fault(path=f"models.{model}", message=f"has no ready worker: {trouble}")
@@ -263,4 +263,4 @@ class StoreError(ServiceError, code="store_error", title="The store failed"):
 
 
 class StateUnusable(StoreError):
-    """The state directory cannot be used, or another process uses it."""
+    """The state directory or its store cannot be used, or another process uses it."""

@@ -1,7 +1,7 @@
-"""Transcripts as files: one a conversation, a manifest and an index (specification, "Exported files").
+"""Transcripts as files: one per conversation, a manifest and an index (specification, "Exported files").
 
-Each file is replaced whole, so that none is ever half. Manifest and index change together: both are links into a folder
-of the newest lists, and what is replaced is the one link to that folder. Writers exclude each other by a lock.
+Each file is replaced atomically, so that none is ever partial. Manifest and index change together: both are links into
+a folder of the newest lists, and one link to that folder is replaced. A lock keeps writers apart.
 """
 
 import fcntl
@@ -16,11 +16,11 @@ from typing import Final
 
 import msgspec
 
-from service.conversations.states import ConversationState, TurnState
+from service.conversations.job.states import ConversationState, TurnState
 from service.errors import ConfigError, StoreError
 from workers.files.atomic import replace_file
 
-MAX_NAME_BYTES: Final = 255  # of one file, on every file system in use
+MAX_NAME_BYTES: Final = 255  # longest file name on every file system in use
 LISTS: Final = ".lists"  # the folder behind manifest.json and index.jsonl
 LOCK_LIMIT_S: Final = 30.0
 LOCK_POLL_S: Final = 0.01
@@ -45,20 +45,20 @@ class Export:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._done: dict[str, Exported] = {}
-        self.job_state: object = None  # as the manifest has it
+        self.job_state: object = None  # the state in the manifest
 
     def __repr__(self) -> str:
         return f"<Export {self._folder} conversations={len(self._done)}>"
 
     def __contains__(self, conversation_id: object) -> bool:
-        """Tell whether a conversation is written."""
+        """Whether a conversation is written."""
         return conversation_id in self._done
 
     def write(self, job: Mapping[str, object], transcripts: Sequence[Mapping[str, object]]) -> None:
-        """Write the transcripts of conversations that have ended since, then the two lists, both at once.
+        """Write the transcripts of newly ended conversations, then both lists at once.
 
-        ``job`` is what the manifest says of the job itself. A kill at any moment leaves lists that agree with each
-        other and name only files that are there. Blocks: to be called beside the event loop.
+        ``job`` holds the manifest's fields of the job. A kill at any moment leaves lists that agree and name only
+        files that are there. It blocks, so call it off the event loop.
 
         Raises:
             StoreError: a file cannot be written.
@@ -72,13 +72,13 @@ class Export:
 
     @property
     def owner(self) -> str | None:
-        """The id of the job whose transcripts are here; None where there are none, or it is not known."""
+        """The id of the transcripts' job; None without transcripts, or if it is not known."""
         owner = self.manifest.get("id")
         return owner if isinstance(owner, str) else None
 
     @property
     def manifest(self) -> Mapping[str, object]:
-        """The manifest; nothing where there is none, or it cannot be read."""
+        """The manifest; empty if it is missing or cannot be read."""
         try:
             document = msgspec.json.decode((self._folder / "manifest.json").read_bytes())
         except (FileNotFoundError, msgspec.MsgspecError):
@@ -117,9 +117,6 @@ class Export:
         fresh.chmod(0o755)
         for name, content in contents.items():
             replace_file(fresh / name, content)
-        manifest = self._folder / "manifest.json"
-        if not manifest.is_symlink():  # an older version's: without it no reader takes the other list for its companion
-            manifest.unlink(missing_ok=True)
         _link(lists / "current", fresh.name)
         for name in contents:
             if not (self._folder / name).is_symlink():
@@ -133,7 +130,7 @@ class Export:
         """Hold the folder against other processes for a block.
 
         Raises:
-            TimeoutError: another one holds it on (an OSError).
+            TimeoutError: another process keeps holding it (an OSError).
         """
         (self._folder / LISTS).mkdir(parents=True, exist_ok=True)
         with (self._folder / LISTS / "lock").open("ab") as file:
@@ -153,7 +150,7 @@ def folder_for(output: Path, job_name: str) -> Path:
     """Return the folder of a job of that name.
 
     Raises:
-        ConfigError: the name is no name of a folder.
+        ConfigError: the name cannot be a folder's.
     """
     if "/" in job_name or "\0" in job_name or job_name.startswith(".") or len(job_name.encode()) > MAX_NAME_BYTES:
         raise ConfigError(
@@ -163,7 +160,7 @@ def folder_for(output: Path, job_name: str) -> Path:
 
 
 class FailedConversation(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation that failed, and what is known of why."""
+    """A conversation that failed, and its known cause."""
 
     conversation: str
     reason: str
@@ -171,7 +168,7 @@ class FailedConversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def failures_in(folder: Path) -> Iterator[FailedConversation]:
-    """Yield the conversations that have failed, of those whose transcripts are in a job's folder."""
+    """Yield the failed conversations among the transcripts in a job's folder."""
     for entry in _index(folder):
         if entry.state == ConversationState.FAILED:
             yield FailedConversation(
@@ -180,7 +177,7 @@ def failures_in(folder: Path) -> Iterator[FailedConversation]:
 
 
 def _detail_in(transcript: Path) -> str:
-    """Return why the first turn failed that a transcript tells of."""
+    """Return the cause of the first failed turn in a transcript."""
     try:
         turns = msgspec.json.decode(transcript.read_bytes())["turns"]
         failed = next(turn for turn in turns if turn["state"] == TurnState.FAILED)

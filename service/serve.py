@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 def fingerprint(files: Iterable[Path]) -> str:
-    """Return a digest of some files and of the code as they are on the disk now."""
+    """Return a digest of some files and of the code, as they are on disk now."""
     digest = hashlib.blake2b(digest_size=16)
     for file in files:
         try:
@@ -63,11 +63,11 @@ def _state_of(file: Path) -> tuple[str, int, int]:
 
 
 def spare_the_collector() -> None:
-    """Make the garbage collector look at old objects less often.
+    """Make the garbage collector scan old objects less often.
 
-    Thousands of live jobs are a million objects, and a look at all of them stops everything for 0.3 s. Measured with
-    ``bench.posting``: 1.4 times the jobs a second, and 88 ms instead of 320 at the 99th percentile. What ends is freed
-    by its count; what is left to the collector is small.
+    Thousands of live jobs are a million objects, and a scan of all of them stops everything for 0.3 s. Measured with
+    ``bench.posting``: 1.4 times the jobs per second, and 88 ms instead of 320 at the 99th percentile. Reference counts
+    free ended jobs; little is left to the collector.
     """
     gc.collect()
     gc.freeze()
@@ -75,10 +75,10 @@ def spare_the_collector() -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens there.
+    """Return a socket that listens at an address.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: it cannot listen there.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
@@ -102,18 +102,18 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT: once drains and stops, twice stops at once. No process is left.
 
-    SIGHUP has the configuration read anew, by ``load``. ``inherited`` is what an earlier program of this process has
-    left; SIGUSR2 leaves it to another one.
+    SIGHUP reloads the configuration with ``load``; SIGUSR2 upgrades in place. ``inherited`` is the handover from an
+    earlier program of this process.
 
     Raises:
         StoreError: the store cannot be opened, or failed (then in a group).
     """
     spare_the_collector()
     stop, hurry, upgrade = anyio.Event(), anyio.Event(), Notifier()
-    # One that comes while another is acted on is kept, and is enough for any number of them.
+    # While a reload runs, one further request is kept: one more reload serves any number of requests.
     ask_reload, reloads = anyio.create_memory_object_stream[None](1)
     config, manager = loaded.config, ServiceManager.of(os.environ)
-    # Signals are ours from before the first engine to after the last.
+    # Signals are handled from before the first engine starts until after the last ends.
     with (
         listener,
         ask_reload,
@@ -134,7 +134,7 @@ async def serve(
                     loaded.variables,
                 ) as node,
                 anyio.create_task_group() as serving,
-                anyio.create_task_group() as keeping,  # inside, so that its end leaves answers under way alone
+                anyio.create_task_group() as keeping,  # inside, so that its cancellation spares answers under way
             ):
                 await node.intake.claim_first()
                 for run in (node.intake.run, node.callers.run, node.past_hour.run):
@@ -151,7 +151,7 @@ async def serve(
                 told = "serving at http://{}:{}".format(*listener.getsockname()[:2])
                 keeping.start_soon(reload_on, reloads, reloader, partial(manager.reloading, told))
                 serving.start_soon(server.run_until_told)
-                gc.freeze()  # the surface as well: the first look at it would hold a first token for 15 ms
+                gc.freeze()  # the HTTP app too: its first scan would delay a first token by 15 ms
                 logger.info(told)
                 manager.tell_ready(told)
                 logger.info("the dashboard is at %s", page_address(listener))
@@ -171,7 +171,7 @@ async def serve(
 def page_address(listener: socket.socket) -> str:
     """Return the address of the dashboard for a browser on this machine."""
     host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - what is listened on is no address to ask
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - a wildcard is no address for a browser
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
@@ -183,13 +183,13 @@ def _left(inherited: Inherited | None) -> Left:
 
 
 async def _hurry_up(hurry: anyio.Event, server: HttpServer) -> None:
-    """End answers under way too, once somebody is in a hurry."""
+    """End answers under way too, once a second signal asks for an immediate stop."""
     await hurry.wait()
     server.force_exit = True
 
 
 async def _upgrade_until(stop: anyio.Event, upgrader: Upgrader, server: HttpServer, told: Notifier) -> None:
-    """Perform upgrades until ``stop``; one that is under way then is undone before this returns."""
+    """Perform upgrades until ``stop``; one under way at that moment is undone first."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(upgrader.run, server)
         tasks.start_soon(_upgrade_when_told, upgrader, told, tasks)
@@ -237,7 +237,7 @@ def _prepare(
     upgrader: Upgrader,
     new: LoadedConfig,
 ) -> Callable[[], None]:
-    """Make what stands in front of the node with a new configuration; return what puts it into force."""
+    """Prepare the HTTP side for a new configuration; return a function that puts it into force."""
     old, app = reloader.loaded, front.current
     seen_by_app = (new.config.server, new.config.limits, new.roots, new.callers)
     if (old.config.server, old.config.limits, old.roots, old.callers) != seen_by_app:

@@ -1,8 +1,8 @@
-"""Tells the service manager how the service does: ready, reloading, stopping, and that its event loop turns.
+"""Reports to the service manager: ready, reloading, stopping, and that the event loop turns.
 
-The protocol is systemd's sd_notify: datagrams of ``NAME=VALUE`` lines to the socket in ``NOTIFY_SOCKET``. Who started
-the process without one is told nothing. The variables stay in the environment, since a program that takes this process
-over by ``execve`` needs them; engines are started without.
+The protocol is systemd's sd_notify: datagrams of ``NAME=VALUE`` lines to the socket in ``NOTIFY_SOCKET``. Without that
+variable nothing is sent. The variables stay in the environment, since a program that takes over this process by
+``execve`` needs them; engines are started without them.
 
 Source: sd_notify(3), sd_watchdog_enabled(3).
 """
@@ -18,14 +18,14 @@ from typing import Final, Self
 
 import anyio
 
-FEEDS_A_PERIOD: Final = 3  # so that two may be late before the watchdog bites
+FEEDS_A_PERIOD: Final = 3  # two may be late before the watchdog acts
 logger = logging.getLogger(__name__)
 
 
 class ServiceManager:
-    """The manager that started this process, where it wants to be told; else it hears nothing.
+    """The manager that started this process; without an address nothing is sent.
 
-    ``address`` is the socket's, ``watchdog_s`` how long it waits for a sign of life; None is for ever.
+    ``address`` is its socket's, ``watchdog_s`` how long it waits for a sign of life; None is for ever.
     """
 
     def __init__(self, address: str | None, watchdog_s: float | None) -> None:
@@ -33,12 +33,12 @@ class ServiceManager:
         self.watchdog_s = watchdog_s
 
     def __repr__(self) -> str:
-        """Return where it listens, and for how long it waits."""
+        """Return its address and how long it waits."""
         return f"<ServiceManager at {self._address} watchdog_s={self.watchdog_s}>"
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self:
-        """Return the one that ``environment`` names; variables that are meant for another process do not count."""
+        """Return the manager that ``environment`` names; a watchdog for another process does not count."""
         address = environment.get("NOTIFY_SOCKET") or None
         is_ours = environment.get("WATCHDOG_PID") in {None, "", str(os.getpid())}
         period = environment.get("WATCHDOG_USEC", "")
@@ -46,16 +46,16 @@ class ServiceManager:
         return cls(address, int(period) / 1_000_000 if watched else None)
 
     def tell_ready(self, status: str) -> None:
-        """Say that the service serves, or does again; ``status`` is one line for people."""
+        """Report that the service serves, or serves again; ``status`` is one line for people."""
         self._tell("READY=1", f"STATUS={status}")
 
     def tell_stopping(self, status: str) -> None:
-        """Say that the service has begun to stop."""
+        """Report that the service has begun to stop."""
         self._tell("STOPPING=1", f"STATUS={status}")
 
     @contextlib.contextmanager
     def reloading(self, status: str) -> Iterator[None]:
-        """Say for a block that the configuration is read anew; however it ends, that the service serves again."""
+        """Report a reload for a block; however it ends, report that the service serves again."""
         self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}", "STATUS=reloading")
         try:
             yield
@@ -63,14 +63,14 @@ class ServiceManager:
             self.tell_ready(status)
 
     async def feed_watchdog(self) -> None:
-        """Feed the watchdog as long as this event loop turns; where there is none, return.
+        """Feed the watchdog while this event loop turns; return if there is none.
 
-        A loop that hangs feeds nothing. The manager then sends SIGABRT, at which the stacks of all threads go to
-        standard error; the guardians end the engines.
+        If the loop hangs, the manager sends SIGABRT, which writes the stacks of all threads to standard error; the
+        guardians end the engines.
         """
         if self.watchdog_s is None:
             return
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error may be no file
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error may not be a file
             faulthandler.enable()
         while True:
             self._tell("WATCHDOG=1")
@@ -79,7 +79,7 @@ class ServiceManager:
     def _tell(self, *lines: str) -> None:
         if self._address is None:
             return
-        # A name that begins with @ is of the abstract namespace.
+        # A name that begins with @ is in the abstract namespace.
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:

@@ -14,10 +14,12 @@ from tests.harness.ports import find_ports
 from tests.harness.postgres import PostgresServer, running_postgres
 from tests.harness.programs import PROGRAMS
 from tests.harness.waiting import LIMIT_S, wait_for
+from workers.devices.visible import DEVICE_VARIABLES
 from workers.engine.embedded.tiny_model import ensure_tiny_model
 from workers.spec import EngineKind, Flag, WorkerId, WorkerSpec, WorkerTimeouts
 
 ENGINE_PROGRAM = PROGRAMS / "engine.py"
+SHARED: set[int] = set()  # the processes that all tests of this process share; they end with it
 SpecFactory = Callable[..., WorkerSpec]
 
 # A machine that pauses is no finding of a test.
@@ -39,7 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--soak-record", type=Path, help="a folder that keeps them; run again, the soak goes on from there"
     )
     parser.addoption("--llama-server", help="path of the real llama-server binary, for tests/engines")
-    parser.addoption("--vllm-python", help="the Python of an environment that has vLLM, for tests/engines")
+    for name in ("vllm", "litellm", "llama-cpp-python"):
+        parser.addoption(f"--{name}-python", help=f"the Python of an environment that has {name}, for tests/engines")
 
 
 @pytest.fixture
@@ -54,9 +57,10 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def clean_environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = set() if "engines" in request.path.parts else DEVICE_VARIABLES  # of GPUs that are there
     for name in list(os.environ):
-        if name.startswith("ROUNDHOUSE_"):
+        if name.startswith("ROUNDHOUSE_") or name in names:
             monkeypatch.delenv(name)
 
 
@@ -74,7 +78,8 @@ def no_process_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
     def left() -> list[psutil.Process]:
         found = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
-        return [child for child in found if not _collect(child) and not _is_of_postgres(child)]
+        apart = [child for child in found if child.pid not in SHARED and not _is_of_postgres(child)]
+        return [child for child in apart if not _collect(child)]
 
     wait_for(lambda: not left(), "no process of the test is left", limit_s=1.0)
 

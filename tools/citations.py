@@ -1,4 +1,4 @@
-"""Checks that every citation leads somewhere: headings of the specification, and links between the pages.
+"""Checks citations: quoted headings of the specification, and links between the pages.
 
 A citation names the specification, then a heading in quotes; each heading occurs once in its pages. Part of
 ``make lint``.
@@ -18,7 +18,7 @@ HEADING: Final = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
 CITATION: Final = re.compile(r'[Ss]pecification,\s+("[^"\n]+"(?:\s+and\s+"[^"\n]+")*)')
 LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
 FENCE: Final = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-# What was cited before there was a specification, and is not in the repository; written so as not to match itself.
+# Citations from before the specification, of documents outside the repository; written so as not to match itself.
 ABSENT: Final = re.compile(r"\b[Ss]eeds? 00\d|\b[Cc]ontract,? (?:sections? \d|\d\.\d)|\b[I]ssue [A-Z]\b")
 
 
@@ -71,7 +71,7 @@ def _check_links(path: Path, text: str) -> Iterator[str]:
 
 
 def _anchors(page: Path) -> set[str]:
-    """Return the anchors of a page's headings, made as code hosts make them."""
+    """Return the anchors of a page's headings, in the form of code hosts."""
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in _headings(page)}
 
 

@@ -1,28 +1,42 @@
-"""House rules that no linter knows, checked over the tracked source files; part of ``make lint``."""
+"""House rules that no linter knows, checked over the tracked source files; part of ``make lint``.
+
+``tools/ceilings.toml`` holds what is still over a rule: large classes, comments that begin as fragments, and words of
+an idiom of our own. None of its numbers may grow; ``python tools/house_rules.py --lower`` lowers them to what is there.
+"""
 
 import ast
+import io
 import re
 import subprocess
 import sys
+import tokenize
+import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 ROOT: Final = Path(__file__).parent.parent
 SOURCE: Final = ("service", "workers", "transport", "client")
-APART: Final = "client"  # a distribution of its own, whose names are its callers' own words
+APART: Final = "client"  # a separate distribution, which may repeat names
 MAX_LINES: Final = 400
-# Who holds the threads of a whole folder is being carved: a limit must not choose where it is cut.
+# Central files that are still being divided: a limit must not choose where.
 UNLIMITED: Final = {
     *("service/scheduling/scheduler.py", "service/scheduling/core/decide.py"),
     "workers/supervised.py",
 }
+MOST_FILES: Final = 8  # files in a folder without a contract of layers in pyproject.toml
 NO_NAMES: Final = {"utils", "util", "helpers", "common", "manager", "misc"}
-SAME_STEMS: Final = {"api", "launch", "dialects"}  # folders whose files are named after what they speak for
-MOST_ALIKE: Final = 6  # classes whose public methods have one name: of more, neither a reader nor a search knows which
+SAME_STEMS: Final = {"api", "launch", "dialects"}  # folders whose files may share names with others
+MOST_ALIKE: Final = 6  # classes that may share a method's name: beyond, a search cannot tell them apart
 PLAIN: Final = frozenset(
     {"run", "close", "add", "start", "stop", "get", "remove", "clear", "open", "post", "parse", "describe"}
 )
+MOST_LINES: Final = 250  # lines of a class
+MOST_METHODS: Final = 25
+FRAGMENT: Final = re.compile(r"#:? *(of|that|for which|by which)\b", re.IGNORECASE)
+IDIOM: Final = ("told", "nobody", "anew")
+CEILINGS: Final = ROOT / "tools" / "ceilings.toml"
 EMPTY: Final = (
     "Note that",
     "Return what",
@@ -32,7 +46,8 @@ EMPTY: Final = (
     "Whatever ",
     "Where ",
     "How ",
-)  # beginnings of docstrings whose subject is no noun of the field
+)  # beginnings of docstrings without a noun of the field as subject
+Counts = dict[str, dict[str, Any]]
 STDLIB_ONLY: Final = ("workers/process/guardian.py",)
 # Absolute paths of a machine, and hosts of package indexes; written so that this file does not match itself.
 FOREIGN: Final = re.compile(r"(?:^|[^\w.])/(?:work|farm|home|root)/|p[y]pi\.org|p[y]thonhosted|registry\.n[p]mjs")
@@ -41,7 +56,12 @@ FOREIGN: Final = re.compile(r"(?:^|[^\w.])/(?:work|farm|home|root)/|p[y]pi\.org|
 def main() -> None:
     """Print every fault; exit with 1 if there is any."""
     tracked = _tracked()
-    faults = sorted([*(fault for path in tracked for fault in _check(path)), *_check_names(tracked)])
+    counts, ceilings = counts_of(tracked), tomllib.loads(CEILINGS.read_text())
+    if "--lower" in sys.argv:
+        ceilings = lowered(counts, ceilings)
+        CEILINGS.write_text(_written(ceilings))
+    each = (fault for path in tracked for fault in _check(path))
+    faults = sorted([*each, *_check_names(tracked), *_check_layers(tracked), *excesses(counts, ceilings)])
     for fault in faults:
         print(fault)
     print(f"house rules: {len(faults)} faults")
@@ -93,7 +113,7 @@ def _check_source(name: Path, text: str) -> Iterator[str]:
 
 
 def _check_names(tracked: Iterable[Path]) -> Iterator[str]:
-    """A search leads home: a public class name exists once in a distribution, and a module's stem once in a part."""
+    """Keep names findable: a public class name is unique in a distribution, and a module's stem in a part."""
     names = [path.relative_to(ROOT) for path in tracked if path.suffix == ".py"]
     names = [name for name in names if name.parts[0] in SOURCE and name.stem != "__init__"]
     classes: dict[tuple[bool, str], list[str]] = {}
@@ -114,6 +134,101 @@ def _check_names(tracked: Iterable[Path]) -> Iterator[str]:
             yield f"{same[0]}: the same module name as {', '.join(same[1:])}"
 
 
+def _check_layers(tracked: Iterable[Path]) -> Iterator[str]:
+    """Imports inside a folder of more than a few files point one way, as import-linter checks."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layered = {name for each in contracts if each.get("exhaustive") for name in each.get("containers", ())}
+    folders = Counter(path.relative_to(ROOT).parent for path in tracked if path.suffix == ".py")
+    for folder, count in folders.items():
+        is_ours = folder.parts[:1] and folder.parts[0] in SOURCE
+        is_layered = ".".join(folder.parts).removeprefix("client.") in layered
+        if is_ours and count > MOST_FILES and not is_layered:
+            yield f"{folder}: {count} files and no contract of layers in pyproject.toml"
+
+
+def counts_of(paths: Iterable[Path]) -> Counts:
+    """Count what may only shrink: large classes with their lines and methods, fragments by folder, words by place."""
+    classes: dict[str, list[int]] = {}
+    fragments: Counter[str] = Counter()
+    words = {word: {"docs": 0, "source": 0, "tests": 0} for word in IDIOM}
+    for path in paths:
+        top = path.relative_to(ROOT).parts[0]
+        is_page = path.suffix == ".md" and path.name != "CHANGELOG.md"
+        is_script = path.suffix == ".js" and "static" in path.parts
+        if not (path.suffix == ".py" or is_page or is_script):
+            continue
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".py":
+            fragments[top] += count_fragments(text)
+        if top in SOURCE and path.suffix == ".py":
+            classes |= large_classes(text)
+        place = "docs" if is_page else "source" if top in SOURCE else "tests"
+        names = "\n".join(re.findall(r"def (test_\w+)", text)) if place == "tests" and top == "tests" else ""
+        for word in IDIOM:
+            seen = names if place == "tests" else text
+            words[word][place] += len(re.findall(rf"(?<![a-z]){word}(?![a-z])", seen, re.IGNORECASE))
+    return {"classes": classes, "fragments": dict(fragments), **words}
+
+
+def large_classes(text: str) -> dict[str, list[int]]:
+    """Return the classes of a module with more lines or methods than there should be, with both numbers."""
+    found = {}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef) and node.end_lineno is not None:
+            lines = node.end_lineno - node.lineno + 1
+            methods = sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
+            if lines > MOST_LINES or methods > MOST_METHODS:
+                found[node.name] = [lines, methods]
+    return found
+
+
+def count_fragments(text: str) -> int:
+    """Count the comments that begin with a preposition; a line that goes on with a comment above it begins none."""
+    count, last_line = 0, -1
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            line, is_alone = token.start[0], not token.line[: token.start[1]].strip()
+            goes_on = is_alone and line == last_line + 1
+            count += bool(FRAGMENT.match(token.string)) and not goes_on
+            last_line = line if is_alone else -1
+    return count
+
+
+def excesses(counts: Counts, ceilings: Counts) -> Iterator[str]:
+    """Yield what is over its ceiling, and large classes of the list that are large no longer."""
+    for name, now in counts["classes"].items():
+        most = ceilings["classes"].get(name, [MOST_LINES, MOST_METHODS])
+        if now[0] > max(most[0], MOST_LINES) or now[1] > max(most[1], MOST_METHODS):
+            yield f"class {name}: {now[0]} lines and {now[1]} methods; {most[0]} and {most[1]} at most"
+    for name in ceilings["classes"].keys() - counts["classes"].keys():
+        yield f"class {name} is large no longer: take it off with tools/house_rules.py --lower"
+    for section in ("fragments", *IDIOM):
+        for place, count in counts[section].items():
+            most = ceilings[section].get(place, 0)
+            if count > most:
+                what = "comments begin with of, that, for which or by which" if section == "fragments" else section
+                yield f"{place}: {count} times {what!r}; {most} at most"
+
+
+def lowered(counts: Counts, ceilings: Counts) -> Counts:
+    """Return ceilings that are nowhere above the counts, and nowhere higher than before."""
+    classes = {
+        name: [min(pair) for pair in zip(most, counts["classes"][name], strict=True)]
+        for name, most in ceilings["classes"].items()
+        if name in counts["classes"]
+    }
+    others = {
+        section: {place: min(most, counts[section].get(place, 0)) for place, most in ceilings[section].items()}
+        for section in ("fragments", *IDIOM)
+    }
+    return {"classes": classes, **others}
+
+
+def _written(ceilings: Counts) -> str:
+    parts = [f"[{section}]\n" + "".join(f"{k} = {v}\n" for k, v in each.items()) for section, each in ceilings.items()]
+    return "# What may only shrink (tools/house_rules.py). Of a class: its lines and its methods.\n" + "\n".join(parts)
+
+
 def _check_docstrings(name: Path, tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -123,7 +238,7 @@ def _check_docstrings(name: Path, tree: ast.Module) -> Iterator[str]:
 
 
 def _check_methods(names: Iterable[Path]) -> Iterator[str]:
-    """A method is a verb, with its noun where the class is not the noun."""
+    """Refuse method names that too many classes share: a verb needs its noun unless the class is the noun."""
     methods: dict[str, list[str]] = {}
     for name in names:
         for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):

@@ -1,12 +1,12 @@
 """Writes the tables of modules in the documents, from the first sentence of each module's docstring.
 
-A page marks a table by two comments, and what stands between them is written::
+Two comments in a page mark a table, which is written between them::
 
     <!-- modules: service/node -->    every module and package of a folder
-    <!-- rooms: service -->           its packages alone
+    <!-- rooms: service -->           only its packages
     <!-- end -->
 
-Floors stand in the order in which the contracts of imports name them, everything else by name. Run
+Packages with import contracts keep the contracts' order, everything else is sorted by name. Run
 ``python tools/module_tables.py`` after a change; a test in ``tests/documents`` compares.
 """
 
@@ -23,7 +23,7 @@ CITATION: Final = re.compile(r" \(specification, [^)]*\)")
 
 
 def main() -> None:
-    """Write every table that is not as it should be."""
+    """Rewrite every table that is out of date."""
     for page in pages():
         text = page.read_text(encoding="utf-8")
         if (written := with_tables(text)) != text:
@@ -32,18 +32,18 @@ def main() -> None:
 
 
 def pages() -> list[Path]:
-    """Return the pages of documentation that have tables of modules."""
+    """Return the pages with tables of modules."""
     found = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/*.md")]
     return sorted({page for page in found if TABLE.search(page.read_text(encoding="utf-8"))})
 
 
 def with_tables(text: str) -> str:
-    """Return a page with all of its tables made anew."""
+    """Return a page with all its tables rewritten."""
     return TABLE.sub(lambda found: f"{found[1]}\n{table(found[3], found[2] == 'rooms')}\n{found[5]}", text)
 
 
 def table(folder: str, is_rooms: bool) -> str:
-    """Return the table of a folder's modules, or of its packages alone."""
+    """Return the table of a folder's modules, or only of its packages."""
     rows = [
         f"| `{path.name}/` | {sentence(path / '__init__.py')} |"
         if path.is_dir()
@@ -74,7 +74,7 @@ def _is_module(path: Path) -> bool:
 
 
 def _floors() -> dict[str, list[str]]:
-    """Return the rooms of each package from the top to the bottom, as the contracts of imports have them."""
+    """Return each package's layers from top to bottom, from the import contracts."""
     return dict(_layers(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))))
 
 

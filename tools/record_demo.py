@@ -1,9 +1,9 @@
-"""Draws a run of ``roundhouse demo`` as a moving picture: its lines appear as they came, and an engine is killed.
+"""Draws a run of ``roundhouse demo`` as a moving picture, in which its lines appear as they came.
 
     .venv/bin/python tools/record_demo.py docs/pictures/demo.svg
 
-The picture needs no script: each line has an animation that begins when it came. Long pauses are shortened, and said.
-It begins with its end, which is also what stands where nothing moves.
+The picture needs no script: each line has an animation that begins at its time. Long pauses are shortened.
+It begins with its last state, which also shows where animations do not run.
 """
 
 import html
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Final
 
 ROUNDHOUSE: Final = str(Path(sys.executable).parent / "roundhouse")
-LINES: Final = 22  # of the picture, which scrolls
+LINES: Final = 22  # visible lines of the scrolling picture
 COLUMNS: Final = 108
 WIDTH, LINE_HEIGHT, MARGIN = 860, 19, 16
-MOST_PAUSE_S: Final = 1.5  # of the picture
+MOST_PAUSE_S: Final = 1.5  # longest pause in the picture
 FRAME_S: Final = 0.1
-FIRST_S: Final = 2.0  # for which the end stands before it begins
-LAST_S: Final = 6.0  # and after it
+FIRST_S: Final = 2.0  # time that the last state shows before the start
+LAST_S: Final = 6.0  # time that it shows at the end
 STYLE: Final = (
     "text{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;fill:#d8dee9;white-space:pre}"
     ".k{fill:#ff8f87;font-weight:bold}.r{fill:#9ece6a;font-weight:bold}.t{fill:#7f8ea3}"
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _run() -> list[tuple[float, str]]:
-    """Return each line of a run with the second at which it came."""
+    """Return each line of a run with its time in seconds."""
     with tempfile.TemporaryDirectory() as folder:
         began_at = time.monotonic()
         process = subprocess.Popen([ROUNDHOUSE, "demo"], stdout=subprocess.PIPE, text=True, cwd=folder)
@@ -51,7 +51,7 @@ def _run() -> list[tuple[float, str]]:
 
 
 def _picture(lines: list[tuple[float, str]]) -> str:
-    """Return the picture: all lines on one sheet, which moves up as they come."""
+    """Return the picture: all lines on one sheet that scrolls up as they come."""
     shown = [FIRST_S]
     for (before, _), (at, _) in pairwise(lines):
         shown.append(shown[-1] + min(at - before, MOST_PAUSE_S))
@@ -88,7 +88,7 @@ def _part(at: float, whole: float) -> str:
 
 
 def _kind(text: str) -> str:
-    """Return the class of a line: a kill, what runs again, or what is said."""
+    """Return the class of a line: a kill, a recovery, or a turn."""
     if "killed" in text:
         return "k"
     if "runs again" in text or "***" in text or "completed" in text:

@@ -1,8 +1,8 @@
-"""Takes the README's picture of the dashboard from a real run: a job of the gallery on the small model, in Chromium.
+"""Takes the README's picture of the dashboard in Chromium, from a real run of a gallery job on the small model.
 
     .venv/bin/python -m tools.take_pictures docs/pictures
 
-It needs Chromium, as tests/system do.
+It needs Chromium, like tests/system.
 """
 
 import os
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _take(service: Service, page: Page, target: Path) -> None:
-    """Take the page of a job in whose midst an engine was killed, with its timeline."""
+    """Take the page, with timeline, of a job during which an engine was killed."""
     job = service.post_job(yaml.safe_load((GALLERY / "debate.yaml").read_text()))
     wait_for(lambda: service.get(f"/v1/jobs/{job}")["progress"]["turns"]["completed"] >= KILL_AFTER, "turns have ended")
     busy = max(service.get("/v1/workers")["workers"], key=lambda worker: worker["slots"]["in_use"])

@@ -1,1 +1,1 @@
-"""One engine at one address: bytes to semantic events. Knows neither processes nor jobs."""
+"""Client of one engine at one address: bytes in, semantic events out. Knows neither processes nor jobs."""

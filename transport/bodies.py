@@ -1,4 +1,4 @@
-"""Bodies of answers beside the token path, bounded as they come: a packed kilobyte may unpack to a gigabyte."""
+"""Bodies of answers outside the token path, read up to a bound: a packed kilobyte may unpack to a gigabyte."""
 
 import socket
 from collections.abc import Mapping
@@ -6,18 +6,18 @@ from typing import Final
 
 import httpx
 
-# Asked for with every request: httpx by itself asks for whatever it can unpack.
+# Sent with every request: by default httpx asks for every encoding that it can unpack.
 UNPACKED: Final[Mapping[str, str]] = {"Accept-Encoding": "identity"}
-# uvloop takes all that a kernel holds of an answer, megabytes of one without end, before its reader is asked once.
+# uvloop reads all that the kernel has buffered, megabytes of an endless answer, before it calls its reader.
 LITTLE_AHEAD: Final = ((socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024),)
 
 
 class UnreadableBody(Exception):
-    """A body is packed, or larger than it may be; its text says which."""
+    """A body is packed or too large; the text says which."""
 
 
 async def read_body(answer: httpx.Response, most_bytes: int) -> bytes:
-    """Return the whole body of an answer that is being streamed.
+    """Return the whole body of a streamed answer.
 
     Raises:
         UnreadableBody: it is packed, or larger than ``most_bytes``; the rest is not read.
@@ -29,7 +29,7 @@ async def read_body(answer: httpx.Response, most_bytes: int) -> bytes:
 
 
 async def read_beginning(answer: httpx.Response, most_bytes: int) -> bytes:
-    """Return how a body begins; the rest is not read.
+    """Return the beginning of a body; the rest is not read.
 
     Raises:
         UnreadableBody: it is packed.

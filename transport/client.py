@@ -1,4 +1,4 @@
-"""The client of one engine at one address. It knows neither processes nor jobs."""
+"""The client of one engine at one address."""
 
 import asyncio
 import errno
@@ -11,6 +11,7 @@ import httpx
 import msgspec
 from msgspec.structs import replace
 
+from transport.answer_bound import bound_of
 from transport.bodies import LITTLE_AHEAD, UNPACKED, UnreadableBody, read_beginning, read_body
 from transport.counters import EngineCounters, KvCache
 from transport.dialects.dialect import Dialect, EngineQuery
@@ -30,15 +31,17 @@ from transport.gathering import Gathering
 from transport.kept import KeptConnections
 from transport.relay import Passage, RelayExchange, RelayReceiver
 from transport.request import ChatRequest, Thought
+from transport.stream import ChatStream
 
 T = TypeVar("T")
 CONNECT_LIMIT_S: Final = 10.0  # loopback connects in microseconds; only a full accept backlog takes longer
-CLOSED_S: Final = 1.0  # in which one finds that its connection had been closed; later, its engine has failed with it
+CLOSED_S: Final = 1.0  # a kept connection that fails within it had been closed before; later, its engine has failed
 EVENT_STREAM: Final = "text/event-stream"
+OPTIONS: Final = "stream_options"
 SHORT_TOKENS: Final = 16
-PROBE_BYTES: Final = 1024 * 1024  # of an answer beside the token path
-PROBE_LIMIT_S: Final = 5.0  # one probe; the prober decides how many may fail
-# The last: anyio asks a socket for its peer that was lost in the moment in which it was connected.
+PROBE_BYTES: Final = 1024 * 1024  # largest answer outside the token path
+PROBE_LIMIT_S: Final = 5.0  # for one probe; the prober decides how many may fail
+# AttributeError: anyio asks a socket for its peer after it was lost in the moment it connected.
 LOST: Final = (httpx.HTTPError, OSError, AttributeError)
 REFUSAL_BYTES: Final = 200
 _OK: Final = 200
@@ -46,7 +49,7 @@ _OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOME
 
 
 class EngineClient:
-    """Speaks a dialect to the engine at an endpoint; connections may be kept a moment."""
+    """Speaks a dialect to the engine at an endpoint; idle connections may be kept for a moment."""
 
     def __init__(self, endpoint: Endpoint, dialect: Dialect = LLAMA_SERVER) -> None:
         self.endpoint = endpoint
@@ -55,9 +58,16 @@ class EngineClient:
         self._tls = endpoint.tls()
         self._gathering = Gathering()
         self._kept = KeptConnections()
+        self._takes_options = True  # until it refuses them
+        # A server that once gave a finish reason always does: from then on an answer without one was broken off.
+        self._tells_reason = dialect.tells_reason
+
+    def close_idle(self) -> None:
+        """Close the idle connections."""
+        self._kept.close()
 
     def use_key(self, key: str) -> None:
-        """Bring this key with every request from now on: the engine that is being started asks for it."""
+        """Send this key with every request from now on: the engine that is starting requires it."""
         headers = {**self.endpoint.headers, "Authorization": f"Bearer {key}"}
         self.endpoint = replace(self.endpoint, headers=headers)
         self._heads.clear()
@@ -66,13 +76,13 @@ class EngineClient:
         return f"<EngineClient {self.dialect.name} {self.endpoint} {self._gathering!r}>"
 
     async def probe_ready(self) -> None:
-        """Return when the engine is ready: GET /v1/models answers 200 with JSON, at least.
+        """Return when the engine is ready: at least GET /v1/models answers 200 with JSON.
 
         Raises:
             EngineUnreachable: nothing answers.
             EngineTimeout: no answer in time.
             EngineRejected: an answer other than 200.
-            EngineProtocolError: an answer that is no JSON.
+            EngineProtocolError: the answer is not JSON.
 
         Source: specification, "Readiness probe".
         """
@@ -83,15 +93,15 @@ class EngineClient:
             raise EngineProtocolError(f"GET {MODELS_PATH} answered 200 with no JSON: {error}") from error
 
     async def read_counters(self) -> EngineCounters | None:
-        """Return the engine's counters of its own work, asked once; None if its dialect has none.
+        """Return the engine's counters of its own work; None if its dialect has none.
 
         Raises:
-            EngineError: it does not answer, or not now: some builds hold the answer back for a whole batch.
+            EngineError: no answer now; some builds hold the answer back for a whole batch.
         """
         return await self._read(self.dialect.counters) if self.dialect.counters else None
 
     async def read_capacity(self) -> int | None:
-        """Return how many requests the engine says it can hold at once; None where it does not say.
+        """Return how many requests the engine reports it can hold at once; None if it does not report that.
 
         Raises:
             EngineError: it does not answer.
@@ -99,7 +109,7 @@ class EngineClient:
         return await self._read(self.dialect.capacity) if self.dialect.capacity else None
 
     async def read_kv_cache(self) -> KvCache | None:
-        """Return how full the engine's KV cache is, and how large; None where it does not tell.
+        """Return the size and use of the engine's KV cache; None if it does not report them.
 
         Raises:
             EngineError: it does not answer.
@@ -107,10 +117,10 @@ class EngineClient:
         return await self._read(self.dialect.kv_cache) if self.dialect.kv_cache else None
 
     async def read_thought(self, params: Mapping[str, object]) -> Thought:
-        """Return the thought that the model's template puts before an answer, under parameters that shape a prompt.
+        """Return the thought that the model's template puts before an answer, given parameters that shape a prompt.
 
         Raises:
-            EngineError: it does not answer, or cannot tell.
+            EngineError: it does not answer, or does not know.
         """
         query = self.dialect.thoughts
         if query is None:
@@ -121,7 +131,7 @@ class EngineClient:
             return query.decode(rendered, await self._get(client, query.path))
 
     async def count_prompt(self, chat: bytes) -> int | None:
-        """Return how many tokens the prompt of a request's body has; None where the engine does not count.
+        """Return the prompt tokens of a request's body; None if the engine does not count them.
 
         Raises:
             EngineError: it does not answer.
@@ -133,10 +143,10 @@ class EngineClient:
             return query.decode(await self._get(client, query.path, chat))
 
     async def read_version(self) -> bytes:
-        """Return the engine's version, in its own words.
+        """Return the engine's answer to GET /version.
 
         Raises:
-            EngineError: it does not answer, or says nothing of it.
+            EngineError: it does not answer, or reports no version.
         """
         async with open_http(self.endpoint, self._tls) as client:
             return await self._get(client, "/version")
@@ -151,16 +161,18 @@ class EngineClient:
     async def _get(
         self, client: httpx.AsyncClient, path: str, body: Mapping[str, object] | bytes | None = None
     ) -> bytes:
-        """Return the answer to GET, or to POST of a body."""
+        """Return the answer to GET, or to POST if there is a body."""
         content = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
         headers = {} if content is None else {"Content-Type": "application/json"}
-        method = "GET" if body is None else "POST"
+        method, path = "GET" if body is None else "POST", self.endpoint.path_of(path)
         try:
-            with anyio.fail_after(PROBE_LIMIT_S):  # over the whole answer; httpx's own limits are on each read
+            with anyio.fail_after(PROBE_LIMIT_S):  # for the whole answer; httpx's own limits apply to each read
                 async with client.stream(method, path, content=content, headers=headers) as response:
                     if response.status_code != _OK:
                         words = await read_beginning(response, REFUSAL_BYTES)
-                        raise EngineRejected(response.status_code, "", words.decode("utf-8", "replace"))
+                        told = words.decode("utf-8", "replace").strip() or "no words"
+                        where = f"{method} {self.endpoint.base_url}{path}"
+                        raise EngineRejected(response.status_code, "", f"{told} ({where})")
                     return await read_body(response, PROBE_BYTES)
         except (TimeoutError, httpx.TimeoutException) as error:
             raise EngineTimeout(f"answer to {method} {path}", PROBE_LIMIT_S) from error
@@ -172,33 +184,52 @@ class EngineClient:
     async def stream(self, request: ChatRequest, receiver: Receiver, scope: str | None = None) -> None:
         """Send ``request`` and return when its answer is complete; ``receiver`` gets each event as it comes.
 
-        There is no limit on the answer's length in time: the caller watches ``receiver`` and cancels. A cancel
-        closes the connection, which is how an engine is told to stop. Its connection is kept for the same ``scope``.
+        The answer has no time limit: the caller watches ``receiver`` and cancels. Cancelling closes the connection,
+        which tells the engine to stop. The connection is kept for the same ``scope``.
 
         Raises:
             EngineError: any of its leaves; events received before the failure stand.
         """
-        body, loop = self.dialect.encode(request), asyncio.get_running_loop()
+        body, has_options = self.dialect.encode(request), self._takes_options
+        if not has_options:
+            body = _without_options(body)
+        try:
+            await self._stream(request, body, receiver, scope)
+        except EngineRejected as error:
+            if not (has_options and error.is_about_the_request and OPTIONS in error.message):
+                raise
+            self._takes_options = False  # some servers do not know the field, and say so
+        else:
+            return
+        await self._stream(request, _without_options(body), receiver, scope)
+
+    async def _stream(self, request: ChatRequest, body: bytes, receiver: Receiver, scope: str | None) -> None:
+        loop = asyncio.get_running_loop()
         gathering = None if request.is_watched or is_short(request.params) else self._gathering
-        # The end of a kept connection wakes nobody who waits for more bytes than it brings.
+        # The end of a kept connection wakes no reader that waits for more bytes than came.
         keeps = self.dialect.keeps_connections and gathering is None
         head = self._head(CHAT_PATH, EVENT_STREAM, keeps=keeps)
 
+        stream: ChatStream | None = None
+
         def exchange() -> Exchange:
-            return Exchange(_message(head, body), receiver, loop.create_future(), gathering=gathering)
+            nonlocal stream
+            stream = ChatStream(tells_reason=self._tells_reason)
+            return Exchange(_message(head, body), receiver, loop.create_future(), stream=stream, gathering=gathering)
 
         await self._ask(exchange, scope, keeps=keeps)
+        self._tells_reason |= stream is not None and stream.has_reason
 
     async def relay(
         self, path: str, body: bytes, receiver: RelayReceiver, passage: Passage, scope: str | None = None
     ) -> None:
-        """POST a body as it is, and return when its answer is complete; ``passage`` gets that as it comes.
+        """POST a body unchanged and return when its answer is complete; ``passage`` gets the answer as it comes.
 
-        ``receiver`` is told how far the model is, as far as the answer shows it. Its connection is kept for the same
+        ``receiver`` gets the model's progress, as far as the answer shows it. The connection is kept for the same
         ``scope``.
 
         Raises:
-            EngineError: any of its leaves; what has gone through the passage before stands.
+            EngineError: any of its leaves; bytes that went through the passage before stand.
         """
         loop, keeps = asyncio.get_running_loop(), self.dialect.keeps_connections
         head = self._head(path, "*/*", keeps=keeps)
@@ -215,7 +246,7 @@ class EngineClient:
         return self._heads[about]
 
     async def _ask(self, exchange: Callable[[], Exchange], scope: str | None, *, keeps: bool) -> None:
-        """Perform an exchange, on a kept connection if there is one; on a fresh one where that had been closed."""
+        """Perform an exchange on a kept connection if there is one; on a fresh one if that had been closed."""
         is_second = False
         kept = exchange() if keeps and len(self._kept) else None
         transport = None if kept is None else self._kept.take(kept, scope)
@@ -241,18 +272,24 @@ class EngineClient:
             del fresh  # as in `_finish`
 
     async def _open(self, exchange: Exchange) -> asyncio.Transport:
+        is_open = False
         try:
             with anyio.fail_after(CONNECT_LIMIT_S):
-                return await self._connect(exchange)
+                transport = await self._connect(exchange)
+            is_open = True
         except TimeoutError as error:
             raise EngineTimeout("connection", CONNECT_LIMIT_S) from error
         except OSError as error:
             raise connection_error(error, f"cannot connect to {self.endpoint}: ") from error
+        finally:
+            if not is_open:
+                exchange.give_up()
+        return transport
 
     async def _finish(
         self, exchange: Exchange, transport: asyncio.Transport, scope: str | None, *, keeps: bool
     ) -> None:
-        """Wait for the end of an answer; keep its connection where that is whole and leaves it open."""
+        """Wait for the end of an answer; keep its connection if the answer is whole and leaves it open."""
         is_kept = False
         try:
             await exchange.finished
@@ -263,7 +300,7 @@ class EngineClient:
                 self._kept.keep(transport, scope)
             else:
                 transport.abort()
-            del exchange  # what it has failed with keeps this frame, and would keep it and all that it holds
+            del exchange  # a failure keeps this frame, which would keep the exchange and all that it holds
 
     async def _connect(self, exchange: Exchange) -> asyncio.Transport:
         loop, at = asyncio.get_running_loop(), self.endpoint
@@ -273,9 +310,16 @@ class EngineClient:
 
 
 def is_short(params: Mapping[str, object]) -> bool:
-    """Whether an answer is bounded to so few tokens that to gather their reads saves nothing."""
-    bounds = (params.get(name) for name in ("max_tokens", "max_completion_tokens"))
-    return any(isinstance(bound, int) and 0 < bound <= SHORT_TOKENS for bound in bounds)
+    """Whether an answer's bound in tokens is so small that gathering its reads saves nothing."""
+    bound = bound_of(params)
+    return bound is not None and bound <= SHORT_TOKENS
+
+
+def _without_options(body: bytes) -> bytes:
+    """Return a body that does not ask for usage; the server may send it all the same."""
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    fields.pop(OPTIONS, None)
+    return msgspec.json.encode(fields)
 
 
 def _message(head: bytes, body: bytes) -> bytes:
@@ -283,13 +327,14 @@ def _message(head: bytes, body: bytes) -> bytes:
 
 
 def open_http(endpoint: Endpoint, tls: ssl.SSLContext | None = None) -> httpx.AsyncClient:
-    """Return a client for one engine; the time it takes is its user's to bound.
+    """Return a client for one engine; its user bounds the time.
 
-    No proxy of the environment may come between us and the engine; and where there is no TLS no context is made for it,
-    which would hold the event loop for 20 ms.
+    No proxy of the environment may come between us and the engine. Without TLS no context is made: making one would
+    hold the event loop for 20 ms.
     """
     return httpx.AsyncClient(
         base_url=endpoint.base_url,
+        params=endpoint.query or None,
         headers={**UNPACKED, **endpoint.headers},
         timeout=None,  # noqa: S113
         trust_env=False,
@@ -309,7 +354,7 @@ def connection_error(error: BaseException, where: str = "") -> EngineError:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error with all that it comes from, of each address that was tried."""
+    """Yield an error and all its causes, those of each address tried among them."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause

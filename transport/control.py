@@ -1,8 +1,8 @@
 """vLLM's control endpoints: pause, resume, and calls into its worker processes.
 
 Source: vLLM 0.32 and 0.33, ``entrypoints/serve/dev`` and ``entrypoints/rl/online`` (``VLLM_SERVER_DEV_MODE=1``). Their
-paths move between releases and answer 404 where they are not. Nothing here is bounded in time: the caller knows how
-long a phase may take, and a call that is dropped goes on in the engine.
+paths move between releases; a missing one answers 404. No call has a time limit: the caller knows how long a phase may
+take, and a dropped call goes on in the engine.
 """
 
 import re
@@ -14,19 +14,19 @@ import msgspec
 
 from transport.bodies import UnreadableBody, read_body
 from transport.client import LOST, connection_error, open_http
-from transport.dialects import openai
+from transport.dialects.refusals import decode_error
 from transport.endpoint import Endpoint
-from transport.errors import CannotAsk, EngineRejected, MalformedFrame
+from transport.errors import UNDECODABLE, CannotAsk, EngineRejected, MalformedFrame
 
 _OK: Final = 200
 _ABSENT: Final = 404
 OWN_LACK_S: Final = 0.2
-MOST_BYTES: Final = 1024 * 1024  # of one answer
+MOST_BYTES: Final = 1024 * 1024  # largest answer
 _SENT: Final = "http11.send_request_body.complete"
 
 
 class EngineControl:
-    """One vLLM's control; a connection of its own for each call, apart from those of generation."""
+    """Controls one vLLM, on a fresh connection for each call, apart from generation."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -35,12 +35,12 @@ class EngineControl:
         return f"<EngineControl {self._endpoint}>"
 
     async def pause(self, *, clear_cache: bool) -> None:
-        """Return when the engine stands still; requests in flight are kept, and go on after ``resume``.
+        """Return when the engine stands still; requests in flight are kept and go on after ``resume``.
 
-        With ``clear_cache`` what they have read is read again with the weights of then, and prefixes are forgotten.
+        With ``clear_cache`` the engine forgets prefixes and reads kept requests again with the weights it then has.
 
         Raises:
-            EngineError: it does not.
+            EngineError: it does not pause.
         """
         await self._call("POST", "/pause", params={"mode": "keep", "clear_cache": clear_cache})
 
@@ -53,7 +53,7 @@ class EngineControl:
         await self._call("POST", "/resume")
 
     async def sleep(self) -> None:
-        """Return when the engine's weights are in the host's memory, and its device's memory is free.
+        """Return when the engine's weights are in host memory and its device memory is free.
 
         Raises:
             EngineError: it does not sleep.
@@ -61,7 +61,7 @@ class EngineControl:
         await self._call("POST", "/sleep", params={"level": 1})
 
     async def wake(self) -> None:
-        """Return when they are back.
+        """Return when the weights are back on the device.
 
         Raises:
             EngineError: it does not wake.
@@ -72,7 +72,7 @@ class EngineControl:
         """Call each of the engine's worker processes; return their answers.
 
         Raises:
-            EngineError: one of them failed, or they cannot be asked.
+            EngineError: one of them failed, or cannot be asked.
         """
         answer = await self._call("POST", "/collective_rpc", body={"method": method, "kwargs": arguments})
         results = answer.get("results")
@@ -81,20 +81,20 @@ class EngineControl:
         return results
 
     async def post(self, path: str, body: Mapping[str, object], on_sent: Callable[[], None] | None = None) -> None:
-        """Return when a call of its own has succeeded; ``on_sent`` is called when the engine has been told.
+        """Return when a POST has succeeded; ``on_sent`` is called once the body is sent.
 
         Raises:
-            EngineError: it has not.
+            EngineError: it failed.
         """
         await self._call("POST", path, body=body, on_sent=on_sent)
 
     async def load_adapter(self, name: str, path: str) -> int | None:
-        """Return when a LoRA adapter can be asked for by its name; so it can where it was there already.
+        """Return when a LoRA adapter can be asked for by name, even if it was loaded before.
 
-        What is returned is the engine's number for it, where that can be told.
+        Returns the engine's number for the adapter; None if that is unknown.
 
         Raises:
-            EngineError: it cannot.
+            EngineError: it cannot be loaded.
         """
         before = await self._adapters()
         try:
@@ -106,28 +106,28 @@ class EngineControl:
         return new.pop() if len(new) == 1 else None
 
     async def unload_adapter(self, name: str, number: int | None) -> None:
-        """Return when a LoRA adapter is gone: its name, and where its ``number`` is known its weights.
+        """Return when a LoRA adapter is gone: its name, and its weights if ``number`` is known.
 
-        vLLM itself forgets the name alone, and has the weights in their place until others need it (0.32); on a CPU the
-        base's tokens are computed with those in the last place.
+        vLLM itself forgets only the name and keeps the weights in their place until others need it (0.32); on a CPU the
+        base's tokens are then computed with the weights in the last place.
 
         Raises:
-            EngineError: it is not, or never was there.
+            EngineError: it cannot be unloaded, or was never loaded.
         """
         await self._call("POST", "/v1/unload_lora_adapter", body={"lora_name": name})
         if number in await self._adapters():
             await self.call_workers("remove_lora", {"lora_id": number})
 
     async def _adapters(self) -> set[int]:
-        """Return the numbers of the adapters whose weights the engine's worker processes have."""
+        """Return the numbers of the adapters whose weights the engine's worker processes hold."""
         answers = await self.call_workers("list_loras", {})
         return {int(number) for number in re.findall(r"\d+", str(answers[0]))} if answers else set()
 
     async def label(self, version: int) -> None:
-        """Tell the engine what its weights are called, where it keeps such a word.
+        """Set the engine's version label of its weights; do nothing if it has no such label.
 
         Raises:
-            EngineError: it does, and cannot be told.
+            EngineError: it has one, and cannot set it.
         """
         try:
             await self._call("POST", "/update_weight_version", body={"new_version": str(version)})
@@ -139,7 +139,7 @@ class EngineControl:
         """Return how many worker processes the engine has.
 
         Raises:
-            EngineError: it does not say.
+            EngineError: it does not report that.
         """
         size = (await self._call("GET", "/get_world_size")).get("world_size")
         if not isinstance(size, int):
@@ -176,10 +176,10 @@ class EngineControl:
                     raise failure from error
                 await anyio.sleep(OWN_LACK_S)  # nothing was sent, and the engine is not to blame
         if answer.status_code != _OK:
-            raise openai.decode_error(answer.status_code, answer.headers, content)
+            raise decode_error(answer.status_code, answer.headers, content)
         try:
             is_json = answer.headers.get("content-type", "").startswith("application/json")  # adapters: a sentence
             document = msgspec.json.decode(content) if content and is_json else {}
-        except openai.UNDECODABLE as error:
+        except UNDECODABLE as error:
             raise MalformedFrame(f"{path} answered 200 with no JSON: {error}") from error
         return document if isinstance(document, dict) else {}

@@ -4,10 +4,10 @@ import msgspec
 
 
 class SlotWork(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of one slot with the task ``task``: tokens read of the prompt, and written of the answer.
+    """Progress of one slot with the task ``task``: prompt tokens read and answer tokens written.
 
-    A task is one request's, and its number is never given again; a slot that is not busy may still show its last one.
-    An engine that tells no slots shows itself as one task, with the ``steps`` that it has made.
+    A task is one request's, and its number is never reused; an idle slot may still show its last task. An engine that
+    reports no slots appears as one task with the ``steps`` that it has made.
     """
 
     task: int
@@ -18,7 +18,7 @@ class SlotWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvCache(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine's KV cache: tokens that it has room for, tokens in use, and how often requests had to give way.
+    """An engine's KV cache: its size and use in tokens, and how often requests were preempted.
 
     Each request holds whole blocks of ``block`` tokens.
     """
@@ -33,7 +33,7 @@ class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
     """An engine's slots at one moment."""
 
     work: tuple[SlotWork, ...]
-    running: int | None = None  # requests, where it tells those and no slots
+    running: int | None = None  # running requests, from an engine that reports them instead of slots
 
     @property
     def busy_work(self) -> tuple[SlotWork, ...]:
@@ -41,11 +41,11 @@ class EngineCounters(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(work for work in self.work if work.is_busy and work.task >= 0)
 
     def advances_since(self, earlier: "EngineCounters") -> int:
-        """Count the slots that have begun a task, read a token or written one; an end of work alone is no advance."""
+        """Count the slots that began a task, or read or wrote a token; ending a task is no advance."""
         return sum(map(_has_advanced, earlier.work, self.work))
 
     def __str__(self) -> str:
-        """Say it in words."""
+        """Describe it in words."""
         engines = ", ".join(f"{work.prompt_tokens}+{work.output_tokens}" for work in self.work)
         if self.running is not None:
             return f"{self.running} requests run, {sum(work.steps for work in self.work)} steps, tokens {engines}"

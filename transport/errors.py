@@ -4,23 +4,28 @@
     ├── EngineUnreachable      no connection, or it broke before an answer began
     ├── CannotAsk              we have no descriptor, port or memory left for a connection; the engine is not to blame
     ├── EngineTimeout          the engine did not connect or answer a probe in time
-    ├── EngineRejected         it answered, and the answer is no (a status, or an error inside a 200 stream)
-    │   ├── EngineOverloaded   429 or 503: no now, perhaps yes later
+    ├── EngineRejected         the engine refused (a status, or an error inside a 200 stream)
+    │   ├── EngineOverloaded   429 or 503: not now, perhaps later
     │   ├── ContextOverflow    the prompt is longer than the slot's context
-    │   └── CacheFull          the KV cache that its requests share has no room left for all of them
-    └── EngineProtocolError    it answered, and the answer is not the protocol
-        ├── MalformedFrame     not HTTP, not SSE, or not the JSON that the dialect promises
+    │   ├── CacheFull          the KV cache that its requests share has no room left for all of them
+    │   └── RequestAtFault     the same request was refused twice in the same words, while others were served
+    └── EngineProtocolError    the answer breaks the protocol
+        ├── MalformedFrame     not HTTP, not SSE, or not the expected JSON
+        │   └── UnreadableFrame  a frame or a body that is neither an answer nor an error
         ├── FrameTooLarge      one event larger than the cap
-        ├── AnswerTooLarge     an answer larger than one is held, whoever asks again
+        ├── AnswerTooLarge     an answer over the cap; asking again would bring the same
         └── TruncatedStream    the stream ended before the engine said that it was finished
 
-Foreign errors (OSError, httptools, msgspec, httpx) are translated where they are met, with the cause chained.
+Foreign errors (OSError, httptools, msgspec, httpx) are translated where they occur, with the cause chained.
 """
 
 from http import HTTPStatus
 from typing import Final
 
-MOST_CAUSES: Final = 8  # that an error is taken to have, one behind the other
+import msgspec
+
+UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # msgspec raises all three
+MOST_CAUSES: Final = 8  # longest chain of causes that is cleaned
 
 
 class EngineError(Exception):
@@ -28,7 +33,7 @@ class EngineError(Exception):
 
 
 class EngineUnreachable(EngineError):
-    """No connection to the engine, or it broke before an answer began; ``is_refused`` where nothing listens there."""
+    """No connection to the engine, or it broke before an answer began; ``is_refused`` if nothing listens there."""
 
     def __init__(self, text: str, *, is_refused: bool = False) -> None:
         super().__init__(text)
@@ -36,11 +41,11 @@ class EngineUnreachable(EngineError):
 
 
 class CannotAsk(EngineError):
-    """We cannot open a connection; the engine has no part in that."""
+    """We cannot open a connection; the engine is not to blame."""
 
 
 class EngineTimeout(EngineError):
-    """The engine did not do in time what ``waited_for`` names."""
+    """The engine did not do ``waited_for`` in time."""
 
     def __init__(self, waited_for: str, limit_s: float) -> None:
         super().__init__(f"no {waited_for} within {limit_s:g} s")
@@ -59,7 +64,7 @@ class EngineRejected(EngineError):
 
     @property
     def is_about_the_request(self) -> bool:
-        """Whether the request itself is at fault, so that sending it again can never help."""
+        """Whether the request itself is at fault, so that sending it again cannot help."""
         return 400 <= self.status < 500 and self.status != HTTPStatus.REQUEST_TIMEOUT  # noqa: PLR2004 - client errors
 
 
@@ -72,7 +77,7 @@ class EngineOverloaded(EngineRejected):
 
     @property
     def is_about_the_request(self) -> bool:
-        """Never: the same request may be taken a moment later."""
+        """False: the same request may be taken a moment later."""
         return False
 
 
@@ -84,12 +89,27 @@ class CacheFull(EngineRejected):
     """The KV cache that requests share is full: the engine ends all of them, large and small."""
 
 
+class RequestAtFault(EngineRejected):
+    """The engine always refuses this request while it serves others; ``status`` marks it as the client's fault.
+
+    llama.cpp answers 500 to what its chat template refuses; ``told`` is that answer.
+    """
+
+    def __init__(self, kind: str, message: str, told: str) -> None:
+        super().__init__(HTTPStatus.BAD_REQUEST, kind, message)
+        self.args = (told,)
+
+
 class EngineProtocolError(EngineError):
-    """The engine's answer is not the protocol that it should speak."""
+    """The engine's answer breaks the protocol."""
 
 
 class MalformedFrame(EngineProtocolError):
     """Bytes that are not HTTP, not SSE, or not the dialect's JSON."""
+
+
+class UnreadableFrame(MalformedFrame):
+    """A frame or body that cannot be read; the same request would bring it again."""
 
 
 class FrameTooLarge(EngineProtocolError):
@@ -101,7 +121,7 @@ class FrameTooLarge(EngineProtocolError):
 
 
 class AnswerTooLarge(EngineProtocolError):
-    """The answer grew past what is held of one, and asking again would bring the same."""
+    """The answer grew past the cap on one answer; asking again would bring the same."""
 
 
 class TruncatedStream(EngineProtocolError):
@@ -109,9 +129,9 @@ class TruncatedStream(EngineProtocolError):
 
 
 def without_frames(error: EngineError) -> EngineError:
-    """Return an error that keeps none of the frames in which it was raised, nor its causes theirs.
+    """Return an error, and its causes, without the frames in which they were raised.
 
-    They hold what has come, be it 16 MiB; and the error is held by what they hold, until the collector runs.
+    Those frames hold the bytes received, up to 16 MiB, and hold the error in a cycle until the collector runs.
     """
     each: BaseException | None = error
     for _ in range(MOST_CAUSES):

@@ -1,14 +1,14 @@
 """An engine's answer as semantic events.
 
-These are msgspec structs and not dataclasses because one is made for every token: a frozen dataclass costs about a
-microsecond, a struct a tenth of it, and the whole budget of a token is twelve (``bench/token_path.py``).
+These are msgspec structs, not dataclasses, because one is made for every token: a frozen dataclass costs about a
+microsecond, a struct a tenth of that, and the budget of a token is twelve (``bench/token_path.py``).
 """
 
 from msgspec import Struct
 
 
 class PromptProgress(Struct, frozen=True, gc=False):
-    """The engine's progress with the prompt, in tokens; ``cached`` of them came from its prefix cache."""
+    """The engine's progress with the prompt in tokens; ``cached`` of them came from its prefix cache."""
 
     total: int
     cached: int
@@ -22,8 +22,14 @@ class TextDelta(Struct, frozen=True, gc=False):
     text: str
 
 
+class RefusalDelta(Struct, frozen=True, gc=False):
+    """More of the text in which a model declines to answer."""
+
+    text: str
+
+
 class ReasoningDelta(Struct, frozen=True, gc=False):
-    """More of the model's reasoning, which the engine has kept apart from the answer."""
+    """More of the model's reasoning, which the engine keeps apart from the answer."""
 
     text: str
 
@@ -38,25 +44,36 @@ class ToolCallDelta(Struct, frozen=True, gc=False):
 
 
 class Advance(Struct, frozen=True, gc=False):
-    """The model has got further, in what is not looked at: another answer of the same request, say."""
+    """Progress of the model in content that is not decoded, such as another answer of the same request."""
 
 
 class Finished(Struct, frozen=True, gc=False):
-    """The model has stopped: ``stop``, ``length`` or ``tool_calls``, or another word of the engine's own."""
+    """The model has stopped: ``stop``, ``length``, ``tool_calls``, or a word of the engine's own."""
 
     reason: str
 
 
 class Usage(Struct, frozen=True, gc=False):
-    """The cost of a request, in tokens; ``cached_tokens`` of the prompt were not computed again."""
+    """The cost of a request in tokens; ``cached_tokens`` of the prompt came from the cache."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
 
 
+class PartialUsage(Struct, frozen=True, gc=False):
+    """The cost of a prompt or of an answer, from an engine that reports them apart; the other is None.
+
+    Source: Anthropic's Messages: ``message_start`` has the prompt's tokens, ``message_delta`` the answer's.
+    """
+
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cached_tokens: int = 0
+
+
 class Timings(Struct, frozen=True, gc=False):
-    """The engine's own account of its work, as llama-server gives it: tokens and milliseconds."""
+    """The engine's own account of its work as llama-server reports it, in tokens and milliseconds."""
 
     prompt_tokens: int
     prompt_ms: float
@@ -65,4 +82,15 @@ class Timings(Struct, frozen=True, gc=False):
     completion_ms: float
 
 
-Event = PromptProgress | TextDelta | ReasoningDelta | ToolCallDelta | Advance | Finished | Usage | Timings
+Event = (
+    PromptProgress
+    | TextDelta
+    | RefusalDelta
+    | ReasoningDelta
+    | ToolCallDelta
+    | Advance
+    | Finished
+    | Usage
+    | PartialUsage
+    | Timings
+)

@@ -1,34 +1,47 @@
-"""One HTTP/1.1 POST on one fresh connection, its answer handed over as the bytes arrive.
+"""One HTTP/1.1 POST, its answer handed over as the bytes arrive.
 
-This is the token path, so it is an ``asyncio.Protocol`` over httptools and not an HTTP client: nothing is awaited and
-no task is woken between the socket and the receiver (``bench/token_path.py`` compares). No connection is used twice.
-llama-server closes idle ones after five seconds, a pooled client meets that as a reset of its next request, and a new
-connection costs a tenth of a millisecond on loopback.
+This is the token path, so it is an ``asyncio.Protocol`` over httptools and not an HTTP client: between the socket and
+the receiver nothing is awaited and no task is woken (``bench/token_path.py`` compares). Each exchange serves one
+request. llama-server closes idle connections after five seconds, which a pooled client meets as a reset of its next
+request; a new connection costs a tenth of a millisecond on loopback.
 """
 
 import asyncio
+import re
 import time
 from typing import Final, Protocol, cast
 
 import httptools
 
-from transport.dialects import openai
-from transport.errors import AnswerTooLarge, EngineError, EngineUnreachable, MalformedFrame, without_frames
+from transport.dialects.openai import decode_whole
+from transport.dialects.refusals import decode_error
+from transport.errors import (
+    AnswerTooLarge,
+    EngineError,
+    EngineUnreachable,
+    MalformedFrame,
+    TruncatedStream,
+    UnreadableFrame,
+    without_frames,
+)
 from transport.events import Event, PromptProgress, ReasoningDelta, TextDelta, ToolCallDelta
 from transport.gathering import Gathering, Reads
 from transport.sse import MAX_FRAME_BYTES
-from transport.stream import ChatStream
+from transport.stream import SAID, ChatStream
 
-MAX_HEAD_BYTES: Final = 64 * 1024  # status line and headers, those of interim answers included
-HEAD_S: Final = 10.0  # from its first byte to its end
+MAX_HEAD_BYTES: Final = 64 * 1024  # status line and headers, including those of interim answers
+HEAD_S: Final = 10.0  # from the first byte of the headers to their end
 LAST_STATUS: Final = 599
-MAX_BARREN_BYTES: Final = MAX_FRAME_BYTES + 1024 * 1024  # between two events
-SLICE_BYTES: Final = 16 * 1024  # parsed in one go: 16,000 blank lines, the worst, take 8 ms
-TURN_S: Final = 0.005  # of the event loop, for what has come in one read
-MAX_ERROR_BODY_BYTES: Final = 64 * 1024  # enough for any message; an engine that sends more has nothing more to say
-MAX_CHARS: Final = 16 * 1024 * 1024  # of one answer: four million tokens
-LLAMA_CPP: Final = "llama.cpp"  # whose server waits on an idle connection with a thread of the few that it has
-ORDINARY_BYTES: Final = 4096  # from one event to the next, or of what is gathered of them
+MAX_BARREN_BYTES: Final = MAX_FRAME_BYTES + 1024 * 1024  # most bytes between two events
+SLICE_BYTES: Final = 16 * 1024  # parsed in one go: 16,000 blank lines, the worst case, take 8 ms
+TURN_S: Final = 0.005  # time of the event loop that one read may take
+MAX_ERROR_BODY_BYTES: Final = 64 * 1024  # enough for any message
+MAX_CHARS: Final = 16 * 1024 * 1024  # longest answer, about four million tokens
+LLAMA_CPP: Final = "llama.cpp"  # its server ties up one of its few threads for each idle connection
+ORDINARY_BYTES: Final = 4096  # between two events, or of gathered reads; above it letters are counted here
+SHOWN_BYTES: Final = 200  # shown of an unreadable body
+EVENT_STREAM: Final = "text/event-stream"
+_STREAM: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")  # a stream, whatever its content type
 _OK: Final = 200
 
 
@@ -39,22 +52,22 @@ def _chars_of(event: Event) -> int:
 
 
 class Receiver(Protocol):
-    """Takes what an engine sends for one request, in the event loop and without waiting."""
+    """Takes an engine's events for one request, in the event loop and without waiting."""
 
     def begin_stream(self) -> None:
-        """The engine has taken the request up: a stream follows."""
+        """Take the start of a stream: the engine has accepted the request."""
 
     def touch(self) -> None:
-        """Bytes of the body have come: progress, whatever they hold (specification, "Progress")."""
+        """Take the arrival of body bytes: progress, whatever they hold (specification, "Progress")."""
 
     def receive(self, event: Event) -> None:
         """Take one event."""
 
 
 class Exchange(asyncio.Protocol):
-    """The answer to one request; ``finished`` is done when it is complete or has failed with an ``EngineError``.
+    """The answer to one request; ``finished`` completes with it, or fails with an ``EngineError``.
 
-    With ``gathering`` its reads may be gathered from the first token on: nobody watches it.
+    With ``gathering`` its reads may be gathered from the first token on: no reader watches it.
     """
 
     def __init__(
@@ -70,52 +83,58 @@ class Exchange(asyncio.Protocol):
         self._receiver = receiver
         self.finished = finished
         self._gathering = gathering
-        self._reads: Reads | None = None  # where they may be gathered
+        self._reads: Reads | None = None  # set if they may be gathered
         self._is_answering = False
         self._stream = stream or ChatStream()
-        self._pieces: list[bytes] = []  # of the body, in the read that is being parsed
-        self.on_body = self._pieces.append  # httptools calls it for each chunk: no function of ours for a token
-        self._parser = httptools.HttpResponseParser(self)
+        self._pieces: list[bytes] = []  # parts of the body in the read that is being parsed
+        self.on_body = self._pieces.append  # httptools calls it for each chunk: no function of ours runs per token
         self._status = 0
         self._headers: dict[str, str] = {}
         self._is_stream = False
-        self._error_body = bytearray()
+        self._body = bytearray()  # body of an answer that is not a stream
         self._transport: asyncio.Transport | None = None
-        self._pending = bytearray()  # what has come and is parsed in later turns of the loop
-        self._is_behind = False  # it has to be parsed before what comes
+        self._pending = bytearray()  # received bytes that later turns of the loop parse
+        self._is_behind = False  # pending bytes must be parsed before new ones
         self._is_reading = True
-        self.leaves_open = False  # once its answer is whole: its connection is good for another request
-        self._ends = 0  # of answers on this connection
-        self.is_answered = False  # by one byte at least
+        self.leaves_open = False  # set after the answer: the connection can serve another request
+        self._ends = 0  # answers that ended on this connection
+        self.is_answered = False  # at least one byte has come
         self._has_head = False
-        self._head_since = 0.0  # when its first byte came
+        self._head_since = 0.0  # time of the first byte
         self._barren_bytes = 0  # since the last event
-        self._chars = 0  # of large reads
+        self._chars = 0  # letters of large reads
 
     def __repr__(self) -> str:
         return f"<Exchange status={self._status or None} finished={self.finished.done()} {self._stream!r}>"
 
     def stop_gathering(self) -> None:
-        """Leave the reads alone; to be called before the connection is closed from here."""
+        """Leave the reads alone; called before we close the connection."""
         if self._gathering is not None and self._reads is not None:
             self._gathering.forget_reads(self._reads)
+
+    def give_up(self) -> None:
+        """End an exchange that its caller left while it was connecting: uvloop does not report that."""
+        self.finished.cancel()
+        if self._transport is not None:
+            self.connection_lost(None)
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the request."""
+        self._parser = httptools.HttpResponseParser(self)  # lives until the connection is lost
         # asyncio declares the base class; uvloop's transports are no subclass of asyncio.Transport.
         self._transport = cast("asyncio.Transport", transport)
         self._transport.write(self._request)
         if self._gathering is not None:
             self._reads = Reads(transport.get_extra_info("socket"))
-        self._request = b""  # it may be megabytes, and we are kept for as long as the answer takes
+        self._request = b""  # it may be megabytes, and this object lives as long as the answer
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came and hand it over; more than a little is parsed over several turns of the loop."""
+        """Parse the bytes and hand over their events; large reads are parsed over several turns of the loop."""
         self.is_answered = True
         if self.finished.done():
-            self.leaves_open = False  # something has come behind it
+            self.leaves_open = False  # bytes came after the answer
             return
         size = len(data)
         if size > SLICE_BYTES or self._is_behind:
@@ -134,7 +153,7 @@ class Exchange(asyncio.Protocol):
         except EngineError as error:
             self._fail(error)
         except httptools.HttpParserError as error:
-            # An error raised in one of our callbacks arrives as the context of httptools' own.
+            # An error raised in a callback of ours arrives as the context of httptools' own error.
             cause = error.__context__
             self._deliver()
             if isinstance(cause, EngineError):
@@ -143,7 +162,7 @@ class Exchange(asyncio.Protocol):
                 self._fail(MalformedFrame(f"the answer is not HTTP: {error}"), error)
 
     def _parse_pending(self) -> None:
-        """Parse for a moment; read no more until all that has come is parsed."""
+        """Parse for up to ``TURN_S``; stop reading until all received bytes are parsed."""
         until = time.monotonic() + TURN_S
         while self._pending and not self.finished.done():
             piece = bytes(self._pending[:SLICE_BYTES])
@@ -170,10 +189,10 @@ class Exchange(asyncio.Protocol):
             transport.pause_reading()
 
     def _bound_barren(self) -> None:
-        """Bound what has come since the last event.
+        """Check the bytes received since the last event against their bound.
 
         Raises:
-            MalformedFrame: it is too much.
+            MalformedFrame: they are too many.
         """
         if not self._has_head:
             now = time.monotonic()
@@ -186,55 +205,55 @@ class Exchange(asyncio.Protocol):
             raise MalformedFrame(f"{MAX_BARREN_BYTES} bytes without an event")
 
     def _bound_letters(self, events: list[Event]) -> None:
-        """Count the letters of events that were large; those of ordinary ones are counted by the engine's watch."""
+        """Count the letters of large reads; the engine's watch counts those of ordinary ones."""
         self._chars += sum(map(_chars_of, events))
         if self._chars > MAX_CHARS:
             self._fail(AnswerTooLarge(f"the answer is longer than {MAX_CHARS} letters"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Judge what the end of the connection means for the answer."""
+        """Decide what the end of the connection means for the answer."""
         while self._pending and not self.finished.done():
             self._parse_pending()
         self._transport, self.leaves_open = None, False
-        del self._parser  # it keeps us as we keep it: only the collector would free us, and what our receiver holds
+        del self._parser  # it and we keep each other: only the collector would free both, and what our receiver holds
         self.stop_gathering()
         if self.finished.done():
             return
         if not self._has_head:
             self._fail(EngineUnreachable("the connection broke before an answer began"), exc)
         elif not self._is_stream:
-            self._reject()
+            if self._status == _OK and {"content-length", "transfer-encoding"} & self._headers.keys():
+                self._fail(TruncatedStream("the connection broke in the middle of the answer"), exc)
+            else:
+                self._end_whole()
         else:
             self._close_stream(exc)
 
     # httptools callbacks
 
     def on_status(self, _status: bytes) -> None:
-        """Take the status line."""
+        """Set the status."""
         self._status = self._parser.get_status_code()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take one header; what trails the body is none."""
+        """Store one header; trailers after the body are ignored."""
         if not self._has_head:
             self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         """Decide whether a stream follows."""
         self._take_head()
-        content_type = self._headers.get("content-type", "")
-        if self._status == _OK and not content_type.lower().startswith("text/event-stream"):
-            raise MalformedFrame(f"the answer is {content_type or 'of no type'} and not an event stream")
-        self._is_stream = self._status == _OK
-        if self._is_stream:
+        self._is_stream = self._status == _OK and self._headers.get("content-type", "").lower().startswith(EVENT_STREAM)
+        if self._status == _OK:
             self._receiver.begin_stream()
-            if self._parser.should_keep_alive():
-                self._reads = None  # it does not close its connection after the answer, so the end would not wake us
+            if self._parser.should_keep_alive() or not self._is_stream:
+                self._reads = None  # the connection stays open after the answer, so the end would not wake us
 
     def _take_head(self) -> None:
-        """Take status and headers.
+        """Read status and headers.
 
         Raises:
-            MalformedFrame: the body is packed, of which nobody knows how large it is; or the status is none.
+            MalformedFrame: the body is packed, so its size is unknown; or the status is not one of HTTP's.
         """
         self._status = self._parser.get_status_code()
         if self._status > LAST_STATUS:
@@ -245,7 +264,7 @@ class Exchange(asyncio.Protocol):
             raise MalformedFrame(f"the answer is packed ({coding[:50]}), which nobody asked for")
 
     def on_message_complete(self) -> None:
-        """Take the end of the answer."""
+        """Handle the end of the answer."""
         self._deliver()
         self.leaves_open = self._may_stay_open()
         if self.finished.done():
@@ -256,23 +275,22 @@ class Exchange(asyncio.Protocol):
         elif self._is_stream:
             self._close_stream(None)
         else:
-            self._reject()
+            self._end_whole()
 
     def _may_stay_open(self) -> bool:
-        """Note the end of an answer; return whether its connection stays open, and nothing has come behind it."""
+        """Count the end of an answer; return whether its connection stays open with nothing sent after it."""
         self._ends += self._status >= _OK
         is_llama = self._headers.get("server", "").startswith(LLAMA_CPP)
         return self._ends == 1 and not is_llama and self._parser.should_keep_alive()
 
     def _deliver(self) -> None:
-        """Hand over what of the body has come with this read, if anything has."""
+        """Hand over the body bytes of this read, if there are any."""
         body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
         if not body:
             return
         if not self._is_stream:
-            room = MAX_ERROR_BODY_BYTES - len(self._error_body)
-            self._error_body += body[:room]
+            self._hold(body)
             return
         receiver = self._receiver
         receiver.touch()
@@ -287,7 +305,7 @@ class Exchange(asyncio.Protocol):
         if stream.is_complete or stream.failure is not None:
             self._settle()
         elif not self._is_answering and events and type(events[-1]) is not PromptProgress:
-            self._is_answering = True  # when the first token came has to be known well; from now on there are many
+            self._is_answering = True  # the time of the first token must be exact; many follow
             if self._gathering is not None and self._reads is not None:
                 self._gathering.add(self._reads)
 
@@ -299,14 +317,57 @@ class Exchange(asyncio.Protocol):
         self._settle(cause)
 
     def _settle(self, cause: Exception | None = None) -> None:
-        """Finish as the stream has ended."""
+        """Finish the way the stream ended."""
         if self._stream.failure is not None:
             self._fail(self._stream.failure, cause)
         elif not self.finished.done():
             self.finished.set_result(None)
 
-    def _reject(self) -> None:
-        self._fail(openai.decode_error(self._status, self._headers, bytes(self._error_body)))
+    def _hold(self, body: bytes) -> None:
+        """Hold a piece of an answer that is not a stream although one was asked for."""
+        if self._status != _OK:
+            self._body += body[: MAX_ERROR_BODY_BYTES - len(self._body)]
+            return
+        self._receiver.touch()
+        self._barren_bytes = 0
+        self._body += body
+        if len(self._body) > MAX_FRAME_BYTES:
+            raise AnswerTooLarge(f"the answer is larger than {MAX_FRAME_BYTES} bytes")
+
+    def _end_whole(self) -> None:
+        """Handle the end of an answer outside a stream: an error, one whole answer, or a stream without its type.
+
+        Each of them may have the status 200.
+        """
+        body = bytes(self._body)
+        if self._status != _OK:
+            self._fail(decode_error(self._status, self._headers, body))
+        elif _STREAM.match(body):
+            for event in self._stream.feed(body):
+                self._receiver.receive(event)
+            self._close_stream(None)
+        else:
+            self._take_whole(body)
+
+    def _take_whole(self, body: bytes) -> None:
+        events: list[Event] = []
+        try:
+            has_stopped = decode_whole(body, events)
+        except UnreadableFrame:
+            has_stopped = False
+        except EngineError as error:
+            self._fail(error)
+            return
+        if not has_stopped and not any(isinstance(event, SAID) for event in events):
+            content_type = self._headers.get("content-type", "of no type")
+            shown = body[:SHOWN_BYTES].decode("utf-8", "replace")
+            kind = UnreadableFrame if body.strip() else MalformedFrame
+            self._fail(kind(f"the answer is {content_type}, and neither an answer nor an error: {shown}"))
+            return
+        for event in events:
+            self._receiver.receive(event)
+        self._bound_letters(events)
+        self._settle()
 
     def _fail(self, error: EngineError, cause: BaseException | None = None) -> None:
         if cause is not None and error.__cause__ is None:

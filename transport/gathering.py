@@ -1,8 +1,8 @@
-"""Fewer, larger reads of answers that nobody watches: the kernel wakes us once for several tokens.
+"""Fewer, larger reads of unwatched answers: the kernel wakes us once for several tokens.
 
-Two thirds of what a token costs is the wake-up and the read (``bench/token_path.py``). ``SO_RCVLOWAT`` has the kernel
-hold a wake-up back until that many bytes are there. The end of a connection, in order or not, wakes at once, whatever
-has come (Linux, ``tcp_data_ready`` and ``tcp_set_rcvlowat``). A UNIX socket ignores it and stays as it is.
+Two thirds of a token's cost is the wake-up and the read (``bench/token_path.py``). With ``SO_RCVLOWAT`` the kernel
+wakes us only once that many bytes are there. The end of a connection, orderly or not, wakes at once, whatever has come
+(Linux, ``tcp_data_ready`` and ``tcp_set_rcvlowat``). A UNIX socket ignores the option and reads as before.
 """
 
 import asyncio
@@ -10,13 +10,13 @@ import socket
 from contextlib import suppress
 from typing import Final
 
-GATHERED_BYTES: Final = 2048  # eight frames of a token each
-LOOK_S: Final = 0.25  # what has come is read within two of them: as often as the watch over the engine looks
-READS_A_LOOK: Final = 4  # that few at least have to be saved
+GATHERED_BYTES: Final = 2048  # eight frames of one token each
+LOOK_S: Final = 0.25  # bytes are read within two looks: as often as the watch over the engine looks
+READS_A_LOOK: Final = 4  # fewest reads between two looks that are worth gathering
 
 
 class Reads:
-    """The reads of one connection; whoever reads counts them in ``count``."""
+    """The reads of one connection; its reader counts them in ``count``."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.count = 0
@@ -27,7 +27,7 @@ class Reads:
         return f"<Reads {self.count} gathering={self._is_gathering}>"
 
     def adapt(self) -> None:
-        """Gather where reads are many; where none has come since the last look, have the kernel hand over all."""
+        """Gather if reads are many; if none has come since the last look, have the kernel hand over everything."""
         if self._is_gathering and not self.count:
             self._is_gathering = False
             self._wake_at(1)
@@ -37,12 +37,12 @@ class Reads:
         self.count = 0
 
     def _wake_at(self, size: int) -> None:
-        with suppress(OSError):  # it may have broken in this moment, and the others are to be looked at
+        with suppress(OSError):  # the connection may have just broken, and the others still need a look
             self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
 
 class Gathering:
-    """All connections of one client whose reads may be gathered; one timer looks after them while there are any."""
+    """The connections of one client whose reads may be gathered; one timer watches them while there are any."""
 
     def __init__(self) -> None:
         self._reads: set[Reads] = set()
@@ -52,17 +52,17 @@ class Gathering:
         return f"<Gathering {len(self)} connections>"
 
     def __len__(self) -> int:
-        """Return how many connections it looks after."""
+        """Return the number of connections."""
         return len(self._reads)
 
     def add(self, reads: Reads) -> None:
-        """Look after one more connection, until it is discarded."""
+        """Watch one more connection, until it is forgotten."""
         self._reads.add(reads)
         if self._timer is None:
             self._look_later()
 
     def forget_reads(self, reads: Reads) -> None:
-        """Leave a connection alone; to be called before it is closed."""
+        """Stop watching a connection; called before it is closed."""
         self._reads.discard(reads)
         if not self._reads and self._timer is not None:
             self._timer.cancel()

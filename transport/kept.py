@@ -1,7 +1,7 @@
-"""Connections to one engine that its last answer has left open, for the requests that come next.
+"""Idle connections to one engine that its last answers left open for the next requests.
 
-A connection costs two processes a handshake and an end. An engine may close an idle one at any moment; a request that
-meets that is sent once more on a fresh one, as long as no byte of an answer has come.
+A connection costs both processes a handshake and an end. An engine may close an idle one at any moment; a request that
+meets that is sent once more on a fresh one, if no byte of an answer has come.
 """
 
 import asyncio
@@ -9,28 +9,28 @@ import fcntl
 import termios
 from typing import Final
 
-IDLE_S: Final = 2.0  # uvicorn, which is vLLM's, closes after five
+IDLE_S: Final = 2.0  # uvicorn, which serves vLLM, closes after five
 MOST: Final = 256
 
 
 class KeptConnections:
-    """The idle ones of one engine, the newest taken first; one timer closes what nobody takes."""
+    """The idle connections of one engine, newest first; one timer closes those left idle."""
 
     def __init__(self) -> None:
-        self._idle: dict[_Idle, float] = {}  # and since when, in the loop's seconds
+        self._idle: dict[_Idle, float] = {}  # with the loop's time at which each became idle
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<KeptConnections {len(self._idle)}>"
 
     def __len__(self) -> int:
-        """Count the idle ones."""
+        """Return the number of idle connections."""
         return len(self._idle)
 
     def take(self, protocol: asyncio.Protocol, scope: str | None = None) -> asyncio.Transport | None:
-        """Give an idle connection of a scope to a protocol, as one that is made for it; None where there is none.
+        """Give an idle connection of a scope to a protocol, as if made for it; None without one.
 
-        One on which bytes lie is closed: they are no answer to what is asked next.
+        A connection with unread bytes is closed: they are no answer to the next request.
         """
         while (idle := next((each for each in reversed(self._idle) if each.scope == scope), None)) is not None:
             del self._idle[idle]
@@ -45,7 +45,7 @@ class KeptConnections:
         return None
 
     def keep(self, transport: asyncio.Transport, scope: str | None = None) -> None:
-        """Keep a connection on which an answer has come to its end, or close it where there are enough."""
+        """Keep a connection whose answer has ended, or close it if ``MOST`` are kept."""
         if len(self._idle) >= MOST or transport.is_closing():
             transport.abort()
             return
@@ -56,8 +56,16 @@ class KeptConnections:
         if self._timer is None:
             self._timer = loop.call_later(IDLE_S, self._close_old)
 
+    def close(self) -> None:
+        """Close all idle connections: no more requests go to this engine."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._idle:
+            self._idle.popitem()[0].transport.abort()
+
     def forget_idle(self, idle: "_Idle") -> None:
-        """Leave out one that has broken."""
+        """Drop a broken connection."""
         self._idle.pop(idle, None)
 
     def _close_old(self) -> None:
@@ -71,18 +79,18 @@ class KeptConnections:
 
 
 def _has_bytes(transport: asyncio.Transport) -> bool:
-    """Whether something has come that the event loop has not read yet; behind TLS there may be what is no answer."""
+    """Whether bytes have come that the event loop has not read; False with TLS, whose own records may be unread."""
     if transport.get_extra_info("ssl_object") is not None:
         return False
     try:
         count = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4))
-    except (OSError, AttributeError):  # it is closed, or none of the kernel's
+    except (OSError, AttributeError):  # closed, or not a kernel socket
         return False
     return any(count)
 
 
 class _Idle(asyncio.Protocol):
-    """The listener on an idle connection: one of which anything is heard is of no more use."""
+    """Listens on an idle connection and drops it at the first byte or at its end."""
 
     def __init__(self, kept: KeptConnections, transport: asyncio.Transport, scope: str | None) -> None:
         self.transport = transport
@@ -90,14 +98,14 @@ class _Idle(asyncio.Protocol):
         self._kept = kept
 
     def data_received(self, data: bytes) -> None:  # noqa: ARG002 - nothing was asked
-        """Close."""
+        """Drop and close it."""
         self._kept.forget_idle(self)
         self.transport.abort()
 
     def eof_received(self) -> None:
-        """Close."""
+        """Drop it; its transport closes by itself."""
         self._kept.forget_idle(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """Be gone."""
+        """Drop it."""
         self._kept.forget_idle(self)

@@ -1,51 +1,59 @@
-"""One POST whose answer is passed on as it came, and read along the way.
+"""One POST whose answer is passed on unchanged and read along the way.
 
-A stream is passed on piece by piece, within ``data_received`` as all of the token path. Pieces that can only be tokens
-are read a few at a time: what they say is wanted twice a second, and that they came is known at once. Any other answer
-is passed on when it is whole: until then it can be asked for again.
+A stream is passed on piece by piece within ``data_received``, like the whole token path. Pieces that can only be tokens
+are read a few at a time: their arrival is reported at once, their text is needed only twice a second. Any other answer
+is passed on when it is whole: until then the request can be sent again.
 """
 
 import asyncio
+import re
 from typing import Final, Protocol
 
+import msgspec
 from typing_extensions import override
 
-from transport.dialects import openai
+from transport.dialects.refusals import SERVER_ERROR, Refusal, decode_error, encode_error, refusal_in, rejection
 from transport.dialects.relayed import account_of, decode_body, decode_frame
-from transport.errors import AnswerTooLarge, EngineRejected, TruncatedStream
+from transport.errors import UNDECODABLE, AnswerTooLarge, EngineRejected, TruncatedStream, UnreadableFrame
 from transport.events import Finished
 from transport.exchange import MAX_ERROR_BODY_BYTES, ORDINARY_BYTES, Exchange, Receiver
 from transport.stream import ChatStream
 
-MAX_BODY_BYTES: Final = 64 * 1024 * 1024  # of one answer that is not streamed: embeddings of hundreds of texts
-MAX_HELD_BYTES: Final = 96 * 1024 * 1024  # of all such answers that are being read
+MAX_BODY_BYTES: Final = 64 * 1024 * 1024  # one answer without a stream: embeddings of hundreds of texts
+MAX_HELD_BYTES: Final = 96 * 1024 * 1024  # all such answers in progress
 READ_AT_ONCE: Final = 16  # pieces that are passed on before they are read
 _TOKENS: Final = (b"data: {", b"event: content_block_delta\n", b"event: response.output_text.delta\n")
+_DOCUMENT: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*[{\[]")  # JSON, perhaps after a byte order mark
+SHOWN: Final = 80  # bytes shown of an answer that is not JSON
 JSON: Final = "application/json"
+_ERROR: Final = re.compile(rb'data:[^\n]*"error"\s*:')
+FLAT: Final = frozenset(
+    {"message", "msg", "detail", "code", "status", "status_code", "raw_status_code", "type", "param"}
+)
 _OK: Final = 200
 _LAST_OK: Final = 299
 _NOT_IMPLEMENTED: Final = 501
 
 
 class Passage(Protocol):
-    """The way of an answer to its client, in the event loop and without waiting."""
+    """Passes an answer to its client, in the event loop and without waiting."""
 
     def pass_frames(self, content_type: str, frames: bytes) -> None:
         """Take a piece of a stream."""
 
     def pass_whole(self, status: int, content_type: str, body: bytes) -> None:
-        """Take an unstreamed answer, good or bad."""
+        """Take an answer outside a stream, good or bad."""
 
 
 class RelayReceiver(Receiver, Protocol):
-    """A receiver that can be told of a token before it is read."""
+    """A receiver that can learn of a token before it is read."""
 
     def advance(self) -> None:
-        """Bytes have come, and the model has got further; what it has said follows."""
+        """Take the arrival of bytes that show progress of the model; their events follow."""
 
 
 class HeldAnswers:
-    """The bytes that are held of answers that come whole, of all engines together: memory is the process's."""
+    """Counts the bytes held of whole answers, of all engines together: they share one process's memory."""
 
     def __init__(self, most_bytes: int = MAX_HELD_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -55,7 +63,7 @@ class HeldAnswers:
         return f"<HeldAnswers {self.bytes} bytes>"
 
     def add(self, size: int) -> bool:
-        """Hold so many bytes more; return whether there is room for them."""
+        """Hold ``size`` bytes more; return whether there is room for them."""
         self.bytes += size
         return self.bytes <= self._most_bytes
 
@@ -64,22 +72,20 @@ HELD: Final = HeldAnswers()
 
 
 class RelayExchange(Exchange):
-    """The answer to one relayed request; what an engine refuses is passed on, and fails as well.
+    """The answer to one relayed request; an engine's refusal is passed on, and fails the exchange as well.
 
-    An error that the engine tells in a stream of which nothing was passed on yet is kept back: its request may be
-    asked again.
+    An error in a stream is kept back while nothing of it was passed on: the request may be sent again.
     """
 
     def __init__(
         self, request: bytes, receiver: RelayReceiver, finished: "asyncio.Future[None]", passage: Passage
     ) -> None:
-        super().__init__(request, receiver, finished, stream=ChatStream(decode=decode_frame))
+        super().__init__(request, receiver, finished, stream=ChatStream(decode=decode_frame, tells_reason=False))
         self._relay_receiver = receiver
         self._passage = passage
         self._unread: list[bytes] = []
-        self._body = bytearray()
         self._content_type = ""
-        self._is_sized = False  # by a length or by chunks: then its end is told
+        self._is_sized = False  # by a length or by chunks, which mark its end
         self._has_passed = False
         finished.add_done_callback(self._let_go)
 
@@ -104,6 +110,7 @@ class RelayExchange(Exchange):
             and len(unread) < READ_AT_ONCE
             and body.startswith(_TOKENS)
             and body[-2:] == b"\n\n"
+            and b"[DONE]" not in body  # nothing may follow it, not even the end of the body
             and b'"error"' not in body
             and not self._stream.is_over
         ):
@@ -114,21 +121,23 @@ class RelayExchange(Exchange):
             return
         self._receiver.touch()
         if not self._is_stream:
-            self._take(body)
+            self._hold(body)
             return
         self._read(body)
         failure = self._stream.failure
         if failure is None or self._has_passed:
             self._has_passed = True
             self._passage.pass_frames(self._content_type, body)
+            if isinstance(failure, EngineRejected) and _ERROR.search(body) is None:  # in a form that no client reads
+                self._passage.pass_frames(self._content_type, b"\n\ndata: %b\n\n" % encode_error(failure))
         elif isinstance(failure, EngineRejected) and is_about_the_request(failure):
-            # vLLM says so in a stream that it has begun with 200: to clients it is a refusal like any other.
-            self._passage.pass_whole(failure.status, JSON, openai.encode_error(failure))
+            # vLLM refuses in a stream that it began with 200: clients get a refusal like any other.
+            self._passage.pass_whole(failure.status, JSON, encode_error(failure))
         if self._stream.is_over:
             self._settle()
 
     def _read(self, body: bytes = b"") -> None:
-        """Read what has been passed on unread, and ``body`` after it."""
+        """Read the pieces that were passed on unread, then ``body``."""
         if self._unread:
             body = b"".join(self._unread) + body
             self._unread.clear()
@@ -145,11 +154,11 @@ class RelayExchange(Exchange):
     def connection_lost(self, exc: Exception | None) -> None:
         self._read()
         if not self.finished.done() and self._has_head and not self._is_stream and not self._is_sized:
-            self._pass_whole()  # nothing else has told its end
+            self._pass_whole()  # only the end of the connection marks its end
         super().connection_lost(exc)
 
     def on_message_complete(self) -> None:
-        """Take the end of the answer, as the protocol tells it."""
+        """Handle the end of the answer that the protocol marks."""
         self._deliver()
         self._read()
         if self.finished.done() or self._status < _OK:
@@ -160,10 +169,11 @@ class RelayExchange(Exchange):
             self._pass_whole()
         elif not self._has_passed and self._stream.failure is None:
             self._fail(TruncatedStream("the stream ended before it had begun"))
-        elif self._stream.failure is None:  # of whatever kind it is: some know no last frame
-            self.finished.set_result(None)
+        else:
+            self._close_stream(None)
 
-    def _take(self, body: bytes) -> None:
+    @override
+    def _hold(self, body: bytes) -> None:
         self._barren_bytes = 0
         self._body += body
         has_room = HELD.add(len(body))
@@ -178,24 +188,46 @@ class RelayExchange(Exchange):
 
     def _pass_whole(self) -> None:
         whole = bytes(self._body)
-        if self._status <= _LAST_OK:
+        refusal = _refusal_in(whole) if self._status <= _LAST_OK else None
+        if refusal is not None:
+            refused = rejection(refusal, SERVER_ERROR, None)
+            self._passage.pass_whole(refused.status, JSON, encode_error(refused))
+            self._fail(refused)
+        elif self._status <= _LAST_OK and _DOCUMENT.match(whole) is None:
+            self._fail(UnreadableFrame(f"the answer is no JSON: {whole[:SHOWN]!r}"))
+        elif self._status <= _LAST_OK:
             self._passage.pass_whole(self._status, self._content_type, whole)
             for event in (*decode_body(account_of(whole)), Finished("")):
                 self._receiver.receive(event)
             self.finished.set_result(None)
         else:
-            error = openai.decode_error(self._status, self._headers, whole[:MAX_ERROR_BODY_BYTES])
-            status = error.status if is_about_the_request(error) else self._status  # llama.cpp has 500 for some of them
+            error = decode_error(self._status, self._headers, whole[:MAX_ERROR_BODY_BYTES])
+            status = error.status if is_about_the_request(error) else self._status  # llama.cpp: 500 for some
             self._passage.pass_whole(status, self._content_type, whole)
             self._fail(error)
 
-    def _reject(self) -> None:
+    @override
+    def _end_whole(self) -> None:
         if self._status <= _LAST_OK:
             self._fail(TruncatedStream("the connection broke in the middle of the answer"))
             return
-        self._fail(openai.decode_error(self._status, self._headers, bytes(self._error_body)))
+        self._fail(decode_error(self._status, self._headers, bytes(self._body)))
+
+
+def _refusal_in(whole: bytes) -> Refusal | None:
+    """Return the error in a body of status 200; a failed answer of the Responses surface is an answer."""
+    if len(whole) > MAX_ERROR_BODY_BYTES:
+        return None
+    try:
+        document = msgspec.json.decode(whole)
+    except UNDECODABLE:
+        return None
+    if not isinstance(document, dict) or document.get("object") == "response":
+        return None
+    is_error = document.get("error") or "error" in (document.get("object"), document.get("type"))
+    return refusal_in(document) if is_error or document.keys() <= FLAT else None
 
 
 def is_about_the_request(error: EngineRejected) -> bool:
-    """Whether a refusal is of this request alone: what the engine does not do counts, beside what is wrong with it."""
+    """Whether a refusal concerns only this request: its faults, and features that the engine lacks."""
     return error.is_about_the_request or error.status == _NOT_IMPLEMENTED

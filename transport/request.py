@@ -1,4 +1,4 @@
-"""One chat request, as the caller means it, before a dialect puts it on the wire."""
+"""One chat request as its caller means it, before a dialect encodes it."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -18,7 +18,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of a chat; an assistant's may hold calls, a tool's answers the call ``call_id``."""
+    """One message of a chat; an assistant's may hold calls, and a tool's answers the call ``call_id``."""
 
     role: Role
     content: str
@@ -27,19 +27,19 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Thought(StrEnum):
-    """The thought before an answer that is constrained."""
+    """The thought that precedes a constrained answer."""
 
     NONE = "none"
     OPTIONAL = "optional"  # a thought in ``<think>``, or none
     OPEN = "open"  # the prompt ends in ``<think>``: the rest of the thought, and its end
-    ENDED = "ended"  # the prompt ends so as well, and its thought ends at once
+    ENDED = "ended"  # the prompt ends with ``<think>`` too, and the thought ends at once
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True):
-    """The form of an answer, for an engine that can hold its model to it: one of three kinds.
+    """The form of an answer, for an engine that can enforce it: one of three kinds.
 
-    An answer is one of ``choices``, or all of it matches ``pattern``, or it is JSON that fits ``json_schema``; what
-    stands before it is not constrained.
+    An answer is one of ``choices``, or matches ``pattern`` as a whole, or is JSON that fits ``json_schema``. Text
+    before the answer is not constrained.
     """
 
     choices: tuple[str, ...] = ()
@@ -49,13 +49,12 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A chat to be continued by the model.
+    """A chat for the model to continue.
 
-    ``params`` is an open mapping of generation parameters (specification, "Generation parameters"): whatever the
-    dialect does not own reaches the engine untouched. ``tools`` are OpenAI tool definitions. Prefixes that an engine
-    keeps are shared only within one ``cache_scope``, where an engine knows such a thing; no reader follows the
-    stream of what is not ``is_watched``, so that it may come in larger pieces. ``constraint`` is for the engine to
-    keep, as far as its dialect can say it.
+    ``params`` is an open mapping of generation parameters (specification, "Generation parameters"): those that the
+    dialect does not own reach the engine untouched. ``tools`` are OpenAI tool definitions. An engine that knows cache
+    scopes shares prefixes only within one ``cache_scope``. Without ``is_watched`` no reader follows the stream, so it
+    may come in larger pieces. The engine enforces ``constraint`` as far as its dialect can express it.
     """
 
     model: str

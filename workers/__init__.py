@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from workers.policy.repetition import RepetitionLimits
     from workers.policy.restart import RestartPolicy
     from workers.policy.weights import WeightsPolicy
-    from workers.requests.prompts.bios import BiosPolicy
+    from workers.requests.bios_words import BiosPolicy
     from workers.spec import Capacity, EngineKind, WorkerSpec, WorkerTimeouts
     from workers.states import WorkerState
     from workers.tools.calls import Signal, ToolLimits, ToolRecord
@@ -47,7 +47,7 @@ __all__ = [
     "WorkerTimeouts",
 ]
 _HOMES: Final = {
-    "BiosPolicy": "workers.requests.prompts.bios",
+    "BiosPolicy": "workers.requests.bios_words",
     "Capacity": "workers.spec",
     "EngineKind": "workers.spec",
     "InvalidSpec": "workers.errors",
@@ -79,7 +79,7 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for, and nothing else: a command that runs no engine starts in a third of the time."""
+    """Import a public name on first use: a command that runs no engine starts in a third of the time."""
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(name)

@@ -3,47 +3,47 @@
     WorkerError
     ├── SpawnFailed       the engine's program cannot be started at all
     ├── StartFailed       the engine was started and did not get ready
-    ├── ModelUnavailable  a model that Roundhouse fetches itself cannot be had
+    ├── ModelUnavailable  a model that Roundhouse fetches itself cannot be fetched
     ├── NoSlot            every slot is in use, or the worker is not ready
-    ├── InvalidSpec       the specification cannot be launched (a flag of ours given twice, a file that is not there)
+    ├── InvalidSpec       the specification cannot be launched (a flag of ours given twice, a missing file)
     ├── StopTimedOut      the engine's tree did not die
-    ├── DevicesUnreadable a driver or a program that tells of GPUs fails
-    ├── DeviceSick        a device is left alone: nothing is started there
-    ├── InvalidInventory  there cannot be a machine with these devices
-    ├── InvalidLayout     devices cannot be divided into lanes so
-    ├── OffloadCrowded    too much waits already to be looked at in other processes
-    ├── InvalidTensors    a file of tensors is none, or not whole
+    ├── DevicesUnreadable a driver or a program that reports GPUs fails
+    ├── DeviceSick        a device is sick: nothing is started there
+    ├── InvalidInventory  no machine can have these devices
+    ├── InvalidLayout     the devices cannot be divided into these lanes
+    ├── OffloadCrowded    too much work already waits for other processes
+    ├── InvalidTensors    a file of tensors is unreadable or incomplete
     ├── AdapterError      an adapter cannot be loaded or unloaded; nothing has changed
-    │   ├── InvalidAdapter    it is none, or not one for this model
-    │   ├── AdapterTaken      its name means something else already
+    │   ├── InvalidAdapter    the files are no adapter, or not one for this model
+    │   ├── AdapterTaken      its name already means something else
     │   ├── AdapterUnknown    no adapter of that name was loaded
-    │   ├── AdaptersFull      the model's engines have room for no more
-    │   ├── AdapterRefused    an engine would not take it
-    │   └── NoEngineReady     no engine of the model answers that could prove it
+    │   ├── AdaptersFull      the model's engines have no room for another
+    │   ├── AdapterRefused    an engine refused it
+    │   └── NoEngineReady     no engine of the model is ready to prove it
     ├── WeightsUpdateError      an update of weights cannot begin
-    │   ├── UpdateRunning     another one is under way
+    │   ├── UpdateRunning     another update is running
     │   ├── VersionNotNewer   versions only rise
-    │   ├── GroupMissing      no group with the trainer, or not with all workers: it has to be made again
+    │   ├── GroupMissing      no group with the trainer, or not with all workers: it must be made again
     │   ├── NoWorkerReady     no engine of the model answers
-    │   └── InvalidUpdate     what was asked for cannot be: no such checkpoint, or not this model's
-    └── ToolError         something about tools
-        ├── InvalidTool     a definition is none, or two have one name
+    │   └── InvalidUpdate     no such checkpoint, or not this model's
+    └── ToolError         a failure of tools
+        ├── InvalidTool     a definition is unusable, or two tools have one name
         ├── UnknownTool     no tool runner knows a tool of that name
         ├── JournalClosed    a call must not be made: another node has its request by now
-        ├── ToolRunFailed   a tool's endpoint or server did not do what it was asked
+        ├── ToolRunFailed   a tool's endpoint or server failed to run a call
         └── ToolsUnreachable  a tool server could not be started or reached at all
-    IllegalTransition     (a RuntimeError) a move that the table of states does not have: a defect of ours
+    IllegalTransition     (a RuntimeError) a move that is not in the table of states: a defect of ours
 
-How a request ends is no error but a value: see ``workers.outcome``.
+The end of a request is a value, not an error: see ``workers.outcome``.
 """
 
 
 class WorkerError(Exception):
-    """Something about a worker failed."""
+    """A worker failed."""
 
 
 class OffloadCrowded(WorkerError):
-    """Too much waits already to be looked at in other processes."""
+    """Too much work already waits for other processes."""
 
 
 class SpawnFailed(WorkerError):
@@ -62,7 +62,7 @@ class StartFailed(WorkerError):
 
 
 class ModelUnavailable(WorkerError):
-    """A model that Roundhouse fetches itself cannot be had."""
+    """A model that Roundhouse fetches itself cannot be fetched."""
 
 
 class NoSlot(WorkerError):
@@ -74,22 +74,22 @@ class InvalidSpec(WorkerError):
 
 
 class DevicesUnreadable(WorkerError):
-    """A driver, or a program, that tells of GPUs fails."""
+    """A driver or a program that reports GPUs fails."""
 
 
 class DeviceSick(WorkerError):
-    """A device is left alone; the text says why."""
+    """A device is sick, so nothing is started there; the text says why."""
 
     def __init__(self, uuid: str, because: str) -> None:
         super().__init__(f"device {uuid} is left alone: {because}")
 
 
 class InvalidInventory(WorkerError):
-    """There cannot be a machine with these devices."""
+    """No machine can have these devices."""
 
 
 class InvalidLayout(WorkerError):
-    """Devices cannot be divided into lanes so."""
+    """The devices cannot be divided into these lanes."""
 
 
 class StopTimedOut(WorkerError):
@@ -97,7 +97,7 @@ class StopTimedOut(WorkerError):
 
 
 class InvalidTensors(WorkerError):
-    """A file of tensors is unreadable, or not whole."""
+    """A file of tensors is unreadable or incomplete."""
 
 
 class AdapterError(WorkerError):
@@ -105,11 +105,11 @@ class AdapterError(WorkerError):
 
 
 class InvalidAdapter(AdapterError):
-    """The named files are no adapter, or not one for this model."""
+    """The files are no adapter, or not one for this model."""
 
 
 class AdapterTaken(AdapterError):
-    """The name means something else already: one name a version."""
+    """The name already means something else: each version needs its own."""
 
 
 class AdapterUnknown(AdapterError):
@@ -117,15 +117,15 @@ class AdapterUnknown(AdapterError):
 
 
 class AdaptersFull(AdapterError):
-    """The model's engines were started with room for no more."""
+    """The model's engines were started without room for another."""
 
 
 class AdapterRefused(AdapterError):
-    """An engine would not take it."""
+    """An engine refused the adapter."""
 
 
 class NoEngineReady(AdapterError):
-    """No engine of the model answers that could prove it."""
+    """No engine of the model is ready to prove the adapter."""
 
 
 class WeightsUpdateError(WorkerError):
@@ -133,7 +133,7 @@ class WeightsUpdateError(WorkerError):
 
 
 class UpdateRunning(WeightsUpdateError):
-    """Another update is under way: one at a time."""
+    """Another update is running: one at a time."""
 
 
 class VersionNotNewer(WeightsUpdateError):
@@ -141,7 +141,7 @@ class VersionNotNewer(WeightsUpdateError):
 
 
 class GroupMissing(WeightsUpdateError):
-    """There is no group with the trainer, or not with every worker; it has to be made again."""
+    """No group joins the trainer and every worker; it must be made again."""
 
 
 class NoWorkerReady(WeightsUpdateError):
@@ -149,15 +149,15 @@ class NoWorkerReady(WeightsUpdateError):
 
 
 class InvalidUpdate(WeightsUpdateError):
-    """The update cannot be."""
+    """There is no such checkpoint, or it is not this model's."""
 
 
 class ToolError(WorkerError):
-    """Something about tools failed."""
+    """A failure of tools."""
 
 
 class InvalidTool(ToolError):
-    """A definition of a tool is not usable, or two tools have one name."""
+    """A definition of a tool is unusable, or two tools have one name."""
 
 
 class UnknownTool(ToolError):
@@ -173,7 +173,7 @@ class JournalClosed(ToolError):
 
 
 class ToolRunFailed(ToolError):
-    """A tool's endpoint or server did not do what it was asked."""
+    """A tool's endpoint or server failed to run a call."""
 
 
 class ToolsUnreachable(ToolError):
@@ -181,4 +181,4 @@ class ToolsUnreachable(ToolError):
 
 
 class IllegalTransition(RuntimeError):
-    """A move that the table of states does not have."""
+    """A move that is not in the table of states."""

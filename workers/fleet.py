@@ -25,7 +25,7 @@ from workers.process.identity import ProcessId
 from workers.process.orphans import end_children, end_orphans, patrol
 from workers.process.registry import open_registry, run_id
 from workers.roster import UNLOADED, Roster
-from workers.spec import WorkerId, WorkerSpec
+from workers.spec import EngineKind, WorkerId, WorkerSpec
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
 from workers.upkeep import ModelUpkeep
@@ -50,7 +50,7 @@ class Fleet:
         swap_rule: SwapRule = SwapRule.FAIR,
         health: DeviceHealth | None = None,
     ) -> None:
-        self._diaries: dict[WorkerId, Diary] = {}  # one for all models of a lane, and for all workers of an id
+        self._diaries: dict[WorkerId, Diary] = {}  # shared by all models of a lane, and by all workers of an id
         self._make = partial(
             SupervisedWorker,
             environment=environment,
@@ -106,22 +106,22 @@ class Fleet:
         return {name: each.adapters for name, each in self._upkeep.items() if each.adapters is not None}
 
     def want(self, specs: Sequence[WorkerSpec]) -> None:
-        """Set the wanted workers of fixed models; those on lanes stay as they are.
+        """Set the wanted workers of fixed models; those on lanes stay.
 
-        Workers come and leave one after the other, and turns in flight end first: ``under_way`` says what is left.
+        Workers come and leave one at a time, after their turns in flight end: ``under_way`` lists the steps left.
         """
         self._roster.want([spec for spec in specs if spec.lane is None])
 
     def forgive(self, worker_id: str) -> bool:
-        """Replace a worker again that was left alone, and use its lane's device: a person has seen to it.
+        """Let a worker that was left alone be replaced again, and its lane's device be used, on an operator's request.
 
-        Return whether it was unloaded.
+        Returns whether it was unloaded.
         """
         self.lanes.forgive(worker_id)
         return self._roster.forgive(worker_id)
 
     def load(self, model: str) -> None:
-        """Have a model's engines started, or have it loaded on a lane, because a person asks."""
+        """Start a model's engines, or load it on a lane, on an operator's request."""
         if model in self.lanes.models:
             self.lanes.load(model)
         else:
@@ -133,9 +133,10 @@ class Fleet:
         return self._roster.unloaded_models
 
     def unload(self, model: str) -> None:
-        """End a model's engines, each after its requests: those of its own workers until a person asks.
+        """End a model's engines, each after its requests.
 
-        On lanes the model comes back for the next turn that wants it.
+        A fixed model stays unloaded until an operator asks for it; one on lanes comes back for the next turn that wants
+        it.
         """
         if model in self.lanes.models:
             self.lanes.unload(model, UNLOADED)
@@ -143,12 +144,12 @@ class Fleet:
             self._roster.unload(model, UNLOADED)
 
     async def wait_gone(self, model: str) -> None:
-        """Return when no worker of a fixed model is left that was to leave."""
+        """Return when every worker of a fixed model that is leaving has left."""
         await self._roster.wait_gone(model)
 
     @property
     def under_way(self) -> list[str]:
-        """The steps that are left until the workers are those that are wanted, in words."""
+        """The steps left until the workers are the wanted ones, in words."""
         return self._roster.under_way
 
     def subscribe(self, on_change: Callable[[SupervisedWorker], None]) -> None:
@@ -161,11 +162,11 @@ class Fleet:
         return lane.current if lane is not None else self._roster.get(worker_id)
 
     def slots_on_demand(self, model: str) -> int:
-        """Count the slots that a model would have if it were loaded on one of the lanes now."""
+        """Count the slots that a model would have if it were loaded on a lane now."""
         return self.lanes.slots_of(model) if model in self.lanes.models and self.lanes.has_room(model) else 0
 
     def refusal_s(self, worker_id: str) -> float | None:
-        """Return for how long a turn may be refused by a worker; None is for ever."""
+        """Return how long a worker may refuse a turn; None is for ever."""
         worker = self.get(worker_id)
         return worker.spec.timeouts.refusal_s if worker is not None else None
 
@@ -180,11 +181,11 @@ class Fleet:
         return list(dict.fromkeys([*self._roster.models, *(worker.spec.name for worker in self._on_lanes)]))
 
     def workers_of(self, model: str) -> list[SupervisedWorker]:
-        """Return the workers of a model, and of its lanes those that it is on."""
+        """Return the workers of a model, including those of lanes that have it loaded."""
         return [worker for worker in self if worker.spec.name == model]
 
     def served_names(self) -> list[str]:
-        """List what may be asked of workers here by name: models that are not lost, and the adapters on them."""
+        """List the names that requests may ask for: models that are not lost, and their adapters."""
         models = [model for model in self.models() if not self.is_lost(model)]
         return models + [name for model in models if model in self.adapters for name in self.adapters[model].names]
 
@@ -207,7 +208,7 @@ class Fleet:
         return "; ".join(states) or f"no worker serves {model}"
 
     def check_models(self) -> None:
-        """Check that every model has a worker that is or may yet be ready.
+        """Check that every model has a worker that is ready or may become ready.
 
         Raises:
             StartFailed: all workers of a model have given up.
@@ -218,10 +219,10 @@ class Fleet:
             if worker.spec.name not in hopeful:
                 raise worker.supervisor.failure()
 
-    # From one program of this process to the next
+    # Handover to the next program of this process
 
     def hand_over_engines(self) -> HeldFleet:
-        """Return the engines as the next program of this process would find them."""
+        """Return the engines for the next program of this process."""
         found = (hold(worker, self._environment) for worker in self)
         scratch = {name: str(weights.scratch) for name, weights in self.weights.items() if weights.scratch is not None}
         return HeldFleet(
@@ -232,7 +233,7 @@ class Fleet:
         )
 
     def unsettled(self) -> str | None:
-        """Name the work that no other program could continue; None if there is none."""
+        """Name the work that the next program could not continue; None if there is none."""
         for worker in self:
             if worker.now.state is WorkerState.STOPPING:
                 return f"{worker.spec.id} is stopping its engine"
@@ -251,9 +252,9 @@ class Fleet:
         return next(iter(self._roster.under_way), None) if self._roster.is_leaving else self.lanes.unsettled()
 
     async def inherit(self, held: HeldFleet, children: Sequence[ProcessId]) -> Adoption:
-        """Let workers take over running engines, and end engines that none takes; to be called before ``running``.
+        """Let workers take over running engines, and end engines that no worker takes; call it before ``running``.
 
-        ``children`` are all that this process had as the program began.
+        ``children`` are all child processes that existed when the program began.
         """
         workers = {
             (worker.spec.id, worker.spec.name): worker
@@ -290,7 +291,7 @@ class Fleet:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Start every worker; when the block is left, however it is left, no process of theirs is left."""
+        """Start every worker; on leaving the block, for whatever reason, none of their processes is left."""
         gate = StartGate()
         for worker in self._roster:
             if worker.spec.devices:
@@ -312,27 +313,31 @@ class Fleet:
                 tasks.cancel_scope.cancel()
 
     async def wait_ready(self, *, first_try_only: bool = False) -> None:
-        """Return when every worker of a fixed model is ready; others are loaded when turns want them.
+        """Return when every worker of a fixed model is ready; lanes load models when turns want them.
+
+        With ``first_try_only`` attached servers are not waited for: they have no first start.
 
         Raises:
-            StartFailed: one of them will not be.
+            StartFailed: a worker will not become ready.
         """
         for worker in self._roster:
+            if first_try_only and worker.spec.engine is EngineKind.ATTACHED:
+                continue
             await worker.supervisor.wait_ready(first_try_only=first_try_only)
 
     def drain_nowait(self, because: str) -> None:
-        """Let no worker admit anything new, and load no model."""
+        """Let no worker admit new requests, and load no model."""
         self._close()
         for worker in self._all:
             worker.drain_nowait(because)
 
     async def wait_kept(self) -> None:
-        """Return when no engine writes weights any more that the next life is to begin with."""
+        """Return when no engine still writes weights for its next life."""
         for weights in self.weights.values():
             await weights.wait_kept()
 
     async def stop(self, because: str, *, at_once: bool = False) -> None:
-        """Stop all workers at the same time; one that cannot be stopped does not keep the others."""
+        """Stop all workers at the same time; one that cannot be stopped does not delay the others."""
         self._close()
         async with anyio.create_task_group() as tasks:
             for worker in self._all:
@@ -343,18 +348,18 @@ class Fleet:
         self._roster.close()
 
     def _is_changed(self, worker: SupervisedWorker) -> bool:
-        """Whether a model's weights are on their way to its engines, or being written for those that come later."""
+        """Whether new weights are reaching a model's engines, or being written for later ones."""
         weights = self.weights.get(worker.spec.name)
         return weights is not None and (weights.running is not None or weights.is_keeping)
 
     def _tell(self, worker: SupervisedWorker) -> None:
-        # First: what is behind must not be taken for ready.
+        # First, so that a worker with old weights is not taken for ready.
         if worker.spec.lane is None:
             self._roster.note_change(worker)
         else:
             self._upkeep_of_lanes[worker.spec.name].note_change(worker)
         self.lanes.note_change(worker)
-        if self.get(worker.spec.id) is not worker:  # it slept, and another model has its lane
+        if self.get(worker.spec.id) is not worker:  # it sleeps while another model has its lane
             return
         for subscriber in self._subscribers:
             subscriber(worker)

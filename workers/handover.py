@@ -1,4 +1,4 @@
-"""Workers as one program of this process leaves them to the next, which goes on with their engines."""
+"""The workers that one program of this process hands to the next, which keeps their engines running."""
 
 import hashlib
 import json
@@ -16,12 +16,12 @@ from workers.supervised import SupervisedWorker
 
 
 def launch_of(spec: WorkerSpec, environment: Mapping[str, str], adapters: Mapping[str, str] | None = None) -> Launch:
-    """Return the launch of a worker's engine; ``adapters`` in place of the specification's own.
+    """Return the launch of a worker's engine; ``adapters`` replace the specification's own.
 
     Raises:
         InvalidSpec: it cannot be started.
     """
-    spec = replace(placed(spec, environment), devices=(), threads=None)  # what it got is no other launch
+    spec = replace(placed(spec, environment), devices=(), threads=None)  # assigned devices make no other launch
     command = command_for(replace(spec, adapters={}) if spec.engine is not EngineKind.VLLM else spec, {})
     at = [spec.endpoint.host, spec.endpoint.port, str(spec.endpoint.uds)]
     text = json.dumps([spec.engine, list(command.argv), sorted(command.env.items()), at])
@@ -47,7 +47,7 @@ def launch_of_held(held: HeldWorker) -> Launch:
 
 
 def hold(worker: SupervisedWorker, environment: Mapping[str, str]) -> HeldWorker | None:
-    """Return a worker as the next program would find it; None where it has no engine to keep."""
+    """Return a worker and its engine for the next program to adopt; None without an engine to keep."""
     engine = (
         worker.supervisor.hand_over_engine() if worker.owns_engine and Hold.ASLEEP not in worker.now.holds else None
     )
@@ -66,7 +66,7 @@ def hold(worker: SupervisedWorker, environment: Mapping[str, str]) -> HeldWorker
 
 
 def adopt(worker: SupervisedWorker, held: HeldWorker) -> None:
-    """Let a worker that was never started take over a running engine at its start."""
+    """Let a worker that was never started take over a running engine when it starts."""
     worker.supervisor.adopt(held.engine)
     worker.requests.latency.restore(held.pace)
     worker.adapters.adopt(held.adapters, held.numbers)

@@ -4,19 +4,19 @@ from collections.abc import Mapping
 
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
 
-LAUNCHED = 0  # the version of the weights that an engine is started with, where no update has said otherwise
+LAUNCHED = 0  # version of the weights that an engine starts with, unless an update set another
 
 
 class LoadedWeights:
-    """The version of one engine's weights; written by what changes them.
+    """The version of one engine's weights; written by the code that changes them.
 
-    A request begins with the version that its first token was made with, and ends with that of its last.
+    A request records the version that made its first token and the one that made its last.
     """
 
     def __init__(self, in_flight: InFlightRequests) -> None:
         self._in_flight = in_flight
         self.version = LAUNCHED
-        self.incarnation = 0  # of the engine that has them
+        self.incarnation = 0  # incarnation that has these weights
 
     def __repr__(self) -> str:
         return f"<LoadedWeights {self.version} of incarnation {self.incarnation}>"
@@ -27,24 +27,24 @@ class LoadedWeights:
         return f"weights-{self.version}"
 
     def change(self, version: int, incarnation: int) -> None:
-        """Set the version of the weights that the engine has from here on."""
+        """Set the version of the weights that the engine uses from now on."""
         for running in self._in_flight:
             if running.answer.first_token_at is not None:
                 _begin(running, self.version)
         self.version, self.incarnation = version, incarnation
 
     def note_end(self, running: InFlightRequest) -> None:
-        """Take the end of a request; one that another incarnation has begun had its weights."""
+        """Record the version at a request's end, and at its beginning if it had no first token."""
         _begin(running, self.version)
         running.answer.last_version = self.version
 
 
 class LoadedAdapters:
-    """Names to paths: ``wanted`` is what the next engine is started with, ``loaded`` what the present one has.
+    """Names to paths: ``wanted`` for the next engine, ``loaded`` in the present one.
 
-    The order of ``loaded`` is that in which llama-server was given them, and numbers them; ``numbers`` are vLLM's own,
-    which begin with one. What an engine has and no job wants any more stays there until the engine's end, if it cannot
-    be unloaded.
+    The order of ``loaded`` is the order in which llama-server got them, and gives their numbers; ``numbers`` are vLLM's
+    own and begin with one. An adapter that no job wants any more stays in the engine until its end, if it cannot be
+    unloaded.
     """
 
     def __init__(self, adapters: Mapping[str, str]) -> None:
@@ -58,7 +58,7 @@ class LoadedAdapters:
 
     @property
     def missing(self) -> dict[str, str]:
-        """The adapters that the present engine has yet to be given."""
+        """The wanted adapters that the present engine lacks."""
         return {name: path for name, path in self.wanted.items() if self.loaded.get(name) != path}
 
     def adopt(self, loaded: Mapping[str, str], numbers: Mapping[str, int | None]) -> None:

@@ -1,7 +1,7 @@
-"""The subject of log lines that are written here and now: a job's turn, a worker, or neither.
+"""The subject of log lines: a job's turn, a worker, or neither.
 
-Kept beside the messages, so that nobody has to read it out of them. A task that is started takes on what its starter's
-lines concern, until it says otherwise.
+It is kept beside the messages, so that no reader has to parse them. A new task inherits the subject of the task that
+started it, until it sets its own.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,22 +19,22 @@ _concerns: ContextVar[Concerns] = ContextVar("concerns", default=_nothing)
 
 
 class about:  # noqa: N801 - it reads as the function that it stands for, and costs half
-    """Set ``concerns`` for the lines of a block; it is called when a line is written."""
+    """Set ``concerns`` for the log lines of a block; it is called when a line is written."""
 
     def __init__(self, concerns: Concerns) -> None:
         self._to_set = concerns
 
     def __enter__(self) -> None:
-        """Set them."""
+        """Set the concerns."""
         self._token = _concerns.set(self._to_set)
 
     def __exit__(self, *_: object) -> None:
-        """Set those from before again."""
+        """Restore the concerns from before."""
         _concerns.reset(self._token)
 
 
 def concerns_now() -> Concerns:
-    """Return the concerns of lines written here, for a line that is written elsewhere."""
+    """Return the present concerns, for a line that is written elsewhere."""
     return _concerns.get()
 
 
@@ -44,5 +44,5 @@ def of_worker(worker: str, incarnation: int) -> Fields:
 
 
 def line_about(fields: Fields) -> dict[str, Fields]:
-    """Return the ``extra`` of one line that concerns something else than those around it."""
+    """Return the ``extra`` of one line with another subject than the lines around it."""
     return {"about": fields}

@@ -6,7 +6,7 @@ import anyio
 
 
 class Notifier:
-    """A change that is told again and again; for use within one event loop."""
+    """A repeated signal of change, for use within one event loop."""
 
     def __init__(self) -> None:
         self._next = anyio.Event()
@@ -16,11 +16,11 @@ class Notifier:
 
     @property
     def next(self) -> anyio.Event:
-        """The event of the next change; take it before you look, and wait for it after."""
+        """The event of the next change; take it before you look at the state, and wait for it after."""
         return self._next
 
     def notify(self) -> None:
-        """Wake everybody who waits now."""
+        """Wake all tasks that wait now."""
         self._next.set()
         self._next = anyio.Event()
 
@@ -29,6 +29,6 @@ class Notifier:
         await self._next.wait()
 
     async def wait_until(self, is_so: Callable[[], bool]) -> None:
-        """Return when ``is_so`` holds; it is asked at once, and after each change."""
+        """Return when ``is_so`` holds; it is checked at once, and after each change."""
         while not is_so():
             await self._next.wait()

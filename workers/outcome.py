@@ -1,4 +1,4 @@
-"""The ends of an engine's request. Endings are values: none of them is an error of the caller."""
+"""The ends of an engine's request, as values: none is an error of the caller."""
 
 from enum import StrEnum
 
@@ -15,20 +15,20 @@ class FailureReason(StrEnum):
     STALLED_DECODE = "stalled_decode"
     REPEATED_LINE_LOOP = "repeated_line_loop"
     CONTEXT_OVERFLOW = "context_overflow"
-    CACHE_FULL = "cache_full"  # of an attempt; its turn runs again
-    SLOT_LOST = "slot_lost"  # of an attempt; its turn runs again
+    CACHE_FULL = "cache_full"  # ends an attempt; its turn runs again
+    SLOT_LOST = "slot_lost"  # ends an attempt; its turn runs again
     TOOL_TIMEOUT = "tool_timeout"
     TOOL_EXCEPTION = "tool_exception"
     TOOL_ARGUMENTS = "tool_arguments"
     TOOL_RESULT = "tool_result"
     TOOL_UNKNOWN = "tool_unknown"
     TOOL_BUDGET = "tool_budget"
-    INVALID_ANSWER = "invalid_answer"  # of an attempt; its turn asks again
+    INVALID_ANSWER = "invalid_answer"  # ends an attempt; its turn asks again
     VALIDATION_EXHAUSTED = "validation_exhausted"
     DEADLINE = "deadline"
     POISONED = "poisoned"
     WEIGHTS_CHANGED = "weights_changed"
-    NOT_SAID = "not_said"  # of a caller's turn
+    NOT_SAID = "not_said"  # ends a caller's turn
     ADAPTER_UNLOADED = "adapter_unloaded"
     CANCELLED = "cancelled"
     SHUTDOWN = "shutdown"
@@ -41,10 +41,10 @@ class CancelReason(StrEnum):
     CONVERSATION_ENDED = "cancelled"  # no caller wants the answer any more
     SHUTDOWN = "shutdown"
     LEASE_LOST = "lease_lost"  # another node may run it by now
-    STORE_LOST = "store_lost"  # what it needs to know cannot be read
-    CACHE_FULL = "cache_full"  # the KV cache that it shares with others has no room for it now
-    SLOT_LOST = "slot_lost"  # it was lent while its tools ran, and its engine is not there any more
-    WEIGHTS = "weights"  # its engine gets new weights, and nothing was to wait for that
+    STORE_LOST = "store_lost"  # the records that it needs cannot be read
+    CACHE_FULL = "cache_full"  # the KV cache that it shares has no room for it now
+    SLOT_LOST = "slot_lost"  # its slot was lent while its tools ran, and the engine has gone since
+    WEIGHTS = "weights"  # ended for new weights of its engine, in the mode ``abort``
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,10 +56,10 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
 class EngineFailed(msgspec.Struct, frozen=True, kw_only=True):
     """The engine failed and the request did not: it may be tried again.
 
-    ``brought_down`` says that the incarnation ended under this request, which may be the cause of it, unless
-    ``is_outside``: a signal ended it that neither we nor the kernel's OOM killer sent. ``is_proved`` says of a refusal
-    that the same engine has answered another request since: then it is about this request. ``retry_after_s`` is the
-    engine's own word for when to come again.
+    ``brought_down`` says that the incarnation ended under this request, which may have caused it, unless
+    ``is_outside``: a signal ended it that neither we nor the kernel's OOM killer sent. ``is_proved`` marks a refusal
+    after which the same engine answered another request: the refusal is about this request. ``retry_after_s`` is the
+    engine's own time to try again.
     """
 
     reason: FailureReason
@@ -78,7 +78,7 @@ class RequestFailed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
-    """It was ended from outside."""
+    """The request was ended from outside."""
 
     reason: CancelReason
 

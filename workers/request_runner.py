@@ -1,4 +1,4 @@
-"""Runs the requests of one worker: each is asked, recovered from where its engine failed, and ended once."""
+"""Runs the requests of one worker: asks each, recovers it if its engine fails, and ends it once."""
 
 import hashlib
 import logging
@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
+import anyio
 import msgspec
 from msgspec.structs import replace
 
 from transport.client import EngineClient
 from transport.errors import EngineError
-from transport.request import Thought
+from transport.request import ChatRequest, Message, Thought
 from workers.engine.launch import takes_tools
 from workers.engine.supervisor import Supervisor
 from workers.health.latency_record import LatencyRecord
@@ -22,7 +23,8 @@ from workers.health.watch import HealthWatch
 from workers.loaded import LoadedWeights
 from workers.outcome import Completed, EngineFailed, Outcome
 from workers.requests.answer import Answer
-from workers.requests.constraints import EngineConstraints
+from workers.requests.constraints import TRIAL_S, TRIAL_WORDS, EngineConstraints
+from workers.requests.generation import Generation
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
 from workers.requests.kv_pool import KvPool
 from workers.requests.prompts.bios import CONTEXT, seed_words
@@ -31,15 +33,15 @@ from workers.requests.request import Request
 from workers.requests.tool_loop import RequestSettings, converse
 from workers.spec import EngineKind, WorkerSpec
 
-KNOWN: Final = 100  # ways to render a prompt of which it is known where their thought stands
+KNOWN: Final = 100  # prompt-shaping parameter sets whose thought is remembered
 OWNER_BYTES: Final = 8
 logger = logging.getLogger(__name__)
 
 
 class EngineThoughts:
-    """One worker's; written by its requests. What an engine does not tell now is asked again by the next request.
+    """The thoughts before answers of one worker; a failed query is repeated by the next request.
 
-    Another incarnation may have another template.
+    Each incarnation is asked again, since its template may differ.
     """
 
     def __init__(self, client: EngineClient, incarnation: Callable[[], int]) -> None:
@@ -89,7 +91,7 @@ class RequestRunner:
         self._in_flight = recovery.in_flight
         self._weights = weights
         self.latency = LatencyRecord(watch.observations, spec.max_tokens_per_step)
-        self.constraints = EngineConstraints(client.dialect)
+        self.constraints = EngineConstraints(client.dialect, self._ask_trial, time.monotonic)
         self.pool = _pool_of(spec, client, self._in_flight) if spec.shares_pool else None
         thoughts = EngineThoughts(client, lambda: supervisor.now.incarnation)
         self._settings = RequestSettings(
@@ -103,10 +105,11 @@ class RequestRunner:
             repetition=spec.repetition,
             request_s=spec.timeouts.request_s,
             sends_tools=takes_tools(spec),
-            forces_calls=spec.engine is EngineKind.EMBEDDED,  # its library passes over tool_choice
+            forces_calls=spec.engine is EngineKind.EMBEDDED,  # its library ignores tool_choice
             now=lambda: datetime.now().astimezone(),
             cache_scope=partial(_cache_scope, spec.engine, weights),
             is_others=not spec.owns_engine,
+            excuse=recovery.is_serving_others,
             admit=self.pool.admit if self.pool else None,
             admit_prompt=self.pool.admit_prompt if self.pool else None,
         )
@@ -114,17 +117,34 @@ class RequestRunner:
     def __repr__(self) -> str:
         return f"<RequestRunner {self._spec.id} {self._in_flight!r}>"
 
-    def prepare(self, request: Request | Relay, answer: Answer) -> InFlightRequest:
+    async def try_server(self, *, has_constraint: bool, has_tools: bool) -> None:
+        """Find out how a server handles constraints and tools, if that is not known."""
+        incarnation = self._supervisor.now.incarnation
+        await self.constraints.settle(incarnation, has_constraint=has_constraint, has_tools=has_tools)
+
+    async def _ask_trial(self, params: Mapping[str, object], tools: tuple[Mapping[str, Any], ...]) -> Generation | None:
+        model, own = self._settings.adapted(None)
+        said = (Message(role="user", content=TRIAL_WORDS),)
+        generation = Generation(time.monotonic)
+        with anyio.move_on_after(TRIAL_S) as limit:
+            try:
+                asked = ChatRequest(model=model, messages=said, params={**params, **own}, tools=tools)
+                await self._client.stream(asked, generation)
+            except EngineError:
+                return None
+        return None if limit.cancelled_caught else generation
+
+    def prepare(self, job_name: str, answer: Answer) -> InFlightRequest:
         """Return a request with its id, not yet in flight."""
-        job_name = request.job_name.encode("utf-8", "replace").decode()  # it stands in logs, incidents and answers
-        return InFlightRequest(self._in_flight.next_id(), job_name, answer)
+        shown = job_name.encode("utf-8", "replace").decode()  # the name appears in logs, incidents and answers
+        return InFlightRequest(self._in_flight.next_id(), shown, answer)
 
     async def perform(self, request: Request | Relay, answer: Answer, own: InFlightRequest | None = None) -> Outcome:
-        """Run one request to its ending; the caller holds a lease of this worker meanwhile.
+        """Run one request to its end; the caller holds a lease of this worker meanwhile.
 
-        ``answer`` holds what came, at any moment and after any ending.
+        ``answer`` holds the parts received so far, at any moment and after any end.
         """
-        running = own or self.prepare(request, answer)
+        running = own or self.prepare(request.job_name, answer)
         worker, incarnation, began_at = self._spec.id, self._supervisor.now.incarnation, time.monotonic()
         logger.debug("worker %s: request %d of %s begins", worker, running.id, running.job_name)
         with self._in_flight.admit(running):
@@ -146,18 +166,18 @@ class RequestRunner:
                     self.pool.note_end(running)
                 if self._weights is not None:
                     self._weights.note_end(running)
-        assert running.ending is not None  # noqa: S101 - the scope is left by an ending or by an error
+        assert running.ending is not None  # noqa: S101 - an end or an error leaves the scope
         self._log_ending(running)
         return running.ending
 
     async def _ask(self, request: Request | Relay, answer: Answer) -> Outcome:
         if isinstance(request, Relay):
             return await relay(self._client, self._settings, request, answer)
-        asked = replace(request, params={**self._spec.defaults_beside(request.params), **request.params})
+        asked = replace(request, params=self._spec.params_of(request.params))
         return await converse(self._client, self._settings, asked, answer)
 
     async def count(self, request: Relay, answer: Answer) -> Outcome:
-        """Pass on a request that counts tokens; it holds no slot and no cache, and its engine is not judged by it."""
+        """Pass on a request that counts tokens; it holds no slot and no cache, and does not judge its engine."""
         return await relay(self._client, replace(self._settings, admit_prompt=None), request, answer)
 
     def _log_ending(self, running: InFlightRequest) -> None:
@@ -170,7 +190,7 @@ class RequestRunner:
 
 
 def _cache_scope(engine: EngineKind, weights: LoadedWeights | None, owner: str | None) -> str | None:
-    """Return within what an engine shares prefixes; only vLLM can be told, and with one scope it need not be."""
+    """Return the scope within which an engine shares prefixes; None if it has only one, as all but vLLM have."""
     if engine is not EngineKind.VLLM:
         return None
     salt = None if owner is None else hashlib.blake2b(owner.encode(), digest_size=OWNER_BYTES).hexdigest()

@@ -1,4 +1,4 @@
-"""The workers of fixed models: those that are there, those that are wanted, and the way from the one to the other."""
+"""The workers of fixed models: the present ones, the wanted ones, and the steps between."""
 
 import logging
 import time
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Member:
-    """One worker; ``spec`` is what was asked for, before devices were chosen."""
+    """One worker; ``spec`` is the wanted one, before devices were chosen."""
 
     def __init__(self, worker: SupervisedWorker, spec: WorkerSpec, number: int, upkeep: ModelUpkeep) -> None:
         self.worker = worker
@@ -55,17 +55,17 @@ class _Member:
         self.upkeep = upkeep
         self.leaves: LeaveReason | None = None
         self.is_there = anyio.Event()  # its tasks run
-        self.scope: anyio.CancelScope | None = None  # of its tasks
+        self.scope: anyio.CancelScope | None = None  # scope of its tasks
 
     def __repr__(self) -> str:
         return f"<_Member {self.worker!r} leaves={self.leaves}>"
 
 
 class Roster:
-    """Owns the workers of fixed models and their tasks; ``run`` must be running for anything to happen.
+    """Owns the workers of fixed models and their tasks; nothing happens unless ``run`` is running.
 
-    ``make`` returns a worker of a specification, ``look_after`` what the engines of a model share. ``others_on`` counts
-    the engines on devices, by UUID, that are not the roster's.
+    ``make`` returns a worker for a specification, ``look_after`` the shared upkeep of a model's engines. ``others_on``
+    counts the engines per device, by UUID, that are not the roster's.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Roster:
         self._others_on = others_on
         self._look_after = look_after
         self._wanted = _by_model(specs)
-        self.upkeep: dict[str, ModelUpkeep] = {}  # of each model that is wanted, and of none that is gone
+        self.upkeep: dict[str, ModelUpkeep] = {}  # only wanted models
         self._members: dict[WorkerId, _Member] = {}
         made: list[SupervisedWorker] = []
         for model, replicas in self._wanted.items():
@@ -90,11 +90,11 @@ class Roster:
             upkeep = self.upkeep[model] = look_after(workers)
             for number, (spec, worker) in enumerate(zip(replicas, workers, strict=True)):
                 self._members[spec.id] = _Member(worker, spec, number, upkeep)
-        self._last_engine: dict[WorkerId, int] = {}  # numbers of engines of workers that have left
-        self._drained: dict[WorkerId, str] = {}  # by an operator, when they left to come back
+        self._last_engine: dict[WorkerId, int] = {}  # last engine numbers of workers that have left
+        self._drained: dict[WorkerId, str] = {}  # drained by an operator before they were replaced
         self.unloaded: dict[
             WorkerId, str
-        ] = {}  # by an operator, with their models: no engine is started until one asks
+        ] = {}  # unloaded by an operator, with their models: no engine is started until an operator asks
         self._tasks: TaskGroup | None = None  # while it runs
         self._replacements = Replacements()
         self._changed = Notifier()
@@ -104,7 +104,7 @@ class Roster:
         return f"<Roster {list(self._members)} of {list(self._wanted)}>"
 
     def __iter__(self) -> Iterator[SupervisedWorker]:
-        """Iterate over the workers in the configuration's order; those of models that were removed come last."""
+        """Iterate over the workers in the configuration's order; those of removed models come last."""
         places = {model: place for place, model in enumerate(self._wanted)}
         order = sorted(
             self._members.values(), key=lambda each: (places.get(each.worker.spec.name, len(places)), each.number)
@@ -118,49 +118,49 @@ class Roster:
 
     @property
     def models(self) -> Sequence[str]:
-        """The models that are wanted, in the configuration's order."""
+        """The wanted models, in the configuration's order."""
         return tuple(self._wanted)
 
     def workers_of(self, model: str) -> list[SupervisedWorker]:
-        """Return the workers of a model that stay."""
+        """Return the workers of a model that are not leaving."""
         return [each.worker for each in self._members.values() if each.worker.spec.name == model and not each.leaves]
 
     def want(self, specs: Sequence[WorkerSpec]) -> None:
-        """Set the wanted workers. Workers come and leave one after the other, after their turns in flight have ended.
+        """Set the wanted workers; they come and leave one at a time, after their turns in flight end.
 
-        Workers are told apart by their models alone: of those that may stay the emptiest leaves.
+        Workers differ only by model, so the emptiest leaves first.
         """
         self._wanted = _by_model(specs)
         self.unloaded = {worker: model for worker, model in self.unloaded.items() if model in self._wanted}
         self._changed.notify()
 
     def forgive(self, worker_id: str) -> bool:
-        """Replace a worker again that was left alone: a person has asked. Return whether it was unloaded."""
+        """Let a worker that was left alone be replaced again, for an operator; return whether it was unloaded."""
         member = self._members.get(WorkerId(worker_id))
         if member is None:
             return False
-        self._drained.pop(member.spec.id, None)  # the one that comes in its place is not drained either
+        self._drained.pop(member.spec.id, None)  # its replacement is not drained either
         self._replacements.forgive(member.spec.id)
         member.worker.supervisor.remark = None
         self._changed.notify()
         return self.unloaded.pop(member.spec.id, None) is not None
 
     def start_again(self, model: str) -> None:
-        """Start a model's engines again, those of workers that come later too."""
+        """Start a model's engines again, also those of workers that come later."""
         self.unloaded = {worker: name for worker, name in self.unloaded.items() if name != model}
         for member in [each for each in self._members.values() if each.worker.spec.name == model]:
             self.forgive(member.spec.id)
-            if member.leaves is None:  # else the one in its place is started
+            if member.leaves is None:  # else its replacement is started
                 member.worker.resume_nowait("an operator asked to load it")
 
     @property
     def unloaded_models(self) -> frozenset[str]:
-        """The models of which no worker gets an engine until an operator asks."""
+        """The models whose workers all wait for an operator before they get an engine."""
         kept = {each.worker.spec.name for each in self._members.values() if each.spec.id not in self.unloaded}
         return frozenset(self.unloaded.values()) - kept
 
     def unload(self, model: str, because: str) -> None:
-        """End a model's engines, each after its requests; none is started again until a person asks."""
+        """End a model's engines, each after its requests; none is started again until an operator asks."""
         for member in self._members.values():
             if member.worker.spec.name == model and member.spec.id not in self.unloaded:
                 self.unloaded[member.spec.id] = model
@@ -169,7 +169,7 @@ class Roster:
                 self._tasks.start_soon(self._end_unloaded, member, because)
 
     def note_change(self, worker: SupervisedWorker) -> None:
-        """Follow a worker's change of state, without waiting."""
+        """Handle a worker's change of state, without waiting."""
         member = self._members.get(worker.spec.id)
         if member is not None and member.worker is worker:
             member.upkeep.note_change(worker)
@@ -177,7 +177,7 @@ class Roster:
 
     @property
     def under_way(self) -> list[str]:
-        """The steps that are left until the workers are those that are wanted, in words."""
+        """The steps left until the workers are the wanted ones, in words."""
         views, wanted = self._views(), self._wanted_models()
         counts = {each.model: each.count for each in wanted}
         leaving = [f"{name} leaves: {each.leaves}" for name, each in self._members.items() if each.leaves]
@@ -195,11 +195,11 @@ class Roster:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether a worker is on its way out."""
+        """Whether a worker is leaving."""
         return any(each.leaves is not None for each in self._members.values())
 
     async def wait_gone(self, model: str) -> None:
-        """Return when no worker of a model is left that is not wanted."""
+        """Return when every worker of a model that is not wanted has left."""
 
         def is_gone() -> bool:
             of_model = [each for each in self._members.values() if each.worker.spec.name == model]
@@ -216,7 +216,7 @@ class Roster:
         *,
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Start every worker, and keep them those that are wanted, until cancelled."""
+        """Start every worker, and keep the workers the wanted ones, until cancelled."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             supervise = partial(self._supervise, registry=registry, gate=gate)
@@ -229,13 +229,13 @@ class Roster:
                 member.is_there.set()
             task_status.started()
             while not self._is_closed:
-                changed = self._changed.next  # what follows changes states itself
+                changed = self._changed.next  # the steps below change states themselves
                 for step in decide(self._views(), self._wanted_models()):
                     self._act(step, tasks, supervise)
                 await changed.wait()
 
     def close(self) -> None:
-        """Let nobody join or leave any more."""
+        """Let no worker join or leave any more."""
         self._is_closed = True
         self._changed.notify()
 
@@ -274,7 +274,7 @@ class Roster:
         ]
 
     def _wanted_spec(self, member: _Member) -> WorkerSpec | None:
-        """Return the settings that are wanted of a member's number; None if there can be none."""
+        """Return the wanted settings for a member's number; None if there are none."""
         replicas = self._wanted.get(member.worker.spec.name)
         if replicas is None or replicas[0].port + member.number > MAX_PORT:
             return None
@@ -302,7 +302,7 @@ class Roster:
                 tasks.start_soon(self._see_off, member)
             case Join():
                 spec = _numbered(self._wanted[step.model][0], step.number)
-                if step.model in self.unloaded_models:  # so are those that come beside them
+                if step.model in self.unloaded_models:  # new replicas of an unloaded model are unloaded too
                     self.unloaded[spec.id] = step.model
                 worker = self._make(self._on_devices(spec, self))
                 known = self.upkeep.get(step.model)
@@ -325,7 +325,7 @@ class Roster:
             async with upkeep.lock:
                 upkeep.add(worker)
         await tasks.start(supervise, member)
-        # Who asks by the number of an engine must not take this one for an earlier worker's.
+        # A caller that names an engine by number must not take this one for an earlier worker's.
         self._start(worker, "it is in the configuration")
         if worker.spec.id in self._drained:
             worker.drain_nowait(self._drained.pop(worker.spec.id))
@@ -335,7 +335,7 @@ class Roster:
         if worker.spec.id in self.unloaded:
             worker.drain_nowait(UNLOADED)
             worker.supervisor.remark = UNLOADED
-            self._changed.notify()  # its state is the same, and the next may follow it
+            self._changed.notify()  # its state is the same, and the next step may follow
         else:
             worker.start_nowait(because, after=self._last_engine.get(worker.spec.id, 0))
 
@@ -343,11 +343,11 @@ class Roster:
         worker = member.worker
         await worker.slots.wait_empty()
         await worker.in_flight.left.wait_until(lambda: not len(worker.in_flight))
-        if member.spec.id in self.unloaded:  # nobody has asked for it since
+        if member.spec.id in self.unloaded:  # no operator has asked for it since
             worker.stop_nowait(because)
 
     async def _see_off(self, member: _Member) -> None:
-        """Let a worker end its turns, and then itself."""
+        """Let a worker finish its turns, then end it."""
         worker, upkeep = member.worker, member.upkeep
         await member.is_there.wait()
         logger.info("worker %s leaves: %s", worker.spec.id, member.leaves)
@@ -388,7 +388,7 @@ def _by_model(specs: Sequence[WorkerSpec]) -> Mapping[str, Sequence[WorkerSpec]]
 
 
 def _numbered(first: WorkerSpec, number: int) -> WorkerSpec:
-    """Return the specification of a model's worker by that of its number 0."""
+    """Return the specification of a model's worker, derived from that of number 0."""
     if number == 0:
         return first
     worker_id = WorkerId(f"{first.name}-{number}")

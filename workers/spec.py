@@ -8,15 +8,17 @@ from typing import Annotated, Final, NewType
 
 from annotated_types import Ge
 
+from transport.answer_bound import bound_of, bounds_in, laid_over
 from transport.endpoint import Endpoint
 from workers.devices.layout import Device, DeviceChoice, Lane, variables_of
 from workers.errors import InvalidSpec
 from workers.policy.limits import Configured, Seconds
 from workers.policy.liveness import StallLimits
+from workers.policy.params import param_faults
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.restart import RestartPolicy
 from workers.policy.weights import WeightsPolicy
-from workers.requests.prompts.bios import BiosPolicy
+from workers.requests.bios_words import BiosPolicy
 from workers.tools.calls import ToolLimits
 from workers.tools.definition import ToolDefinition
 from workers.tools.runner import ToolRunner
@@ -27,10 +29,9 @@ Flag = FlagValue | Sequence[FlagValue]
 Tools = Sequence[ToolDefinition | Mapping[str, object]]
 
 
-ANSWER_BOUNDS: Final = frozenset({"max_tokens", "max_completion_tokens", "n_predict"})
 MAX_PORT: Final = 65535
 MAX_SOCKET_PATH: Final = 107
-MOST_CACHE: Final = 2**31 - 1  # tokens: --ctx-size of llama.cpp is a C int
+MOST_CACHE: Final = 2**31 - 1  # in tokens: --ctx-size of llama.cpp is a C int
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -38,32 +39,31 @@ class EngineKind(StrEnum):
     """The engines that a worker can run."""
 
     LLAMA_SERVER = "llama-server"  # llama.cpp's own binary
-    EMBEDDED = "embedded"  # llama.cpp's server out of the xllamacpp wheel, in a program of ours
+    EMBEDDED = "embedded"  # llama.cpp's server from the xllamacpp wheel, in a program of ours
     VLLM = "vllm"
-    ATTACHED = "attached"  # any OpenAI-compatible server that runs already: no process of ours
+    ATTACHED = "attached"  # any OpenAI-compatible server that already runs: no process of ours
 
 
 LLAMA_CPP: Final = frozenset({EngineKind.LLAMA_SERVER, EngineKind.EMBEDDED})
+OF_LLAMA_CPP: Final = "n_predict"  # llama.cpp's own name for the bound of an answer; other engines ignore it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTimeouts(Configured):
     """Limits on an engine, in seconds; None is for ever."""
 
-    start_s: Seconds = 600.0  # from the process's start to readiness: loading of weights included
+    start_s: Seconds = 600.0  # from the process's start to readiness, loading of weights included
     stop_grace_s: Seconds = 10.0  # from SIGTERM to SIGKILL
     prefill_stall_s: Seconds | None = (
-        120.0  # no progress before the first token; grows with the prompt at measured rate
+        120.0  # no progress before the first token; grows with the prompt at the measured rate
     )
-    decode_stall_s: Seconds | None = 60.0  # no progress after it
+    decode_stall_s: Seconds | None = 60.0  # no progress after the first token
     cancel_s: Seconds | None = 60.0  # a slot that stays busy after its request is gone
     busy_stall_s: Annotated[float, Ge(0)] | None = (
-        None  # for so much longer CPU ticks alone speak; None: 900 on a CPU, 0 on a GPU
+        None  # extra time in which CPU ticks alone count as progress; None: 900 on a CPU, 0 on a GPU
     )
     request_s: Seconds | None = None  # one whole request, its tools included
-    refusal_s: Seconds | None = (
-        300.0  # for how long one turn may be refused (500, 503, a broken stream) before it fails
-    )
+    refusal_s: Seconds | None = 300.0  # how long one turn may be refused (500, 503, a broken stream) before it fails
 
     @property
     def stall(self) -> StallLimits:
@@ -74,38 +74,44 @@ class WorkerTimeouts(Configured):
 
 
 class Capacity(StrEnum):
-    """The bound on the requests that an engine has at once."""
+    """The bound on an engine's concurrent requests."""
 
     SLOTS = "slots"  # each slot has room for the whole context
-    TOKENS = "tokens"  # slots share a KV cache, and are lent as far as that has room
+    TOKENS = "tokens"  # slots share a KV cache, and are lent while it has room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """One engine process and its slots; the names are those of the configuration.
+    """One engine process and its slots; names as in the configuration.
 
-    ``model`` is what the engine loads, as it takes it: a path, or the id of a repository; it may be None where
-    ``command`` is a program that needs none. Of an attached engine it is the model's name there, and ``url`` is where
-    that is, with ``headers`` for every request. ``socket`` is a UNIX socket that vLLM listens on instead of a port.
-    ``name`` is what the model is called, ``id`` the worker.
-    ``command`` stands in place of the engine's own program; the engine's ordinary flags follow it. ``args`` are further
-    flags, passed through unknown: a name to its value, True for a bare flag, a sequence for a repeated one.
-    ``adapters`` are LoRA adapters that the engine is started with, by the names under which requests ask for them: a
-    folder for vLLM, a GGUF file for llama.cpp. ``max_adapters`` is how many there may be at once, those that
-    are loaded later among them; None is as many as are given here.
-    ``on_cpu`` says whether the engine computes on the CPU; None is found out from the machine and its devices.
-    ``max_answer`` bounds an answer in tokens where no parameter does; None is three quarters of the context.
-    ``context`` is in tokens a slot; with ``capacity: tokens`` it is the most that one request may have of the KV cache
-    that slots share: of ``kv_tokens`` for llama.cpp (None is as much as slots of full length would have), and of what
-    vLLM says that it has. ``params`` are defaults of generation parameters.
-    ``tools`` and ``exit_tools`` are OpenAI definitions of what ``Worker.submit`` shows the model; ``tool_runner`` runs
-    the former. ``lane`` is the place on a device where the engine runs while turns want its model; there it needs
-    ``need_mib`` of memory, where that is known, and stays idle for ``keep_s``, or for ever with ``pin``; each engine
-    that starts there first reads ``warm_up`` and ``warm_up_tools``, which prompts begin with. One step of an answer is
-    ``max_tokens_per_step`` tokens, for what an answer should take. An engine that is on no lane computes on
-    ``devices``, as far as they are known; where there is a ``device_choice`` they are of it. One of llama.cpp on the
-    CPU computes with ``threads``. ``state_dir`` is where incidents and started processes are noted; None notes them
-    nowhere.
+    ``name`` is the model's name, ``id`` the worker's. ``model`` is what the engine loads, in its own form: a path, or
+    the id of a repository; None if ``command`` is a program that needs none. For an attached engine it is the model's
+    name there, ``url`` is the address, and ``headers`` go with every request. ``socket`` is a UNIX socket that vLLM
+    listens on instead of a port.
+
+    ``command`` replaces the engine's own program; the engine's ordinary flags follow it. ``args`` are further flags,
+    passed through unchecked: a name to its value, True for a bare flag, a sequence for a repeated one. ``adapters`` are
+    the LoRA adapters that the engine starts with, by the names that requests use: a folder for vLLM, a GGUF file for
+    llama.cpp. ``max_adapters`` bounds how many there may be at once, including those loaded later; None is as many as
+    are given here.
+
+    ``on_cpu`` says whether the engine computes on the CPU; None derives it from the machine and its devices.
+    ``max_answer`` bounds an answer in tokens if no parameter does; None is three quarters of the context. ``context``
+    is in tokens per slot. With ``capacity: tokens`` it is the most that one request may have of the shared KV cache:
+    for llama.cpp of ``kv_tokens`` (None is as much as slots of full length would have), for vLLM of the size that it
+    reports. ``params`` are defaults of generation parameters.
+
+    ``tools`` and ``exit_tools`` are the OpenAI definitions that ``Worker.submit`` shows the model; ``tool_runner`` runs
+    ``tools``. ``lane`` is the place on a device where the engine runs while turns want its model. There it needs
+    ``need_mib`` of memory, if that is known, and stays idle for ``keep_s``, or for ever with ``pin``; ``memory_mib`` is
+    the configured need, which replaces the estimate from its files. Each engine that starts there first reads
+    ``warm_up`` and ``warm_up_tools``, with which prompts begin. One step of an answer makes up to
+    ``max_tokens_per_step`` tokens, for estimates of time. An engine without a lane computes on ``devices``, as far as
+    they are known; a ``device_choice`` picks them, from ``listed_devices`` if the configuration lists any. On the CPU
+    llama.cpp computes with ``threads``.
+
+    ``state_dir`` keeps incidents and started processes; None keeps neither. ``folder`` is the engine's working
+    directory, from which relative paths in ``args`` start; None is this program's own.
 
     Source: specification, "Worker interface" and "Configuration".
     """
@@ -140,11 +146,14 @@ class WorkerSpec:
     on_cpu: bool | None = None
     state_dir: Path | None = None
     lane: Lane | None = None
-    device_choice: DeviceChoice | None = None
-    # What an engine got as it was started is no setting: another choice makes no worker another one.
+    listed_devices: tuple[Device, ...] | None = None
+    # Devices and threads that an engine got when it started are no setting: another choice makes no other worker.
+    device_choice: DeviceChoice | None = field(default=None, compare=False)
     devices: tuple[Device, ...] = field(default=(), compare=False)
     threads: int | None = field(default=None, compare=False)
     need_mib: int | None = None
+    memory_mib: int | None = None
+    folder: Path | None = None
     pin: bool = False
     keep_s: float | None = None
     max_tokens_per_step: int = 1
@@ -154,10 +163,10 @@ class WorkerSpec:
     kv_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        """Take an engine and its capacity by their plain names, and name the worker after its model.
+        """Convert plain names of engine and capacity, and name the worker after its model.
 
         Raises:
-            InvalidSpec: a value cannot be; the message names each that cannot.
+            InvalidSpec: values are invalid; the message names each.
         """
         object.__setattr__(self, "engine", EngineKind(self.engine))
         object.__setattr__(self, "capacity", Capacity(self.capacity))
@@ -175,40 +184,62 @@ class WorkerSpec:
 
     @property
     def accelerators(self) -> tuple[Device, ...]:
-        """The devices that the engine computes on, as far as they are known; nothing of one on the CPU."""
+        """The known devices that the engine computes on; empty on the CPU."""
         return self.devices if self.lane is None else () if self.lane.device.is_cpu else (self.lane.device,)
 
     @property
     def device_variables(self) -> Mapping[str, str]:
-        """The variables that show the engine the devices that were chosen for it."""
+        """The environment variables that show the engine the devices chosen for it."""
         return variables_of(self.devices) if self.device_choice is not None else {}
 
     @property
     def owns_engine(self) -> bool:
-        """Whether the engine is a process of ours, to be started, killed and started again."""
+        """Whether the engine is a process of ours, to be started, killed and restarted."""
         return self.engine is not EngineKind.ATTACHED
 
     @property
     def bounded_params(self) -> Mapping[str, object]:
-        """The defaults of generation parameters, with a bound on the answer, where the engine is ours."""
-        if not ANSWER_BOUNDS.isdisjoint(self.params) or (self.max_answer is None and not self.owns_engine):
-            return self.params
-        return {**self.params, "max_tokens": self.max_answer or max(1, self.context * 3 // 4)}
+        """The defaults of generation parameters, with a bound on the answer if the engine is ours."""
+        return self.defaults_beside({})
 
     def defaults_beside(self, params: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the defaults of generation parameters for a request with ``params``, which may bound the answer."""
-        return self.bounded_params if ANSWER_BOUNDS.isdisjoint(params) else self.params
+        """Return the default generation parameters for a request with ``params``, which may bound the answer.
+
+        With ``params`` laid over them there is one bound: that of ``params``, else the model's, else ``max_answer``. A
+        bound that this engine would ignore is also given under a name that it knows.
+        """
+        defaults = laid_over({}, self.params)  # null sets nothing
+        given, own = bounds_in(params), bounds_in(defaults)
+        bounds = given or own
+        if given:
+            defaults = {name: value for name, value in defaults.items() if name not in own} if own else defaults
+        elif not bounds and (self.max_answer is not None or self.owns_engine):
+            return {**defaults, "max_tokens": self._unbounded_answer}
+        if self.engine not in LLAMA_CPP and set(bounds) == {OF_LLAMA_CPP}:
+            return {**defaults, "max_tokens": bounds[OF_LLAMA_CPP]}
+        return defaults
+
+    def params_of(self, params: Mapping[str, object]) -> dict[str, object]:
+        """Return the generation parameters of a request with ``params``."""
+        return {**self.defaults_beside(params), **laid_over({}, params)}
+
+    def longest_answer(self, params: Mapping[str, object]) -> int:
+        """Return the most tokens that the answer to a request with ``params`` may have, as far as known."""
+        return bound_of(self.params_of(params)) or self._unbounded_answer
 
     @property
     def most_answer(self) -> int:
-        """The tokens that an answer may have where its request does not say."""
-        bound = next((self.params[name] for name in sorted(ANSWER_BOUNDS) if name in self.params), None)
-        return bound if isinstance(bound, int) and bound > 0 else self.max_answer or max(1, self.context * 3 // 4)
+        """The most tokens of an answer whose request sets no bound."""
+        return self.longest_answer({})
+
+    @property
+    def _unbounded_answer(self) -> int:
+        return self.max_answer or max(1, self.context * 3 // 4)
 
     def slots_offered(self, told: int | None, most: int | None) -> int:
-        """Return how many requests may be in flight; ``told`` is how many of full length the engine says that it holds.
+        """Return how many requests may be in flight; ``told`` is the full-length requests that the engine can hold.
 
-        ``most`` is how many are lent until further notice.
+        ``most`` limits the slots lent until further notice.
         """
         slots = self.slots
         if told is not None and self.capacity is Capacity.SLOTS:
@@ -239,20 +270,26 @@ class WorkerSpec:
         yield from self._address_faults()
         yield from self._capacity_faults()
         values: dict[str, object] = {each.name: getattr(self, each.name) for each in fields(self)}
-        for name, most in (("port", MAX_PORT), ("slots", None), ("context", None)):
+        bounds: dict[str, int | None] = {"port": MAX_PORT, "slots": None, "context": None}
+        bounds |= {name: None for name in ("max_answer", "memory_mib") if values[name] is not None}
+        for name, most in bounds.items():
             if not _is_count(values[name], most):
                 yield f"{name}: {values[name]!r} is not a number from 1" + (f" to {most}" if most else "")
+        yield from (f"params.{name}: {message}" for name, message in param_faults(self.params))
         env: Mapping[object, object] = dict(self.env.items())
         for key, value in env.items():
             if not isinstance(key, str) or not isinstance(value, str):
                 yield f"env.{key}: {value!r} is not text"
+        yield from self._timeout_faults()
+
+    def _timeout_faults(self) -> Iterator[str]:
         for limit in fields(self.timeouts):
             value = getattr(self.timeouts, limit.name)
             if value is None and limit.name in ("start_s", "stop_grace_s"):
                 yield f"timeouts.{limit.name}: has to be given"
-            elif limit.name == "busy_stall_s" and value == 0:
+            elif limit.name == "busy_stall_s" and value == 0 and value is not False:
                 continue
-            elif value is not None and not (isinstance(value, int | float) and value > 0):
+            elif value is not None and not _is_time(value):
                 yield f"timeouts.{limit.name}: {value!r} is not a time in seconds"
 
     def _capacity_faults(self) -> Iterator[str]:
@@ -290,3 +327,7 @@ class WorkerSpec:
 
 def _is_count(value: object, most: int | None) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= (most or value)
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0

@@ -13,16 +13,16 @@ class WorkerState(StrEnum):
     """The state of a worker's engine."""
 
     STOPPED = "stopped"  # no engine, none coming
-    STARTING = "starting"  # an engine process is there or coming, and not yet ready
+    STARTING = "starting"  # an engine process exists or is coming, and is not ready yet
     READY = "ready"  # the engine answers; slots may be leased
     DRAINING = "draining"  # the engine answers; requests in flight go on, no new leases
     STOPPING = "stopping"  # the stop ladder is running
     BACKOFF = "backoff"  # no engine; waiting before the next one is started
-    FAILED = "failed"  # gave up; an operator, or one try now and then, may start it again
+    FAILED = "failed"  # gave up; restarted by an operator or an occasional retry
 
 
 class Hold(StrEnum):
-    """Why an engine that answers is given nothing new."""
+    """Why an engine that answers gets no new requests."""
 
     ADAPTERS = "adapters"
     ASLEEP = "asleep"
@@ -34,7 +34,7 @@ class Hold(StrEnum):
     UPDATE = "update"
 
 
-# Those that another program of this process takes back as this one would; what the others wait for ends with a program.
+# Holds that the next program of this process takes over; the reasons for the others end with this program.
 LASTING: Final = frozenset({Hold.ADAPTERS, Hold.STALE_WEIGHTS, Hold.OPERATOR})
 HELD: Final[Mapping[Hold, str]] = {
     Hold.ADAPTERS: "its adapters are being changed",
@@ -46,7 +46,7 @@ HELD: Final[Mapping[Hold, str]] = {
     Hold.SWAP: "its lane is wanted for another model, or was idle",
     Hold.UPDATE: "its weights are being changed",
 }
-PASSING: Final = frozenset({Hold.ADAPTERS, Hold.UPDATE})  # the engine that is there takes requests again by itself
+PASSING: Final = frozenset({Hold.ADAPTERS, Hold.UPDATE})  # the present engine takes requests again by itself
 _S = WorkerState
 LEASABLE: Final = frozenset({_S.READY})
 SERVING: Final = frozenset({_S.READY, _S.DRAINING})
@@ -77,7 +77,7 @@ def diagram() -> str:
 
 
 def state_diagram(moves: Mapping[_State, Collection[_State]]) -> str:
-    """Return a table of moves as a Mermaid state diagram, one line a move; states stand in the order of their enum."""
+    """Return a table of moves as a Mermaid state diagram: one line per move, states in the order of their enum."""
     lines = ["stateDiagram-v2"]
     for old, targets in moves.items():
         lines += [f"    {old} --> {new}" for new in type(old) if new in targets]

@@ -1,4 +1,4 @@
-"""One engine with its supervisor, its slots, the watch over it, and the requests in flight on it."""
+"""One engine with its supervisor, its slots, its health watch, and its requests in flight."""
 
 import logging
 import os
@@ -44,16 +44,16 @@ logger = logging.getLogger(__name__)
 
 
 class SupervisedWorker(EngineOwner):
-    """A worker inside its owner's task group: ``run`` must be running for anything to happen.
+    """A worker inside its owner's task group; nothing happens unless ``run`` is running.
 
-    ``run`` owns every task and process of the worker, and when it is left, however it is left, the engine's tree is
-    gone. ``on_change`` is called in the event loop after every change of state. ``tries_suspects`` promises that
-    the runner of requests finds out which of them an engine died of, and tells what none explains (``count_failure``).
-    ``count_pools`` says how many turns wait and run in all: incidents keep it. Workers of one id share a ``diary``.
-    ``health`` looks after the devices of lanes.
+    ``run`` owns every task and process of the worker; when it ends, for whatever reason, the engine's tree is gone.
+    ``on_change`` is called in the event loop after every change of state. ``tries_suspects`` promises that the runner
+    of requests finds out which request an engine died of, and counts deaths that none explains (``count_failure``).
+    ``count_pools`` gives the numbers of waiting and running turns, for incidents. Workers of one id share a ``diary``.
+    ``health`` watches the devices of lanes.
 
-    Callers ask ``slots`` for a place, ``requests`` to run one, ``supervisor`` about the engine's life, ``watch`` about
-    its health.
+    Callers ask ``slots`` for a place, ``requests`` to run a request, ``supervisor`` about the engine's life, ``watch``
+    about its health.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SupervisedWorker(EngineOwner):
         self._on_change = on_change
         self.slots = Slots(spec.slots)
         self.in_flight = InFlightRequests()
-        self.moves = diary.moves  # its newest changes of state
+        self.moves = diary.moves  # newest changes of state
         self.supervisor = Supervisor(self, spec, environment, self._client, diary.log, diary.moves, health)
         self.adapters = LoadedAdapters(spec.adapters)
         self._probes = EngineProbes(
@@ -95,6 +95,7 @@ class SupervisedWorker(EngineOwner):
             spec, self._client, self.supervisor, self.watch, recovery, adapted=self._asked, weights=self.weights
         )
         self.read_version = self._client.read_version
+        self.close_idle = self._client.close_idle
         self.kv = KvWatch(spec, self._client, self.requests.pool, lambda: self.now.is_serving, self.note_move)
 
     def __repr__(self) -> str:
@@ -109,7 +110,7 @@ class SupervisedWorker(EngineOwner):
         *,
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Supervise until cancelled; ``registry`` notes every process, ``gate`` is shared with other workers."""
+        """Supervise until cancelled; ``registry`` records every process, ``gate`` is shared with other workers."""
         gate = gate or StartGate()
         try:
             watches = [
@@ -124,7 +125,7 @@ class SupervisedWorker(EngineOwner):
                 running.end(Cancelled(reason=CancelReason.SHUTDOWN))
 
     def start_nowait(self, because: str = "asked to start", *, after: int = 0) -> None:
-        """Ask for an engine, whose number is above ``after``; what comes of it shows in the state."""
+        """Ask for an engine with a number above ``after``; the outcome shows in the state."""
         self.supervisor.post(lifecycle.StartRequested(because=because, after=after))
 
     def stop_nowait(self, because: str) -> None:
@@ -132,15 +133,15 @@ class SupervisedWorker(EngineOwner):
         self.supervisor.post(lifecycle.StopRequested(because=because))
 
     def drain_nowait(self, because: str, hold: Hold = Hold.OPERATOR) -> None:
-        """Admit nothing new, later incarnations neither; requests in flight go on."""
+        """Admit no new requests, in later incarnations either; requests in flight go on."""
         self.supervisor.post(lifecycle.DrainRequested(because=because, hold=hold))
 
     def resume_nowait(self, because: str, hold: Hold = Hold.OPERATOR) -> None:
-        """Take a drain back; where it was an operator's, also start a worker that was stopped or gave up."""
+        """End a drain; if it was an operator's, also start a worker that was stopped or gave up."""
         self.supervisor.post(lifecycle.ResumeRequested(because=because, hold=hold))
 
     def restart_nowait(self, because: str) -> None:
-        """Replace the engine now; its requests in flight end, and are charged with nothing."""
+        """Replace the engine now; its requests in flight end without blame."""
         self.supervisor.post(lifecycle.RestartRequested(because=because))
 
     async def end_engine(self, because: str, *, at_once: bool = False) -> None:
@@ -166,7 +167,7 @@ class SupervisedWorker(EngineOwner):
 
     @property
     def owns_engine(self) -> bool:
-        """Whether the engine is ours to kill; no request can have brought down one that is not."""
+        """Whether the engine is ours to kill; no request is blamed for the death of one that is not."""
         return self.spec.owns_engine
 
     @property
@@ -177,12 +178,12 @@ class SupervisedWorker(EngineOwner):
 
     @property
     def next_at(self) -> datetime | None:
-        """When something follows of itself: a try, a question to an engine that is held, the end of a limit."""
+        """When the next automatic step follows: a try, a query to a held engine, the end of a limit."""
         at = self._breaker.next_at if self._breaker.is_open else self.supervisor.next_at
         return None if at is None else datetime.now(UTC) + timedelta(seconds=at - time.monotonic())
 
     def snapshot(self) -> WorkerSnapshot:
-        """Return the worker as it is now."""
+        """Return the present state of the worker."""
         running = self.supervisor.running
         return WorkerSnapshot(
             id=self.spec.id,
@@ -203,12 +204,13 @@ class SupervisedWorker(EngineOwner):
             requests=self.watch.views(),
             tokens_per_s=self.in_flight.tokens_per_s,
             weight_version=self.weights.version if self.weights else None,
+            ignored=self.requests.constraints.ignored,
         )
 
     # Requests
 
     def lease_nowait(self, count: int = 1) -> Lease:
-        """Take a slot for a request, or several.
+        """Take one slot or several for a request.
 
         Raises:
             NoSlot: too many are taken, or the worker is not ready.
@@ -217,7 +219,7 @@ class SupervisedWorker(EngineOwner):
             raise NoSlot(f"worker {self.spec.id} is {self.now.state}")
         return self.slots.lease_nowait(count)
 
-    # What a death was of, once that is known
+    # Findings about a death
 
     def count_failure(self) -> None:
         """Count a death that no request explains towards giving up."""
@@ -228,13 +230,13 @@ class SupervisedWorker(EngineOwner):
         self.supervisor.post(lifecycle.FailureExplained())
 
     def limit_slots(self, limit: SlotLimit | None) -> None:
-        """Lend no more slots than that until further notice; None is as many as the engine holds."""
+        """Lend no more slots than ``limit`` until further notice; None is as many as the engine holds."""
         self._limit = limit
         if self.now.state is WorkerState.READY:
             self.note_move()
 
     def offer_one_slot(self, *, is_only: bool) -> None:
-        """Lend one slot at most, while it is not known that the engine serves turns; or as many as there are again."""
+        """Lend at most one slot until the engine is known to serve turns; otherwise lend all again."""
         self._has_one_slot = is_only
         if self.now.state is WorkerState.READY:
             self.note_move()
@@ -250,7 +252,7 @@ class SupervisedWorker(EngineOwner):
         """Start engines with these adapters from now on.
 
         Raises:
-            InvalidSpec: none can be started so.
+            InvalidSpec: no engine can be started with them.
         """
         self.supervisor.equip(replace(self.spec, adapters=adapters))
         self.adapters.wanted = dict(adapters)
@@ -258,10 +260,10 @@ class SupervisedWorker(EngineOwner):
     def _asked(self, adapter: str | None) -> tuple[str, Mapping[str, object]]:
         return adapted(self.spec, self.adapters.loaded, adapter)
 
-    # What the supervisor and the watch ask for
+    # Calls of the supervisor and the watch
 
     def break_engine(self, reason: FailureReason, because: str, suspects: Suspects) -> None:
-        """Kill the engine and start another; only ``suspects`` count it as their failure, each for its own reason."""
+        """Kill the engine and start another; only ``suspects`` count it as their failure, each with its own reason."""
         is_deferred = self._tries_suspects and self.owns_engine and bool(suspects)
         self.supervisor.post(
             lifecycle.EngineBroken(
@@ -274,12 +276,12 @@ class SupervisedWorker(EngineOwner):
         )
 
     async def prepare_engine(self) -> None:
-        """Measure a new engine, and read its KV cache's size, before it serves."""
+        """Calibrate a new engine, and read its KV cache's size, before it serves."""
         await self._calibration.run()
         await self.kv.begin_incarnation()
 
     def keep_incident(self, incarnation: Incarnation, because: str) -> None:
-        """Keep an incident of an engine that was not asked to end."""
+        """Keep an incident of an engine that ended unasked."""
         self.recorder.keep(incarnation, because)
 
     def end_with_engine(self, ending: lifecycle.EndRequests) -> None:
@@ -294,12 +296,12 @@ class SupervisedWorker(EngineOwner):
 
     @property
     def has_suspects(self) -> bool:
-        """Whether a death of this moment is to be found out about: by trying what is in flight, or of what has left."""
+        """Whether a death now needs a trial: suspects are in flight, or one has left."""
         has_any = any(map(may_be_cause, self.in_flight)) or self.watch.has_departed_suspect
         return self._tries_suspects and self.owns_engine and has_any
 
     def note_move(self) -> None:
-        """Take a change of state, of the supervisor or of the slots that are offered."""
+        """Handle a change of the supervisor's state or of the offered slots."""
         if self.now.is_starting:
             self.adapters.begin_incarnation()
             self.watch.begin_incarnation()

@@ -1,4 +1,4 @@
-"""The weights and adapters that all engines of a model share, and the lock under which they are changed."""
+"""The weights and adapters that all engines of a model share, and the lock that guards changes to them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +14,9 @@ from workers.weights.update_run import Observe
 
 
 class ModelUpkeep:
-    """One for each model, of workers that load the same: ``run`` must be running for anything to happen.
+    """One per model, for workers that load the same; nothing happens unless ``run`` is running.
 
-    ``lock`` is held while the model's engines are changed, by whomever.
+    ``lock`` is held during every change to the model's engines.
     """
 
     def __init__(self, workers: Sequence[SupervisedWorker], state_dir: Path | None, observe: Observe) -> None:
@@ -57,11 +57,11 @@ class ModelUpkeep:
         return self._count == 0
 
     def fits(self, spec: WorkerSpec) -> bool:
-        """Whether a worker of that specification loads the same as those that are here."""
+        """Whether a worker of that specification loads the same as the present ones."""
         return _what_is_loaded(spec) == self._loads
 
     def add(self, worker: SupervisedWorker) -> None:
-        """Take one more worker, of which no engine has been started; the caller holds the lock."""
+        """Add a worker whose engine has not been started; the caller holds the lock."""
         self._count += 1
         if self.weights is not None:
             self.weights.workers[worker.spec.id] = worker
@@ -69,7 +69,7 @@ class ModelUpkeep:
             self.adapters.add(worker)
 
     def remove(self, worker: SupervisedWorker) -> None:
-        """Let go of a worker that has no engine any more; the caller holds the lock."""
+        """Remove a worker whose engine has ended; the caller holds the lock."""
         self._count -= 1
         if self.weights is not None:
             del self.weights.workers[worker.spec.id]
@@ -77,7 +77,7 @@ class ModelUpkeep:
             self.adapters.workers.remove(worker)
 
     def note_change(self, worker: SupervisedWorker) -> None:
-        """Follow a worker's change of state, without waiting."""
+        """Handle a worker's change of state, without waiting."""
         if self.weights is not None:
             self.weights.note_change(worker)
         if self.adapters is not None:

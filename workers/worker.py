@@ -64,7 +64,7 @@ class RequestStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCount:
-    """The tokens of a request over all its generations; None where the engine has not told."""
+    """The tokens of a request over all its generations; None if the engine has not reported them."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -73,7 +73,7 @@ class TokenCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestResult:
-    """The end of a request, and all that it has brought until then, whole or not; times are in seconds."""
+    """The end of a request and its answer until then, whole or not; times are in seconds."""
 
     id: RequestId
     job_name: str
@@ -92,7 +92,7 @@ class RequestResult:
 
 
 def state_of(outcome: Outcome | None) -> tuple[RequestState, FailureReason | CancelReason | None, str | None]:
-    """Return where a request with such an ending is, and why; None is none yet."""
+    """Return the state and the reason of a request with this ending; None is a running request."""
     match outcome:
         case None:
             return RequestState.RUNNING, None, None
@@ -105,7 +105,7 @@ def state_of(outcome: Outcome | None) -> tuple[RequestState, FailureReason | Can
 
 
 def result_of(running: InFlightRequest, incarnation: int, ended_at: float) -> RequestResult:
-    """Return the result of an ended request, in the incarnation that it was submitted to."""
+    """Return the result of an ended request, with the incarnation that it was submitted to."""
     answer = running.answer
     state, reason, detail = state_of(running.ending)
     usage = answer.usage
@@ -120,7 +120,7 @@ def result_of(running: InFlightRequest, incarnation: int, ended_at: float) -> Re
         thinking=answer.reasoning,
         tool_calls=tuple(answer.tool_calls),
         signals=tuple(answer.signals),
-        finish_reason=answer.finish_reason,
+        finish_reason=answer.generation.finish_reason,
         usage=TokenCount(
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
@@ -137,11 +137,11 @@ def result_of(running: InFlightRequest, incarnation: int, ended_at: float) -> Re
 class NotSubmitted(Enum):
     """Returned by ``submit`` instead of an id."""
 
-    NO_SLOT_AVAILABLE = "no_slot_available"  # all slots are taken, or there is no engine that is ready
+    NO_SLOT_AVAILABLE = "no_slot_available"  # all slots are taken, or no engine is ready
 
 
 class NotFound(Enum):
-    """Returned for a request that is not there, or not any more."""
+    """Returned for a request that does not exist, or no longer."""
 
     NOT_FOUND = "not_found"
 
@@ -161,7 +161,7 @@ class _Submitted:
 
 
 class Worker(SupervisedWorker):
-    """One engine, its slots, and the requests that were submitted to it. For use within one event loop.
+    """One engine, its slots, and the requests submitted to it. For use within one event loop.
 
     ``async with Worker(spec) as worker`` starts and stops it; so do ``start`` and ``stop``.
     """
@@ -197,10 +197,10 @@ class Worker(SupervisedWorker):
         return self.now.state
 
     async def start(self) -> None:
-        """Return when the engine is ready; it is kept running from then on, whatever becomes of it.
+        """Return when the engine is ready; from then on the worker keeps it running.
 
         Raises:
-            StartFailed: it has failed more often than ``restart`` allows. The worker goes on as that says, until
+            StartFailed: it has failed more often than ``restart`` allows. The worker goes on as ``restart`` says, until
                 ``stop``.
         """
         async with self._starting:
@@ -214,11 +214,11 @@ class Worker(SupervisedWorker):
             await self._wait_ready_while(running)
         if running.done():
             if not running.cancelled():
-                running.result()  # raises what it ended by
+                running.result()  # raises its error
             raise self.supervisor.failure()
 
     async def stop(self) -> None:
-        """End all requests and the engine; results can still be fetched. Nothing of it is left.
+        """End all requests, the engine and all its processes; results can still be fetched.
 
         Raises:
             StopTimedOut: its processes do not die.
@@ -230,8 +230,9 @@ class Worker(SupervisedWorker):
             await self.end_engine("asked to stop")
         finally:
             running.cancel()
-            with anyio.CancelScope(shield=True):  # our caller may be cancelled meanwhile
+            with anyio.CancelScope(shield=True):  # the caller may be cancelled meanwhile
                 await asyncio.wait([running, *self._requests], timeout=2 * LEAVE_LIMIT_S)
+            self.close_idle()
 
     async def submit(
         self,
@@ -244,10 +245,10 @@ class Worker(SupervisedWorker):
         exit_tools: Tools | None = None,
         markup: bool = False,
     ) -> RequestId | Literal[NotSubmitted.NO_SLOT_AVAILABLE]:
-        """Start a request and return its id at once, or NO_SLOT_AVAILABLE; ``tools`` stand in place of the spec's.
+        """Start a request and return its id at once, or NO_SLOT_AVAILABLE; ``tools`` replace the spec's.
 
         Raises:
-            InvalidTool: a definition is none, or two tools have one name.
+            InvalidTool: a definition is unusable, or two tools have one name.
         """
         request = Request(
             job_name=job_name,
@@ -265,7 +266,7 @@ class Worker(SupervisedWorker):
             lease = self.lease_nowait()
         except NoSlot:
             return NO_SLOT_AVAILABLE
-        submitted = _Submitted(self.requests.prepare(request, Answer(time.monotonic)), self.now.incarnation)
+        submitted = _Submitted(self.requests.prepare(request.job_name, Answer(time.monotonic)), self.now.incarnation)
         self._submitted[submitted.running.id] = submitted
         task = asyncio.create_task(self._serve(request, submitted, lease))
         self._requests.add(task)
@@ -273,7 +274,7 @@ class Worker(SupervisedWorker):
         return submitted.running.id
 
     async def get_status(self, request_id: int) -> RequestStatus | Literal[NotFound.NOT_FOUND]:
-        """Return how far a request is."""
+        """Return the status of a request."""
         submitted = self._submitted.get(RequestId(request_id))
         if submitted is None:
             return NOT_FOUND
@@ -295,7 +296,7 @@ class Worker(SupervisedWorker):
         )
 
     async def get_result(self, request_id: int) -> RequestResult | Literal[NotFound.NOT_FOUND]:
-        """Wait until a request has ended, return what it brought, and forget it; after that it is NOT_FOUND."""
+        """Wait for a request's end, return its result, and forget it; after that it is NOT_FOUND."""
         submitted = self._submitted.get(RequestId(request_id))
         if submitted is None:
             return NOT_FOUND
@@ -305,7 +306,7 @@ class Worker(SupervisedWorker):
         return result_of(submitted.running, submitted.incarnation, submitted.ended_at)
 
     async def cancel(self, request_id: int) -> bool:
-        """End a request that runs, and keep what it has brought; return whether there was one."""
+        """End a running request and keep its answer so far; return whether there was one."""
         submitted = self._submitted.get(RequestId(request_id))
         if submitted is None or submitted.running.ending is not None:
             return False
@@ -313,7 +314,7 @@ class Worker(SupervisedWorker):
         return True
 
     async def _wait_ready_while(self, running: asyncio.Task[None]) -> None:
-        """Wait for readiness, or for the end of what should bring it about."""
+        """Wait until the supervisor is ready, or has ended."""
         ready = asyncio.create_task(self.supervisor.wait_ready())
         try:
             await asyncio.wait([ready, running], return_when=asyncio.FIRST_COMPLETED)
@@ -323,7 +324,7 @@ class Worker(SupervisedWorker):
             await ready
 
     async def _run_alone(self, started: asyncio.Event) -> None:
-        """Be what a fleet is to its workers: the owner of all tasks, the registry and the patrol."""
+        """Own all tasks, the registry and the patrol, as a fleet does for its workers."""
         try:
             async with (
                 offloading(),
@@ -347,6 +348,6 @@ class Worker(SupervisedWorker):
             )
             running.end(RequestFailed(reason=FailureReason.INTERNAL, detail=f"{type(error).__name__}: {error}"))
         finally:
-            running.end(Cancelled(reason=CancelReason.SHUTDOWN))  # stands only where nothing else has ended it
+            running.end(Cancelled(reason=CancelReason.SHUTDOWN))  # applies only if nothing else has ended it
             submitted.ended_at = time.monotonic()
             submitted.ended.set()

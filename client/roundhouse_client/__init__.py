@@ -1,6 +1,6 @@
 """A client of Roundhouse: ``Client``, ``AsyncClient`` for asyncio, and ``TrainerClient`` for training loops.
 
-It needs httpx and nothing of the service. Values are in ``roundhouse_client.values``, errors form one tree.
+It needs httpx but not the service. Values are in ``roundhouse_client.values``; all errors are in one tree.
 """
 
 from importlib import import_module
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from roundhouse_client.values.transcripts import Transcript, Turn
     from roundhouse_client.values.workers import Worker
 
-# Looked up where they are asked for: whoever wants the values alone, as the service does, imports no client.
+# Imported on first use: the service needs only the values, and must not import a client.
 _PLACES = {
     "AccessDenied": "errors",
     "AnswerLost": "errors",
@@ -68,7 +68,7 @@ _PLACES = {
 }
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever it is
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - any public object
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

@@ -1,4 +1,4 @@
-"""``AsyncClient``: all of Roundhouse for asyncio. A call of ``calls/`` becomes a method here with one line."""
+"""``AsyncClient``: all of Roundhouse for asyncio. One line here makes a method of a call in ``calls/``."""
 
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from functools import update_wrapper
@@ -12,7 +12,7 @@ from roundhouse_client.drivers.concurrent import AsyncDriver
 from roundhouse_client.drivers.exchange import CALL_PATIENCE_S, LIMIT_S, Address
 from roundhouse_client.drivers.ordinary import OnPause
 from roundhouse_client.flows import following, forking, reading, speaking, waiting
-from roundhouse_client.flows.asking import ask
+from roundhouse_client.flows.asking import ask, patient
 from roundhouse_client.flows.steps import Flow, Gives
 from roundhouse_client.request import Call
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class _Asks(Generic[P, T]):
-    """A method that sends one call and returns what it answers."""
+    """A method that sends one call and returns its answer."""
 
     def __init__(self, call: Callable[P, Call[T]]) -> None:
         self._call = call
@@ -43,7 +43,7 @@ class _Asks(Generic[P, T]):
 
 
 class _Runs(Generic[P, T]):
-    """A method that runs a flow and returns what it returns."""
+    """A method that runs a flow and returns its result."""
 
     def __init__(self, flow: Callable[P, Flow[T]]) -> None:
         self._flow = flow
@@ -59,13 +59,13 @@ class _Runs(Generic[P, T]):
             return self._flow
 
         async def method(*args: P.args, **kwargs: P.kwargs) -> T:
-            return await client.driver.run(self._flow(*args, **kwargs))
+            return await client.driver.run(patient(self._flow, client.flow_patience_s)(*args, **kwargs))
 
         return update_wrapper(method, self._flow)
 
 
 class _Streams(Generic[P, T]):
-    """A method that runs a flow and yields what it gives."""
+    """A method that runs a flow and yields its values."""
 
     def __init__(self, flow: Callable[P, Gives[T]]) -> None:
         self._flow = flow
@@ -81,22 +81,22 @@ class _Streams(Generic[P, T]):
             return self._flow
 
         def method(*args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]:
-            return client.driver.stream(self._flow(*args, **kwargs))
+            return client.driver.stream(patient(self._flow, client.flow_patience_s)(*args, **kwargs))
 
         return update_wrapper(method, self._flow)
 
 
 class AsyncClient:
-    """Speaks to a running Roundhouse; an asynchronous context manager that closes its connections.
+    """A client of a running Roundhouse; an asynchronous context manager that closes its connections.
 
-    ``url`` and ``api_key`` are taken from ``ROUNDHOUSE_URL`` and ``ROUNDHOUSE_API_KEY`` where they are not given.
-    ``timeout_s`` bounds the silence of an answer. What fails and may pass is tried again for ``patience_s``, where that
-    doubles nothing: looks, and jobs posted with an idempotency key. ``http`` is a client of httpx with proxies or
-    certificates of your own, which stays yours to close; without one the environment's proxies are not used.
-    ``on_pause`` is told of each wait before it. Streams that are left early are closed by ``contextlib.aclosing``.
+    ``url`` and ``api_key`` default to ``ROUNDHOUSE_URL`` and ``ROUNDHOUSE_API_KEY``. ``timeout_s`` bounds the silence
+    of an answer. Failures that may pass are retried for ``patience_s`` where that doubles nothing: for reads, and for
+    jobs posted with an idempotency key. ``http`` is your own httpx client, with proxies or certificates, which you
+    close; without one the environment's proxies are not used. ``on_pause`` is called before each wait. Close streams
+    that you leave early with ``contextlib.aclosing``.
 
     Raises:
-        Unreachable: the URL is none of HTTP.
+        Unreachable: the URL is not an HTTP URL.
     """
 
     def __init__(
@@ -105,13 +105,14 @@ class AsyncClient:
         *,
         api_key: str | None = None,
         timeout_s: float = LIMIT_S,
-        patience_s: float = CALL_PATIENCE_S,
+        patience_s: float | None = None,
         http: httpx.AsyncClient | None = None,
         on_pause: OnPause | None = None,
     ) -> None:
         self._address = Address(url, api_key, timeout_s)
         self.driver = AsyncDriver(self._address, http, on_pause)
-        self.patience_s = patience_s
+        self.patience_s = CALL_PATIENCE_S if patience_s is None else patience_s
+        self.flow_patience_s = patience_s  # None keeps the default of each wait and stream
 
     def __repr__(self) -> str:
         return f"<AsyncClient {self.url}>"
@@ -122,7 +123,7 @@ class AsyncClient:
         return self._address.url
 
     async def __aenter__(self) -> Self:
-        """Use it for a block."""
+        """Use the client for a block."""
         return self
 
     async def __aexit__(
@@ -136,10 +137,10 @@ class AsyncClient:
         await self.driver.close()
 
     async def ask(self, call: Call[T], *, patience_s: float | None = None) -> T:
-        """Send a call, and return what it answers; ``patience_s`` is None for the client's own.
+        """Send a call, and return its answer; ``patience_s`` None takes the client's own.
 
         Raises:
-            RoundhouseError: as its tree says.
+            RoundhouseError: any error of its tree.
         """
         return await self.driver.run(ask(call, self.patience_s if patience_s is None else patience_s))
 

@@ -1,7 +1,7 @@
-"""From JSON to the values of ``values/``: by their fields' types, and by nothing else.
+"""Decoding of JSON into the values of ``values/``, by their fields' types alone.
 
-A field that the value does not have is left in its ``document``, so that a newer service never breaks an older client.
-A field that may be None is None where it is missing. Any other that is missing is an answer that cannot be used.
+Unknown fields stay in the value's ``document``, so that a newer service never breaks an older client. A missing field
+is None if its type allows None; otherwise the answer is unusable.
 """
 
 import json
@@ -16,8 +16,8 @@ from roundhouse_client.errors import AnswerMalformed
 from roundhouse_client.values.value import Value
 
 T = TypeVar("T")
-Reader = Callable[[Any, str], Any]  # of a part of a document, and its path there
-SHOWN: Final = 100  # characters of what is not JSON
+Reader = Callable[[Any, str], Any]  # takes a part of a document, and its path
+SHOWN: Final = 100  # shown characters of an answer that is not JSON
 
 
 def decode(kind: type[T], document: object) -> T:
@@ -44,7 +44,7 @@ def parse(text: bytes | str) -> Any:  # noqa: ANN401 - any JSON
 
 
 @cache
-def _reader(kind: Any) -> Reader:  # noqa: ANN401 - a type as annotations write it
+def _reader(kind: Any) -> Reader:  # noqa: ANN401 - any annotation
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         (inner,) = (each for each in arguments if each is not types.NoneType)
@@ -61,7 +61,7 @@ def _reader(kind: Any) -> Reader:  # noqa: ANN401 - a type as annotations write 
 def _value(kind: type[Value]) -> Reader:
     hints, described = get_type_hints(kind), fields(cast("Any", kind))
     readers = [(each.name, _reader(hints[each.name])) for each in described]
-    newer = {each.name for each in described if each.default is not MISSING}  # an older service has not told them
+    newer = {each.name for each in described if each.default is not MISSING}  # an older service does not send them
 
     def read(document: Any, path: str) -> Value:  # noqa: ANN401 - any JSON
         if not isinstance(document, dict):
@@ -72,7 +72,7 @@ def _value(kind: type[Value]) -> Reader:
             if name in document or name not in newer
         }
         value = kind(**found)
-        object.__setattr__(value, "document", document)  # of what was answered alone: no field of the value
+        object.__setattr__(value, "document", document)  # only answers have one: it is not a field
         return value
 
     return read
@@ -102,7 +102,7 @@ def _mapping(inner: Reader) -> Reader:
 
 def _of(*kinds: type) -> Reader:
     def read(part: Any, path: str) -> Any:  # noqa: ANN401 - any JSON
-        if type(part) not in kinds:  # a bool is no number
+        if type(part) not in kinds:  # not isinstance: a bool is not a number
             raise AnswerMalformed(f"{path}: {'missing' if part is None else 'of another type'}")
         return part
 

@@ -1,18 +1,18 @@
-"""The errors between a caller and Roundhouse, sorted by what the caller does about them.
+"""The errors between a caller and Roundhouse, sorted by the caller's remedy.
 
     RoundhouseError
-    ├── Unreachable         nothing was done: look at the address, or wait for the service
-    ├── AnswerLost          it may have been done: look whether it was
+    ├── Unreachable         nothing was done: check the address, or wait for the service
+    ├── AnswerLost          it may have been done: check whether it was
     ├── Refused             the service said no, with its code and its words
-    │   ├── InvalidRequest      mend the request; ``faults`` says where
-    │   ├── AccessDenied        give another key
-    │   ├── NotFound            it is not there, or no more
-    │   ├── StateConflict       its state is against it: wait for another, or give it up
-    │   ├── NotNow              the same passes later, after ``retry_after_s``
-    │   └── ServiceFailed       Roundhouse or an engine failed at it; the service's log says more
-    ├── AnswerMalformed     what answered is not Roundhouse, or one with other answers
-    ├── WaitExceeded        it has not happened in the time that was given
-    └── WeightsError        a trainer's weights were refused, or have failed
+    │   ├── InvalidRequest      correct the request; ``faults`` says where
+    │   ├── AccessDenied        use another key
+    │   ├── NotFound            it does not exist, or no longer
+    │   ├── StateConflict       its state forbids it: wait for another state, or give up
+    │   ├── NotNow              try again later, after ``retry_after_s``
+    │   └── ServiceFailed       Roundhouse or an engine failed; the service's log says more
+    ├── AnswerMalformed     another program answered, or an incompatible Roundhouse
+    ├── WaitExceeded        it did not happen in the given time
+    └── WeightsError        a trainer's weights were refused, or their update failed
 
 Errors of httpx are translated in ``drivers/exchange.py``, and nowhere else.
 """
@@ -23,11 +23,11 @@ from typing import Any, Final
 
 
 class RoundhouseError(Exception):
-    """The base of everything that this package raises."""
+    """The base of all errors of this package."""
 
 
 class Unreachable(RoundhouseError):
-    """No connection came about, so nothing was done; ``cause`` says why."""
+    """No connection was made, so nothing was done; ``cause`` says why."""
 
     def __init__(self, url: str, cause: str) -> None:
         super().__init__(f"no Roundhouse at {url}: {cause}")
@@ -36,7 +36,7 @@ class Unreachable(RoundhouseError):
 
 
 class AnswerLost(RoundhouseError):
-    """The connection broke after the request had begun, so it may have been done; ``cause`` says how it broke."""
+    """The connection broke after the request began, so it may have been done; ``cause`` says how it broke."""
 
     def __init__(self, url: str, cause: str) -> None:
         super().__init__(f"the answer of {url} was lost: {cause}")
@@ -46,7 +46,7 @@ class AnswerLost(RoundhouseError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing that is wrong with a request: where, and what; ``line`` of the job's text, where it is known."""
+    """One fault of a request: its path and message; ``line`` in the job's text, where known."""
 
     path: str
     message: str
@@ -54,18 +54,20 @@ class Fault:
 
 
 class Refused(RoundhouseError):
-    """The service answered with a problem (RFC 9457); ``document`` is all that it said.
+    """The service answered with a problem (RFC 9457); ``document`` is the whole answer.
 
-    ``code`` is its stable word, and empty where what answered has none. ``retry_after_s`` is None where it names no
-    time after which the same may pass.
+    ``code`` is its stable word, empty where the answer has none. ``retry_after_s`` is None where the answer names no
+    time for another try.
     """
 
     def __init__(self, status: int, document: Mapping[str, Any], retry_after_s: float | None = None) -> None:
+        error = document.get("error")  # the form on Roundhouse's paths of OpenAI's API
+        inner = error if isinstance(error, dict) else {}
         self.status = status
         self.document = document
-        self.code = str(document.get("code") or "")
+        self.code = str(document.get("code") or inner.get("code") or "")
         self.title = str(document.get("title") or f"status {status}")
-        self.detail = str(document.get("detail") or f"status {status}")
+        self.detail = str(document.get("detail") or inner.get("message") or f"status {status}")
         self.faults = tuple(_faults(document.get("errors")))
         self.retry_after_s = retry_after_s
         told = (f"{fault.path}: {fault.message}" if fault.path else fault.message for fault in self.faults)
@@ -74,7 +76,7 @@ class Refused(RoundhouseError):
 
 
 class InvalidRequest(Refused):
-    """The request cannot be taken as it is: 400, 405, 413, 414, 415, 422 or 431."""
+    """The request is not valid: 400, 405, 413, 414, 415, 422 or 431."""
 
 
 class AccessDenied(Refused):
@@ -82,11 +84,11 @@ class AccessDenied(Refused):
 
 
 class NotFound(Refused):
-    """The thing that was asked for is not there, or no more: 404 or 410."""
+    """The requested thing does not exist, or no longer: 404 or 410."""
 
 
 class StateConflict(Refused):
-    """The state of what was asked for is against it: 409."""
+    """The state of the requested thing forbids it: 409."""
 
 
 class NotNow(Refused):
@@ -102,15 +104,15 @@ class AnswerMalformed(RoundhouseError):
 
 
 class NothingAwaited(RoundhouseError):
-    """Not exactly one turn of a conversation is awaited, so it has to be named."""
+    """None or several turns of a conversation wait for a caller, so the turn must be named."""
 
 
 class NothingToFork(RoundhouseError):
-    """A job has no such conversation, or a path leads nowhere in it."""
+    """A job has no such conversation, or the path of a change cannot be set."""
 
 
 class WaitExceeded(RoundhouseError):
-    """The wait is over without its event; ``last`` is what was seen last, if anything was."""
+    """The wait ended without its event; ``last`` is the last state seen, if any."""
 
     def __init__(self, text: str, last: object = None) -> None:
         super().__init__(text)
@@ -118,7 +120,7 @@ class WaitExceeded(RoundhouseError):
 
 
 class WeightsError(RoundhouseError):
-    """The service refused, or an update has failed; ``code`` is the service's word, ``document`` all that it said."""
+    """The service refused, or an update failed; ``code`` is the service's word, ``document`` its whole answer."""
 
     def __init__(self, text: str, code: str, document: Mapping[str, Any]) -> None:
         super().__init__(text)
@@ -136,7 +138,7 @@ KINDS: Final[Mapping[int, type[Refused]]] = {
 
 
 def refusal(status: int, document: object, retry_after: str | None = None) -> Refused:
-    """Return the error that an answer stands for; ``retry_after`` is the header, of which only seconds are read."""
+    """Return the error for an answer; of the header ``retry_after`` only a number of seconds is read."""
     after_s = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
     return KINDS.get(status, ServiceFailed)(status, document if isinstance(document, dict) else {}, after_s)
 

@@ -5,6 +5,7 @@ Source: docs/reference/jobs.md, "Conversations of a file".
 
 import csv
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ from typing import Any, Final
 from roundhouse_client.errors import RoundhouseError
 
 KEYS: Final = frozenset({"file", "id", "prompt", "variables", "metadata", "limit"})
-MOST_ROWS: Final = 100_000  # without a limit
-MOST_CHARS: Final = 16 * 1024 * 1024  # of a line or a cell
+MOST_ROWS: Final = 100_000  # most rows without conversations.limit
+MOST_CHARS: Final = 16 * 1024 * 1024  # longest line or cell
 MOST_FAULTS: Final = 20
-MOST_TOLD: Final = 400  # characters of the names that a row has
+NO_NUMBER: Final = "is no number: NaN and Infinity are not JSON"
+MOST_TOLD: Final = 400  # shown characters of a row's names
 A_PIECE: Final = 1000  # rows between two reports of progress
 DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
 LINES: Final = frozenset({".jsonl", ".ndjson"})
@@ -37,14 +39,14 @@ class JobFileInvalid(RoundhouseError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadJob:
-    """A job with its conversations; of those that were rows, ``file`` and the line at which each begins."""
+    """A job with its conversations; for those from rows, ``file`` and the line of each."""
 
     document: dict[str, Any]
     file: Path | None = None
     lines: tuple[int, ...] = ()
 
     def place_of(self, path: str) -> str | None:
-        """Return the file and the line of a fault's path, where that is in a row; None elsewhere."""
+        """Return the file and line of a fault's path that is in a row; None elsewhere."""
         found = re.match(r"conversations\[(\d+)\]", path)
         if self.file is None or found is None or int(found[1]) >= len(self.lines):
             return None
@@ -52,12 +54,12 @@ class ReadJob:
 
 
 def load_job(path: str | Path, *, on_progress: OnProgress | None = None) -> dict[str, Any]:
-    """Return the job of a file, with its conversations, to be posted; YAML needs PyYAML beside this client.
+    """Return the job of a file, with its conversations, ready to be posted; YAML needs PyYAML installed.
 
-    ``on_progress`` is told now and then how many rows were read.
+    ``on_progress`` is called now and then with the number of rows read.
 
     Raises:
-        JobFileInvalid: it cannot be read or used; every fault with its line.
+        JobFileInvalid: it cannot be read or used; it has every fault with its line.
     """
     path = Path(path)
     try:
@@ -68,10 +70,10 @@ def load_job(path: str | Path, *, on_progress: OnProgress | None = None) -> dict
 
 
 def with_rows(document: Mapping[str, Any], folder: Path, source: str, on_progress: OnProgress | None = None) -> ReadJob:
-    """Return a job with its conversations, where it names a file of them; ``folder`` is where that name begins.
+    """Return a job with the conversations of a file that it names, relative to ``folder``.
 
     Raises:
-        JobFileInvalid: every fault with its line.
+        JobFileInvalid: it has every fault with its line.
     """
     wanted = document.get("conversations")
     if not isinstance(wanted, Mapping):
@@ -81,8 +83,11 @@ def with_rows(document: Mapping[str, Any], folder: Path, source: str, on_progres
         raise JobFileInvalid([f"{source}: conversations{fault}" for fault in faults])
     file = folder / str(wanted["file"])
     found = _Conversations(wanted, file)
+    unfilled = _Unfilled(document, wanted)
     try:
         for number, (line, row) in enumerate(_rows(file, found), start=1):
+            if number == 1 and (names := list(unfilled.faults(row))):
+                raise JobFileInvalid([f"{source}: {fault}" for fault in names])
             found.add(line, row)
             if on_progress is not None and number % A_PIECE == 0:
                 on_progress(number)
@@ -98,7 +103,7 @@ def with_rows(document: Mapping[str, Any], folder: Path, source: str, on_progres
 
 
 class _Conversations:
-    """The conversations of rows, and what is wrong with rows, as they are read."""
+    """The conversations and the faults of rows, as they are read."""
 
     def __init__(self, wanted: Mapping[str, Any], file: Path) -> None:
         self._file = file
@@ -113,34 +118,38 @@ class _Conversations:
 
     @property
     def names(self) -> list[str]:
-        """The fields that every row has to have."""
+        """The fields that every row must have for texts."""
         found = [name for text in (self._id or "", self._prompt) for name in _names(str(text))]
         return list(dict.fromkeys((*found, *(self._variables or ()))))
 
     @property
     def all_names(self) -> list[str]:
-        """The same with those that are kept as they are."""
+        """All fields that every row must have, with those for metadata."""
         return list(dict.fromkeys((*self.names, *(self._metadata or ()))))
 
     def refuse(self, line: int, message: str) -> None:
-        """Keep a fault of a line."""
+        """Record a fault of a line."""
         if len(self.faults) < MOST_FAULTS:
             self.faults.append(f"{self._file}:{line}: {message}")
 
     def add(self, line: int, row: Row) -> None:
-        """Make a conversation of a row."""
+        """Turn a row into a conversation."""
         lacking = [name for name in self.all_names if name not in row]
-        odd = [name for name in self.names if name in row and not isinstance(row[name], str | int | float)]
+        faults = {name: fault for name in self.names if name in row and (fault := _value_fault(row[name]))}
+        faults |= {name: NO_NUMBER for name in self._metadata or () if name in row and not _is_json(row[name])}
         for name in lacking:
             self.refuse(line, f"{name!r} is not there; the row has {_told(row)}")
-        for name in odd:
-            self.refuse(line, f"{name!r} is no text, number, true or false")
-        if lacking or odd:
+        for name, fault in faults.items():
+            self.refuse(line, f"{name!r} {fault}")
+        if lacking or faults:
             return
         variables = None if self._variables is None else {name: row[name] for name in self._variables}
         prompt = _filled(self._prompt, row)
+        if not prompt.strip():
+            self.refuse(line, "the prompt is blank")
+            return
         conversation: dict[str, Any] = {} if self._id is None else {"id": _filled(str(self._id), row)}
-        # Where there are variables the service reads dollars, and what stands in a row is to be read no more.
+        # With variables the service replaces $NAME; dollars from a row must stay as they are.
         conversation["prompt"] = prompt if variables is None else prompt.replace("$", "$$")
         if variables is not None:
             conversation["variables"] = variables
@@ -148,6 +157,60 @@ class _Conversations:
             conversation["metadata"] = {name: row[name] for name in self._metadata}
         self.conversations.append(conversation)
         self.lines.append(line)
+
+
+class _Unfilled:
+    """Texts of a job outside its conversations that may name fields of rows."""
+
+    def __init__(self, document: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+        self._given = set(wanted.get("variables") or ())
+        self._texts = {"system": document.get("system"), **_texts_in("until", document.get("until"), "says")}
+        agents = document.get("agents")
+        for place, agent in enumerate(agents if isinstance(agents, list) else ()):
+            if isinstance(agent, Mapping):
+                at = f"agents[{place}]"
+                self._texts |= {f"{at}.{key}": agent.get(key) for key in ("system", "role", "otherwise")}
+                self._texts |= _texts_in(f"{at}.validation", [agent.get("validation")], "choices")
+
+    def faults(self, row: Row) -> Iterator[str]:
+        """Yield the texts that name a field of the rows that is not a variable: it would not be replaced."""
+        for place, text in self._texts.items():
+            for name in dict.fromkeys(_names(text)) if isinstance(text, str) else ():
+                if name in row and name not in self._given:
+                    yield f"{place}: ${name} is a field of the rows; list it in conversations.variables"
+
+
+def _texts_in(place: str, entries: object, key: str) -> dict[str, object]:
+    lists = [entry.get(key) for entry in (entries if isinstance(entries, list) else ()) if isinstance(entry, Mapping)]
+    texts = [text for each in lists if isinstance(each, list) for text in each]
+    return {f"{place}.{key}[{number}]": text for number, text in enumerate(texts)}
+
+
+def _value_fault(value: object) -> str | None:
+    """Return the fault of a field that goes into a text."""
+    if not isinstance(value, str | int | float):
+        return "is no text, number, true or false"
+    if isinstance(value, float) and not math.isfinite(value):
+        return NO_NUMBER
+    if isinstance(value, str) and not _is_text(value):
+        return "has half of a letter, of two surrogates"
+    return "is empty" if value == "" else None
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return False
+    return True
 
 
 def _faults_of(wanted: Mapping[str, Any]) -> Iterator[str]:
@@ -171,7 +234,7 @@ def _faults_of(wanted: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _rows(file: Path, found: _Conversations) -> Iterator[tuple[int, Row]]:
-    """Yield the rows, each with the line at which it begins; those that are none are refused."""
+    """Yield the rows, each with its first line; malformed ones are refused."""
     rows = _table_rows(file, found) if file.suffix.lower() in DELIMITERS else _json_rows(file, found)
     if found.limit is not None:
         yield from islice(rows, found.limit)
@@ -194,7 +257,7 @@ def _json_rows(file: Path, found: _Conversations) -> Iterator[tuple[int, Row]]:
             if not text.strip():
                 continue
             try:
-                row = json.loads(text)
+                row = json.loads(text, object_pairs_hook=unique_keys)
             except (ValueError, RecursionError) as error:
                 found.refuse(number, f"is not JSON: {error}")
                 continue
@@ -225,7 +288,8 @@ def _table_rows(file: Path, found: _Conversations) -> Iterator[tuple[int, Row]]:
                 lacking = [name for name in found.all_names if name not in header]
                 if lacking or len(set(header)) < len(header):
                     absent = f"{', '.join(map(repr, lacking))} is not there; it has {_told(header)}"
-                    names = absent if lacking else "a name stands twice"
+                    twice = ", ".join(sorted({repr(name) for name in header if header.count(name) > 1}))
+                    names = absent if lacking else f"{twice} stands twice"
                     found.refuse(line, f"the first row has the names of the fields, and {names}")
                     return
                 continue
@@ -236,7 +300,7 @@ def _table_rows(file: Path, found: _Conversations) -> Iterator[tuple[int, Row]]:
 
 
 def _told(names: Iterable[str]) -> str:
-    """Return the names that there are, as many as fit in a line."""
+    """Return the names as text, cut to one line."""
     text = ", ".join(names)
     return text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]}..."
 
@@ -248,7 +312,7 @@ def _names(text: str) -> Iterator[str]:
 
 
 def _filled(text: str, row: Row) -> str:
-    """Return a text with a row's values in place of the names of fields, each inserted once; ``$$`` is a dollar."""
+    """Return a text with field names replaced by a row's values, in one pass; ``$$`` is a dollar."""
     return _NAMED.sub(lambda found: "$" if found["dollar"] else _written(row[found["plain"] or found["braced"]]), text)
 
 
@@ -261,12 +325,12 @@ def _decoded(path: Path, text: str) -> Mapping[str, Any]:
         if path.suffix.lower() == ".json":
             document = json.loads(text, object_pairs_hook=unique_keys)
         else:
-            import yaml  # noqa: PLC0415 - only who reads YAML needs it
+            import yaml  # noqa: PLC0415 - only YAML needs it
 
             from roundhouse_client.yaml_words import WordsLoader  # noqa: PLC0415
 
             try:
-                document = yaml.load(text, WordsLoader)  # noqa: S506 - it is a safe one
+                document = yaml.load(text, WordsLoader)  # noqa: S506 - a safe loader
             except yaml.YAMLError as error:
                 raise JobFileInvalid([f"{path}: is not YAML: {error}"]) from error
     except ImportError as error:
@@ -279,10 +343,10 @@ def _decoded(path: Path, text: str) -> Mapping[str, Any]:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of JSON that has these pairs of keys and values.
+    """Return the JSON object with these pairs of keys and values.
 
     Raises:
-        ValueError: a key stands there twice.
+        ValueError: a key appears twice.
     """
     found = dict(pairs)
     if len(found) < len(pairs):

@@ -1,7 +1,7 @@
-"""Requests, answers and calls as values: what is asked and how the answer is read, without saying who sends it."""
+"""Requests, answers and calls as values, independent of the driver that sends them."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final, Generic, TypeVar
@@ -13,15 +13,15 @@ from roundhouse_client.errors import AnswerMalformed, refusal
 T = TypeVar("T")
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
-SHOWN: Final = 100  # characters of an answer that is not ours
+SHOWN: Final = 100  # shown characters of a foreign answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request; ``path`` is quoted already.
+    """One request; ``path`` is already quoted.
 
-    ``limit_s`` is how long its answer may be silent, None the client's own limit; ``wait_s`` is how long the service
-    itself was asked to wait with it, beside that.
+    ``limit_s`` is the longest silence of its answer, None for the client's own; ``wait_s``, which adds to it, is how
+    long the service was asked to wait.
     """
 
     method: str = "GET"
@@ -35,16 +35,20 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One answer; of a stream that has begun the body is empty, and is read in pieces."""
+    """One answer; a stream's body is empty here, and is read in pieces."""
 
     status: int
     body: bytes = b""
     retry_after: str | None = None
 
 
+class EmptyId(ValueError):
+    """A given id or name is empty."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[T]):
-    """A request, what its answer means, and whether it may be sent twice without doubling anything."""
+    """A request, the reader of its answer, and whether it may be sent twice without doubling anything."""
 
     request: Request
     read: Callable[[bytes], T]
@@ -52,11 +56,11 @@ class Call(Generic[T]):
 
 
 def checked(reply: Reply) -> bytes:
-    """Return the body of an answer that is a success.
+    """Return the body of a successful answer.
 
     Raises:
         Refused: the service said no.
-        AnswerMalformed: what answered is not Roundhouse.
+        AnswerMalformed: another program answered.
     """
     if reply.status < HTTPStatus.MULTIPLE_CHOICES:
         return reply.body
@@ -81,18 +85,18 @@ def as_text(body: bytes) -> str:
 
 
 def as_nothing(_body: bytes) -> None:
-    """Read nothing of an answer."""
+    """Ignore the body of an answer."""
 
 
 def get(path: str, read: Callable[[bytes], T], **query: str | float | bool | None) -> Call[T]:
-    """Return a call that only looks; what is None is left out of the query. ``wait_s`` has the service wait."""
+    """Return a call that only reads; None is left out of the query. ``wait_s`` makes the service wait."""
     given = {name: value for name, value in query.items() if value is not None}
     request = Request(path=path, query=given, wait_s=float(given.get("wait_s", 0.0)))
     return Call(request=request, read=read, is_repeatable=True)
 
 
 def post(path: str, read: Callable[[bytes], T], document: object = None, limit_s: float | None = None) -> Call[T]:
-    """Return a call that changes something, and is sent once."""
+    """Return a call that changes something, and so is sent once."""
     body = None if document is None else encoded(document)
     headers = {} if body is None else {"Content-Type": JSON}
     return Call(request=Request(method="POST", path=path, headers=headers, body=body, limit_s=limit_s), read=read)
@@ -100,17 +104,43 @@ def post(path: str, read: Callable[[bytes], T], document: object = None, limit_s
 
 def encoded(document: object) -> bytes:
     """Return a document as JSON on one line."""
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":"), default=_plain).encode()
+    try:
+        return json.dumps(document, ensure_ascii=False, separators=(",", ":"), default=_plain).encode()
+    except UnicodeEncodeError:  # a lone surrogate: the service reports the fault
+        return json.dumps(document, separators=(",", ":"), default=_plain).encode()
 
 
 def place(*parts: str | int) -> str:
-    """Return a path of parts that may hold anything; a slash in one is a part of its name."""
-    return "".join(f"/{quote(str(part), safe='')}" for part in parts)
+    """Return a path of parts with any characters; a slash in a part is quoted.
+
+    Raises:
+        EmptyId: a part is empty, which would change the path's meaning.
+    """
+    return "".join(f"/{quote(str(part), safe='')}" for part in _given(parts))
 
 
 def model_place(model: str) -> str:
-    """Return the path of a model, whose name may have slashes."""
-    return f"/v1/models/{quote(model, safe='/')}"
+    """Return the path of a model, whose name may have slashes.
+
+    Raises:
+        EmptyId: it is empty.
+    """
+    return "/v1/models" + slashed(model)
+
+
+def slashed(name: str) -> str:
+    """Return a name that may have slashes as the end of a path.
+
+    Raises:
+        EmptyId: it is empty.
+    """
+    return "".join(f"/{quote(str(part), safe='/')}" for part in _given([name]))
+
+
+def _given(parts: Collection[str | int]) -> Collection[str | int]:
+    if "" in parts:
+        raise EmptyId("an id is empty, and the path would be another one's")
+    return parts
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - json's hook

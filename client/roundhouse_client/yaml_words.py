@@ -1,7 +1,7 @@
-"""YAML by the rules of its version 1.2 where PyYAML's differ, and no more than JSON can say.
+"""YAML by the rules of version 1.2 where PyYAML's differ, limited to JSON's values.
 
-``yes``, a date and ``12:30`` are words, ``1e3`` is a number, and lines end where editors end them. ``010`` is refused:
-it is 8 by one version, 10 by the other, and may be meant as text.
+``yes``, a date and ``12:30`` are text, ``1e3`` is a number, and lines end where editors end them. ``010`` is refused:
+it is 8 in one version, 10 in the other, and may be meant as text.
 """
 
 import math
@@ -13,10 +13,10 @@ import yaml
 from typing_extensions import override
 
 TAG: Final = "tag:yaml.org,2002:"
-MOST_DIGITS: Final = 4300  # that Python reads
+MOST_DIGITS: Final = 4300  # Python reads no more
 SHOWN: Final = 60
 _FLOAT: Final = r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
-# What scalars look like that are no text (the core schema), and with which characters they begin.
+# Patterns of scalars that are not text (the core schema), and their first characters.
 _SCALARS: Final = {
     "null": (re.compile(r"(?:~|null|Null|NULL|)\Z"), "~nN"),
     "bool": (re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"), "tTfF"),
@@ -24,13 +24,13 @@ _SCALARS: Final = {
     "float": (re.compile(rf"(?:{_FLOAT})\Z"), "-+.0123456789"),
 }
 _ZEROS: Final = re.compile(r"[-+]?0[0-9]+\Z")
-_BREAKS: Final = "\x85\u2028\u2029"  # they end lines in YAML 1.1, and nowhere else
+_BREAKS: Final = "\x85\u2028\u2029"  # line breaks only in YAML 1.1
 
 
 class WordsLoader(yaml.SafeLoader):
-    """A safe loader of YAML whose words stay words, and whose mappings have each key once."""
+    """A safe YAML loader that keeps words as text and refuses repeated keys."""
 
-    yaml_implicit_resolvers = {"<": [(TAG + "merge", re.compile(r"<<\Z"))]}  # noqa: RUF012 - PyYAML's own way to say it
+    yaml_implicit_resolvers = {"<": [(TAG + "merge", re.compile(r"<<\Z"))]}  # noqa: RUF012 - PyYAML's own form
 
     def __init__(self, text: str) -> None:
         self._stands_for: dict[int, int] = {}
@@ -89,11 +89,11 @@ class WordsLoader(yaml.SafeLoader):
         return str(node.value).lower() == "true"
 
     def _as_written(self, scan: Callable[..., yaml.ScalarToken], *arguments: str) -> yaml.ScalarToken:
-        """Return the token of a text, with each character that it stands for."""
+        """Return the token of a scan, with stand-ins replaced by the characters that they stand for."""
         begins_at = self.get_mark()
         try:
             token = scan(*arguments)
-            # A character beyond U+FFFF may be escaped in two halves, as JSON has it.
+            # A character beyond U+FFFF may be escaped as two surrogates, as in JSON.
             token.value = token.value.encode("utf-16", "surrogatepass").decode("utf-16").translate(self._stands_for)
         except (UnicodeDecodeError, ValueError, OverflowError) as error:
             raise yaml.scanner.ScannerError(None, None, "an escape is no character", begins_at) from error
@@ -108,7 +108,7 @@ for _kind, (_pattern, _first) in _SCALARS.items():
 
 
 def kind_fault(node: yaml.Node) -> str | None:
-    """Return the fault of a node that is no value of JSON, or not what its tag says; None where it has none."""
+    """Return the fault of a node that is not a JSON value, or does not fit its tag; None without one."""
     kind = str(node.tag).removeprefix(TAG)
     if isinstance(node, yaml.ScalarNode):
         return None if kind == "str" else _scalar_fault(kind, str(node.value))
@@ -132,7 +132,7 @@ def _is_finite(text: str) -> bool:
 
 
 def key_fault(key: yaml.Node) -> str | None:
-    """Return the fault of a key that is no text; None where it has none."""
+    """Return the fault of a key that is not text; None without one."""
     if key.tag == TAG + "merge":
         return "mappings are not merged (<<); write the keys out"
     if not isinstance(key, yaml.ScalarNode) or key.tag != TAG + "str":

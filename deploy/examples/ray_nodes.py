@@ -1,10 +1,10 @@
-"""Starts Roundhouse nodes under Ray: one on each of N machines, with the GPUs that Ray has reserved there.
+"""Starts Roundhouse nodes under Ray: one on each of N machines, with the GPUs that Ray reserves there.
 
     python deploy/examples/ray_nodes.py --config /shared/roundhouse.yaml --nodes 3 --gpus 1
 
-Ray places the nodes and gives each its GPUs (CUDA_VISIBLE_DEVICES). PostgreSQL, which the configuration names, gives
-them one queue. Ctrl-C or SIGTERM drains all nodes. A node that dies is started again by its actor; its jobs go on
-meanwhile on the others. Where an actor is killed, its node gets SIGTERM from the kernel, and ends its engines.
+Ray places the nodes and gives each its GPUs (CUDA_VISIBLE_DEVICES). The configuration names PostgreSQL, so they share
+one queue. Ctrl-C or SIGTERM drains all nodes. An actor restarts its node when it dies; its jobs continue meanwhile on
+the others. If an actor is killed, its node gets SIGTERM from the kernel, and ends its engines.
 """
 
 import argparse
@@ -22,23 +22,23 @@ from pathlib import Path
 
 POLL_S = 0.2
 WATCH_S = 2.0
-STARTS = 5  # of a node in a row that never served, before the actor gives up
+STARTS = 5  # failed starts of a node in a row before the driver gives up
 STOP_S = 120.0  # more than drain_s and stop_grace_s together
 
 
 def node_command(program: str, config: str, host: str, port: int, state_dir: str) -> list[str]:
-    """Return what runs one node, so that it is told to stop when the process that started it is killed."""
+    """Return the command of one node, which gets SIGTERM when its parent process is killed."""
     serve = [program, "serve", "--config", config, "--host", host, "--port", str(port), "--state-dir", state_dir]
     return ["setpriv", "--pdeathsig", "TERM", *serve]
 
 
 def node_environment(environment: Mapping[str, str], api_keys: str) -> dict[str, str]:
-    """Return a node's environment: the actor's, where Ray has put its GPUs, with the keys of the driver."""
+    """Return a node's environment: the actor's, with the GPUs from Ray, and the driver's keys."""
     return {**environment, "ROUNDHOUSE_API_KEYS": api_keys}
 
 
 class Node:
-    """One node on the machine where this runs; an actor of Ray, and a plain class without it."""
+    """One node on this machine; an actor under Ray, a plain class without it."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], port: int) -> None:
         self._command = list(command)
@@ -47,7 +47,7 @@ class Node:
         self._process: subprocess.Popen[bytes] | None = None
 
     def serve(self, limit_s: float) -> str:
-        """Start the node if it does not run, and return its address once it serves.
+        """Start the node unless it runs, and return its address once it serves.
 
         Raises:
             RuntimeError: it ended, or did not serve within ``limit_s``.
@@ -81,10 +81,10 @@ def _answers(url: str) -> bool:
 
 
 def watch(nodes: Sequence[object], get: object, stop: threading.Event, start_s: float) -> None:
-    """Start again what has died, until ``stop``; ``get`` is Ray's.
+    """Restart dead nodes until ``stop``; ``get`` is Ray's.
 
     Raises:
-        RuntimeError: a node could not be started that often in a row.
+        RuntimeError: a node failed to start ``STARTS`` times in a row.
     """
     failures = dict.fromkeys(range(len(nodes)), 0)
     while not stop.wait(WATCH_S):
@@ -104,7 +104,7 @@ def main() -> None:
     options = arguments().parse_args()
     keys = os.environ.get("ROUNDHOUSE_API_KEYS") or sys.exit("set ROUNDHOUSE_API_KEYS: nodes listen for other machines")
     try:
-        import ray  # noqa: PLC0415 - the classes above do without
+        import ray  # noqa: PLC0415 - the classes above do not need it
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as InGroup  # noqa: PLC0415
     except ImportError:
         sys.exit("there is no Ray: pip install ray, in the environment that has Roundhouse")
@@ -113,7 +113,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     needs = {"CPU": options.cpus, **({"GPU": options.gpus} if options.gpus else {})}
-    group = ray.util.placement_group([needs] * options.nodes, strategy="STRICT_SPREAD")  # ports are one machine's
+    group = ray.util.placement_group([needs] * options.nodes, strategy="STRICT_SPREAD")  # ports are per machine
     if not group.wait(options.start_s):
         sys.exit(f"Ray found no {options.nodes} machines with {needs} each within {options.start_s:g} s")
     command = node_command(options.program, options.config, "0.0.0.0", options.port, options.state_dir)  # noqa: S104
@@ -137,7 +137,7 @@ def main() -> None:
 
 
 def _stopped(node: object, get: object) -> int | str:
-    """Return a node's exit status, or why there is none; one that cannot be asked does not keep the others running."""
+    """Return a node's exit status, or the error: one that does not answer must not keep the others running."""
     try:
         return get(node.stop.remote(), timeout=STOP_S)
     except Exception as error:  # noqa: BLE001 - Ray's, or the node's
@@ -145,7 +145,7 @@ def _stopped(node: object, get: object) -> int | str:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """Return what may be given."""
+    """Return the parser of the options."""
     parser = argparse.ArgumentParser(description="Starts Roundhouse nodes under Ray.")
     parser.add_argument("--config", required=True, help="the configuration, at the same path on every machine")
     parser.add_argument("--nodes", type=int, default=1)

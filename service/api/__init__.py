@@ -1,1 +1,1 @@
-"""The HTTP surface: thin routes over the service."""
+"""The HTTP API: thin routes over the service."""

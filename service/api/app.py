@@ -1,4 +1,4 @@
-"""The HTTP surface, put together."""
+"""The whole HTTP API as one ASGI application."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ from service.api.routes.weights import WEIGHTS_BODIES, weights_router
 from service.api.routes.workers import health_router, lanes_router, workers_router
 from service.config.schema import Config
 from service.conversations.callers import Caller
-from service.conversations.spec import JobSpec
+from service.conversations.document.spec import JobSpec
 from service.node.node import Node
 from service.node.reloader import Reloader
 from service.timeline.timeline import Timeline
@@ -43,7 +43,7 @@ from service.upgrade.upgrader import Upgrader
 
 
 class Front:
-    """An ASGI application that passes on to the current one; a request ends with the one that it began with."""
+    """Passes each request to the current application; a request stays with the one that it began with."""
 
     def __init__(self, current: ASGIApp) -> None:
         self.current = current
@@ -64,9 +64,9 @@ def build_app(
     reloader: Reloader,
     upgrader: Upgrader,
 ) -> ASGIApp:
-    """Return the ASGI application over a running node; files are read from below ``roots`` alone.
+    """Return the ASGI application over a running node; files are read from below ``roots`` only.
 
-    ``callers`` are who may ask, by the digests of their keys; without any, all of this machine may.
+    ``callers`` are the permitted callers by the digests of their keys; without any, all of this machine are.
     """
     limits, server = config.limits, config.server
     has_several_keys = len({caller.name for caller in callers.values()}) > 1
@@ -75,13 +75,13 @@ def build_app(
     app: ASGIApp = build_routes(node, config, roots, reloader, upgrader, relays, access)
     app = RelayedPaths(app, relays, access)
     app = Gate(app, keys=KeyRing(callers), hosts=server.hosts, origins=server.origins)
-    if server.origins:  # around the gate: a browser asks first, and has no key then
+    if server.origins:  # outside the gate: a browser's preflight request has no key
         app = CORSMiddleware(
             app, allow_origins=server.origins, allow_methods=["*"], allow_headers=["*"],
             expose_headers=["Location", "Retry-After"],
         )  # fmt: skip
     app = Heads(BufferedBodies(app, queue_bytes=limits.queue_bytes))
-    return Measuring(app, observe=node.metrics.observe_request)  # around all: refusals count too
+    return Measuring(app, observe=node.metrics.observe_request)  # outermost: refusals count too
 
 
 def build_routes(
@@ -93,20 +93,20 @@ def build_routes(
     relays: Relays,
     access: AccessCheck,
 ) -> FastAPI:
-    """Return all routes but the relayed ones, each behind the check of its caller's scopes."""
+    """Return all routes except the relayed ones, each behind the check of its caller's scopes."""
     limits = config.limits
     app = FastAPI(
         title="Roundhouse",
         version=__version__,
         description="Keeps LLM engines running and puts multi-agent conversation jobs on them.",
-        docs_url=None,  # its page would be loaded from a foreign host
+        docs_url=None,  # its page loads scripts from a foreign host
         redoc_url=None,
-        openapi_url=None,  # it is described by a route of ours
+        openapi_url=None,  # a route of ours describes it
         dependencies=[Depends(access)],
     )
     problems.install(app)
     app.include_router(openai_router(relays))
-    app.include_router(jobs_router(node.jobs, limits))
+    app.include_router(jobs_router(node.jobs, node.door, limits))
     app.include_router(job_router(node.jobs, node.prompts))
     app.include_router(callers_turns_router(node.jobs, node.callers, limits))
     app.include_router(timeline_router(node))
@@ -129,24 +129,24 @@ def build_routes(
     described = cache(partial(_describe, app))
 
     @app.get("/openapi.json", include_in_schema=False)
-    def describe() -> JSONResponse:  # in a thread: it takes 0.2 s, of no start and of no event loop
+    def describe() -> JSONResponse:  # made at the first request, in a thread: it takes 0.2 s
         return JSONResponse(described())
 
     return app
 
 
 def _describe(app: FastAPI) -> dict[str, Any]:
-    """Return the description of the surface."""
+    """Return the OpenAPI description."""
     description = app.openapi()
     description["paths"] = {**describe_relayed(), **description["paths"]}
-    # These bodies are read by ourselves, bounded, and errors are written so; FastAPI does not know their schemas.
+    # We read these bodies, within bounds, and write errors ourselves; FastAPI does not know their schemas.
     schemas = description["components"]["schemas"]
     bodies: tuple[type[BaseModel], ...] = (JobSpec, Problem, *WEIGHTS_BODIES, *ADAPTER_BODIES, *CALLERS_BODIES)
     for body in bodies:
         schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= {**schema.pop("$defs", {}), body.__name__: schema}
     schemas |= msgspec.json.schema_components((BatchLine, Timeline), ref_template="#/components/schemas/{name}")[1]
-    # A bad parameter is a 400 of our own form; FastAPI writes its own 422 wherever there is a parameter.
+    # A bad parameter is a 400 in our own form; FastAPI lists its own 422 for every route with a parameter.
     for route in (route for path in description["paths"].values() for route in path.values()):
         if "HTTPValidationError" in str(route["responses"].get("422")):
             del route["responses"]["422"]

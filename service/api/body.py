@@ -1,4 +1,4 @@
-"""A posted body, bounded in size and depth before anything is made of it."""
+"""Posted bodies, bounded in size and depth before they are decoded."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -12,61 +12,61 @@ from msgspec.structs import replace
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.conversations.limits import Limits
+from service.conversations.document.limits import Limits
 from service.errors import BodyMalformed, BodyTooLarge, ConfigError, InvalidJob, QueueFull
 from service.formats.documents import lines_in, parse_json
 from service.formats.faults import nearest_path
 from service.formats.yaml_json import yaml_to_json
-from service.node.jobs import SMALL_BYTES
+from service.node.large_documents import SMALL_BYTES
 from workers.errors import OffloadCrowded
 from workers.offload.pool import Purpose, offload
 
-HELD: Final = "roundhouse.held_body"  # its place in an ASGI scope
-SHARE: Final = 2  # of ``limits.queue_bytes``: what comes and what is answered, beside what waits
+HELD: Final = "roundhouse.held_body"  # key in an ASGI scope
+SHARE: Final = 2  # bodies of requests under way may hold this multiple of ``limits.queue_bytes``
 AGAIN_S: Final = 2
 COUNT_LIMIT_S: Final = 10.0
 YAML: Final = "application/yaml"  # RFC 9512
 LINES_LIMIT_S: Final = 2.0
-MOST_LINED_BYTES: Final = 32 * 1024  # half a second of a processor
-MOST_YAML_BYTES: Final = 256 * 1024  # some seconds of a processor
-# A text that does not end is one as well: else each quote in it would be the begin of a search to the end.
+MOST_LINED_BYTES: Final = 32 * 1024  # takes half a second of CPU time
+MOST_YAML_BYTES: Final = 256 * 1024  # takes some seconds of CPU time
+# An unterminated text matches too: otherwise each quote in it would start a search to the end.
 _TEXT: Final = re.compile(rb'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)
 _STRUCTURE: Final = re.compile(rb'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)|[\[{\]}]', re.DOTALL)
 _OPENING: Final = frozenset({b"[", b"{"})
 _CLOSING: Final = frozenset({b"]", b"}"})
 _finding = Event()  # set while the lines of a body are found
 Handle = Callable[..., Awaitable[object]]  # calls its first argument with the others
-BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"  # engines pass over one before JSON, as RFC 8259 lets them, and so do we
-HUNG_UP: Final = "the client hung up in the middle of it"
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"  # ignored before JSON, as RFC 8259 allows and engines do
+HUNG_UP: Final = "the client hung up before the body was complete"
 
 
 class BufferedBody:
-    """The part of one request's body that has come; counted in ``bodies`` until it is let go."""
+    """The received part of one request's body, counted in ``bodies`` until it is released."""
 
     def __init__(self, bodies: "BufferedBodies") -> None:
         self._bodies = bodies
         self._bytes = 0
 
     def add(self, size: int) -> None:
-        """Count more of it.
+        """Count more received bytes.
 
         Raises:
-            QueueFull: all bodies together are larger than may be held.
+            QueueFull: all bodies together exceed their bound.
         """
         bodies = self._bodies
         if bodies.bytes + size > bodies.most_bytes:
-            raise QueueFull(f"posted bodies hold {bodies.bytes} bytes already (limits.queue_bytes)", AGAIN_S)
+            raise QueueFull(f"posted bodies already hold {bodies.bytes} bytes (limits.queue_bytes)", AGAIN_S)
         self._bytes += size
         bodies.bytes += size
 
     def let_go(self) -> None:
-        """Count it no more."""
+        """Stop counting it."""
         self._bodies.bytes -= self._bytes
         self._bytes = 0
 
 
 class BufferedBodies:
-    """ASGI middleware: gives each request its ``BufferedBody``."""
+    """ASGI middleware that gives each request its ``BufferedBody``."""
 
     def __init__(self, app: ASGIApp, queue_bytes: int) -> None:
         self._app = app
@@ -86,7 +86,7 @@ class BufferedBodies:
 
 
 def body_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """Describe a body that is read by ourselves, bounded; the surface adds its schema."""
+    """Describe a body that we read ourselves, within bounds; ``app.py`` adds its schema."""
     schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
@@ -96,18 +96,18 @@ async def read_document(request: Request, limits: Limits) -> object:
 
     Raises:
         BodyTooLarge: more than ``limits.body_bytes``; the rest is not read.
-        BodyMalformed: no JSON, or deeper or of more values than the limits allow.
+        BodyMalformed: not JSON, or deeper or with more values than the limits allow.
     """
     return await decode_soon(await read_body(request, limits), limits)
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    """Return a request's body, without a mark of its byte order.
+    """Return a request's body without a byte order mark.
 
     Raises:
         BodyTooLarge: more than ``limits.body_bytes``; the rest is not read.
-        BodyMalformed: it never came to its end.
-        QueueFull: all bodies that are held are larger than they may be.
+        BodyMalformed: it ended early.
+        QueueFull: all bodies together exceed their bound.
     """
     body, is_whole = bytearray(), False
     held: BufferedBody | None = request.scope.get(HELD)
@@ -125,10 +125,10 @@ async def read_body(request: Request, limits: Limits) -> bytes:
 
 
 async def decode_soon(body: bytes, limits: Limits, handle: Handle = anyio.to_thread.run_sync) -> object:
-    """Return the JSON document of some bytes; of many ``handle`` makes it, beside the event loop.
+    """Return the JSON document of some bytes; ``handle`` decodes large ones off the event loop.
 
     Raises:
-        BodyMalformed: no JSON, deeper than ``limits.depth``, or of more than ``limits.nodes`` values.
+        BodyMalformed: not JSON, deeper than ``limits.depth``, or more than ``limits.nodes`` values.
     """
     await check_nodes(body, limits)
     if len(body) <= SMALL_BYTES:
@@ -137,29 +137,29 @@ async def decode_soon(body: bytes, limits: Limits, handle: Handle = anyio.to_thr
 
 
 async def yaml_as_json(body: bytes, limits: Limits) -> bytes:
-    """Return the JSON that says the same as some bytes of YAML; it goes the way of any JSON from there.
+    """Return the JSON that is equivalent to some bytes of YAML; it is then handled as any JSON.
 
     Raises:
-        BodyMalformed: no YAML, too much of it, or with aliases.
+        BodyMalformed: not YAML, too large, or with aliases.
         BodyTooLarge: its JSON is larger than ``limits.body_bytes``.
     """
     if len(body) > MOST_YAML_BYTES:
-        raise BodyMalformed(f"a body of YAML has at most {MOST_YAML_BYTES} bytes; send it as JSON")
+        raise BodyMalformed(f"a YAML body may have at most {MOST_YAML_BYTES} bytes; send it as JSON")
     try:
         written = await offload(_to_json, body, limits.body_bytes, limit_s=COUNT_LIMIT_S, purpose=Purpose.DOCUMENTS)
     except TimeoutError as error:
-        raise BodyMalformed(f"it cannot be read within {COUNT_LIMIT_S:g} s; send it as JSON") from error
+        raise BodyMalformed(f"the YAML body cannot be read within {COUNT_LIMIT_S:g} s; send it as JSON") from error
     if isinstance(written, ConfigError):
         raise BodyMalformed(str(written))
     if written is None:
-        raise BodyTooLarge(f"the body is larger as JSON than limits.body_bytes = {limits.body_bytes}")
+        raise BodyTooLarge(f"as JSON the body is larger than limits.body_bytes = {limits.body_bytes}")
     return written
 
 
 async def with_lines(refusal: InvalidJob, body: bytes) -> InvalidJob:
-    """Return a refusal whose faults tell the lines of the body in which they are, if that takes little time.
+    """Return a refusal whose faults have their lines in the body, if finding them is quick.
 
-    The lines of one body are found at a time, and those of others not at all: they are no reason to let anybody wait.
+    Lines are found for one body at a time; other refusals meanwhile go without, so that no caller waits for lines.
     """
     if len(body) > MOST_LINED_BYTES or b"\n" not in body or _finding.is_set():  # programs send one line
         return refusal
@@ -181,7 +181,7 @@ def _lines_in(body: bytes) -> dict[str, int]:
 
 
 def _to_json(body: bytes, most_bytes: int) -> bytes | ConfigError | None:
-    """Return the JSON, None if it is larger, or the error as a value: no exception survives the way out of here."""
+    """Return the JSON, None if it is larger, or the error as a value: exceptions do not cross the process boundary."""
     try:
         return yaml_to_json(body.decode("utf-8"), "line", most_bytes)
     except (ConfigError, UnicodeError, OverflowError, RecursionError, ValueError) as error:
@@ -189,31 +189,30 @@ def _to_json(body: bytes, most_bytes: int) -> bytes | ConfigError | None:
 
 
 async def check_nodes(body: bytes, limits: Limits) -> None:
-    """Check that a body holds no more values than it may.
+    """Check the number of values in a body.
 
     Raises:
-        BodyMalformed: it does.
+        BodyMalformed: there are more than ``limits.nodes``.
     """
-    if body.count(b",") + body.count(b"[") + body.count(b"{") > limits.nodes:  # there may be fewer, with commas in text
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > limits.nodes:  # commas within text count here too
         try:
             count = await offload(count_nodes, body, limit_s=COUNT_LIMIT_S, purpose=Purpose.DOCUMENTS)
         except TimeoutError as error:
-            raise BodyMalformed(f"its values cannot be counted within {COUNT_LIMIT_S:g} s") from error
+            raise BodyMalformed(f"the body's values cannot be counted within {COUNT_LIMIT_S:g} s") from error
         if count > limits.nodes:
             raise BodyMalformed(f"the body holds {count} values, more than limits.nodes = {limits.nodes}")
 
 
 def count_nodes(body: bytes) -> int:
-    """Return how many values there are about, whether the bytes are JSON or not."""
-    bare = _TEXT.sub(b"", body)
-    return bare.count(b",") + bare.count(b"[") + bare.count(b"{")
+    """Return the approximate number of values, whether the bytes are JSON or not."""
+    return _outside_texts(body, b",[{")
 
 
 def check_depth(body: bytes, limits: Limits) -> None:
-    """Check that a body is nested no deeper than it may be, without making anything of it.
+    """Check the depth of a body without decoding it.
 
     Raises:
-        BodyMalformed: it is.
+        BodyMalformed: it is deeper than ``limits.depth``.
     """
     if body.count(b"[") + body.count(b"{") <= limits.depth:
         return
@@ -232,21 +231,28 @@ def decode_document(body: bytes, limits: Limits) -> object:
     """Return the JSON document of some bytes.
 
     Raises:
-        BodyMalformed: no JSON, deeper than ``limits.depth``, or with a key twice.
+        BodyMalformed: not JSON, deeper than ``limits.depth``, or with a key twice.
     """
     try:
         document: object = msgspec.json.decode(body)
         if is_deeper_than(document, limits.depth):
             raise BodyMalformed(f"the body is nested more than limits.depth = {limits.depth} levels deep")
-        if count_keys(document) < _TEXT.sub(b"", body).count(b":"):
-            parse_json(body.decode("utf-8"))  # which says the key
+        if (keys := count_keys(document)) < body.count(b":") and keys < _outside_texts(body, b":"):
+            parse_json(body.decode("utf-8"))  # its error names the key
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise BodyMalformed(f"the body is not usable JSON: {error}") from error
     return document
 
 
+def _outside_texts(body: bytes, signs: bytes) -> int:
+    """Count some signs outside of texts, without a copy, which would join millions of pieces."""
+    wanted = [bytes([sign]) for sign in signs]
+    inside = sum(text[0].count(sign) for text in _TEXT.finditer(body) for sign in wanted)
+    return sum(map(body.count, wanted)) - inside
+
+
 def count_keys(document: object) -> int:
-    """Return how many keys the mappings of a document have together."""
+    """Return the number of keys in all mappings of a document."""
     count, waiting = 0, [document]
     while waiting:
         value = waiting.pop()

@@ -1,4 +1,4 @@
-"""The command ``roundhouse``: its commands, and what their errors look like to a person."""
+"""The command ``roundhouse``: its commands, and the printed form of their errors."""
 
 import logging
 import sys
@@ -16,7 +16,7 @@ from service.errors import ConfigError, InvalidJob, ServiceError, StateUnusable
 from service.telemetry.logs import set_format
 from workers.errors import InvalidSpec, ModelUnavailable, StartFailed, WorkerError
 
-UPGRADE_CHECK: Final = "--upgrade-check"  # given by a running service to the program that is to follow it
+UPGRADE_CHECK: Final = "--upgrade-check"  # given by a running service to its successor
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
@@ -26,23 +26,25 @@ ConfigOption = Annotated[
 ModelOption = Annotated[
     str | None,
     typer.Option(
-        "--model", "-m", help="In place of a configuration: roundhouse:small, a GGUF file, or hf:ORG/REPO.", metavar="M"
+        "--model", "-m", help="Instead of a configuration: roundhouse:small, a GGUF file, or hf:ORG/REPO.", metavar="M"
     ),
 ]
+HostOption = Annotated[str | None, typer.Option(envvar="ROUNDHOUSE_HOST", help="Overrides server.host.")]
+PortOption = Annotated[int | None, typer.Option(envvar="ROUNDHOUSE_PORT", help="Overrides server.port.")]
 StateOption = Annotated[
-    Path | None, typer.Option(envvar="ROUNDHOUSE_STATE_DIR", help="Database, made models; over server.state_dir.")
+    Path | None, typer.Option(envvar="ROUNDHOUSE_STATE_DIR", help="Folder of the database; overrides server.state_dir.")
 ]
 
-MigOption = Annotated[bool, typer.Option("--enable-mig", help="Use MIG slices; over gpus.enable_mig.")]
+MigOption = Annotated[bool, typer.Option("--enable-mig", help="Use slices of GPUs in MIG mode.")]
 
 
 class Commands(TyperGroup):
-    """Those that run engines are there at once, the others when one of them or the list of all is asked for.
+    """Commands that run engines are loaded at once, the others when one of them or the list is needed.
 
-    The others need the client: a service that starts, and nobody answers until it has, would import it for nothing.
+    The others need the client, whose import would delay a service's start for nothing.
     """
 
-    # The values are click's, which some versions of Typer bring under a name of their own.
+    # The values are click's, which some versions of Typer bundle under another name.
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
         """Return a command by its name."""
         if cmd_name not in self.commands:
@@ -70,7 +72,7 @@ class Commands(TyperGroup):
 
 
 def _name_no_type_of_flags(params: Any) -> None:  # noqa: ANN401 - click's, see above
-    """Show flags without ``<bool>``, which reads as if a word were to follow."""
+    """Show flags without ``<bool>``, which looks as if a value had to follow."""
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
@@ -103,7 +105,7 @@ def options(
     ),
 ) -> None:
     """Set what all commands share."""
-    # A service tells its log what it does; the other commands tell a person, and log only what is amiss.
+    # A service logs its work; the other commands print for a person, and log only problems.
     calm = logging.INFO if context.invoked_subcommand == "serve" else logging.WARNING
     logging.basicConfig(
         stream=sys.stderr,
@@ -114,7 +116,7 @@ def options(
         logging.getLogger(chatty).setLevel(logging.INFO if debug else logging.WARNING)
 
 
-# What these do is imported when one of them is called, since that takes a second.
+# Each command imports its code when it is called, since that takes a second.
 
 
 @app.command("run", rich_help_panel=Panel.RUN)
@@ -123,16 +125,16 @@ def run_command(  # noqa: PLR0913, PLR0917 - one for each option
     config: ConfigOption = None,
     model: ModelOption = None,
     output: Annotated[
-        Path, typer.Option(envvar="ROUNDHOUSE_OUTPUT", help="Where transcripts go; run again, it goes on there.")
+        Path, typer.Option(envvar="ROUNDHOUSE_OUTPUT", help="Where transcripts go; a second run continues there.")
     ] = Path("output"),
     show_prompts: Annotated[
-        bool, typer.Option("--show-prompts", help="Print what is really asked, as each attempt ends.")
+        bool, typer.Option("--show-prompts", help="Print the request of each attempt when it ends.")
     ] = False,
-    words: Annotated[bool, typer.Option("--words", help="Show the last words of turns as they come.")] = False,
+    words: Annotated[bool, typer.Option("--words", help="Show the latest words of turns as they come.")] = False,
     form: FormOption = None,
     enable_mig: MigOption = False,
 ) -> None:
-    """Run job files in one process, without HTTP, with progress."""
+    """Run job files in one process, without HTTP, and show progress."""
     from service.cli.commands import engine_commands, first_steps  # noqa: PLC0415 - see above
     from service.config.proposal import name_of  # noqa: PLC0415 - see above
 
@@ -151,9 +153,9 @@ def demo_command(
         int | None, typer.Option(envvar="ROUNDHOUSE_DEMO_HTTP_PORT", help="The dashboard's port.", show_default="9180")
     ] = None,
     *,
-    stays: Annotated[bool, typer.Option("--open", help="Leave the service running until Ctrl-C.")] = False,
+    stays: Annotated[bool, typer.Option("--open", help="Keep the service running until Ctrl-C.")] = False,
 ) -> None:
-    """Run a built-in debate with a dashboard; an engine is killed in the middle, and the debate goes on."""
+    """Run a built-in debate with a dashboard; midway an engine is killed, and the debate continues."""
     from service.cli.commands import engine_commands  # noqa: PLC0415 - see above
 
     engine_commands.demo(port, http_port, stays=stays)
@@ -163,16 +165,16 @@ def demo_command(
 def serve_command(
     config: ConfigOption = None,
     model: ModelOption = None,
-    host: Annotated[str | None, typer.Option(envvar="ROUNDHOUSE_HOST", help="Over server.host.")] = None,
-    port: Annotated[int | None, typer.Option(envvar="ROUNDHOUSE_PORT", help="Over server.port.")] = None,
+    host: HostOption = None,
+    port: PortOption = None,
     state_dir: StateOption = None,
     *,
     enable_mig: MigOption = False,
     upgrade_check: Annotated[
-        bool, typer.Option(UPGRADE_CHECK, hidden=True, help="Only say whether it could take over; facts on stdin.")
+        bool, typer.Option(UPGRADE_CHECK, hidden=True, help="Only report whether it could take over; facts on stdin.")
     ] = False,
 ) -> None:
-    """Run the service. SIGTERM or Ctrl-C once drains and stops; a second time stops at once. SIGUSR2 upgrades it."""
+    """Run the service. SIGTERM or Ctrl-C drains, then stops; a second one stops at once. SIGUSR2 upgrades it."""
     from service.cli.commands import engine_commands, first_steps  # noqa: PLC0415 - see above
 
     engine_commands.serve(
@@ -186,12 +188,21 @@ def serve_command(
 
 
 @app.command("check", rich_help_panel=Panel.OPERATE)
-def check_command(config: ConfigOption = None, model: ModelOption = None, state_dir: StateOption = None) -> None:
-    """Validate a configuration and print the effective one, secrets masked."""
+def check_command(
+    config: ConfigOption = None,
+    model: ModelOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    state_dir: StateOption = None,
+    *,
+    enable_mig: MigOption = False,
+) -> None:
+    """Validate a configuration and print the effective one, with secrets masked."""
     from service.cli.commands import first_steps  # noqa: PLC0415 - see above
     from service.cli.commands.configuration_check import check  # noqa: PLC0415 - see above
 
-    check(first_steps.config_path(config, model), state_dir)
+    overrides = {"host": host, "port": port, "state_dir": state_dir}
+    check(first_steps.config_path(config, model), overrides, enable_mig=enable_mig)
 
 
 @app.command("init", rich_help_panel=Panel.RUN)
@@ -201,7 +212,7 @@ def init_command(
     ] = ("roundhouse:small"),
     folder: Annotated[Path, typer.Option("--dir", help="Where the files go.")] = Path(),
 ) -> None:
-    """Write a configuration for this machine and a first job, which run as they are."""
+    """Write a configuration for this machine and a first job; both run unchanged."""
     from service.cli.commands import first_steps  # noqa: PLC0415 - see above
 
     first_steps.write_files(model, folder)
@@ -217,7 +228,7 @@ def version() -> None:
 
 
 def run_app() -> None:
-    """Run the command line; errors are one or two plain lines, and an exit code says of what kind they are."""
+    """Run the command line; an error is one or two plain lines, and the exit code gives its kind."""
     try:
         app()
     except KeyboardInterrupt:
@@ -232,7 +243,7 @@ def run_app() -> None:
 
 
 def _cause(error: Exception) -> BaseException:
-    """Return the one error that matters of those that came together."""
+    """Return the one error of a group that matters."""
     cause: BaseException = error
     while isinstance(cause, BaseExceptionGroup):
         cause = next((each for each in cause.exceptions if _exit_code(each) is not None), cause.exceptions[0])
@@ -256,8 +267,8 @@ def _exit_code(error: BaseException) -> int | None:
 
 
 def _is_of_service(error: BaseException) -> bool:
-    """Whether a running service refuses, or is away."""
-    from roundhouse_client import RoundhouseError  # noqa: PLC0415 - of the other commands
-    from service.cli.connection import AnswerRefused, ServiceAway  # noqa: PLC0415 - as well
+    """Whether a running service refused or is away."""
+    from roundhouse_client import RoundhouseError  # noqa: PLC0415 - only the other commands need it
+    from service.cli.connection import AnswerRefused, ServiceAway  # noqa: PLC0415 - likewise
 
     return isinstance(error, (RoundhouseError, ServiceAway, AnswerRefused))

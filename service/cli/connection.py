@@ -1,30 +1,41 @@
 """The connection of commands to a running service, and the printing of its answers."""
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 from typing import Annotated, Final, Self
 
 import typer
 from rich.console import Console
 
 from roundhouse_client import AnswerLost, AnswerMalformed, Client, Refused, Unreachable
-from roundhouse_client.drivers.exchange import DEFAULT_URL
 from roundhouse_client.flows.steps import Pause
+from roundhouse_client.request import EmptyId
+from service.cli.conventions import FILE
+from service.errors import ConfigError
+from service.formats.documents import parse_document
 from workers.process.listeners import foreign_listener
 
 DEFAULT_PORT: Final = 8080
-FIRST_PERSON: Final = 1000  # users below are the system's, which may keep a service for all (login.defs(5), UID_MIN)
-PIPE_WIDTH: Final = 1000  # a pipe has no width that anything would have to fit
-UrlOption = Annotated[str, typer.Option(envvar="ROUNDHOUSE_URL", help="Where the service is.")]
+MOST_FILE_BYTES: Final = 1024 * 1024  # bytes read of a configuration that may be a stranger's
+SHOWN: Final = 80
+MOST_PORTS: Final = 1 << 16
+FIRST_PERSON: Final = 1000  # lower ids are system users, which may run a service for all (login.defs(5), UID_MIN)
+PIPE_WIDTH: Final = 1000  # width for a pipe, which has none of its own
+UrlOption = Annotated[
+    str | None,
+    typer.Option(envvar="ROUNDHOUSE_URL", help=f"The service; default: this machine, port of ./{FILE} or 8080."),
+]
 KeyOption = Annotated[str | None, typer.Option(envvar="ROUNDHOUSE_API_KEY", help="One of the service's api_keys.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 class ServiceAway(Exception):
-    """The service does not answer, or its URL is none."""
+    """The service does not answer, or its URL is not valid."""
 
     @classmethod
     def at(cls, error: Unreachable | AnswerLost, after: str = "") -> Self:
@@ -33,25 +44,27 @@ class ServiceAway(Exception):
 
 
 class AnswerRefused(Exception):
-    """The service, or the engine behind it, gives no answer to a chat."""
+    """The service, or the engine behind it, refused to answer a chat."""
 
 
 @contextmanager
-def connect(url: str, api_key: str | None) -> Iterator[Client]:
-    """Return a client of the service; it does not speak to it yet.
+def connect(url: str | None, api_key: str | None) -> Iterator[Client]:
+    """Return a client of the service, not yet connected; without a URL, of the one for this folder.
 
     Raises:
-        ServiceAway: the service does not answer, what answers is not Roundhouse, or the URL is none of HTTP. Nor does a
-            key go to the default address where another person's program listens: nobody has named that.
+        ConfigError: an id is empty.
+        ServiceAway: the service does not answer, what answers is not Roundhouse, the URL is not HTTP, or without a
+            URL another person's program listens there.
     """
-    owner = foreign_listener(DEFAULT_PORT) if url == DEFAULT_URL and api_key is not None else None
-    if owner is not None and owner >= FIRST_PERSON:
-        text = f"a program of another user ({owner}) listens at {url}, and does not get your key"
-        raise ServiceAway(f"{text}; --url http://localhost:{DEFAULT_PORT} asks it all the same")
+    if url is None:
+        port = port_here()
+        url, owner = f"http://127.0.0.1:{port}", foreign_listener(port)
+        if owner is not None and owner >= FIRST_PERSON:
+            raise ServiceAway(f"a program of another user ({owner}) listens at {url}; use --url {url} to ask it anyway")
     try:
         client = Client(url, api_key=api_key, patience_s=0.0, on_pause=partial(_tell, url))
     except Unreachable as error:
-        raise ServiceAway(f"--url {url}: {error.cause}; it begins with http:// or https://") from error
+        raise ServiceAway(f"--url {url}: {error.cause}; it must begin with http:// or https://") from error
     try:
         with client as service:
             yield service
@@ -59,16 +72,39 @@ def connect(url: str, api_key: str | None) -> Iterator[Client]:
         raise ServiceAway.at(error) from error
     except Refused as error:
         if error.status == HTTPStatus.UNAUTHORIZED and api_key is None:
-            raise ServiceAway(f"{url} asks for a key; give --api-key, or set ROUNDHOUSE_API_KEY") from error
+            raise ServiceAway(f"{url} needs a key; give --api-key, or set ROUNDHOUSE_API_KEY") from error
+        if not error.code:
+            raise ServiceAway(f"{url} does not answer like Roundhouse: {error}") from error
         raise
+    except EmptyId as error:
+        raise ConfigError(str(error)) from error
     except AnswerMalformed as error:
         raise ServiceAway(f"{url} is not Roundhouse: {error}") from error
 
 
+def port_here() -> int:
+    """Return the port of this folder's configuration, or of the one that ``ROUNDHOUSE_CONFIG`` names.
+
+    Raises:
+        ServiceAway: the port comes from a variable of the service's environment.
+    """
+    path = Path(os.environ.get("ROUNDHOUSE_CONFIG") or FILE)
+    try:
+        with path.open("rb") as file:
+            document, _ = parse_document(file.read(MOST_FILE_BYTES).decode("utf-8"), str(path))
+    except (OSError, ValueError, ConfigError):
+        return DEFAULT_PORT  # a running service may have read the file when it was valid
+    server = document.get("server") if isinstance(document, dict) else None
+    port = server.get("port") if isinstance(server, dict) else None
+    if isinstance(port, str):
+        raise ServiceAway(f"{path}: server.port is {ascii(port)[:SHOWN]}; name the service with --url")
+    return port if type(port) is int and 0 < port < MOST_PORTS else DEFAULT_PORT
+
+
 def _tell(url: str, pause: Pause) -> None:
-    """Say that a service is starting or restarting, once each time."""
+    """Report a service that is starting or restarting, once each time."""
     if pause.because is not None and pause.number == 1:
-        typer.echo(f"the service at {url} is away; waiting for it", err=True)
+        typer.echo(f"the service at {url} does not answer; waiting for it", err=True)
 
 
 def print_document(document: object, shown: object, *, as_json: bool) -> None:

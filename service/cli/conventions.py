@@ -1,4 +1,4 @@
-"""The conventions of all commands: their exit status (specification, "Exit codes"), and their groups in ``--help``."""
+"""Conventions of all commands: exit statuses (specification, "Exit codes"), and groups in ``--help``."""
 
 import os
 from enum import IntEnum, StrEnum
@@ -9,11 +9,12 @@ import typer
 
 from service.formats.result_form import ResultForm
 
-PARENT: Final = "ROUNDHOUSE_PARENT"  # in the environment of a service: the process whose own it is
+FILE: Final = "roundhouse.yaml"  # a folder's configuration
+PARENT: Final = "ROUNDHOUSE_PARENT"  # variable with the process id of the command that owns a service
 
 
 def state_home() -> Path:
-    """Return the folder of what Roundhouse keeps for a user."""
+    """Return the folder for Roundhouse's state of a user."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "roundhouse"
 
 
@@ -28,7 +29,7 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-FormOption = Annotated[ResultForm | None, typer.Option("--format", help="The whole result in this form, as over HTTP.")]
+FormOption = Annotated[ResultForm | None, typer.Option("--format", help="The whole result in this format.")]
 
 
 class Panel(StrEnum):

@@ -6,5 +6,5 @@ INHABITANTS: Final = {"Zurich": 436_330}  # end of 2023
 
 
 def look_up(town: str) -> dict[str, object]:
-    """Return how many people live in a town, one of those that the demo's job names."""
+    """Return the number of people in a town of the demo's job."""
     return {"town": town, "inhabitants": INHABITANTS[town]}

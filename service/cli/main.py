@@ -1,4 +1,4 @@
-"""The entry point: takes signals before anything is imported that takes time."""
+"""The entry point: handles signals before slow imports begin."""
 
 import gc
 import signal
@@ -7,31 +7,24 @@ from types import FrameType
 from typing import Final
 
 from service.cli.conventions import Exit
-from workers.distribution import former_version, own_version
+from workers.distribution import own_version
 
 IMPORT_THRESHOLDS: Final = (50_000, 10, 10)
-FORMER: Final = """Roundhouse {former} is installed beside this one, under its former name and with the same files. Run:
-  pip uninstall roundhouse
-  pip install --force-reinstall --no-deps roundhouse-llm roundhouse-client   # in a clone: ./client .
-"""
 
 
 def main() -> None:
     """Run the command line."""
-    # Imports take half a second, or several on a busy machine. A signal meanwhile stops what has not begun.
+    # Imports take half a second, or several seconds on a busy machine. A signal meanwhile just ends the process.
     signal.signal(signal.SIGTERM, _leave)
     interrupt = signal.getsignal(signal.SIGINT)
-    if interrupt is signal.default_int_handler:  # a shell's command in the background ignores it, and shall
+    if interrupt is signal.default_int_handler:  # a shell's background command ignores it, and must go on to
         signal.signal(signal.SIGINT, _leave)
     if "serve" in sys.argv[1:3]:
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # an upgrade that is asked for too early; the default would kill
-    if (former := former_version()) is not None:
-        sys.stderr.write(FORMER.format(former=former))
-        sys.exit(Exit.USAGE)
-    if sys.argv[1:] == ["--version"]:  # what else there is takes a tenth of a second to import
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # too early for an upgrade; the default would kill
+    if sys.argv[1:] == ["--version"]:  # avoids imports that take a tenth of a second
         sys.stdout.write(f"{own_version()}\n")
         return
-    # What is imported stays: to look through it for garbage again and again takes a tenth of the time.
+    # Imported objects stay: collecting garbage among them takes a tenth of the import time.
     gc.set_threshold(*IMPORT_THRESHOLDS)
     from service.cli.app import run_app  # noqa: PLC0415
 

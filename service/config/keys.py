@@ -1,6 +1,6 @@
-"""The named keys of the HTTP surface: as operators write them, and who each of them is.
+"""The named keys of the HTTP API: as operators write them, and the caller that each stands for.
 
-A key is known by its SHA-256 from here on; the key itself is kept nowhere else.
+From here on a key is known by its SHA-256; the key itself is not kept.
 
 Source: specification, "Keys".
 """
@@ -32,7 +32,7 @@ def usable_key(key: str) -> str:
         ValueError: none can.
     """
     if not key or not all("!" <= letter <= "~" for letter in key):
-        raise ValueError("a key is made of letters, digits and signs of ASCII, without spaces: else none can send it")
+        raise ValueError("a key must be printable ASCII without spaces: otherwise no client can send it")
     return key
 
 
@@ -82,7 +82,7 @@ class KeyConfig(KeyGrant):
     @model_validator(mode="after")
     def _is_one_of_both(self) -> "KeyConfig":
         if (self.key is None) == (self.sha256 is None):
-            raise ValueError("a key has either key: TEXT or sha256: HEX")
+            raise ValueError("give either key: TEXT or sha256: HEX")
         return self
 
     @property
@@ -113,11 +113,11 @@ def named_key(name: str, digest: str, scopes: Iterable[KeyScope]) -> HashedKey:
 
 
 def repeated(keys: Iterable[NamedKey], api_keys: Sequence[str]) -> str | None:
-    """Say which name or key stands twice, without the key itself; None where none does."""
+    """Return which name or key appears twice, without the key itself; None where none does."""
     names, owners = {API_KEYS}, {digest_of(key): API_KEYS for key in api_keys}
     for key in keys:
         if key.name in names:
-            return f"the name {key.name} stands twice" if key.name != API_KEYS else f"{API_KEYS} is no name to give"
+            return f"the name {key.name} appears twice" if key.name != API_KEYS else f"the name {API_KEYS} is reserved"
         if key.digest in owners:
             return f"{key.name} is the same key as {owners[key.digest]}"
         names.add(key.name)
@@ -126,10 +126,10 @@ def repeated(keys: Iterable[NamedKey], api_keys: Sequence[str]) -> str | None:
 
 
 def callers_of(api_keys: Sequence[str], keys: Sequence[NamedKey], file: Path | None) -> dict[bytes, Caller]:
-    """Return who has each key, by its digest: those of ``file`` too.
+    """Return the caller of each key, including the keys of ``file``, by the key's digest.
 
     Raises:
-        ConfigError: the file cannot be used, or a name or a key stands twice.
+        ConfigError: the file cannot be used, or a name or a key appears twice.
     """
     everyone = (*keys, *(read_keys(file) if file is not None else ()))
     fault = repeated(everyone, api_keys)
@@ -152,18 +152,18 @@ def read_keys(file: Path) -> list[HashedKey]:
     document, _ = parse_document(text, str(file))
     try:
         keys = _FILE.validate_python(document)
-    except ValidationError as error:  # its inputs are not told: one may be a key
+    except ValidationError as error:  # inputs are left out: one may be a key
         places = [f"{path_of(each['loc']) or 'the file'}: {phrase(each)}" for each in error.errors(include_input=False)]
         raise ConfigError("\n".join(f"{file}: {place}" for place in places)) from None
     if not keys:
-        raise ConfigError(f"{file}: it holds no key")
+        raise ConfigError(f"{file} holds no key")
     return keys
 
 
 def _check_mode(file: Path) -> None:
-    """Refuse a file that others may write: who can, gives himself a key."""
+    """Refuse a file that others may write: they could add a key of their own."""
     mode = stat.S_IMODE(file.stat().st_mode)
     if mode & WRITABLE:
-        raise ConfigError(f"{file}: others than its owner may write it ({mode:04o}); chmod 600 {file}")
+        raise ConfigError(f"{file}: users other than its owner may write it ({mode:04o}); chmod 600 {file}")
     if mode & READABLE:
-        logger.warning("%s: everybody may read it (%04o), and may guess at what is hashed there", file, mode)
+        logger.warning("%s: every user may read it (%04o), and may try to guess the hashed keys", file, mode)

@@ -1,16 +1,19 @@
-"""The lanes that a configuration makes of the devices, before anything is started."""
+"""The lanes of a configuration on its devices, planned before anything starts."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from service.config.inventory import devices_of, document_of, lanes_on
+from service.config.inventory import devices_of, document_of, hidden_of, lanes_on
 from service.config.load import load_config, naming_lines
 from service.config.machine_plan import first_devices
 from service.config.schema import Config
 from service.config.workers import worker_specs
+from workers.devices.device import Gpu
 from workers.devices.layout import Lane
+from workers.devices.visible import usable
 from workers.policy.placement import AssignLane, LaneView, ModelDemand, Placement, SwapRule
 from workers.spec import WorkerSpec
 
@@ -28,22 +31,26 @@ def plan_of(path: Path | None, *, enable_mig: bool = False) -> dict[str, Any]:
         DevicesUnreadable: the machine's driver fails.
     """
     if path is None:
-        return {"devices": [document_of(gpu) for gpu in devices_of(None, Path())]}
+        return _devices_document(devices_of(None, Path(), os.environ))
     config = with_mig(load_config(path), enable_mig=enable_mig)
-    gpus = devices_of(config.gpus.inventory, path.parent)
     with naming_lines(path):
         specs = worker_specs(config, path.parent, config.server.state_dir)
+        gpus = devices_of(config.gpus.inventory, path.parent, os.environ, is_needed=False)
     lanes = lanes_on(gpus, config.gpus)
     first = first_residents(lanes, [spec for spec in specs if spec.lane is not None])
     return {
-        "devices": [document_of(gpu) for gpu in gpus],
+        **_devices_document(gpus),
         "engines": [_engine_document(spec) for spec in first_devices(specs) if spec.lane is None and spec.owns_engine],
         "lanes": [_lane_document(lane, first.get(lane.id)) for lane in lanes],
     }
 
 
+def _devices_document(gpus: Sequence[Gpu]) -> dict[str, Any]:
+    return {"devices": [document_of(gpu) for gpu in usable(gpus)], "hidden": hidden_of(gpus)}
+
+
 def first_residents(lanes: Sequence[Lane], specs: Sequence[WorkerSpec]) -> dict[str, WorkerSpec]:
-    """Return who stands on each lane if every model is asked for once, in the order of the configuration."""
+    """Return the model on each lane if every model is asked for once, in the configuration's order."""
     models = {spec.name: spec for spec in specs}
     demands = [
         ModelDemand(name=name, need_mib=spec.need_mib, is_pinned=spec.pin, waiting=1, first=(number,))

@@ -1,4 +1,4 @@
-"""From a file to a configuration, and what is wrong with it in lines that name the place and the mend."""
+"""Reading of a configuration file; each fault is a line that names its place and its remedy."""
 
 import logging
 import os
@@ -15,11 +15,7 @@ from service.errors import ConfigError
 from service.formats.documents import Place, line_of, parse_document, read_text
 from service.formats.faults import faults_of, path_of
 
-API_KEYS: Final = "ROUNDHOUSE_API_KEYS"  # the keys of the HTTP surface, comma separated
-# Keys that are gone, passed over for one minor version: to refuse them would refuse a start, and an upgrade.
-REMOVED: Final[Mapping[tuple[str, str], str]] = {
-    ("scheduling", "prewarm"): "prompts are not read beforehand any more",
-}
+API_KEYS: Final = "ROUNDHOUSE_API_KEYS"  # keys of the HTTP API, comma separated
 _VARIABLE: Final = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 logger = logging.getLogger(__name__)
 
@@ -36,7 +32,7 @@ def load_config(path: Path, overrides: Mapping[str, object] | None = None) -> Co
 
 @contextmanager
 def naming_lines(path: Path) -> Iterator[None]:
-    """Add the line to faults of a configuration that are found only beside its files."""
+    """Add the line to faults that are found only once the configuration's files are looked at."""
     try:
         yield
     except ConfigError as error:
@@ -60,8 +56,7 @@ def build_config(document: object, overrides: Mapping[str, object], source: str,
         ConfigError: with every fault.
     """
     if not isinstance(document, dict):
-        raise ConfigError(f"{source}: a configuration is a mapping with the key 'models'")
-    document = _without_removed(document, source, lines)
+        raise ConfigError(f"{source}: a configuration must be a mapping with the key 'models'")
     document = {**document, "server": _server(document.get("server"), overrides)}
     try:
         return Config.model_validate(document)
@@ -75,17 +70,6 @@ def build_config(document: object, overrides: Mapping[str, object], source: str,
         raise ConfigError("\n".join(messages)) from error
 
 
-def _without_removed(document: dict[str, object], source: str, lines: Mapping[Place, int]) -> dict[str, object]:
-    for (section, key), why in REMOVED.items():
-        given = document.get(section)
-        if isinstance(given, dict) and key in given:
-            document = {**document, section: {name: value for name, value in given.items() if name != key}}
-            logger.warning(
-                "%s%s: %s.%s has no effect: %s; remove it", source, line_of(lines, (section, key)), section, key, why
-            )
-    return document
-
-
 def _server(given: object, overrides: Mapping[str, object]) -> object:
     if given is not None and not isinstance(given, dict):
         return given
@@ -93,9 +77,11 @@ def _server(given: object, overrides: Mapping[str, object]) -> object:
         **(given or {}),
         **{key: value for key, value in overrides.items() if value is not None},
     }
-    keys = [key.strip() for key in os.environ.get(API_KEYS, "").split(",") if key.strip()]
-    if keys:
-        server["api_keys"] = keys
+    given_keys = os.environ.get(API_KEYS)
+    if given_keys is not None:
+        server["api_keys"] = keys = [key.strip() for key in given_keys.split(",") if key.strip()]
+        if not keys:  # a missing secret must not open the service to all
+            raise ConfigError(f"{API_KEYS} is set but holds no key: give it one, or unset it")
     return server
 
 

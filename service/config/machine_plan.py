@@ -1,4 +1,4 @@
-"""The plan by which a configuration's engines share the machine: devices of fixed models, and cores of the CPU.
+"""Shares of the machine for a configuration's engines: devices of fixed models, and CPU cores.
 
 Source: specification, "Devices of replicas" and "Cores".
 """
@@ -10,29 +10,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from service.config.inventory import devices_of
+from service.config.inventory import check_none_lost, devices_of
 from service.config.model import ModelConfig
 from service.config.schema import Config
 from service.errors import ConfigError
+from workers.devices.device import Gpu, MigSlice
 from workers.devices.discovery import usable_cores
 from workers.devices.layout import Device, DeviceChoice, choose_devices, devices_in, named_devices
-from workers.engine.launch.devices import DEVICE_VARIABLES, embedded_has_gpu, placed
+from workers.devices.visible import DEVICE_VARIABLES, bound
+from workers.engine.launch.devices import may_use_gpu, placed
 from workers.engine.launch.flags import named
 from workers.errors import InvalidLayout
 from workers.spec import LLAMA_CPP, EngineKind, WorkerSpec
 
-# Over how many devices vLLM puts a model.
+# Their product is the number of devices that vLLM spreads a model over.
 SPLITS: Final = ("tensor-parallel-size", "pipeline-parallel-size", "tp", "pp")
-# With one of these the author has placed the engine.
+# Flags with which the author places the engine.
 OF_AUTHORS: Final = frozenset(
     {"device", "dev", "main-gpu", "mg", "split-mode", "sm", "tensor-split", "ts", "data-parallel-size", "dp"}
 )
 THREADS: Final = frozenset({"threads", "t"})
-VLLM_PERCENT: Final = 90  # of a device's memory, for all engines of vLLM on it: what one alone takes by default
+MEMORY: Final = "gpu-memory-utilization"
+VLLM_PERCENT: Final = 90  # share of a device's memory for all its vLLM engines: one alone takes this by default
 
 
 def share_machine(specs: Sequence[WorkerSpec], config: Config, base: Path, tiny: Path) -> list[WorkerSpec]:
-    """Return the specifications with what their engines may have of the machine; one core is enough for ``tiny``.
+    """Return the specifications with their engines' shares of the machine; one core is enough for ``tiny``.
 
     Raises:
         ConfigError: a model names devices that are not there.
@@ -41,7 +44,7 @@ def share_machine(specs: Sequence[WorkerSpec], config: Config, base: Path, tiny:
 
 
 def first_devices(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
-    """Return the specifications with the devices that their engines have when all are started, in their order."""
+    """Return the specifications with the devices that their engines get if all start, in this order."""
     engines_on = engines_on_lanes(specs)
     found: list[WorkerSpec] = []
     for spec in specs:
@@ -58,41 +61,52 @@ def engines_on_lanes(specs: Sequence[WorkerSpec]) -> Counter[str]:
 
 
 def _share_devices(specs: Sequence[WorkerSpec], config: Config, base: Path) -> list[WorkerSpec]:
-    if not any(spec.lane is None and spec.owns_engine for spec in specs):
+    fixed = [spec for spec in specs if spec.lane is None and spec.owns_engine]
+    if not any(config.models[spec.name].devices is not None or may_use_gpu(spec, os.environ) for spec in fixed):
         return list(specs)
-    devices = devices_in(devices_of(config.gpus.inventory, base))
-    shared = [_with_devices(spec, config.models[spec.name], devices) for spec in specs]
+    counts_on_all = any(_needs_gpu(spec) and config.models[spec.name].devices is None for spec in fixed)
+    is_needed = counts_on_all or any(config.models[spec.name].devices is not None for spec in fixed)
+    gpus = devices_of(config.gpus.inventory, base, os.environ, is_needed=is_needed)
+    if counts_on_all:
+        check_none_lost(gpus)
+    shared = [_with_devices(spec, config.models[spec.name], gpus) for spec in specs]
     engines = sum(spec.device_choice is not None and spec.engine is EngineKind.VLLM for spec in shared)
-    each = -(-engines // max(1, len(devices)))  # on one device
+    each = -(-engines // max(1, len(devices_in(gpus))))  # engines per device
     return [_with_part(spec, each) if spec.device_choice is not None else spec for spec in shared]
 
 
-def _with_devices(spec: WorkerSpec, model: ModelConfig, devices: Sequence[Device]) -> WorkerSpec:
-    """Return the specification of a fixed engine with what it may compute on.
+def _needs_gpu(spec: WorkerSpec) -> bool:
+    """Whether an engine cannot run without a GPU that we choose; llama.cpp falls back to the CPU."""
+    return spec.engine is EngineKind.VLLM and not _is_placed(spec) and may_use_gpu(spec, os.environ)
 
-    One engine of llama.cpp spreads a model over all devices that it sees: it is left alone unless it is told.
+
+def _is_placed(spec: WorkerSpec) -> bool:
+    """Whether the author has said which devices an engine uses."""
+    return not DEVICE_VARIABLES.isdisjoint(spec.env) or not OF_AUTHORS.isdisjoint(named(spec.args))
+
+
+def _with_devices(spec: WorkerSpec, model: ModelConfig, gpus: Sequence[Gpu]) -> WorkerSpec:
+    """Return the specification of a fixed engine with the devices that it may use.
+
+    A single llama.cpp engine spreads a model over all devices that it sees; it stays so unless devices are named.
     """
     if spec.lane is not None or not spec.owns_engine:
         return spec
     if model.devices is not None:
-        return replace(spec, device_choice=_choice_of(spec, model, devices))
-    if not devices or not _may_use_gpu(spec):
+        choice = _choice_of(spec, model, gpus)
+        return replace(spec, device_choice=choice, listed_devices=choice.devices)
+    if not may_use_gpu(spec, os.environ):
         return spec
-    is_placed = not DEVICE_VARIABLES.isdisjoint(spec.env) or not OF_AUTHORS.isdisjoint(named(spec.args))
-    if not is_placed and (spec.engine is EngineKind.VLLM or model.replicas > 1):
-        return replace(spec, device_choice=_choice_of(spec, model, devices))
-    return replace(spec, devices=_seen_by(spec, devices))
+    if not devices_in(gpus) and gpus and spec.engine in LLAMA_CPP and not _is_placed(spec):
+        return replace(spec, on_cpu=True)  # no GPU may be used
+    if devices_in(gpus) and not _is_placed(spec) and (spec.engine is EngineKind.VLLM or model.replicas > 1):
+        return replace(spec, device_choice=_choice_of(spec, model, gpus))
+    return replace(spec, devices=_seen_by(spec, gpus))
 
 
-def _may_use_gpu(spec: WorkerSpec) -> bool:
-    given = named(spec.args)
-    is_told = any(str(given.get(name)) == "0" for name in ("ngl", "gpu-layers", "n-gpu-layers"))
-    return not is_told and (spec.engine is not EngineKind.EMBEDDED or bool(spec.command) or embedded_has_gpu())
-
-
-def _choice_of(spec: WorkerSpec, model: ModelConfig, devices: Sequence[Device]) -> DeviceChoice:
+def _choice_of(spec: WorkerSpec, model: ModelConfig, gpus: Sequence[Gpu]) -> DeviceChoice:
     try:
-        allowed = tuple(devices) if model.devices is None else named_devices(model.devices, devices)
+        allowed = tuple(devices_in(gpus)) if model.devices is None else named_devices(model.devices, gpus)
     except InvalidLayout as error:
         raise ConfigError(f"models.{spec.name}.devices: {error}") from error
     each = 1
@@ -100,34 +114,55 @@ def _choice_of(spec: WorkerSpec, model: ModelConfig, devices: Sequence[Device]) 
         for flag, value in named(spec.args).items():
             each *= int(str(value)) if flag in SPLITS and str(value).isdecimal() else 1
     elif model.devices is not None:
-        each = max(1, len(allowed) // model.replicas)  # llama.cpp spreads a model over what it sees
+        each = max(1, len(allowed) // model.replicas)  # llama.cpp spreads a model over all visible devices
     if model.devices is not None and each > len(allowed):
         raise ConfigError(
-            f"models.{spec.name}.devices: by its args an engine needs {each} devices, and {len(allowed)} are named"
+            f"models.{spec.name}.devices: by its args an engine needs {each} devices, but {len(allowed)} are named"
         )
-    return DeviceChoice(devices=allowed, each=max(1, each))  # where there are fewer, the engine says so
+    return DeviceChoice(devices=allowed, each=max(1, each))  # the engine itself reports too few devices
 
 
-def _seen_by(spec: WorkerSpec, devices: Sequence[Device]) -> tuple[Device, ...]:
-    """Return the devices that an engine sees which its author, or nobody, has placed."""
-    values = (spec.env.get(name, os.environ.get(name)) for name in sorted(DEVICE_VARIABLES))
-    names = next((value.split(",") for value in values if value is not None), None)
-    return tuple(device for device in devices if names is None or device.uuid in names or str(device.index) in names)
+def _seen_by(spec: WorkerSpec, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
+    """Return the devices that an engine sees if we do not place it.
+
+    Raises:
+        ConfigError: its author names a device that the service may not use.
+    """
+    there = devices_in(gpus)
+    said = sorted(DEVICE_VARIABLES & spec.env.keys())
+    if not said:
+        return tuple(there)
+    bare = [replace(gpu, hidden=None, mig=gpu.mig and _bare(gpu.mig)) for gpu in gpus]
+    try:
+        seen = devices_in(bound(bare, {**os.environ, **spec.env}))
+    except InvalidLayout as error:
+        raise ConfigError(f"models.{spec.name}.env: {error}") from error
+    for device in seen:
+        if device.uuid not in {each.uuid for each in there}:
+            try:
+                named_devices([device.uuid], gpus)
+            except InvalidLayout as error:
+                raise ConfigError(f"models.{spec.name}.env.{said[0]}: {error}") from error
+    return tuple(seen)
+
+
+def _bare(slices: Sequence[MigSlice]) -> tuple[MigSlice, ...]:
+    return tuple(replace(each, hidden=None) for each in slices)
 
 
 def _with_part(spec: WorkerSpec, engines: int) -> WorkerSpec:
-    """Return the specification of an engine that shares its device with others of vLLM, which take memory by parts."""
-    if spec.engine is not EngineKind.VLLM or engines < 2 or "gpu-memory-utilization" in named(spec.args):  # noqa: PLR2004
+    """Return the specification of an engine with its part of the memory that vLLM engines share on its device."""
+    if spec.engine is not EngineKind.VLLM or engines < 2 or MEMORY in named(spec.args):  # noqa: PLR2004
         return spec
-    return replace(spec, args={**spec.args, "gpu_memory_utilization": VLLM_PERCENT // engines / 100})
+    return replace(spec, args={**spec.args, MEMORY: VLLM_PERCENT // engines / 100})
 
 
 def _share_cores(specs: Sequence[WorkerSpec], tiny: str) -> list[WorkerSpec]:
-    """Give each engine of llama.cpp on the CPU its part of the cores, where its author has not.
+    """Give each llama.cpp engine on the CPU its part of the cores, unless its author sets its threads.
 
-    Each would take all of them, and spin: two made a job of 18 turns take 17 s, and 6 s with a thread each.
+    Each would take all of them and spin: with two engines a job of 18 turns took 17 s, with a thread each 6 s.
     """
-    on_cpu = {spec.id for spec in specs if _is_on_cpu(spec)}  # of several models that come to a lane one is there
+    on_cpu = {spec.id for spec in specs if _is_on_cpu(spec)}  # models of one lane share its id: one runs at a time
     part = max(1, usable_cores() // max(1, len(on_cpu)))
     return [
         replace(spec, threads=1 if spec.model == tiny else part)

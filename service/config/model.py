@@ -3,40 +3,50 @@
 Source: specification, "Configuration files".
 """
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, HttpUrl, model_validator
 
-from service.conversations.spec import Phrase
+from service.config.given_values import distinct, is_default, whole
+from service.conversations.document.spec import Phrase
+from service.conversations.job.wording import leaves_out, quote_fault
 from service.formats.faults import StrictModel
-from workers.engine.launch.devices import DEVICE_VARIABLES
+from workers.devices.visible import DEVICE_VARIABLES
 from workers.policy.limits import Seconds
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.restart import RestartPolicy
 from workers.policy.weights import WeightsPolicy
-from workers.requests.prompts.bios import Clock
+from workers.requests.bios_words import Clock
 from workers.spec import LOOPBACK, Capacity, WorkerTimeouts
 from workers.tools.calls import STUCK, WrongArguments
 
 LAST_PORT: Final = 65535
+Section = TypeVar("Section")
 Scalar = str | int | float | bool | None
 Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
-Kept = Annotated[float, Field(gt=0, le=3e9)]  # seconds: a date before our time cannot be told
-Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]  # no program can be given a NUL
-# Each becomes a value in an engine's environment, where a comma or a line would be a second one.
+Kept = Annotated[float, Field(gt=0, le=3e9)]  # seconds; bounded so that now minus this is a valid date
+Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]  # an argument cannot hold a NUL
+# These go into an engine's environment, where a comma or a line break would start a second value.
 Uuid = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]{1,128}$")]
 ModelName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
-SLOTS: Final = 4  # each with room for the whole context
-SHARED_SLOTS: Final = 256  # of vLLM, that share a KV cache
-SLOTS_A_LENGTH: Final = 4  # of llama.cpp that share it, for each one that would have the whole context
+SLOTS: Final = 4  # default; each has room for the whole context
+SHARED_SLOTS: Final = 256  # vLLM's slots, which share a KV cache
+SLOTS_A_LENGTH: Final = 4  # llama.cpp's slots that share the KV room of one whole context
 CONTEXT: Final = 4096
-ATTACHED_PREFILL_S: Final = 600.0  # as long as an engine of ours may take to load
+OF_OWN_ENGINES: Final = (  # sections and keys of engines that Roundhouse starts
+    ("timeouts", "start_s"),
+    ("timeouts", "stop_grace_s"),
+    ("restart", "failures"),
+    ("restart", "retry_s"),
+)
+ATTACHED_PREFILL_S: Final = 600.0  # the time that our own engines get to load
 
 
 def _usable_path(path: Path) -> Path:
     if "\0" in str(path):
-        raise ValueError("no path holds a NUL")
+        raise ValueError("a path must not hold a NUL")
     return path
 
 
@@ -53,9 +63,17 @@ def _usable_folder(value: object) -> object:
 
 
 Place = Annotated[Path, AfterValidator(_usable_path)]
-# What is wrong with a union's value would be told once for each member: what it may be is told before they are tried.
+# A fault in a union would be reported once per member; a check before them reports it once.
 Argument = Annotated[Scalar | list[Scalar], BeforeValidator(_usable_argument)]
+Devices = Annotated[list[int | Uuid] | None, Field(min_length=1, max_length=256), AfterValidator(distinct)]
 Folder = Annotated[Place | Literal[False] | None, BeforeValidator(_usable_folder)]
+
+
+def _without(faults: Iterator[str], section: Section) -> Section:
+    fault = next(faults, None)
+    if fault is not None:
+        raise ValueError(fault)
+    return section
 
 
 def _gives_up(restart: RestartPolicy) -> RestartPolicy:
@@ -82,12 +100,12 @@ class McpServerConfig(StrictModel):
     @model_validator(mode="after")
     def _is_one_of_both(self) -> "McpServerConfig":
         if bool(self.command) == (self.url is not None):
-            raise ValueError("an MCP server has either command: [...] or url: http://...")
-        return self
+            raise ValueError("give an MCP server either command: [...] or url: http://...")
+        return _without(_vain_server_keys(self), self)
 
 
 class ToolsConfig(StrictModel):
-    """The runners of tools: the one that lists the tool (python, then mcp), else the HTTP endpoint."""
+    """Tool runners: the one that lists the tool (python, then mcp), else the HTTP endpoint."""
 
     iterations: int = Field(default=8, ge=0)
     stuck: int | None = Field(default=STUCK, ge=2)
@@ -100,16 +118,16 @@ class ToolsConfig(StrictModel):
 
 
 class DoorConfig(StrictModel):
-    """Rules for requests of clients; with ``params`` the model's fill what a request leaves out."""
+    """Rules for client requests; with ``params`` the model's parameters fill in what a request leaves out."""
 
     params: bool = True
 
 
 class BiosConfig(StrictModel):
-    """The words around a job's own, the first of each prompt included; null is Roundhouse's own."""
+    """Words around a job's own, such as the start of each prompt; null takes Roundhouse's."""
 
     enabled: bool = True
-    template: str | None = None
+    template: Phrase = None
     clock: Clock = Clock.START
     clock_step_s: float = Field(default=600.0, ge=0)
     context: Phrase = None
@@ -117,6 +135,15 @@ class BiosConfig(StrictModel):
     quote: Phrase = None
     invalid: Phrase = None
     left: Phrase = None
+
+    @property
+    def leaves_out_context(self) -> bool:
+        """Whether the operator's template leaves out a job's ``prompts.context``."""
+        return leaves_out(self.template, "context") and self.enabled
+
+    @model_validator(mode="after")
+    def _is_told(self) -> "BiosConfig":
+        return _without(_vain_words(self), self)
 
 
 class ModelConfig(StrictModel):
@@ -130,7 +157,8 @@ class ModelConfig(StrictModel):
     placement: Literal["fixed", "lanes"] = "fixed"
     pin: bool = False
     keep_s: Seconds | None = None
-    devices: list[int | Uuid] | None = Field(default=None, min_length=1, max_length=256)
+    memory_mib: int | None = Field(default=None, ge=1, le=2**31)
+    devices: Devices = None
     replicas: int = Field(default=1, ge=1, le=256)
     host: Text = "127.0.0.1"
     port: Port = 9100
@@ -155,38 +183,40 @@ class ModelConfig(StrictModel):
 
     @property
     def is_portless(self) -> bool:
-        """Whether no port is listened on: an attached server, or one on a UNIX socket, as vLLM's is by default."""
+        """Whether no fixed port is listened on: attached, on a lane, or on a UNIX socket, vLLM's default."""
         is_on_socket = self.engine == "vllm" and self.socket_dir is not False
         return self.url is not None or is_on_socket or self.placement == "lanes"
 
     @model_validator(mode="after")
     def _is_attached_or_not(self) -> "ModelConfig":
         if (self.url is not None) is not (self.engine == "attached"):
-            raise ValueError("engine attached needs url: http://..., and no other engine has one")
+            raise ValueError("engine attached needs url: http://...; other engines refuse url")
         given = self.model_fields_set
-        unused = sorted(given & {"command", "args", "env", "host", "port", "replicas", "devices"})
+        started_with = given & {"command", "args", "env", "host", "port", "replicas", "devices"}
+        unused = sorted(key for key in started_with if not is_default(self, key))
         if self.engine == "attached" and unused:
-            raise ValueError(f"{', '.join(unused)}: not of an attached engine, which Roundhouse does not start")
+            raise ValueError(f"{', '.join(unused)}: not for an attached engine, which Roundhouse does not start")
         if self.engine != "attached" and self.headers:
-            raise ValueError("headers: only of an attached engine")
+            raise ValueError("headers: only for an attached engine")
         if self.engine == "attached" and (self.adapters or self.max_adapters):
-            raise ValueError("adapters: an attached engine has its own")
+            raise ValueError("adapters: not for an attached engine, which has its own")
         if self.max_adapters is not None and self.max_adapters < len(self.adapters):
             raise ValueError(f"max_adapters: there are {len(self.adapters)} already")
         if self.weights is not None and self.engine != "vllm":
-            raise ValueError("weights: only those of vllm can change")
+            raise ValueError("weights: only for vllm")
         if self.socket_dir and self.engine != "vllm":
             raise ValueError("socket_dir: only vllm listens on a UNIX socket")
         if self.engine == "vllm" and self.socket_dir is False and self.host not in LOOPBACK:
-            raise ValueError(f"host {self.host} is reachable from outside, and vLLM's control endpoints know no key")
-        return self
+            raise ValueError(f"host {self.host} is reachable from outside, and vLLM's control endpoints need no key")
+        return _without(_vain_faults(self), self)
 
     @model_validator(mode="before")
     @classmethod
     def _share_cache(cls, given: object) -> object:
-        """Set the defaults of a shared KV cache: on vLLM the most slots, lent by tokens; on llama.cpp today's memory.
+        """Set the defaults of a shared KV cache: most slots, lent by tokens, for vLLM; the usual memory for llama.cpp.
 
-        By tokens vLLM was never slower in ``bench.capacity`` and ``bench.capacity_gpu``; llama.cpp on a CPU was.
+        Lending by tokens never slowed vLLM in the studies of capacity (``bench/studies``); it slowed llama.cpp on a
+        CPU.
         """
         if not isinstance(given, dict):
             return given
@@ -196,16 +226,16 @@ class ModelConfig(StrictModel):
             return given
         if given.get("engine") == "vllm":
             return {**given, "slots": SHARED_SLOTS}
-        context = str(given.get("context", CONTEXT))
-        tokens = given.get("kv_tokens") or (SLOTS * int(context) if context.isdecimal() else None)
+        context = whole(given.get("context", CONTEXT))
+        tokens = given.get("kv_tokens") or (SLOTS * context if context is not None else None)
         return {**given, "slots": SLOTS * SLOTS_A_LENGTH, "kv_tokens": tokens}
 
     @model_validator(mode="before")
     @classmethod
     def _wait_for_loading(cls, given: object) -> object:
-        """Give a server that is not ours time to load its model under a first request, as Ollama does, or to read long.
+        """Give an attached server time to read long, or to load its model at the first request, as Ollama does.
 
-        How fast it reads is known from the first answer on.
+        Its reading speed is known from its first answer on.
         """
         timeouts = given.get("timeouts", {}) if isinstance(given, dict) else None
         if not (isinstance(given, dict) and given.get("engine") == "attached" and isinstance(timeouts, dict)):
@@ -215,13 +245,13 @@ class ModelConfig(StrictModel):
     @model_validator(mode="after")
     def _shares_what_it_has(self) -> "ModelConfig":
         if self.capacity is Capacity.TOKENS and self.engine == "attached":
-            raise ValueError("capacity: an attached engine shares its KV cache as it was started; leave it out")
+            raise ValueError("capacity: not for an attached engine, whose server sets its KV cache; leave it out")
         if self.kv_tokens is None:
             return self
         if self.capacity is not Capacity.TOKENS or self.engine == "vllm":
-            raise ValueError("kv_tokens: only of llama.cpp with capacity: tokens; vllm tells what it has")
+            raise ValueError("kv_tokens: only for llama.cpp with capacity: tokens; vllm reports its own")
         if self.kv_tokens < self.context:
-            raise ValueError(f"kv_tokens: one request may have {self.context} tokens (context); give as many at least")
+            raise ValueError(f"kv_tokens: must be at least context ({self.context} tokens), which one request may have")
         return self
 
     @model_validator(mode="after")
@@ -229,28 +259,55 @@ class ModelConfig(StrictModel):
         given = self.model_fields_set
         if self.placement == "lanes":
             if self.engine == "attached":
-                raise ValueError("placement: an attached engine is where it is; leave placement: fixed")
+                raise ValueError("placement: an attached engine cannot be on lanes; use placement: fixed")
             for key in sorted(
-                key for key in given & {"replicas", "port", "host", "devices"} if not self._is_default(key)
+                key for key in given & {"replicas", "port", "host", "devices"} if not is_default(self, key)
             ):
-                raise ValueError(f"{key}: a lane gives it; leave it out, or give placement: fixed")
+                raise ValueError(f"{key}: set by the lane; leave it out, or give placement: fixed")
             for name in sorted(DEVICE_VARIABLES & self.env.keys()):
-                raise ValueError(f"env.{name}: a lane gives it; leave it out, or give placement: fixed")
+                raise ValueError(f"env.{name}: set by the lane; leave it out, or give placement: fixed")
         else:
             for name in sorted(DEVICE_VARIABLES & self.env.keys() if self.devices is not None else ()):
-                raise ValueError(f"env.{name}: devices says so too; give one of both")
-            for key in sorted(key for key in given & {"pin", "keep_s"} if not self._is_default(key)):
-                raise ValueError(f"{key}: only of a model with placement: lanes")
+                raise ValueError(f"env.{name}: devices sets the same; give only one of them")
+            for key in sorted(key for key in given & {"pin", "keep_s", "memory_mib"} if not is_default(self, key)):
+                raise ValueError(f"{key}: only for a model with placement: lanes")
         if self.pin and self.keep_s is not None:
-            raise ValueError("keep_s: a model with pin: true stays; give one of both")
+            raise ValueError("keep_s: a model with pin: true stays loaded; give only one of them")
         return self
-
-    def _is_default(self, key: str) -> bool:
-        """Whether a key says what it would without being given: the effective configuration gives all of them."""
-        return bool(getattr(self, key) == type(self).model_fields[key].default)
 
     @model_validator(mode="after")
     def _ports_exist(self) -> "ModelConfig":
         if self.port + self.replicas - 1 > LAST_PORT:
-            raise ValueError(f"port {self.port} and the {self.replicas - 1} that follow go beyond {LAST_PORT}")
+            raise ValueError(f"port {self.port} and the {self.replicas - 1} ports after it exceed {LAST_PORT}")
         return self
+
+
+def _vain_faults(model: "ModelConfig") -> Iterator[str]:
+    """Yield the keys that this kind of engine ignores."""
+    for section, key in OF_OWN_ENGINES if model.engine == "attached" else ():
+        if not is_default(getattr(model, section), key):
+            yield f"{section}.{key}: not for an attached engine, which Roundhouse neither starts nor stops"
+    is_on_socket = model.engine == "vllm" and model.socket_dir is not False and model.placement == "fixed"
+    for key in ("host", "port") if is_on_socket else ():
+        if not is_default(model, key):
+            yield f"{key}: vllm listens on a UNIX socket; also give socket_dir: false, or leave this out"
+
+
+def _vain_words(bios: "BiosConfig") -> Iterator[str]:
+    """Yield the texts of a BIOS that would appear in no prompt."""
+    if bios.context and leaves_out(bios.template, "context"):
+        yield "context: the template has no $context"
+    for key in ("clock", "clock_step_s"):
+        if leaves_out(bios.template, "now") and not is_default(bios, key):
+            yield f"{key}: the template has no $now"
+    fault = quote_fault(bios.quote)
+    if fault is not None:
+        yield f"quote: {fault}"
+
+
+def _vain_server_keys(server: "McpServerConfig") -> Iterator[str]:
+    """Yield keys that only the other kind of MCP server has."""
+    if server.command and server.headers:
+        yield "headers: only for an MCP server with a url; give a program env"
+    if server.url is not None and server.env:
+        yield "env: only for an MCP server with a command; give a url headers"

@@ -1,4 +1,4 @@
-"""A configuration of one model for this machine, each line with its reason, and a first job for it. Pure."""
+"""A proposed configuration of one model for this machine, with a reason per line, and a first job for it. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ from workers.models.hub_name import parse_hub_name
 CPU_CONTEXT: Final = 4096
 GPU_CONTEXT: Final = 8192
 LEAST_CONTEXT: Final = 512
-CPU_SLOTS: Final = 4  # at most: each answers slower the more there are
+CPU_SLOTS: Final = 4  # at most; more slots make each answer slower
 GPU_SLOTS: Final = 8
 VLLM_SLOTS: Final = 32
-UNKNOWN_SLOTS: Final = 2  # of a long context, where no file tells what a token takes: one agent and its helper
-USABLE: Final = 0.8  # of a memory that others use as well
+UNKNOWN_SLOTS: Final = 2  # where a token's memory is unknown and a context is asked for: one agent and its helper
+USABLE: Final = 0.8  # share of a memory that others use as well
 SMALL_MEMORY: Final = ModelMemory(weights_mib=94, token_bytes=23_040)  # before it is fetched
 SMALL_PARAMS: Final = {"max_tokens": 60, "temperature": 0.3, "repeat_penalty": 1.15}
-OWN: Final = {SMALL: "a small real model, 93 MB, fetched once", TINY: "a model made on the spot, whose text is noise"}
+OWN: Final = {SMALL: "a small real model, 93 MB, fetched once", TINY: "a generated model, whose text is noise"}
 COLUMN: Final = 44
 JOB: Final = """\
 # Two agents argue, and a third says who leads: roundhouse run job.yaml
@@ -47,9 +47,9 @@ conversations:
 
 
 class Means(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine's devices and engines: memory is in MiB; ``programs`` are the engines that are installed.
+    """A machine's devices and engines: memory is in MiB; ``programs`` are the installed engines.
 
-    ``context`` is what is wanted for each answer, in tokens; None is what is usual.
+    ``context`` is the context wanted for each answer, in tokens; None for the default.
     """
 
     gpus: Sequence[Gpu] = ()
@@ -62,7 +62,7 @@ class Means(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NamedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as a person names it; ``memory`` is None where no file of it tells."""
+    """A model as a person names it; ``memory`` is None where none of its files says."""
 
     reference: str
     is_gguf: bool
@@ -70,7 +70,7 @@ class NamedModel(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name that a job's agents have for it."""
+        """The name that a job's agents use for it."""
         return name_of(self.reference)
 
 
@@ -83,10 +83,10 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def name_of(reference: str) -> str:
-    """Return the name that a job's agents have for a model that a person names so.
+    """Return the name that a job's agents use for the model of a reference.
 
     Raises:
-        InvalidSpec: a name of a hub is not valid.
+        InvalidSpec: a hub name is not valid.
     """
     if reference.startswith(HUB_PREFIX):
         stem = parse_hub_name(reference).repository.lower().removesuffix("-gguf")
@@ -96,10 +96,10 @@ def name_of(reference: str) -> str:
 
 
 def propose(model: NamedModel, means: Means) -> list[Line]:
-    """Return the keys of a model.
+    """Return the proposed keys of a model.
 
     Raises:
-        ConfigError: no engine here can serve it, or no memory holds it.
+        ConfigError: no engine here can serve it, or it does not fit in memory.
     """
     engine, why = _engine(model, means)
     on_gpu = bool(means.gpus) and engine != "embedded"
@@ -110,7 +110,7 @@ def propose(model: NamedModel, means: Means) -> list[Line]:
     lines = [
         Line(key="engine", value=engine, because=why),
         Line(key="model", value=model.reference, because=_origin(model)),
-        Line(key="slots", value=slots, because=f"answers at the same time, on {place}"),
+        Line(key="slots", value=slots, because=f"concurrent answers, on {place}"),
     ]
     context = _context(model, means, 1 if engine == "vllm" else slots, on_gpu=on_gpu)
     if engine != "vllm" or means.context is not None:
@@ -120,37 +120,37 @@ def propose(model: NamedModel, means: Means) -> list[Line]:
     if engine != "vllm":
         lines.append(Line(key="port", value=means.engine_port, because="of the first engine, on loopback"))
     is_small = model.reference == SMALL
-    why = "it repeats itself otherwise" if is_small else "an answer that runs on ends there"
+    why = "it repeats itself otherwise" if is_small else "an endless answer stops there"
     params = SMALL_PARAMS if is_small else {"max_tokens": 512}
-    if means.context is not None:  # its answers are as long as that: clients that name no bound would be cut
+    if means.context is not None:  # answers may be that long: clients that set no bound would be cut off
         params = {name: value for name, value in params.items() if name != "max_tokens"}
     if params:
         lines.append(Line(key="params", value=params, because=why))
     if is_small:
-        lines.append(Line(key="door", value={"params": True}, because="a chat has them too"))
+        lines.append(Line(key="door", value={"params": True}, because="chats use them too"))
     return lines
 
 
 def _origin(model: NamedModel) -> str:
     if model.reference.startswith(HUB_PREFIX):
-        return "of the hub, fetched once; the revision is that of today"
-    return OWN.get(model.reference, "as it was named")
+        return "from the hub, fetched once, at today's revision"
+    return OWN.get(model.reference, "as given")
 
 
 def _engine(model: NamedModel, means: Means) -> tuple[str, str]:
     if not model.is_gguf:
         if "vllm" not in means.programs:
-            raise ConfigError(f"{model.reference}: vllm serves such a model, and is not on the path")
-        return "vllm", "the vllm on the path: this is no GGUF file"
+            raise ConfigError(f"{model.reference}: this model needs vllm, which is not on the path")
+        return "vllm", "the vllm on the path: this is not a GGUF file"
     if "llama-server" in means.programs and (means.gpus or "embedded" not in means.programs):
         return "llama-server", "the one on the path" + (", which can use the GPU" if means.gpus else "")
     if "embedded" in means.programs:
         return "embedded", "llama.cpp's server, which is installed with Roundhouse"
-    raise ConfigError(f"{model.reference}: llama.cpp serves such a model, and no llama-server is on the path")
+    raise ConfigError(f"{model.reference}: this model needs llama.cpp, and no llama-server is on the path")
 
 
 def _slots_of(model: NamedModel, means: Means, slots: int, context: int, *, on_gpu: bool) -> int:
-    """Return the most slots of a context that is asked for that memory holds; few where nobody knows what it takes."""
+    """Return the most slots of the given context that memory holds; few where its need is not known."""
     there = means.gpus[0].memory_mib if on_gpu else means.memory_mib
     if model.memory is None or model.memory.token_bytes is None or there is None:
         return min(slots, UNKNOWN_SLOTS)
@@ -160,7 +160,7 @@ def _slots_of(model: NamedModel, means: Means, slots: int, context: int, *, on_g
 
 
 def _context(model: NamedModel, means: Means, slots: int, *, on_gpu: bool) -> int:
-    """Return the most context that memory holds in all slots, of what is usual."""
+    """Return the longest context, up to the wanted or default one, that memory holds in all slots."""
     context = means.context or (GPU_CONTEXT if on_gpu else CPU_CONTEXT)
     there = means.gpus[0].memory_mib if on_gpu else means.memory_mib
     if model.memory is None or there is None:
@@ -173,8 +173,8 @@ def _context(model: NamedModel, means: Means, slots: int, *, on_gpu: bool) -> in
         if context <= LEAST_CONTEXT:
             what = means.gpus[0].name if on_gpu else "this machine"
             raise ConfigError(
-                f"{model.reference} does not fit: it needs {need} MiB with {slots} slots of {context} tokens, and"
-                f" {usable} MiB of {what} are for it"
+                f"{model.reference} does not fit: it needs {need} MiB with {slots} slots of {context} tokens, but"
+                f" may use only {usable} MiB of {what}"
             )
         context //= 2
 
@@ -183,7 +183,7 @@ def configuration_text(model: NamedModel, means: Means, state_dir: Path | None =
     """Return the text of a configuration, with a reason behind each value.
 
     Raises:
-        ConfigError: as ``propose``.
+        ConfigError: see ``propose``.
     """
     gpus = ", ".join(gpu.name for gpu in means.gpus) or "no GPU"
     text = [f"# For {means.cores} cores, {means.memory_mib / 1024:.0f} GiB of memory, {gpus}.", "models:"]
@@ -192,7 +192,7 @@ def configuration_text(model: NamedModel, means: Means, state_dir: Path | None =
     text.append("server:")
     text.append(_with_reason(f"  port: {means.http_port}", "of the service and its dashboard, on loopback"))
     if state_dir is not None:
-        text.append(_with_reason(f"  state_dir: {_flow(str(state_dir))}", "jobs, and models that are made"))
+        text.append(_with_reason(f"  state_dir: {_flow(str(state_dir))}", "jobs, and generated models"))
     return "\n".join(text) + "\n"
 
 

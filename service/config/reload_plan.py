@@ -9,28 +9,31 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
+from service.config.machine_plan import MEMORY
 from service.config.model import ModelConfig, ToolsConfig
 from service.config.schema import Config
 from service.config.source import LoadedConfig
 from service.errors import Fault
+from workers.engine.launch.flags import named
 from workers.spec import WorkerSpec
 
-_LANES: Final = "lanes are laid out once, at the start"
-_QUEUES: Final = "what waits is queued by it"
-_ADAPTERS: Final = "adapters come and go by POST and DELETE /v1/models/NAME/adapters while it runs"
+_LANES: Final = "lanes are laid out once, at startup"
+_QUEUES: Final = "waiting turns are already queued by it"
+_ADAPTERS: Final = "adapters change only by POST and DELETE /v1/models/NAME/adapters"
 _REASONS: Final[Mapping[str, str]] = {
     "server.host": "its socket listens there",
     "server.port": "its socket listens there",
-    "server.state_dir": "its store and its registry of processes lie there",
+    "server.state_dir": "its store and its list of processes are there",
     "store.url": "its jobs are stored there",
-    "store.lease_s": "other nodes go by it",
+    "store.lease_s": "other nodes rely on it",
     "scheduling.policy": _QUEUES,
     "scheduling.group_by": _QUEUES,
     "gpus": _LANES,
-    "telemetry.traces": "what sends them is made at the start",
+    "telemetry.traces": "their exporter is set up at startup",
     "models.NAME.placement": _LANES,
     "models.NAME.pin": _LANES,
     "models.NAME.keep_s": _LANES,
+    "models.NAME.memory_mib": _LANES,
     "models.NAME.adapters": _ADAPTERS,
     "models.NAME.max_adapters": _ADAPTERS,
 }
@@ -39,16 +42,16 @@ _WHOLE: Final = ("limits", "gpus")
 
 
 class Effect(StrEnum):
-    """The consequence of another value of a setting."""
+    """The consequence of a changed setting."""
 
-    AT_ONCE = "at once"  # for what begins from then on
+    AT_ONCE = "at once"  # for work that begins from then on
     RESIZE = "workers join or leave"  # the others go on
-    ROLL = "worker after worker"  # each ends what it runs, and another takes its place
+    ROLL = "worker after worker"  # each finishes its work, then another takes its place
     RESTART = "restart"  # refused while Roundhouse runs
 
 
 _NOW, _ROLL, _RESTART = Effect.AT_ONCE, Effect.ROLL, Effect.RESTART
-# Every setting; a test compares this table with the schema and with the reference.
+# All settings; a test compares this table with the schema and the reference.
 EFFECTS: Final[Mapping[str, Effect]] = {
     "server.host": _RESTART,
     "server.port": _RESTART,
@@ -90,6 +93,7 @@ EFFECTS: Final[Mapping[str, Effect]] = {
     "models.NAME.placement": _RESTART,
     "models.NAME.pin": _RESTART,
     "models.NAME.keep_s": _RESTART,
+    "models.NAME.memory_mib": _RESTART,
     "models.NAME.devices": _ROLL,
     "models.NAME.replicas": Effect.RESIZE,
     "models.NAME.host": _ROLL,
@@ -124,7 +128,7 @@ EFFECTS: Final[Mapping[str, Effect]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReloadPlan:
-    """The steps of a reload. ``changed`` are settings that change at once; the others are names of models.
+    """The steps of a reload. ``changed`` are settings that change at once; the other fields name models.
 
     Where anything is ``refused``, nothing at all changes.
     """
@@ -145,7 +149,7 @@ class ReloadPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setting:
-    """A setting with another value; ``rule`` is its row of the table."""
+    """A changed setting; ``rule`` is its row of the table."""
 
     path: str
     rule: str
@@ -159,7 +163,7 @@ class _Setting:
 def plan_reload(old: LoadedConfig, new: LoadedConfig, adapters: Mapping[str, str] = MappingProxyType({})) -> ReloadPlan:
     """Plan the reload from ``old`` to ``new``.
 
-    ``adapters`` are the names of adapters that can be asked for at the moment, each with its model.
+    ``adapters`` maps each adapter that is loaded at the moment to its model.
     """
     before, after = old.config.models, new.config.models
     settings = list(_settings(old.config, new.config))
@@ -169,7 +173,7 @@ def plan_reload(old: LoadedConfig, new: LoadedConfig, adapters: Mapping[str, str
     resized = [name for name in both if before[name].replicas != after[name].replicas]
     changed = [each.path for each in settings if each.effect is _NOW or _means_nothing(each, restarted)]
     if old.callers != new.callers and not any(path.startswith(("server.keys", "server.api_keys")) for path in changed):
-        changed.append("server.keys_file")  # what is in it
+        changed.append("server.keys_file")  # its content
     touched = {each.model for each in settings}
     refused = _refused(old.config, new.config, settings, adapters)
     return ReloadPlan(
@@ -183,8 +187,35 @@ def plan_reload(old: LoadedConfig, new: LoadedConfig, adapters: Mapping[str, str
     )
 
 
+def keep_parts(old: LoadedConfig, new: LoadedConfig) -> LoadedConfig:
+    """Return the new configuration, without raising the part of a device's memory that unchanged engines have.
+
+    With fewer vLLM engines on a device each would get a larger part, and be restarted for it.
+    """
+    before, after = _first_specs(old), _first_specs(new)
+    kept = {name: part for name in before.keys() & after.keys() if (part := _kept_part(before[name], after[name]))}
+    named_by_author = {
+        name for loaded in (old, new) for name, model in loaded.config.models.items() if MEMORY in named(model.args)
+    }
+    specs = [
+        replace(spec, args={**spec.args, MEMORY: kept[spec.name]})
+        if spec.lane is None and spec.name in kept.keys() - named_by_author
+        else spec
+        for spec in new.specs
+    ]
+    return replace(new, specs=specs)
+
+
+def _kept_part(old: WorkerSpec, new: WorkerSpec) -> float | None:
+    """Return the engines' present part of the memory if a larger part is their only change, else None."""
+    part, wanted = old.args.get(MEMORY), new.args.get(MEMORY, 1.0)
+    if not isinstance(part, float) or not isinstance(wanted, float) or part >= wanted:
+        return None
+    return part if replace(new, args={**new.args, MEMORY: part}) == old else None
+
+
 def _means_nothing(setting: _Setting, restarted: list[str]) -> bool:
-    """Whether a setting is written otherwise, and the model's workers are what they were."""
+    """Whether a setting is written differently but leaves the model's workers unchanged."""
     return setting.effect is _ROLL and setting.model not in restarted
 
 
@@ -198,7 +229,7 @@ def _first_specs(loaded: LoadedConfig) -> dict[str, WorkerSpec]:
 
 
 def _settings(old: Config, new: Config) -> Iterator[_Setting]:
-    """Iterate over the settings that have another value, but for models that come or go."""
+    """Iterate over the changed settings, except for models that come or go."""
     for section in _SECTIONS:
         before, after = getattr(old, section), getattr(new, section)
         for name in type(before).model_fields:

@@ -1,4 +1,4 @@
-"""The configuration as operators write it; every key has a default but ``models``.
+"""The configuration as operators write it; every key except ``models`` has a default.
 
 Source: specification, "Configuration files".
 """
@@ -12,9 +12,9 @@ from pydantic import AfterValidator, Field, model_validator
 
 from service.config.keys import KeyConfig, SentKey, repeated
 from service.config.model import LAST_PORT, Kept, ModelConfig, ModelName, Place, Port, Text
-from service.conversations.job import GroupBy
-from service.conversations.job_faults import JobRules
-from service.conversations.limits import Limits
+from service.conversations.document.job_faults import JobRules
+from service.conversations.document.limits import Limits
+from service.conversations.job.job import GroupBy
 from service.formats.faults import StrictModel
 from service.formats.hosts import canonical_host, canonical_origin, signing_key
 from service.scheduling.core.policies import POLICIES
@@ -23,11 +23,11 @@ from workers.policy.limits import Seconds
 from workers.policy.placement import SwapRule
 from workers.spec import LOOPBACK
 
-LANE = "lane"  # what the workers on lanes are called, with a number
+LANE = "lane"  # workers on lanes are named lane-0, lane-1 and so on
 
 
 def _address(host: str) -> str:
-    """Return a host by one name; whatever listens everywhere takes the port on loopback as well."""
+    """Return one name for all hosts that take the port on loopback, as listening everywhere does."""
     return "127.0.0.1" if host in {"localhost", "0.0.0.0"} else host  # noqa: S104 - compared, not bound
 
 
@@ -50,7 +50,7 @@ class ServerConfig(StrictModel):
     origins: list[Annotated[str, AfterValidator(canonical_origin)]] = Field(default_factory=list)
     roots: list[Place] = Field(default_factory=list)
     drain_s: float = Field(default=30.0, ge=0)
-    log: Literal["text", "json"] = "text"  # what the service writes to its standard error
+    log: Literal["text", "json"] = "text"  # format of the log on standard error
     heartbeat_s: Seconds = 15.0
     queue: int = Field(default=1024, ge=0)
     wait_s: Seconds | None = None
@@ -80,11 +80,11 @@ def _known_store(url: str) -> str:
 
 
 def _check_address(url: str) -> None:
-    from psycopg import ProgrammingError, conninfo  # noqa: PLC0415 - a tenth of a second that few need
+    from psycopg import ProgrammingError, conninfo  # noqa: PLC0415 - it takes a tenth of a second, and few need it
 
     try:
         conninfo.conninfo_to_dict(url)
-    except ProgrammingError:  # its words would hold the password
+    except ProgrammingError:  # its message would show the password
         raise ValueError("is not a PostgreSQL URL; percent-encode special characters in the password") from None
 
 
@@ -94,7 +94,7 @@ def _usable_secret(secret: str) -> str:
 
 
 class StoreConfig(StrictModel):
-    """The store of jobs, and the times for which it keeps them, in seconds; null is for ever."""
+    """The store of jobs, and how long it keeps them, in seconds; null is for ever."""
 
     url: Annotated[str, AfterValidator(_known_store)] = "sqlite"
     lease_s: float = Field(default=15.0, ge=1.0)
@@ -105,7 +105,7 @@ class StoreConfig(StrictModel):
 
 
 class WebhooksConfig(StrictModel):
-    """Whom callers may have told of a job's end, and the secrets that such messages are signed with."""
+    """The hosts to which callers may have a job's end reported, and the secrets that sign such messages."""
 
     hosts: list[Annotated[str, AfterValidator(canonical_host)]] = Field(default_factory=list)
     secrets: dict[str, Annotated[str, Field(min_length=16), AfterValidator(_usable_secret)]] = Field(
@@ -117,7 +117,7 @@ class WebhooksConfig(StrictModel):
 
 
 class SchedulingConfig(StrictModel):
-    """In which order turns go to slots."""
+    """The order in which turns go to slots."""
 
     policy: Annotated[str, AfterValidator(_known_policy)] = "critical_path"
     group_by: GroupBy | None = None
@@ -157,19 +157,19 @@ class Config(StrictModel):
             for adapter in model.adapters:
                 owner = owners.setdefault(adapter, f"models.{name}.adapters")
                 if owner != f"models.{name}.adapters":
-                    raise ValueError(f"models.{name}.adapters.{adapter}: {owner} has that name already")
+                    raise ValueError(f"models.{name}.adapters.{adapter}: {owner} already has this name")
         return self
 
     @model_validator(mode="after")
     def _lanes_can_be_shared(self) -> "Config":
         placed = [name for name, model in self.models.items() if model.placement == "lanes"]
         if placed and LANE in self.models and self.models[LANE].placement == "fixed":
-            raise ValueError(f"models.{LANE}: its workers would be called like the lanes; give it another name")
+            raise ValueError(f"models.{LANE}: its workers would have the lanes' names; give it another name")
         if self.gpus.layout is Layout.A and len(placed) > 1:
             first, *others = placed
             raise ValueError(
-                f"models.{others[0]}.placement: layout A has one engine a GPU, whose checkpoints are adapters of one "
-                f"base, and models.{first} is another; make it an adapter of that, or give gpus.layout: B"
+                f"models.{others[0]}.placement: layout A has one base model, whose adapters share an engine on each "
+                f"GPU, and models.{first} is already on lanes; make this an adapter of it, or give gpus.layout: B"
             )
         return self
 
@@ -188,21 +188,21 @@ class Config(StrictModel):
                 owner = owners.setdefault(place, f"models.{name}")
                 if owner != f"models.{name}":
                     raise ValueError(
-                        f"models.{name}.port: port {place[1]} of replica {index} is {owner}'s already; "
+                        f"models.{name}.port: port {place[1]} of replica {index} is already {owner}'s; "
                         "give one of them another (replicas take the ports that follow)"
                     )
         return self
 
 
 def adapters_of(config: Config) -> dict[str, str]:
-    """Return the names of LoRA adapters, each with the model that it stands on."""
+    """Return the configured LoRA adapters, each with its base model."""
     return {adapter: name for name, model in config.models.items() for adapter in model.adapters}
 
 
 def rules_of(config: Config, adapters: Mapping[str, str] | None = None, elsewhere: Iterable[str] = ()) -> JobRules:
     """Return the rules of a configuration; ``elsewhere`` are models of other nodes on the same store.
 
-    ``adapters`` are the names of adapters, each with the model that it stands on; None is those of the configuration.
+    ``adapters`` maps adapters to their base models; None takes those of the configuration.
     """
     return JobRules(
         models=tuple(dict.fromkeys((*config.models, *elsewhere))),
@@ -211,4 +211,6 @@ def rules_of(config: Config, adapters: Mapping[str, str] | None = None, elsewher
         webhook_hosts=tuple(config.webhooks.hosts),
         webhook_secrets=tuple(config.webhooks.secrets),
         key_s=config.store.keep_keys_s,
+        servers={name: tuple(model.tools.mcp) for name, model in config.models.items()},
+        untold=tuple(name for name, model in config.models.items() if model.bios.leaves_out_context),
     )

@@ -1,4 +1,4 @@
-"""The effective configuration as it may be shown: every secret in it masked, wherever it stands."""
+"""Masking of every secret in the effective configuration, so that it may be shown."""
 
 import os
 import re
@@ -9,12 +9,12 @@ from typing import Final
 OURS: Final = ("ROUNDHOUSE_", "NOTIFY_SOCKET", "WATCHDOG_")
 MASK: Final = "********"
 WHOLLY_SECRET: Final = frozenset({"api_keys", "headers", "secrets", "sha256"})
-# What is secret in an environment is unknown, but for these, whose values help to see what is wrong.
+# Any variable of an environment may be secret, except for these, whose values help to find faults.
 HARMLESS: Final = re.compile(
     r"(?:CUDA|HIP|ROCR|NVIDIA|OMP|MKL|OPENBLAS|GGML|LLAMA_ARG|VLLM|NCCL|GLOO|LC|XDG)_(?!.*(?:KEY|TOKEN|PASS|PWD|SECRET|AUTH|CREDENTIAL|COOKIE))\w*"
     r"|PATH|HOME|LANG|TZ|USER|SHELL|TERM|TMPDIR|PWD|LD_LIBRARY_PATH|PYTHON\w*|MODE|DEBUG|LOG_LEVEL|THREADS"
 )
-# A name ends in one of these, or has it as a word: a tokenizer, an author and a keyboard are no secrets.
+# A secret's name ends in one of these, or has it as a word: tokenizer, author and keyboard do not.
 _ENDING: Final = (
     r"(?:key|token|secret|pass|password|passwd|passphrase|pwd|credentials?|auth|authorization|session|cookie|bearer"
     r"|sig|signature)"
@@ -30,10 +30,10 @@ _SECRET_NAME: Final = re.compile(rf"-*{_NAME}", re.IGNORECASE)
 
 
 def child_environment(named: Collection[str]) -> dict[str, str]:
-    """Return the environment of a child, without what is ours and what the configuration has read of it by ``named``.
+    """Return a child's environment, without our own variables and those that the configuration reads (``named``).
 
-    Those are mostly keys, passwords and addresses with one. A child that is to have one has it in its own ``env``.
-    Places and settings of devices stay, whoever reads them.
+    Those are mostly keys, passwords and addresses that hold one. A child that needs one has it in its own ``env``.
+    Paths and device settings stay, even if the configuration reads them.
     """
     return {
         name: value
@@ -43,7 +43,7 @@ def child_environment(named: Collection[str]) -> dict[str, str]:
 
 
 def masked(document: object, name: str = "") -> object:
-    """Return a document of JSON with its secrets masked; ``name`` is the key under which it stands."""
+    """Return a JSON document with its secrets masked; ``name`` is its key in the document around it."""
     if name in WHOLLY_SECRET and document is not None:
         return _wholly(document)
     if isinstance(document, Mapping):
@@ -80,14 +80,14 @@ def _is_harmless(name: str, value: str) -> bool:
 
 
 def mask_text(text: str) -> str:
-    """Return a text without the passwords of its addresses, and without values that are assigned to secret names."""
+    """Return a text without passwords in its addresses and without values assigned to secret names."""
     for secret in (_IN_URL, _BEARER, _ASSIGNED, _AFTER_FLAG):
         text = secret.sub(rf"\g<head>{MASK}", text)
     return text
 
 
 def _flag(word: object) -> str:
-    """Return the flag whose value comes next in a command."""
+    """Return the flag whose value comes next in a command; "" where the word is none."""
     return word if isinstance(word, str) and word.startswith("-") and "=" not in word else ""
 
 

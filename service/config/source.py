@@ -1,4 +1,4 @@
-"""The source of a service's configuration: its files, its folders, and all that is made of it before a start."""
+"""The source of a service's configuration: its files, its folders, and all that is prepared before a start."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ from workers.spec import WorkerSpec
 if TYPE_CHECKING:
     from workers.models.download import Progress
 
-MOST_FILES: Final = 10_000  # of a folder that are looked at
+MOST_FILES: Final = 10_000  # files of a folder that are checked
 
 
 def roots_of(config: Config, base: Path) -> list[Path]:
-    """Return the folders of ``server.roots``; without any, that of the configuration and each model's own."""
+    """Return the folders of ``server.roots``; without any, the configuration's folder and each model's."""
     given = config.server.roots
     if given:
         return [(base / root.expanduser()).resolve() for root in given]
@@ -35,7 +35,7 @@ def roots_of(config: Config, base: Path) -> list[Path]:
 
 
 def outside_with_files(roots: Sequence[Path], path: Path) -> str | None:
-    """Return why a path, or a file that lies in it as a folder, may not be read; None where all may.
+    """Return why a path, or a file in the folder that it is, may not be read; None where all may.
 
     A link below the roots may lead out of them.
     """
@@ -50,26 +50,26 @@ def outside_with_files(roots: Sequence[Path], path: Path) -> str | None:
 
 
 def outside_of(roots: Sequence[Path], path: Path) -> str | None:
-    """Return why a path may not be read, None where it may.
+    """Return why a path may not be read; None where it may.
 
-    What lies elsewhere is refused in the same words whether it is there or not: a caller is not to find that out.
+    A path elsewhere is refused in the same words whether it exists or not, so that callers cannot find that out.
     """
     try:
         resolved = path.resolve()
         resolved.exists()
         if any(resolved.is_relative_to(root) for root in roots):
             return None
-    except (OSError, ValueError, RuntimeError):  # a NUL in it, links that lead in a circle, a name that is too long
+    except (OSError, ValueError, RuntimeError):  # a NUL, a circle of links, or too long a name
         pass
-    return f"{path} lies in none of server.roots: {', '.join(map(str, roots))}"
+    return f"{path} is not below any of server.roots: {', '.join(map(str, roots))}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedConfig:
-    """A configuration that was found to be usable: files, programs and keys that it names are there.
+    """A usable configuration: the files, programs and keys that it names are there.
 
-    ``roots`` are where callers may have files read from, ``callers`` who may ask, by the digests of their keys;
-    ``variables`` are those of the environment that it names, ``files`` those that it was read from.
+    Callers may have files read from ``roots``; ``callers`` are known by the digests of their keys;
+    ``variables`` are the environment variables that it names, ``files`` the files that it was read from.
     """
 
     config: Config
@@ -82,18 +82,18 @@ class LoadedConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigSource:
-    """A file, and what the command line says over it."""
+    """A configuration file, and the command line's overrides."""
 
     path: Path
     overrides: Mapping[str, object] = field(default_factory=dict)  # keys of ``server``
     enable_mig: bool = False
 
     def load(self, progress: "Progress | None" = None) -> LoadedConfig:
-        """Read the file and all that it names; models of Roundhouse's own are made or fetched, which may take long.
+        """Read the file and all that it names; Roundhouse's own models are made or fetched, which may take long.
 
         Raises:
             ConfigError: with every fault.
-            ModelUnavailable: the small model cannot be had.
+            ModelUnavailable: the small model, or one of a hub, cannot be fetched.
         """
         base = self.path.parent
         config = with_mig(load_config(self.path, self.overrides), enable_mig=self.enable_mig)
@@ -117,10 +117,10 @@ def _files_of(config: Config, path: Path) -> tuple[Path, ...]:
 
 
 def callers_of_config(config: Config, base: Path) -> dict[bytes, Caller]:
-    """Return who has each key, by its digest.
+    """Return the caller of each key, by the key's digest.
 
     Raises:
-        ConfigError: the file of keys cannot be used, or a name or a key stands twice.
+        ConfigError: the file of keys cannot be used, or a name or a key appears twice.
     """
     server = config.server
     file = None if server.keys_file is None else base / server.keys_file.expanduser()
@@ -128,11 +128,11 @@ def callers_of_config(config: Config, base: Path) -> dict[bytes, Caller]:
 
 
 def usable_specs(config: Config, base: Path, state_dir: Path, progress: "Progress | None" = None) -> list[WorkerSpec]:
-    """Return the specifications of all workers; make or fetch what they use of Roundhouse's own models and of a hub.
+    """Return the specifications of all workers; make or fetch the hub's and Roundhouse's own models that they use.
 
     Raises:
         ConfigError: a file or a program that the configuration names is not there.
-        ModelUnavailable: the small model, or one of a hub, cannot be had.
+        ModelUnavailable: the small model, or one of a hub, cannot be fetched.
     """
     specs = worker_specs(config, base, state_dir)
     if of_hub := hub_models(config):
@@ -147,7 +147,7 @@ def usable_specs(config: Config, base: Path, state_dir: Path, progress: "Progres
 
 
 def _fetch_of_hub(names: Sequence[HubName], progress: "Progress | None") -> None:
-    from workers.models.hub import ensure_hub_model  # noqa: PLC0415 - what fetches is loaded where something is fetched
+    from workers.models.hub import ensure_hub_model  # noqa: PLC0415 - only a fetch needs it
 
     settings = hub_settings(os.environ, Path.home())
     for name in names:

@@ -1,4 +1,4 @@
-"""The tool runners that the configuration names, open for as long as it names them."""
+"""The configured tool runners, kept open while they are configured."""
 
 import importlib
 import logging
@@ -25,15 +25,15 @@ from workers.tools.mcp import McpServer, McpState, McpTools
 from workers.tools.runner import PythonTools, SwitchedTools, ToolRunners
 
 WaitGone = Callable[[str], Coroutine[object, object, None]]
-LET_GO_S: Final = 5.0  # beyond a call's own limit
-NOT_WANTED: Final = "the configuration has it no more"
+LET_GO_S: Final = 5.0  # time beyond a call's own limit before its server is closed
+NOT_WANTED: Final = "it is no longer in the configuration"
 logger = logging.getLogger(__name__)
 
 
 def python_tools(model: str, places: Mapping[str, str], base: Path) -> PythonTools | None:
-    """Return the Python callables of a model, by the names of tools; None if it has none.
+    """Return the Python callables of a model, by tool name; None if it has none.
 
-    Modules are looked for in ``base``, the configuration's folder, too.
+    Modules are also searched for in ``base``, the configuration's folder.
 
     Raises:
         ConfigError: one is not there, or cannot be called.
@@ -76,10 +76,10 @@ class _ToolsOfModel:
 
 
 class Equipment:
-    """All that runs tools, by model; ``tasks`` hold the connections, programs have ``environment`` beside their own.
+    """All tool runners, by model; ``tasks`` holds the connections, programs get ``environment`` beside their own.
 
-    ``left`` are MCP servers that an earlier program of this process has left: the first configuration takes those that
-    it starts in just the same way. ``adopted`` are their processes by MODEL/SERVER, ``ended`` says why others are not.
+    ``left`` are MCP servers that an earlier program of this process left running: the first configuration adopts those
+    that it would start in the same way. ``adopted`` has their processes by MODEL/SERVER, ``ended`` why others ended.
     """
 
     def __init__(self, tasks: TaskGroup, environment: Mapping[str, str], left: Sequence[HeldServer] = ()) -> None:
@@ -100,27 +100,27 @@ class Equipment:
 
     @property
     def python(self) -> Mapping[str, PythonTools]:
-        """The callables of each model that has any."""
+        """The Python tools of each model that has any."""
         return {model: tools.python for model, tools in self._models.items() if tools.python is not None}
 
     def states(self) -> list[tuple[str, McpState]]:
-        """List the servers with their models, as they stand now."""
+        """List the servers with their models and present states."""
         return [(model, server.state) for model, servers in self.servers.items() for server in servers]
 
     def hand_over_servers(self) -> list[HeldServer]:
-        """Return the MCP servers over stdio as the next program of this process would find them."""
+        """Return the MCP servers over stdio in a form that the next program of this process can adopt."""
         found = (server.hand_over_server(model) for model, servers in self.servers.items() for server in servers)
         return [each for each in found if each is not None]
 
     def equipped(self, specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
-        """Return specifications with what runs their models' tools."""
+        """Return specifications with their models' tool runners."""
         return [replace(spec, tool_runner=self._models[spec.name].switched) for spec in specs]
 
     def change(self, config: Config, specs: Sequence[WorkerSpec], wait_gone: WaitGone) -> None:
         """Use a configuration's tools from now on. Running calls go on; unchanged servers stay connected.
 
-        A server that is not there is tried again, and keeps nothing from starting. ``wait_gone`` returns when no worker
-        of a model that was removed is left: until then its turns may call its tools.
+        A missing server is tried again, and delays no start. ``wait_gone`` returns when a removed model's last worker
+        has gone: until then its turns may call its tools.
         """
         callables = {spec.name: spec.tool_runner for spec in specs}
         before, self._models = self._models, {}
@@ -170,7 +170,7 @@ class Equipment:
         return server
 
     def _adopted(self, model: str, wanted: McpServer) -> HeldServer | None:
-        """Return the server that an earlier program left running; None if this one has to start it."""
+        """Return the server that an earlier program left running; None if this program has to start it."""
         held = self._left.pop((model, wanted.name), None)
         if held is None:
             return None
@@ -199,7 +199,7 @@ class Equipment:
     async def _let_go(
         self, old: _ToolsOfModel, runners: ToolRunners, servers: Sequence[_Server], http: HttpTools | None
     ) -> None:
-        """Close what no call needs any more; a call has ``tools.timeout_s`` at most."""
+        """Close what no call needs any more; a call takes at most ``tools.timeout_s``."""
         with anyio.move_on_after(old.timeout_s + LET_GO_S):
             await old.switched.wait_unused(runners)
         for server in servers:
@@ -208,7 +208,7 @@ class Equipment:
             await http.close()
 
     async def close(self) -> None:
-        """Close what connections to endpoints there are."""
+        """Close the connections to HTTP endpoints."""
         for tools in self._models.values():
             if tools.http is not None:
                 await tools.http.close()
@@ -221,7 +221,7 @@ async def open_tools(
     left: Sequence[HeldServer] = (),
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Equipment]:
-    """Connect to every tool server for a block; ``left`` are those that an earlier program of this process has left."""
+    """Connect to every tool server for a block; ``left`` are servers that an earlier program of this process left."""
     async with anyio.create_task_group() as tasks:
         equipment = Equipment(tasks, child_environment(()) if environment is None else environment, left)
         equipment.change(config, specs, _nobody)
@@ -274,5 +274,5 @@ def _load(key: str, place: str) -> Callable[..., object]:
     except Exception as error:
         raise ConfigError(f"{key}: cannot load {place}: {type(error).__name__}: {error}") from error
     if not callable(found):
-        raise ConfigError(f"{key}: {place} cannot be called")
+        raise ConfigError(f"{key}: {place} is not callable")
     return cast("Callable[..., object]", found)

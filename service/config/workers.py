@@ -1,4 +1,4 @@
-"""From the configuration to the specifications of its workers."""
+"""The specifications of the workers that a configuration asks for."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from service.config.inventory import devices_of, lanes_on
+from service.config.inventory import lanes_for
 from service.config.machine_plan import share_machine
 from service.config.model import ModelConfig
 from service.config.schema import Config
@@ -22,6 +22,7 @@ from workers.devices.layout import Lane
 from workers.engine.launch import command_for
 from workers.engine.launch.vllm import socket_of
 from workers.errors import InvalidSpec
+from workers.files.gguf_header import companion_of, is_gguf
 from workers.lanes.lane_spec import memory_need, most_room, on_lane
 from workers.models.hub_cache import find_kept, hub_settings
 from workers.models.hub_name import PREFIX as HUB_PREFIX
@@ -29,7 +30,7 @@ from workers.models.hub_name import HubName, parse_hub_name
 from workers.models.small_model import small_model_path
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.weights import WeightsPolicy
-from workers.requests.prompts.bios import BiosPolicy
+from workers.requests.bios_words import BiosPolicy
 from workers.spec import MAX_SOCKET_PATH, EngineKind, Flag, WorkerId, WorkerSpec
 from workers.tools.calls import ToolLimits
 
@@ -38,12 +39,12 @@ TINY: Final = "roundhouse:tiny"  # made on the spot; its text is noise
 SMALL: Final = "roundhouse:small"  # a real model, fetched from the package index
 REMOTE_CODE: Final = "trust-remote-code"
 TINY_MODEL: Final = "tiny.gguf"
-MAX_ID: Final = 48  # of a worker in the name of its socket
+MAX_ID: Final = 48  # bytes of a worker's id in its socket's name
 REPOSITORY: Final = re.compile(r"^[\w.-]+/[\w.-]+(:[\w.-]+)?$")
 
 
 def worker_specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
-    """Return one specification a replica; relative paths are taken from ``base``, the configuration's folder.
+    """Return one specification per replica; relative paths start at ``base``, the configuration's folder.
 
     Raises:
         ConfigError: a model file, a device or a program (an MCP server's too) is not there, or a flag is given twice.
@@ -70,15 +71,16 @@ def _specs_of(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
 
 
 def _specs_on_lanes(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec]:
-    """Return a specification for each model on each lane, of which a lane runs one at a time."""
+    """Return a specification for each model on each lane; a lane runs one model at a time."""
     placed = {name: model for name, model in config.models.items() if model.placement == "lanes"}
     if not placed:
         return []
-    lanes = lanes_on(devices_of(config.gpus.inventory, base), config.gpus)
-    specs = [_with_need(_usable_spec(name, model, base, state_dir), lanes) for name, model in placed.items()]
+    plain = [_usable_spec(name, model, base, state_dir) for name, model in placed.items()]
+    lanes = lanes_for(plain, config.gpus.inventory, base, config.gpus)
+    specs = [_with_need(spec, lanes) for spec in plain]
     _check_pins(specs, lanes)
     return [
-        # One each: an engine that sleeps goes on listening.
+        # One socket per model: a sleeping engine goes on listening.
         on_lane(spec, lane, socket_of(sockets, f"{lane.id}-{number}") if sockets else None)
         for lane in lanes
         for number, spec in enumerate(specs)
@@ -87,18 +89,21 @@ def _specs_on_lanes(config: Config, base: Path, state_dir: Path) -> list[WorkerS
 
 
 def _with_need(spec: WorkerSpec, lanes: Sequence[Lane]) -> WorkerSpec:
-    """Return a specification that says what its model takes of a device, where that is known.
+    """Return the specification with the memory that its model needs on a device, where that is known.
 
     Raises:
         ConfigError: no device has room for it.
     """
-    need, most = memory_need(spec), most_room(lanes)
+    need, most = memory_need(spec, os.environ, is_on_cpu=lanes[0].device.is_cpu), most_room(lanes)
     if need is None:
         return spec
     if most is not None and need.least > most:
+        if spec.memory_mib is not None:
+            raise ConfigError(f"models.{spec.name}.memory_mib: {need.least} MiB; the largest device has {most} MiB")
         raise ConfigError(
             f"models.{spec.name}.model: {spec.model} takes {need.least} MiB with {need.tokens} tokens of context, and "
-            f"the largest device has room for {most} MiB; give a smaller context, fewer slots, or another model"
+            f"the largest device has room for {most} MiB; give a smaller context, fewer slots, another model, or "
+            "memory_mib if it takes less"
         )
     return replace(spec, need_mib=need.taken)
 
@@ -118,21 +123,21 @@ def _check_pins(specs: Sequence[WorkerSpec], lanes: Sequence[Lane]) -> None:
 
 
 def models_without_file(config: Config) -> list[str]:
-    """Return the models that name none, so that the one that Roundhouse makes stands in for them."""
+    """Return the models that name no file, so that the one that Roundhouse makes stands in."""
     return [name for name, model in config.models.items() if _stands_in(model)]
 
 
 def own_models(config: Config) -> frozenset[str]:
-    """Return which of Roundhouse's own models a configuration needs: ``TINY``, ``SMALL``."""
+    """Return those of Roundhouse's own models, ``TINY`` and ``SMALL``, that a configuration needs."""
     own = {TINY if _stands_in(model) else model.model for model in config.models.values()}
     return frozenset(own & {TINY, SMALL})  # type: ignore[arg-type]
 
 
 def hub_models(config: Config) -> list[HubName]:
-    """Return the models that a hub has, as their engines load them.
+    """Return the models of a hub, in the form that their engines load.
 
     Raises:
-        InvalidSpec: such a name is not valid.
+        InvalidSpec: a hub name is not valid.
     """
     models = [model for model in config.models.values() if EngineKind(model.engine) is not EngineKind.ATTACHED]
     return list(dict.fromkeys(_hub_name(model) for model in models if _is_of_hub(model)))
@@ -144,18 +149,18 @@ def _is_of_hub(model: ModelConfig) -> bool:
 
 def _hub_name(model: ModelConfig) -> HubName:
     if any(flag.replace("_", "-").removeprefix("--") == REMOTE_CODE for flag in model.args):
-        raise InvalidSpec(f"{model.model}: {REMOTE_CODE} would run code of the hub, which none is fetched of")
+        raise InvalidSpec(f"{model.model}: {REMOTE_CODE} would run code from the hub, and no code is fetched")
     return parse_hub_name(str(model.model), is_gguf=EngineKind(model.engine) is not EngineKind.VLLM)
 
 
 def _hub_file(model: ModelConfig) -> str:
-    """Return where a hub's model lies in the cache; its name as long as it is not fetched."""
+    """Return the cached path of a hub's model, or its name until it is fetched."""
     kept = find_kept(_hub_name(model), hub_settings(os.environ, Path.home()).cache)
-    return str(model.model if kept is None else kept)
+    return str(model.model if kept is None else kept.absolute())
 
 
 def tiny_model_path(state_dir: Path) -> Path:
-    """Return where the model is that Roundhouse makes itself."""
+    """Return the path of the model that Roundhouse makes itself."""
     return state_dir.resolve() / "models" / TINY_MODEL
 
 
@@ -192,15 +197,25 @@ def _model_file(name: str, model: ModelConfig, base: Path, state_dir: Path) -> s
     path = (base / Path(model.model).expanduser()).resolve()
     is_there = path.is_dir() if engine is EngineKind.VLLM else path.is_file()
     if model.model.startswith(OWN_PREFIX) and not is_there:
-        raise ConfigError(f"models.{name}.model: {model.model} is no model of Roundhouse: {SMALL}, {TINY}")
+        raise ConfigError(f"models.{name}.model: {model.model} is not one of Roundhouse's models: {SMALL}, {TINY}")
+    if is_there and engine is not EngineKind.VLLM and not model.command:
+        _check_gguf(name, path)
     if is_there or (model.command and engine is not EngineKind.VLLM):
         return str(path)
     is_repository = REPOSITORY.match(model.model) and not model.model.endswith(".gguf") and not path.exists()
     if engine in {EngineKind.LLAMA_SERVER, EngineKind.VLLM} and is_repository:
         return model.model
-    hint = "; embedded reads a GGUF file, and names of a hub are of llama-server and vllm" if is_repository else ""
+    hint = f"; for a model of the hub write hf:{model.model}" if is_repository else ""
     what = "folder" if engine is EngineKind.VLLM else "file"
     raise ConfigError(f"models.{name}.model: there is no {what} {path}{hint}")
+
+
+def _check_gguf(name: str, path: Path) -> None:
+    if not is_gguf(path):
+        raise ConfigError(f"models.{name}.model: {path} is not a readable GGUF file")
+    kind = companion_of(path)
+    if kind is not None:
+        raise ConfigError(f"models.{name}.model: {path} is {kind} by its own header, not a model")
 
 
 def _replica(spec: WorkerSpec, index: int, sockets: Path | None) -> WorkerSpec:
@@ -218,10 +233,10 @@ def _usable_spec(name: str, model: ModelConfig, base: Path, state_dir: Path) -> 
 
 def _spec(name: str, model: ModelConfig, base: Path, state_dir: Path) -> WorkerSpec:
     """Return the specification that all workers of a model share."""
-    bios, tools = model.bios, model.tools
+    bios, tools, engine = model.bios, model.tools, EngineKind(model.engine)
     return WorkerSpec(
         name=name,
-        engine=EngineKind(model.engine),
+        engine=engine,
         model=_model_file(name, model, base, state_dir),
         host=model.host,
         port=model.port,
@@ -232,7 +247,8 @@ def _spec(name: str, model: ModelConfig, base: Path, state_dir: Path) -> WorkerS
         kv_tokens=model.kv_tokens,
         context=model.context,
         max_answer=model.max_answer,
-        command=tuple(model.command),
+        command=_command(model.command),
+        folder=None if engine is EngineKind.ATTACHED else base.resolve(),
         args={key: _flag(value) for key, value in model.args.items()},
         env=model.env,
         params=model.params,
@@ -262,12 +278,20 @@ def _spec(name: str, model: ModelConfig, base: Path, state_dir: Path) -> WorkerS
         adapters={key: _adapter(name, key, path, model, base) for key, path in model.adapters.items()},
         max_adapters=model.max_adapters,
         pin=model.pin,
+        memory_mib=model.memory_mib,
         keep_s=model.keep_s,
     )
 
 
+def _command(command: Sequence[str]) -> tuple[str, ...]:
+    """Return a command with an absolute program path, since the engine starts in another folder."""
+    if not command or "/" not in command[0]:
+        return tuple(command)
+    return (str(Path(command[0]).absolute()), *command[1:])
+
+
 def _socket_folder(model: ModelConfig, base: Path, state_dir: Path) -> Path | None:
-    """Return where vLLM listens: its control endpoints know no key, so a port is only what an operator asks for."""
+    """Return the folder of vLLM's sockets; None for a port, which must be asked for: control endpoints check no key."""
     if model.engine != "vllm" or model.socket_dir is False:
         return None
     if model.socket_dir:
@@ -275,12 +299,12 @@ def _socket_folder(model: ModelConfig, base: Path, state_dir: Path) -> Path | No
     folder = state_dir.resolve() / "sockets"
     if len(os.fsencode(folder)) + MAX_ID <= MAX_SOCKET_PATH:
         return folder
-    short = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]  # Linux allows no longer ones
+    short = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]  # Linux bounds a socket's path
     return Path(tempfile.gettempdir()) / f"roundhouse-{os.geteuid()}-{short}"
 
 
 def _adapter(name: str, adapter: str, path: str, model: ModelConfig, base: Path) -> str:
-    """Return where an adapter is: a folder for vLLM, a file for llama.cpp."""
+    """Return an adapter's path: a folder for vLLM, a file for llama.cpp."""
     found = (base / Path(path).expanduser()).resolve()
     is_there = (found / "adapter_config.json").is_file() if model.engine == "vllm" else found.is_file()
     if not is_there:
@@ -309,6 +333,6 @@ def _check_launch(spec: WorkerSpec) -> None:
         )
     if spec.engine is EngineKind.EMBEDDED and not spec.command and find_spec("xllamacpp") is None:
         raise ConfigError(
-            f"models.{spec.name}.engine: the embedded engine is not installed, as there is no wheel of xllamacpp for"
-            f" {platform.system()} on {platform.machine()}; llama-server, vllm and attached are other engines"
+            f"models.{spec.name}.engine: the embedded engine is not installed: there is no wheel of xllamacpp for"
+            f" {platform.system()} on {platform.machine()}; use llama-server, vllm or attached"
         )

@@ -1,1 +1,1 @@
-"""Jobs: agents, conversations, turns, visibility, and how prompts are rendered. Pure."""
+"""Jobs: their values, their documents, whose turn it is and what it is asked, and what is recorded. Pure."""

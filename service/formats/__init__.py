@@ -1,1 +1,1 @@
-"""Other people's forms: YAML and JSON documents, faults in them, hosts, signatures."""
+"""External formats: YAML and JSON documents, faults in them, hosts, signatures."""

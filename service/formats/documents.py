@@ -1,4 +1,4 @@
-"""YAML and JSON files as what JSON can say, with the line of each key, so that faults can name it.
+"""YAML and JSON files as JSON values, with the line of each key, so that faults can name it.
 
 YAML is read as the client reads it (``roundhouse_client.yaml_words``).
 """
@@ -25,6 +25,7 @@ from service.errors import ConfigError
 from service.formats.faults import path_of
 
 MOST_NODES: Final = 1_000_000
+MOST_JSON_CHARS: Final = 64 * 1024  # longest JSON text whose lines are found: it takes a second of CPU time
 PIPE_WAIT_MS: Final = 5000
 PIPE_BYTES: Final = 64 * 1024 * 1024
 Place = tuple[str | int, ...]
@@ -34,18 +35,18 @@ _ODD: Final = re.compile(f"{yaml.reader.Reader.NON_PRINTABLE.pattern}|[\x85\u202
 
 
 def digest_of(document: object) -> str:
-    """Return the digest of a JSON document: the same for the same content."""
+    """Return the digest of a JSON document, equal for equal content."""
     return hashlib.sha256(msgspec.json.encode(document, order="deterministic")).hexdigest()
 
 
 def parse_document(text: str, source: str, substitute: Substitute | None = None) -> tuple[object, dict[Place, int]]:
-    """Parse a YAML or JSON text; return its content and the line of each key (for JSON none).
+    """Parse a YAML or JSON text; return its content and the line of each key (none for JSON).
 
-    ``substitute`` is applied to the scalars of a YAML text before their types are told, so that an unquoted ``${PORT}``
-    is a number and a quoted one is text.
+    ``substitute`` is applied to the scalars of a YAML text before their types are resolved, so that an unquoted
+    ``${PORT}`` is a number and a quoted one is text.
 
     Raises:
-        ConfigError: the text is neither, or says what JSON cannot.
+        ConfigError: the text is neither, or has a value that JSON lacks.
     """
     if text.lstrip()[:1] in ("{", "[") and substitute is None:
         try:
@@ -63,7 +64,7 @@ def parse_json(text: str) -> object:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is none, a key stands there twice, or a number is none of JSON's.
+        ValueError: it is not JSON, a key appears twice, or a number is not a JSON number.
         RecursionError: it is nested too deeply.
     """
     return json.loads(text, object_pairs_hook=unique_keys, parse_constant=_finite, parse_float=_finite)
@@ -71,12 +72,12 @@ def parse_json(text: str) -> object:
 
 @contextmanager
 def naming_source(source: str) -> Iterator[None]:
-    """Raise what is wrong with a YAML text as a ``ConfigError`` that names it, with the line where that is known."""
+    """Raise the faults of a YAML text as a ``ConfigError`` with its name, and the line where known."""
     try:
         yield
     except RecursionError as error:
         raise ConfigError(f"{source}: nested too deeply") from error
-    except ValueError as error:  # a number of more digits than Python reads
+    except ValueError as error:  # a number with more digits than Python reads
         raise ConfigError(f"{source}: {error}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -85,7 +86,7 @@ def naming_source(source: str) -> Iterator[None]:
 
 
 def _problem(error: yaml.YAMLError) -> str:
-    """Describe an error of YAML; the commonest mistakes get the mend with it."""
+    """Describe an error of YAML; the commonest mistakes come with a remedy."""
     told = str(getattr(error, "problem", None) or error)
     if "'\\t'" in told:
         return "a tab begins a line; indent with spaces"
@@ -111,25 +112,33 @@ def line_of(lines: Mapping[Place, int], place: Sequence[str | int]) -> str:
 
 
 def lines_in(text: str) -> dict[str, int]:
-    """Return the line of each part of a YAML or JSON text by its path; none where it cannot be told.
+    """Return the line of each part of a YAML or JSON text by its path, where it is clear.
 
-    Lines end as editors end them, and not where YAML lets them end as well.
+    Lines end where editors end them, not at YAML's further line breaks.
     """
-    plain = _ODD.sub(" ", text)
-    if plain.lstrip()[:1] in ("{", "["):
-        plain = plain.replace("\t", " ")  # which JSON lets stand between its parts
-    try:
-        lines = _parse_yaml(plain, "", None)[1]
-    except (ConfigError, yaml.YAMLError, RecursionError, ValueError):  # JSON is not quite YAML
-        return {}
     told: dict[str, int] = {}
     doubled = set()
-    for place, line in lines.items():
+    for place, line in _places_in(text).items():
         path = path_of(place)
         if path in told:
             doubled.add(path)
         told[path] = line
     return {path: line for path, line in told.items() if path not in doubled}
+
+
+def lines_of_file(text: str, lines: dict[Place, int]) -> dict[Place, int]:
+    """Return the lines from ``parse_document``; for JSON, find them if the text is short."""
+    return lines or (_places_in(text) if "\n" in text and len(text) <= MOST_JSON_CHARS else {})
+
+
+def _places_in(text: str) -> dict[Place, int]:
+    plain = _ODD.sub(" ", text)
+    if plain.lstrip()[:1] in ("{", "["):
+        plain = plain.replace("\t", " ")  # JSON allows tabs between its parts
+    try:
+        return _parse_yaml(plain, "", None)[1]
+    except (ConfigError, yaml.YAMLError, RecursionError, ValueError):  # not all JSON is YAML
+        return {}
 
 
 def _parse_yaml(text: str, source: str, substitute: Substitute | None) -> tuple[object, dict[Place, int]]:
@@ -147,7 +156,7 @@ def _parse_yaml(text: str, source: str, substitute: Substitute | None) -> tuple[
 
 
 def _check_size(root: yaml.Node, source: str) -> None:
-    """Refuse what aliases blow up: 512 bytes may stand for more values than there is memory for."""
+    """Refuse documents that aliases blow up: 512 bytes may stand for more values than fit in memory."""
     left, waiting = MOST_NODES, [root]
     while waiting:
         node = waiting.pop()
@@ -194,10 +203,10 @@ def check_key(key: yaml.Node, source: str) -> None:
 
 
 def check_kind(node: yaml.Node, source: str) -> None:
-    """Check that JSON has values of a node's kind.
+    """Check that JSON has a node's kind of value.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: it does not.
     """
     if fault := kind_fault(node):
         raise ConfigError(f"{source}:{node.start_mark.line + 1}: {fault}")
@@ -218,7 +227,7 @@ def read_text(path: Path) -> str:
         ConfigError: it cannot be read.
     """
     try:
-        # A pipe without a writer would be waited for.
+        # Without O_NONBLOCK, opening a pipe without a writer would block.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             return _read_soon(file, path).decode("utf-8")
     except OSError as error:
@@ -228,7 +237,7 @@ def read_text(path: Path) -> str:
 
 
 def _read_soon(file: BinaryIO, path: Path) -> bytes:
-    """Return a file's content; of a pipe what its writer has to say, who may take his time, but has to be there."""
+    """Return the content of a file, or of a pipe, whose writer may be slow but has to be there."""
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file.read()
     content = bytearray()

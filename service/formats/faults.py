@@ -1,4 +1,4 @@
-"""From pydantic's errors to faults that name the place and the mend, for configurations and jobs alike."""
+"""Faults with place and remedy, made from pydantic's errors, for configurations and jobs."""
 
 import difflib
 import json
@@ -7,14 +7,15 @@ import types
 import typing
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from service.errors import Fault
 
-MOST_SHOWN: Final = 40  # characters of a value
+MOST_SHOWN: Final = 40  # longest value that a message shows, in characters
 SCALARS: Final[Mapping[str, str]] = {
     "int_type": "an integer",
     "int_parsing": "an integer",
@@ -54,10 +55,10 @@ PATTERNS: Final[Mapping[str, str]] = {
 
 
 def phrase(error: ErrorDetails) -> str:
-    """Return the message of an error of pydantic's, beginning with a small letter.
+    """Return the message of a pydantic error, in lower case at its start.
 
-    What was given is shown where it could only be a number or one of a few words: elsewhere it may be a secret in the
-    wrong place. Errors that were taken without their input show none.
+    The given value is shown only where a number or one of a few words is expected: elsewhere it may be a misplaced
+    secret. Errors without their input show none.
     """
     kind, context = error["type"], error.get("ctx", {})
     if kind in BOUNDS:
@@ -72,12 +73,12 @@ def phrase(error: ErrorDetails) -> str:
     return text if text[:2].isupper() else text[:1].lower() + text[1:]
 
 
-# A member of a union, which pydantic names as if it were a key.
+# Pydantic lists a member of a union as if it were a key.
 BRANCH: Final = re.compile(r"(function-(after|before|plain|wrap)|literal)\[")
 
 
 def _mend(error: ErrorDetails) -> str:
-    """Return how what is meant is written, where that can be told."""
+    """Return the remedy for a likely mistake, or nothing."""
     kind, given = error["type"], error.get("input")
     if kind == "string_type" and isinstance(given, bool | int | float):
         return "; put it in quotes"
@@ -86,7 +87,7 @@ def _mend(error: ErrorDetails) -> str:
 
 
 def _given(error: ErrorDetails) -> str:
-    """Return ``, not VALUE`` of a value that is short."""
+    """Return ``, not VALUE`` for a short value, else nothing."""
     value = error.get("input", ...)
     if not isinstance(value, str | int | float | bool | None):
         return ""
@@ -104,6 +105,40 @@ class StrictModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_flag(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse true and false for numbers: they would become 1 and 0."""
+        if not isinstance(value, bool | list | dict):  # the fast path: nearly all values of large jobs
+            return value
+        fault = _flag_fault(value, cls.model_fields[info.field_name or ""].annotation)
+        if fault is not None:
+            raise PydanticCustomError("flag_for_number", "{message}", {"message": fault})
+        return value
+
+
+def _flag_fault(value: object, annotation: object) -> str | None:
+    """Return the fault of true or false where a number is expected, in a value or in a section; else None."""
+    section = _model_in(annotation)
+    if isinstance(section, type) and is_dataclass(section) and isinstance(value, Mapping):
+        faults = ((name, _flag_fault(value.get(name), each)) for name, each in _fields(section).items())
+        return next((f"{name}: {fault}" for name, fault in faults if fault is not None), None)
+    held = value if isinstance(value, list) else [value]
+    flag = next((each for each in held if isinstance(each, bool)), None)
+    kinds = _kinds_of(annotation)
+    if flag is None or bool in kinds or not kinds & {int, float}:
+        return None
+    return f"must be {'a number' if float in kinds else 'an integer'}, not {json.dumps(flag)}"
+
+
+@cache
+def _kinds_of(annotation: Any) -> frozenset[object]:  # noqa: ANN401 - any annotation of a field
+    """Return the plain types in an annotation; for a literal, the types of its words."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return frozenset(type(each) for each in typing.get_args(annotation))
+    parts = [part for part in typing.get_args(annotation) if isinstance(part, type) or typing.get_origin(part)]
+    return frozenset[object]().union(*map(_kinds_of, parts)) if parts else frozenset({annotation})
+
 
 def faults_of(error: ValidationError, model: type[BaseModel]) -> list[Fault]:
     """Return one fault for each error of ``model``'s validation."""
@@ -111,7 +146,7 @@ def faults_of(error: ValidationError, model: type[BaseModel]) -> list[Fault]:
     for entry in error.errors(include_url=False):
         location = [part for part in entry["loc"] if not (isinstance(part, str) and BRANCH.match(part))]
         if entry["type"] == "literal_error" and isinstance(entry["input"], dict) and len(location) < len(entry["loc"]):
-            continue  # what is wrong with the mapping is told as well
+            continue  # the mapping's own faults are in the list too
         if entry["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
             known = _keys_at(model, location[:-1])
             faults.append(Fault(path=path_of(location), message=unknown("key", str(location[-1]), known)))
@@ -132,7 +167,7 @@ def _nearest_word(entry: ErrorDetails) -> str | None:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """Say that ``name`` is not known, and which of ``known`` is nearest."""
+    """Return the message that ``name`` is not known, with the nearest of ``known``."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if near:
@@ -149,7 +184,7 @@ def path_of(location: Sequence[str | int]) -> str:
 
 
 def nearest_path(path: str, known: Container[str]) -> str:
-    """Return a path, or the nearest part around it, that is known; nothing where none is."""
+    """Return a path, or its longest known beginning; "" if none is known."""
     while path and path not in known:
         path = path[: max(path.rfind("."), path.rfind("["), 0)]
     return path
@@ -164,7 +199,7 @@ def _keys_at(model: type[BaseModel], location: Sequence[str | int]) -> list[str]
 
 
 def _model_in(annotation: object) -> object:
-    """Return the member of a union that is no None, or the annotation itself."""
+    """Return the member of a union that is not None, or the annotation itself."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         members = [member for member in typing.get_args(annotation) if member is not type(None)]
         return next(filter(_is_model, members), members[0])
@@ -176,7 +211,7 @@ def _is_model(annotation: object) -> bool:
 
 
 def _fields(model: object) -> dict[str, object]:
-    """Return the keys of a model or of a dataclass, with what each is."""
+    """Return the keys of a model or of a dataclass, with their annotations."""
     if isinstance(model, type) and issubclass(model, BaseModel):
         return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
     if not (isinstance(model, type) and is_dataclass(model)):
@@ -188,3 +223,10 @@ def _fields(model: object) -> dict[str, object]:
 def _element_of(annotation: object) -> object:
     arguments = [argument for argument in typing.get_args(annotation) if argument is not Ellipsis]
     return arguments[-1] if arguments else None
+
+
+def defaults_of(kind: Any) -> Mapping[str, object]:  # noqa: ANN401 - a class of either kind
+    """Return the default of each key of a model or of a dataclass."""
+    if issubclass(kind, BaseModel):
+        return {name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items()}
+    return {field.name: field.default for field in fields(kind)}

@@ -1,9 +1,10 @@
-"""Hosts of webhooks in one spelling, so that callers' and operators' can be compared; and their signatures."""
+"""Hosts of webhooks in one spelling, so that callers' and operators' compare equal; and webhook signatures."""
 
 import base64
 import binascii
 import hashlib
 import hmac
+import re
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -11,13 +12,17 @@ import httpx
 
 PREFIX: Final = "whsec_"
 PORTS: Final = {"http": 80, "https": 443}
+SCHEMES_OF_PROGRAMS: Final = frozenset({
+    "chrome-extension", "moz-extension", "safari-web-extension", "app", "capacitor", "ionic", "tauri", "vscode-webview",
+})  # fmt: skip
+_PROGRAM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # an extension's id, or a program's name
 
 
 def signing_key(secret: str) -> bytes:
-    """Return the bytes of a secret: what follows ``whsec_`` is base64, any other is taken as it is.
+    """Return the bytes of a secret: base64 after ``whsec_``, any other secret as it is.
 
     Raises:
-        ValueError: it begins with ``whsec_`` and is no base64.
+        ValueError: it begins with ``whsec_`` and is not base64.
     """
     if not secret.startswith(PREFIX):
         return secret.encode()
@@ -34,28 +39,33 @@ def sign(secret: str, message_id: str, at: str, body: bytes) -> str:
 
 
 def canonical_origin(origin: str) -> str:
-    """Return an origin as browsers send it: in small letters, without the port that its scheme has by itself.
+    """Return an origin as browsers send it: lower case, without the default port.
+
+    Browser extensions and programs that show pages have origins with their own schemes and without a port.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not an origin.
     """
     parts = urlsplit(origin)
     try:
         port = parts.port
     except ValueError as error:
         raise ValueError(f"{origin!r}: {error}") from error
-    if parts.scheme not in PORTS or "@" in parts.netloc or origin.rstrip("/") != f"{parts.scheme}://{parts.netloc}":
-        raise ValueError(f"{origin!r} is not an origin, as http://localhost:3000 is")
+    scheme, bare = parts.scheme, origin.rstrip("/").partition("://")[2]
+    if scheme in SCHEMES_OF_PROGRAMS and _PROGRAM.fullmatch(bare):
+        return f"{scheme}://{bare.lower()}"
+    if scheme not in PORTS or "@" in parts.netloc or bare != parts.netloc:
+        raise ValueError(f"{origin!r} is not an origin, as http://localhost:3000 and chrome-extension://ID are")
     host = canonical_host(parts.hostname or "")
     shown = f"[{host}]" if ":" in host else host
-    return f"{parts.scheme}://{shown}" + ("" if port in {None, PORTS[parts.scheme]} else f":{port}")
+    return f"{scheme}://{shown}" + ("" if port in {None, PORTS[scheme]} else f":{port}")
 
 
 def canonical_host(host: str) -> str:
-    """Return a host in small letters, without brackets, and with other alphabets in their ASCII form.
+    """Return a host in lower case, without brackets, and with other alphabets in their ASCII form.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a host name.
     """
     bare = host.strip().removeprefix("[").removesuffix("]")
     try:

@@ -1,10 +1,10 @@
-"""The forms in which a job's result is read."""
+"""The formats of a job's result."""
 
 from enum import StrEnum
 
 
 class ResultForm(StrEnum):
-    """One document, a transcript a line, or a table of turns."""
+    """One document, one transcript per line, or a table of turns."""
 
     JSON = "json"
     JSONL = "jsonl"

@@ -1,6 +1,6 @@
-"""YAML as the JSON that says the same, value by value: what strangers post, and what they may send a lot of.
+"""Conversion of YAML to JSON, value by value, for bodies that strangers post and that may be large.
 
-Nodes of a text that is all brackets and commas would take 400 times its size, and its JSON takes twice as much.
+For a text of only brackets and commas, YAML nodes take 400 times its size; its JSON takes twice its size.
 """
 
 from contextlib import suppress
@@ -22,7 +22,7 @@ def yaml_to_json(text: str, source: str, most_bytes: int) -> bytes | None:
     """Return the JSON of a YAML or JSON text without aliases; None if it is larger.
 
     Raises:
-        ConfigError: the text is neither, or says what JSON cannot.
+        ConfigError: the text is neither, or has a value that JSON lacks.
     """
     if text.lstrip()[:1] in ("{", "["):
         with suppress(ValueError, RecursionError):
@@ -44,11 +44,11 @@ class _JsonWriter:
         self._source = source
         self._most_bytes = most_bytes
         self._written = bytearray()
-        self._open: list[set[str] | None] = []  # the keys of mappings; sequences have none
+        self._open: list[set[str] | None] = []  # open containers: the keys of a mapping, None for a sequence
         self._wants_key = False
 
     def write(self) -> bytes | None:
-        """Return the JSON; None if it is larger than it may be."""
+        """Return the JSON; None if it exceeds its bound."""
         self._next()  # the stream begins
         if isinstance(self._next(), yaml.StreamEndEvent):
             return b"null"
@@ -94,7 +94,7 @@ class _JsonWriter:
     def _write_key(self, node: yaml.Node) -> None:
         check_key(node, self._source)
         keys = self._open[-1]
-        assert keys is not None  # noqa: S101 - of a sequence no key is wanted
+        assert keys is not None  # noqa: S101 - a sequence never wants a key
         if node.value in keys:
             line = node.start_mark.line + 1
             raise ConfigError(f"{self._source}:{line}: the key {node.value!r} stands there twice")
@@ -106,7 +106,7 @@ class _JsonWriter:
         self._wants_key = bool(self._open) and self._open[-1] is not None
 
     def _node_of(self, event: yaml.Event) -> yaml.Node:
-        """Return the node that begins with an event, without what is in it."""
+        """Return the node that begins with an event, without its content."""
         marks = _mark(event), cast("yaml.error.Mark", event.end_mark)
         given = getattr(event, "tag", None)
         tag = None if given == "!" else cast("str | None", given)

@@ -10,6 +10,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -26,6 +27,7 @@ from workers.devices.layout import Lane, Layout
 from workers.engine.launch import command_for
 from workers.engine.launch.vllm import most_rank, socket_of
 from workers.errors import AdapterRefused, InvalidAdapter, InvalidSpec
+from workers.files.gguf_header import is_gguf
 from workers.health.recorder import Diary
 from workers.lanes.lane_pool import LanePool
 from workers.lanes.lane_spec import memory_need, most_room, on_lane
@@ -138,8 +140,10 @@ class Checkpoints:
     def _shares(self) -> bool:
         return self._lanes[0].layout is Layout.A
 
-    async def serve(self, site: Site, checkpoint: str, hint: int | None) -> Served:
+    async def serve(self, site: Site, checkpoint: str, hint: int | None, memory_mib: int | None = None) -> Served:
         """Return where a checkpoint is served; a new one is pinned, and loaded when a run wants it.
+
+        ``memory_mib`` is what a new one needs, where its files do not tell that rightly.
 
         Raises:
             NoLane: there is no place for it, or the hint is no lane.
@@ -150,9 +154,9 @@ class Checkpoints:
         if known is not None:
             self._allocator.pin(known.model, None, hint)
             return known
-        return await self._serve_new(site, checkpoint, hint)
+        return await self._serve_new(site, checkpoint, hint, memory_mib)
 
-    async def _serve_new(self, site: Site, name: str, hint: int | None) -> Served:
+    async def _serve_new(self, site: Site, name: str, hint: int | None, memory_mib: int | None) -> Served:
         checkpoint = await asyncio.to_thread(fetch_checkpoint, name, self._base.engine)
         base = await asyncio.to_thread(base_of, checkpoint)
         is_adapter = base != checkpoint
@@ -162,11 +166,11 @@ class Checkpoints:
                 await asyncio.to_thread(check_adapter, replace(self._base, model=base), checkpoint)
             server = self._sharing(base, hint)
             if server is None:
-                server = await self._add(site, base, hint, self._lanes_for(checkpoint, base, hint))
+                server = await self._add(site, base, hint, memory_mib, self._lanes_for(checkpoint, base, hint))
         else:
             if is_adapter:
                 raise InvalidSpec(f"model_ckpt: {checkpoint} is an adapter of a base, which only layout A serves")
-            server = await self._add(site, checkpoint, hint)
+            server = await self._add(site, checkpoint, hint, memory_mib)
         adapter = await self._equip(server, checkpoint) if is_adapter else None
         server.checkpoints.add(checkpoint)
         self._served[name] = Served(model=server.name, adapter=adapter)
@@ -249,12 +253,15 @@ class Checkpoints:
 
     # Servers
 
-    async def _add(self, site: Site, base: str, hint: int | None, among: frozenset[int] | None = None) -> _Server:
+    async def _add(
+        self, site: Site, base: str, hint: int | None, memory_mib: int | None, among: frozenset[int] | None = None
+    ) -> _Server:
         name, lane_number = self._name(base), len(self._servers)
         room = self._lanes[0].capacity if self._shares else None
-        spec = replace(self._base, name=name, model=base, max_adapters=room)
+        spec = replace(self._base, name=name, model=base, max_adapters=room, memory_mib=memory_mib)
         check_spec(spec)
-        need = await asyncio.to_thread(memory_need, spec)
+        is_on_cpu = self._lanes[0].device.is_cpu
+        need = await asyncio.to_thread(partial(memory_need, spec, os.environ, is_on_cpu=is_on_cpu))
         spec = replace(spec, need_mib=need.taken if need else None)
         self._pool.hints[name] = self._allocator.pin(name, need.least if need else None, hint, among).id
         workers = [
@@ -346,5 +353,12 @@ def check_spec(spec: WorkerSpec) -> None:
     # llama-server and vLLM fetch a repository by its id themselves.
     may_be_id = spec.engine is not EngineKind.EMBEDDED and REPOSITORY.match(str(spec.model))
     is_path = checkpoint.is_absolute() or checkpoint.suffix == GGUF or not may_be_id
-    if is_path and not spec.command and not checkpoint.exists():
-        raise InvalidSpec(f"model_ckpt: there is no {checkpoint}")
+    if not is_path or spec.command:
+        return
+    if not spec.model or not checkpoint.exists():
+        raise InvalidSpec(f"model_ckpt: there is no {checkpoint if spec.model else 'checkpoint without a name'}")
+    if spec.engine is EngineKind.VLLM:
+        if not checkpoint.is_dir():
+            raise InvalidSpec(f"model_ckpt: {checkpoint} is no folder of a checkpoint, which vllm loads")
+    elif not is_gguf(checkpoint):
+        raise InvalidSpec(f"model_ckpt: {checkpoint} is no GGUF file that can be read, which {spec.engine} loads")

@@ -16,9 +16,9 @@ from typing import Any, Literal, NotRequired, Self, TypedDict
 import msgspec
 from msgspec import structs
 
-from service.config.inventory import devices_of, lanes_on
-from service.conversations.markup import read_markup, without_thinking
-from service.conversations.wording import wording_of
+from service.config.inventory import lanes_for
+from service.conversations.job.markup import read_markup
+from service.conversations.job.wording import wording_of
 from service.inference.checkpoints import Checkpoints, Served
 from service.inference.engine_status import EngineStatus, engine_status
 from service.inference.event_log import EventLog
@@ -26,6 +26,7 @@ from service.inference.failures import AgentExists, EngineClosed, InferenceFaile
 from service.inference.lane_news import LaneNews, News, NewsReaders
 from service.inference.runs import AgentRuns, Order, Turnstile
 from service.inference.site import Site
+from transport.answer_bound import laid_over
 from workers.devices.device_health import DeviceHealth
 from workers.devices.layout import Lane, Layout, LayoutPolicy
 from workers.devices.readers import MachineReader
@@ -36,7 +37,7 @@ from workers.outcome import FailureReason
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.restart import RestartPolicy
 from workers.requests.answer import Answer
-from workers.requests.prompts.bios import BiosFrame, BiosPolicy
+from workers.requests.bios_words import BiosFrame, BiosPolicy
 from workers.requests.prompts.render import ToolBudget, render_messages
 from workers.requests.request import Request, parse_tools, user_conversation
 from workers.spec import EngineKind, Flag, Tools, WorkerSpec, WorkerTimeouts
@@ -44,6 +45,7 @@ from workers.supervised import SupervisedWorker
 from workers.tools.calls import ToolLimits
 from workers.tools.definition import ToolDefinition
 from workers.tools.runner import ToolRunner
+from workers.tools.thoughts import without_thoughts
 
 Step = Literal["think", "plan", "act"]
 
@@ -122,9 +124,6 @@ class InferenceEngine:
             enable_mig=enable_mig,
             ports=ports,
         )
-        self.lanes: tuple[Lane, ...] = lanes_on(
-            devices_of(Path(inventory) if inventory is not None else None, Path.cwd()), policy
-        )
         self._state_dir = Path(state_dir) if state_dir is not None else None
         self._base = WorkerSpec(
             engine=EngineKind(engine),
@@ -143,6 +142,9 @@ class InferenceEngine:
             tool_runner=tool_runner,
             state_dir=self._state_dir,
             max_tokens_per_step=max_tokens_per_step,
+        )
+        self.lanes: tuple[Lane, ...] = lanes_for(
+            [self._base], Path(inventory) if inventory is not None else None, Path.cwd(), policy
         )
         self._system = system
         self._tools = parse_tools(tools)
@@ -209,10 +211,12 @@ class InferenceEngine:
         model_ckpt: str | Path,
         lane_hint: int | None = None,
         params: Mapping[str, object] | None = None,
+        memory_mib: int | None = None,
     ) -> None:
         """Pin an agent to a lane, where its checkpoint is loaded at its first run.
 
-        Of agents of one checkpoint the first one's ``lane_hint`` counts. ``params`` are generation parameters of its
+        Of agents of one checkpoint the first one's ``lane_hint`` and ``memory_mib`` count: that is what it needs of a
+        device, where its files do not tell. ``params`` are generation parameters of its
         runs, over those of the engine.
 
         ``model_ckpt`` is a path, ``hf:ORG/REPO`` of a hub, ``roundhouse:small`` or ``roundhouse:tiny``; what has to be
@@ -229,7 +233,7 @@ class InferenceEngine:
         async with self._registering:
             if agent_id in self._agents:
                 raise AgentExists(agent_id)
-            served = await self._checkpoints.serve(site, str(model_ckpt), lane_hint)
+            served = await self._checkpoints.serve(site, str(model_ckpt), lane_hint, memory_mib)
             self._agents[agent_id] = _Agent(id=agent_id, served=served, params=params or {}, turn=asyncio.Lock())
 
     async def resume_lane(self, lane: int) -> None:
@@ -277,7 +281,7 @@ class InferenceEngine:
         request = structs.replace(
             self._request(prompt, () if step == "think" else self._tools),
             job_name=agent_id,
-            params={**agent.params, **(params or {}), "max_tokens": max_tokens},
+            params=laid_over({**agent.params, **(params or {})}, {"max_tokens": max_tokens}),
             adapter=agent.served.adapter,
         )
         try:
@@ -372,7 +376,7 @@ def _said(answer: Answer, step: Step) -> str:
     if step == "act":
         return read_markup(answer.text).words
     if step == "plan":
-        return without_thinking(answer.text)
+        return without_thoughts(answer.text)
     return f"<thinking>{answer.reasoning}</thinking>\n{answer.text}" if answer.reasoning else answer.text
 
 

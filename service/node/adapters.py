@@ -8,7 +8,7 @@ from typing import Final
 import anyio
 
 from service.errors import AdapterInUse, AdapterNotFound, ModelNotFound, StoreUnavailable
-from service.node.jobs import Jobs
+from service.node.job_door import JobDoor
 from workers.adapters.model_adapters import ModelAdapters
 from workers.errors import AdapterTaken
 from workers.fleet import Fleet
@@ -72,7 +72,7 @@ class Adapters:
             self._arriving[model, name] -= 1
             self._arriving += Counter()  # without what is none
 
-    async def unload(self, model: str, name: str, jobs: Jobs, users: Callable[[str], int]) -> None:
+    async def unload(self, model: str, name: str, door: JobDoor, users: Callable[[str], int]) -> None:
         """Unload an adapter that no unfinished job here uses from a model's engines; refuse it to all from here on.
 
         ``users`` counts the jobs on the scheduler that ask for a name.
@@ -86,7 +86,7 @@ class Adapters:
             raise AdapterNotFound(model, name, is_configured=name in adapters.configured)
         self._leaving.add(name)
         try:
-            await self._wait_settled(jobs)
+            await self._wait_settled(door)
             count = users(name)
             if count:
                 raise AdapterInUse(f"{count} unfinished jobs use {name}; cancel them, or wait for their ends")
@@ -94,9 +94,9 @@ class Adapters:
         finally:
             self._leaving.discard(name)
 
-    async def _wait_settled(self, jobs: Jobs) -> None:
+    async def _wait_settled(self, door: JobDoor) -> None:
         """Return when every job that may have been accepted with the name is on the scheduler."""
         with anyio.move_on_after(SETTLE_LIMIT_S):
-            await jobs.wait_settled()
+            await door.wait_settled()
             return
         raise StoreUnavailable("jobs are still being taken or read back; try again")

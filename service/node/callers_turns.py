@@ -11,17 +11,18 @@ from typing import Final
 
 import anyio
 
-from service.conversations.awaited_turn import AwaitedTurn
-from service.conversations.job import SpokenBy, TurnKey
-from service.conversations.job_faults import said_faults
-from service.conversations.log_fields import of_job
-from service.conversations.states import ENDED_CONVERSATIONS, ConversationState, TurnState
-from service.conversations.transcript import Turn
+from service.conversations.document.job_faults import said_faults
+from service.conversations.job.job import SpokenBy, TurnKey
+from service.conversations.job.states import ENDED_CONVERSATIONS, ConversationState, TurnState
+from service.conversations.job.validation import read_words
+from service.conversations.record.awaited_turn import AwaitedTurn
+from service.conversations.record.log_fields import of_job
+from service.conversations.record.transcript import Turn
 from service.errors import InvalidWords, NotAwaited, StoreUnavailable
 from service.node.intake import Intake
 from service.scheduling.jobs.judging import TOO_LONG, judge_answer, judge_conditions
 from service.scheduling.scheduler import Scheduler
-from service.store import awaited_turns, queries
+from service.store import awaited_turns, job_rows, waits
 from service.store.awaited_turns import Awaited, OpenTurn, Which
 from service.store.store import Store
 from workers.log_context import line_about
@@ -56,7 +57,7 @@ class CallersTurns:
         counted, due_at = self._counted.get(owner, (Awaited(), 0.0))  # kept meanwhile: others ask too
         if began_at >= due_at:
             with suppress(StoreUnavailable):
-                counted = await self._store.read(awaited_turns.count_all(owner))
+                counted = await self._store.read(awaited_turns.count_all, owner)
             ended_at = time.monotonic()
             due_at = ended_at + COUNT_REST * (ended_at - began_at)
         self._counted.pop(owner, None)
@@ -78,7 +79,7 @@ class CallersTurns:
             StoreUnavailable: the store is in trouble.
         """
         asked_for.set(whose)
-        found = await self._store.read(awaited_turns.of_place(key))
+        found = await self._store.read(awaited_turns.find, key)
         if isinstance(found, Turn):
             return _known(found, text), False
         if isinstance(found, ConversationState):
@@ -92,7 +93,7 @@ class CallersTurns:
                 fault = TOO_LONG
         if fault is not None:
             raise InvalidWords(fault)
-        fulfils = (await judge_conditions(demand.conditions, text, [])).fulfils if demand.conditions else ()
+        fulfils = await _fulfilled(demand, text)
         said = await self._store.say(demand.said(key, text, fulfils, turn.since_at, datetime.now(UTC)))
         if said is None:  # its conversation has ended meanwhile
             raise NotAwaited(key.agent_id, key.round, "its conversation has ended")
@@ -109,8 +110,8 @@ class CallersTurns:
             StoreUnavailable: the store is in trouble.
         """
         if which.job_id is not None:
-            await self._store.read(queries.owner(which.job_id))
-        return await self._store.read(awaited_turns.listed(which, after, limit))
+            await self._store.read(job_rows.owner, which.job_id)
+        return await self._store.read(awaited_turns.listed, which, after, limit)
 
     async def run(self) -> None:
         """End waits that are over, until cancelled."""
@@ -124,7 +125,7 @@ class CallersTurns:
                     await self._store.flush()  # what is awaited, or was left, since the change
                     self._intake.hint(is_work=True)  # a caller may have spoken before
                 if not is_any:
-                    is_any = await self._store.read(awaited_turns.ends_next) is not None
+                    is_any = await self._store.read(waits.ends_next) is not None
                 next_s = await self._end_due() if is_any else None
                 is_any, pause_s = next_s is not None, rest_s if next_s is None else next_s
             except StoreUnavailable as error:
@@ -139,30 +140,47 @@ class CallersTurns:
         """Speak for callers who have not spoken in time, or fail their turns.
 
         Return in how many seconds to look again; None where no wait ends.
+
+        Raises:
+            StoreUnavailable: the store is in trouble.
         """
         while True:
             due = await self._store.take_due()
+            troubles: list[StoreUnavailable] = []
             async with anyio.create_task_group() as tasks:  # in one write: what takes long counts as time of nobody
                 for turn, demand in due.turns:
-                    tasks.start_soon(self._end_wait, turn, demand)
-            if len(due.turns) < awaited_turns.DUE_AT_ONCE:
+                    tasks.start_soon(self._end_wait, turn, demand, troubles)
+            if troubles:
+                raise troubles[0]
+            if len(due.turns) < waits.DUE_AT_ONCE:
                 return due.pause_s
 
-    async def _end_wait(self, turn: OpenTurn, demand: AwaitedTurn) -> None:
+    async def _end_wait(self, turn: OpenTurn, demand: AwaitedTurn, troubles: list[StoreUnavailable]) -> None:
         asked_for.set(turn.key.job_id)
         now = datetime.now(UTC)
         if demand.otherwise is None:
             ended = demand.unsaid(turn.key, turn.since_at, now)
         else:
-            conditions, words = demand.conditions, demand.otherwise
-            fulfils = (await judge_conditions(conditions, words, [])).fulfils if conditions else ()
-            ended = demand.said(turn.key, words, fulfils, turn.since_at, now)
-        said = await self._store.say(ended)
+            fulfils = await _fulfilled(demand, demand.otherwise)
+            ended = demand.said_by_nobody(turn.key, fulfils, turn.since_at, now)
+        try:
+            said = await self._store.say(ended)
+        except StoreUnavailable as error:  # raised here it would come out in a group, which nobody waits for
+            troubles.append(error)
+            return
         if said is not None and said.is_new:
             what = "fails" if demand.otherwise is None else "is spoken otherwise"
             line = line_about(of_job(turn.key.job_id))
             logger.info("turn %s %s: nobody spoke within %g s", turn.key, what, demand.wait_s, extra=line)
             self._intake.hint(is_work=True)
+
+
+async def _fulfilled(demand: AwaitedTurn, words: str) -> tuple[int, ...]:
+    """Return the places of the conditions that a caller's words fulfil."""
+    if not demand.conditions:
+        return ()
+    read = read_words(words, demand.validation, has_markup=False)
+    return (await judge_conditions(demand.conditions, read, [])).fulfils
 
 
 def _known(turn: Turn, text: str) -> Turn:

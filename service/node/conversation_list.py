@@ -8,10 +8,11 @@ from typing import Final
 
 import msgspec
 
-from service.conversations.job import TurnKind
-from service.conversations.job_document import PostedHead
-from service.conversations.states import ConversationState, TurnState
-from service.store.conversation_rows import ConversationRow, TurnHead
+from service.conversations.document.job_document import PostedHead
+from service.conversations.job.job import TurnKind
+from service.conversations.job.states import ConversationState, TurnState
+from service.store.conversation_rows import ConversationRow
+from service.store.turn_rows import TurnHead
 
 WORDS: Final = 160  # characters of a text, in a list
 ENDING: Final = 300  # characters of why a turn failed

@@ -18,7 +18,7 @@ def is_shared(config: StoreConfig) -> bool:
 
 
 def schema_fault(config: StoreConfig, state_dir: Path) -> str | None:
-    """Return why this Roundhouse could not go on with the database as it is, None where it could; it is read alone.
+    """Return why this Roundhouse cannot take over the database as it is, or None; only reads.
 
     Raises:
         StoreError: it cannot be read, or is of a newer version.
@@ -39,6 +39,7 @@ def open_database(config: StoreConfig, state_dir: Path, models: Sequence[str]) -
     ``models`` are what this node serves.
 
     Raises:
+        StateUnusable: the database was written before 1.0.0.
         StoreError: the database is damaged, of a newer version, or cannot be reached.
     """
     if config.url == "memory":

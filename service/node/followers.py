@@ -5,7 +5,7 @@ from weakref import WeakValueDictionary
 
 import anyio
 
-from service.conversations.job import JobId
+from service.conversations.job.job import JobId
 
 
 class JobFollowers:

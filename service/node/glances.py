@@ -9,9 +9,15 @@ import anyio.to_thread
 import msgspec
 
 from service.conversations.callers import Caller
-from service.conversations.job import JobId
-from service.conversations.job_document import ConversationPlace, PostedHead, place_in, posted_conditions, posted_heads
-from service.conversations.states import ENDED_JOBS
+from service.conversations.document.job_document import (
+    ConversationPlace,
+    PostedHead,
+    place_in,
+    posted_conditions,
+    posted_heads,
+)
+from service.conversations.job.job import JobId
+from service.conversations.job.states import ENDED_JOBS
 from service.errors import ConversationNotFound
 from service.node.callers_turns import CallersTurns
 from service.node.conversation_list import (
@@ -26,10 +32,11 @@ from service.node.conversation_list import (
     texts_of,
 )
 from service.node.jobs import Jobs, JobView
-from service.store import conversation_rows, queries
+from service.store import conversation_rows, job_rows, turn_rows
 from service.store.awaited_turns import Which
-from service.store.conversation_rows import ConversationRow, TurnHead
+from service.store.conversation_rows import ConversationRow
 from service.store.store import Store
+from service.store.turn_rows import TurnHead
 
 MOST_KNOWN: Final = 8  # jobs
 MOST_CHARS: Final = 16_000_000  # of all of them
@@ -116,7 +123,7 @@ class Glances:
             StoreUnavailable: the database is in trouble.
         """
         owner = caller.owner
-        listed = await self._store.read(queries.jobs(None, limit, None, owner))
+        listed = await self._store.read(job_rows.listed, None, limit, None, owner)
         return [self._jobs.view_of(stored, await self._jobs.tallies.recent(stored)) for stored in listed]
 
     async def into(self, job_id: JobId, query: ListQuery, size: int) -> tuple[JobView, ListPage]:
@@ -132,7 +139,7 @@ class Glances:
         is_final = view.stored.state in ENDED_JOBS
         async with known.lock:
             if known.heads is None:
-                document = await self._store.read(queries.document(job_id))
+                document = await self._store.read(job_rows.document, job_id)
                 await anyio.to_thread.run_sync(known.read, document, limiter=self._one)
                 self._forget_oldest()
             if not known.is_final and (is_final or anyio.current_time() >= known.due_at):
@@ -149,11 +156,11 @@ class Glances:
     async def _refresh(self, job_id: JobId, known: _Known) -> None:
         """Read what is new; all who look into a job share it, and it costs a reader a twentieth of its time at most."""
         began_at = anyio.current_time()
-        fresh, total = await self._store.read(conversation_rows.turn_heads(job_id, known.number))
+        fresh, total = await self._store.read(turn_rows.heads, job_id, known.number)
         if known.counted + len(fresh) != total:  # another node has stored one with a smaller number since
             known.forget()
-            fresh, total = await self._store.read(conversation_rows.turn_heads(job_id, known.number))
-        rows = await self._store.read(conversation_rows.conversation_rows(job_id))
+            fresh, total = await self._store.read(turn_rows.heads, job_id, known.number)
+        rows = await self._store.read(conversation_rows.listed, job_id)
         await anyio.to_thread.run_sync(known.take, fresh, rows, limiter=self._one)
         ended_at = anyio.current_time()
         known.due_at = ended_at + max(FRESH_S, REST * (ended_at - began_at))
@@ -167,7 +174,7 @@ class Glances:
         which = Which(owner=caller.owner)
         turns = await callers.listed(which, 0, limit)
         places = [(turn.key.job_id, turn.key.conversation_id) for turn in turns]
-        said = await self._store.read(conversation_rows.last_heads(places))
+        said = await self._store.read(turn_rows.last_heads, places)
         return [
             AwaitedGlance(
                 job=turn.key.job_id,
@@ -192,7 +199,7 @@ class Glances:
             StoreUnavailable: the database is in trouble.
         """
         async with self._placing:  # a document may have many megabytes
-            document = await self._store.read(queries.document(job_id))
+            document = await self._store.read(job_rows.document, job_id)
             found = await anyio.to_thread.run_sync(place_in, document, conversation_id, limiter=self._one)
         if found is None:
             raise ConversationNotFound(job_id, conversation_id)

@@ -15,14 +15,14 @@ from typing import Final
 
 import anyio
 
-from service.conversations.job import Job, JobId, SpokenBy
-from service.conversations.log_fields import of_job
+from service.conversations.job.job import Job, JobId, SpokenBy
+from service.conversations.record.log_fields import of_job
 from service.errors import StoreUnavailable
 from service.node.resumed_jobs import ResumedJob, read_resumed_jobs
 from service.scheduling.admission import Piece
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.work import Pause
-from service.store import awaited_turns, queries
+from service.store import awaited_turns, job_rows
 from service.store.databases.database import Claim
 from service.store.records import NewJob, StoredJob
 from service.store.store import Store
@@ -87,13 +87,13 @@ class Intake:
     async def run(self) -> None:
         """Claim whenever there is room or a hint, and cancel what was cancelled elsewhere, until nothing is started."""
         claimed, self._claimed = self._claimed, ()
-        while not self._scheduler.is_closing:
+        while not self._scheduler.pauses.is_closing:
             hint, is_done = self._hint.next, True
             try:
                 await self.admit(claimed, self._epoch)
                 await self._cancel_wanted()
                 await self._take_words()
-                is_done = self._scheduler.paused_by is None  # a lone node is not told when it may go on
+                is_done = self._scheduler.pauses.detail is None  # a lone node is not told when it may go on
                 if is_done:
                     await self.claim_jobs()
             except StoreUnavailable as error:  # what could not be read comes with a later claim
@@ -132,12 +132,12 @@ class Intake:
                     await self._store.forget_all_claims()
             finally:
                 self._is_starting_over = False
-                self._scheduler.unpause(Pause.LEASE)
+                self._scheduler.pauses.unpause(Pause.LEASE)
                 self.hint(is_work=True)
 
     async def claim_jobs(self, job_id: JobId | None = None) -> None:
         """Claim what there is room for, or only what is of one job, and go on with it."""
-        if self._scheduler.is_closing or self._is_starting_over:
+        if self._scheduler.pauses.is_closing or self._is_starting_over:
             return
         if not self._is_shared:
             await self._take(tuple(self._models), None, job_id)
@@ -180,14 +180,14 @@ class Intake:
 
         ``hopeless`` is that of a model that no node will ever serve: its turns are ended, with the reason.
         """
-        if self._scheduler.paused_by is not None:
+        if self._scheduler.pauses.detail is not None:
             return {}
         view = self._scheduler.view
         rooms: dict[str, int] = {}
         for model in self._models:
             slots, coming = view.slots(model), 0
             if not slots:  # a model that is not loaded is, once turns of it are here
-                slots = coming = self._scheduler.slots_on_demand(model)
+                slots = coming = self._scheduler.fleet.slots_on_demand(model)
             if view.is_hopeless(model):
                 rooms[model] = hopeless
             elif slots:
@@ -210,7 +210,7 @@ class Intake:
         """Let conversations that run here go on with what callers have said."""
         if not self._has_callers:
             return
-        said = await self._store.read(awaited_turns.said_to(self._store.node_id))
+        said = await self._store.read(awaited_turns.said_to, self._store.node_id)
         heard = [turn for turn in said if self._scheduler.view.waits_for_caller(turn.key)]
         if heard:
             self._store.forget_said_nowait([turn.key for turn in heard])
@@ -220,7 +220,7 @@ class Intake:
         if not self._is_shared:
             return
         live = set(self._scheduler.view.jobs())
-        for job_id in await self._store.read(queries.to_cancel()):
+        for job_id in await self._store.read(job_rows.to_cancel):
             if job_id in live:
                 self._scheduler.cancel(job_id)
             await self._take([], None, job_id)  # ending what no node runs needs no model
@@ -236,7 +236,7 @@ class Intake:
         self._note_new(new.job.id)
         epoch = self._epoch
         stored, claimed, is_new = await self._store.post(new, claims=claims)
-        if not self._scheduler.is_closing:  # else the next life admits it
+        if not self._scheduler.pauses.is_closing:  # else the next life admits it
             if claimed and self._may_admit(claimed, epoch):
                 self._admit_piece(Piece(job=new.job, inherited=new.inherited, words=new.words))
             self.hint(is_work=not claims)

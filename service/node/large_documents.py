@@ -1,7 +1,7 @@
 """Handles large documents in threads, one of each key at a time: threads share the interpreter with the event loop."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
 import anyio
@@ -9,11 +9,12 @@ import anyio.to_thread
 
 from service.conversations.callers import Caller
 
+SMALL_BYTES: Final = 16 * 1024  # size up to which a thread would take longer to start than the work takes
 T = TypeVar("T")
 
 
 class LargeDocuments:
-    """Gives each key a thread of its own. Several of one key would slow the event loop as many times as there are."""
+    """Gives each key one thread. With several, one key could slow the event loop several times over."""
 
     def __init__(self) -> None:
         self._limiters: WeakValueDictionary[str | None, anyio.CapacityLimiter] = WeakValueDictionary()
@@ -22,8 +23,14 @@ class LargeDocuments:
         return f"<LargeDocuments keys={list(self._limiters)}>"
 
     async def handle(self, caller: Caller, function: Callable[..., T], *arguments: object) -> T:
-        """Return the value that a function returns for a document; it runs in a thread, after those of the same key."""
+        """Return a function's value for a document; it runs in a thread, after those of the same key."""
         limiter = self._limiters.get(caller.name)
         if limiter is None:
             self._limiters[caller.name] = limiter = anyio.CapacityLimiter(1)
         return await anyio.to_thread.run_sync(function, *arguments, limiter=limiter)
+
+    async def handle_sized(self, caller: Caller, size: int, function: Callable[..., T], *arguments: object) -> T:
+        """Return the same, without a thread for a document of at most ``SMALL_BYTES``."""
+        if size <= SMALL_BYTES:
+            return function(*arguments)
+        return await self.handle(caller, function, *arguments)

@@ -14,14 +14,15 @@ import msgspec
 from service.config.schema import Config, StoreConfig, rules_of
 from service.config.secrets import child_environment
 from service.config.tools import Equipment, open_tools
-from service.conversations.job_faults import JobRules
-from service.conversations.states import TurnState
+from service.conversations.document.job_faults import JobRules
+from service.conversations.job.states import TurnState
 from service.errors import ServiceError, StoreUnavailable
 from service.node.adapters import Adapters
 from service.node.callers_turns import CallersTurns
 from service.node.database_choice import is_shared, open_database
 from service.node.followers import JobFollowers
 from service.node.intake import Intake
+from service.node.job_door import JobDoor
 from service.node.jobs import Jobs
 from service.node.live_config import LiveConfig, queue_rules
 from service.node.prompt_history import PromptHistory
@@ -31,8 +32,8 @@ from service.node.timelines import Timelines
 from service.node.tool_catalog import ToolCatalog, ToolRunnersOfModel
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.scheduler import Scheduler
-from service.store.databases.sqlite import own_folder
 from service.store.news import Alone, Neighbours, NodeReport, StoreEvent, Tell
+from service.store.state_folder import own_folder
 from service.store.store import Store, open_store
 from service.telemetry.metrics import Metrics
 from service.telemetry.past_hour import PastHour
@@ -65,6 +66,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: Scheduler
     store: Store
     intake: Intake
+    door: JobDoor
     jobs: Jobs
     prompts: PromptHistory
     callers: CallersTurns
@@ -96,7 +98,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     async def shut_down(self, drain_s: float, hurry: anyio.Event) -> None:
         """Admit nothing new, give turns in flight ``drain_s``, then stop every engine; ``hurry`` cuts it short."""
-        self.jobs.close()
+        self.door.close()
+        self.jobs.watch.close()
         self.scheduler.close_nowait()
         self.intake.hint(is_work=True)  # it ends with the scheduler's closing
         self.fleet.drain_nowait(STOPPING)
@@ -223,7 +226,7 @@ async def open_node(
             )
             rules = partial(_rules, live, adapters, neighbours)
             catalog = ToolCatalog(runners_of(tools), adapters.names)
-            jobs = Jobs(store, scheduler, intake, followers, neighbours, rules, catalog)
+            door = JobDoor(store, scheduler, intake, rules, catalog)
             unwanted = [child for child in left.children if child not in tools.adopted.values()]
             adoption = await fleet.inherit(left.fleet, unwanted) if left.fleet is not None else None
             trace = tracing(config.telemetry, telemetry, fleet, scheduler, store.node_id)
@@ -233,7 +236,8 @@ async def open_node(
                     scheduler=scheduler,
                     store=store,
                     intake=intake,
-                    jobs=jobs,
+                    door=door,
+                    jobs=Jobs(store, scheduler, intake, followers, neighbours, rules),
                     prompts=prompts,
                     callers=CallersTurns(store, scheduler, intake, is_shared=cluster is not None),
                     timelines=Timelines(store, scheduler, fleet),

@@ -3,36 +3,39 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
-from service.conversations.discussion import Utterance
-from service.conversations.heritage import with_formers
-from service.conversations.job import Agent, Job, TurnKey, TurnKind
-from service.conversations.job_parser import parse_stored
-from service.conversations.prompt_messages import agent_request
-from service.conversations.prompt_record import PromptRecord, restore_exchanges
-from service.conversations.transcript import Attempt, Origin, Turn
-from service.conversations.wording import ConversationWords
+from service.conversations.document.job_parser import parse_stored
+from service.conversations.job.job import Agent, Job, TurnKey, TurnKind
+from service.conversations.job.wording import ConversationWords
+from service.conversations.record.heritage import with_formers
+from service.conversations.record.transcript import Attempt, Origin, Turn
+from service.conversations.talk.discussion import Utterance
+from service.conversations.talk.prompt_messages import agent_request
+from service.conversations.talk.prompt_record import PromptRecord, restore_exchanges
 from service.errors import JobNotFound, TurnNotFound
-from service.scheduling.jobs.prompts import REJECTED, JobPrompts
+from service.scheduling.jobs.prompts import JobPrompts
 from service.scheduling.scheduler import Scheduler
-from service.store import heirs, memory_cuts, queries
+from service.store import conversation_rows, heirs, job_rows, turn_rows
 from service.store.databases.database import Connection
 from service.store.records import MemoryCut
 from service.store.store import Store
-from transport.request import Constraint, Message, Thought
+from transport.request import Constraint, Message
+from workers.outcome import FailureReason
 from workers.requests.prompts.render import ToolBudget, render_messages
 from workers.requests.request import CONSTRAINTS
 
+INVALID: Final = FailureReason.INVALID_ANSWER  # reason of an attempt whose answer was rejected
 Constrain = Callable[[str, Constraint], Mapping[str, object]]
 
 
 class AskedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt's prompt as its engine was sent it last: after the calls of its tools, where there were any.
 
-    ``messages`` None: an older version asked, and kept nothing of it.
+    ``messages`` is None if it is not known: a turn was inherited from a job that was deleted since.
     """
 
     messages: Sequence[Message] | None
@@ -91,8 +94,7 @@ class PromptHistory:
         attempts = list(turn.attempts) if turn is not None else []
         if running is not None and kind is TurnKind.TURN and (turn is None or turn.finished_at is None):
             attempts.append(running)
-        spoken = [each for each in stored.turns if each.is_heard]
-        return list(self._asked(stored, key, turn, attempts, spoken))
+        return list(self._asked(stored, key, turn, attempts))
 
     async def _of_source(self, turn: Turn, origin: Origin) -> list[AskedPrompt]:
         """Return the prompts of an inherited turn, where it was spoken; of a job that was deleted none is known."""
@@ -113,7 +115,7 @@ class PromptHistory:
         stored = await self._store.read(partial(_read, key=key, adapters=dict(self._adapters())))
         _check(stored.job, key)
         prompts = JobPrompts(stored.job)
-        prompts.hear_again(each for each in stored.turns if each.is_heard)
+        prompts.hear_again(stored.turns)
         words = prompts.discussion(key.conversation_id).heard_by(prompts.agent(key), key.round)
         return prompts.conversations[key.conversation_id].prompt, words
 
@@ -123,15 +125,14 @@ class PromptHistory:
         key: TurnKey,
         turn: Turn | None,
         attempts: Sequence[Attempt],
-        spoken: Sequence[Turn],
     ) -> Iterator[AskedPrompt]:
         prompts = JobPrompts(stored.job)
         prompts.memories.resume(stored.cuts)
-        prompts.hear_again(spoken)
+        prompts.hear_again(stored.turns)
         is_summary = turn is not None and turn.kind is TurnKind.SUMMARY
         reader = self._reader_of(prompts, key) if is_summary else key
         agent = prompts.memories.summarizer(reader) if is_summary else prompts.agent(key)
-        rejected = [(each.text, each.detail or "") for each in attempts if each.reason in REJECTED]
+        rejected = [(each.text, each.detail or "") for each in attempts if each.reason == INVALID]
         heritage = prompts.conversations[key.conversation_id].heritage
         is_lost = heritage is not None and heritage.is_lost  # nobody knows what was said before
         for attempt in attempts:
@@ -180,20 +181,19 @@ class PromptHistory:
             params["tool_choice"] = "none"
         if constrained_by in params or agent.validation is None:
             return params
-        asked_before = Thought.OPTIONAL if agent.markup else Thought.NONE
-        constraint = agent.validation.constraint(asked_before if record.thought is None else record.thought)
+        constraint = agent.validation.constraint(record.thought)
         return params | dict(self._constrain(agent.model, constraint) if constraint is not None else {})
 
 
 def _read(connection: Connection, key: TurnKey, adapters: Mapping[str, str]) -> _Conversation:
-    conversation = queries.conversation(key.job_id, key.conversation_id)(connection)
-    job = parse_stored(queries.document(key.job_id)(connection), key.job_id, adapters)
-    heritages = heirs.heritages(key.job_id, [key.conversation_id])(connection)
+    conversation = conversation_rows.record(connection, key.job_id, key.conversation_id)
+    job = parse_stored(job_rows.document(connection, key.job_id), key.job_id, adapters)
+    heritages = heirs.heritages(connection, key.job_id, [key.conversation_id])
     if heritages:
         conversations = (replace(each, heritage=heritages.get(each.id)) for each in job.conversations)
         job = replace(job, conversations=tuple(conversations))
-    cuts = memory_cuts.of_conversations(key.job_id, [key.conversation_id])(connection)
-    words = queries.words(key.job_id, [key.conversation_id])(connection)
+    cuts = turn_rows.memory_cuts(connection, key.job_id, [key.conversation_id])
+    words = conversation_rows.words(connection, key.job_id, [key.conversation_id])
     return _Conversation(job=job, words=words.get(key.conversation_id), turns=conversation.turns, cuts=cuts)
 
 

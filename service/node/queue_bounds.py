@@ -80,13 +80,13 @@ class QueueBounds:
         coming = self._coming[name]  # of before the look: what is stored meanwhile is in both
         now = time.monotonic()
         is_old = now - self._looked_at.get(name, -LOOK_S) >= LOOK_S
-        if is_old or self._waiting[name] + coming + self._scheduler.requests.waiting_of(name) > most:
+        if is_old or self._waiting[name] + coming + self._scheduler.requests.queue.waiting_of(name) > most:
             posted = self._posted[name]
-            unfinished = await self._store.read(usage.unfinished_of(name))
+            unfinished = await self._store.read(usage.unfinished_of, name)
             since = self._posted[name] - posted  # it may or may not have been there yet
             self._waiting[name] = unfinished - self._in_flight_of(name) + since
             self._looked_at[name] = now
-        waiting = self._waiting[name] + coming + self._scheduler.requests.waiting_of(name)
+        waiting = self._waiting[name] + coming + self._scheduler.requests.queue.waiting_of(name)
         if waiting > most:
             raise TooMuchQueued(f"with these {waiting} turns of {name} would wait, and {most} may (queued)")
 
@@ -94,4 +94,4 @@ class QueueBounds:
         in_flight = self._scheduler.view.in_flight_by_job().items()
         requests = self._scheduler.requests
         jobs = ((job_id, count) for job_id, count in in_flight if job_id not in requests)
-        return sum(count for job_id, count in jobs if self._scheduler.owner(job_id) == name)
+        return sum(count for job_id, count in jobs if self._scheduler.works.owner(job_id) == name)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import anyio
 import anyio.to_thread
 
-from service.config.reload_plan import ReloadPlan, plan_reload
+from service.config.reload_plan import ReloadPlan, keep_parts, plan_reload
 from service.config.source import LoadedConfig
 from service.conversations.callers import shares_of
 from service.errors import ConfigError, ConfigRefused, Fault, ReloadNeedsRestart, ShuttingDown
@@ -72,10 +72,10 @@ class Reloader:
             return plan
 
     async def _reload(self) -> ReloadPlan:
-        if self._node.scheduler.is_closing:
+        if self._node.scheduler.pauses.is_closing:
             raise ShuttingDown("the service is stopping, and its next start reads the configuration")
         try:
-            new = await anyio.to_thread.run_sync(self._load)
+            new = keep_parts(self._loaded, await anyio.to_thread.run_sync(self._load))
         except (ConfigError, WorkerError, OSError) as error:  # all that a start would have ended with
             raise ConfigRefused(_faults_of(str(error))) from error
         plan = plan_reload(self._loaded, new, self._node.adapters.names())
@@ -94,7 +94,7 @@ class Reloader:
         specs = [replace(spec, state_dir=node.state_dir) for spec in node.tools.equipped(new.specs)]
         node.live.replace(new.config, specs, shares)
         node.catalog.change(runners_of(node.tools))
-        node.scheduler.requests.rules = queue_rules(new.config)
+        node.scheduler.requests.queue.rules = queue_rules(new.config)
         node.fleet.want(specs)
         node.scheduler.requests.end_waiting_for(plan.removed)
         node.fleet.lanes.follow(new.config.scheduling.swap)

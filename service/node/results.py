@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ import anyio.to_thread
 import msgspec
 from msgspec import Struct
 
+from service.conversations.document.job_document import PostedValues, posted_values
 from service.formats.result_form import ResultForm
 from service.node.jobs import Jobs
 from service.store.records import StoredJob
@@ -19,6 +20,7 @@ from service.store.records import StoredJob
 COLUMNS: Final = (
     *("job", "conversation", "round", "agent", "state", "reason", "detail", "text", "worker"),
     *("prompt_tokens", "cached_tokens", "completion_tokens", "started_at", "finished_at", "kind", "inherited"),
+    *("finish_reason", "findings"),
 )
 MOST_NAMES: Final = 200  # of metadata and of variables that have columns of their own
 FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r")
@@ -29,8 +31,8 @@ async def result_pieces(jobs: Jobs, stored: StoredJob, form: ResultForm) -> Asyn
     """Yield the result of a job that has ended, which may be larger than our memory."""
     transcripts = jobs.transcripts(stored.id)
     if form is ResultForm.CSV:
-        document = await jobs.document(stored.id, "all")
-        pieces = csv_rows(stored.id, await anyio.to_thread.run_sync(msgspec.json.decode, document), transcripts)
+        posted = await anyio.to_thread.run_sync(posted_values, await jobs.document(stored.id, "all"))
+        pieces = csv_rows(stored.id, posted, transcripts)
     elif form is ResultForm.JSONL:
         pieces = _lines(transcripts)
     else:
@@ -91,6 +93,8 @@ class _Turn(Struct):
     finished_at: str | None = None
     kind: str = ""
     inherited: _Origin | None = None
+    finish_reason: str | None = None
+    findings: tuple[str, ...] = ()
 
 
 class _Transcript(Struct):
@@ -101,18 +105,18 @@ class _Transcript(Struct):
 _decode = msgspec.json.Decoder(_Transcript).decode
 
 
-async def csv_rows(job_id: str, document: Mapping[str, Any], transcripts: Transcripts) -> AsyncIterator[bytes]:
+async def csv_rows(job_id: str, posted: Sequence[PostedValues], transcripts: Transcripts) -> AsyncIterator[bytes]:
     """Yield a heading and the rows of each conversation, in the order of the job's document.
 
-    What the document says of conversations in ``metadata`` and ``variables`` stands in columns behind the others.
+    The ``metadata`` and ``variables`` of conversations stand in columns behind the others.
     """
-    posted = [given if isinstance(given, dict) else {} for given in document.get("conversations") or ()]
-    named = [(field, name) for field in ("metadata", "variables") for name in _names(posted, field)]
+    values = {"metadata": [each.metadata for each in posted], "variables": [each.variables or {} for each in posted]}
+    named = [(field, name) for field, of_all in values.items() for name in _names(of_all)]
     yield _line((*COLUMNS, *(f"{field}.{name}" for field, name in named)))
-    places = iter(posted)
+    place = -1
     async for pieces in transcripts:
-        transcript, given = _decode(b"".join(pieces)), next(places, {})
-        own = [_cell((given.get(field) or {}).get(name)) for field, name in named]
+        transcript, place = _decode(b"".join(pieces)), place + 1
+        own = [_cell(values[field][place].get(name)) for field, name in named]
         for turn in transcript.turns:
             origin = turn.inherited
             yield _line(
@@ -121,16 +125,16 @@ async def csv_rows(job_id: str, document: Mapping[str, Any], transcripts: Transc
                     *(turn.text, turn.worker, turn.usage.prompt_tokens, turn.usage.cached_tokens),
                     *(turn.usage.completion_tokens, turn.started_at, turn.finished_at, turn.kind),
                     None if origin is None else f"{origin.job}/{origin.conversation}",
+                    *(turn.finish_reason, " ".join(turn.findings) or None),
                     *own,
                 )
             )
         await anyio.lowlevel.checkpoint()
 
 
-def _names(conversations: Sequence[Mapping[str, Any]], field: str) -> list[str]:
-    """Return the names that conversations have in a field, in the order in which they come first."""
-    fields = (each.get(field) for each in conversations)
-    return list(dict.fromkeys(chain.from_iterable(each for each in fields if isinstance(each, dict))))[:MOST_NAMES]
+def _names(values: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names that conversations have values for, in the order in which they come first."""
+    return list(dict.fromkeys(chain.from_iterable(values)))[:MOST_NAMES]
 
 
 def _cell(value: object) -> object:

@@ -7,14 +7,14 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from service.conversations.job import Conversation, Heritage, Job, JobId
-from service.conversations.job_document import with_conversations
-from service.conversations.job_parser import parse_stored
-from service.conversations.log_fields import of_job
-from service.conversations.transcript import Turn, UnfinishedTurn
-from service.conversations.wording import ConversationWords
+from service.conversations.document.job_document import with_conversations
+from service.conversations.document.job_parser import parse_stored
+from service.conversations.job.job import Conversation, Heritage, Job, JobId
+from service.conversations.job.wording import ConversationWords
+from service.conversations.record.log_fields import of_job
+from service.conversations.record.transcript import Turn, UnfinishedTurn
 from service.errors import InvalidJob, JobNotFound
-from service.store import given_up, heirs, memory_cuts, queries
+from service.store import conversation_rows, heirs, job_rows, turn_rows
 from service.store.databases.database import Connection
 from service.store.records import GivenUp, MemoryCut
 from workers.log_context import line_about
@@ -36,7 +36,7 @@ class ResumedJob(msgspec.Struct, frozen=True, kw_only=True):
     job: Job
     ended: Sequence[Turn]
     unfinished: Sequence[UnfinishedTurn]
-    words: Mapping[str, ConversationWords | None]
+    words: Mapping[str, ConversationWords]
     is_cancelled: bool
     cuts: Sequence[MemoryCut] = ()
     given_up: Sequence[GivenUp] = ()
@@ -56,14 +56,14 @@ def read_resumed_jobs(
     resumed: list[ResumedJob] = []
     for job_id, names in wanted.items():
         try:
-            stored = queries.job(job_id)(connection)
+            stored = job_rows.job(connection, job_id)
         except JobNotFound:
             logger.warning("job %s was deleted as it was claimed", job_id, extra=line_about(of_job(job_id)))
             continue
         try:
             read, is_whole = known.get(job_id), True
             if read is None:
-                document = queries.document(job_id)(connection)
+                document = job_rows.document(connection, job_id)
                 is_whole = BY_CALLER not in document
                 needed = document if is_whole else with_conversations(document, names, are_named=True).decode()
                 read = replace(parse_stored(needed, job_id, adapters), owner=stored.owner)
@@ -72,19 +72,19 @@ def read_resumed_jobs(
             logger.error("job %s waits for a version of Roundhouse that can read it: %s", job_id, error, extra=line)  # noqa: TRY400
             continue
         mine = frozenset(names)
-        heritages = heirs.heritages(job_id, mine)(connection)
-        before = heirs.inherited(job_id, heritages)(connection) if heritages else []
+        heritages = heirs.heritages(connection, job_id, mine)
+        before = heirs.inherited(connection, job_id, heritages) if heritages else []
         conversations = (each for each in read.conversations if each.id in mine)
         resumed.append(
             ResumedJob(
                 whole=read if is_whole else None,
                 job=replace(read, conversations=tuple(_with_heritage(each, heritages) for each in conversations)),
-                ended=[*before, *queries.turns(job_id, names)(connection)],
-                unfinished=queries.unfinished_turns(job_id, names)(connection),
-                words=queries.words(job_id, names)(connection),
+                ended=[*before, *turn_rows.ended(connection, job_id, names)],
+                unfinished=turn_rows.unfinished(connection, job_id, names),
+                words=conversation_rows.words(connection, job_id, names),
                 is_cancelled=stored.is_cancel_requested,
-                cuts=memory_cuts.of_conversations(job_id, mine)(connection),
-                given_up=given_up.of_job(job_id)(connection),
+                cuts=turn_rows.memory_cuts(connection, job_id, mine),
+                given_up=job_rows.given_up(connection, job_id),
             )
         )
     return resumed

@@ -9,8 +9,8 @@ from typing import Final
 import anyio
 
 from service.config.schema import StoreConfig
-from service.conversations.job import JobId
-from service.conversations.transcript import rfc3339
+from service.conversations.job.job import JobId
+from service.conversations.record.transcript import rfc3339
 from service.errors import StoreUnavailable
 from service.store import heirs, usage
 from service.store.databases.database import Connection

@@ -1,16 +1,22 @@
-"""Recorded conversations with which those of a posted job begin: looked up, and fixed as it is posted."""
+"""The sources of forks: recorded conversations, looked up and fixed when a job is posted."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import anyio.to_thread
 import msgspec
 from msgspec.structs import replace
 
 from service.conversations.callers import Caller, KeyScope
-from service.conversations.dependencies import dependencies_of
-from service.conversations.heritage import (
+from service.conversations.document.job_document import with_conversations
+from service.conversations.document.job_parser import accepted_job
+from service.conversations.document.reading import read_stored
+from service.conversations.document.spec import JobSpec
+from service.conversations.job.job import Conversation, Heritage, Job, JobId
+from service.conversations.job.until import Until
+from service.conversations.job.wording import ConversationWords
+from service.conversations.record.heritage import (
     Cut,
     CutFault,
     Recorded,
@@ -20,40 +26,35 @@ from service.conversations.heritage import (
     shares_of,
     silent_turns,
 )
-from service.conversations.job import Conversation, Heritage, Job, JobId
-from service.conversations.job_document import with_conversations
-from service.conversations.job_parser import parse_stored
-from service.conversations.spec import FromSpec
-from service.conversations.transcript import Turn
-from service.conversations.turn_order import Place, speaking_order
-from service.conversations.until import Until
-from service.conversations.wording import ConversationWords
+from service.conversations.record.transcript import Turn
+from service.conversations.talk.dependencies import dependencies_of
+from service.conversations.talk.turn_order import Place, speaking_order
 from service.errors import Fault, InvalidJob, JobNotFound
 from service.scheduling.jobs.prompts import JobPrompts
-from service.store import heirs, queries
+from service.store import conversation_rows, heirs, job_rows
 from service.store.databases.database import Connection
 from service.store.store import Store
 
-MOST_SOURCES: Final = 1000  # conversations that one job begins with
+MOST_SOURCES: Final = 1000  # recorded conversations that one job forks
 Named = tuple[JobId, str]  # a conversation
-SourceOf = Mapping[int, "Source"]  # by the place of the conversation in its job
+SourceOf = Mapping[int, "Source"]  # keyed by the conversation's place in its job
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """A recorded conversation, and how it was posted: ``prompt`` and ``variables`` as they were written."""
+    """A recorded conversation, with its ``prompt`` and ``variables`` as they were posted."""
 
     recorded: Recorded
     prompt: str
     variables: Mapping[str, object] | None
 
     @property
-    def size(self) -> int:
-        """The bytes of what a conversation takes over."""
-        return len(msgspec.json.encode((self.prompt, self.variables)))
+    def sizes(self) -> tuple[int, int]:
+        """The bytes that a fork takes over: without a prompt of its own, and with one."""
+        return len(msgspec.json.encode((self.prompt, self.variables))), len(msgspec.json.encode(self.variables))
 
 
 class JobBegun(msgspec.Struct, frozen=True, kw_only=True):
-    """A job whose conversations know what they inherit, whose turns these are, the turns, and the words around them.
+    """A job whose conversations know their heritage, with the inherited turns, their origins and the words around them.
 
     ``inherited`` are turns as their sources have them, by the conversations that begin with them: heirs share them.
     """
@@ -65,12 +66,12 @@ class JobBegun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def turns(self) -> int:
-        """The number of turns that are inherited, those of several heirs each time."""
+        """The number of inherited turns; a turn counts once for each heir."""
         return sum(map(len, self.inherited.values()))
 
 
 class Sources:
-    """Reads recorded conversations; ``adapters`` gives the names of adapters, each with its model."""
+    """Reads recorded conversations; ``adapters`` returns the names of adapters with their models."""
 
     def __init__(self, store: Store, adapters: Callable[[], Mapping[str, str]]) -> None:
         self._store = store
@@ -79,17 +80,17 @@ class Sources:
     def __repr__(self) -> str:
         return f"<Sources of {self._store!r}>"
 
-    async def read(self, document: object, caller: Caller, most_bytes: int) -> SourceOf:
-        """Return the sources of a document's conversations; one that is malformed is left to whoever judges it.
+    async def read(self, spec: JobSpec, caller: Caller, most_bytes: int) -> SourceOf:
+        """Return the sources of a job's conversations.
 
-        They are read one job after the other, until they have more than ``most_bytes`` together.
+        They are read job by job, and refused once they have more than ``most_bytes`` together.
 
         Raises:
-            JobNotFound: a job is not there, or not the caller's to read.
+            JobNotFound: a job does not exist, or the caller may not read it.
             ConversationNotFound: a job has no such conversation.
             InvalidJob: there are too many, or they are too large.
         """
-        wanted = dict(_cuts(document))
+        wanted = dict(_cuts(spec))
         if not wanted:
             return {}
         names = dict.fromkeys((cut.job, cut.conversation) for cut in wanted.values())
@@ -97,7 +98,7 @@ class Sources:
             message = f"{len(names)} recorded conversations are more than {MOST_SOURCES}"
             raise InvalidJob([Fault(path="conversations", message=message)])
         for job_id in dict.fromkeys(job_id for job_id, _ in names):
-            owner = await self._store.read(queries.owner(job_id))
+            owner = await self._store.read(job_rows.owner, job_id)
             if not caller.may(KeyScope.READ) or not caller.sees(owner):
                 raise JobNotFound(job_id)
         by_job: dict[JobId, list[str]] = {}
@@ -116,55 +117,52 @@ class Sources:
             read |= found.sources
         return {place: read[cut.job, cut.conversation] for place, cut in wanted.items()}
 
-    async def inherit_turns(self, job: Job, document: object, sources: SourceOf, most: int) -> JobBegun:
-        """Let the conversations of a job inherit what they are from, at most so many turns together.
+    async def inherit_turns(self, job: Job, spec: JobSpec, sources: SourceOf, most: int) -> JobBegun:
+        """Let the conversations of a job inherit turns of their sources, at most ``most`` together.
 
         Raises:
-            InvalidJob: a round is not recorded yet, nothing is left to say, they do not go together, or it is too much.
+            InvalidJob: a round is not recorded yet, no turn is left, a source does not fit, or it is too much.
         """
-        return await anyio.to_thread.run_sync(_inherited, job, dict(_cuts(document)), sources, most)
+        return await anyio.to_thread.run_sync(_inherited, job, dict(_cuts(spec)), sources, most)
 
 
-def with_prompts(document: object, sources: SourceOf, most_bytes: int) -> object:
-    """Return a document whose conversations have the prompts and variables of those that they are from, if none.
+def with_prompts(spec: JobSpec, sources: SourceOf, most_bytes: int) -> JobSpec:
+    """Return a job whose conversations have the variables of their sources, and their prompts if they have none.
+
+    Their own variables replace those of the same names.
 
     Raises:
-        InvalidJob: these have more than ``most_bytes`` together: each conversation is stored with its own.
+        InvalidJob: they have more than ``most_bytes`` together; each conversation is stored with its own copy.
     """
-    if not sources or not isinstance(document, dict):
-        return document
-    conversations = list(document["conversations"])
-    sizes = {name: source.size for name, source in {id(each): each for each in sources.values()}.items()}
+    conversations = list(spec.conversations)
+    sizes = {name: source.sizes for name, source in {id(each): each for each in sources.values()}.items()}
     taken = 0
     for place, source in sources.items():
         given = conversations[place]
-        if given.get("prompt") is None and isinstance(given.get("variables") or {}, dict):
-            taken += sizes[id(source)]
-            if taken > most_bytes:
-                message = f"prompts of recorded conversations have more than limits.body_bytes = {most_bytes} together"
-                raise InvalidJob([Fault(path=f"conversations[{place}].from", message=message)])
-            variables = {**(source.variables or {}), **(given.get("variables") or {})}
-            conversations[place] = {**given, "prompt": source.prompt}
-            if variables or source.variables is not None:
-                conversations[place]["variables"] = variables
-    return {**document, "conversations": conversations}
-
-
-def _cuts(document: object) -> Iterator[tuple[int, Cut]]:
-    conversations = document.get("conversations") if isinstance(document, dict) else None
-    for place, given in enumerate(conversations if isinstance(conversations, list) else ()):
-        if not isinstance(given, dict) or not isinstance(given.get("from"), dict):
+        has_prompt = given.prompt is not None
+        if has_prompt and not source.variables:
             continue
-        try:
-            spec = FromSpec.model_validate(given["from"])
-        except ValueError:
-            continue  # the whole job is told so
-        before = None if spec.before is None else (spec.before.agent, spec.before.round)
-        yield place, Cut(job=JobId(spec.job), conversation=spec.conversation, rounds=spec.rounds, before=before)
+        taken += sizes[id(source)][has_prompt]
+        if taken > most_bytes:
+            message = f"prompts of recorded conversations have more than limits.body_bytes = {most_bytes} together"
+            raise InvalidJob([Fault(path=f"conversations[{place}].from", message=message)])
+        inherited: dict[str, object] = {} if has_prompt else {"prompt": source.prompt}
+        variables = {**(source.variables or {}), **(given.variables or {})}
+        if variables or source.variables is not None:
+            inherited["variables"] = variables
+        conversations[place] = given.model_copy(update=inherited)
+    return spec.model_copy(update={"conversations": conversations}) if sources else spec
+
+
+def _cuts(spec: JobSpec) -> Iterator[tuple[int, Cut]]:
+    for place, given in enumerate(each.source for each in spec.conversations):
+        if given is not None:
+            before = None if given.before is None else (given.before.agent, given.before.round)
+            yield place, Cut(job=JobId(given.job), conversation=given.conversation, rounds=given.rounds, before=before)
 
 
 class _SourcesRead(msgspec.Struct, frozen=True):
-    """Conversations of one job, and the bytes of its document as far as it is theirs, and of their words."""
+    """Conversations of one job, and the bytes of their parts of its document and of their turns."""
 
     sources: Mapping[Named, Source]
     size: int
@@ -173,26 +171,27 @@ class _SourcesRead(msgspec.Struct, frozen=True):
 def read_sources(
     connection: Connection, job_id: JobId, names: Sequence[str], adapters: Mapping[str, str], most: int
 ) -> _SourcesRead | None:
-    """Read recorded conversations of a job at one moment; None if they have more than ``most`` bytes.
+    """Read recorded conversations of a job in one transaction; None if they have more than ``most`` bytes.
 
     Raises:
         JobNotFound: the job is not there.
         ConversationNotFound: it has no such conversation.
     """
-    alone = with_conversations(queries.document(job_id)(connection), names, are_named=True).decode()
+    alone = with_conversations(job_rows.document(connection, job_id), names, are_named=True).decode()
     size = len(alone)
     records = {}
     for name in names:
         if size > most:
             return None
-        records[name] = queries.conversation(job_id, name)(connection)
+        records[name] = conversation_rows.record(connection, job_id, name)
         size += sum(len(turn.text) for turn in records[name].turns)
     if size > most:
         return None
-    job, posted = parse_stored(alone, job_id, adapters), {each["id"]: each for each in _posted(alone)}
+    spec = read_stored(alone)
+    job, posted = accepted_job(spec, job_id, adapters), {each.id: each for each in spec.conversations}
     conversations = {each.id: each for each in job.conversations}
-    heritages = heirs.heritages(job_id, names)(connection)
-    words = queries.words(job_id, names)(connection)
+    heritages = heirs.heritages(connection, job_id, names)
+    words = conversation_rows.words(connection, job_id, names)
     found = {
         (job_id, name): Source(
             recorded=Recorded(
@@ -202,17 +201,12 @@ def read_sources(
                 turns=records[name].turns,
                 words=words.get(name),
             ),
-            prompt=posted[name]["prompt"],
-            variables=posted[name].get("variables"),
+            prompt=posted[name].prompt or "",
+            variables=posted[name].variables,
         )
         for name in names
     }
     return _SourcesRead(found, size)
-
-
-def _posted(text: str) -> list[dict[str, Any]]:
-    conversations: list[dict[str, Any]] = msgspec.json.decode(text)["conversations"]
-    return conversations
 
 
 def _inherited(job: Job, cuts: Mapping[int, Cut], sources: SourceOf, most: int) -> JobBegun:
@@ -249,7 +243,7 @@ def _inherited(job: Job, cuts: Mapping[int, Cut], sources: SourceOf, most: int) 
 
 
 class _Begun:
-    """The answers about each cut of a source, found once for all heirs that begin with it."""
+    """The answers about each fork point, found once for all heirs that begin there."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -258,23 +252,23 @@ class _Begun:
         self._speakers: dict[tuple[Cut, int], tuple[Until, tuple[str, ...]]] = {}
 
     def cut(self, cut: Cut, recorded: Recorded, rounds: int) -> tuple[Heritage, Sequence[Turn]]:
-        """Return the heritage of a conversation with so many rounds, and its turns.
+        """Return the heritage of a conversation of ``rounds`` rounds, and its turns.
 
         Raises:
-            CutFault: they do not go together.
+            CutFault: the conversation and its source do not fit.
         """
         if (cut, rounds) not in self._cuts:
             self._cuts[cut, rounds] = inherit(cut, recorded, self._job, rounds)
         return self._cuts[cut, rounds]
 
     def shares(self, taken: Sequence[Turn]) -> Sequence[Share]:
-        """Return whose turns these are that were cut here."""
+        """Return the origins of turns that ``cut`` returned."""
         if id(taken) not in self._shares:
             self._shares[id(taken)] = shares_of(taken)
         return self._shares[id(taken)]
 
     def first_speakers(self, cut: Cut, heir: Conversation, taken: Sequence[Turn]) -> tuple[str, ...]:
-        """Return who speaks first in a conversation that has inherited these turns."""
+        """Return the first speakers of a conversation that has inherited these turns."""
         known = self._speakers.get((cut, heir.rounds))
         if known is not None and not heir.cast and known[0] == heir.until:
             return known[1]
@@ -286,10 +280,10 @@ class _Begun:
 
 
 def first_speakers(job: Job, inherited: Sequence[Turn]) -> tuple[str, ...]:
-    """Return who speaks first in the one conversation of a job that has inherited these turns."""
+    """Return the first speakers of a job's one conversation, which has inherited these turns."""
     (conversation,) = job.conversations
     prompts = JobPrompts(job)
-    prompts.hear_again(turn for turn in inherited if turn.is_heard)
+    prompts.hear_again(inherited)
     digests = prompts.digests(inherited)
     spoken = {key: digest for key, digest in digests.items() if key.agent_id in prompts.agents}
     spoken |= silent_turns(job, conversation, spoken)

@@ -12,8 +12,8 @@ import msgspec
 
 from roundhouse_client.values.node import ConversationsSoFar, PrefixTokens, SpeakingTurn, WaitingTurn
 from roundhouse_client.values.workers import Pools
-from service.conversations.job import GroupBy, TurnKey
-from service.conversations.states import TurnState
+from service.conversations.job.job import GroupBy, TurnKey
+from service.conversations.job.states import TurnState
 from service.scheduling.scheduler import Scheduler
 from workers.fleet import Fleet
 from workers.states import WorkerState
@@ -32,7 +32,9 @@ def speaking(
 
     ``is_seen`` tells by their keys of which jobs turns are shown, None is of all.
     """
-    runs = [run for run in scheduler.turns.in_flight() if is_seen is None or is_seen(scheduler.owner(run.key.job_id))]
+    runs = [
+        run for run in scheduler.turns.in_flight() if is_seen is None or is_seen(scheduler.works.owner(run.key.job_id))
+    ]
     runs.sort(key=lambda run: (run.attempt.started_at, run.key), reverse=True)
     now = datetime.now(UTC)
     shown: list[SpeakingTurn] = []
@@ -43,7 +45,7 @@ def speaking(
         shown.append(
             SpeakingTurn(
                 job=key.job_id,
-                name=scheduler.job_name(key.job_id),
+                name=scheduler.works.job_name(key.job_id),
                 conversation=key.conversation_id,
                 agent=key.agent_id,
                 round=key.round,
@@ -77,7 +79,7 @@ def status_of(
     looked_at = heads if is_seen is None else SEARCHED
 
     def is_shown(key: TurnKey) -> bool:
-        return is_seen is None or is_seen(scheduler.owner(key.job_id))
+        return is_seen is None or is_seen(scheduler.works.owner(key.job_id))
 
     pending = (head for head in scheduler.view.pending_heads(looked_at) if is_shown(head[0]))
     ready = (head for head in scheduler.view.ready_heads(looked_at) if is_shown(head[0]))
@@ -121,14 +123,14 @@ def pools_of(scheduler: Scheduler, fleet: Fleet) -> Pools:
 
 
 def _ready_waits_for(scheduler: Scheduler, fleet: Fleet, key: TurnKey, *, is_suspect: bool) -> str:
-    if scheduler.is_closing:
+    if scheduler.pauses.is_closing:
         return "the next start of Roundhouse, which is stopping"
-    if scheduler.paused_by is not None:
-        return scheduler.paused_by
+    if scheduler.pauses.detail is not None:
+        return scheduler.pauses.detail
     deferred_for = scheduler.view.deferred_for(key)
     if deferred_for is not None:
         return f"a slot of {deferred_for}, which has its prompt in its cache: elsewhere it would take longer"
-    model = scheduler.model_of(key)
+    model = scheduler.works.model_of(key)
     reason = _waits_for_room(scheduler, key, model) or waits_for_slot(model, fleet, scheduler.view.group_by)
     return f"{reason}; it may have brought an engine down, and is tried alone" if is_suspect else reason
 
@@ -172,11 +174,11 @@ def unloaded(model: str) -> str:
 def _head(scheduler: Scheduler, fleet: Fleet, key: TurnKey, waits_for: str, *, is_suspect: bool = False) -> WaitingTurn:
     return WaitingTurn(
         job=key.job_id,
-        name=scheduler.job_name(key.job_id),
+        name=scheduler.works.job_name(key.job_id),
         conversation=key.conversation_id,
         agent=key.agent_id,
         round=key.round,
-        model=scheduler.model_of(key),
+        model=scheduler.works.model_of(key),
         waits_for=waits_for,
         next_at=_next_at(scheduler, fleet, key, is_suspect=is_suspect),
     )
@@ -187,7 +189,7 @@ def _next_at(scheduler: Scheduler, fleet: Fleet, key: TurnKey, *, is_suspect: bo
 
     A suspect that lets others go first may be tried then.
     """
-    workers = fleet.workers_of(scheduler.model_of(key))
+    workers = fleet.workers_of(scheduler.works.model_of(key))
     if any(worker.now.state is WorkerState.READY for worker in workers):
-        return scheduler.rests_until(scheduler.model_of(key)) if is_suspect else None
+        return scheduler.rests_until(scheduler.works.model_of(key)) if is_suspect else None
     return min((at for at in (worker.next_at for worker in workers) if at is not None), default=None)

@@ -9,14 +9,14 @@ from typing import assert_never
 import anyio
 from typing_extensions import override
 
-from service.conversations.job import JobId, TurnKey
+from service.conversations.job.job import JobId, TurnKey
 from service.errors import StoreUnavailable
 from service.node.followers import JobFollowers
 from service.node.intake import Intake
 from service.scheduling.core.events import ConversationReleased
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.work import Pause, SchedulerStore
-from service.store import news, queries
+from service.store import news, tool_rows
 from service.store.records import Record, StoredToolCall
 from service.store.store import Store
 
@@ -64,7 +64,7 @@ class StoreOutlet(SchedulerStore):
 
     @override
     async def calls_of(self, key: TurnKey) -> Sequence[StoredToolCall]:
-        return await self._store.read(queries.tool_calls(key))
+        return await self._store.read(tool_rows.of_turn, key)
 
     @override
     def release_nowait(self, released: Sequence[ConversationReleased]) -> None:
@@ -118,10 +118,10 @@ class StoreNews:
             case news.WorkWaiting():
                 self._intake.hint(is_work=True)
             case news.LeaseEnding():
-                self._scheduler.pause(Pause.LEASE, LEASE_ENDING)
-                self._scheduler.interrupt_all()
+                self._scheduler.pauses.pause(Pause.LEASE, LEASE_ENDING)
+                self._scheduler.works.interrupt_all()
             case news.LeaseRenewed():
-                self._scheduler.unpause(Pause.LEASE)
+                self._scheduler.pauses.unpause(Pause.LEASE)
                 self._scheduler.look_elsewhere()
                 self._intake.note_neighbours()
             case news.WritesFailed():
@@ -141,9 +141,9 @@ class StoreNews:
     async def _act(self, event: _Later) -> None:
         match event:
             case news.StoreTroubled():
-                self._scheduler.pause(Pause.STORE, f"the store, to be well again: {event.outage}")
+                self._scheduler.pauses.pause(Pause.STORE, f"the store, to be well again: {event.outage}")
             case news.StoreRecovered():
-                self._scheduler.unpause(Pause.STORE)
+                self._scheduler.pauses.unpause(Pause.STORE)
                 self._intake.hint(is_work=True)  # what was claimed as the outage began, and never answered
             case news.ClaimsLost():
                 await self._intake.start_over()

@@ -9,9 +9,9 @@ from typing import Final
 
 import msgspec
 
-from service.conversations.job import JobId
-from service.conversations.states import ENDED_JOBS
-from service.store import queries
+from service.conversations.job.job import JobId
+from service.conversations.job.states import ENDED_JOBS
+from service.store import job_rows
 from service.store.records import StoredJob, Tally
 from service.store.store import Store
 
@@ -67,7 +67,7 @@ class Tallies:
 
     async def _count(self, stored: StoredJob) -> Tally:
         began_at = time.monotonic()
-        tally = await self._store.read(queries.tally(stored.id))
+        tally = await self._store.read(job_rows.tally, stored.id)
         ended_at = time.monotonic()
         due_at = ended_at + REST * (ended_at - began_at)
         self._counted[stored.id] = _Counted(tally=tally, is_final=stored.state in ENDED_JOBS, due_at=due_at)

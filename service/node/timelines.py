@@ -8,14 +8,14 @@ import anyio
 import anyio.to_thread
 from msgspec.structs import replace
 
-from service.conversations.job import JobId
-from service.conversations.transcript import rfc3339
+from service.conversations.job.job import JobId
+from service.conversations.record.transcript import rfc3339
 from service.scheduling.scheduler import Scheduler
-from service.store import queries
+from service.store import job_rows, turn_rows
 from service.store.databases.database import Connection
-from service.store.queries import After, Query, ended_turns, unfinished_turns_of_job
 from service.store.records import StoredJob
 from service.store.store import Store
+from service.store.turn_rows import After, Page
 from service.timeline.rows import lay_rows
 from service.timeline.spans import GatheredSpans, Span, TurnTimes, seconds, times_of
 from service.timeline.timeline import Breakdown, StateChange, Timeline, WorkerRows, pieces, with_attempts
@@ -24,7 +24,7 @@ from workers.supervised import SupervisedWorker
 
 RELEASED_AT_ONCE: Final = 4096
 AT_ONCE: Final = 2  # timelines that are put together at a time: one of 100,000 attempts takes some 100 MB
-Page = Callable[[JobId, After], Query[tuple[list[TurnTimes], After | None]]]
+PageOf = Callable[[Connection, JobId, After], Page]
 
 
 class Timelines:
@@ -45,30 +45,29 @@ class Timelines:
         Raises:
             JobNotFound: there is no such job.
         """
-        job = await self._store.read(queries.job(job_id))
+        job = await self._store.read(job_rows.job, job_id)
         async with self._room:
             # Before the store: a turn that ends in between is then there twice, and the stored one stands.
             running = self._scheduler.turns.of_job(job_id)
             waiting, now = self._scheduler.turns.waiting_since(job_id), datetime.now(UTC)
             gathered = GatheredSpans(job.created_at, map(times_of, running))
-            await self._read(unfinished_turns_of_job, job_id, gathered.add_unfinished)
-            await self._read(ended_turns, job_id, gathered.add_ended)
+            await self._read(turn_rows.unfinished_page, job_id, gathered.add_unfinished)
+            await self._read(turn_rows.ended_page, job_id, gathered.add_ended)
             timeline = self._without_attempts(job, job.finished_at or now)
             timeline = replace(timeline, waiting=sorted(seconds(since, job.created_at) for since in waiting))
             return await anyio.to_thread.run_sync(_written, timeline, gathered)
 
-    async def _read(self, page: Page, job_id: JobId, add: Callable[[list[TurnTimes]], None]) -> None:
+    async def _read(self, page: PageOf, job_id: JobId, add: Callable[[list[TurnTimes]], None]) -> None:
         """Add what is stored, page by page, in the threads that read."""
         after: After | None = After()
         while after is not None:
-            read = page(job_id, after)
 
-            def take(connection: Connection, read: Query[tuple[list[TurnTimes], After | None]] = read) -> After | None:
-                turns, following = read(connection)
+            def take(connection: Connection, after: After) -> After | None:
+                turns, following = page(connection, job_id, after)
                 add(turns)
                 return following
 
-            after = await self._store.read(take)
+            after = await self._store.read(take, after)
 
     def _without_attempts(self, job: StoredJob, until: datetime) -> Timeline:
         """Return a timeline of this node's workers during the job, without attempts."""

@@ -1,28 +1,38 @@
-"""The tools that a model's runners have, as jobs may ask for them: by server or by name, without their schemas."""
+"""The tools of each model's runners, to which jobs may refer by server or by name, without their schemas."""
 
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import anyio
 import msgspec
 from pydantic import ConfigDict, create_model
 from pydantic.errors import PydanticUserError
 
-from service.conversations.limits import posted_agents
-from service.conversations.spec import is_tool_reference, is_wellformed_reference
+from service.conversations.document.spec import (
+    AgentSpec,
+    CastSpec,
+    ConversationSpec,
+    JobSpec,
+    McpReference,
+    PythonReference,
+    agents_of,
+    is_tool_reference,
+    reference_of,
+)
 from service.errors import Fault, InvalidJob, ToolServerDown
 from service.formats.faults import unknown
 from workers.tools.mcp import McpState, McpTools
 from workers.tools.runner import KEY_PARAMETER, PythonTools
 
-SETTLE_S: Final = 5.0  # how long a job waits for a server that is being connected to for the first time
+SETTLE_S: Final = 5.0  # longest wait of a job for the first connection to a server
 Document = Mapping[str, Any]
+A = TypeVar("A", AgentSpec, CastSpec)
 
 
 class CatalogTool(msgspec.Struct, frozen=True, kw_only=True):
-    """One tool: its OpenAI definition, and the MCP server that has it, None where it is a Python callable."""
+    """One tool: its OpenAI definition, and its MCP server; None for a Python callable."""
 
     definition: Document
     server: str | None
@@ -41,7 +51,7 @@ class ToolRunnersOfModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolCatalog:
-    """The tools of all models here; ``adapters`` gives the names of adapters, each with its model."""
+    """The tools of all models here; ``adapters`` returns the names of adapters with their models."""
 
     def __init__(self, models: Mapping[str, ToolRunnersOfModel], adapters: Callable[[], Mapping[str, str]]) -> None:
         self._adapters = adapters
@@ -71,106 +81,103 @@ class ToolCatalog:
                 tasks.start_soon(server.list_again)
 
     def tools(self, model: str) -> list[CatalogTool]:
-        """List the tools of a model, Python callables first, then each server's, as it listed them last."""
+        """List the tools of a model: Python callables first, then those that each server listed last."""
         return [*self._callables.get(model, ()), *(tool for server in self._servers(model) for tool in _listed(server))]
 
     def states(self, model: str) -> list[McpState]:
-        """List the MCP servers of a model as they stand."""
+        """List the states of a model's MCP servers."""
         return [server.state for server in self._servers(model)]
 
     def _servers(self, model: str) -> Sequence[McpTools]:
         return self._models[model].servers if model in self._models else ()
 
     async def wait_settled(self) -> None:
-        """Return when every server has told its tools, or its first connection has failed."""
+        """Return when every server has listed its tools, or its first connection has failed."""
         for runners in self._models.values():
             for server in runners.servers:
                 await server.wait_settled()
 
-    async def expand(self, document: object) -> object:
-        """Return a job with its tools written out: those that agents have named by server, or by callable.
+    async def expand(self, spec: JobSpec) -> JobSpec:
+        """Return a job with definitions in place of references to servers and callables.
 
         Raises:
-            InvalidJob: a name is not there; with the place of each.
-            ToolServerDown: a server has not told its tools yet.
+            InvalidJob: with the place of each unknown name.
+            ToolServerDown: a server has not listed its tools yet.
         """
-        if not isinstance(document, dict) or not any(_has_references(each) for _, each in posted_agents(document)):
-            return document
+        if not any(_has_references(agent.tools) for _, agent in agents_of(spec)):
+            return spec
         faults: list[Fault] = []
-        written = dict(document)
-        agents, conversations = document.get("agents"), document.get("conversations")
-        if isinstance(agents, list):
-            written["agents"] = [
-                await self._expand_agent(agent, f"agents[{place}]", faults) if _has_references(agent) else agent
-                for place, agent in enumerate(agents)
-            ]
-        if isinstance(conversations, list):
-            known = {str(agent.get("id")): agent for agent in agents or () if isinstance(agent, dict)}
-            written["conversations"] = [
-                await self._expand_cast(conversation, known, f"conversations[{place}].agents", faults)
-                for place, conversation in enumerate(conversations)
-            ]
+        agents = [
+            await self._expand_agent(agent, agent, f"agents[{place}]", faults)
+            for place, agent in enumerate(spec.agents)
+        ]
+        known = {agent.id: agent for agent in spec.agents}
+        conversations = [
+            await self._expand_cast(conversation, known, f"conversations[{place}].agents", faults)
+            for place, conversation in enumerate(spec.conversations)
+        ]
         if faults:
             raise InvalidJob(faults)
-        return written
+        return spec.model_copy(update={"agents": agents, "conversations": conversations})
 
     async def _expand_cast(
-        self, conversation: object, agents: Mapping[str, dict[str, Any]], place: str, faults: list[Fault]
-    ) -> object:
-        """Write out what agents of one conversation name; with another model, the job's names anew."""
-        cast = conversation.get("agents") if isinstance(conversation, dict) else None
-        if not isinstance(conversation, dict) or not isinstance(cast, dict):
-            return conversation
-        written = dict(cast)
-        for name, given in cast.items():
-            whole = {**agents.get(name, {}), **given} if isinstance(given, dict) else {}
-            if _has_references(whole) and {"model", "tools"} & given.keys():
-                expanded = await self._expand_agent(whole, f"{place}.{name}", faults)
-                written[name] = {**given, "tools": expanded["tools"]}
-        return {**conversation, "agents": written}
+        self, conversation: ConversationSpec, agents: Mapping[str, AgentSpec], place: str, faults: list[Fault]
+    ) -> ConversationSpec:
+        """Write out the tools of agents in one conversation; with another model there also those of the job."""
+        written: dict[str, CastSpec] = {}
+        for name, given in conversation.agents.items():
+            if {"model", "tools"} & given.model_fields_set:
+                whole = given.applied_to(agents[name]) if name in agents else given
+                written[name] = await self._expand_agent(given, whole, f"{place}.{name}", faults)
+        return (
+            conversation.model_copy(update={"agents": {**conversation.agents, **written}}) if written else conversation
+        )
 
-    async def _expand_agent(self, agent: dict[str, Any], place: str, faults: list[Fault]) -> dict[str, Any]:
-        model = str(agent.get("model"))
-        model = self._adapters().get(model, model)
+    async def _expand_agent(self, given: A, whole: AgentSpec | CastSpec, place: str, faults: list[Fault]) -> A:
+        """Write the tools of the ``whole`` agent into the part that was ``given``, if any of them is a reference."""
+        if not _has_references(whole.tools):
+            return given
+        model = self._adapters().get(whole.model, whole.model)
         tools: list[object] = []
-        for position, entry in enumerate(agent["tools"]):
-            if is_tool_reference(entry) and is_wellformed_reference(entry):
-                tools += await self._referred(entry, model, f"{place}.tools[{position}]", faults)
-            else:
+        for position, entry in enumerate(whole.tools):
+            reference = reference_of(entry) if is_tool_reference(entry) else None
+            if reference is None:
                 tools.append(entry)
-        return {**agent, "tools": _distinct(tools)}
+            else:
+                tools += await self._referred(reference, model, f"{place}.tools[{position}]", faults)
+        return given.model_copy(update={"tools": _distinct(tools)})
 
-    async def _referred(self, entry: Document, model: str, place: str, faults: list[Fault]) -> list[object]:
-        if "python" in entry:
+    async def _referred(
+        self, reference: McpReference | PythonReference, model: str, place: str, faults: list[Fault]
+    ) -> list[Document]:
+        if isinstance(reference, PythonReference):
             known = {tool.name: tool.definition for tool in self._callables.get(model, ())}
-            if entry["python"] not in known:
-                faults.append(Fault(path=f"{place}.python", message=unknown("Python tool", entry["python"], known)))
-            return [known[entry["python"]]] if entry["python"] in known else []
+            if reference.python not in known:
+                faults.append(Fault(path=f"{place}.python", message=unknown("Python tool", reference.python, known)))
+            return [known[reference.python]] if reference.python in known else []
         servers = {server.state.name: server for server in self._servers(model)}
-        server = servers.get(entry["mcp"])
+        server = servers.get(reference.mcp)
         if server is None:
-            faults.append(Fault(path=f"{place}.mcp", message=unknown("MCP server", entry["mcp"], servers)))
+            faults.append(Fault(path=f"{place}.mcp", message=unknown("MCP server", reference.mcp, servers)))
             return []
         listed = {tool.name: tool.definition for tool in await _settled(server)}
-        only = entry.get("only")
-        only = list(listed) if only is None else only
+        only = list(listed) if reference.only is None else reference.only
         for number, name in enumerate(only):
             if name not in listed:
-                message = unknown(f"tool of {entry['mcp']}", name, listed)
+                message = unknown(f"tool of {reference.mcp}", name, listed)
                 faults.append(Fault(path=f"{place}.only[{number}]", message=message))
         return [listed[name] for name in only if name in listed]
 
 
-def _has_references(agent: object) -> bool:
-    tools = agent.get("tools") if isinstance(agent, dict) else None
-    return isinstance(tools, list) and any(map(is_tool_reference, tools))
+def _has_references(tools: Sequence[object]) -> bool:
+    return any(map(is_tool_reference, tools))
 
 
 async def _settled(server: McpTools) -> list[CatalogTool]:
     with anyio.move_on_after(SETTLE_S):
         await server.wait_settled()
     if server.listed is None:
-        raise ToolServerDown(server.state.name, server.state.trouble or "it has not told its tools yet")
+        raise ToolServerDown(server.state.name, server.state.trouble or "it has not listed its tools yet")
     await server.list_again()
     return _listed(server)
 
@@ -191,7 +198,7 @@ def _listed(server: McpTools) -> list[CatalogTool]:
 
 
 def _distinct(tools: Sequence[object]) -> list[object]:
-    """Return each tool once, under names that differ: one that stands twice is prefixed with its server's."""
+    """Return each tool once, under distinct names: a name that two tools have is prefixed with the server's."""
     tools = [tool for place, tool in enumerate(tools) if not _is_of_server(tool) or tool not in tools[:place]]
     names = Counter(_name_of(tool) for tool in tools)
     return [_prefixed(tool) if names[_name_of(tool)] > 1 else tool for tool in tools]
@@ -215,7 +222,7 @@ def _name_of(tool: Any) -> object:  # noqa: ANN401 - a definition, or whatever a
 
 
 def callable_tool(name: str, function: Callable[..., object]) -> CatalogTool:
-    """Return the definition of a Python callable: its parameters by their annotations, its docstring's first lines."""
+    """Return the definition of a Python callable, from its annotations and the first lines of its docstring."""
     described = inspect.getdoc(function) or ""
     return CatalogTool(
         server=None,
@@ -235,7 +242,7 @@ def _parameters(name: str, function: Callable[..., object]) -> dict[str, object]
         fields: dict[str, Any] = dict(_fields(inspect.signature(function, eval_str=True)))
         model = create_model(name, __config__=ConfigDict(arbitrary_types_allowed=True, extra="forbid"), **fields)
         schema: dict[str, object] = model.model_json_schema()
-    except (TypeError, ValueError, NameError, PydanticUserError):  # of a builtin, or of types that are no JSON
+    except (TypeError, ValueError, NameError, PydanticUserError):  # a builtin, or types that JSON does not have
         return {"type": "object"}
     return {key: value for key, value in schema.items() if key != "title"}
 

@@ -19,7 +19,7 @@ import httpx
 from anyio.abc import TaskGroup
 
 from service.config.schema import WebhooksConfig
-from service.conversations.log_fields import of_job
+from service.conversations.record.log_fields import of_job
 from service.errors import StoreUnavailable
 from service.formats.hosts import canonical_host, sign
 from service.store import deliveries
@@ -79,7 +79,7 @@ class Webhooks:
 
     async def _send_due(self, tasks: TaskGroup) -> None:
         hold_s = 2 * self._config.timeout_s + POLL_S  # a node that dies while it sends leaves it to others
-        while self._sending.total() < AT_ONCE and await self._store.read(deliveries.is_any_due(datetime.now(UTC))):
+        while self._sending.total() < AT_ONCE and await self._store.read(deliveries.is_any_due, datetime.now(UTC)):
             room = AT_ONCE - self._sending.total()
             due = await self._store.write(partial(deliveries.take, now=datetime.now(UTC), hold_s=hold_s, limit=room))
             late: list[str] = []

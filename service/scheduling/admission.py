@@ -1,27 +1,32 @@
 """Puts jobs on the scheduler a piece at a time: one may make a million turns ready, and everybody else's would wait."""
 
+import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from service.conversations.job import Job, JobId, Mode
-from service.conversations.transcript import Turn, UnfinishedTurn
-from service.conversations.wording import ConversationWords
+from service.conversations.job.job import Job, JobId, Mode
+from service.conversations.job.wording import ConversationWords
+from service.conversations.record.log_fields import of_job
+from service.conversations.record.transcript import Turn, UnfinishedTurn
 from service.store.records import GivenUp, MemoryCut
+from workers.log_context import line_about
 from workers.notifier import Notifier
 
 T = TypeVar("T", Turn, UnfinishedTurn, MemoryCut)
 TURNS_AT_ONCE: Final = 1000  # some 10 ms of the event loop
+SHOWN: Final = 10  # conversations in a line of the log
+logger = logging.getLogger(__name__)
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """Conversations of a job that are stored and ours, and what was recorded of them before.
 
-    ``words`` are those of the conversations that have begun; None stands for the words of before they were stored.
+    ``words`` are those of the conversations that have begun.
     ``inherited`` are turns as their sources have them, by the conversations that begin with them: heirs share them.
     """
 
@@ -29,10 +34,26 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     ended: Sequence[Turn] = ()
     inherited: Mapping[str, Sequence[Turn]] = msgspec.field(default_factory=dict)
     unfinished: Sequence[UnfinishedTurn] = ()
-    words: Mapping[str, ConversationWords | None] = msgspec.field(default_factory=dict)
+    words: Mapping[str, ConversationWords] = msgspec.field(default_factory=dict)
     is_cancelled: bool = False
     cuts: Sequence[MemoryCut] = ()
     given_up: Sequence[GivenUp] = ()
+
+    def without_claimed_twice(self, new: Collection[str]) -> "Piece":
+        """Return the piece with its ``new`` conversations alone: a claim named others that run here already."""
+        here = [each.id for each in self.job.conversations if each.id not in new]
+        shown, line = ", ".join(here[:SHOWN]), line_about(of_job(self.job.id))
+        text = "job %s: %d conversations were claimed while they run here, and go on as they are: %s"
+        logger.warning(text, self.job.id, len(here), shown, extra=line)
+        return replace(
+            self,
+            job=replace(self.job, conversations=tuple(each for each in self.job.conversations if each.id in new)),
+            ended=[turn for turn in self.ended if turn.key.conversation_id in new],
+            inherited={name: turns for name, turns in self.inherited.items() if name in new},
+            unfinished=[turn for turn in self.unfinished if turn.key.conversation_id in new],
+            words={name: words for name, words in self.words.items() if name in new},
+            cuts=[cut for cut in self.cuts if cut.key.conversation_id in new],
+        )
 
 
 class Admission:

@@ -7,9 +7,9 @@ from typing import Final
 from anyio import CancelScope
 from msgspec.structs import replace
 
-from service.conversations.job import Agent, TurnKey
-from service.conversations.measures import AttemptMeasures, UsageCounts
-from service.conversations.states import TurnState
+from service.conversations.job.job import Agent, TurnKey
+from service.conversations.job.states import TurnState
+from service.conversations.record.measures import AttemptMeasures, UsageCounts
 from service.scheduling.core.events import TurnSpent
 from service.scheduling.core.queue.affinity import PromptReading
 from service.store.records import UsageKey
@@ -134,7 +134,7 @@ class RunningAttempt:
             usage=usage,
             first_token_s=None if first_at is None else max(0.0, first_at - self._began_s),
             token_s=_token_s(self.answer),
-            finish_reason=self.answer.finish_reason,
+            finish_reason=self.answer.generation.finish_reason,
         )
 
 

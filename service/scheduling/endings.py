@@ -7,8 +7,8 @@ from typing import Final, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from service.conversations.states import TurnState
-from service.conversations.transcript import Charges
+from service.conversations.job.states import TurnState
+from service.conversations.record.transcript import Charges
 from service.scheduling.core.blame import BlameVerdict, Trial
 from service.scheduling.core.deaths import STALLED, TurnRecord, refuse
 from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed

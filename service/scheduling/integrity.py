@@ -10,8 +10,8 @@ from service.scheduling.core import events
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.work import RunCounters
 
-PIECE_S: Final = 0.002  # of the event loop, each second: a fifth of a percent of a core
-STEPS: Final = 100  # between two looks at the clock
+PIECE_S: Final = 0.001  # of the event loop, each second: a tenth of a percent of a core
+STEPS: Final = 25  # between two looks at the clock
 EVENT_CHARS: Final = 500
 logger = logging.getLogger(__name__)
 

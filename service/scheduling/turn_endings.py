@@ -9,8 +9,8 @@ from typing import assert_never
 import anyio.lowlevel
 from msgspec.structs import replace
 
-from service.conversations.job import TurnKey
-from service.conversations.log_fields import Fields, of_turn
+from service.conversations.job.job import TurnKey
+from service.conversations.record.log_fields import Fields, of_turn
 from service.scheduling.core.blame import Blame, BlameVerdict, Finding
 from service.scheduling.endings import FailureEvidence, Move, Proof, TurnVerdict, decide, proof_of
 from service.scheduling.work import End, OnSlot

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import msgspec
 
-from service.conversations.job import Agent, JobId, TurnKey
-from service.conversations.transcript import Charges
+from service.conversations.job.job import Agent, JobId, TurnKey
+from service.conversations.record.transcript import Charges
 from service.scheduling.attempt import RunningAttempt
 from service.scheduling.core import events
 from service.scheduling.core.blame import Finding, Trial

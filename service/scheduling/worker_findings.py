@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from service.conversations.job import TurnKey
+from service.conversations.job.job import TurnKey
 from service.scheduling.core.blame import (
     DeathExplained,
     DeathUnexplained,
@@ -21,6 +21,7 @@ from service.scheduling.core.kv_budgets import KvUse
 from service.scheduling.work import Work
 from workers.fleet import Fleet
 from workers.health.incident import SlotLimit
+from workers.outcome import Completed, Outcome
 
 KEPT_SHARE: Final = 0.75  # of the turns that were on the engine when it died
 PROBATION: Final = 50  # ends with every slot in use, before one more is tried
@@ -31,7 +32,7 @@ logger: Final = logging.getLogger(__name__)
 class KvUses:
     """Owned by the scheduler, which tells the core; only of workers that lend their cache by tokens."""
 
-    def __init__(self, fleet: Fleet, works: Sequence[Work]) -> None:
+    def __init__(self, fleet: Fleet, works: Iterable[Work]) -> None:
         self._fleet = fleet
         self._works = works
         self._seen: dict[TurnKey, KvUse] = {}
@@ -142,9 +143,9 @@ class WorkerFindings:
             finding_text += f"; {slots} slots for a while"
         worker.recorder.note_finding(finding.incarnation, finding_text)
 
-    def note_answer(self, worker_id: str) -> None:
-        """Take an answer: a worker that was lowered may bear more again. The slot of the turn was given back."""
-        worker = self._fleet.get(worker_id)
+    def note_outcome(self, worker_id: str, outcome: Outcome) -> None:
+        """Take an end: after an answer a worker that was lowered may bear more again. Its slot was given back."""
+        worker = self._fleet.get(worker_id) if isinstance(outcome, Completed) else None
         if worker is None:
             return
         slots = self._limits.learn_from_end(worker.spec.id, worker.slots.in_use + 1, worker.spec.slots)

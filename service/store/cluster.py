@@ -13,8 +13,8 @@ import psycopg
 from anyio.abc import TaskStatus
 from typing_extensions import override
 
-from service.conversations.job import JobId
-from service.store.databases.membership_shared import CHANNEL, LEASE, LEAVE
+from service.conversations.job.job import JobId
+from service.store.databases.membership_shared import CHANNEL, LEAVE
 from service.store.databases.postgres import conninfo_of
 from service.store.news import (
     JobsChanged,
@@ -102,7 +102,7 @@ class Cluster(Neighbours):
             report = self._report()
             counts = json.dumps(dict(list(report.counts.items())[:COUNTED_JOBS]))
             renewed = await connection.execute(
-                f"UPDATE nodes SET lease_until = now() + {LEASE.replace('?', '%s')}, report = %s, models = %s"  # noqa: S608
+                "UPDATE nodes SET lease_until = now() + make_interval(secs => %s), report = %s, models = %s"
                 " WHERE id = (SELECT id FROM nodes WHERE id = %s AND is_live = 1 FOR UPDATE SKIP LOCKED)",
                 (self._lease_s, counts, list(report.models), report.node_id),
             )

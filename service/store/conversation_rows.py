@@ -1,20 +1,50 @@
-"""The conversations of a job as a list shows them, in the store, and the heads of their turns."""
+"""Conversations: their states, the words around them, and their records; the last that ends also ends its job."""
 
-from collections.abc import Sequence
-from datetime import datetime
+import hashlib
+from collections.abc import Collection, Sequence
+from typing import Final
 
 import msgspec
 
-from service.conversations.job import JobId, TurnKey, TurnKind
-from service.conversations.states import ConversationState, TurnState
-from service.conversations.until import Ending
-from service.store import awaited_turns
-from service.store.databases.database import Connection
-from service.store.queries import Query
+from service.conversations.job.job import JobId
+from service.conversations.job.states import ENDED_CONVERSATIONS, ConversationState, JobState, job_state_after
+from service.conversations.job.until import Ending
+from service.conversations.job.wording import (
+    ConversationWords,
+    decode_clock,
+    decode_models,
+    encode_clock,
+    encode_models,
+)
+from service.conversations.record.transcript import ConversationRecord, ended_by, rfc3339
+from service.errors import ConversationNotFound
+from service.store import awaited_turns, deliveries, event_rows, heirs, job_rows
+from service.store.databases.database import FEW, Connection
+from service.store.event_rows import Events
+from service.store.records import ConversationMoved, ConversationWorded, decode_turn
+
+_MOVE: Final = (
+    "UPDATE conversations SET state = ?, reason = ?, ending = ?"
+    " WHERE job_id = ? AND id = ? AND fence = ? AND state != ?"
+)
+_END: Final = _MOVE.replace(" WHERE", ", owner = NULL WHERE")
+# A caller may have spoken at the moment of the end.
+_LEAVE_OUT: Final = (
+    "UPDATE jobs SET total_turns = total_turns - ?"
+    " + (SELECT count(*) FROM turns WHERE job_id = jobs.id AND conversation_id = ? AND kind = 'turn') WHERE id = ?"
+)
+_COUNT_END: Final = "UPDATE jobs SET unfinished = unfinished - 1 WHERE id = ? RETURNING unfinished, is_cancel_requested"
+_FAILED: Final = (
+    "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? AND state = 'failed' ORDER BY number"
+)
+_TURNS: Final = "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? ORDER BY number LIMIT ? OFFSET ?"
+_WORDS: Final = "SELECT id, began_at, words FROM conversations JOIN wordings ON digest = wording WHERE job_id = ?"
+_WORDS_OF_ONE: Final = f"{_WORDS} AND id = ?"
+_decode_ending = msgspec.json.Decoder(Ending).decode
 
 
 class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation as a list shows it, by its place in its job; for the agents it ``awaits`` a caller speaks."""
+    """A conversation as a list shows it, by its place in its job; callers speak for the agents that it ``awaits``."""
 
     id: str
     position: int
@@ -24,80 +54,134 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     awaits: Sequence[str] = ()
 
 
-class TokensSaid(msgspec.Struct, frozen=True, gc=False):
-    """The tokens of a turn's answers."""
-
-    completion_tokens: int | None = None
+# Writing
 
 
-class TurnHead(msgspec.Struct, gc=False):
-    """The part of an ended turn that a list tells."""
-
-    key: TurnKey
-    state: TurnState
-    text: str = ""
-    detail: str | None = None
-    usage: TokensSaid = TokensSaid()
-    kind: TurnKind = TurnKind.TURN
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
-
-
-_decode_ending = msgspec.json.Decoder(Ending).decode
-_decode_head = msgspec.json.Decoder(TurnHead).decode
+def keep_words(connection: Connection, fact: ConversationWorded) -> None:
+    """Write the words around a conversation."""
+    text = encode_models(fact.words.models)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    connection.execute(
+        "INSERT INTO wordings (digest, words) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING", (digest, text)
+    )
+    connection.execute(
+        "UPDATE conversations SET began_at = ?, wording = ? WHERE job_id = ? AND id = ?",
+        (encode_clock(fact.words.began_at), digest, *fact.place),
+    )
 
 
-def conversation_rows(job_id: JobId) -> Query[list[ConversationRow]]:
+def move(connection: Connection, fact: ConversationMoved, fence: int, events: Events) -> None:
+    """Write the state of a conversation, and the state of its job if that follows from it."""
+    is_over = fact.state in ENDED_CONVERSATIONS
+    ending = None if fact.ending is None else msgspec.json.encode(fact.ending).decode()
+    state = fact.state.value
+    moved = connection.execute(_END if is_over else _MOVE, (state, fact.reason, ending, *fact.place, fence, state))
+    if not moved.rowcount:
+        return
+    if not is_over:
+        _start_job(connection, fact, events)
+    fields: dict[str, object] = {"conversation": fact.conversation_id, "state": state, "reason": fact.reason}
+    if is_over:
+        fields["ended_by"] = ended_by(fact.state, fact.ending)
+    event_rows.add_event(events, fact.job_id, "conversation", {**fields, "at": rfc3339(fact.at)})
+    if fact.most is not None:  # its other turns do not exist, though some were tried
+        connection.execute(_LEAVE_OUT, (fact.most, fact.conversation_id, fact.job_id))
+        connection.execute("DELETE FROM unfinished_turns WHERE job_id = ? AND conversation_id = ?", fact.place)
+    if is_over:
+        connection.execute("DELETE FROM awaited_turns WHERE job_id = ? AND conversation_id = ?", fact.place)
+        _count_end(connection, fact, events)
+
+
+def _start_job(connection: Connection, fact: ConversationMoved, events: Events) -> None:
+    started = connection.execute(
+        "UPDATE jobs SET state = ?, started_at = ? WHERE id = ? AND state = ?",
+        (JobState.RUNNING.value, rfc3339(fact.at), fact.job_id, JobState.QUEUED.value),
+    )
+    if started.rowcount:
+        _add_job_event(events, "job", fact, JobState.RUNNING)
+
+
+def _count_end(connection: Connection, fact: ConversationMoved, events: Events) -> None:
+    """Count the end of a conversation; the last one ends the job, whichever node ran it."""
+    row = connection.execute(_COUNT_END, (fact.job_id,)).fetchone()
+    if row is None or row[0] > 0:
+        return
+    ways = connection.execute("SELECT DISTINCT state FROM conversations WHERE job_id = ?", (fact.job_id,)).fetchall()
+    state = job_state_after(frozenset(ConversationState(way[0]) for way in ways), was_cancelled=bool(row[1]))
+    connection.execute(
+        "UPDATE jobs SET state = ?, finished_at = ? WHERE id = ?", (state.value, rfc3339(fact.at), fact.job_id)
+    )
+    _add_job_event(events, "end", fact, state)
+    deliveries.add(connection, fact.job_id, fact.at)
+
+
+def _add_job_event(events: Events, kind: str, fact: ConversationMoved, state: JobState) -> None:
+    event_rows.add_event(events, fact.job_id, kind, {"state": state.value, "at": rfc3339(fact.at)})
+
+
+# Reading
+
+
+def record(connection: Connection, job_id: JobId, conversation_id: str, after: int = 0) -> ConversationRecord:
+    """Return a conversation with its ended turns, without the first ``after``.
+
+    JobNotFound or ConversationNotFound without these.
+    """
+    job_rows.job(connection, job_id)
+    place = (job_id, conversation_id)
+    row = connection.execute(
+        "SELECT metadata, state, reason, ending FROM conversations WHERE job_id = ? AND id = ?", place
+    ).fetchone()
+    if row is None:
+        raise ConversationNotFound(*place)
+    failed = [decode_turn(turn[0]) for turn in connection.execute(_FAILED, place)]
+    before = heirs.inherited(connection, job_id, [conversation_id])
+    turns = connection.execute(_TURNS, (*place, job_rows.LAST_NUMBER, max(0, after - len(before))))
+    return ConversationRecord(
+        id=conversation_id,
+        metadata=msgspec.json.decode(row[0]),
+        state=ConversationState(row[1]),
+        reason=row[2],
+        ending=None if row[3] is None else _decode_ending(row[3]),
+        left=tuple(turn.key.agent_id for turn in (*before, *failed) if turn.leaves),
+        turns=(*before[after:], *(decode_turn(turn[0]) for turn in turns)),
+    )
+
+
+def listed(connection: Connection, job_id: JobId) -> list[ConversationRow]:
     """List the conversations of a job in its order."""
-
-    def query(connection: Connection) -> list[ConversationRow]:
-        awaits = awaited_turns.agents(job_id)(connection)
-        rows = connection.execute(
-            "SELECT id, position, state, reason, ending FROM conversations WHERE job_id = ? ORDER BY position",
-            (job_id,),
+    awaits = awaited_turns.agents(connection, job_id)
+    rows = connection.execute(
+        "SELECT id, position, state, reason, ending FROM conversations WHERE job_id = ? ORDER BY position",
+        (job_id,),
+    )
+    return [
+        ConversationRow(
+            id=row[0],
+            position=row[1],
+            state=ConversationState(row[2]),
+            reason=row[3],
+            ending=None if row[4] is None else _decode_ending(row[4]),
+            awaits=awaits.get(row[0], ()),
         )
-        return [
-            ConversationRow(
-                id=row[0],
-                position=row[1],
-                state=ConversationState(row[2]),
-                reason=row[3],
-                ending=None if row[4] is None else _decode_ending(row[4]),
-                awaits=awaits.get(row[0], ()),
-            )
-            for row in rows
-        ]
-
-    return query
+        for row in rows
+    ]
 
 
-def turn_heads(job_id: JobId, after: int) -> Query[tuple[list[tuple[int, TurnHead]], int]]:
-    """List the heads of a job's ended turns with a number above ``after``, and count all that have ended."""
-
-    def query(connection: Connection) -> tuple[list[tuple[int, TurnHead]], int]:
-        rows = connection.execute(
-            "SELECT number, record FROM turns WHERE job_id = ? AND number > ? ORDER BY number", (job_id, after)
-        )
-        heads = [(row[0], _decode_head(row[1])) for row in rows]
-        counted = connection.execute("SELECT count(*) FROM turns WHERE job_id = ?", (job_id,)).fetchone()
-        return heads, 0 if counted is None else int(counted[0])
-
-    return query
+def states(connection: Connection, job_id: JobId) -> dict[str, ConversationState]:
+    """Return the state of each conversation of a job, in its order."""
+    rows = connection.execute("SELECT id, state FROM conversations WHERE job_id = ? ORDER BY position", (job_id,))
+    return {row[0]: ConversationState(row[1]) for row in rows}
 
 
-def last_heads(places: Sequence[tuple[JobId, str]]) -> Query[list[tuple[str, TurnHead | None]]]:
-    """Return the name of the job of each conversation, and the head of the turn that was said last there."""
-
-    def query(connection: Connection) -> list[tuple[str, TurnHead | None]]:
-        found: list[tuple[str, TurnHead | None]] = []
-        for job_id, conversation_id in places:
-            name = connection.execute("SELECT name FROM jobs WHERE id = ?", (job_id,)).fetchone()
-            last = connection.execute(
-                "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? AND kind = 'turn'"
-                " AND state = 'completed' ORDER BY number DESC LIMIT 1",
-                (job_id, conversation_id),
-            ).fetchone()
-            found.append(("" if name is None else str(name[0]), None if last is None else _decode_head(last[0])))
-        return found
-
-    return query
+def words(connection: Connection, job_id: JobId, conversations: Collection[str]) -> dict[str, ConversationWords]:
+    """Return the words of the conversations that have begun."""
+    if len(conversations) > FEW:
+        wanted = frozenset(conversations)
+        rows = [row for row in connection.execute(_WORDS, (job_id,)) if row[0] in wanted]
+    else:
+        rows = [row for name in conversations for row in connection.execute(_WORDS_OF_ONE, (job_id, name))]
+    return {
+        name: ConversationWords(began_at=decode_clock(began_at), models=decode_models(text))
+        for name, began_at, text in rows
+    }

@@ -1,14 +1,14 @@
 """Webhook outbox: a message is written in the transaction that ends its job."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from secrets import token_hex
 
 import msgspec
 
-from service.conversations.job import JobId
-from service.conversations.transcript import rfc3339
-from service.store import queries
+from service.conversations.job.job import JobId
+from service.conversations.record.transcript import rfc3339
+from service.store import job_rows
 from service.store.databases.database import Connection
 
 
@@ -30,8 +30,8 @@ def add(connection: Connection, job_id: JobId, at: datetime) -> None:
     if row is None or row[0] is None:
         return
     webhook = msgspec.json.decode(row[0])
-    stored = queries.job(job_id)(connection)
-    tally = queries.tally(job_id)(connection)
+    stored = job_rows.job(connection, job_id)
+    tally = job_rows.tally(connection, job_id)
     body = {
         "type": "job.ended",
         "timestamp": rfc3339(at),
@@ -57,31 +57,23 @@ def add(connection: Connection, job_id: JobId, at: datetime) -> None:
     )
 
 
-def is_any_due(now: datetime) -> Callable[[Connection], bool]:
+def is_any_due(connection: Connection, now: datetime) -> bool:
     """Whether any message is due."""
-
-    def query(connection: Connection) -> bool:
-        found = connection.execute(
-            "SELECT 1 FROM deliveries WHERE state = 'waiting' AND next_at <= ? LIMIT 1", (rfc3339(now),)
-        )
-        return found.fetchone() is not None
-
-    return query
+    found = connection.execute(
+        "SELECT 1 FROM deliveries WHERE state = 'waiting' AND next_at <= ? LIMIT 1", (rfc3339(now),)
+    )
+    return found.fetchone() is not None
 
 
-def of_job(job_id: JobId) -> Callable[[Connection], list[dict[str, object]]]:
+def of_job(connection: Connection, job_id: JobId) -> list[dict[str, object]]:
     """List the messages of a job, without their bodies."""
-
-    def query(connection: Connection) -> list[dict[str, object]]:
-        rows = connection.execute(
-            "SELECT id, url, state, attempts, last_error, next_at, created_at FROM deliveries WHERE job_id = ?"
-            " ORDER BY created_at",
-            (job_id,),
-        )
-        names = ("id", "url", "state", "attempts", "last_error", "next_at", "created_at")
-        return [dict(zip(names, row, strict=True)) for row in rows]
-
-    return query
+    rows = connection.execute(
+        "SELECT id, url, state, attempts, last_error, next_at, created_at FROM deliveries WHERE job_id = ?"
+        " ORDER BY created_at",
+        (job_id,),
+    )
+    names = ("id", "url", "state", "attempts", "last_error", "next_at", "created_at")
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def take(connection: Connection, now: datetime, hold_s: float, limit: int) -> list[Delivery]:

@@ -4,16 +4,16 @@ Turns are stored once, where they were spoken. With a job that is deleted those 
 kept apart, until no heir is left.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
-from service.conversations.heritage import Share, as_inherited
-from service.conversations.job import Heritage, Job, JobId
-from service.conversations.transcript import Turn
+from service.conversations.job.job import Heritage, Job, JobId
+from service.conversations.record.heritage import Share, as_inherited
+from service.conversations.record.transcript import Turn
 from service.errors import JobNotFound, NotEnded
 from service.store.databases.database import Connection, some_of
 from service.store.records import decode_turn
@@ -25,6 +25,10 @@ _SHARED: Final = (
     " AND spoken.state != 'cancelled'"
 )
 _SAME_KEY: Final = "coalesce((SELECT key_name FROM jobs WHERE id = heirs.job_id), '') = coalesce(?, '')"
+_LOCK_KEPT: Final = (
+    "UPDATE kept_turns SET state = state WHERE job_id = ? AND conversation_id = ? AND number ="
+    " (SELECT min(number) FROM kept_turns WHERE job_id = ? AND conversation_id = ?)"
+)
 _decode = msgspec.json.Decoder(Heritage).decode
 
 
@@ -77,39 +81,31 @@ def _placed(shares: Iterable[Share]) -> Iterator[tuple[int, Share]]:
         yield places.setdefault((share.job, share.conversation), len(places)), share
 
 
-def heritages(job_id: JobId, conversations: Collection[str]) -> Callable[[Connection], dict[str, Heritage]]:
+def heritages(connection: Connection, job_id: JobId, conversations: Collection[str]) -> dict[str, Heritage]:
     """Return the heritages of conversations of a job, by their ids; of those that have any."""
-
-    def query(connection: Connection) -> dict[str, Heritage]:
-        which, values = some_of("conversation_id", conversations)
-        rows = connection.execute(
-            f"SELECT conversation_id, heritage, is_lost FROM heritages WHERE job_id = ?{which}",  # noqa: S608
-            (job_id, *values),
-        )
-        return {row[0]: replace(_decode(row[1]), is_lost=bool(row[2])) for row in rows if row[0] in conversations}
-
-    return query
+    which, values = some_of("conversation_id", conversations)
+    rows = connection.execute(
+        f"SELECT conversation_id, heritage, is_lost FROM heritages WHERE job_id = ?{which}",  # noqa: S608
+        (job_id, *values),
+    )
+    return {row[0]: replace(_decode(row[1]), is_lost=bool(row[2])) for row in rows if row[0] in conversations}
 
 
-def inherited(job_id: JobId, conversations: Collection[str]) -> Callable[[Connection], list[Turn]]:
+def inherited(connection: Connection, job_id: JobId, conversations: Collection[str]) -> list[Turn]:
     """List the turns that conversations of a job have inherited, as theirs, in their order."""
-
-    def query(connection: Connection) -> list[Turn]:
-        which, values = some_of("heirs.conversation_id", conversations)
-        tables = [
-            "SELECT heirs.conversation_id, heirs.place, spoken.number, spoken.record"  # noqa: S608
-            f" FROM heirs JOIN {table} AS spoken{_SHARED} WHERE heirs.job_id = ?{which}"
-            for table in ("turns", "kept_turns")
-        ]
-        rows = connection.execute(" UNION ALL ".join(tables), (job_id, *values) * 2).fetchall()
-        wanted = frozenset(conversations)
-        return [
-            as_inherited(decode_turn(row[3]), job_id, row[0])
-            for row in sorted(rows, key=itemgetter(1, 2))
-            if row[0] in wanted
-        ]
-
-    return query
+    which, values = some_of("heirs.conversation_id", conversations)
+    tables = [
+        "SELECT heirs.conversation_id, heirs.place, spoken.number, spoken.record"  # noqa: S608
+        f" FROM heirs JOIN {table} AS spoken{_SHARED} WHERE heirs.job_id = ?{which}"
+        for table in ("turns", "kept_turns")
+    ]
+    rows = connection.execute(" UNION ALL ".join(tables), (job_id, *values) * 2).fetchall()
+    wanted = frozenset(conversations)
+    return [
+        as_inherited(decode_turn(row[3]), job_id, row[0])
+        for row in sorted(rows, key=itemgetter(1, 2))
+        if row[0] in wanted
+    ]
 
 
 def keep_for_all(connection: Connection, job_id: JobId) -> None:
@@ -160,8 +156,8 @@ def heirs_of(connection: Connection, job_id: JobId, owner: str | None) -> list[J
         NotEnded: one of them has not ended.
     """
     rows = connection.execute(
-        "SELECT DISTINCT id, state, unfinished FROM jobs JOIN heirs ON heirs.job_id = id"  # noqa: S608
-        f" WHERE source_job = ? AND {_SAME_KEY}",
+        "SELECT DISTINCT id, state, unfinished FROM jobs JOIN heirs ON heirs.job_id = id"
+        " WHERE source_job = ? AND coalesce(key_name, '') = coalesce(?, '')",
         (job_id, owner),
     ).fetchall()
     for heir, state, unfinished in rows:
@@ -190,13 +186,8 @@ def lock(connection: Connection, jobs: Collection[JobId], sources: Iterable[tupl
     sources = sorted(sources)
     for job_id in sorted({*jobs, *(source for source, _ in sources)}):
         connection.execute("UPDATE jobs SET name = name WHERE id = ?", (job_id,))
-    of_source = "job_id = ? AND conversation_id = ?"
-    for source in sources:  # one row stands for all that are kept, since its job is gone
-        connection.execute(
-            f"UPDATE kept_turns SET state = state WHERE {of_source}"  # noqa: S608
-            f" AND number = (SELECT min(number) FROM kept_turns WHERE {of_source})",
-            (*source, *source),
-        )
+    for source in sources:  # one row stands for all kept ones, since its job is gone
+        connection.execute(_LOCK_KEPT, (*source, *source))
 
 
 def drop_unused(connection: Connection, sources: Iterable[tuple[str, str]]) -> None:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from service.conversations.job import JobId
+from service.conversations.job.job import JobId
 from service.errors import StoreError
 
 

@@ -1,21 +1,23 @@
-"""The service's facts for its store: in the past tense, applied in the order in which they are told."""
+"""The service's facts for its store, in the past tense and applied in their order, and what the store returns."""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from typing import Final
 
 import msgspec
 
-from service.conversations.awaited_turn import AwaitedTurn
-from service.conversations.heritage import Share
-from service.conversations.job import Job, JobId, TurnKey
-from service.conversations.measures import AttemptMeasures, UsageCounts
-from service.conversations.states import ConversationState, JobState, TurnState
-from service.conversations.transcript import Turn, UnfinishedTurn
-from service.conversations.until import Ending
-from service.conversations.wording import ConversationWords
+from service.conversations.job.job import Job, JobId, TurnKey
+from service.conversations.job.states import ConversationState, JobState, TurnState
+from service.conversations.job.until import Ending
+from service.conversations.job.wording import ConversationWords
+from service.conversations.record.awaited_turn import AwaitedTurn
+from service.conversations.record.heritage import Share
+from service.conversations.record.measures import AttemptMeasures, UsageCounts
+from service.conversations.record.transcript import Turn, UnfinishedTurn
 
-_decode = msgspec.json.Decoder(Turn).decode
-_decode_unfinished = msgspec.json.Decoder(UnfinishedTurn).decode
+Place = tuple[JobId, str]  # a conversation
+decode_turn: Final = msgspec.json.Decoder(Turn).decode
+decode_unfinished: Final = msgspec.json.Decoder(UnfinishedTurn).decode
 
 
 def encode_turn(turn: Turn | UnfinishedTurn) -> str:
@@ -23,25 +25,36 @@ def encode_turn(turn: Turn | UnfinishedTurn) -> str:
     return msgspec.json.encode(turn).decode()
 
 
-def decode_turn(record: str) -> Turn:
-    """Return the turn of its JSON."""
-    return _decode(record)
+class ConversationFact(msgspec.Struct, frozen=True, kw_only=True):
+    """A fact about a conversation."""
+
+    job_id: JobId
+    conversation_id: str
+
+    @property
+    def place(self) -> Place:
+        """The conversation."""
+        return self.job_id, self.conversation_id
 
 
-def decode_unfinished(record: str) -> UnfinishedTurn:
-    """Return the unfinished turn of its JSON."""
-    return _decode_unfinished(record)
+class TurnFact(msgspec.Struct, frozen=True, kw_only=True):
+    """A fact about a turn."""
+
+    key: TurnKey
+
+    @property
+    def place(self) -> Place:
+        """The turn's conversation."""
+        return self.key[:2]
 
 
-class ConversationMoved(msgspec.Struct, frozen=True, kw_only=True):
+class ConversationMoved(ConversationFact, frozen=True, kw_only=True):
     """A conversation is in another state.
 
     ``ending`` is the condition that ended it, if one did; ``most`` is how many turns it could have had, where some of
     them do not exist.
     """
 
-    job_id: JobId
-    conversation_id: str
     state: ConversationState
     reason: str | None
     at: datetime
@@ -49,31 +62,24 @@ class ConversationMoved(msgspec.Struct, frozen=True, kw_only=True):
     most: int | None = None
 
 
-class ConversationWorded(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation speaks to a model for the first time: from now on with these words.
+class ConversationWorded(ConversationFact, frozen=True, kw_only=True):
+    """A conversation speaks to a model for the first time; ``words`` are those of all models that it has spoken to."""
 
-    ``words`` are those of all models that it has spoken to.
-    """
-
-    job_id: JobId
-    conversation_id: str
     words: ConversationWords
 
 
-class MemoryCut(msgspec.Struct, frozen=True, kw_only=True):
-    """From a turn on, rounds before ``from_round`` are not shown to its agent; with a nameless agent to nobody."""
+class MemoryCut(TurnFact, frozen=True, kw_only=True):
+    """From a turn on, rounds before ``from_round`` are not shown to its agent; without an agent's name, to no agent."""
 
-    key: TurnKey
     from_round: int
 
 
-class GivenUp(msgspec.Struct, frozen=True, kw_only=True):
-    """From a turn on a pattern, or without one a schema, is not tried any more: it ran out of time too often.
+class GivenUp(TurnFact, frozen=True, kw_only=True):
+    """From a turn on, a pattern is not tried any more, or a schema without one: it ran out of time too often.
 
-    ``path`` is where it stands in the job's document, of ``until`` in the conversation's.
+    ``path`` is its place in the job's document; for ``until``, in the conversation's.
     """
 
-    key: TurnKey
     path: str
     pattern: str | None = None
 
@@ -84,13 +90,9 @@ class GivenUp(msgspec.Struct, frozen=True, kw_only=True):
         return {"path": self.path, "pattern": self.pattern, "since": since}
 
 
-class TurnMoved(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn got ready, or was put on a slot of ``worker``, for which it had waited ``waited_s`` seconds.
+class TurnMoved(TurnFact, frozen=True, kw_only=True):
+    """A turn is ready, waits for a caller (``demand``), or is on a slot of ``worker`` after ``waited_s`` seconds."""
 
-    One that is awaited has a ``demand``.
-    """
-
-    key: TurnKey
     state: TurnState
     worker: str | None
     at: datetime
@@ -113,10 +115,10 @@ Used = tuple[UsageKey, UsageCounts]
 
 
 class TurnEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn is in a state that it will not leave; ``used`` is what its last attempt has, if that ended with it.
+    """A turn has ended; ``used`` and ``measures`` are its last attempt's, if that ended with it.
 
-    ``measures`` are that attempt's, ``waited_for`` the agents that had to speak before it in its round,
-    ``readers`` those that read of it in later ones: None is all.
+    ``waited_for`` are the agents that had to speak before it in its round, ``readers`` those that read it in later
+    rounds: None is all.
     """
 
     turn: Turn
@@ -127,11 +129,15 @@ class TurnEnded(msgspec.Struct, frozen=True, kw_only=True):
     waited_for: Collection[str] = ()
     readers: Collection[str] | None = None
 
+    @property
+    def place(self) -> Place:
+        """The turn's conversation."""
+        return self.turn.key[:2]
 
-class TurnRequeued(msgspec.Struct, frozen=True, kw_only=True):
+
+class TurnRequeued(TurnFact, frozen=True, kw_only=True):
     """An attempt of a turn has failed, and the turn will run again; ``used`` and ``measures`` are that attempt's."""
 
-    key: TurnKey
     so_far: UnfinishedTurn
     worker: str
     reason: str
@@ -142,18 +148,17 @@ class TurnRequeued(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestUsed(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt of a client's request has ended, of which nothing else is stored: it is of no conversation."""
+    """An attempt of a client's request has ended; it belongs to no conversation, and nothing else of it is stored."""
 
     used: Used
 
 
-class ToolCallStarted(msgspec.Struct, frozen=True, kw_only=True):
+class ToolCallStarted(TurnFact, frozen=True, kw_only=True):
     """A call of a tool is about to be made; ``call`` is the same for the same call in another attempt of the turn.
 
     ``number`` counts the turn's calls over all its attempts; ``arguments`` is JSON.
     """
 
-    key: TurnKey
     call: str
     number: int
     name: str
@@ -162,10 +167,9 @@ class ToolCallStarted(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
 
 
-class ToolCallEnded(msgspec.Struct, frozen=True, kw_only=True):
+class ToolCallEnded(TurnFact, frozen=True, kw_only=True):
     """A call of a tool has ended; ``outcome`` is JSON."""
 
-    key: TurnKey
     call: str
     outcome: str
     at: datetime

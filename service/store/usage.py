@@ -6,14 +6,14 @@ fact. They outlive their jobs.
 Source: specification, "Usage".
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from operator import attrgetter
 from typing import Final
 
 from msgspec.structs import fields
 
-from service.conversations.measures import UsageCounts
+from service.conversations.record.measures import UsageCounts
 from service.store.databases.database import Connection
 from service.store.records import UsageKey, Used
 
@@ -52,8 +52,8 @@ def add(connection: Connection, used: Iterable[Used]) -> None:
 
 
 def report(
-    by: Sequence[UsageBy], since: str | None, until: str | None, owner: str | None, limit: int
-) -> Callable[[Connection], list[tuple[dict[UsageBy, str], UsageCounts]]]:
+    connection: Connection, by: Sequence[UsageBy], since: str | None, until: str | None, owner: str | None, limit: int
+) -> list[tuple[dict[UsageBy, str], UsageCounts]]:
     """Sum what was used from day ``since`` to day ``until``, both included; at most ``limit`` rows, in their order.
 
     With ``owner`` only what was used with the key of that name.
@@ -64,13 +64,9 @@ def report(
     where = f" WHERE {' AND '.join(given)}" if given else ""
     order = f" GROUP BY {', '.join(columns)} ORDER BY {', '.join(columns)}" if columns else ""
     sums = ", ".join((*columns, *(f"sum({name})" for name in _COUNTS)))
-
-    def query(connection: Connection) -> list[tuple[dict[UsageBy, str], UsageCounts]]:
-        sql = f"SELECT {sums} FROM usage{where}{order} LIMIT ?"  # noqa: S608 - names of our own
-        rows = connection.execute(sql, (*given.values(), limit)).fetchall()
-        return [(dict(zip(by, row, strict=False)), _counts(row[len(by) :])) for row in rows]
-
-    return query
+    sql = f"SELECT {sums} FROM usage{where}{order} LIMIT ?"  # noqa: S608 - names of our own
+    rows = connection.execute(sql, (*given.values(), limit)).fetchall()
+    return [(dict(zip(by, row, strict=False)), _counts(row[len(by) :])) for row in rows]
 
 
 def _counts(row: Sequence[float | None]) -> UsageCounts:
@@ -88,26 +84,22 @@ def release(connection: Connection, day: str) -> None:
     connection.execute("DELETE FROM usage WHERE day < ?", (day,))
 
 
-def unfinished_of(owner: str) -> Callable[[Connection], int]:
+def unfinished_of(connection: Connection, owner: str) -> int:
     """Count the turns that have not ended of jobs that were posted with the key of that name.
 
     Those that wait for a caller are not counted: they need nothing of Roundhouse. Those that a conversation which has
     not ended has inherited are: they are held for it.
     """
-
-    def query(connection: Connection) -> int:
-        row = connection.execute(
-            "SELECT coalesce(sum(total_turns - (SELECT count(*) FROM turns WHERE job_id = jobs.id AND kind = 'turn')"
-            " - (SELECT count(*) FROM awaited_turns WHERE job_id = jobs.id AND is_said = 0)), 0)"
-            " FROM jobs WHERE key_name = ? AND unfinished > 0",
-            (owner,),
-        ).fetchone()
-        held = connection.execute(
-            "SELECT coalesce(sum(heritages.turns), 0) FROM jobs JOIN heritages ON heritages.job_id = jobs.id"
-            " JOIN conversations ON conversations.job_id = jobs.id AND conversations.id = heritages.conversation_id"
-            " WHERE jobs.key_name = ? AND jobs.unfinished > 0 AND conversations.state IN ('queued', 'running')",
-            (owner,),
-        ).fetchone()
-        return sum(0 if found is None else int(found[0]) for found in (row, held))
-
-    return query
+    row = connection.execute(
+        "SELECT coalesce(sum(total_turns - (SELECT count(*) FROM turns WHERE job_id = jobs.id AND kind = 'turn')"
+        " - (SELECT count(*) FROM awaited_turns WHERE job_id = jobs.id AND is_said = 0)), 0)"
+        " FROM jobs WHERE key_name = ? AND unfinished > 0",
+        (owner,),
+    ).fetchone()
+    held = connection.execute(
+        "SELECT coalesce(sum(heritages.turns), 0) FROM jobs JOIN heritages ON heritages.job_id = jobs.id"
+        " JOIN conversations ON conversations.job_id = jobs.id AND conversations.id = heritages.conversation_id"
+        " WHERE jobs.key_name = ? AND jobs.unfinished > 0 AND conversations.state IN ('queued', 'running')",
+        (owner,),
+    ).fetchone()
+    return sum(0 if found is None else int(found[0]) for found in (row, held))

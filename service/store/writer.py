@@ -15,46 +15,26 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
-from typing import Any, Final, TypeVar
+from contextlib import contextmanager, suppress
+from typing import Any, Final
 
-import msgspec
 from msgspec.structs import replace
 
-from service.conversations.job import JobId
 from service.errors import ServiceError, StoreError, StoreUnavailable
 from service.store.databases.database import Connection, Database, Fenced, Membership
 from service.store.news import ClaimsLost, StoreRecovered, StoreTroubled, WriterEvent, WritesFailed
+from service.store.threads import Answer, Spoiled, Write, answer, refuse
 from workers.policy.restart import Backoff
 
-MAX_GROUP: Final = 256  # a bound on how long the first of a group waits for the last
-MAX_FACTS: Final = 2000  # of all writes of a group, as far as they can be told beforehand
-LINGER_S: Final = 0.05  # for which accounts wait for company: a commit for each took a quarter of a request's CPU
-CONFLICTS: Final = 10  # in a row, before they count as trouble
+MAX_GROUP: Final = 256  # writes of a group: bounds how long the first waits for the last
+MAX_FACTS: Final = 2000  # facts of a group, as far as they are known beforehand
+LINGER_S: Final = 0.05  # wait of usage for other writes: a commit for each took a quarter of a request's CPU
+CONFLICTS: Final = 10  # conflicts in a row that count as trouble
 PAUSES: Final = Backoff(first_s=0.1, last_s=2.0)
-CLOSING_TRIES: Final = 2  # of a database that is in trouble, before what it has not taken is given up
-T = TypeVar("T")
-Operation = Callable[[Connection], Any]
+CLOSING_TRIES: Final = 2  # tries of a database in trouble before a close gives up what it has not taken
 logger = logging.getLogger(__name__)
-
-
-class Write(msgspec.Struct, frozen=True, kw_only=True):
-    """An operation and what came of it; one that ``is_kept`` is tried again until the database takes it.
-
-    ``careful`` stands in its place once it cannot be written as it is: it costs more, and loses no more than it has to.
-    One that ``may_wait`` is committed with what else comes within ``LINGER_S``.
-    """
-
-    operation: Operation
-    jobs: frozenset[JobId]  # that it changes
-    is_kept: bool
-    may_wait: bool = False
-    size: int = 1  # how many facts it writes
-    key: str | None = None  # that it posts with
-    careful: Operation | None = None
-    future: "Future[Any]" = msgspec.field(default_factory=Future)
 
 
 class Writer:
@@ -84,7 +64,7 @@ class Writer:
         self._connection: Connection | None = None
         self._is_enrolled = False
         self._number = 0
-        self._unsure: list[tuple[Write, Any]] | None = None  # a group whose commit was asked for and not answered
+        self._unsure: list[Answer] | None = None  # a group whose commit was asked for and not answered
         self._failure: StoreError | None = None
         self.trouble: str | None = None
 
@@ -150,8 +130,8 @@ class Writer:
                 self._is_enrolled = False
                 logger.warning("store: another node has taken over what this one ran; its late results are refused")
                 self._tell(ClaimsLost())
-                group = _refuse(group, StoreUnavailable("this node was taken for dead"), kept=True)
-            except _Spoiled as spoiled:  # it is one caller's, and the others' are written without it
+                group = refuse(group, StoreUnavailable("this node was taken for dead"), kept=True)
+            except Spoiled as spoiled:  # it is one caller's, and the others' are written without it
                 logger.exception("store: a write cannot be")
                 careful = spoiled.write.careful
                 if careful is None:
@@ -171,18 +151,18 @@ class Writer:
                     self._fail(error)
                     break
                 self._note_trouble(trouble)
-                group = _refuse(group, StoreUnavailable(trouble), kept=False)
+                group = refuse(group, StoreUnavailable(trouble), kept=False)
                 tries += 1
                 self._closing.wait(PAUSES.after(tries))
             else:
                 self._note_trouble(None)
-                _answer(answers)
+                answer(answers)
                 return
         assert self._failure is not None  # noqa: S101 - the only other way out
         for write in group:
             write.future.set_exception(self._failure)
 
-    def _commit(self, group: list[Write]) -> list[tuple[Write, Any]]:
+    def _commit(self, group: list[Write]) -> list[Answer]:
         """Write a group once; return what each of its operations has brought."""
         if self._connection is None:
             self._connection = self._database.connect_writer()
@@ -195,10 +175,11 @@ class Writer:
             if is_there:
                 self._number += 1
                 return answers
-        if not self._is_enrolled:
-            self._enrol(connection)
-        connection.begin()
-        try:
+        if not self._is_enrolled:  # in a transaction of its own: nobody can wait for a row that is not committed yet
+            with _transaction(connection):
+                self._membership.register(connection)
+            self._is_enrolled = True
+        with _transaction(connection):
             jobs = sorted({job for write in group for job in write.jobs})
             keys = [write.key for write in group if write.key is not None]
             self._membership.begin_group(connection, self._number + 1, jobs, keys)
@@ -206,37 +187,20 @@ class Writer:
             answers = [(write, self._run_one(write, connection)) for write in group]
             self._membership.extend_lease(connection)
             self._unsure = answers
-            connection.commit()
-        except BaseException:
-            with suppress(Exception):  # a connection that is broken has rolled back; what broke it is what counts
-                connection.rollback()
-            raise
         self._unsure = None
         self._number += 1
         return answers
 
-    def _enrol(self, connection: Connection) -> None:
-        """Become a member, in a transaction of its own: nobody can wait for a row that is not committed yet."""
-        connection.begin()
-        try:
-            self._membership.register(connection)
-            connection.commit()
-        except BaseException:
-            with suppress(Exception):  # as below
-                connection.rollback()
-            raise
-        self._is_enrolled = True
-
     def _run_one(self, write: Write, connection: Connection) -> Any:  # noqa: ANN401 - what the operation returns
         try:
             return write.operation(connection)
-        except ServiceError as answer:
-            return answer
+        except ServiceError as error:
+            return error
         except Exception as error:
             is_last = write.is_kept and write.careful is None
             if is_last or self._database.trouble_of(error) is not None or self._database.is_conflict(error):
                 raise
-            raise _Spoiled(write, error) from error
+            raise Spoiled(write, error) from error
 
     def _note_trouble(self, trouble: str | None) -> None:
         if trouble is None and self.trouble is not None:
@@ -261,28 +225,13 @@ class Writer:
                 connection.close()
 
 
-class _Spoiled(Exception):
-    """One operation cannot be written, and its transaction fails with it."""
-
-    def __init__(self, write: Write, error: Exception) -> None:
-        super().__init__(str(error))
-        self.write = write
-        self.error = error
-
-
-def _answer(answers: list[tuple[Write, Any]]) -> None:
-    for write, result in answers:
-        if write.future.done():
-            continue  # refused when the database broke during its commit
-        if isinstance(result, ServiceError):
-            write.future.set_exception(result)
-        else:
-            write.future.set_result(result)
-
-
-def _refuse(group: list[Write], answer: StoreUnavailable, *, kept: bool) -> list[Write]:
-    """Refuse those of a group that are to be kept, or the others; return the rest."""
-    for write in group:
-        if write.is_kept is kept:
-            write.future.set_exception(answer)
-    return [write for write in group if write.is_kept is not kept]
+@contextmanager
+def _transaction(connection: Connection) -> Iterator[None]:
+    connection.begin()
+    try:
+        yield
+        connection.commit()
+    except BaseException:
+        with suppress(Exception):  # a connection that is broken has rolled back; the first error counts
+            connection.rollback()
+        raise

@@ -1,1 +1,1 @@
-"""Metrics, logs and traces for operators, made of facts that the service tells anyway."""
+"""Metrics, logs and traces for operators, made from facts that the service reports anyway."""

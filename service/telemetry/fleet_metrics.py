@@ -1,4 +1,4 @@
-"""The workers and their engines, read from the fleet at each scrape: there is one truth about them."""
+"""Metrics of workers and their engines, read from the fleet, their one source, at each scrape."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,11 +11,11 @@ import anyio.to_thread
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from service.conversations.states import TurnState
+from service.conversations.job.states import TurnState
 from service.errors import StoreUnavailable
 from service.scheduling.core.view import PoolsView
 from service.scheduling.scheduler import Scheduler
-from service.store import queries
+from service.store import job_rows
 from service.store.store import Store
 from workers.fleet import Fleet
 from workers.health.probes import KernelView, look_at_tree
@@ -23,12 +23,12 @@ from workers.notifier import Notifier
 from workers.states import WorkerState
 from workers.tools.mcp import McpState
 
-PAUSE_S: Final = 10.0  # at least, between two looks
-SHARE: Final = 300  # a look that takes long comes so much rarer: it costs at most 0.3 % of a core
+PAUSE_S: Final = 10.0  # least pause between two samples
+SHARE: Final = 300  # least pause in times of a sample's cost, so that it takes at most 0.3 % of a core
 
 
 class Sampler(Collector):
-    """Its newest look is what a scrape shows; ``run`` must be running, and each scrape asks for another look."""
+    """Gives each scrape the newest sample, and takes another one after it; ``run`` must be running."""
 
     def __init__(self, fleet: Fleet, store: Store) -> None:
         self._fleet = fleet
@@ -47,14 +47,14 @@ class Sampler(Collector):
         return self._views
 
     async def run(self) -> None:
-        """Look whenever asked, until cancelled."""
+        """Sample whenever asked, until cancelled."""
         while True:
             await self._asked.wait()
             began_at = time.monotonic()
             roots = {str(worker.spec.id): worker.supervisor.root_pid for worker in self._fleet}
             self._views = await anyio.to_thread.run_sync(_look, roots)
-            with suppress(StoreUnavailable):  # what was so before stays: ``roundhouse_store_up`` tells of it
-                self._jobs, self._conversations = await self._store.read(queries.count_states)
+            with suppress(StoreUnavailable):  # old counts stay; ``roundhouse_store_up`` reports the trouble
+                self._jobs, self._conversations = await self._store.read(job_rows.count_states)
             await anyio.sleep(max(PAUSE_S, SHARE * (time.monotonic() - began_at)))
 
     def collect(self) -> Iterable[Metric]:
@@ -75,7 +75,7 @@ def _look(roots: Mapping[str, int | None]) -> Mapping[str, KernelView]:
 
 
 class PoolCollector(Collector):
-    """Reads the scheduler of a node, and whether its store is well."""
+    """Reads the scheduler of a node, and the state of its store."""
 
     def __init__(
         self, scheduler: Scheduler, store: Store, models: Callable[[], Sequence[str]], name: Callable[[str], str]
@@ -95,15 +95,13 @@ class PoolCollector(Collector):
             for pool in (TurnState.PENDING, TurnState.READY, TurnState.IN_FLIGHT):
                 turns.add_metric((self._name(model), pool.value), counts.get(pool, 0))
             wanted.add_metric((self._name(model),), counts.get(TurnState.READY, 0) + counts.get(TurnState.IN_FLIGHT, 0))
-        oldest = GaugeMetricFamily(
-            "roundhouse_oldest_ready_turn_seconds", "How long the turn waits that has waited longest."
-        )
+        oldest = GaugeMetricFamily("roundhouse_oldest_ready_turn_seconds", "Longest time that a ready turn has waited.")
         oldest.add_metric((), self._oldest_s())
         up = GaugeMetricFamily("roundhouse_store_up", "Whether the store takes writes.")
         up.add_metric((), float(self._store.trouble is None))
         counters = self._scheduler.counters
         prefix = CounterMetricFamily(
-            "roundhouse_prefix_tokens", "Tokens of prompts that engines could reuse, and did.", labels=("result",)
+            "roundhouse_prefix_tokens", "Prompt tokens that engines could reuse, and did reuse.", labels=("result",)
         )
         prefix.add_metric(("reusable",), counters.reusable_tokens)
         prefix.add_metric(("reused",), counters.reused_tokens)
@@ -114,13 +112,13 @@ class PoolCollector(Collector):
         return turns, wanted, oldest, up, prefix, integrity
 
     def _oldest_s(self) -> float:
-        known = (self._scheduler.turns.oldest_ready_at, self._scheduler.requests.oldest_ready_at)
+        known = (self._scheduler.turns.oldest_ready_at, self._scheduler.requests.queue.oldest_ready_at)
         since = min((at for at in known if at is not None), default=None)
         return 0.0 if since is None else max(0.0, (datetime.now(UTC) - since).total_seconds())
 
 
 class McpCollector(Collector):
-    """Reads how the MCP servers of each model stand."""
+    """Reads the state of each model's MCP servers."""
 
     def __init__(self, states: Callable[[], Sequence[tuple[str, McpState]]]) -> None:
         self._states = states
@@ -136,10 +134,9 @@ class McpCollector(Collector):
 
 
 class FleetCollector(Collector):
-    """Reads the workers when it is asked.
+    """Reads the workers at each scrape.
 
-    ``view`` gives the scheduler's pools, ``views`` what the kernel knew of each
-    worker's engine at the last look.
+    ``view`` gives the scheduler's pools, ``views`` the kernel's view of each worker's engine in the last sample.
     """
 
     def __init__(
@@ -155,35 +152,35 @@ class FleetCollector(Collector):
 
     def _workers(self) -> Iterable[Metric]:
         names = ("model", "worker")
-        ready = GaugeMetricFamily("roundhouse_worker_ready", "Whether a worker takes requests.", labels=names)
-        slots = GaugeMetricFamily("roundhouse_worker_slots", "How many requests a worker may have.", labels=names)
-        in_use = GaugeMetricFamily("roundhouse_worker_slots_in_use", "How many requests it has.", labels=names)
-        starts = CounterMetricFamily("roundhouse_worker_starts", "How many engines it has started.", labels=names)
-        version = GaugeMetricFamily("roundhouse_worker_weight_version", "Which weights it has.", labels=names)
+        ready = GaugeMetricFamily("roundhouse_worker_ready", "Whether the worker takes requests.", labels=names)
+        slots = GaugeMetricFamily("roundhouse_worker_slots", "Turns that may be in flight on the worker.", labels=names)
+        in_use = GaugeMetricFamily("roundhouse_worker_slots_in_use", "Turns in flight on the worker.", labels=names)
+        starts = CounterMetricFamily("roundhouse_worker_starts", "Engines that the worker has started.", labels=names)
+        version = GaugeMetricFamily("roundhouse_worker_weight_version", "Version of its weights.", labels=names)
         prefill = GaugeMetricFamily(
-            "roundhouse_worker_prefill_token_seconds", "What a token of a prompt takes its engine.", labels=names
+            "roundhouse_worker_prefill_token_seconds", "Measured time per prompt token.", labels=names
         )
         decode = GaugeMetricFamily(
-            "roundhouse_worker_decode_token_seconds", "What a token of an answer takes its engine.", labels=names
+            "roundhouse_worker_decode_token_seconds", "Measured time per answer token.", labels=names
         )
         error = GaugeMetricFamily(
             "roundhouse_worker_latency_error_ratio",
-            "By what part of what they took predictions of its answers were off, in the middle.",
+            "Median relative error of predicted answer times.",
             labels=names,
         )
         budget = GaugeMetricFamily(
-            "roundhouse_worker_kv_budget_tokens", "How much of its KV cache a worker lends to turns.", labels=names
+            "roundhouse_worker_kv_budget_tokens", "Part of its KV cache that the worker gives to turns.", labels=names
         )
         used = GaugeMetricFamily(
-            "roundhouse_worker_kv_used_tokens", "How much of its KV cache an engine uses.", labels=names
+            "roundhouse_worker_kv_used_tokens", "Part of its KV cache that the engine uses.", labels=names
         )
         reserved = GaugeMetricFamily(
-            "roundhouse_worker_kv_reserved_tokens", "How much of its KV cache turns have reserved.", labels=names
+            "roundhouse_worker_kv_reserved_tokens", "Part of the KV budget that turns have reserved.", labels=names
         )
         preemptions = CounterMetricFamily(
-            "roundhouse_worker_kv_preemptions", "How often requests gave way to others in the engine.", labels=names
+            "roundhouse_worker_kv_preemptions", "Requests that the engine preempted for others.", labels=names
         )
-        state = GaugeMetricFamily("roundhouse_worker_state", "Which state a worker is in.", labels=(*names, "state"))
+        state = GaugeMetricFamily("roundhouse_worker_state", "1 for the current state.", labels=(*names, "state"))
         for worker in self._fleet:
             place = (worker.spec.name, worker.spec.id)
             measured = (
@@ -229,14 +226,12 @@ class FleetCollector(Collector):
         return memory, cpu, incidents
 
     def _lanes(self) -> Iterable[Metric]:
-        swaps = CounterMetricFamily(
-            "roundhouse_lane_swaps", "How many models were loaded on a lane.", labels=("lane", "device")
-        )
+        swaps = CounterMetricFamily("roundhouse_lane_swaps", "Models loaded on the lane.", labels=("lane", "device"))
         resident = GaugeMetricFamily(
-            "roundhouse_lane_resident", "Whether a model's engine stands on a lane.", labels=("lane", "model")
+            "roundhouse_lane_resident", "Whether the model's engine is on the lane.", labels=("lane", "model")
         )
         load = GaugeMetricFamily(
-            "roundhouse_lane_load_seconds", "How long the last load of a model took.", labels=("lane", "model")
+            "roundhouse_lane_load_seconds", "Duration of the model's last load.", labels=("lane", "model")
         )
         for lane in self._fleet.lanes.lanes:
             swaps.add_metric((lane.lane.id, lane.lane.device.uuid), lane.swaps)
@@ -248,9 +243,9 @@ class FleetCollector(Collector):
 
     def _weights(self) -> Iterable[Metric]:
         updates = CounterMetricFamily(
-            "roundhouse_weight_updates", "How many updates of weights have ended, and how.", labels=("model", "state")
+            "roundhouse_weight_updates", "Weight updates that have ended.", labels=("model", "state")
         )
-        current = GaugeMetricFamily("roundhouse_model_weight_version", "Which weights a model has.", labels=("model",))
+        current = GaugeMetricFamily("roundhouse_model_weight_version", "Version of its weights.", labels=("model",))
         for name, weights in self._fleet.weights.items():
             current.add_metric((name,), weights.current.version)
             for state, count in weights.ended.items():

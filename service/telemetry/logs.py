@@ -1,4 +1,4 @@
-"""Lines of the log, for people or as JSON, each with what it concerns (``workers.log_context``)."""
+"""Lines of the log, for people or as JSON, each with the fields of its context (``workers.log_context``)."""
 
 import logging
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ from workers.log_context import concerns_now
 
 LogFormat = Literal["text", "json"]
 PEOPLE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-MOST_SAID: Final = 2000  # characters of a message: an engine may repeat all that a client has sent
-# What would begin a line that nobody wrote, command a terminal, or turn the direction of what stands behind it.
+MOST_SAID: Final = 2000  # longest message in characters: an engine may repeat all that a client has sent
+# Characters that would fake a line, control a terminal, or change the direction of text.
 CONTROLS: Final = (
     {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
     | {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
@@ -21,7 +21,7 @@ CONTROLS: Final = (
 
 
 class PeopleFormatter(logging.Formatter):
-    """One line in words; what it concerns stands in brackets at its end."""
+    """One line in words, with its context's fields in brackets at the end."""
 
     def __init__(self) -> None:
         super().__init__(PEOPLE)
@@ -34,7 +34,7 @@ class PeopleFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, what it concerns, and a traceback where there is one."""
+    """One JSON object per line: time, level, logger, message, the context's fields, and a traceback if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -51,13 +51,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def fields_of(record: logging.LogRecord) -> Mapping[str, str | int]:
-    """Return the fields of a log record; call it where the record is written, since its context has them."""
+    """Return the fields of a log record; they come from the context, so call it where the record is written."""
     own: Mapping[str, str | int] | None = getattr(record, "about", None)
     return concerns_now()() if own is None else own
 
 
 def set_format(kind: LogFormat) -> None:
-    """Set one form for every handler of the root logger."""
+    """Set the format of every handler of the root logger."""
     for handler in logging.getLogger().handlers:
         handler.setFormatter(JsonFormatter() if kind == "json" else PeopleFormatter())
 
@@ -68,5 +68,5 @@ def _bounded(message: str) -> str:
 
 
 def _sound(value: object) -> object:
-    """Return a value that JSON takes: half a surrogate pair is no text."""
+    """Return a value that JSON can hold: lone surrogates are replaced."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

@@ -1,6 +1,6 @@
 """The metrics for Prometheus: counted where they happen, or read from their owner at each scrape.
 
-No label is anybody's to invent: models, tools, routes and reasons are bounded in number (``CappedNames``).
+No caller can invent label values: models, tools, routes and reasons are bounded in number (``CappedNames``).
 """
 
 import time
@@ -23,12 +23,12 @@ OTHER: Final = "other"
 MOST_CHARS: Final = 64
 PHASE_BUCKETS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 WRITE_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-MOST_MODELS: Final = 100  # beside those of the configuration: a shared store may bring turns of other nodes' models
-ASKED: Final = "asked"  # why an engine was replaced that had not broken
+MOST_MODELS: Final = 100  # models beside the configuration's: a shared store brings turns of other nodes' models
+ASKED: Final = "asked"  # reason for replacing an engine that was not broken
 
 
 class CappedNames:
-    """Bounds the number of values of a metric label; ``known`` names have their places, others take those left."""
+    """Bounds the number of values of a label; ``known`` names have reserved places, others share the rest."""
 
     def __init__(self, most: int, known: Iterable[str] = ()) -> None:
         self._most = most
@@ -38,7 +38,7 @@ class CappedNames:
         return f"<CappedNames {len(self._shown)} of {self._most}>"
 
     def __call__(self, name: str) -> str:
-        """Return a name as a label shows it; ``other`` if all places are taken."""
+        """Return the label value for a name; ``other`` if all places are taken."""
         shown = self._shown.get(name)
         if shown is not None:
             return shown
@@ -60,27 +60,27 @@ class Metrics:
         self.model_name = CappedNames(len(models) + MOST_MODELS, models)
         self.turns = TurnMetrics(self._registry, self.model_name, CappedNames(MOST_TOOLS))
         ProcessCollector(registry=self._registry)
-        build = Gauge("roundhouse_build_info", "Which version runs.", ("version",), registry=self._registry)
+        build = Gauge("roundhouse_build_info", "The running version.", ("version",), registry=self._registry)
         build.labels(own_version()).set(1)
         self._phases = self._seconds(
             "weight_update_phase",
-            "How long a phase of an update of weights took, over all workers of a model.",
+            "Duration of a phase of a weight update, over all workers of a model.",
             ("model", "phase", "outcome"),
             PHASE_BUCKETS,
         )
         self._starts = self._seconds("worker_start", "How long engines took to be ready.", ("model",), PHASE_BUCKETS)
         self._restarts = self._counter(
-            "worker_restarts", "Engines that were started in place of another.", ("model", "worker", "reason")
+            "worker_restarts", "Engines started in place of another.", ("model", "worker", "reason")
         )
-        self._writes = self._seconds("store_write", "From handing in facts to their being durable.", (), WRITE_BUCKETS)
+        self._writes = self._seconds("store_write", "Time from submitting facts to durability.", (), WRITE_BUCKETS)
         self._lease = Gauge(
             "roundhouse_lease_renewed_timestamp_seconds", "When the lease was last renewed.", registry=self._registry
         )
-        self._lost = self._counter("store_facts_lost", "Facts and accounts that cannot be written.", ())
-        self._deliveries = self._counter("webhook_deliveries", "Tries to deliver a webhook.", ("outcome",))
-        requests = self._counter("http_requests", "Requests that were answered.", ("route", "method", "code"))
+        self._lost = self._counter("store_facts_lost", "Facts and accounts that cannot be stored, and are lost.", ())
+        self._deliveries = self._counter("webhook_deliveries", "Attempts to deliver a webhook.", ("outcome",))
+        requests = self._counter("http_requests", "Answered HTTP requests.", ("route", "method", "code"))
         times = self._seconds(
-            "http_request", "From a request to the beginning of its answer.", ("route", "method"), WAIT_BUCKETS
+            "http_request", "Time from a request to the beginning of its answer.", ("route", "method"), WAIT_BUCKETS
         )
         self._requests, self._request_times = cache(requests.labels), cache(times.labels)
         self._starting: dict[tuple[str, str], tuple[int, float | None]] = {}
@@ -95,7 +95,7 @@ class Metrics:
         return Histogram(f"roundhouse_{name}_seconds", text, labels, buckets=buckets, registry=self._registry)
 
     def add(self, collector: Collector) -> None:
-        """Tell what a collector reads too."""
+        """Include a collector's metrics."""
         self._registry.register(collector)
 
     def watch_starts(self, fleet: Fleet) -> None:
@@ -103,11 +103,11 @@ class Metrics:
         fleet.subscribe(self._note_worker)
 
     def observe_phase(self, model: str, phase: UpdatePhase, seconds: float, outcome: str) -> None:
-        """Take the end of one phase of an update of weights."""
+        """Record a finished phase of a weight update."""
         self._phases.labels(model, phase.value, outcome).observe(seconds)
 
     def observe_request(self, route: str, method: str, code: int, seconds: float) -> None:
-        """Take the answer to an HTTP request, by the template of its route."""
+        """Record the answer to an HTTP request, by its route's template."""
         self._requests(route, method, str(code)).inc()
         self._request_times(route, method).observe(seconds)
 
@@ -116,7 +116,7 @@ class Metrics:
         self._deliveries.labels(outcome).inc()
 
     def take_news(self, event: StoreEvent) -> None:
-        """Take news of the store."""
+        """Record an event of the store."""
         match event:
             case JobsCommitted():
                 self._writes.observe(event.seconds)
@@ -128,12 +128,12 @@ class Metrics:
                 pass
 
     def _note_worker(self, worker: SupervisedWorker) -> None:
-        """Take a change of a worker's state; it may be told later than another that followed."""
+        """Record a change of a worker's state; changes may arrive out of order."""
         place = (worker.spec.name, worker.spec.id)
         known, began_s = self._starting.get(place, (0, None))
         if worker.now.incarnation > known:
             reason = worker.recorder.reason_of(worker.now.incarnation - 1)
-            # The first of a lane's model follows an engine of another model.
+            # The first engine of a model on a lane follows another model's, and is no restart.
             if known or reason is not None:
                 self._restarts.labels(*place, reason or ASKED).inc()
             began_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""The past hour of a node: a ring of points that charts show, so that no page has to be open for it."""
+"""The past hour of a node: a ring of points for charts, recorded whether a page is open or not."""
 
 import time
 from collections import deque
@@ -8,19 +8,19 @@ from typing import Final
 import anyio
 import msgspec
 
-from service.conversations.states import TurnState
+from service.conversations.job.states import TurnState
 from service.scheduling.scheduler import Scheduler
 from workers.fleet import Fleet
 from workers.spec import WorkerId
 from workers.states import WorkerState
 
 STEP_S: Final = 10.0
-LOOKS: Final = 5  # a step
+LOOKS: Final = 5  # samples per step
 POINTS: Final = 360
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """One step, which ends ``at``, in seconds since the epoch: tokens a second, and the most of the rest."""
+    """One step, which ends ``at``, in seconds since the epoch: tokens per second, and maxima of the rest."""
 
     at: float
     tokens_per_s: float
@@ -61,7 +61,7 @@ class PastHour:
 
     def _add(self, step_s: float, in_flight: int, ready: int) -> None:
         tokens = {worker.spec.id: worker.in_flight.tokens for worker in self._fleet}
-        # A worker that was replaced counts anew.
+        # A replaced worker counts from 0 again.
         written = sum(max(0, count - self._tokens.get(name, 0)) for name, count in tokens.items())
         self._tokens = tokens
         self._points.append(

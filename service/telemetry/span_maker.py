@@ -1,7 +1,7 @@
-"""Makes spans of what has ended: a conversation, its turns, their attempts, and the calls of tools in them.
+"""Makes spans of ended conversations, their turns, the turns' attempts, and their tool calls.
 
-Nothing is done while an answer is written: a turn's spans are made at its end, with the times that it had. Only the
-span of a conversation is open meanwhile, since its turns are its children.
+An answer being written costs nothing: a turn's spans are made at its end, with its recorded times. Only the span of a
+conversation is open meanwhile, since its turns are its children.
 """
 
 import os
@@ -20,10 +20,10 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, Statu
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from service.conversations.job import JobId, TurnKind
-from service.conversations.measures import AttemptMeasures, RequestMeasures
-from service.conversations.states import ENDED_CONVERSATIONS, ConversationState, TurnState
-from service.conversations.transcript import Attempt, Turn
+from service.conversations.job.job import JobId, TurnKind
+from service.conversations.job.states import ENDED_CONVERSATIONS, ConversationState, TurnState
+from service.conversations.record.measures import AttemptMeasures, RequestMeasures
+from service.conversations.record.transcript import Attempt, Turn
 from service.store.records import ConversationMoved, Record, TurnEnded
 from service.telemetry import span_names as names
 from workers.distribution import own_version
@@ -35,19 +35,18 @@ PROVIDERS: Mapping[EngineKind, str] = {
     EngineKind.LLAMA_SERVER: "llama.cpp",
     EngineKind.EMBEDDED: "llama.cpp",
     EngineKind.VLLM: "vllm",
-    EngineKind.ATTACHED: "openai",  # by the form in which it is asked
+    EngineKind.ATTACHED: "openai",  # the API that it is asked by
 }
 Attributes = Mapping[str, str | int]
-MOST_PARENTS: Final = 10_000  # jobs whose posters' spans are remembered
+MOST_PARENTS: Final = 10_000  # jobs whose callers' spans are remembered
 Values = dict[str, AttributeValue]
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def exporting_provider(instance: str) -> TracerProvider:
-    """Return a provider that sends spans from a thread of its own; ``instance`` tells nodes apart.
+    """Return a provider that sends spans from its own thread; ``instance`` identifies the node.
 
-    Where to, how often and how many: ``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_BSP_*``, ``OTEL_TRACES_SAMPLER`` and their
-    kin.
+    ``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_BSP_*``, ``OTEL_TRACES_SAMPLER`` and similar variables configure it.
     """
     about = {names.SERVICE_VERSION: own_version(), names.SERVICE_INSTANCE: instance}
     if "OTEL_SERVICE_NAME" not in os.environ:
@@ -75,7 +74,7 @@ def attributes_by_worker(fleet: Fleet) -> Callable[[str], Attributes]:
 
 
 class _OpenConversation:
-    """The span of a conversation, and those of its turns, with who reads of them later; None is all."""
+    """The span of a conversation, and its turns' span contexts with their readers; None is all agents."""
 
     def __init__(self, span: Span) -> None:
         self.span = span
@@ -86,7 +85,7 @@ class _OpenConversation:
         return f"<_OpenConversation rounds={list(self._turns)}>"
 
     def waited_for(self, turn: Turn, others: Collection[str]) -> list[Link]:
-        """Return links to what a turn waited for: ``others`` of its round, and what it read of the round before."""
+        """Return links to the turns that a turn waited for: ``others`` of its round, and those it read before it."""
         who = turn.key.agent_id
         now, before = self._turns.get(turn.key.round, {}), self._turns.get(turn.key.round - 1, {})
         read = [
@@ -95,12 +94,12 @@ class _OpenConversation:
         return [Link(now[agent][0]) for agent in sorted(others) if agent in now] + [Link(each) for each in read]
 
     def note(self, turn: Turn, context: SpanContext, readers: Collection[str] | None) -> None:
-        """Keep a turn's span for those that follow in its round and the next, however far others are."""
+        """Keep a turn's span context for later turns of its round and the next; agents may be rounds apart."""
         self._turns.setdefault(turn.key.round, {})[turn.key.agent_id] = context, readers
 
 
 class Spans:
-    """``engine_of`` tells of a worker's engine, ``name_of`` the caller's name of a job that has not ended."""
+    """``engine_of`` returns a worker's engine attributes, ``name_of`` the caller's name of a job that has not ended."""
 
     def __init__(self, tracer: Tracer, engine_of: Callable[[str], Attributes], name_of: Callable[[JobId], str]) -> None:
         self._tracer = tracer
@@ -114,7 +113,7 @@ class Spans:
         return f"<Spans open={len(self._open)}>"
 
     def note_job(self, job_id: JobId, trace_parent: str) -> None:
-        """Record the trace that a job was posted with, before any of its facts."""
+        """Record the trace that a job was posted with; call it before any of its facts."""
         self._parents[job_id] = trace_parent
         while len(self._parents) > MOST_PARENTS:
             self._parents.popitem(last=False)
@@ -133,7 +132,7 @@ class Spans:
                     pass
 
     def close(self) -> None:
-        """End the spans of conversations that go on in another life of the service."""
+        """End the spans of conversations that continue after a restart."""
         for conversation in self._open.values():
             conversation.span.end()
         self._open.clear()
@@ -149,7 +148,7 @@ class Spans:
                 names.JOB_ID: job_id,
             }
             name = names.INVOKE_WORKFLOW
-            with suppress(KeyError):  # the job has ended at this very moment
+            with suppress(KeyError):  # the job has just ended
                 attributes[names.WORKFLOW_NAME] = job_name = self._name_of(job_id)
                 name = f"{name} {job_name}"
             parent = self._remote(self._parents.get(job_id))
@@ -164,7 +163,7 @@ class Spans:
             conversation.span.end(_ns(fact.at))
 
     def _add_turn(self, fact: TurnEnded, turn: Turn, queued_at: datetime) -> None:
-        # One that was resumed after a restart has begun in another life, whose span nobody has.
+        # A conversation that was resumed after a restart has no open span yet.
         conversation = self._conversation(turn.key.job_id, turn.key.conversation_id, queued_at)
         span = self._tracer.start_span(
             f"{names.INVOKE_AGENT} {turn.key.agent_id}",
@@ -194,7 +193,7 @@ class Spans:
             conversation.note(turn, span.get_span_context(), fact.readers)
 
     def _add_attempt(self, context: Context, model: str, attempt: Attempt) -> None:
-        """Make the span of an attempt that was not the last, of which less is known."""
+        """Make the span of an attempt before the last, which has no measures."""
         about: Values = {
             names.OPERATION: names.CHAT,
             names.REQUEST_MODEL: model,
@@ -233,10 +232,10 @@ class Spans:
         return span
 
     def _add_tools(self, context: Context, began_at: datetime, calls: Sequence[ToolRecord]) -> None:
-        """Make spans of calls of tools; when each began is known by when its attempt did, and by its place alone."""
+        """Make spans of tool calls; their starts are derived from the attempt's start and their order."""
         at, iteration, longest_s = began_at, 0, 0.0
         for call in calls:
-            if call.iteration != iteration:  # calls of one message run beside each other
+            if call.iteration != iteration:  # calls of one message run in parallel
                 at, iteration, longest_s = at + timedelta(seconds=longest_s), call.iteration, 0.0
             longest_s = max(longest_s, call.duration_s)
             name = call.name.encode("utf-8", "replace").decode()
@@ -256,7 +255,7 @@ class Spans:
     # Requests of clients
 
     def take_request(self, request: RequestMeasures) -> None:
-        """Make the spans of a client's request that has ended."""
+        """Make the spans of a client's ended request."""
         span = self._tracer.start_span(
             f"POST {request.path}",
             self._remote(request.trace_parent),
@@ -276,7 +275,7 @@ class Spans:
         span.end(_ns(request.began_at + timedelta(seconds=request.seconds)))
 
     def _remote(self, trace_parent: str | None) -> Context:
-        """Return the context that a header stands for; a root's if the header is missing or malformed."""
+        """Return the context of a ``traceparent`` header; a root's if it is missing or malformed."""
         headers: Mapping[str, str] = {} if trace_parent is None else {"traceparent": trace_parent}
         return self._propagator.extract(headers, Context())
 

@@ -1,4 +1,4 @@
-"""Every name of OpenTelemetry's conventions that spans carry, in one place: those of GenAI are in development.
+"""All names of OpenTelemetry's conventions in spans, in one place: those for GenAI are still in development.
 
 Source: OpenTelemetry semantic conventions 1.44.0, GenAI semantic conventions 1.42.0.
 """
@@ -38,7 +38,7 @@ SERVICE_NAME: Final = "service.name"
 SERVICE_VERSION: Final = "service.version"
 SERVICE_INSTANCE: Final = "service.instance.id"
 
-# Ours, where the conventions have none.
+# Our own names, where the conventions have none.
 JOB_ID: Final = "roundhouse.job.id"
 ROUND: Final = "roundhouse.round"
 STATE: Final = "roundhouse.state"

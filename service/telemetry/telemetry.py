@@ -1,4 +1,4 @@
-"""The listeners to a node's facts: metrics always, and traces where they are switched on."""
+"""Takes a node's facts into metrics, and into traces where they are switched on."""
 
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -10,8 +10,8 @@ import anyio
 import anyio.to_thread
 
 from service.config.schema import TelemetryConfig
-from service.conversations.job import JobId
-from service.conversations.measures import RequestMeasures
+from service.conversations.job.job import JobId
+from service.conversations.record.measures import RequestMeasures
 from service.errors import ConfigError
 from service.scheduling.scheduler import Scheduler
 from service.store.records import Record
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
     from service.telemetry.span_maker import Spans
 
-LAST_SPANS_S: Final = 5.0  # for what is left to be sent when the service stops
+LAST_SPANS_S: Final = 5.0  # time to send the last spans when the service stops
 logger = logging.getLogger(__name__)
 trace_parent: ContextVar[str | None] = ContextVar("trace_parent", default=None)
 """The header ``traceparent`` of the request that is being answered."""
 
 
 class Telemetry:
-    """Told by the scheduler and its requests; what fails here is logged, and costs no turn."""
+    """Takes facts from the scheduler and its requests; a failure here is logged, and costs no turn."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -47,7 +47,7 @@ class Telemetry:
         self._spans = spans
 
     def record_facts(self, facts: Sequence[Record]) -> None:
-        """Take facts of jobs."""
+        """Record facts of jobs."""
         try:
             self._metrics.turns.count_facts(facts)
             if self._spans is not None:
@@ -56,7 +56,7 @@ class Telemetry:
             logger.exception("telemetry: a defect of Roundhouse; facts are not told")
 
     def take_request(self, request: RequestMeasures) -> None:
-        """Take a request of a client that has ended."""
+        """Record a client's ended request."""
         try:
             self._metrics.turns.take_request(request)
             if self._spans is not None:
@@ -78,7 +78,7 @@ def watch(
     store: Store,
     mcp_states: Callable[[], Sequence[tuple[str, McpState]]],
 ) -> Sampler:
-    """Tell of the parts of a node in its metrics; return what must run beside it."""
+    """Add the parts of a node to its metrics; return the sampler, which must be run."""
     sampler = Sampler(fleet, store)
     metrics.watch_starts(fleet)
     metrics.add(FleetCollector(fleet, lambda: scheduler.view, lambda: sampler.views))
@@ -92,16 +92,16 @@ def watch(
 async def tracing(
     config: TelemetryConfig, telemetry: Telemetry, fleet: Fleet, scheduler: Scheduler, instance: str
 ) -> AsyncIterator[None]:
-    """Make spans for a block, if the configuration says so; what is left of them is sent at its end.
+    """Make spans for a block, if the configuration says so; the last ones are sent at its end.
 
     Raises:
-        ConfigError: the packages that it takes are not installed.
+        ConfigError: the packages that tracing needs are not installed.
     """
     if not config.traces:
         yield
         return
     try:
-        from service.telemetry.span_maker import exporting_provider  # noqa: PLC0415 - off, nothing of it is imported
+        from service.telemetry.span_maker import exporting_provider  # noqa: PLC0415 - only tracing needs it
     except ImportError as error:
         raise ConfigError(f"telemetry.traces: pip install 'roundhouse-llm[otel]' ({error})") from error
     provider = await anyio.to_thread.run_sync(exporting_provider, instance)
@@ -121,4 +121,4 @@ def spans_of(provider: "TracerProvider", fleet: Fleet, scheduler: Scheduler) -> 
     from service.telemetry.span_maker import Spans, attributes_by_worker  # noqa: PLC0415 - as above
 
     tracer = provider.get_tracer(names.SCOPE, schema_url=names.SCHEMA_URL)
-    return Spans(tracer, attributes_by_worker(fleet), scheduler.job_name)
+    return Spans(tracer, attributes_by_worker(fleet), scheduler.works.job_name)

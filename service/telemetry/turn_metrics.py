@@ -1,4 +1,4 @@
-"""Metrics of turns, counted as facts come: a few additions a turn, and none a token."""
+"""Metrics of turns, counted as facts come: a few additions per turn, none per token."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -7,9 +7,9 @@ from typing import Final
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from service.conversations.job import TurnKind
-from service.conversations.measures import AttemptMeasures, RequestMeasures
-from service.conversations.states import ENDED_CONVERSATIONS
+from service.conversations.job.job import TurnKind
+from service.conversations.job.states import ENDED_CONVERSATIONS
+from service.conversations.record.measures import AttemptMeasures, RequestMeasures
 from service.store.records import ConversationMoved, Record, TurnEnded, TurnMoved, TurnRequeued
 from workers.tools.calls import ToolRecord
 
@@ -17,11 +17,11 @@ WAIT_BUCKETS: Final = (0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 3
 TOKEN_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5)
 JOB: Final = "job"
 REQUEST: Final = "request"
-MOST_TOOLS: Final = 100  # their names are those of jobs
+MOST_TOOLS: Final = 100  # label values: jobs choose the names of tools
 
 
 class _Place(msgspec.Struct, frozen=True, kw_only=True):
-    """The series of one source and model; to look each up anew would take as long as to add to it."""
+    """The series of one source and model, cached: looking one up takes as long as adding to it."""
 
     labels: tuple[str, str]
     wait: Histogram
@@ -31,7 +31,7 @@ class _Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnMetrics:
-    """``model_name`` and ``tool_name`` bound how many names there are; ``source`` is ``job`` or ``request``."""
+    """``model_name`` and ``tool_name`` bound the number of names; ``source`` is ``job`` or ``request``."""
 
     def __init__(
         self, registry: CollectorRegistry, model_name: Callable[[str], str], tool_name: Callable[[str], str]
@@ -51,24 +51,24 @@ class TurnMetrics:
 
         self._turns = count("turns", "Turns that have ended.", ended)
         self._attempts = count("attempts", "Attempts on slots that have ended.", ended)
-        self._tokens = count("tokens", "Tokens.", (*place, "kind"))
+        self._tokens = count("tokens", "Tokens of attempts that have ended.", (*place, "kind"))
         self._conversations = count("conversations", "Conversations that have ended.", ("outcome",))
-        self._waits = seconds("queue_wait", "How long turns waited for a slot.")
-        self._durations = seconds("turn_duration", "How long turns took, from being ready to their end.")
-        self._first_tokens = seconds("time_to_first_token", "From the slot to the first token of the answer.")
+        self._waits = seconds("queue_wait", "Time that turns waited for a slot.")
+        self._durations = seconds("turn_duration", "Time of turns from becoming ready to their end.")
+        self._first_tokens = seconds("time_to_first_token", "Time from getting a slot to the first token.")
         self._token_times = seconds(
-            "time_per_output_token", "What a token took, after the first.", place, TOKEN_BUCKETS
+            "time_per_output_token", "Mean time per token after the first.", place, TOKEN_BUCKETS
         )
         self._tools = Counter(
-            "roundhouse_tool_calls", "Calls of tools.", ("tool", "outcome", "reason"), registry=registry
+            "roundhouse_tool_calls", "Tool calls that models made.", ("tool", "outcome", "reason"), registry=registry
         )
-        self._tool_times = seconds("tool_call", "How long calls of tools took.", ("tool",))
+        self._tool_times = seconds("tool_call", "Duration of tool calls.", ("tool",))
 
     def __repr__(self) -> str:
         return "<TurnMetrics>"
 
     def count_facts(self, facts: Iterable[Record]) -> None:
-        """Count what has become of turns of jobs."""
+        """Count the moves and ends of jobs' turns."""
         for fact in facts:
             match fact:
                 case TurnMoved() if fact.waited_s is not None:
@@ -84,7 +84,7 @@ class TurnMetrics:
                     pass
 
     def take_request(self, request: RequestMeasures) -> None:
-        """Count what has become of a client's request."""
+        """Count a client's ended request."""
         place = self._place(REQUEST, request.model)
         self._turns(*place.labels, request.outcome.value, request.reason or "").inc()
         place.wait.observe(request.waited_s)
@@ -95,12 +95,12 @@ class TurnMetrics:
 
     def _end_turn(self, fact: TurnEnded) -> None:
         turn, place = fact.turn, self._place(JOB, fact.model)
-        if turn.kind is TurnKind.SUMMARY:  # an attempt, and no turn
+        if turn.kind is TurnKind.SUMMARY:  # counts as an attempt, not as a turn
             if fact.measures is not None:
                 self._count_attempt(JOB, fact.measures)
             return
         self._turns(*place.labels, turn.state.value, turn.reason or "").inc()
-        if fact.measures is None:  # it was on no slot at its end, and its attempts were counted before
+        if fact.measures is None:  # it ended without a slot, and its attempts are counted already
             return
         self._count_attempt(JOB, fact.measures)
         self._count_tools(turn.tool_calls)

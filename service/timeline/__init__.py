@@ -1,1 +1,1 @@
-"""When which turn held which slot: decided without I/O, and written in the forms that people look at."""
+"""The turns on each slot over time: computed without I/O, and written in formats for people."""

@@ -1,4 +1,4 @@
-"""A timeline for people: as lines of text, a line a row, a column a share of the time; or as one HTML page."""
+"""A timeline for people: as text, with a line per row and a column per step of time; or as one HTML page."""
 
 import base64
 import hashlib
@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from service.conversations.states import ENDED_JOBS, TurnState
+from service.conversations.job.states import ENDED_JOBS, TurnState
 from service.timeline.rows import end_of
 from service.timeline.spans import Span
 from service.timeline.timeline import Timeline, pieces, waiting
@@ -27,23 +27,23 @@ PAGE_STYLE: Final = (
 )
 IDLE, BUSY, FAILED, CANCELLED, RUNNING = ".", "#", "x", "-", ">"
 BROKE: Final = "!"
-LETTERS: Final = "abcdefghijklmnopqrstuvwyz"  # of agents; "x" is a failure
-WORST: Final = {TurnState.FAILED: 3, TurnState.CANCELLED: 2, TurnState.IN_FLIGHT: 1}  # of several things in a column
+LETTERS: Final = "abcdefghijklmnopqrstuvwyz"  # letters for agents; "x" is a failure
+WORST: Final = {TurnState.FAILED: 3, TurnState.CANCELLED: 2, TurnState.IN_FLIGHT: 1}  # the highest marks a column
 MARKS: Final = {TurnState.FAILED: FAILED, TurnState.CANCELLED: CANCELLED, TurnState.IN_FLIGHT: RUNNING}
 LEGEND: Final = f"{RUNNING} running  {FAILED} failed  {CANCELLED} cancelled  {BROKE} an engine broke"
-LEAST: Final = 20  # columns
-TAIL: Final = 9  # of a line: how busy the row is, or how many turns wait
+LEAST: Final = 20  # least number of columns
+TAIL: Final = 9  # characters after the columns: the row's load, or the number of waiting turns
 DIGIT: Final = 9
 WAITS: Final = "waiting"
 NO_BREAK: Final = "\xa0"
-INCIDENTS: Final = 20  # that are listed, the last
-ROUNDING: Final = 1e-6  # of a column, which no attempt that ends with it enters
+INCIDENTS: Final = 20  # last incidents in the list
+ROUNDING: Final = 1e-6  # part of a column that an attempt must pass to enter it
 MINUTE: Final = 60
 HOUR: Final = 3600
 
 
 class ChartLine(msgspec.Struct, frozen=True):
-    """A line of a chart: ``cells`` are its columns, and words stand before and behind them."""
+    """A line of a chart: ``cells`` are its columns, between ``words`` and ``tail``."""
 
     words: str
     cells: str = ""
@@ -54,7 +54,7 @@ class ChartLine(msgspec.Struct, frozen=True):
 
 
 class _Scale(msgspec.Struct, frozen=True):
-    """The columns, each so many seconds from ``begin`` on."""
+    """The columns from ``begin`` on, of ``each`` seconds."""
 
     begin: float
     each: float
@@ -65,7 +65,7 @@ class _Scale(msgspec.Struct, frozen=True):
         return min(self.columns - 1, max(0, int((second - self.begin) / self.each)))
 
     def over(self, begin: float, end: float) -> range:
-        """Return the columns of a time; one that ends with a column does not enter the next."""
+        """Return the columns of a span of time; one that ends with a column does not enter the next."""
         first, last = self.at(begin), math.ceil((end - self.begin) / self.each - ROUNDING)
         return range(first, min(self.columns, max(first + 1, last)))
 
@@ -86,7 +86,7 @@ def page_pieces(timeline: Timeline, script: str, style: str) -> Iterator[bytes]:
         f'<main>\n<h1>{title}</h1>\n<div id="timeline"></div>\n</main>\n<script type="application/json" id="data">'
     ).encode()
     for piece in pieces(timeline):
-        yield piece.replace(b"<", b"\\u003c")  # in JSON it stands in texts alone: no word ends the element
+        yield piece.replace(b"<", b"\\u003c")  # JSON has it only in strings: none can end the element
     yield f'</script>\n<script type="module">{code}</script>\n</body>\n</html>\n'.encode()
 
 
@@ -96,7 +96,7 @@ def _hash(text: str) -> str:
 
 
 def chart(timeline: Timeline, width: int) -> list[ChartLine]:
-    """Return the lines; rows have at most ``width`` characters where that leaves 20 columns for the time."""
+    """Return the lines, of at most ``width`` characters unless that leaves fewer than 20 columns."""
     spans = timeline.attempts
     if not spans:
         waits = f"; {len(timeline.waiting)} wait for one" if timeline.waiting else ""
@@ -104,7 +104,7 @@ def chart(timeline: Timeline, width: int) -> list[ChartLine]:
     begin = min(span.started_s for span in spans)
     end = max(begin, *(end_of(span, timeline.until_s) for span in spans))
     if timeline.state not in ENDED_JOBS:
-        end = max(end, timeline.until_s)  # what stands still is seen to
+        end = max(end, timeline.until_s)  # a standstill shows as a gap
     by_row: dict[tuple[str, int], list[Span]] = defaultdict(list)
     for span in spans:
         by_row[span.worker, span.row].append(span)
@@ -144,7 +144,7 @@ def chart(timeline: Timeline, width: int) -> list[ChartLine]:
 
 
 def _since(seconds: float) -> str:
-    """Return a moment as it stands on the axis, or how long it was before that."""
+    """Return a moment on the axis, or its distance before the axis begins."""
     return length(seconds) if seconds >= 0 else f"{length(-seconds)} before"
 
 
@@ -158,7 +158,7 @@ def _legend(letters: Mapping[str, str], agents: int, width: int) -> list[str]:
 
 
 def _cells(spans: Sequence[Span], letters: Mapping[str, str], scale: _Scale, until_s: float) -> str:
-    """Return who held a row: the worst of each column, or what held most of it; a turn begins with a capital."""
+    """Return a row's marks: each column has its worst or longest attempt; a turn begins with a capital."""
     held: list[Span | None] = [None] * scale.columns
     weights: list[tuple[int, float]] = [(0, -1.0)] * scale.columns
     for span in spans:
@@ -180,7 +180,7 @@ def _mark(span: Span, letters: Mapping[str, str], *, is_first: bool) -> str:
 
 
 def _waiting_lines(timeline: Timeline, scale: _Scale, margin: int) -> list[ChartLine]:
-    """Return how many turns waited for a slot, as ninths of the most where these are more; nothing where none did."""
+    """Return a line of the number of waiting turns, as ninths of a maximum above 9; nothing if none waited."""
     moments = pairwise([*waiting(timeline), (timeline.until_s, 0)])
     steps = [
         (at_s, until_s, count) for (at_s, count), (until_s, _) in moments if at_s < until_s and until_s > scale.begin

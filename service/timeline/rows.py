@@ -1,4 +1,4 @@
-"""Lays spans on rows: which slot of its worker an attempt held is not kept, and need not be."""
+"""Lays spans on rows, since the store does not record the slot of an attempt."""
 
 import math
 from collections import defaultdict
@@ -15,7 +15,7 @@ SORTED_AT_ONCE: Final = 4096
 
 
 class _Rows:
-    """The rows of one worker: those that are free, and when the others get free."""
+    """The rows of one worker: the free ones, and the times when the others get free."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -23,7 +23,7 @@ class _Rows:
         self._taken: list[tuple[float, int]] = []
 
     def take(self, start: float, end: float) -> int:
-        """Return the lowest row that is free from ``start``, and take it to ``end``; starts come in their order."""
+        """Take the lowest row that is free at ``start`` until ``end``, and return it; starts come in order."""
         while self._taken and self._taken[0][0] <= start:
             heappush(self._free, heappop(self._taken)[1])
         if self._free:
@@ -35,11 +35,11 @@ class _Rows:
 
 
 def lay_rows(spans: Iterable[Span]) -> tuple[list[Span], dict[str, int]]:
-    """Return the spans in the order of their starts, each on the lowest free row of its worker, and the rows of each.
+    """Return the spans by their starts, each on the lowest free row of its worker, and each worker's number of rows.
 
-    No two spans of a row overlap, and a worker has no more rows than spans at its busiest moment: never more than
-    slots, while all attempts are of one node. A span that has not ended holds its row for ever; one that ended before
-    it began, by a clock that was set back, holds it for no time.
+    No two spans of a row overlap, and a worker has as many rows as spans at its busiest moment: never more than slots,
+    if all attempts are of one node. A span that has not ended holds its row for ever; one that ended before it began,
+    since a clock was set back, holds it for no time.
     """
     workers: dict[str, _Rows] = defaultdict(_Rows)
     laid = [replace(span, row=workers[span.worker].take(span.started_s, end_of(span))) for span in _in_order(spans)]
@@ -47,7 +47,7 @@ def lay_rows(spans: Iterable[Span]) -> tuple[list[Span], dict[str, int]]:
 
 
 def _in_order(spans: Iterable[Span]) -> Iterator[Span]:
-    """Yield spans by their starts, sorted in parts: one long sort would hold up every other thread."""
+    """Yield spans by their starts, sorted in parts: one long sort would block every other thread."""
     left = iter(spans)
     parts = iter(lambda: sorted(islice(left, SORTED_AT_ONCE), key=_place), [])
     return merge(*parts, key=_place)
@@ -58,5 +58,5 @@ def _place(span: Span) -> tuple[float, float]:
 
 
 def end_of(span: Span, now_s: float = math.inf) -> float:
-    """Return when a span ends, in seconds after the origin; one that is running has ``now_s``."""
+    """Return the end of a span in seconds after the origin; ``now_s`` for a running one."""
     return now_s if span.finished_s is None else max(span.started_s, span.finished_s)

@@ -1,7 +1,7 @@
 """The attempts of a job's turns as spans of time on their workers (specification, "Timeline").
 
-Of a large job there are a hundred thousand, so none of them is the garbage collector's concern (``gc=False``): it would
-hold up the whole process to look at them, and would find no cycle.
+A large job has a hundred thousand, so the garbage collector does not track them (``gc=False``): scanning them would
+block the process, and they form no cycles.
 """
 
 from collections.abc import Iterable
@@ -10,15 +10,15 @@ from typing import Final
 
 import msgspec
 
-from service.conversations.job import TurnKey
-from service.conversations.states import TurnState
-from service.conversations.transcript import Turn
+from service.conversations.job.job import TurnKey
+from service.conversations.job.states import TurnState
+from service.conversations.record.transcript import Turn
 
-DETAIL_CHARS: Final = 200  # of why an attempt failed: the transcript has all of it
+DETAIL_CHARS: Final = 200  # kept characters of a failure's detail: the transcript has all
 
 
 class ToolName(msgspec.Struct, frozen=True, gc=False):
-    """A call of a tool, of which its name is shown."""
+    """The name of a called tool."""
 
     name: str
 
@@ -50,14 +50,14 @@ class TurnTimes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     key: TurnKey
     attempts: tuple[AttemptTimes, ...]
     queued_at: datetime | None
-    state: TurnState = TurnState.READY  # of one that has not ended, none is stored
+    state: TurnState = TurnState.READY  # the store has no state for an unfinished turn
     tool_calls: tuple[ToolName, ...] = ()
     usage: Tokens = Tokens()
     first_token_at: datetime | None = None
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One attempt; times are in seconds after the timeline's origin, and what is not known is left out.
+    """One attempt; times are in seconds after the timeline's origin, and unknown fields are left out.
 
     ``number`` counts the attempts of the turn from 1, ``row`` the places of its worker from 0. It waited for its slot
     from ``queued_s`` to ``started_s``; one without ``finished_s`` is running.
@@ -84,15 +84,15 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
 
 def times_of(turn: Turn) -> TurnTimes:
-    """Return the timeline's part of a turn that is not stored yet."""
+    """Return the times of a turn that is not stored yet."""
     return msgspec.convert(turn, TurnTimes, from_attributes=True)
 
 
 def spans_of(turn: TurnTimes, origin: datetime) -> list[Span]:
     """Return a turn's attempts, in their order.
 
-    An attempt after the first has waited since the one before it ended. Tokens and the first token are known of the
-    last one alone.
+    An attempt after the first has waited since the one before it ended. Tokens and the first token are known only for
+    the last one.
     """
     spans: list[Span] = []
     queued_at = turn.queued_at
@@ -100,7 +100,7 @@ def spans_of(turn: TurnTimes, origin: datetime) -> list[Span]:
         is_last = number == len(turn.attempts)
         is_running = attempt.outcome is TurnState.IN_FLIGHT
         first = turn.first_token_at if is_last else None
-        if first is not None and first < attempt.started_at:  # of the attempt before the one that runs
+        if first is not None and first < attempt.started_at:  # it belongs to an earlier attempt
             first = None
         usage = turn.usage if is_last else Tokens()
         calls = attempt.tool_calls or (turn.tool_calls if is_last else ())
@@ -130,9 +130,9 @@ def spans_of(turn: TurnTimes, origin: datetime) -> list[Span]:
 
 
 class GatheredSpans:
-    """The attempts of a job's turns, each turn once, though one may end while it is read, and is then told twice.
+    """The attempts of a job's turns, each turn once, though one that ends during the read is added twice.
 
-    ``running`` are those on slots, taken before anything was read; then come those that are unfinished, then the ended.
+    ``running`` are turns on slots, taken before anything is read; then unfinished ones are added, then ended ones.
     """
 
     def __init__(self, origin: datetime, running: Iterable[TurnTimes]) -> None:
@@ -144,18 +144,18 @@ class GatheredSpans:
         return f"<GatheredSpans {len(self._spans)} of ended turns, {len(self._open)} turns have not ended>"
 
     def add_unfinished(self, turns: Iterable[TurnTimes]) -> None:
-        """Add turns that were on a slot and have not ended; what runs knows more of itself."""
+        """Add turns that were on a slot and have not ended; running ones, which know more, stay."""
         for turn in turns:
             self._open.setdefault(turn.key, turn)
 
     def add_ended(self, turns: Iterable[TurnTimes]) -> None:
-        """Add turns that have ended, which stands."""
+        """Add ended turns, which replace unfinished ones."""
         for turn in turns:
             self._open.pop(turn.key, None)
             self._spans += spans_of(turn, self._origin)
 
     def drain(self) -> list[Span]:
-        """Return all attempts, in no order."""
+        """Return all attempts, unordered."""
         spans, self._spans = self._spans, []
         for turn in self._open.values():
             spans += spans_of(turn, self._origin)
@@ -163,5 +163,5 @@ class GatheredSpans:
 
 
 def seconds(at: datetime, origin: datetime) -> float:
-    """Return how long after the origin a moment is, to the microsecond."""
+    """Return the seconds from the origin to a moment, to the microsecond."""
     return round((at - origin).total_seconds(), 6)

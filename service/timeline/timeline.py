@@ -1,18 +1,18 @@
-"""A job's timeline as it is sent and read: workers with their rows, what befell them, and the attempts on them."""
+"""A job's timeline as it is sent and read: workers with their rows, state changes, incidents and attempts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from service.conversations.states import JobState
+from service.conversations.job.states import JobState
 from service.timeline.spans import Span
 
 SPANS_A_PIECE: Final = 500
 
 
 class WorkerRows(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A worker, and on how many rows its attempts lie; of this node's, its model and its slots as configured."""
+    """A worker and the number of rows of its attempts; for this node's workers also model and configured slots."""
 
     id: str
     rows: int
@@ -21,7 +21,7 @@ class WorkerRows(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StateChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker is in another state from a moment on, in seconds after the origin."""
+    """A worker's change to another state, in seconds after the origin."""
 
     worker: str
     at_s: float
@@ -33,7 +33,7 @@ class StateChange(msgspec.Struct, frozen=True, kw_only=True):
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An incident of a worker: an engine broke or was killed, at a moment in seconds after the origin.
 
-    ``exit`` is how its process ended, in words; it is left out where the engine lives on.
+    ``exit`` describes the end of its process; it is left out where the engine lives on.
     """
 
     worker: str
@@ -45,9 +45,9 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it; ``origin`` is a UTC time in RFC 3339, ``until_s`` the job's end, or now, in seconds after it.
+    """A timeline; ``origin`` is a UTC time in RFC 3339, ``until_s`` the job's end, or now, in seconds after it.
 
-    ``waiting`` tells since when each turn waits that is ready now, at the node that answers.
+    ``waiting`` has the times since which the answering node's ready turns wait.
     """
 
     id: str
@@ -63,9 +63,9 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_attempts(timeline: Timeline, spans: Sequence[Span], rows: Mapping[str, int]) -> Timeline:
-    """Return a timeline with attempts that lie on so many rows of each worker, and of the workers those that had any.
+    """Return a timeline with attempts, and with those workers that had any; ``rows`` has each worker's number of rows.
 
-    A worker that it does not know is another node's, or one of an earlier configuration.
+    An unknown worker is another node's, or one of an earlier configuration.
     """
     known = {worker.id: worker for worker in timeline.workers}
     return msgspec.structs.replace(
@@ -81,9 +81,9 @@ def with_attempts(timeline: Timeline, spans: Sequence[Span], rows: Mapping[str, 
 
 
 def waiting(timeline: Timeline) -> list[tuple[float, int]]:
-    """Return how many turns were waiting for a slot, from each moment on.
+    """Return the number of turns that waited for a slot, from each moment on.
 
-    What began before the origin is told as of then, so that no moment has two counts.
+    Waits that began before the origin count from the origin, so that no moment has two counts.
     """
     moves = [(max(0.0, since_s), 1) for since_s in timeline.waiting]
     for span in timeline.attempts:

@@ -1,7 +1,7 @@
-"""A timeline in Chrome's trace event format, which Perfetto opens: a process a worker, a thread a row.
+"""A timeline in Chrome's trace event format, for Perfetto: a process per worker, a thread per row.
 
-An attempt is a complete event (``X``), an incident and a change of state an instant of its process (``i``), and how
-many turns wait for a slot a counter (``C``); names and orders come as metadata (``M``). Times are in microseconds.
+An attempt is a complete event (``X``), an incident or a change of state an instant of its process (``i``), the number
+of turns that wait for a slot a counter (``C``); names and orders are metadata (``M``). Times are in microseconds.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,8 +14,8 @@ from service.timeline.rows import end_of
 from service.timeline.spans import Span
 from service.timeline.timeline import Timeline, waiting
 
-QUEUE: Final = 1  # the process of what waits; workers follow
-FIRST: Final = 1  # the thread of a worker's first row, which each worker of a timeline has
+QUEUE: Final = 1  # process id of waiting turns; workers follow
+FIRST: Final = 1  # thread id of a worker's first row
 US: Final = 1_000_000
 EVENTS_A_PIECE: Final = 1000
 Event = dict[str, Any]
@@ -34,7 +34,7 @@ def trace_pieces(timeline: Timeline) -> Iterator[bytes]:
 
 
 def trace_events(timeline: Timeline) -> Iterator[Event]:
-    """Yield all events: names first, then in no order, which the format does not ask for."""
+    """Yield all events: names first, then the rest unordered, as the format allows."""
     pids = {worker.id: pid for pid, worker in enumerate(timeline.workers, start=QUEUE + 1)}
     yield from _named(QUEUE, "waiting for a slot", {})
     for worker in timeline.workers:
@@ -92,4 +92,4 @@ def _instant(pid: int, at_s: float, name: str, args: Mapping[str, object]) -> Ev
 
 
 def _us(at_s: float) -> int:
-    return max(0, round(at_s * US))  # before the origin there is what began earlier, or another node's clock
+    return max(0, round(at_s * US))  # earlier starts and other nodes' clocks may lie before the origin

@@ -1,7 +1,7 @@
-"""Asks a child running the new code whether it can take over; both sides of that exchange.
+"""Asks a child with the new code whether it can take over; both sides of that exchange.
 
-The child runs the very command that the service runs, with one more flag: so it imports all, reads the configuration
-and looks at the store as the next program would. An older Roundhouse does not know the flag, and so refuses.
+The child runs the service's own command with one more flag: so it imports, reads the configuration and checks the
+store just as the next program would. An older Roundhouse does not know the flag, and so refuses.
 """
 
 import os
@@ -27,13 +27,13 @@ from workers.process.registry import run_id
 from workers.spec import WorkerSpec
 
 FLAG: Final = "--upgrade-check"
-LIMIT_S: Final = 60.0  # imports take a second or several; a model of our own that is gone is made again
-TAIL_BYTES: Final = 1024 * 1024  # of each of its streams
-SAID_CHARS: Final = 2000  # of what a child that failed has printed
+LIMIT_S: Final = 60.0  # imports take some seconds, and a missing model of our own is made again
+TAIL_BYTES: Final = 1024 * 1024  # kept bytes of each of its streams
+SAID_CHARS: Final = 2000  # shown characters of a failed child's output
 
 
 def facts_of(config: Config, fleet: Fleet) -> Facts:
-    """Return this program's bounds and its engines."""
+    """Return this program's fixed settings and its engines."""
     held = fleet.hand_over_engines()
     return Facts(
         handover=handed_over.VERSION,
@@ -48,9 +48,9 @@ async def ask_child(argv: Sequence[str], facts: Facts) -> UpgradeVerdict:
     """Return the verdict of a child that runs ``argv``.
 
     Raises:
-        UpgradeRefused: it gave none.
+        UpgradeRefused: it gave no verdict.
     """
-    # On a tether: a check must not outlive us any more than an engine.
+    # A tether ends the check with this process, as it does with engines.
     tether = [sys.executable, "-I", "-S", str(Path(guardian.__file__)), guardian.TETHER, str(os.getpid())]
     command = [*tether, *argv, FLAG]
     environment = {**os.environ, guardian.MARK_TO_BE: run_id()}
@@ -71,15 +71,15 @@ async def ask_child(argv: Sequence[str], facts: Facts) -> UpgradeVerdict:
 
 
 async def _run(command: Sequence[str], environment: Mapping[str, str], told: bytes) -> tuple[int, bytes, bytes]:
-    """Return the status of a program, and the ends of what it has said on its two streams."""
+    """Return a program's exit status, and the ends of its two output streams."""
     async with await anyio.open_process(command, env=dict(environment), start_new_session=True) as process:
         tails = [bytearray(), bytearray()]
         async with anyio.create_task_group() as tasks:
             for stream, tail in zip((process.stdout, process.stderr), tails, strict=True):
-                assert stream is not None  # noqa: S101 - as it was opened
+                assert stream is not None  # noqa: S101 - opened as a pipe
                 tasks.start_soon(_keep_tail, stream, tail)
             assert process.stdin is not None  # noqa: S101
-            with suppress(anyio.BrokenResourceError):  # it has ended without reading: its status says more
+            with suppress(anyio.BrokenResourceError):  # it ended without reading; its status says more
                 await process.stdin.send(told)
             await process.stdin.aclose()
             await process.wait()
@@ -93,10 +93,10 @@ async def _keep_tail(stream: ByteReceiveStream, tail: bytearray) -> None:
 
 
 def answer_check(config: Config, specs: Sequence[WorkerSpec]) -> bytes:
-    """Return this code's verdict on the facts that standard input brings, as JSON.
+    """Return this code's verdict, as JSON, on the facts from standard input.
 
     Raises:
-        UpgradeRefused: they cannot be read.
+        UpgradeRefused: the facts cannot be read.
     """
     try:
         facts = msgspec.json.decode(sys.stdin.buffer.read(), type=Facts)

@@ -1,8 +1,8 @@
-"""The handover from one program of the service to the next: over an exec, in a file without a name.
+"""The handover from one program of the service to the next: across an exec, in an unnamed file.
 
-The process stays the same, and with it its pid, its children and every descriptor that is told to stay. So guardians
-see no death of their parent, lifelines have no end, and who connects waits in the backlog of a socket that goes on
-listening. Whatever fails from here on ends the process, and every engine with it, as always.
+The process stays the same, with its pid, its children and every descriptor that is marked to stay. So guardians see no
+death of their parent, lifelines do not end, and new connections wait in the backlog of the listening socket. Any
+failure from here on ends the process, and every engine with it, as always.
 """
 
 import logging
@@ -22,14 +22,14 @@ from workers.process.orphans import children_now
 from workers.process.registry import continue_run
 
 VARIABLE: Final = "ROUNDHOUSE_HANDOVER"
-# They wait until the next program can take them; none of them would find a handler meanwhile.
+# Blocked until the next program has handlers for them.
 WAITING: Final = frozenset({signal.SIGHUP, signal.SIGUSR2})
-# These end the next program at once until it has handlers: it may hang before that, and nothing is under way yet.
+# These end the next program at once until it has handlers: it may hang before that, and has no work yet.
 ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Inherited:
-    """The inheritance of a program, read once: descriptors are closed in its children again."""
+    """The handover that a program received, read once; its descriptors are no longer inheritable."""
 
     def __init__(self, handover: Handover) -> None:
         self.handover = handover
@@ -42,17 +42,17 @@ class Inherited:
         return f"<Inherited from {self.handover.roundhouse} engines={len(self.handover.fleet.workers)}>"
 
     def listener(self) -> socket.socket:
-        """Return the socket that listens."""
+        """Return the listening socket."""
         listener = socket.socket(fileno=self.handover.listener_fd)
         listener.setblocking(False)
         return listener
 
 
 def take_handover() -> Inherited | None:
-    """Take the handover of an earlier program in this process; None if there was none.
+    """Take the handover from an earlier program in this process; None without one.
 
     Raises:
-        ConfigError: it cannot be read; the process is to end, and its engines with it.
+        ConfigError: it cannot be read; the process must end, and its engines with it.
     """
     told = os.environ.pop(VARIABLE, None)
     if told is None:
@@ -68,15 +68,15 @@ def take_handover() -> Inherited | None:
 
 
 def let_signals_in() -> None:
-    """Take the signals that came during the exec; to be called when there are handlers for them."""
+    """Take the signals that came during the exec; call it once they have handlers."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITING)
 
 
 def replace_program(handover: Handover, argv: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Run ``argv`` in place of this program; returns never, unless that cannot be done.
+    """Run ``argv`` in place of this program; it never returns.
 
     Raises:
-        OSError: it cannot; then nothing has changed.
+        OSError: the exec failed; nothing has changed.
     """
     descriptors = handover.descriptors
     handlers = {number: signal.getsignal(number) for number in ENDING}
@@ -88,7 +88,7 @@ def replace_program(handover: Handover, argv: Sequence[str], environment: Mappin
         for each in (sys.stdout, sys.stderr, *logging.getLogger().handlers):
             each.flush()
         signal.pthread_sigmask(signal.SIG_BLOCK, WAITING)
-        for number in ENDING:  # else one that comes in this very moment is lost with its handler
+        for number in ENDING:  # a signal at this moment would be lost with its handler
             signal.signal(number, signal.SIG_DFL)
         os.execve(argv[0], list(argv), {**environment, VARIABLE: str(document)})  # noqa: S606 - our own command
     finally:

@@ -1,8 +1,8 @@
-"""Replaces the program of the service while its engines stay: one upgrade at a time, and what became of the last.
+"""Replaces the program of the service while its engines stay: one upgrade at a time, with the result of the last.
 
-An upgrade is asked for, a child with the new code agrees, turns under way end or are asked again, what clients ask is
-answered, and in one moment without any wait all that runs is written down and handed over. Up to that moment whatever
-fails is undone, and this program goes on.
+An upgrade is requested, a child with the new code agrees, turns under way end or run again, clients' requests are
+answered, and in one step without any wait the whole state is recorded and handed over. Any failure before that step is
+undone, and this program goes on.
 """
 
 import logging
@@ -25,16 +25,16 @@ from service.node.node import Node
 from service.scheduling.work import Pause
 from service.upgrade.check import ask_child, facts_of
 from service.upgrade.handover import Inherited, replace_program
-from service.upgrade.verdict import UpgradeVerdict
+from service.upgrade.verdict import Facts, UpgradeVerdict
 from workers.notifier import Notifier
 from workers.process.handed_over import Handover
 
-INTERRUPT_S: Final = 10.0  # for attempts to end that are cut off
-SETTLE_S: Final = 15.0  # at least, for what only this program can bring to its end
+INTERRUPT_S: Final = 10.0  # time for interrupted attempts to end
+SETTLE_S: Final = 15.0  # least time for work that only this program can finish
 POLL_S: Final = 0.02
-ANSWER_S: Final = 2.0  # for what clients are asking to be answered, while others ask on
-QUIET_S: Final = 0.2  # for the same once nobody is listened to; then what is unanswered is cut off
-STORE_S: Final = 10.0  # for what was written last to be durable
+ANSWER_S: Final = 2.0  # time to answer open requests while new ones are accepted
+QUIET_S: Final = 0.2  # time to answer them once none are accepted; then they are cut off
+STORE_S: Final = 10.0  # time for the last writes to be durable
 PAUSED: Final = "the service is being upgraded in place"
 logger = logging.getLogger(__name__)
 
@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 class UpgradePhase(StrEnum):
     """The phase of an upgrade."""
 
-    IDLE = "idle"  # there is none
-    CHECKING = "checking"  # a child with the new code looks at what there is
+    IDLE = "idle"  # no upgrade
+    CHECKING = "checking"  # a child with the new code checks the facts
     DRAINING = "draining"  # turns under way end
     LEAVING = "leaving"  # clients get their last answers
 
@@ -52,16 +52,16 @@ class RestingServer(Protocol):
     """The HTTP server as an upgrade needs it."""
 
     async def wait_answered(self, limit_s: float) -> None:
-        """Return when what was asked is answered for a moment, or time is up."""
+        """Return at a moment when all requests are answered, or at the limit."""
 
     async def quiesce(self, limit_s: float) -> None:
-        """Take nothing new, and return when what was asked is answered, or time is up."""
+        """Accept nothing new, and return when all requests are answered, or at the limit."""
 
     def resting(self) -> list[int]:
-        """Return the descriptors of connections on which nothing is asked."""
+        """Return the descriptors of connections without an open request."""
 
     async def resume(self) -> None:
-        """Take requests again."""
+        """Accept requests again."""
 
 
 class UpgradeEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,11 +92,12 @@ class Upgrader:
         fingerprint: Callable[[], str] = lambda: "",
     ) -> None:
         self._node = node
-        self._fingerprint = fingerprint  # of the code and the files that the next program would read
+        self._fingerprint = fingerprint  # digest of the code and files that the next program would read
         self._listener_fd = listener_fd
         self.phase = UpgradePhase.IDLE
         self.last: UpgradeEnd | None = None
         self._agreed: list[UpgradeVerdict] = []
+        self._looked_at: tuple[str, Facts] | None = None  # fingerprint and facts that the new code agreed to
         self._asked = Notifier()
         self._argv = (sys.executable, *sys.orig_argv[1:])
         self.upgrades = 0
@@ -107,7 +108,7 @@ class Upgrader:
         return f"<Upgrader {self.phase} upgrades={self.upgrades}>"
 
     def _note_arrival(self, left: Handover) -> None:
-        """Record the upgrade that has just brought this program up, and log it."""
+        """Record and log the upgrade that started this program."""
         adoption, seconds = self._node.adoption, time.monotonic() - left.at
         kept, ended = (adoption.kept, adoption.ended) if adoption is not None else ((), {})
         self.upgrades = left.upgrades
@@ -128,7 +129,7 @@ class Upgrader:
         """Ask the new code, and begin the upgrade if it agrees; return its verdict.
 
         Raises:
-            UpgradeRefused: it does not, or another upgrade is under way; nothing has changed.
+            UpgradeRefused: it does not agree, or another upgrade is under way; nothing has changed.
         """
         if self.phase is not UpgradePhase.IDLE:
             raise UpgradeRefused("another upgrade is under way")
@@ -146,14 +147,14 @@ class Upgrader:
         return verdict
 
     async def ask_by_signal(self) -> None:
-        """Do the same for somebody who reads the log alone."""
+        """Do the same for a signal; a refusal is only logged."""
         try:
             await self.ask()
         except UpgradeRefused:
-            return  # it is in the log
+            return  # already logged
 
     async def run(self, front: RestingServer) -> None:
-        """Perform what was agreed to, until cancelled; one that succeeds ends this program."""
+        """Perform agreed upgrades until cancelled; one that succeeds ends this program."""
         while True:
             await self._asked.wait_until(lambda: bool(self._agreed))
             verdict = self._agreed.pop()
@@ -175,13 +176,18 @@ class Upgrader:
         trouble = self._node.store.trouble
         if trouble is not None:
             raise UpgradeRefused(f"the store is in trouble: {trouble}")
-        verdict = await ask_child(self._argv, facts_of(self._node.live.config, self._node.fleet))
+        looked_at = self._now()
+        verdict = await ask_child(self._argv, looked_at[1])
         if verdict.refusals:
             raise UpgradeRefused("; ".join(verdict.refusals))
+        self._looked_at = looked_at
         return verdict
 
+    def _now(self) -> tuple[str, Facts]:
+        return self._fingerprint(), facts_of(self._node.live.config, self._node.fleet)
+
     async def _perform(self, verdict: UpgradeVerdict, front: RestingServer) -> None:
-        """Hand over to the next program; this returns only by an error.
+        """Hand over to the next program; this ends only with an error.
 
         Raises:
             UpgradeRefused: it cannot be done now; this program goes on.
@@ -193,38 +199,38 @@ class Upgrader:
         )
         async with self._paused():
             await self._drain()
-            # The drain may have taken long. What is run is looked at as it is now, and must be that at the exec.
-            looked_at = self._fingerprint()
-            await self._check()
+            # Slots are idle now, and a check takes a second: the new code checks again only if anything changed.
+            if self._now() != self._looked_at:
+                await self._check()
             self.phase = UpgradePhase.LEAVING
             async with self._quiet(front):
                 await self._write_all()
-                self._refuse_changes(looked_at)
+                self._refuse_changes()
                 async with self._without_claims():
-                    self._refuse_changes(looked_at)
-                    # From here to the exec nothing waits: what is written down is what there is.
+                    self._refuse_changes()
+                    # From here to the exec nothing waits, so the recorded state stays true.
                     self._replace(front)
 
     @asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:
         scheduler = self._node.scheduler
-        scheduler.pause(Pause.UPGRADE, PAUSED)
+        scheduler.pauses.pause(Pause.UPGRADE, PAUSED)
         try:
             yield
         finally:
-            scheduler.unpause(Pause.UPGRADE)
+            scheduler.pauses.unpause(Pause.UPGRADE)
 
     async def _drain(self) -> None:
-        """Wait until no turn is in flight, and no work is under way that only this program can end."""
+        """Wait until no turn is in flight, and no work is under way that only this program can finish."""
         drain_s, scheduler, fleet = self._node.live.config.server.drain_s, self._node.scheduler, self._node.fleet
         with anyio.move_on_after(drain_s):
             await scheduler.wait_idle()
         with anyio.move_on_after(max(drain_s, SETTLE_S)):
-            while fleet.unsettled() is not None:  # noqa: ASYNC110 - it is of many owners, and seldom there at all
+            while fleet.unsettled() is not None:  # noqa: ASYNC110 - many owners, and seldom any work
                 await anyio.sleep(POLL_S)
         if (detail := fleet.unsettled()) is not None:
             raise UpgradeRefused(detail)
-        scheduler.interrupt_all()
+        scheduler.works.interrupt_all()
         with anyio.move_on_after(INTERRUPT_S):
             await scheduler.wait_idle()
             return
@@ -232,7 +238,7 @@ class Upgrader:
 
     @asynccontextmanager
     async def _quiet(self, front: RestingServer) -> AsyncIterator[None]:
-        """Answer clients' requests, then take no more of them for a block; new ones wait in their sockets."""
+        """Answer clients' requests, then accept none for a block; new ones wait in their sockets."""
         followers, requests = self._node.jobs.watch, self._node.scheduler.requests
         followers.close()
         requests.close(PAUSED)
@@ -258,9 +264,9 @@ class Upgrader:
         except (TimeoutError, StoreUnavailable) as error:
             raise UpgradeRefused(f"the store is in trouble: {self._node.store.trouble or error}") from error
 
-    def _refuse_changes(self, looked_at: str) -> None:
-        """Refuse the upgrade where what the next program would find is not what was looked at."""
-        if self._fingerprint() != looked_at:
+    def _refuse_changes(self) -> None:
+        """Refuse the upgrade if the next program would find other things than were checked."""
+        if self._looked_at is None or self._fingerprint() != self._looked_at[0]:
             raise UpgradeRefused("the configuration or the code was changed after it was looked at; ask again")
         if shutil.which(self._argv[0]) is None:
             raise UpgradeRefused(f"{self._argv[0]} cannot be run: it is not there, or no program")
@@ -269,16 +275,16 @@ class Upgrader:
 
     @asynccontextmanager
     async def _without_claims(self) -> AsyncIterator[None]:
-        """Leave what this node has claimed to any node, for a block that ends this program; claim it anew if it fails.
+        """Release this node's claims for a block that ends this program; claim again if it fails.
 
-        Nobody is listened to meanwhile: what begins anew has no client.
+        No requests are accepted meanwhile, so restarted work has no client.
         """
         try:
             with self._store_in_time():
                 await self._node.store.leave_claims()
             yield
         except BaseException:
-            # A stop may come now as well. A store in trouble takes it when it is well, in the order of the calls.
+            # Shielded, since a stop may come now. A store in trouble performs the calls later, in order.
             with anyio.move_on_after(STORE_S, shield=True):
                 await self._node.intake.start_over()
             raise

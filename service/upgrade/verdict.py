@@ -1,7 +1,7 @@
-"""Whether another program can go on where this one stops, as the other one judges it. Pure.
+"""The new program's verdict on whether it can continue where this one stops. Pure.
 
-The present program tells its facts, a child with the new code reads them, and its verdict says what would become of
-each engine, or why the upgrade is refused.
+The present program states its facts, a child with the new code reads them, and its verdict says which engines would
+stay, end or start, or why the upgrade is refused.
 """
 
 from collections.abc import Sequence
@@ -11,18 +11,18 @@ from msgspec import Struct, field
 
 from workers.policy.adoption import Launch, plan_adoption
 
-VERSION: Final = 1  # of the form of these documents
+VERSION: Final = 1  # version of these documents' format
 BOUND: Final = {
     "host": "server.host",
     "port": "server.port",
     "store": "store.url",
     "state_dir": "server.state_dir",
 }
-SECRET: Final = frozenset({"store"})  # it may hold a password
+SECRET: Final = frozenset({"store"})  # may hold a password
 
 
 class Bounds(Struct, frozen=True, kw_only=True):
-    """The settings that a program cannot change for the next one; paths are absolute."""
+    """The settings that the next program cannot change; paths are absolute."""
 
     host: str
     port: int
@@ -34,7 +34,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     """The present program's side: its bounds, its engines, and the workers that an operator has unloaded."""
 
     version: int = VERSION
-    handover: int  # the version of the document that it would leave
+    handover: int  # version of the handover document that it would write
     roundhouse: str
     bounds: Bounds
     running: list[Launch]
@@ -42,7 +42,7 @@ class Facts(Struct, frozen=True, kw_only=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """The new code's side: its bounds, its engines, and the fault of the schema if there is one (``schema``)."""
+    """The new code's side: its bounds, its engines, and in ``schema`` the fault of the store's schema, if any."""
 
     handover: int
     roundhouse: str
@@ -52,7 +52,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 class UpgradeVerdict(Struct, frozen=True, kw_only=True):
-    """Yes where there are no ``refusals``; ``ended`` are engines with the reason, ``started`` workers that get one."""
+    """A yes without ``refusals``; ``ended`` has workers with the reason, ``started`` workers that get a new engine."""
 
     version: int = VERSION
     roundhouse: str

@@ -1,6 +1,6 @@
-"""The files of the dashboard, read once: which there are, of which kind, and how a browser knows that one has changed.
+"""The dashboard's files, read once: their paths, media types and ETags.
 
-The page has no build step: what is in ``static`` is what browsers get. ``vendor`` is others' work, as they publish it.
+The page has no build step: browsers get ``static`` as it is. ``vendor`` is third-party code as published.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ KINDS: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
-    ".yaml": "application/yaml",  # jobs to begin with
+    ".yaml": "application/yaml",  # example jobs
 }
 PREFIX: Final = "/web/"
 FOLDERS: Final = {"static": PREFIX, "vendor": f"{PREFIX}vendor/", "gallery": f"{PREFIX}gallery/"}
@@ -25,7 +25,7 @@ INDEX: Final = "index.html"
 
 
 class PageFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One file; ``tag`` is another one where the content is another (an ``ETag``)."""
+    """One file; ``tag`` is its ``ETag``, a digest of the content."""
 
     content: bytes
     kind: str
@@ -34,7 +34,7 @@ class PageFile(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def page_files() -> Mapping[str, PageFile]:
-    """Return the files by the paths that browsers ask for; the page itself is at ``/``."""
+    """Return the files by URL path; the page itself is at ``/``."""
     found = {}
     for folder, prefix in FOLDERS.items():
         for entry in resources.files("service.web").joinpath(folder).iterdir():

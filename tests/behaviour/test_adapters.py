@@ -1,4 +1,4 @@
-"""LoRA adapters as agents use them: models of their own names, over a kill of the service too."""
+"""LoRA adapters as agents use them: models with their own names, which also survive a kill of the service."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ def job(*models: str, rounds: int = 1) -> Document:
 
 @pytest.mark.system
 def test_agents_use_adapters_as_models(tmp_path: Path, tiny_model: Path, free_ports: Callable[[int], int]) -> None:
-    """One worker serves the base and its adapters; a job that was cut off goes on with the adapter it had."""
+    """One worker serves the base and its adapters; an interrupted job continues with the same adapter."""
     write_gguf_adapter(tmp_path / "poet.gguf", 1)
     model = {
         "engine": "embedded",
@@ -55,10 +55,10 @@ def test_agents_use_adapters_as_models(tmp_path: Path, tiny_model: Path, free_po
 
 
 @pytest.mark.system
-def test_an_adapter_that_is_not_there_is_named(tmp_path: Path, tiny_model: Path) -> None:
-    """Before anything is started; and a name means one thing."""
+def test_a_missing_adapter_is_named(tmp_path: Path, tiny_model: Path) -> None:
+    """The refusal comes before anything is started; and a name means one thing."""
     config = tmp_path / "roundhouse.yaml"
-    for adapters, fault in (("{poet: nowhere.gguf}", "no GGUF file"), ("{tiny: x}", "has that name already")):
+    for adapters, fault in (("{poet: nowhere.gguf}", "no GGUF file"), ("{tiny: x}", "already has this name")):
         config.write_text(f"models: {{tiny: {{engine: embedded, model: {tiny_model}, adapters: {adapters}}}}}\n")
         ended = run_command("check", "--config", str(config))
         assert (ended.returncode, fault in ended.stderr) == (2, True), ended.stderr

@@ -1,4 +1,4 @@
-"""LoRA adapters that come and go while the service runs, on the real embedded engine."""
+"""LoRA adapters that are loaded and unloaded while the service runs, on the real embedded engine."""
 
 import json
 import threading
@@ -53,7 +53,10 @@ def names(service: Service) -> dict[str, list[str]]:
 
 @pytest.mark.system
 def test_an_adapter_is_loaded_used_kept_and_unloaded(service: Service, tmp_path: Path) -> None:
-    """Worker after worker while a job goes on; its file may go away; kept over a kill; no name means two things."""
+    """Workers load it one after the other while a job runs.
+
+    Its file may go away; a kill keeps it; no name means two things.
+    """
     poet = write_gguf_adapter(tmp_path / "poet.gguf", 1)
     refused = service.http.post("/v1/jobs", json=job("poet-1"))
     assert refused.status_code == 422
@@ -105,8 +108,8 @@ def test_an_adapter_is_loaded_used_kept_and_unloaded(service: Service, tmp_path:
     assert len(list(shelf.iterdir())) == 3  # two copies and the list
 
 
-def test_what_cannot_be_an_adapter_changes_nothing(service: Service, tmp_path: Path, tiny_model: Path) -> None:
-    """Refused before an engine is told, or by the first engine alone: the others go on, and so does that one."""
+def test_a_file_that_is_no_adapter_changes_nothing(service: Service, tmp_path: Path, tiny_model: Path) -> None:
+    """The service or the first engine refuses it: all workers go on, that engine's too."""
     (base,) = say(service, "tiny")
     wait_for(lambda: all(each["state"] == "ready" for each in service.get("/v1/workers")["workers"]), "both are ready")
     for name, path, code in (
@@ -138,7 +141,7 @@ def test_what_cannot_be_an_adapter_changes_nothing(service: Service, tmp_path: P
 
 @pytest.mark.system
 def test_kills_in_the_middle_of_a_load_leave_all_or_nothing(service: Service, tmp_path: Path) -> None:
-    """Of the service, at moments that differ: afterwards the adapter is served whole, or nobody knows it."""
+    """The service is killed at different moments: afterwards every worker serves the adapter, or none has it."""
     outcomes = set()
     for number in range(4):
         poet = write_gguf_adapter(tmp_path / f"poet-{number}.gguf", 20 + number)
@@ -171,7 +174,7 @@ def _load_or_fail(service: Service, name: str, path: Path) -> None:
 
 
 def _is_beyond(service: Service, moment: int) -> bool:
-    """Tell whether a load has come to its n-th moment: one worker held, both begun anew, or all over."""
+    """Whether a load has reached its n-th moment: one worker held, both started again, or all done."""
     workers = service.get("/v1/workers")["workers"]
     if moment == 1:
         return any(worker["state"] != "ready" for worker in workers)

@@ -1,4 +1,4 @@
-"""Adapters of agents that come while their server runs, and those that none takes."""
+"""Adapters of agents that are added while their server runs, and adapters that no server takes."""
 
 import asyncio
 import json
@@ -19,10 +19,8 @@ from workers.states import WorkerState
 # Adapters that come later
 
 
-async def test_an_adapter_that_comes_later_ends_no_run_of_llama_cpp(
-    tmp_path: Path, free_ports: Callable[[int], int]
-) -> None:
-    """The server is started again when the run that it has is over; who asks meanwhile waits for that."""
+async def test_a_later_adapter_ends_no_run_of_llama_cpp(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """The server restarts once its current run is over; later runs wait for that."""
     record, log = tmp_path / "record", tmp_path / "log"
     game = llama(free_ports, args={"record": str(record), **HOLD}, event_log=log)
     held = f"HOLD={tmp_path}/go!"
@@ -43,8 +41,10 @@ async def test_an_adapter_that_comes_later_ends_no_run_of_llama_cpp(
     assert {event["outcome"] for event in replay(log) if event["event"] == INFER_DONE} == {"completed"}
 
 
-async def test_an_adapter_that_comes_later_is_told_to_vllm(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Its process goes on: it was started with room for as many as a server may have."""
+async def test_a_later_adapter_is_loaded_into_the_running_vllm(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """Its process goes on: it started with room for as many adapters as a server may have."""
     async with asyncio.timeout(LIMIT), vllm(free_ports, tmp_path) as game:
         await register(game, mayor="town")
         first = await say(game, "mayor")
@@ -57,10 +57,10 @@ async def test_an_adapter_that_comes_later_is_told_to_vllm(tmp_path: Path, free_
     assert told(tmp_path / "record").count((pid, "/v1/load_lora_adapter")) == 1
 
 
-async def test_an_adapter_may_come_while_the_server_is_loading(
+async def test_an_adapter_may_be_added_while_llama_cpp_is_loading(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """Of llama.cpp: it begins with what it was started with, and the run that waited for it is not ended either."""
+    """The server starts with its first adapters; the run that waited for it is not ended either."""
     record, log = tmp_path / "record", tmp_path / "log"
     script = 'echo >> "$0.tries"; until [ -e "$0" ]; do sleep 0.01; done; exec "$@"'
     command = ("sh", "-c", script, str(tmp_path / "go"), *LLAMA)
@@ -81,8 +81,8 @@ async def test_an_adapter_may_come_while_the_server_is_loading(
     assert {event["outcome"] for event in replay(log) if event["event"] == INFER_DONE} == {"completed"}
 
 
-async def test_an_adapter_may_come_while_vllm_is_loading(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """It is told when it answers."""
+async def test_an_adapter_may_be_added_while_vllm_is_loading(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """The server gets the adapter as soon as it answers."""
     faults = tmp_path / "faults"
     faults.write_text(json.dumps([{"port": 0, "phase": "begin", "do": "stall"}]))
     async with asyncio.timeout(LIMIT), vllm(free_ports, tmp_path) as game:
@@ -100,7 +100,7 @@ async def test_an_adapter_may_come_while_vllm_is_loading(tmp_path: Path, free_po
 async def test_an_agent_is_registered_though_its_server_does_not_start(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """A server that fails again and again holds up no caller; one that starts at last has the adapter."""
+    """A server that fails again and again blocks no caller; once it starts, it has the adapter."""
     record, broken = tmp_path / "record", tmp_path / "broken"
     broken.touch()
     async with asyncio.timeout(LIMIT), llama(free_ports, args={"record": str(record), "exit-if": str(broken)}) as game:
@@ -119,7 +119,7 @@ async def test_an_agent_is_registered_though_its_server_does_not_start(
 
 
 async def test_layout_b_serves_no_adapter(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Its servers have one checkpoint each; what was merged is one."""
+    """Its servers have one checkpoint each; a merged adapter is a checkpoint."""
     merged = peft(tmp_path, "merged", "town")
     (merged / "config.json").write_text("{}")
     async with asyncio.timeout(LIMIT), vllm(free_ports, tmp_path, layout="B", lanes=3) as game:
@@ -132,10 +132,10 @@ async def test_layout_b_serves_no_adapter(tmp_path: Path, free_ports: Callable[[
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b""], ids=["cut", "list", "no-text", "empty"])
-async def test_a_configuration_that_cannot_be_read_is_no_base_of_its_own(
+async def test_an_unreadable_adapter_configuration_is_refused(
     content: bytes, tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """Whoever wrote it is told of the file; mended, it can be registered."""
+    """The refusal names the file; once it is repaired, the adapter can be registered."""
     adapter = peft(tmp_path, "poet", "town")
     config = adapter / "adapter_config.json"
     good = config.read_bytes()
@@ -150,7 +150,7 @@ async def test_a_configuration_that_cannot_be_read_is_no_base_of_its_own(
 async def test_an_adapter_of_another_engines_kind_is_refused_at_once(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """Nor is one that is not whole taken: no server of the base would start with it, for any agent."""
+    """An incomplete adapter is refused too: no server of the base would start with it, for any agent."""
     cut = peft(tmp_path, "cut", "town")
     (cut / "adapter_model.safetensors").unlink()
     of_vllm, of_llama = peft(tmp_path, "judge", None), gguf(tmp_path, "poet")
@@ -166,7 +166,7 @@ async def test_an_adapter_of_another_engines_kind_is_refused_at_once(
 async def test_an_adapter_that_its_server_does_not_start_with_is_left_out(
     tmp_path: Path, tiny_model: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """llama.cpp itself says so; it is started again without it, at once, and takes others."""
+    """llama.cpp itself rejects it; the server restarts at once without it, and takes other adapters."""
     strange = write_gguf_adapter(tmp_path / "strange.gguf", 1, architecture="qwen2")
     game = llama(free_ports, count=2, engine="embedded", command=(), args={"threads": 1, "temp": 0}, context=512)
     async with asyncio.timeout(LIMIT), game:
@@ -181,7 +181,7 @@ async def test_an_adapter_that_its_server_does_not_start_with_is_left_out(
 
 
 async def test_an_adapter_that_vllm_refuses_is_left_out(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Tried again, it has the name and the room that it would have had."""
+    """A second attempt gets the name and the place that the first would have had."""
     faults = tmp_path / "faults"
     faults.write_text(json.dumps([{"port": 0, "phase": "load", "do": "fail"}]))
     poet = peft(tmp_path, "poet", "town")
@@ -197,7 +197,7 @@ async def test_an_adapter_that_vllm_refuses_is_left_out(tmp_path: Path, free_por
 
 
 async def test_an_adapter_that_cannot_be_a_flag_is_left_out(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """llama-server cuts a list of paths at commas; the next adapter is not told of it."""
+    """llama-server splits a list of paths at commas; the next adapter does not inherit the refusal."""
     record = tmp_path / "record"
     async with asyncio.timeout(LIMIT), llama(free_ports, count=2, args={"record": str(record)}) as game:
         await register(game, mayor="town")
@@ -209,7 +209,10 @@ async def test_an_adapter_that_cannot_be_a_flag_is_left_out(tmp_path: Path, free
 
 
 async def test_a_caller_that_goes_away_leaves_no_adapter(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """While its registration waited for a run to end; the run goes on, and another adapter has the room."""
+    """The caller leaves while its registration waits for a run to end.
+
+    The run goes on, and another adapter gets the place.
+    """
     record, log = tmp_path / "record", tmp_path / "log"
     game = llama(free_ports, count=2, args={"record": str(record), **HOLD}, event_log=log)
     held = f"HOLD={tmp_path}/go!"

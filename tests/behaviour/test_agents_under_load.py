@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.agents import Tally, arrive, ask_in_turn, engine_on, register
+from bench.studies.agents import Tally, arrive, ask_in_turn, engine_on, register
 
 SECONDS, DEVICES, EACH = 12.0, 8, 2
 
@@ -15,7 +15,7 @@ SECONDS, DEVICES, EACH = 12.0, 8, 2
 async def test_a_thousand_requests_a_minute_are_answered_once_each(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """For ten minutes by ``python -m bench.agents load``; each answer names its question."""
+    """For ten minutes by ``python -m bench.studies.agents load``; each answer names its question."""
     tally = Tally()
     async with engine_on(tmp_path, DEVICES, EACH, free_ports(DEVICES * EACH)) as engine:
         names = await register(engine, 64, DEVICES * EACH)

@@ -1,4 +1,4 @@
-"""Bodies of YAML are bounded as bodies of JSON are: by what they stand for, and not by what they are written with."""
+"""Bodies of YAML have the bounds of bodies of JSON: what they expand to counts, not how they are written."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -33,13 +33,13 @@ def post_yaml(service: Service, text: str) -> httpx.Response:
 
 
 def told(answer: httpx.Response) -> tuple[int, str]:
-    """Return the status and the words of a problem."""
+    """Return the status and the detail of a problem."""
     assert answer.headers["content-type"] == "application/problem+json", answer.text
     return answer.status_code, str(answer.json()["detail"])
 
 
 def peak_bytes(service: Service) -> int:
-    """Return the most memory that the service has held since it was last asked to forget that."""
+    """Return the most memory that the service has held since the peak was last reset."""
     assert service.process is not None
     status = Path(f"/proc/{service.process.pid}/status").read_text(encoding="utf-8")
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
@@ -59,15 +59,15 @@ ALIASED = {
 
 
 @pytest.mark.parametrize("text", ALIASED.values(), ids=ALIASED)
-def test_aliases_in_a_body_are_refused_with_a_word(service: Service, text: str) -> None:
-    """A body stands for what it holds; the answer names the line, and where aliases are taken: in files of clients."""
+def test_aliases_in_a_body_are_refused_with_their_line(service: Service, text: str) -> None:
+    """The answer also says where aliases are allowed: in a client's files."""
     status, detail = told(post_yaml(service, text))
     assert (status, "alias" in detail) == (400, True), detail
     assert "line:" in detail, detail
 
 
-def test_what_aliases_would_stand_for_is_never_made(service: Service) -> None:
-    """Neither in the service nor on its way to it: counted in bytes, since an idle machine is quick as well."""
+def test_aliases_of_a_body_are_never_expanded(service: Service) -> None:
+    """Neither in the service nor on the way to it: counted in bytes, since a fast machine hides an expansion."""
     name = "x" * 100_000
     body = f"agents: [{{id: a, model: m}}]\nconversations: [{{prompt: Go}}]\nt: &t {name}\nmetadata: [{'*t, ' * 900}]\n"
     forget_peak(service)
@@ -76,8 +76,8 @@ def test_what_aliases_would_stand_for_is_never_made(service: Service) -> None:
     assert (status, (peak_bytes(service) - before) // MIB < 32) == (400, True), (peak_bytes(service) - before) // MIB
 
 
-def test_a_small_body_is_no_large_job(service: Service) -> None:
-    """100 prompts of 10,000 characters are more than ``limits.body_bytes``, by whatever they are written with."""
+def test_a_small_body_cannot_stand_for_a_large_job(service: Service) -> None:
+    """100 prompts of 10,000 characters exceed ``limits.body_bytes``, however they are written."""
     talks = "".join("  - {prompt: *p}\n" for _ in range(99))
     body = f"agents: [{{id: a, model: m}}]\nconversations:\n  - {{prompt: &p {'x' * 10_000}}}\n{talks}"
     assert len(body) < MOST_BYTES // 10
@@ -86,7 +86,7 @@ def test_a_small_body_is_no_large_job(service: Service) -> None:
 
 
 def test_a_body_of_yaml_holds_as_many_values_as_one_of_json(service: Service) -> None:
-    """``limits.nodes``: as many pass, more are refused in the same words."""
+    """A body at ``limits.nodes`` passes; a larger one is refused in the same words."""
     for count, status in ((MOST_NODES // 2, 202), (2 * MOST_NODES, 400)):
         job = {"agents": AGENTS, "conversations": [{"prompt": "Go."}], "metadata": {"many": [0] * count}}
         as_json = service.http.post("/v1/jobs", json=job)
@@ -98,8 +98,8 @@ def test_a_body_of_yaml_holds_as_many_values_as_one_of_json(service: Service) ->
 
 
 @pytest.mark.parametrize("said", ["\a", "\\"], ids=["control", "backslash"])
-def test_the_size_of_a_body_of_yaml_is_that_of_its_json(service: Service, said: str) -> None:
-    """What two bytes of YAML say takes up to six of JSON; the job is stored as JSON, and ``body_bytes`` bounds that."""
+def test_the_size_of_a_body_of_yaml_is_the_size_of_its_json(service: Service, said: str) -> None:
+    """Two bytes of YAML may take six of JSON; the job is stored as JSON, and ``body_bytes`` bounds that."""
     written = {"\a": '"' + r"\a" * 100_000 + '"', "\\": "'" + "\\" * 200_000 + "'"}[said]
     body = f"agents: [{{id: a, model: m}}]\nconversations: [{{prompt: {written}}}]\n"
     prompt = said * (100_000 if said == "\a" else 200_000)
@@ -111,7 +111,7 @@ def test_the_size_of_a_body_of_yaml_is_that_of_its_json(service: Service, said: 
 
 
 def test_depth_is_bounded_in_the_same_words(service: Service) -> None:
-    """``limits.depth``, without a walk through what aliases repeat."""
+    """``limits.depth`` counts without a walk through repeated aliases."""
     deep = "[" * 70 + "]" * 70
     as_yaml = post_yaml(service, f"a: {deep}\n")
     as_json = service.http.post("/v1/jobs", content=f'{{"a": {deep}}}', headers={"Content-Type": "application/json"})
@@ -119,7 +119,7 @@ def test_depth_is_bounded_in_the_same_words(service: Service) -> None:
 
 
 def test_files_of_a_client_may_have_aliases(service: Service, tmp_path: Path) -> None:
-    """They are a person's own: the client writes out what they stand for, and posts JSON; configurations keep them."""
+    """The client expands its own files and posts JSON; configurations keep their aliases."""
     text = "agents: [{id: a, model: m, system: &s Hello}]\nconversations: [{prompt: *s}, {prompt: *s}]\n"
     path = tmp_path / "job.yaml"
     path.write_text(text, encoding="utf-8")
@@ -129,8 +129,8 @@ def test_files_of_a_client_may_have_aliases(service: Service, tmp_path: Path) ->
     assert parse_document(text, "roundhouse.yaml")[0] == job
 
 
-def test_text_that_json_cannot_hold_is_refused_with_a_word(service: Service) -> None:
-    """Half of a surrogate pair, as an escape of YAML says it: JSON of the same is refused, and so is this."""
+def test_text_that_json_cannot_hold_is_refused(service: Service) -> None:
+    """An escape of YAML may write half of a surrogate pair; JSON with the same is refused too."""
     answer = post_yaml(service, 'agents: [{id: a, model: m}]\nconversations: [{prompt: "\\ud800"}]\n')
     assert told(answer)[0] == 400
 
@@ -148,8 +148,8 @@ conversations:
 
 
 @pytest.mark.parametrize("kind", ["YAML", "JSON"])
-def test_a_fault_tells_its_line(service: Service, kind: str) -> None:
-    """Of the text as it was posted; a part that is missing has the line of what lacks it."""
+def test_a_fault_names_its_line(service: Service, kind: str) -> None:
+    """The line of the posted text; a missing part has the line of the object that lacks it."""
     document = yaml.safe_load(LINED)
     text = LINED if kind == "YAML" else json.dumps(document, indent=2)
     headers = AS_YAML if kind == "YAML" else {"Content-Type": "application/json"}
@@ -160,8 +160,8 @@ def test_a_fault_tells_its_line(service: Service, kind: str) -> None:
     assert lines["agents[0].rloe"] == wanted
 
 
-def test_a_fault_of_what_has_no_lines_tells_none(service: Service) -> None:
-    """One line, and text that it would take long to find lines in."""
+def test_a_fault_of_a_document_without_lines_names_none(service: Service) -> None:
+    """A document in one line, and text whose lines would take long to find."""
     with pytest.raises(InvalidRequest) as refused, Client(service.url) as client:
         client.post_job({"agents": [], "conversations": [{"prompt": "x"}]})  # in one line
     assert [fault.line for fault in refused.value.faults] == [None]
@@ -172,28 +172,31 @@ def test_a_fault_of_what_has_no_lines_tells_none(service: Service) -> None:
 
 
 @pytest.mark.parametrize("odd", ["\t", "\u2028", "\x85", "\x7f", "\u202e", "\N{GRINNING FACE}"])
-def test_lines_are_those_of_an_editor(odd: str) -> None:
-    """Whatever stands in a text, and between the parts of JSON."""
+def test_lines_are_counted_as_an_editor_counts_them(odd: str) -> None:
+    """Strings and the whitespace of JSON may hold any kind of line end."""
     text = f'{{\n\t"name": "{"x" if odd == chr(9) else odd}",\n\t"agents": [\n\t\t{{"id": "a"}}\n\t]\n}}'
     assert lines_in(text)["agents[0].id"] == 4
     assert lines_in(f"name: 'a{odd}b'\nagents:\n  - id: a\n")["agents[0].id"] == 3
 
 
-def test_a_path_that_two_places_have_tells_no_line() -> None:
-    """A key may look like a place in a list."""
+def test_an_ambiguous_path_names_no_line() -> None:
+    """A key may look like an index into a list."""
     lines = lines_in('agents:\n  - id: a\n"agents[0]":\n  id: b\n')
     assert "agents[0].id" not in lines
     assert lines["agents"] == 1
 
 
 @pytest.mark.parametrize("key", ["rounds", "agents", "conversations"])
-def test_a_key_stands_in_a_body_once(service: Service, key: str) -> None:
-    """Whichever of two counted, the other would be ignored in silence."""
+def test_a_duplicate_key_is_refused(service: Service, key: str) -> None:
+    """One of the two values would be ignored in silence."""
     body = json.dumps({"agents": AGENTS, "rounds": 1, "conversations": [{"prompt": "a: b, \\"}]})
     twice = f'{body[:-1]}, "{key}": {json.dumps(json.loads(body)[key])}}}'
     as_json = {"Content-Type": "application/json"}
     answer = service.http.post("/v1/jobs", content=twice, headers=as_json)
     assert told(answer) == (400, f"the body is not usable JSON: the key {key!r} stands there twice")
+    escaped = twice.replace(f', "{key}":', f', "\\u{ord(key[0]):04x}{key[1:]}":')
+    assert escaped != twice
+    assert told(service.http.post("/v1/jobs", content=escaped, headers=as_json)) == told(answer)
     assert service.http.post("/v1/jobs", content=body, headers=as_json).status_code == 202
     lines = service.http.post("/v1/jobs", content=twice, headers={"Content-Type": "application/x-ndjson"}).text
     assert "stands there twice" in lines
@@ -207,8 +210,8 @@ def test_a_key_stands_in_a_body_once(service: Service, key: str) -> None:
         *('"\\ud83d"', '"\\U00110000"', "9" * 5000, "a\x07", "<<", "!!binary aGk="),
     ],
 )
-def test_what_is_no_value_is_told_with_its_line(service: Service, value: str) -> None:
-    """And is no defect of ours."""
+def test_an_invalid_value_is_reported_with_its_line(service: Service, value: str) -> None:
+    """It is no internal error."""
     text = f"agents: [{{id: a, model: m}}]\nconversations: [{{prompt: Hello}}]\nmetadata:\n  v: {value}\n"
     status, detail = told(post_yaml(service, text))
     assert (status, detail[:7]) == (400, "line:4:"), detail

@@ -1,4 +1,4 @@
-"""What callers get besides answers: webhooks, batches, keys and jobs that are kept for a time."""
+"""Services for callers besides answers: webhooks, batches, keys, and jobs with a retention time."""
 
 import json
 import socket
@@ -22,7 +22,7 @@ JOB: Document = {"agents": [{"id": "a", "model": "m"}], "conversations": [{"prom
 
 
 class Receiver:
-    """An HTTP server that takes messages, and refuses the first few if it is told to."""
+    """An HTTP server that takes messages, and refuses the first few on request."""
 
     def __init__(self, port: int, refusals: int) -> None:
         self.taken: list[tuple[dict[str, str], bytes]] = []
@@ -40,7 +40,7 @@ class Receiver:
                 self.end_headers()
 
             def log_message(self, *_: object) -> None:
-                """Be silent."""
+                """Log nothing."""
 
         self.server = HTTPServer(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{port}/ended"
@@ -64,8 +64,8 @@ def hooked(private: bool = True) -> Document:
 
 
 @pytest.mark.system
-def test_a_caller_is_told_at_least_once_and_can_tell_who_told(tmp_path: Path, free_ports: Ports) -> None:
-    """Signed as Standard Webhooks are, tried again after a refusal and over a restart, with the same id."""
+def test_a_webhook_arrives_at_least_once_with_a_signature(tmp_path: Path, free_ports: Ports) -> None:
+    """The signature follows Standard Webhooks; refusals and restarts lead to another attempt with the same id."""
     model = {"m": scripted_model(free_ports(1))}
     with (
         receiving(free_ports(1), refusals=2) as receiver,
@@ -88,7 +88,7 @@ def test_a_caller_is_told_at_least_once_and_can_tell_who_told(tmp_path: Path, fr
 
 @pytest.mark.system
 def test_private_addresses_are_refused_unless_configured(tmp_path: Path, free_ports: Ports) -> None:
-    """A job must not have Roundhouse speak to whatever stands beside it."""
+    """A job must not make Roundhouse call programs of the internal network."""
     model = {"m": scripted_model(free_ports(1))}
     with (
         receiving(free_ports(1)) as receiver,
@@ -107,7 +107,7 @@ def test_private_addresses_are_refused_unless_configured(tmp_path: Path, free_po
 
 @pytest.mark.system
 def test_a_receiver_that_hangs_delays_no_other(tmp_path: Path, free_ports: Ports) -> None:
-    """Only a few messages go to one place at a time."""
+    """Only a few messages go to one host at a time."""
     hooks = hooked() | {"timeout_s": 5}
     with (
         socket.create_server(("127.0.0.1", free_ports(1)), backlog=100) as hanging,
@@ -131,8 +131,8 @@ def test_a_receiver_that_hangs_delays_no_other(tmp_path: Path, free_ports: Ports
         ({"url": "http://127.0.0.1/x", "secret": "theirs"}, "webhook.secret"),
     ],
 )
-def test_a_webhook_that_is_not_allowed_is_a_fault(service: Service, webhook: Document, path: str) -> None:
-    """Hosts and secrets are the operator's to name."""
+def test_a_webhook_to_a_host_that_is_not_allowed_is_a_fault(service: Service, webhook: Document, path: str) -> None:
+    """The operator names hosts and secrets."""
     answer = service.http.post("/v1/jobs", json={**JOB, "webhook": webhook})
     assert answer.status_code == 422
     assert [fault["path"] for fault in answer.json()["errors"]] == [path]
@@ -160,8 +160,8 @@ def post_lines(service: Service, *lines: str, **headers: str) -> list[Document]:
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
-def test_a_batch_is_a_job_a_line_and_each_fault_apart(service: Service) -> None:
-    """What is wrong with one line keeps no other from being taken."""
+def test_a_batch_takes_a_job_from_each_line_and_reports_faults_by_line(service: Service) -> None:
+    """A fault in one line keeps no other line from being taken."""
     good = json.dumps(JOB)
     told = post_lines(service, good, "", "{", json.dumps({"agents": []}), good, "x" * 20_000, good)
     assert [(line["line"], line["status"]) for line in told] == [(1, 202), (2, 400), (3, 422), (4, 202), (5, 413)]
@@ -171,8 +171,8 @@ def test_a_batch_is_a_job_a_line_and_each_fault_apart(service: Service) -> None:
         assert service.wait_ended(line["id"])["state"] == "completed"
 
 
-def test_a_batch_that_is_posted_again_is_the_same_jobs(service: Service) -> None:
-    """With a key, line by line; and three hundred lines are three hundred jobs."""
+def test_a_batch_that_is_posted_again_gives_the_same_jobs(service: Service) -> None:
+    """A key counts line by line; three hundred lines give three hundred jobs."""
     lines = [json.dumps({**JOB, "name": f"n{number}"}) for number in range(300)]
     first = post_lines(service, *lines, **{"Idempotency-Key": "batch"})
     again = post_lines(service, *lines, **{"Idempotency-Key": "batch"})
@@ -184,8 +184,8 @@ def test_a_batch_that_is_posted_again_is_the_same_jobs(service: Service) -> None
 
 
 @pytest.mark.system
-def test_ended_jobs_and_keys_are_kept_for_a_time(tmp_path: Path, free_ports: Ports) -> None:
-    """Then the one is released, and the other free for another body."""
+def test_ended_jobs_and_idempotency_keys_expire(tmp_path: Path, free_ports: Ports) -> None:
+    """The job is deleted, and its key is free for another body."""
     store = {"keep_jobs_s": 2, "keep_keys_s": 1}
     with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1))}, store=store) as service:
         job = service.post_job(JOB, **{"Idempotency-Key": "mine"})
@@ -199,7 +199,7 @@ def test_ended_jobs_and_keys_are_kept_for_a_time(tmp_path: Path, free_ports: Por
 
 
 def test_check_shows_no_secret(tmp_path: Path) -> None:
-    """Wherever it stands: in an address, a header, a word of a command, a variable."""
+    """A secret may be in an address, a header, a word of a command, or a variable."""
     (tmp_path / "roundhouse.yaml").write_text(
         """
 store: {url: 'postgresql://me:hidden-1@db/jobs?sslpassword=hidden-2&application_name=shown'}
@@ -235,8 +235,8 @@ models:
         ("webhooks: {secrets: {n: 'whsec_no base64 at all!'}}", "goes on in base64"),
     ],
 )
-def test_a_mistake_in_these_is_told_and_no_secret_with_it(tmp_path: Path, section: str, told: str) -> None:
-    """One line that names the field, before anything is started."""
+def test_a_mistake_in_these_sections_is_reported_without_secrets(tmp_path: Path, section: str, told: str) -> None:
+    """One line names the field, before anything is started."""
     (tmp_path / "roundhouse.yaml").write_text(f"{section}\nmodels: {{m: {{engine: embedded}}}}")
     checked = run_command("check", "--config", str(tmp_path / "roundhouse.yaml"))
     assert checked.returncode == 2
@@ -248,14 +248,14 @@ def test_a_mistake_in_these_is_told_and_no_secret_with_it(tmp_path: Path, sectio
     ("written", "asked"),
     [("::1", "[::1]"), ("[::1]", "[::1]"), ("LocalHost", "LOCALHOST"), ("bücher.example", "xn--bcher-kva.example")],
 )
-def test_a_host_has_one_name(written: str, asked: str) -> None:
-    """However the operator writes it, and however the caller."""
+def test_a_host_has_one_spelling(written: str, asked: str) -> None:
+    """The operator and the caller may write it in different ways."""
     assert canonical_host(written) == canonical_host(asked)
 
 
 @pytest.mark.system
-def test_a_watcher_is_told_which_events_are_gone(tmp_path: Path, free_ports: Ports) -> None:
-    """Of each job the newest are kept; whoever asks for earlier ones learns which he has missed."""
+def test_a_watcher_is_warned_about_expired_events(tmp_path: Path, free_ports: Ports) -> None:
+    """A job keeps its newest events; a request for earlier ones reports the gap."""
     model = {"m": scripted_model(free_ports(1), tokens=2, interval=0.05)}
     store = {"keep_events": 100, "keep_jobs_s": 10}  # with it, what is old is released now and then
     agents = [{"id": "a", "model": "m"}]
@@ -274,7 +274,7 @@ def test_a_watcher_is_told_which_events_are_gone(tmp_path: Path, free_ports: Por
         command = [ROUNDHOUSE, "watch", job, "--url", service.url]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watched:
             assert watched.stdout is not None
-            assert watched.stdout.readline().rstrip().endswith("are kept no more")
+            assert watched.stdout.readline().rstrip().endswith("are no longer kept")
             service.http.post(f"/v1/jobs/{job}/cancel").raise_for_status()
             watched.communicate(timeout=LIMIT_S)
         assert watched.returncode == 1

@@ -21,7 +21,7 @@ JOB: Document = {"name": "talk", "agents": AGENTS, "rounds": 2, "conversations":
 
 
 def run(tmp_path: Path, port: int, words: str, **job: object) -> subprocess.CompletedProcess[str]:
-    """Run a job with these words on the standard input."""
+    """Run a job with this text on the standard input."""
     models = {"m": scripted_model(port, echo=r"SAY-\w+")}
     server = {"state_dir": str(tmp_path / "state")}
     (tmp_path / "roundhouse.yaml").write_text(yaml.safe_dump({"server": server, "models": models}))
@@ -39,7 +39,7 @@ def said(tmp_path: Path) -> list[str]:
 
 @pytest.mark.system
 def test_run_reads_a_line_for_each_turn(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """And shows what its agent may hear; of what is left over no more is read than a little."""
+    """The command shows what the caller's agent may hear, and reads little more input than it uses."""
     done = run(tmp_path, free_ports(1), "SAY-one\nSAY-two\n" + "more\n" * 1000)
     assert done.returncode == 0, done.stderr
     assert said(tmp_path) == ["SAY-one", "SAY-two"]
@@ -48,12 +48,14 @@ def test_run_reads_a_line_for_each_turn(tmp_path: Path, free_ports: Callable[[in
 
 
 @pytest.mark.system
-def test_run_ends_where_nobody_can_speak_and_goes_on_later(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """What was said is kept; words that are not valid are told, and asked for again."""
+def test_run_ends_at_a_waiting_turn_without_input_and_goes_on_later(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """Words that were taken are kept; invalid words are reported, and the turn is asked for again."""
     port = free_ports(1)
     agents = [{**AGENTS[0], "validation": {"pattern": "^SAY"}}, AGENTS[1]]
     done = run(tmp_path, port, "nothing\nSAY-one\n", agents=agents)
-    assert (done.returncode, "guest is to speak in c, and the standard input is at its end" in done.stderr) == (2, True)
+    assert (done.returncode, "guest has a turn in c, but standard input has ended" in done.stderr) == (2, True)
     assert "does not match the pattern" in done.stdout
     again = run(tmp_path, port, "SAY-two", agents=agents)
     assert again.returncode == 0, again.stderr
@@ -68,7 +70,7 @@ def service(tmp_path: Path, free_ports: Callable[[int], int]) -> Iterator[Servic
 
 @pytest.mark.system
 def test_say_speaks_the_one_turn_that_is_awaited(service: Service) -> None:
-    """Or the one that is named; what cannot be is said in a line."""
+    """Or the turn that is named; a refusal takes one line."""
     agents = [{"id": name, "by": "caller"} for name in ("guest", "other")] + AGENTS[1:]
     conversations = [{"id": "c", "prompt": "p"}]
     job_id = service.post_job({"agents": agents, "rounds": 1, "conversations": conversations})
@@ -81,7 +83,7 @@ def test_say_speaks_the_one_turn_that_is_awaited(service: Service) -> None:
         with pytest.raises(NothingAwaited, match="guest in round 0, other in round 0"):
             client.say(job_id, "c", "Hi.")
         several = ask("say", job_id, "c", "Hi.")
-        assert (several.returncode, "not one such turn is awaited in c" in several.stderr) == (2, True)
+        assert (several.returncode, "no such turn, or more than one, is awaited in c" in several.stderr) == (2, True)
         listed = ask("awaited", job_id).stdout
         assert ("guest" in listed, "for ever" in listed) == (True, True)
         named = ask("say", job_id, "c", "Hi.", "--agent", "other")

@@ -31,13 +31,13 @@ def service(tmp_path: Path, free_ports: Callable[[int], int]) -> Iterator[Servic
 
 
 def awaited(service: Service, job_id: str | None = None) -> list[tuple[str, str, int]]:
-    """Return the turns that are awaited: conversation, agent and round of each."""
+    """Return the awaited turns: conversation, agent and round of each."""
     path = "/v1/awaited" if job_id is None else f"/v1/jobs/{job_id}/awaited"
     return [(turn["conversation"], turn["agent"], turn["round"]) for turn in service.get(path)["awaited"]]
 
 
 def say(service: Service, job_id: str, text: object, place: str = "c/turns/guest/0") -> tuple[int, Document]:
-    """Post words; return the status, and the turn or what is wrong."""
+    """Post words; return the status, and the turn or the problem."""
     answer = service.http.post(f"/v1/jobs/{job_id}/conversations/{place}", json={"text": text})
     return answer.status_code, answer.json()
 
@@ -47,7 +47,7 @@ def wait_awaited(service: Service, job_id: str, *places: tuple[str, str, int]) -
 
 
 def test_a_caller_speaks_and_the_conversation_goes_on(service: Service, tmp_path: Path) -> None:
-    """The words are durable with the answer, once, and stand in the prompts of those who hear them."""
+    """The words are durable once with the answer, and are in the prompts of the agents that hear them."""
     job_id = service.post_job(job({"role": "visitor"}))
     wait_awaited(service, job_id, ("c", "guest", 0))
     shown = service.get(f"/v1/jobs/{job_id}")
@@ -84,7 +84,7 @@ def test_a_caller_speaks_and_the_conversation_goes_on(service: Service, tmp_path
         ("c/turns/guest/99999999999999999999", "yes", 409, "not_awaited", "not this agent's turn yet"),
     ],
 )
-def test_words_that_cannot_be_taken_are_refused(
+def test_invalid_words_are_refused(
     service: Service, place: str, text: object, status: int, code: str, told: str
 ) -> None:
     """And the turn stays awaited: a caller may try again."""
@@ -97,8 +97,8 @@ def test_words_that_cannot_be_taken_are_refused(
 
 
 @pytest.mark.system
-def test_awaited_turns_outlive_a_kill_and_words_that_are_said_are_not_lost(service: Service) -> None:
-    """Nobody runs the conversation meanwhile; the next life goes on with it as soon as its caller speaks."""
+def test_awaited_turns_outlive_a_kill_and_accepted_words_are_not_lost(service: Service) -> None:
+    """No node runs the conversation meanwhile; the next life continues it as soon as its caller speaks."""
     conversations = [{"id": name, "prompt": "Talk."} for name in "cd"]
     job_id = service.post_job(job({}, rounds=1, conversations=conversations))
     wait_awaited(service, job_id, ("c", "guest", 0), ("d", "guest", 0))
@@ -117,7 +117,7 @@ def test_awaited_turns_outlive_a_kill_and_words_that_are_said_are_not_lost(servi
 
 
 @pytest.mark.system
-def test_whoever_does_not_speak_in_time_is_spoken_for(service: Service) -> None:
+def test_a_caller_that_misses_its_time_gets_the_words_of_otherwise(service: Service) -> None:
     """Or its turn fails, and its conversation with it, unless its agent may be silent."""
     spoken = service.post_job(job({"wait_s": 0.2, "otherwise": "SAY-pass"}))
     failed = service.post_job(job({"wait_s": 0.2}))
@@ -125,6 +125,8 @@ def test_whoever_does_not_speak_in_time_is_spoken_for(service: Service) -> None:
     assert service.wait_ended(spoken)["state"] == "completed"
     turns = service.get(f"/v1/jobs/{spoken}/conversations/c")["turns"]
     assert [turn["text"].split()[-1] for turn in turns] == ["SAY-pass"] * 4
+    told = {(turn["by"], turn["detail"]) for turn in turns}
+    assert told == {("caller", "nobody spoke within wait_s = 0.2; the words are those of otherwise"), ("model", None)}
     assert service.wait_ended(failed)["state"] == "failed"
     transcript = service.get(f"/v1/jobs/{failed}/conversations/c")
     assert (transcript["reason"], transcript["turns"][0]["by"]) == ("not_said", "caller")
@@ -135,8 +137,8 @@ def test_whoever_does_not_speak_in_time_is_spoken_for(service: Service) -> None:
 
 
 @pytest.mark.system
-def test_time_in_which_nobody_serves_does_not_count(service: Service) -> None:
-    """A caller that could not speak is not said to have been silent."""
+def test_time_without_a_service_does_not_count_against_a_caller(service: Service) -> None:
+    """A caller that could not speak is not recorded as silent."""
     job_id = service.post_job(job({"wait_s": 3.0, "otherwise": "SAY-pass"}, rounds=1))
     wait_awaited(service, job_id, ("c", "guest", 0))
     until = service.get("/v1/awaited")["awaited"][0]["until"]
@@ -152,7 +154,7 @@ def seconds_since(at: str) -> float:
     return (datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds()
 
 
-def test_a_cancelled_job_awaits_nobody(service: Service) -> None:
+def test_a_cancelled_job_awaits_no_caller(service: Service) -> None:
     """Though no node has its conversation: some node ends it."""
     job_id = service.post_job(job({}))
     wait_awaited(service, job_id, ("c", "guest", 0))
@@ -164,8 +166,8 @@ def test_a_cancelled_job_awaits_nobody(service: Service) -> None:
 
 
 @pytest.mark.parametrize("mode", ["rounds", "free"])
-def test_others_speak_while_a_caller_is_waited_for(service: Service, mode: str) -> None:
-    """In rounds those who do not wait for it; in free mode all rounds of all others."""
+def test_other_agents_speak_while_a_caller_is_awaited(service: Service, mode: str) -> None:
+    """In rounds mode those that do not wait for it; in free mode all other agents in all rounds."""
     agents = [{"id": "guest", "by": "caller"}, {"id": "bob", "model": "m", "system": "SAY-bob"}]
     conversations = [{"id": "c", "prompt": "Talk.", "until": [{"agent": "guest", "says": ["stop"]}]}]
     job_id = service.post_job({"mode": mode, "rounds": 3, "agents": agents, "conversations": conversations})
@@ -181,7 +183,7 @@ def test_others_speak_while_a_caller_is_waited_for(service: Service, mode: str) 
 
 
 def test_a_leader_names_a_caller(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Its turn is awaited as any other's."""
+    """Its turn is awaited like any other."""
     (tmp_path / "script").write_text('[{"content": "guest"}, {"content": "end"}]')
     model = scripted_model(free_ports(1), slots=2, script=str(tmp_path / "script"))
     agents = [{"id": "host", "model": "m"}, {"id": "guest", "by": "caller"}]
@@ -200,7 +202,7 @@ def test_a_leader_names_a_caller(tmp_path: Path, free_ports: Callable[[int], int
 def test_two_waits_that_end_at_once_end_their_conversation_once(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """With the first of them it has failed, and its job with it: the second is nobody's any more."""
+    """The first one fails the conversation and its job; the second then has nothing left to end."""
     go = tmp_path / "go"
     model = scripted_model(free_ports(1), slots=1, echo=r"SAY-\w+", hold=r"/\S+/go\b")
     agents = [{"id": name, "by": "caller", "wait_s": 0.1} for name in "ab"] + [{"id": "m", "model": "m"}]
@@ -215,8 +217,8 @@ def test_two_waits_that_end_at_once_end_their_conversation_once(
         assert service.wait_ended(busy)["state"] == "completed"
 
 
-def test_what_is_awaited_of_no_job_is_not_found(service: Service) -> None:
-    """Whoever may see all jobs, too."""
+def test_awaited_turns_of_an_unknown_job_are_not_found(service: Service) -> None:
+    """A key with admin gets the same answer."""
     for answer in (service.http.get("/v1/jobs/gone/awaited"), service.http.post(
         "/v1/jobs/gone/conversations/c/turns/guest/0", json={"text": "x"}
     )):  # fmt: skip

@@ -1,4 +1,4 @@
-"""Capacity in tokens through the service: the real llama.cpp, and a program that plays vLLM and tells of its cache."""
+"""Capacity in tokens through the service: the real llama.cpp, and a program that plays vLLM and reports its cache."""
 
 import sys
 from collections.abc import Callable
@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).parent.parent / "harness" / "programs" / "vllm_engine.p
 
 
 def tell(file: Path, *, used: float, preemptions: int) -> None:
-    """Have the engine tell that; whoever reads sees a whole file."""
+    """Have the engine report this; a reader sees a whole file."""
     half = file.with_suffix(".half")
     half.write_text(
         'vllm:cache_config_info{engine="0",kv_cache_size_tokens="10000",block_size="128",'
@@ -29,8 +29,8 @@ def tell(file: Path, *, used: float, preemptions: int) -> None:
 
 
 @pytest.mark.system
-def test_what_is_lent_follows_what_the_engine_tells(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Slots of full length would be two. A preemption takes a fifth of what is lent."""
+def test_lent_capacity_follows_the_reports_of_the_engine(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Full-length slots would be two. A preemption takes a fifth off the lent capacity."""
     metrics, checkpoint, faults = tmp_path / "metrics", tmp_path / "weights", tmp_path / "faults"
     faults.write_text("[]")
     checkpoint.mkdir()
@@ -62,7 +62,7 @@ def test_what_is_lent_follows_what_the_engine_tells(tmp_path: Path, free_ports: 
 
 @pytest.mark.system
 def test_llama_cpps_slots_share_a_pool_that_is_never_full(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Eight first prompts at once, each twice as long as is expected, have no room together; those with room go on."""
+    """Eight first prompts at once, each twice as long as expected, do not fit together; those that fit go on."""
     model = {"engine": "embedded", "port": free_ports(1), "context": 512, "capacity": "tokens", "kv_tokens": 1400}
     agent = {"id": "a", "model": "m", "params": {"max_tokens": 40, "ignore_eos": True}}
     talks = [{"id": f"c{number}", "prompt": f"{number} " * 150, "rounds": 1} for number in range(8)]
@@ -80,10 +80,10 @@ def test_llama_cpps_slots_share_a_pool_that_is_never_full(tmp_path: Path, free_p
 
 
 @pytest.mark.system
-def test_a_prompt_that_no_request_may_hold_fails_before_it_is_sent(
+def test_a_prompt_that_exceeds_the_context_fails_before_it_is_sent(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """It has a token more than the context, in a pool that has room for two."""
+    """It has one token more than the context, in a pool that has room for two."""
     model = {"engine": "embedded", "port": free_ports(1), "context": 512, "capacity": "tokens", "kv_tokens": 1400}
     talks = [{"id": "c", "prompt": "x" * 700, "rounds": 1}]
     with serving(tmp_path / "s", free_ports(1), {"m": model}) as service:
@@ -94,8 +94,8 @@ def test_a_prompt_that_no_request_may_hold_fails_before_it_is_sent(
         assert "one request may hold 512" in turn["detail"]
 
 
-def test_nobody_waits_for_room_in_silence(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """The head of the ready turns says how much is reserved, and the table of workers shows it."""
+def test_a_wait_for_room_in_the_cache_is_shown(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """The head of the ready turns shows how much is reserved, and so does the table of workers."""
     held = tmp_path / "go"
     model = scripted_model(free_ports(1), slots=4, hold=str(held))
     model |= {"capacity": "tokens", "context": 1000, "kv_tokens": 1000, "params": {"max_tokens": 600}}
@@ -119,8 +119,8 @@ def test_nobody_waits_for_room_in_silence(tmp_path: Path, free_ports: Callable[[
 
 
 @pytest.mark.system
-def test_what_is_reserved_follows_what_the_engine_tells(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """A prompt that was counted, and an answer that goes on; what takes less than was thought makes room at once."""
+def test_reserved_tokens_follow_the_reports_of_the_engine(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Counted prompts and growing answers correct the estimate; a request that takes less makes room at once."""
     model = {
         "engine": "llama-server",
         "command": [sys.executable, "-I", "-S", str(ENGINE_PROGRAM)],

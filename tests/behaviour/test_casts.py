@@ -1,4 +1,4 @@
-"""Conversations whose agents differ from the job's (specification, "Casts")."""
+"""Conversations whose agents differ from those of the job (specification, "Casts")."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ TOOL: Document = {"type": "function", "function": {"name": "look", "parameters":
 
 
 def test_each_conversation_asks_its_own_cast(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Another model, system, parameters, tools and answer in one conversation; none of it reaches its neighbour."""
+    """One conversation has another model, system, parameters, tools and answer; none of it reaches its neighbour."""
     record, other = tmp_path / "record", tmp_path / "other"
     models = {
         "m": scripted_model(free_ports(1), slots=1, echo=r"SAY-\w+", record=str(record)),

@@ -52,10 +52,8 @@ def messages(service: Service) -> list[tuple[str, str]]:
     return [(each["role"], each["content"]) for each in recorded(service.folder / "record.jsonl")[-1]["messages"]]
 
 
-def test_a_conversation_goes_on_and_its_answers_tell_their_cost(
-    service: Service, terminal: Terminal, tmp_path: Path
-) -> None:
-    """Each question goes with all before it; commands change the next."""
+def test_a_chat_goes_on_and_its_answers_show_their_cost(service: Service, terminal: Terminal, tmp_path: Path) -> None:
+    """Each question is sent with all earlier ones; commands change the next."""
     terminal.type("SAY:one\n")
     terminal.wait_for("waited 0.0 s · m-0")
     terminal.type("/set temperature 0.25\n")
@@ -88,7 +86,7 @@ def test_a_conversation_goes_on_and_its_answers_tell_their_cost(
 
 
 def test_ctrl_c_ends_an_answer_and_frees_its_slot(service: Service, terminal: Terminal, tmp_path: Path) -> None:
-    """The chat goes on, and the slot is another's at once."""
+    """The chat goes on, and the slot is free for another request at once."""
     terminal.type(f"HOLD:{tmp_path / 'never'} SAY:never\n")
     wait_for(lambda: service.get("/v1/workers/m-0")["slots"]["in_use"] == 1, "it is answered")
     terminal.type(INTERRUPT)
@@ -106,8 +104,8 @@ def test_ctrl_c_ends_an_answer_and_frees_its_slot(service: Service, terminal: Te
     assert terminal.wait_ended() == 0
 
 
-def test_an_answer_that_is_refused_leaves_the_conversation_as_it_was(service: Service, terminal: Terminal) -> None:
-    """What the engine says is shown, and the question may be asked in other words."""
+def test_a_refused_answer_leaves_the_chat_as_it_was(service: Service, terminal: Terminal) -> None:
+    """The engine's words are shown, and the question can be asked in other words."""
     terminal.type("/set n 0\nSAY:refused\n")
     terminal.wait_for("no answer: ")
     terminal.type("/set n -\nSAY:taken\n")
@@ -117,7 +115,7 @@ def test_an_answer_that_is_refused_leaves_the_conversation_as_it_was(service: Se
 
 @pytest.mark.system
 def test_piped_text_is_asked_once(service: Service) -> None:
-    """For scripts; how it waited is told where the headers had gone out before, too."""
+    """For scripts; the cause of the wait is shown even where the headers have already gone out."""
     done = run_command("chat", "n", "--url", service.url, stdin="SAY:piped")
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "piped ")
     unknown = run_command("chat", "nobody", "--url", service.url, stdin="SAY:piped")
@@ -125,13 +123,13 @@ def test_piped_text_is_asked_once(service: Service) -> None:
     refused = run_command("chat", "m", "--url", service.url, stdin="SAY:rejected")
     assert (refused.returncode, "Traceback" in refused.stderr) == (3, False)
     long = run_command("chat", "--url", service.url, stdin="x" * (MOST_INPUT + 1))
-    assert (long.returncode, "are piped to the chat" in long.stderr) == (2, True)
+    assert (long.returncode, "the piped text is longer" in long.stderr) == (2, True)
     away = run_command("chat", "--url", "http://127.0.0.1:9", stdin="SAY:piped")
     assert (away.returncode, "no service at http://127.0.0.1:9" in away.stderr) == (3, True)
 
 
-def test_a_service_that_runs_here_is_found_by_this_folders_configuration(service: Service) -> None:
-    """Nothing is started then, and it is still there afterwards."""
+def test_a_running_service_is_found_by_the_configuration_of_this_folder(service: Service) -> None:
+    """Nothing is started then, and the service is still there afterwards."""
     done = run_command("chat", folder=service.folder, stdin="SAY:found")
     assert done.stdout.splitlines()[0] == "found "
     assert service.get("/healthz") == {"status": "ok"}
@@ -139,7 +137,7 @@ def test_a_service_that_runs_here_is_found_by_this_folders_configuration(service
 
 @pytest.mark.system
 def test_a_service_of_its_own_ends_with_the_chat(tmp_path: Path) -> None:
-    """The real engine answers; whatever ends the chat, nothing of it is left."""
+    """The real engine answers; however the chat ends, no process of it is left."""
     environment = {"XDG_STATE_HOME": str(tmp_path / "users"), "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     done = run_command("chat", "roundhouse:tiny", folder=tmp_path, stdin="Hello", **environment)
     assert done.returncode == 0, done.stderr
@@ -157,7 +155,7 @@ def test_a_service_of_its_own_ends_with_the_chat(tmp_path: Path) -> None:
 
 @pytest.mark.system
 def test_a_service_that_cannot_start_says_why(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Its last lines, and its exit status: here another program has its port."""
+    """Its last lines are shown, and its exit status: here another program has its port."""
     port = free_ports(1)
     models = {"m": scripted_model(free_ports(1))}
     server = {"port": port, "state_dir": str(tmp_path / "state")}

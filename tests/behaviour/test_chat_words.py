@@ -1,4 +1,4 @@
-"""How a chat reads on a terminal, and where nobody asks anything."""
+"""The text of a chat on a terminal, and the cases without a question."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,15 +19,15 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
 
 @pytest.fixture
 def terminal(service: Service, tmp_path: Path) -> Iterator[Terminal]:
-    """One of 30 columns, as a narrow window has."""
+    """A terminal of 30 columns, like a narrow window."""
     command = ["sh", "-c", f"stty cols 30; exec {ROUNDHOUSE} chat --url {service.url}"]
     with Terminal(command, tmp_path, XDG_STATE_HOME=str(tmp_path), COLUMNS="30") as seen:
         seen.wait_for("/help")
         yield seen
 
 
-def test_words_are_not_cut_at_the_edge(terminal: Terminal) -> None:
-    """The terminal breaks a line in the middle of a word; a chat breaks it before."""
+def test_words_are_not_split_at_the_edge(terminal: Terminal) -> None:
+    """A terminal would break a line inside a word; a chat breaks it before the word."""
     terminal.type("Hello\n")
     terminal.wait_for("word39")
     shown = terminal.text[terminal.text.index("word0") :].replace("\r", "")
@@ -38,7 +38,7 @@ def test_words_are_not_cut_at_the_edge(terminal: Terminal) -> None:
 
 
 def test_retry_is_another_name_of_again(service: Service, terminal: Terminal) -> None:
-    """What other chats call it."""
+    """Other chat programs use that name."""
     terminal.type("Hello\n")
     terminal.wait_for("word39")
     terminal.wait_for("m-0")
@@ -54,8 +54,8 @@ def test_retry_is_another_name_of_again(service: Service, terminal: Terminal) ->
 
 
 @pytest.mark.parametrize("stdin", ["", "\n", " \n\t\n"])
-def test_nothing_is_asked_where_nothing_is_piped(service: Service, stdin: str) -> None:
-    """``chat < /dev/null``: an answer to nothing costs tokens, and a script that lost its text goes on with it."""
+def test_an_empty_pipe_asks_nothing(service: Service, stdin: str) -> None:
+    """``chat < /dev/null``: an answer to nothing costs tokens, and a script that lost its text would go on with it."""
     record = service.folder / "record.jsonl"
     asked = len(recorded(record))
     done = run_command("chat", "--url", service.url, stdin=stdin)
@@ -66,7 +66,7 @@ def test_nothing_is_asked_where_nothing_is_piped(service: Service, stdin: str) -
 
 @pytest.mark.system
 def test_an_empty_question_starts_no_service(tmp_path: Path) -> None:
-    """It is read first: a model would be fetched and loaded for nothing."""
+    """The text is read first: otherwise a model would be fetched and loaded for nothing."""
     environment = {"XDG_STATE_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     done = run_command("chat", "roundhouse:tiny", folder=tmp_path, **environment)
     assert (done.returncode, done.stdout) == (2, ""), done

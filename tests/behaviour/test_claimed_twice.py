@@ -1,7 +1,7 @@
-"""What is here already, and is told of by a claim once more, is passed over: a claim never ends the service.
+"""A conversation that the node already has is skipped when a claim lists it again: a claim never ends the service.
 
-A claim may tell of it again after an upgrade that was refused late, by an answer that comes late, or on a database that
-was put back to an earlier state.
+A claim may list it again after an upgrade that was refused late, a late answer, or a database that was restored to an
+earlier state.
 """
 
 import logging
@@ -14,11 +14,11 @@ import pytest
 
 from service.config.schema import Config
 from service.config.workers import worker_specs
-from service.conversations.job import JobId, TurnKey
-from service.conversations.states import JobState, TurnState
+from service.conversations.job.job import JobId, TurnKey
+from service.conversations.job.states import JobState, TurnState
 from service.node.node import Node, open_node
 from service.scheduling.admission import TURNS_AT_ONCE
-from service.store import queries
+from service.store import job_rows
 from tests.harness.service import Document, scripted_model
 from tests.harness.waiting import LIMIT_S, wait_until
 
@@ -27,7 +27,7 @@ GUEST: Document = {"id": "guest", "by": "caller"}
 
 
 class Held:
-    """A node whose engine holds what it is asked until a gate is open: one slot, and what else is asked waits."""
+    """A node with one slot, whose engine holds its request until a gate is open; further requests wait."""
 
     def __init__(self, node: Node, gate: Path) -> None:
         self.node = node
@@ -36,11 +36,11 @@ class Held:
     async def post(self, *agents: Document, conversations: int = 1, rounds: int = 1) -> JobId:
         talks = [{"id": f"c{number}", "prompt": "Talk."} for number in range(conversations)]
         cast = [{**agent, "system": f"{self.gate}"} if "model" in agent else agent for agent in agents]
-        stored, _ = await self.node.jobs.post({"agents": cast, "conversations": talks, "rounds": rounds}, None)
+        stored, _ = await self.node.door.post({"agents": cast, "conversations": talks, "rounds": rounds}, None)
         return stored.id
 
     async def claim_again(self, job_id: JobId, *conversations: str) -> None:
-        """Have a claim tell of conversations once more."""
+        """Have a claim list conversations once more."""
         self.node.store.forget_claims_nowait([(job_id, name) for name in conversations])
         await self.node.store.flush()
         await self.node.intake.claim_jobs(job_id)
@@ -49,7 +49,7 @@ class Held:
         """Open the gate: each turn is recorded once."""
         self.gate.touch()
         await self.node.jobs.wait_ended(job_id, LIMIT_S)
-        stored = await self.node.store.read(queries.job(job_id))
+        stored = await self.node.store.read(job_rows.job, job_id)
         assert (stored.state, stored.total_turns) == (JobState.COMPLETED, turns)
         for number in range(stored.total_conversations):
             transcript = await self.node.jobs.transcript(job_id, f"c{number}")
@@ -83,10 +83,10 @@ CASES: dict[str, tuple[tuple[Document, ...], int, int, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("state", CASES)
-async def test_a_conversation_that_is_here_is_passed_over_when_it_is_claimed_again(
+async def test_a_running_conversation_is_skipped_when_it_is_claimed_again(
     tmp_path: Path, free_ports: Ports, caplog: pytest.LogCaptureFixture, state: str
 ) -> None:
-    """In whatever state its turns are: the counts stay, a line says so, each turn is asked and recorded once."""
+    """Whatever the state of its turns: the counts stay, the log says so, each turn is asked and recorded once."""
     agents, conversations, rounds, again = CASES[state]
     async with held(tmp_path, free_ports) as subject:
         job_id = await subject.post(*agents, conversations=conversations, rounds=rounds)
@@ -103,8 +103,8 @@ async def test_a_conversation_that_is_here_is_passed_over_when_it_is_claimed_aga
         await subject.check_done(job_id, len(agents) * conversations * rounds)
 
 
-async def test_what_is_here_is_passed_over_and_the_rest_of_a_claim_is_taken(tmp_path: Path, free_ports: Ports) -> None:
-    """One claim tells of one that is here and of another whose caller has spoken: that one goes on."""
+async def test_a_claim_skips_known_conversations_and_takes_the_rest(tmp_path: Path, free_ports: Ports) -> None:
+    """A claim lists one that is here and one whose caller has spoken: the second goes on."""
     async with held(tmp_path, free_ports) as subject:
         job_id = await subject.post(GUEST, agent("a", "guest"), conversations=2)
         view, node = subject.node.scheduler.view, subject.node
@@ -119,8 +119,8 @@ async def test_what_is_here_is_passed_over_and_the_rest_of_a_claim_is_taken(tmp_
         await subject.check_done(job_id, 4)
 
 
-async def test_a_conversation_that_is_not_admitted_yet_is_passed_over(tmp_path: Path, free_ports: Ports) -> None:
-    """A large job is admitted a piece at a time, and what is left of it is here as well."""
+async def test_a_conversation_that_is_not_admitted_yet_is_skipped(tmp_path: Path, free_ports: Ports) -> None:
+    """A large job is admitted in pieces, and its remaining conversations are here as well."""
     many = TURNS_AT_ONCE + 10
     async with held(tmp_path, free_ports) as subject:
         job_id = await subject.post(agent("a"), conversations=many)

@@ -1,4 +1,4 @@
-"""The command line (specification, "Commands" and "Exit codes"): what it does, what it says, how it exits."""
+"""The command line (specification, "Commands" and "Exit codes"): effects, output and exit codes."""
 
 import json
 import os
@@ -32,7 +32,7 @@ from tests.harness.waiting import LIMIT_S, is_alive, wait_for
 
 @pytest.fixture
 def folder(tmp_path: Path, free_ports: Callable[[int], int]) -> Path:
-    """A folder with a configuration of one scripted model, as a user has it."""
+    """A user's folder with a configuration of one scripted model."""
     write_config(tmp_path, {"m": scripted_model(free_ports(1))})
     return tmp_path
 
@@ -49,7 +49,7 @@ def write_job(folder: Path, job: Document, name: str = "job.yaml") -> str:
 
 
 def only_lines(done: subprocess.CompletedProcess[str], code: int, *texts: str) -> None:
-    """An error is a few plain lines that name the place and the mend."""
+    """An error is a few plain lines that name the place and the fix."""
     assert done.returncode == code, done
     assert "Traceback" not in done.stderr
     for text in texts:
@@ -74,7 +74,7 @@ def test_the_demo_kills_an_engine_calls_a_tool_and_leaves_nothing(
     environment = {**OFFLINE, "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = run_command("demo", *ports, folder=tmp_path, **environment)
     assert done.returncode == 0, done.stderr
-    assert "the small model cannot be had, so a made one stands in" in done.stderr
+    assert "the small model cannot be fetched, so a generated one stands in" in done.stderr
     assert f"Watch it in a browser: http://127.0.0.1:{ports[-1]}" in done.stdout
     assert re.search(
         r"\*\*\* small-[01]: its engine is killed \(SIGKILL to process \d+\) with [12] turns?", done.stdout
@@ -90,7 +90,7 @@ def test_the_demo_kills_an_engine_calls_a_tool_and_leaves_nothing(
 
 @pytest.mark.system
 def test_a_demo_whose_engine_cannot_start_ends(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Its port is another's: exit 4, and no service that nobody sees goes on."""
+    """Another program has its port: exit 4, and no service is left running unseen."""
     environment = {**OFFLINE, "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     port = free_ports(2)
     with socket.create_server(("127.0.0.1", port)):
@@ -102,14 +102,14 @@ def test_a_demo_whose_engine_cannot_start_ends(tmp_path: Path, free_ports: Calla
 
 @pytest.mark.system
 def test_the_demo_stays_until_a_person_stops_it(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """With --open: its dashboard shows the debate when it is over; Ctrl-C ends all of it."""
+    """With --open the dashboard shows the debate after its end; Ctrl-C stops everything."""
     port = free_ports(1)
     environment = {**os.environ, **OFFLINE, "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     command = [ROUNDHOUSE, "demo", "--open", "--port", str(free_ports(2)), "--http-port", str(port)]
     with (tmp_path / "told").open("wb") as told:
         demo = subprocess.Popen(command, stdout=told, stderr=told, env=environment, cwd=tmp_path)
     try:
-        wait_for(lambda: "goes on at" in (tmp_path / "told").read_text(), "the demo stays", 120)
+        wait_for(lambda: "The service runs at" in (tmp_path / "told").read_text(), "the demo stays", 120)
         jobs = httpx.get(f"http://127.0.0.1:{port}/v1/jobs", trust_env=False).json()["jobs"]
         assert {(job["name"], job["state"]) for job in jobs} == {("demo", "completed"), ("census", "completed")}
         assert "Roundhouse" in httpx.get(f"http://127.0.0.1:{port}/", trust_env=False).text
@@ -136,8 +136,8 @@ def test_run_writes_transcripts_a_manifest_and_an_index(folder: Path) -> None:
 
 
 @pytest.mark.system
-def test_run_again_goes_on_where_it_was(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Killed in the middle, run again on the same output: no turn that ended is run again; nor is a finished job."""
+def test_run_continues_where_it_stopped(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Killed in the middle and run again on the same output, it repeats no ended turn and no finished job."""
     record = tmp_path / "record.jsonl"
     write_config(tmp_path, {"m": scripted_model(free_ports(1), record=str(record), interval=0.03)})
     job = write_job(tmp_path, debate(conversations=5, rounds=2), "job.json")
@@ -164,8 +164,8 @@ def test_run_again_goes_on_where_it_was(tmp_path: Path, free_ports: Callable[[in
 
 
 @pytest.mark.system
-def test_run_goes_on_with_a_job_of_its_own_output(folder: Path) -> None:
-    """It knows the jobs there by their ids; another folder's it does not."""
+def test_run_continues_a_job_of_its_own_output(folder: Path) -> None:
+    """It knows those jobs by their ids, but not the jobs of another folder."""
     common = ("--config", str(folder / "roundhouse.yaml"), "--output")
     first = run_command("run", write_job(folder, debate(rounds=1)), *common, str(folder / "out"))
     assert first.returncode == 0, first.stderr
@@ -181,6 +181,13 @@ def test_run_goes_on_with_a_job_of_its_own_output(folder: Path) -> None:
     (transcript,) = (folder / "out" / "longer" / "transcripts").glob("*.json")
     turns = json.loads(transcript.read_text())["turns"]
     assert [turn["inherited"] is not None for turn in turns] == [True] * 3 + [False] * 3
+    by_name = {
+        **heir,
+        "name": "named",
+        "conversations": [{"id": "q0", "from": {"job": "debate", "conversation": "q0"}}],
+    }
+    named = run_command("run", write_job(folder, by_name, "named.yaml"), *common, str(folder / "out"))
+    assert (named.returncode, f"the id of the job named 'debate' is {source}" in named.stderr) == (2, True), named
     elsewhere = run_command("run", job, *common, str(folder / "elsewhere"))
     only_lines(elsewhere, 2, f"longer.yaml: from: job {source} does not exist")
     heir["conversations"][0]["from"]["rounds"] = 7
@@ -189,7 +196,7 @@ def test_run_goes_on_with_a_job_of_its_own_output(folder: Path) -> None:
 
 
 @pytest.mark.system
-def test_run_runs_what_it_was_asked_for(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+def test_run_runs_only_the_job_it_is_given(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """An interrupted job of the same output is left alone; a changed job of the same name deletes no transcripts."""
     record = tmp_path / "record.jsonl"
     write_config(tmp_path, {"m": scripted_model(free_ports(1), record=str(record), interval=0.02)})
@@ -243,8 +250,8 @@ def test_an_engine_that_cannot_be_started_exits_with_4(
 
 
 @pytest.mark.system
-def test_a_port_in_use_is_said(tmp_path: Path, folder: Path) -> None:
-    """Of the service, with the place; ``run`` uses another one for an engine that nobody else asks."""
+def test_a_port_in_use_is_reported(tmp_path: Path, folder: Path) -> None:
+    """The service's port is named with its place; ``run`` picks another port for an engine that only it uses."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         only_lines(
@@ -260,15 +267,15 @@ def test_a_port_in_use_is_said(tmp_path: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "serve"])
-def test_a_configuration_that_cannot_be_used_exits_with_2(tmp_path: Path, command: str) -> None:
-    """Errors name the file, the line or field, and the mend; before anything is started."""
+def test_an_unusable_configuration_exits_with_2(tmp_path: Path, command: str) -> None:
+    """Errors name the file, the line or field, and the fix, before anything is started."""
     (tmp_path / "roundhouse.yaml").write_text("models:\n  m:\n    engine: embedded\n    slot: 2")
     done = run_command(command, "--config", "roundhouse.yaml", folder=tmp_path)
     only_lines(done, 2, "roundhouse.yaml:4: models.m.slot: unknown key 'slot'; did you mean 'slots'?")
 
 
 def test_check_prints_the_effective_configuration_without_secrets(tmp_path: Path) -> None:
-    """Variables are put in, defaults are shown, secrets are masked; the types are those of the text."""
+    """Variables are filled in, defaults are shown, secrets are masked; values keep the types of the text."""
     (tmp_path / "roundhouse.yaml").write_text(
         "server: {port: '${PORT:-8123}', api_keys: ['${KEY}']}\n"
         "models:\n  m:\n    engine: embedded\n    slots: ${SLOTS}\n"
@@ -276,9 +283,10 @@ def test_check_prints_the_effective_configuration_without_secrets(tmp_path: Path
         "    params:\n      temperature: ${HEAT:-0.5}\n      stop: ['${HEAT:-0.5}']\n"
     )
     done = run_command(
-        "check", "-c", str(tmp_path / "roundhouse.yaml"), KEY="0123", SLOTS="3", LANGUAGE="no", ROUNDHOUSE_API_KEYS=""
+        "check", "-c", str(tmp_path / "roundhouse.yaml"), KEY="0123", SLOTS="3", LANGUAGE="no", ROUNDHOUSE_STATEDIR="x"
     )
     assert done.returncode == 0, done.stderr
+    assert "unknown variable 'ROUNDHOUSE_STATEDIR'; did you mean 'ROUNDHOUSE_STATE_DIR'?" in done.stderr
     shown = yaml.safe_load(done.stdout)
     assert shown["server"]["api_keys"] == ["********"]
     assert (shown["server"]["port"], shown["server"]["drain_s"]) == (8123, 30.0)
@@ -289,9 +297,19 @@ def test_check_prints_the_effective_configuration_without_secrets(tmp_path: Path
     assert "0123" not in done.stdout
 
 
+def test_check_reads_the_variables_that_serve_reads(tmp_path: Path) -> None:
+    """A configuration that check takes must not be refused by serve."""
+    (tmp_path / "roundhouse.yaml").write_text("models:\n  m:\n    engine: embedded\n")
+    refused = run_command("check", folder=tmp_path, ROUNDHOUSE_HOST="0.0.0.0")
+    only_lines(refused, 2, "host 0.0.0.0 is reachable from outside")
+    shown = run_command("check", folder=tmp_path, ROUNDHOUSE_PORT="8765", ROUNDHOUSE_HOST="localhost").stdout
+    server = yaml.safe_load(shown)["server"]
+    assert (server["port"], server["host"]) == (8765, "localhost")
+
+
 @pytest.mark.system
 def test_wrong_usage_exits_with_2(folder: Path) -> None:
-    """A missing file, a missing option, an unknown command."""
+    """A missing file, a missing option, or an unknown command."""
     only_lines(
         run_command("run", "gone.yaml", "--config", "roundhouse.yaml", folder=folder),
         2,
@@ -303,7 +321,7 @@ def test_wrong_usage_exits_with_2(folder: Path) -> None:
 
 
 @pytest.mark.system
-def test_a_service_that_is_not_there_exits_with_3(free_ports: Callable[[int], int], folder: Path) -> None:
+def test_an_unreachable_service_exits_with_3(free_ports: Callable[[int], int], folder: Path) -> None:
     """3: not reachable, or refused."""
     url = f"http://127.0.0.1:{free_ports(1)}"
     for command in (["status"], ["workers"], ["result", "x"], ["submit", write_job(folder, debate())]):
@@ -312,8 +330,8 @@ def test_a_service_that_is_not_there_exits_with_3(free_ports: Callable[[int], in
     only_lines(run_command("status", "--url", "127.0.0.1:8080"), 3, "127.0.0.1:8080", "http://")
 
 
-def test_a_file_in_a_folder_that_is_not_there_exits_with_2(tmp_path: Path) -> None:
-    """A folder whose name was mistyped is not made, and nobody is asked for what could not be kept."""
+def test_output_in_a_missing_folder_exits_with_2(tmp_path: Path) -> None:
+    """A mistyped folder is not created, and no request is made whose result could not be kept."""
     page = tmp_path / "nowhere" / "page.html"
     only_lines(run_command("timeline", "job-1", "-o", str(page)), 2, f"there is no folder {page.parent}")
     assert not page.parent.exists()
@@ -333,8 +351,8 @@ main()
 """
 
 
-def test_ctrl_c_while_it_is_imported_exits_with_130() -> None:
-    """In silence: nothing has begun."""
+def test_ctrl_c_during_the_imports_exits_with_130() -> None:
+    """Without output: nothing has begun."""
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], check=False, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
     ignored = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{INTERRUPTED}"  # as behind a shell's &
@@ -356,7 +374,7 @@ class TestRemote:
 
     @pytest.mark.system
     def test_a_job_is_submitted_followed_and_read(self, service: Service, tmp_path: Path) -> None:
-        """Submit --wait, status, result, watch: the same over HTTP."""
+        """Submit --wait, status, result and watch do over HTTP what run does."""
         emoji = debate(conversations=2, metadata={"face": "\U0001f600", "day": "2024-01-01"})
         job = write_job(tmp_path, emoji, "job.json")
         done = self.ask(service, "submit", job, "--wait")
@@ -394,14 +412,14 @@ class TestRemote:
 
     @pytest.mark.system
     def test_workers_and_logs_are_shown(self, service: Service) -> None:
-        """Workers and logs, for people and machines."""
+        """The commands print them for people and for machines."""
         assert "m-0" in self.ask(service, "workers").stdout
         assert len(json.loads(self.ask(service, "workers", "--json").stdout)["workers"]) == 2
         assert "scripted engine: listening" in self.ask(service, "logs", "m-0").stdout
         only_lines(self.ask(service, "logs", "none"), 3, "worker none does not exist")
 
     def test_logs_are_followed(self, service: Service) -> None:
-        """With -f, logs go on with what comes."""
+        """With -f, logs continues with new lines."""
         environment = {**os.environ, "ROUNDHOUSE_URL": service.url, "ROUNDHOUSE_API_KEY": "secret"}
         follower = subprocess.Popen([ROUNDHOUSE, "logs", "slow-0", "-f"], stdout=subprocess.PIPE, env=environment)
         try:
@@ -418,8 +436,8 @@ class TestRemote:
         assert follower.returncode == 130
 
     @pytest.mark.system
-    def test_refusals_are_said(self, service: Service, tmp_path: Path) -> None:
-        """A wrong key and an unknown job are refusals, a bad job is the file's fault."""
+    def test_refusals_are_reported(self, service: Service, tmp_path: Path) -> None:
+        """A wrong key and an unknown job are refusals; a bad job is a fault of the file."""
         wrong = run_command("status", ROUNDHOUSE_URL=service.url, ROUNDHOUSE_API_KEY="wrong")
         only_lines(wrong, 3, "api_keys")
         only_lines(self.ask(service, "status", "none"), 3, "job none does not exist")
@@ -428,5 +446,5 @@ class TestRemote:
 
 
 def test_the_version_is_printed() -> None:
-    """The command is there under its name."""
+    """The command is installed under its name."""
     assert run_command("version").stdout.strip() == "0.1.0"

@@ -1,4 +1,4 @@
-"""What the commands say: causes in place of counts, what is awaited, what is down, tables for those who go on."""
+"""The output of commands: causes instead of counts, awaited turns, workers that are down, tables for later analysis."""
 
 import csv
 import io
@@ -7,12 +7,14 @@ import os
 import select
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.harness.ports import find_ports
 from tests.harness.service import ROUNDHOUSE, Document, Service, debate, run_command, scripted_model, serving
 from tests.harness.terminal import END, Terminal
 from tests.harness.waiting import LIMIT_S, wait_for
@@ -26,7 +28,7 @@ GUEST: list[Document] = [
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[Service]:
-    """One with a model that answers, one that refuses all, and one whose server is away."""
+    """A service with a model that answers, one that refuses all requests, and one whose server is away."""
     folder = tmp_path_factory.mktemp("words")
     models: Document = {
         "m": scripted_model(free_ports(1), echo=r"SAY-\w+"),
@@ -40,7 +42,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
 
 @pytest.fixture
 def awaited(service: Service) -> str:
-    """A job of two conversations, in each of which a person is waited for."""
+    """A job of two conversations, each of which waits for a person."""
     conversations = [{"id": name, "prompt": f"Of {name}."} for name in ("cars", "tea")]
     job_id = service.post_job({"name": "talk", "agents": GUEST, "rounds": 1, "conversations": conversations})
     wait_for(lambda: len(service.get(f"/v1/jobs/{job_id}/awaited")["awaited"]) == 2, "both are awaited")
@@ -59,45 +61,51 @@ def ask(service: Service, *arguments: str, stdin: str = "") -> subprocess.Comple
 
 
 class TestCallers:
-    def test_a_conversation_that_is_not_there_is_said(self, service: Service, awaited: str) -> None:
-        """It is the cause; that nothing is awaited in it is none."""
+    def test_say_to_an_unknown_conversation_names_the_cause(self, service: Service, awaited: str) -> None:
+        """The error is the unknown conversation, not that it has no awaited turn."""
         done = ask(service, "say", awaited, "zzz", "hi")
         assert done.returncode != 0
         assert "zzz" in done.stderr
         assert "has no conversation zzz" in done.stderr
         assert "nobody" not in done.stderr
 
-    def test_an_agent_that_a_model_speaks_for_is_said(self, service: Service, awaited: str) -> None:
+    def test_say_for_an_agent_of_a_model_is_refused(self, service: Service, awaited: str) -> None:
         """Words of a caller are not for it."""
         done = ask(service, "say", awaited, "cars", "hi", "--agent", "ann")
         assert done.returncode != 0
         assert "ann" in done.stderr
         assert "spoken by a model" in done.stderr
 
-    def test_an_agent_that_is_not_there_is_said_with_those_that_are(self, service: Service, awaited: str) -> None:
-        """A typing error is seen beside the right name."""
+    def test_say_for_an_unknown_agent_lists_the_agents(self, service: Service, awaited: str) -> None:
+        """A typing error is shown beside the right name."""
         done = ask(service, "say", awaited, "cars", "hi", "--agent", "gest")
         assert done.returncode != 0
         assert "no agent gest" in done.stderr
         assert "guest" in done.stderr
 
-    def test_another_round_than_the_awaited_one_is_said_with_the_right_one(
-        self, service: Service, awaited: str
-    ) -> None:
-        """The agent is awaited: that nothing of it is would be a lie."""
+    def test_say_for_another_round_names_the_awaited_one(self, service: Service, awaited: str) -> None:
+        """The agent is awaited: "nothing is awaited of it" would be wrong."""
         done = ask(service, "say", awaited, "cars", "hi", "--round", "3")
         assert (done.returncode, "guest in round 0" in done.stderr) == (2, True), done.stderr
 
+    def test_the_same_words_again_change_nothing(self, service: Service, awaited: str) -> None:
+        """An interrupted script says them once more; other words get an error with the awaited turn."""
+        for _ in range(2):
+            done = ask(service, "say", awaited, "tea", "With milk.", "--round", "0")
+            assert (done.returncode, "guest has spoken in round 0" in done.stdout) == (0, True), done
+        done = ask(service, "say", awaited, "tea", "With lemon.", "--round", "0")
+        assert (done.returncode, "awaited is nothing" in done.stderr) == (2, True), done.stderr
+
     @pytest.mark.parametrize("text", ["", " \t\n "])
     def test_an_empty_text_is_refused(self, service: Service, awaited: str, text: str) -> None:
-        """What is said cannot be taken back, and a variable of a script that is empty says nothing."""
+        """Spoken words cannot be taken back, and an empty variable of a script says nothing."""
         for arguments, stdin in ((["say", awaited, "cars", text], ""), (["say", awaited, "cars", "-"], text)):
             done = ask(service, *arguments, stdin=stdin)
             assert (done.returncode, "empty" in done.stderr) == (2, True), done
         assert len(service.get(f"/v1/jobs/{awaited}/awaited")["awaited"]) == 2
 
-    def test_what_is_awaited_stands_with_the_last_words(self, service: Service, awaited: str) -> None:
-        """Whoever is to answer knows to what; the oldest first, of one moment in the order of their names."""
+    def test_awaited_turns_are_listed_with_the_last_words(self, service: Service, awaited: str) -> None:
+        """The answering person sees the question; the oldest turn comes first, turns of one moment by name."""
         done = ask(service, "awaited", awaited)
         lines = [line for line in done.stdout.splitlines() if "guest" in line]
         told = json.loads(ask(service, "awaited", awaited, "--json").stdout)["awaited"]
@@ -109,8 +117,8 @@ class TestCallers:
 
 
 class TestCounts:
-    def test_status_counts_what_has_ended_as_the_dashboard_does(self, service: Service) -> None:
-        """Failed ones have ended too, and are named beside it."""
+    def test_status_counts_ended_conversations_as_the_dashboard_does(self, service: Service) -> None:
+        """Failed ones have ended too, and are counted beside it."""
         job_id = service.post_job(debate(conversations=3, model="refuses"))
         service.wait_ended(job_id)
         (line,) = [line for line in ask(service, "status", job_id).stdout.splitlines() if job_id in line]
@@ -122,7 +130,7 @@ class TestCounts:
         (listed,) = [each for each in lines if job_id in each]
         assert listed.split() == line.split()
 
-    def test_a_line_of_progress_counts_so_too(self, service: Service, tmp_path: Path) -> None:
+    def test_a_line_of_progress_counts_failed_conversations_as_ended(self, service: Service, tmp_path: Path) -> None:
         """``submit --wait`` ends with all of all, not with none of all."""
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(debate(conversations=2, model="refuses")))
         done = ask(service, "submit", str(tmp_path / "job.yaml"), "--wait")
@@ -131,8 +139,8 @@ class TestCounts:
 
 class TestTables:
     @pytest.mark.parametrize("form", ["json", "jsonl", "csv"])
-    def test_a_result_comes_in_the_forms_of_the_service(self, service: Service, ended: str, form: str) -> None:
-        """The same bytes as over HTTP, so that nobody needs curl."""
+    def test_result_has_the_formats_of_the_service(self, service: Service, ended: str, form: str) -> None:
+        """The same bytes as over HTTP, so that curl is not needed."""
         done = ask(service, "result", ended, "--format", form)
         assert done.returncode == 0, done.stderr
         over_http = service.http.get(f"/v1/jobs/{ended}/result", params={"format": form}).text
@@ -141,15 +149,15 @@ class TestTables:
         else:
             assert done.stdout.splitlines() == over_http.splitlines()
 
-    def test_a_form_that_is_none_is_refused(self, service: Service, ended: str) -> None:
-        """With those that there are."""
+    def test_an_unknown_format_is_refused(self, service: Service, ended: str) -> None:
+        """The error lists the formats."""
         done = ask(service, "result", ended, "--format", "xlsx")
         assert done.returncode == 2
         assert all(form in done.stderr for form in ("json", "jsonl", "csv"))
 
     @pytest.mark.system
-    def test_a_result_of_a_job_that_failed_exits_with_1_in_every_form(self, service: Service) -> None:
-        """As without a form."""
+    def test_a_result_of_a_failed_job_exits_with_1_in_every_format(self, service: Service) -> None:
+        """Like a result without a format."""
         job_id = service.post_job(debate(model="refuses"))
         service.wait_ended(job_id)
         for form in ("json", "jsonl", "csv"):
@@ -161,7 +169,7 @@ class TestTables:
     def test_run_writes_a_table_beside_its_transcripts(
         self, tmp_path: Path, free_ports: Callable[[int], int], form: str
     ) -> None:
-        """Of all conversations of the job; run again it is still whole."""
+        """The table has all conversations of the job, also after another run."""
         models = {"m": scripted_model(free_ports(1))}
         config: Document = {"server": {"state_dir": "state"}, "models": models}
         (tmp_path / "roundhouse.yaml").write_text(yaml.safe_dump(config))
@@ -180,8 +188,8 @@ class TestTables:
                 assert [each["id"] for each in json.loads(text)["conversations"]] == ["q0", "q1"]
 
     @pytest.mark.system
-    def test_a_table_of_what_is_over_needs_no_engine(self, tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-        """Engines take minutes to start where they hold real models."""
+    def test_a_table_of_a_finished_job_needs_no_engine(self, tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+        """Engines with real models take minutes to start."""
         models = {"m": scripted_model(free_ports(1))}
         (tmp_path / "roundhouse.yaml").write_text(yaml.safe_dump({"server": {"state_dir": "state"}, "models": models}))
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(debate()))
@@ -193,11 +201,11 @@ class TestTables:
         assert (tmp_path / "output" / "debate" / "result.csv").is_file()
         shutil.rmtree(tmp_path / "output" / ".roundhouse")
         gone = run_command("run", "job.yaml", "--format", "jsonl", folder=tmp_path)
-        assert (gone.returncode, "it is gone" in gone.stderr) == (2, True)
+        assert (gone.returncode, "is gone, so no result" in gone.stderr) == (2, True)
         assert not (tmp_path / "output" / ".roundhouse").exists()
 
     def test_a_table_has_metadata_and_variables_as_columns(self, service: Service) -> None:
-        """One groups by them; without them everybody joins by hand."""
+        """Analyses group by them; without them every user would join by hand."""
         agents = [{"id": "a", "model": "m", "system": "SAY-$name"}]
         conversations = [
             {"id": "x", "prompt": "p", "variables": {"name": "ann"}, "metadata": {"group": "one", "n": 1}},
@@ -216,7 +224,7 @@ class TestTables:
 class TestForks:
     @pytest.mark.system
     def test_a_fork_is_followed_to_its_end(self, service: Service) -> None:
-        """As ``submit --wait`` follows a job: its id alone on the standard output, its end as the exit status."""
+        """Like ``submit --wait``: only the id on the standard output, the end as exit status."""
         job_id = service.post_job(debate())
         service.wait_ended(job_id)
         done = ask(service, "fork", job_id, "--more", "1", "--wait")
@@ -226,7 +234,7 @@ class TestForks:
         assert done.stderr.rstrip().endswith("completed")
 
     def test_the_same_fault_of_many_conversations_is_one_line(self, service: Service) -> None:
-        """With how many have it, and the mend."""
+        """The line gives the number of conversations and the fix."""
         job_id = service.post_job(debate(conversations=40))
         service.wait_ended(job_id)
         done = ask(service, "fork", job_id)
@@ -238,10 +246,10 @@ class TestForks:
 
 
 class TestJobFiles:
-    def test_the_faults_of_a_file_are_told_without_a_service(
+    def test_the_faults_of_a_file_are_reported_without_a_service(
         self, tmp_path: Path, free_ports: Callable[[int], int]
     ) -> None:
-        """First what is the person's to mend, with its line; then that no service is there."""
+        """First the file's faults with their lines; then that no service is there."""
         (tmp_path / "bad.yaml").write_text("agents:\n  - {id: a, modle: m}\nconversations: []\nround: 2\n")
         url = f"http://127.0.0.1:{free_ports(1)}"
         done = run_command("submit", "bad.yaml", "--url", url, folder=tmp_path)
@@ -254,10 +262,10 @@ class TestJobFiles:
         assert (good.returncode, "no service at" in good.stderr) == (3, True)
 
     @pytest.mark.parametrize("command", ["submit", "run"])
-    def test_rows_that_are_not_there_are_told_with_the_line_that_names_them(
+    def test_a_missing_file_of_rows_is_reported_with_the_line_that_names_it(
         self, service: Service, tmp_path: Path, command: str
     ) -> None:
-        """The name is wrong, or the file; the line is where one looks."""
+        """The name or the file is wrong; the line is the place to look."""
         agents = "agents: [{id: a, model: m}]\n"
         (tmp_path / "job.yaml").write_text(f"{agents}conversations:\n  file: nope.csv\n  prompt: $question\n")
         (tmp_path / "roundhouse.yaml").write_text(service.config.read_text())
@@ -267,8 +275,8 @@ class TestJobFiles:
 
 
 class TestDown:
-    def test_a_piped_chat_with_a_model_that_is_down_says_so_at_once(self, service: Service) -> None:
-        """On the standard error: its address, that it refuses, since when; and it goes on waiting."""
+    def test_a_piped_chat_with_an_unreachable_model_says_so_at_once(self, service: Service) -> None:
+        """On the standard error: its address, that it refuses, and since when; the chat goes on waiting."""
         waiting = subprocess.Popen(
             [ROUNDHOUSE, "chat", "gone", "--url", service.url],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -289,7 +297,7 @@ class TestDown:
                 if pipe is not None:
                     pipe.close()
 
-    def test_a_chat_on_a_terminal_with_a_model_that_is_down_says_so_at_once(
+    def test_a_chat_on_a_terminal_with_an_unreachable_model_says_so_at_once(
         self, service: Service, tmp_path: Path
     ) -> None:
         """Before a person has typed a question into it."""
@@ -298,8 +306,8 @@ class TestDown:
             terminal.wait_for("refuses connections since")
             terminal.type(END)
 
-    def test_a_worker_that_is_down_tells_its_address_and_since_when(self, service: Service) -> None:
-        """The words of ``submit --wait``, of ``/readyz`` and of the worker's page come from here."""
+    def test_a_worker_that_is_down_shows_its_address_and_the_time(self, service: Service) -> None:
+        """``submit --wait``, ``/readyz`` and the worker's page take their words from here."""
         wait_for(lambda: "not ready" in service.get("/v1/workers/gone-0")["because"] or _tells(service), "it is tried")
         because = service.get("/v1/workers/gone-0")["because"]
         url = yaml.safe_load(service.config.read_text())["models"]["gone"]["url"].removesuffix("/v1")
@@ -312,8 +320,30 @@ def _tells(service: Service) -> bool:
 
 
 def _first_line(process: "subprocess.Popen[bytes]") -> str:
-    """Return the first line of a standard error, or nothing where none comes in time."""
+    """Return the first line of a standard error, or an empty line if none comes in time."""
     assert process.stderr is not None
     if not select.select([process.stderr], [], [], LIMIT_S / 2)[0]:
         return ""
     return os.read(process.stderr.fileno(), 65_536).decode()
+
+
+@pytest.mark.parametrize("arguments", [["say", "job-1", "c", "hi"], ["fork", "job-1"]])
+def test_a_wrong_address_is_not_retried(arguments: list[str]) -> None:
+    """A restarting service is waited for; a wrong address would be asked for a minute."""
+    began_at = time.monotonic()
+    done = run_command(*arguments, ROUNDHOUSE_URL=f"http://127.0.0.1:{find_ports(1)}")
+    assert (done.returncode, "no service at" in done.stderr) == (3, True), done
+    assert time.monotonic() - began_at < LIMIT_S
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "arguments", [["chat"], ["launch", "--print", "claude"], ["status"], ["say", "job-1", "c", "hi"]]
+)
+def test_a_wrong_key_is_reported(tmp_path: Path, free_ports: Callable[[int], int], arguments: list[str]) -> None:
+    """Errors have another form on OpenAI's surface."""
+    server: Document = {"api_keys": ["k" * 24]}
+    with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1))}, server, ready=False) as running:
+        done = run_command(*arguments, stdin="Hi", ROUNDHOUSE_URL=running.url, ROUNDHOUSE_API_KEY="wrong")
+    assert (done.returncode, "status 401" in done.stderr) == (3, False), done
+    assert "key" in done.stderr

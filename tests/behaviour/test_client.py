@@ -1,4 +1,4 @@
-"""The client against a real service: the same promises of ordinary code and of asyncio."""
+"""The client against a real service: the same promises for ordinary code and for asyncio."""
 
 import os
 import re
@@ -91,7 +91,7 @@ FOREIGN = re.compile(r"/v1/models(/{\w+(:path)?})?$|/version$")  # and all that 
 
 
 class Caller:
-    """Calls either client in the same way; what is streamed comes as a list."""
+    """Calls either client in the same way; a stream comes as a list."""
 
     def __init__(self, kind: type[Client] | type[AsyncClient], url: str, **options: Any) -> None:  # noqa: ANN401
         self.client = kind(url, **{"api_key": "secret"} | options)
@@ -130,7 +130,7 @@ def proxy(service: Service) -> Iterator[CuttingProxy]:
 
 @pytest.fixture(params=[Client, AsyncClient], ids=["ordinary", "asyncio"])
 async def new(request: pytest.FixtureRequest, service: Service) -> AsyncGenerator[Callable[..., Caller], None]:
-    """Makes clients of one kind, and closes them."""
+    """Make clients of one kind, and close them."""
     made: list[Caller] = []
 
     def make(url: str = service.url, **options: object) -> Caller:
@@ -174,7 +174,7 @@ async def test_a_job_is_posted_waited_for_and_read(caller: Caller) -> None:
 
 
 async def test_the_service_waits_with_its_answer_for_a_jobs_end(caller: Caller, service: Service) -> None:
-    """GET /v1/jobs/{id}?wait_s= is one look and not many; it comes at the end, or after its time."""
+    """GET /v1/jobs/{id}?wait_s= is one request, not many; it answers at the end, or after its time."""
     job_id = (await caller("post_job", debate(model="slow"))).id
     began_at = anyio.current_time()
     assert (await caller("get_job", job_id, wait_s=0.2)).state == "running"
@@ -195,7 +195,7 @@ async def test_the_service_waits_with_its_answer_for_a_jobs_end(caller: Caller, 
 
 
 async def test_a_wait_is_bounded_and_a_job_is_cancelled(caller: Caller) -> None:
-    """The job as it was comes with the error."""
+    """The error holds the job as it was."""
     job_id = (await caller("post_job", debate(model="slow"))).id
     with pytest.raises(WaitExceeded) as caught:
         await caller("wait_job", job_id, timeout_s=0.2)
@@ -210,7 +210,7 @@ async def test_a_wait_is_bounded_and_a_job_is_cancelled(caller: Caller) -> None:
 
 
 async def test_a_key_names_one_job(caller: Caller) -> None:
-    """Posted twice it is the same; with another body it is refused."""
+    """A second post gives the same job; with another body it is refused."""
     first = await caller("post_job", debate(), idempotency_key=f"key-{id(caller)}")
     assert (await caller("post_job", debate(), idempotency_key=f"key-{id(caller)}")).id == first.id
     with pytest.raises(StateConflict) as refused:
@@ -218,7 +218,7 @@ async def test_a_key_names_one_job(caller: Caller) -> None:
     assert refused.value.code == "idempotency_conflict"
 
 
-async def test_refusals_say_what_to_do(caller: Caller, new: Callable[..., Caller]) -> None:
+async def test_refusals_have_one_class_for_each_remedy(caller: Caller, new: Callable[..., Caller]) -> None:
     """One class for each thing that a caller may do about it."""
     with pytest.raises(InvalidRequest) as invalid:
         await caller("post_job", debate(model="gone"))
@@ -237,7 +237,7 @@ async def test_refusals_say_what_to_do(caller: Caller, new: Callable[..., Caller
 
 
 async def test_many_jobs_are_posted_at_once_and_listed(caller: Caller) -> None:
-    """Each is taken or refused by itself."""
+    """Each is taken or refused separately."""
     lines = await caller("post_jobs", [debate(), debate(model="gone"), debate(name="third")])
     assert [(each.line, each.status, each.code) for each in lines] == [
         (1, 202, None), (2, 422, "invalid_job"), (3, 202, None),
@@ -251,8 +251,8 @@ async def test_many_jobs_are_posted_at_once_and_listed(caller: Caller) -> None:
     assert len(listed) == len(set(listed))
 
 
-async def test_events_are_told_with_their_types(caller: Caller) -> None:
-    """From the first to the end; or after one that was read."""
+async def test_events_come_with_their_types(caller: Caller) -> None:
+    """From the first to the end, or after an event that was read."""
     job_id = (await caller("post_job", debate(rounds=2))).id
     events: list[Event] = await caller("follow_job", job_id)
     numbers = [event.number for event in events if event.number is not None]
@@ -267,10 +267,10 @@ async def test_events_are_told_with_their_types(caller: Caller) -> None:
     assert await caller("follow_job", job_id, after=numbers[-1]) == []
 
 
-async def test_events_go_on_after_each_cut(
+async def test_events_continue_after_each_disconnect(
     new: Callable[..., Caller], proxy: CuttingProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection is cut within events, again and again: each comes once, in order."""
+    """The connection breaks within events, again and again: each comes once, in order."""
     monkeypatch.setattr(following, "RECONNECT_S", 0.01)
     job_id = (await new()("post_job", debate(conversations=2, rounds=3))).id
     whole = [(event.number, event.kind, event.data) for event in await new()("follow_job", job_id) if event.number]
@@ -280,8 +280,8 @@ async def test_events_go_on_after_each_cut(
     assert proxy.carried > 5
 
 
-async def test_a_result_goes_on_after_a_cut(new: Callable[..., Caller], proxy: CuttingProxy) -> None:
-    """Each transcript once."""
+async def test_a_result_continues_after_a_disconnect(new: Callable[..., Caller], proxy: CuttingProxy) -> None:
+    """Each transcript comes once."""
     job_id = (await new()("post_job", debate(conversations=6))).id
     await new()("wait_job", job_id)
     whole = await new()("read_result", job_id)
@@ -291,7 +291,7 @@ async def test_a_result_goes_on_after_a_cut(new: Callable[..., Caller], proxy: C
 
 
 async def test_a_lost_answer_doubles_no_job(new: Callable[..., Caller], proxy: CuttingProxy) -> None:
-    """With a key a job is sent again and is the same one; without, the caller is told that nobody knows."""
+    """With a key the job is sent again and stays one job; without one the caller learns that the outcome is unknown."""
     name = f"once-{id(proxy)}"
     proxy.cuts = [40, 0]
     posted = await new(proxy.url)("post_job", debate(name=name), idempotency_key=name)
@@ -305,7 +305,7 @@ async def test_a_lost_answer_doubles_no_job(new: Callable[..., Caller], proxy: C
     assert posted.id in [job.id for job in jobs]
 
 
-async def test_workers_are_looked_at_and_operated(caller: Caller, service: Service) -> None:
+async def test_workers_are_read_and_operated(caller: Caller, service: Service) -> None:
     """States with their causes, logs, incidents."""
     workers = (await caller("list_workers")).workers
     assert [worker.id for worker in workers] == ["m-0", "m-1", "slow-0"]
@@ -328,7 +328,7 @@ async def test_workers_are_looked_at_and_operated(caller: Caller, service: Servi
 
 
 async def test_a_log_is_followed(service: Service) -> None:
-    """Until the caller has seen enough; the connection is given back then."""
+    """The caller reads as long as it wants; then the connection is released."""
     with Client(service.url, api_key="secret") as client:
         lines = client.follow_log("m-0")
         assert any("listening" in line.text for line in lines)
@@ -339,7 +339,7 @@ async def test_a_log_is_followed(service: Service) -> None:
                 break
 
 
-async def test_a_node_is_looked_at(caller: Caller) -> None:
+async def test_a_node_is_read(caller: Caller) -> None:
     """Status, lanes, readiness, metrics, tools, adapters."""
     status = await caller("get_status")
     assert (status.pools.capacity, [worker.id for worker in status.workers]) == (6, ["m-0", "m-1", "slow-0"])
@@ -356,8 +356,8 @@ async def test_a_node_is_looked_at(caller: Caller) -> None:
         await caller("unload_adapter", "m", "poet")
 
 
-async def test_nobody_there_is_said(new: Callable[..., Caller], free_ports: Callable[[int], int]) -> None:
-    """With the address and the cause, after as long as was asked for."""
+async def test_an_unreachable_service_is_reported(new: Callable[..., Caller], free_ports: Callable[[int], int]) -> None:
+    """The error has the address and the cause, and comes after the requested time."""
     url = f"http://127.0.0.1:{free_ports(1)}"
     with pytest.raises(Unreachable, match=f"no Roundhouse at {url}: ") as caught:
         await new(url, patience_s=0.3)("get_status")
@@ -369,7 +369,7 @@ async def test_nobody_there_is_said(new: Callable[..., Caller], free_ports: Call
 async def test_a_wait_and_a_stream_outlive_a_kill(
     tmp_path: Path, free_ports: Callable[[int], int], kind: type[Client] | type[AsyncClient]
 ) -> None:
-    """The service is killed and started again: whoever waits gets the end, whoever follows gets each event once."""
+    """The service is killed and started again: a wait gets the end, a stream gets each event once."""
     models = {"m": scripted_model(free_ports(1), tokens=20, interval=0.01)}
     found: dict[str, Any] = {}
     with serving(tmp_path, free_ports(1), models) as running:
@@ -400,7 +400,7 @@ def _completed(service: Service, job_id: str) -> int:
 
 @pytest.mark.parametrize("number", range(len(TOLD)))
 def test_the_readmes_examples_run(service: Service, number: int) -> None:
-    """As they stand, but for the model."""
+    """As they are, except for the model."""
     text = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)[number]
     environment = {**os.environ, "ROUNDHOUSE_URL": service.url, "ROUNDHOUSE_API_KEY": "secret"}
     done = subprocess.run(
@@ -412,7 +412,7 @@ def test_the_readmes_examples_run(service: Service, number: int) -> None:
 
 
 def test_every_route_has_a_call(service: Service) -> None:
-    """Nothing of Roundhouse's own surface is left to curl."""
+    """No route of Roundhouse's own surface needs curl."""
     served = {
         (method.upper(), re.sub(r"{[\w:]+}", "{}", path))
         for path, item in service.get("/openapi.json")["paths"].items()
@@ -423,8 +423,8 @@ def test_every_route_has_a_call(service: Service) -> None:
     assert asked | IN_FLOWS == served
 
 
-def test_the_types_are_those_of_the_calls(service: Service) -> None:
-    """For mypy --strict: what a method takes and gives is known to whoever calls it."""
+def test_the_types_describe_the_calls(service: Service) -> None:
+    """With mypy --strict callers see the arguments and results of each method."""
     with Client(service.url, api_key="secret") as client:
         jobs = client.list_jobs(limit=1).jobs
         assert_type(jobs, tuple[Job, ...])
@@ -432,7 +432,7 @@ def test_the_types_are_those_of_the_calls(service: Service) -> None:
             assert_type(event, Event)
 
 
-async def test_the_types_are_those_of_the_calls_of_asyncio(service: Service) -> None:
+async def test_the_types_describe_the_calls_of_asyncio(service: Service) -> None:
     """The same, awaited."""
     async with AsyncClient(service.url, api_key="secret") as client:
         jobs = (await client.list_jobs(limit=1)).jobs

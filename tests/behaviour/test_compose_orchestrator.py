@@ -18,8 +18,8 @@ KEY = "a-key-of-your-own"
 
 
 @pytest.mark.system
-def test_the_orchestrator_prints_what_was_said(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """It is the first program that a user's own one is copied from; the model is that of the mounted configuration."""
+def test_the_orchestrator_prints_the_conversation(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Users copy their first program from it; its model is that of the mounted configuration."""
     orchestrator = yaml.safe_load(COMPOSE.read_text())["services"]["orchestrator"]
     mounted = yaml.safe_load((COMPOSE.parent / "roundhouse.yaml").read_text())
     assert orchestrator["entrypoint"] == ["python", "-c"]

@@ -1,4 +1,4 @@
-"""Turns that callers are to speak cost nothing while nothing happens, counted in statements of the database.
+"""Awaited turns of callers cost nothing while nothing happens, counted in statements of the database.
 
 Counted on the virtual loop: ten minutes pass at once, and each run makes the same calls.
 """
@@ -13,7 +13,7 @@ from service.config.source import LoadedConfig
 from service.node.node import Node
 from service.store.databases.database import Cursor
 from service.store.databases.sqlite import SqliteConnection
-from tests.behaviour.test_costs import on_node
+from tests.harness.quiet_node import on_node
 from tests.harness.virtual import pass_time
 
 IDLE_S = 600
@@ -35,7 +35,7 @@ def statements_of_idleness(wait_s: float | None) -> Counter[str]:
         ann = {"id": "ann", "model": "m0", "system": "You are agent=ann.", "speak_after_within_round": ["guest"]}
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(node.callers.run)
-            stored, _ = await node.jobs.post({"agents": [guest, ann], "conversations": [{"prompt": "topic=c"}]})
+            stored, _ = await node.door.post({"agents": [guest, ann], "conversations": [{"prompt": "topic=c"}]})
             while not (await node.jobs.get(stored.id)).tally.awaited:
                 await pass_time(0.2)
             await pass_time(30)
@@ -50,11 +50,11 @@ def statements_of_idleness(wait_s: float | None) -> Counter[str]:
 
 
 def test_a_wait_that_ends_in_a_day_is_not_looked_at_each_second() -> None:
-    """Neither by those who would end it, nor by a claim that each look asks for, nor by a write to the disk."""
+    """Neither the loop that ends waits, nor each claim, nor a write to the disk looks at it."""
     told = statements_of_idleness(86_400.0)
     assert max(told.values(), default=0) <= IDLE_S / SELDOM_S, told.most_common(12)
 
 
-def test_a_wait_for_ever_is_not_looked_at() -> None:
-    """Nothing is asked at all: only a caller can move it, and whoever takes the words tells of them."""
+def test_a_wait_without_an_end_is_not_looked_at() -> None:
+    """No statement at all: only a caller can end it, and the request with its words reports them."""
     assert statements_of_idleness(None) == {}

@@ -1,4 +1,4 @@
-"""What the dashboard is served: its files, and frames that all viewers share."""
+"""The dashboard's files, and frames that all viewers share."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def frames(service: Service, path: str, name: str = "root", most: int = 1) -> li
 
 
 def test_the_page_and_its_files_need_no_key(service: Service) -> None:
-    """They hold nothing of anybody's; each is told with its policy, and again only when it has changed."""
+    """They hold no one's data; each has its policy, and is sent again only after a change."""
     assert "/" in page_files()
     assert len(page_files()) > 15
     with httpx.Client(base_url=service.url) as stranger:
@@ -66,8 +66,8 @@ def test_the_page_and_its_files_need_no_key(service: Service) -> None:
     assert service.http.get("/web/nowhere.js").status_code == 404
 
 
-def test_the_page_asks_nobody_else_and_writes_no_markup() -> None:
-    """Every address in its files is its own, every file that it names is there, and text is never read as markup."""
+def test_the_page_contacts_only_its_own_service_and_writes_no_markup() -> None:
+    """Every address in its files is its own, every named file is there, and text is never read as markup."""
     for path, file in page_files().items():
         text = file.content.decode()
         if path.startswith("/web/vendor/"):  # others' work, which makes tokens and no elements: markdown.js does that
@@ -81,8 +81,8 @@ def test_the_page_asks_nobody_else_and_writes_no_markup() -> None:
         assert {f"/web/{name}" for name in names} <= set(page_files()), path
 
 
-def test_readiness_without_a_key_names_nobody(service: Service) -> None:
-    """A probe learns whether, and nothing else; a key learns what is missing; a wrong key is told."""
+def test_readiness_without_a_key_names_no_worker(service: Service) -> None:
+    """A probe gets only the state; a key also gets the causes; a wrong key is reported."""
     bare = httpx.get(f"{service.url}/readyz")
     assert (bare.status_code, bare.json()["code"], bare.json()["errors"]) == (503, "not_ready", [])
     assert "dead" not in bare.text
@@ -93,7 +93,7 @@ def test_readiness_without_a_key_names_nobody(service: Service) -> None:
 
 
 def test_the_services_own_page_may_post(service: Service) -> None:
-    """A browser sends the page's origin with what it posts; another page's is refused, with a key or without."""
+    """A browser sends the page's origin with its posts; another page's are refused, with a key or without."""
     job = {"agents": AGENTS, "conversations": [{"prompt": "Go."}]}
     assert service.http.post("/v1/jobs", json=job, headers={"Origin": service.url}).status_code == 202
     refused = service.http.post("/v1/jobs", json=job, headers={"Origin": "http://another.example"})
@@ -102,8 +102,8 @@ def test_the_services_own_page_may_post(service: Service) -> None:
     assert bare.status_code == 401
 
 
-def test_a_frame_tells_all_that_its_viewer_may_see(service: Service) -> None:
-    """The newest jobs with their progress, and the status; to each key only what is its own."""
+def test_a_frame_shows_all_that_its_viewer_may_see(service: Service) -> None:
+    """The newest jobs with their progress, and the status; each key sees only its own."""
     ids = {}
     for name in ("alice", "bob"):
         job = {"name": f"of-{name}", "agents": AGENTS, "conversations": [{"prompt": "Go."}]}
@@ -125,7 +125,7 @@ def test_a_frame_tells_all_that_its_viewer_may_see(service: Service) -> None:
 
 
 def test_a_jobs_conversations_come_in_pages(service: Service) -> None:
-    """A hundred at a time, in the job's order, and those of one state; the stream of an ended job ends."""
+    """A hundred at a time, in the job's order, or those of one state; the stream of an ended job ends."""
     many = [{"id": f"c{number}", "prompt": "Go."} for number in range(120)]
     job_id = service.post_job({"name": "many", "agents": AGENTS, "conversations": many})
     service.wait_ended(job_id)
@@ -156,8 +156,8 @@ def test_a_jobs_conversations_come_in_pages(service: Service) -> None:
     assert service.http.get("/v1/jobs/gone/overview/events").status_code == 404
 
 
-def test_a_transcript_is_read_on_from_a_turn(service: Service) -> None:
-    """Who has read the first turns asks for the rest alone."""
+def test_a_transcript_can_be_read_from_a_turn_on(service: Service) -> None:
+    """A viewer that has the first turns asks for the rest alone."""
     job = {"rounds": 3, "agents": AGENTS, "conversations": [{"id": "c", "prompt": "Go."}]}
     job_id = service.post_job(job)
     service.wait_ended(job_id)
@@ -170,12 +170,12 @@ def test_a_transcript_is_read_on_from_a_turn(service: Service) -> None:
 
 
 def test_the_address_of_the_page_is_logged(service: Service) -> None:
-    """Whoever starts the service finds it."""
+    """The person who starts the service finds it there."""
     assert f"the dashboard is at {service.url}/" in service.log()
 
 
-def test_all_files_of_the_page_are_of_the_package() -> None:
-    """What is served is read from the package itself, whichever way it is installed."""
+def test_all_files_of_the_page_are_in_the_package() -> None:
+    """They are served from the package itself, however it is installed."""
     web = Path(__file__).parents[2] / "service" / "web"
     pages = {f"/web/{path.name}" for path in (web / "static").iterdir()} - {"/web/index.html"} | {"/"}
     gallery = {path.name for path in (web / "gallery").glob("*.yaml")}
@@ -192,8 +192,8 @@ def test_all_files_of_the_page_are_of_the_package() -> None:
     }
 
 
-def test_fields_that_are_null_are_as_those_that_are_not_there(service: Service) -> None:
-    """A client that writes all of its fields is shown its job like any other."""
+def test_null_fields_count_as_absent(service: Service) -> None:
+    """A client that writes all of its fields sees its job like any other."""
     none = {"says": None, "matches": None, "agree": None, "unchanged": None, "answer_tokens": None, "signal": None}
     until = [{**none, "agent": "a", "says": ["x"]}]
     talk = {"id": "c", "prompt": "Go.", "rounds": None, "variables": None, "until": None}
@@ -204,8 +204,8 @@ def test_fields_that_are_null_are_as_those_that_are_not_there(service: Service) 
     assert service.get(f"/v1/jobs/{job_id}/conversations/c/place")["until"] == ["a says x"]
 
 
-def test_the_status_counts_what_is_awaited_of_a_key_alone(service: Service) -> None:
-    """And conversations that only a caller can move are open ones."""
+def test_the_status_counts_awaited_turns_of_a_key_alone(service: Service) -> None:
+    """And conversations that only a caller can continue are open."""
     guest = {"id": "guest", "by": "caller"}
     job = {
         "agents": [guest, {**AGENTS[0], "speak_after_within_round": ["guest"]}],
@@ -231,10 +231,8 @@ def test_the_status_counts_what_is_awaited_of_a_key_alone(service: Service) -> N
 
 
 @pytest.mark.system
-def test_a_request_leads_to_its_turn_unless_two_are_named_alike(
-    tmp_path: Path, free_ports: Callable[[int], int]
-) -> None:
-    """Jobs may have one name; a link to the wrong one would be worse than none."""
+def test_a_request_links_to_its_turn_unless_two_have_one_name(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Jobs may share a name; a link to the wrong one would be worse than none."""
     model = scripted_model(free_ports(1), slots=3, hold=r"/\S+/go\b")
     with serving(tmp_path, free_ports(1), {"m": model}) as service:
         talk = {"id": "q0", "prompt": f"{tmp_path}/go"}

@@ -1,4 +1,4 @@
-"""Who may ask, and what a connection may take: pages of others, rebound names, slow and huge requests."""
+"""Access rules of the door, and the bounds of a connection: foreign pages, rebound names, slow and huge requests."""
 
 import json
 import re
@@ -19,12 +19,13 @@ from tests.harness.service import Service, scripted_model, serving
 from tests.harness.waiting import LIMIT_S, wait_for
 
 JOB = {"agents": [{"id": "a", "model": "m"}], "conversations": [{"prompt": "Go."}]}
+EXTENSION = "chrome-extension://abcdefghijklmnopabcdefghijklmnop"
 PAGE = {"Origin": "http://evil.example"}
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[Service]:
-    server = {"hosts": ["box.lan"], "origins": ["http://localhost:3000"]}
+    server = {"hosts": ["box.lan"], "origins": ["http://localhost:3000", EXTENSION, "app://obsidian.md"]}
     with serving(
         tmp_path_factory.mktemp("door"), free_ports(1), {"m": scripted_model(free_ports(1))}, server
     ) as running:
@@ -40,6 +41,10 @@ def code(answer: httpx.Response) -> tuple[int, str]:
     [
         ({}, 202),
         ({"Origin": "http://localhost:3000"}, 202),
+        ({"Origin": EXTENSION}, 202),
+        ({"Origin": "app://obsidian.md"}, 202),
+        ({"Origin": "chrome-extension://ponmlkjihgfedcbaponmlkjihgfedcba"}, 403),
+        ({"Origin": "moz-extension://obsidian.md"}, 403),
         ({"Host": "localhost:1"}, 202),
         ({"Host": "127.8.8.8"}, 202),
         ({"Host": "[::1]:8080"}, 202),
@@ -58,7 +63,7 @@ def code(answer: httpx.Response) -> tuple[int, str]:
         ({"Origin": "http://localhost"}, 403),
     ],
 )
-def test_without_keys_only_this_machines_own_requests_are_taken(
+def test_without_keys_only_requests_of_this_machine_are_taken(
     service: Service, headers: dict[str, str], status: int
 ) -> None:
     """No page of another origin posts jobs, and no name that was rebound to us reads any."""
@@ -70,8 +75,21 @@ def test_without_keys_only_this_machines_own_requests_are_taken(
         assert service.http.post("/v1/workers/m-0/restart", headers=headers).status_code == 403
 
 
-def test_health_is_told_by_any_name(service: Service) -> None:
-    """Orchestrators ask by an address of their own."""
+@pytest.mark.parametrize(("origin", "status"), [(EXTENSION, 200), ("app://obsidian.md", 200), ("app://other", 400)])
+def test_extensions_of_browsers_are_answered_before_they_ask(service: Service, origin: str, status: int) -> None:
+    """A browser asks first, and takes no answer that does not name its origin."""
+    asks = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization",
+    }
+    answer = service.http.request("OPTIONS", "/v1/chat/completions", headers=asks)
+    assert answer.status_code == status
+    assert answer.headers.get("access-control-allow-origin") == (origin if status == 200 else None)
+
+
+def test_health_answers_under_any_host_name(service: Service) -> None:
+    """Orchestrators probe by an address of their own."""
     for path in ("/healthz", "/readyz"):
         assert service.http.get(path, headers={"Host": "10.1.2.3:8080", **PAGE}).status_code == 200
 
@@ -80,7 +98,7 @@ def test_health_is_told_by_any_name(service: Service) -> None:
     "media", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "text/json", None]
 )
 def test_only_json_is_taken(service: Service, media: str | None) -> None:
-    """What a page can send without being asked for its leave is none of our kinds."""
+    """A page can send other kinds without a preflight request."""
     content, headers = b'{"agents": []}', {"Content-Type": media} if media else {}
     for path in ("/v1/jobs", "/v1/workers/m-0/drain", "/v1/models/m/adapters"):
         assert code(service.http.post(path, content=content, headers=headers)) == (415, "media_type_unknown")
@@ -88,8 +106,8 @@ def test_only_json_is_taken(service: Service, media: str | None) -> None:
     assert restarts == 0
 
 
-def test_a_page_that_may_ask_is_told_so(service: Service) -> None:
-    """Browsers ask first, and read what came only where they are allowed to."""
+def test_an_allowed_page_gets_the_headers_of_cors(service: Service) -> None:
+    """Browsers ask first, and show an answer only to allowed pages."""
     headers = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "POST"}
     asked = service.http.options("/v1/jobs", headers={**headers, "Access-Control-Request-Headers": "content-type"})
     assert asked.headers["access-control-allow-origin"] == "http://localhost:3000"
@@ -97,8 +115,8 @@ def test_a_page_that_may_ask_is_told_so(service: Service) -> None:
     assert "access-control-allow-origin" not in refused.headers
 
 
-def test_with_keys_the_name_does_not_matter_and_the_page_does(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Nobody's page has a key; whoever has one may be anywhere."""
+def test_with_keys_the_host_does_not_matter_but_the_page_does(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Foreign pages have no key; a client with a key may be anywhere."""
     models = {"m": scripted_model(free_ports(1))}
     with serving(tmp_path, free_ports(1), models, {"api_keys": ["one"]}) as service:
         assert service.http.get("/v1/jobs", headers={"Host": "roundhouse.example"}).status_code == 200
@@ -107,7 +125,7 @@ def test_with_keys_the_name_does_not_matter_and_the_page_does(tmp_path: Path, fr
 
 
 def say(service: Service, *pieces: bytes) -> bytes:
-    """Send what may be no request; return what came until the connection was closed."""
+    """Send bytes that may be no valid request; return what came until the connection was closed."""
     with closing(socket.create_connection(("127.0.0.1", int(service.url.rpartition(":")[2])), LIMIT_S)) as connection:
         answer = b""
         try:
@@ -155,31 +173,29 @@ CHUNKED = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chun
         "two kinds of body",
     ],
 )
-def test_what_is_no_request_of_a_sane_size_is_refused(
-    service: Service, pieces: tuple[bytes, ...], status: bytes
-) -> None:
-    """In our own form, and nothing of it is kept."""
+def test_malformed_and_huge_requests_are_refused(service: Service, pieces: tuple[bytes, ...], status: bytes) -> None:
+    """The error has our own form, and nothing of the request is kept."""
     answer = say(service, *pieces)
     assert answer.startswith(b"HTTP/1.1 " + status), answer[:200]
     assert b"application/problem+json" in answer
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/chat/completions"])
-def test_a_body_that_is_no_utf8_is_refused(service: Service, path: str) -> None:
-    """As any other that is no JSON, and not as a defect of ours."""
+def test_a_body_that_is_not_utf8_is_refused(service: Service, path: str) -> None:
+    """Like any other invalid JSON, and not as an internal error."""
     body = b'{"model": "m", "name": "t", "x": "\xff\xfe"}'
     answer = service.http.post(path, content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400, answer.text
 
 
-def test_more_requests_ahead_than_there_may_be_are_not_taken_and_those_before_are_answered(service: Service) -> None:
-    """A client that sends on without reading knows by the end of the connection where to go on."""
+def test_too_many_pipelined_requests_are_refused_and_those_before_are_answered(service: Service) -> None:
+    """A client that sends without reading sees by the end of the connection where to go on."""
     answer = say(service, (HEAD + b"\r\n") * (2 * Door.PIPELINED))
     assert re.findall(rb"HTTP/1\.1 (\d+)", answer) == [b"200"] * (Door.PIPELINED + 1)
 
 
-def test_nonsense_behind_requests_leaves_no_traceback(service: Service) -> None:
-    """What is being answered is let go of; nobody writes to a connection that is closed, and the log says nothing."""
+def test_garbage_behind_requests_leaves_no_traceback(service: Service) -> None:
+    """The running answer is dropped; nothing is written to a closed connection, and the log stays silent."""
     asked = b"GET /v1/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n"
     for count in (2, Door.PIPELINED + 5):
         for _ in range(10):
@@ -205,8 +221,8 @@ LAST = HEAD + b"Connection: close\r\n\r\n"
     ],
     ids=["at once", "in pieces", "in chunks"],
 )
-def test_an_offer_of_another_protocol_is_passed_over(service: Service, offer: bytes, framed: tuple[bytes, ...]) -> None:
-    """Java's client makes one with each request. Its body is read, and so are the requests behind it."""
+def test_an_upgrade_header_is_ignored(service: Service, offer: bytes, framed: tuple[bytes, ...]) -> None:
+    """Java's client sends one with each request. Its body is read, and so are the requests behind it."""
     asked = HEAD + offer + b"\r\n"
     answer = say(service, asked, POST + offer + framed[0], *framed[1:], asked + asked, LAST)
     assert re.findall(rb"HTTP/1\.1 (\d+)", answer) == [b"200", b"202", b"200", b"200", b"200"], answer
@@ -216,8 +232,8 @@ def test_an_offer_of_another_protocol_is_passed_over(service: Service, offer: by
     "head",
     [b"Transfer-Encoding: identity\r\n", b"Content-Length: 5\r\nContent-Length: 6\r\n", b"Content-Length: x\r\n"],
 )
-def test_a_body_of_no_known_length_behind_an_offer_is_refused(service: Service, head: bytes) -> None:
-    """As without an offer: nobody else may take the rest for a request of its own."""
+def test_a_body_of_unknown_length_with_an_upgrade_header_is_refused(service: Service, head: bytes) -> None:
+    """As without that header: the rest must not be taken for another request."""
     answer = say(service, POST + OFFER + head + b"\r\n" + LAST)
     assert answer.startswith(b"HTTP/1.1 400"), answer[:200]
     assert len(re.findall(rb"HTTP/1\.1 (\d+)", answer)) == 1
@@ -272,7 +288,7 @@ def slow_door(free_ports: Callable[[int], int]) -> Iterator[int]:
     ],
     ids=["nothing", "half a head", "half a body", "half a chunked body"],
 )
-def test_whoever_does_not_go_on_is_let_go(slow_door: int, first: bytes, status: bytes) -> None:
+def test_a_client_that_stalls_is_disconnected(slow_door: int, first: bytes, status: bytes) -> None:
     """Half-sent requests hold no connection for ever."""
     with closing(socket.create_connection(("127.0.0.1", slow_door), LIMIT_S)) as connection:
         if first:
@@ -284,8 +300,8 @@ def test_whoever_does_not_go_on_is_let_go(slow_door: int, first: bytes, status: 
         assert bool(answer) is bool(status)
 
 
-def test_more_connections_than_there_may_be_are_refused_at_once(slow_door: int) -> None:
-    """Descriptors are left for engines and the store; and whoever waits a moment gets in."""
+def test_connections_beyond_the_bound_are_refused_at_once(slow_door: int) -> None:
+    """Descriptors are left for engines and the store; a client that waits a moment gets in."""
     open_ones = [half_asked(slow_door) for _ in range(8 + Door.KEPT)]
     try:
         with closing(socket.create_connection(("127.0.0.1", slow_door), LIMIT_S)) as one_more:
@@ -304,8 +320,8 @@ def half_asked(port: int) -> socket.socket:
     return connection
 
 
-def test_who_idles_makes_room(slow_door: int) -> None:
-    """The longest idle of all: nobody keeps the others out by connections on which nothing is asked."""
+def test_the_longest_idle_connection_makes_room(slow_door: int) -> None:
+    """Idle connections keep no other client out."""
     idle = [socket.create_connection(("127.0.0.1", slow_door), LIMIT_S) for _ in range(8)]
     try:
         wait_for(lambda: httpx.get(f"http://127.0.0.1:{slow_door}/").status_code == 200, "one makes room", 0.9)
@@ -327,7 +343,7 @@ print(most_connections(2, 8), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     ("soft", "hard", "most", "now"), [(256, 1024, 424, 1024), (256, 256, 40, 256), (64, 64, 16, 64)]
 )
 def test_descriptors_are_left_for_engines(soft: int, hard: int, most: int, now: int) -> None:
-    """The soft limit is raised to the hard one, and half of what engines and the store do not need is connections'."""
+    """The soft limit is raised to the hard one; connections get half of what engines and the store do not need."""
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= hard < MOST_FILES
     told = subprocess.run(
         [sys.executable, "-c", LIMITS, str(soft), str(hard)], check=True, capture_output=True, text=True
@@ -335,8 +351,8 @@ def test_descriptors_are_left_for_engines(soft: int, hard: int, most: int, now: 
     assert told.stdout.split() == [str(most), str(now)]
 
 
-def test_a_wrong_method_is_told_all_that_the_path_knows(service: Service) -> None:
-    """By whichever route."""
+def test_a_wrong_method_lists_all_methods_of_the_path(service: Service) -> None:
+    """Whichever route serves them."""
     for path, allowed in (
         ("/v1/jobs", "GET, HEAD, POST"),
         ("/v1/jobs/x", "DELETE, GET, HEAD"),
@@ -347,7 +363,7 @@ def test_a_wrong_method_is_told_all_that_the_path_knows(service: Service) -> Non
 
 
 def test_a_head_is_answered_as_a_get_without_its_body(service: Service) -> None:
-    """By every path that knows GET, whatever its answer: a fault, and a stream that would have no end."""
+    """By every path with GET, whatever its answer: an error, and a stream without an end."""
     job_id = service.post_job(JOB)
     paths = ["/", "/healthz", "/readyz", "/v1/models", "/v1/models/m", "/v1/models/nope", "/v1/status", "/v1/workers"]
     for path in [*paths, f"/v1/jobs/{job_id}/events", "/v1/overview/events", "/metrics", "/nowhere", "/web/main.js"]:
@@ -366,8 +382,8 @@ def measured(service: Service) -> str:
     return "\n".join(lines)
 
 
-def test_a_mark_of_byte_order_is_passed_over(service: Service) -> None:
-    """Some editors write one before JSON; engines pass over it as well."""
+def test_a_byte_order_mark_is_skipped(service: Service) -> None:
+    """Some editors write one before JSON; engines skip it as well."""
     marked = b"\xef\xbb\xbf" + json.dumps(JOB).encode()
     headers = {"Content-Type": "application/json"}
     assert service.http.post("/v1/jobs", content=marked, headers=headers).status_code == 202
@@ -379,8 +395,8 @@ def test_a_mark_of_byte_order_is_passed_over(service: Service) -> None:
     assert code(twice) == (400, "body_malformed")
 
 
-def test_errors_are_described_in_the_form_in_which_they_come(service: Service) -> None:
-    """A program that is made from the description reads them."""
+def test_errors_are_described_in_the_form_that_is_sent(service: Service) -> None:
+    """A program generated from the description reads them."""
     for path, operations in service.get("/openapi.json")["paths"].items():
         form = "application/json" if is_of_surface(path) else "application/problem+json"
         for operation in operations.values():

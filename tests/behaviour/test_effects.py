@@ -36,7 +36,7 @@ def tool(name: str, argument: str, **extra: str) -> Document:
 @pytest.mark.system
 @pytest.mark.parametrize("policy", ["retry", "ask_model", "fail"])
 def test_a_call_that_was_cut_off_is_unverified(tmp_path: Path, free_ports: Callable[[int], int], policy: str) -> None:
-    """The service is killed while a tool runs; what is known stands, and the tool's policy decides on the rest."""
+    """The service is killed while a tool runs; known results stay, and the tool's policy decides on the rest."""
     (tmp_path / "mytools.py").write_text(TOOL)
     (tmp_path / "script").write_text(json.dumps(CALLS))
     os.mkfifo(tmp_path / "go-on")

@@ -1,4 +1,4 @@
-"""What proves that an engine lives which refuses our chat (specification, "Engine stalls" and "Circuit breaker")."""
+"""The proof that an engine lives which refuses our chat (specification, "Engine stalls" and "Circuit breaker")."""
 
 import os
 import signal
@@ -56,20 +56,23 @@ def state(service: Service) -> tuple[str, int]:
 
 
 def test_a_refused_text_holds_no_worker_that_only_embeds(service: Service) -> None:
-    """The engine says 500 to a text that is too long, and to a chat: a vector proves that it lives all the same."""
+    """The engine answers 500 to a text that is too long, and to a chat.
+
+    A vector proves that the requests are at fault.
+    """
     assert len(embed(service, "word").json()["data"][0]["embedding"]) == 32
     refused = embed(service, TOO_LONG)
-    assert (refused.status_code, refused.headers["x-roundhouse-attempts"]) == (500, "1")
+    assert (refused.status_code, refused.headers["x-roundhouse-attempts"]) == (400, "1")
     assert "too large" in refused.json()["error"]["message"]
     assert state(service) == ("ready", 1)
     assert embed(service, "word").status_code == 200
 
 
-def test_a_chat_with_a_model_that_only_embeds_is_refused_in_its_own_words(service: Service) -> None:
-    """And its engine is as good as before."""
+def test_a_chat_with_an_embedding_model_is_refused_in_the_words_of_its_engine(service: Service) -> None:
+    """The engine serves as well as before."""
     body = {"model": "m", "messages": [{"role": "user", "content": "word"}]}
     refused = service.http.post("/v1/chat/completions", json=body)
-    assert refused.status_code == 500
+    assert refused.status_code == 400
     assert "logits" in refused.json()["error"]["message"]
     assert state(service) == ("ready", 1)
 
@@ -79,7 +82,7 @@ def test_a_chat_with_a_model_that_only_embeds_is_refused_in_its_own_words(servic
 def test_a_template_that_refuses_our_chat_holds_no_worker(
     tmp_path: Path, free_ports: Callable[[int], int], status: int, state_then: str
 ) -> None:
-    """What is wrong with the canary's own chat (400) says nothing of an engine that goes on with a text; a 500 does."""
+    """A 400 to the canary's chat proves nothing against an engine that completes a text; a 500 does."""
     models = {"m": scripted(free_ports(1), serves="/v1/completions", status=status)}
     with serving(tmp_path, free_ports(1), models) as service:
         asked = {"model": "m", "prompt": "REFUSED"}
@@ -90,10 +93,10 @@ def test_a_template_that_refuses_our_chat_holds_no_worker(
         assert code == (500 if state_then == "ready" else "queue_timeout")
 
 
-def test_prompts_that_no_engine_takes_cost_no_worker_anything(
+def test_prompts_that_no_engine_takes_count_against_no_worker(
     tmp_path: Path, free_ports: Callable[[int], int], tiny_model: Path
 ) -> None:
-    """What its template refuses, and what is longer than its context: told in OpenAI's form, and nobody is blamed."""
+    """Refusals of the template and prompts beyond the context get OpenAI's form, and no worker is blamed."""
     template = (
         "{% for m in messages %}{% if m['content'] == 'bad' %}{{ raise_exception('No such words') }}{% endif %}"
         "{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
@@ -117,8 +120,8 @@ def test_prompts_that_no_engine_takes_cost_no_worker_anything(
 
 
 @pytest.mark.system
-def test_an_engine_that_only_embeds_and_hangs_is_found(service: Service) -> None:
-    """It answers no canary of any kind, and the text is embedded by the next one."""
+def test_an_embedding_engine_that_hangs_is_found(service: Service) -> None:
+    """It answers no kind of canary, and the next engine embeds the text."""
     _, before = state(service)
     os.kill(service.get("/v1/workers/m-0")["pid"], signal.SIGSTOP)
     answer = embed(service, "word")
@@ -131,7 +134,7 @@ def test_an_engine_that_only_embeds_and_hangs_is_found(service: Service) -> None
 def test_a_vector_tells_a_stalled_request_from_a_hung_engine(
     tmp_path: Path, free_ports: Callable[[int], int], flag: str, incarnation: int
 ) -> None:
-    """The request that gets nothing ends alone while the engine embeds for others."""
+    """The silent request alone ends while the engine embeds for others."""
     with serving(tmp_path, free_ports(1), {"m": scripted(free_ports(1), **{flag: "STUCK"})}) as service:
         stalled = service.http.post(
             "/v1/embeddings", json={"model": "m", "input": "STUCK"}, headers={"X-Roundhouse-Deadline-S": "6"}

@@ -74,7 +74,7 @@ def test_a_condition_ends_a_conversation(
     turns: int,
     ended_by: tuple[str | None, int],
 ) -> None:
-    """In the round in which it holds; turns that no longer exist have no entry, and are counted no more."""
+    """It ends in the round in which the condition holds; turns that no longer exist have no entry and no count."""
     transcript, job = run(script, until=[until])
     assert transcript["state"] == "completed"
     assert transcript["ended_by"] == {"until": 0, "agent": ended_by[0], "round": ended_by[1]}
@@ -83,9 +83,11 @@ def test_a_condition_ends_a_conversation(
     assert (counts["total"], counts["completed"], counts["pending"]) == (turns, turns, 0)
 
 
-def test_a_conversation_that_no_condition_ends_has_its_rounds(run: Callable[..., tuple[Document, Document]]) -> None:
-    """The opposite: what nearly holds does not."""
-    script = said("yes!", "no", "yes or no", "DONE", "a", "b", "a", "b")
+def test_a_conversation_that_fulfils_no_condition_has_all_its_rounds(
+    run: Callable[..., tuple[Document, Document]],
+) -> None:
+    """A condition that nearly holds ends nothing."""
+    script = said("yes?", "no", "yes or no", "DONE", "a", "b", "a", "b")
     until = [{"agent": "a", "says": ["yes"]}, {"agent": "b", "matches": "^done"}, {"agree": ["a", "b"]}]
     transcript, job = run(script, until=until)
     assert (transcript["state"], transcript["ended_by"]) == ("completed", "rounds")
@@ -99,7 +101,7 @@ def test_tokens_end_a_conversation_at_a_rounds_end(run: Callable[..., tuple[Docu
     assert len(transcript["turns"]) == 2
 
 
-def test_of_several_the_first_listed_is_told(run: Callable[..., tuple[Document, Document]]) -> None:
+def test_the_first_listed_of_several_conditions_is_reported(run: Callable[..., tuple[Document, Document]]) -> None:
     """Whichever of a round's turns was quicker."""
     until = [{"agree": ["a", "b"]}, {"agent": "b", "says": ["no"]}, {"agent": "a", "matches": "^Y"}]
     agents = [{key: value for key, value in agent.items() if key != "speak_after_within_round"} for agent in JURY]
@@ -115,10 +117,10 @@ def test_free_mode_ends_when_a_condition_holds(run: Callable[..., tuple[Document
     assert len(transcript["turns"]) == job["progress"]["turns"]["total"] == 2
 
 
-def test_a_conversations_own_conditions_stand_for_those_of_its_job(
+def test_a_conversations_own_conditions_replace_those_of_its_job(
     run: Callable[..., tuple[Document, Document]],
 ) -> None:
-    """An empty list is none."""
+    """An empty list means none."""
     conversations = [{"prompt": "Talk.", "until": []}]
     transcript, _ = run(said(*["yes"] * 8), until=[{"agent": "a", "says": ["yes"]}], conversations=conversations)
     assert (transcript["ended_by"], len(transcript["turns"])) == ("rounds", 8)
@@ -126,7 +128,7 @@ def test_a_conversations_own_conditions_stand_for_those_of_its_job(
 
 @pytest.mark.system
 def test_a_kill_changes_no_end(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """What a turn has fulfilled is on the record: the next life of the service ends the conversation by it."""
+    """Fulfilled conditions are on the record: the next life of the service ends the conversation by them."""
     go = tmp_path / "go"
     model = scripted_model(free_ports(1), slots=2, echo=r"SAY-\w+", hold=r"/\S+/go\b")
     agents = [

@@ -1,4 +1,4 @@
-"""Failures that do not end the talk (specification, "Failures of agents")."""
+"""Failures that do not end the conversation (specification, "Failures of agents")."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ BAD, GOOD = {"content": "Nonsense."}, {"content": "Yes, indeed."}
 
 
 def cast(on_failure: str, other: str = "end") -> list[Document]:
-    """Return two agents of whom the first fails with every answer that does not begin with Yes."""
+    """Return two agents; the first fails with every answer that does not begin with Yes."""
     validation = {"pattern": "^Yes", "retries": 0}
     return [
         {"id": "a", "model": "m", "validation": validation, "on_failure": on_failure, "role": "critic"},
@@ -23,7 +23,7 @@ def cast(on_failure: str, other: str = "end") -> list[Document]:
 
 @pytest.fixture
 def run(tmp_path: Path, free_ports: Callable[[int], int]) -> Callable[..., tuple[Document, Document, list[Document]]]:
-    """Run a job on a scripted engine; return its transcript, the job as it is shown, and what the engine was asked."""
+    """Run a job on a scripted engine; return its transcript, the job as shown, and the engine's requests."""
 
     def run(script: Sequence[object], **job: object) -> tuple[Document, Document, list[Document]]:
         (tmp_path / "script").write_text(json.dumps(script))
@@ -42,10 +42,10 @@ def states(transcript: Document) -> list[tuple[str, int, str]]:
     return [(turn["agent"], turn["round"], turn["state"]) for turn in transcript["turns"]]
 
 
-def test_without_a_word_a_failed_turn_fails_its_conversation(
+def test_by_default_a_failed_turn_fails_its_conversation(
     run: Callable[..., tuple[Document, Document, list[Document]]],
 ) -> None:
-    """As it did before there was a choice."""
+    """As before ``on_failure`` existed."""
     transcript, _, asked = run([BAD], agents=cast("end"))
     assert (transcript["state"], transcript["reason"], transcript["left"]) == ("failed", "validation_exhausted", [])
     assert (len(transcript["turns"]), len(asked)) == (6, 1)
@@ -54,7 +54,7 @@ def test_without_a_word_a_failed_turn_fails_its_conversation(
 def test_an_agent_that_skips_is_silent_in_that_round(
     run: Callable[..., tuple[Document, Document, list[Document]]],
 ) -> None:
-    """Whoever waits for it goes on as after silence; its failure is on the record, and nowhere in a prompt."""
+    """Agents that wait for it go on as after silence; its failure is on the record, and in no prompt."""
     transcript, job, asked = run([BAD, *[GOOD] * 5], agents=cast("skip"))
     assert (transcript["state"], transcript["ended_by"], transcript["left"]) == ("completed", "rounds", [])
     assert states(transcript)[:2] == [("a", 0, "failed"), ("b", 0, "completed")]
@@ -65,10 +65,10 @@ def test_an_agent_that_skips_is_silent_in_that_round(
     assert not any("Nonsense" in json.dumps(each) or "left" in json.dumps(each) for each in asked)
 
 
-def test_an_agent_that_leaves_is_told_of_where_it_would_have_spoken(
+def test_an_agent_that_left_is_announced_where_it_would_have_spoken(
     run: Callable[..., tuple[Document, Document, list[Document]]],
 ) -> None:
-    """In every later prompt at the same place, so that each extends the one before; the reason is nobody's business."""
+    """In every later prompt at the same place, so that each extends the one before; the reason stays private."""
     transcript, job, asked = run([GOOD, GOOD, BAD, GOOD, GOOD], agents=cast("leave"))
     assert (transcript["state"], transcript["left"]) == ("completed", ["a"])
     assert states(transcript) == [
@@ -86,17 +86,17 @@ def test_an_agent_that_leaves_is_told_of_where_it_would_have_spoken(
 def test_when_the_last_one_leaves_the_conversation_fails(
     run: Callable[..., tuple[Document, Document, list[Document]]],
 ) -> None:
-    """With the reason of that turn; turns that nobody was there for have no entry."""
+    """With the reason of that turn; turns without an agent to speak have no entry."""
     transcript, job, _ = run([BAD, GOOD, BAD], agents=cast("leave", "leave"))
     assert (transcript["state"], transcript["reason"]) == ("failed", "validation_exhausted")
     assert states(transcript) == [("a", 0, "failed"), ("b", 0, "completed"), ("b", 1, "failed")]
     assert (transcript["left"], job["progress"]["turns"]["total"]) == (["a", "b"], 3)
 
 
-def test_free_mode_goes_on_without_whoever_has_left(
+def test_free_mode_goes_on_without_the_agent_that_left(
     run: Callable[..., tuple[Document, Document, list[Document]]],
 ) -> None:
-    """And tells of it when it became visible."""
+    """The news comes when it became visible."""
     agents = [
         {key: value for key, value in each.items() if key != "speak_after_within_round"} for each in cast("leave")
     ]
@@ -107,8 +107,8 @@ def test_free_mode_goes_on_without_whoever_has_left(
 
 
 @pytest.mark.system
-def test_a_kill_changes_nothing_for_those_who_stay(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Who has left is on the record: the next life asks nothing of it, and tells of it as this one would have."""
+def test_a_kill_changes_nothing_for_the_agents_that_stay(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """The record has who left: the next life asks nothing of it, and announces it as this one would have."""
     go, record = tmp_path / "go", tmp_path / "record"
     model = scripted_model(free_ports(1), slots=1, echo=r"SAY-\w+", hold=r"/\S+/go\b", record=str(record))
     agents = [
@@ -131,7 +131,7 @@ def test_a_kill_changes_nothing_for_those_who_stay(tmp_path: Path, free_ports: C
     assert asked[-1]["messages"][: len(asked[1]["messages"])] == asked[1]["messages"] == asked[2]["messages"]
 
 
-def test_a_long_conversation_is_cancelled_after_somebody_has_left(
+def test_a_long_conversation_is_cancelled_after_an_agent_has_left(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
     """Its many turns are written slowly, after its job has ended here; the service goes on."""

@@ -1,4 +1,4 @@
-"""A model that must call a tool, on the engine that passes over ``tool_choice`` (docs/reference/jobs.md)."""
+"""A model that must call a tool, on the engine that ignores ``tool_choice`` (docs/reference/jobs.md)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,8 +28,8 @@ def speaker(name: str, **fields: object) -> Document:
 
 
 @pytest.mark.system
-def test_it_calls_one_and_then_answers(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Once: held to a call at each message it would never answer. A form that is asked for holds the answer alone."""
+def test_a_forced_call_is_made_once_before_the_answer(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """With a call forced at each message it would never answer. A requested form holds for the answer alone."""
     (tmp_path / "mytools.py").write_text(TOOL)
     model = {
         "engine": "embedded", "port": free_ports(1), "slots": 2, "context": 4096,

@@ -1,4 +1,4 @@
-"""Conversations begun from a record cost what they take over: turns, bytes and sources are bounded, for each key.
+"""Conversations that begin from a record cost what they inherit: each key has bounds of turns, bytes and sources.
 
 Source: specification, "Begun from a record".
 """
@@ -62,7 +62,7 @@ def forget_peak(service: Service) -> None:
 
 
 def test_inherited_turns_count_against_a_bound_of_the_key(service: Service) -> None:
-    """A fork that has one turn to say and takes over twenty holds twenty-one, whoever spoke them."""
+    """A fork with one new turn and twenty inherited ones holds twenty-one, whoever spoke them."""
     job_id = source(service, ROUNDS, BOUNDED)
     few = fork(service, [job_id], ROUNDS + 1, BOUNDED)
     assert few.status_code == 202, few.text
@@ -82,7 +82,7 @@ TAKEN: dict[str, Document] = {
 
 @pytest.mark.parametrize("what", TAKEN)
 @pytest.mark.parametrize("given", [{}, {"prompt": "Mine."}], ids=["its prompt", "a prompt of its own"])
-def test_what_is_read_of_sources_is_bounded_as_a_body_is(service: Service, what: str, given: Document) -> None:
+def test_the_bytes_read_of_sources_are_bounded_like_a_body(service: Service, what: str, given: Document) -> None:
     """Prompts, systems and casts of all sources together: each is read, whether the heir keeps it or not."""
     within = [source(service, **TAKEN[what]) for _ in range(2)]
     assert fork(service, within, 2, **given).status_code == 202
@@ -94,7 +94,7 @@ def test_what_is_read_of_sources_is_bounded_as_a_body_is(service: Service, what:
 
 @pytest.mark.system
 def test_sources_are_read_one_at_a_time(service: Service) -> None:
-    """The memory of a post that takes little of each of many large sources is that of one of them; counted in bytes."""
+    """A post that takes little of each of many large sources needs the memory of one of them; counted in bytes."""
     large: Document = {"agents": [{"id": f"a{n}", "model": "m", "system": LARGE} for n in range(9)]}
     sources = [source(service, **large) for _ in range(40)]
     fork(service, sources[:1], 2)  # what is imported with the first
@@ -105,7 +105,7 @@ def test_sources_are_read_one_at_a_time(service: Service) -> None:
 
 
 @pytest.mark.system
-def test_heirs_of_one_cut_share_what_they_inherit(service: Service) -> None:
+def test_heirs_of_one_fork_point_share_their_inheritance(service: Service) -> None:
     """Two thousand heirs of a hundred turns hold a hundred turns, while they wait and while they speak."""
     job_id = source(service, 100)
     fork(service, [job_id], 101)
@@ -119,6 +119,6 @@ def test_heirs_of_one_cut_share_what_they_inherit(service: Service) -> None:
 
 
 def test_a_source_that_is_named_a_thousand_times_is_read_once(service: Service) -> None:
-    """What is read is bounded by sources, and not by conversations that begin with them."""
+    """Reading is bounded by sources, not by the conversations that begin from them."""
     job_id = source(service, agents=[{"id": "a", "model": "m", "system": LARGE}])
     assert fork(service, [job_id] * 100, 2, prompt="Mine.").status_code == 202

@@ -70,8 +70,8 @@ SHAPES: dict[str, Document] = {
 
 
 @pytest.mark.parametrize("shape", [name for name in SHAPES if name != "free"])
-def test_what_is_extended_is_what_would_have_been_said(service: Service, shape: str) -> None:
-    """All of it and more rounds: the words, and each prompt, are those of one run of so many rounds."""
+def test_an_extended_conversation_equals_one_long_run(service: Service, shape: str) -> None:
+    """All of it and more rounds: the words, and each prompt, are those of one run with all rounds."""
     rounds = 4 if shape == "led" else 3
     _, whole = run(service, job(rounds, **SHAPES[shape]))
     source, begun = run(service, job(1, **SHAPES[shape]))
@@ -94,7 +94,7 @@ def test_free_turns_are_inherited(service: Service) -> None:
     assert own(extended) == {("ann", 1), ("bob", 1), ("ann", 2), ("bob", 2)}
 
 
-def test_a_fork_takes_what_does_not_wait_for_its_turn(service: Service) -> None:
+def test_a_fork_takes_the_turns_that_do_not_wait_for_its_own(service: Service) -> None:
     """``before``: earlier rounds whole, and of that round the turns that do not wait for it."""
     source, whole = run(service, job(3))
     _, fork = run(service, job(3, conversations=[heir(source, before={"agent": "ann", "round": 1})]))
@@ -109,7 +109,7 @@ def test_a_fork_takes_what_does_not_wait_for_its_turn(service: Service) -> None:
 
 
 def test_a_fork_of_a_fork_refers_to_the_originals(service: Service) -> None:
-    """Never to a fork's; and each is told where it was spoken."""
+    """Never to a fork's; each turn names the conversation in which it was spoken."""
     source, _ = run(service, job(1))
     second, _ = run(service, job(2, conversations=[{**heir(source), "id": "c"}]))
     _, third = run(service, job(3, conversations=[heir(second)]))
@@ -121,7 +121,7 @@ def test_a_fork_of_a_fork_refers_to_the_originals(service: Service) -> None:
 
 
 def test_a_fork_of_a_shorter_fork_has_no_words_of_the_other_branch(service: Service) -> None:
-    """The original went on; the fork of it went another way, and so does what is forked of that."""
+    """The original went on; the fork went another way, and so does a fork of it."""
     source, whole = run(service, job(4))
     other = {"ann": {"system": "ANSWERS: other"}}
     shorter = {**heir(source, rounds=1), "id": "c", "agents": other}
@@ -150,8 +150,8 @@ def test_variables_of_another_kind_are_refused(service: Service, given: object) 
     assert refused.status_code == 422
 
 
-def test_words_of_an_agent_that_is_not_there_reveal_nothing(service: Service) -> None:
-    """They go to those to whom they were shown: cid's to bob alone, ann's to all; a new agent joins after that."""
+def test_words_of_a_missing_agent_reveal_nothing(service: Service) -> None:
+    """They go to the agents that the source showed them: cid's to bob alone, ann's to all; a new agent joins later."""
     source, whole = run(service, job(2))
     agents = [
         {"id": "bob", "model": "m", "system": WORDS},
@@ -175,8 +175,8 @@ def fork_id(service: Service) -> str:
     return newest
 
 
-def test_what_an_inherited_turn_was_asked_is_told(service: Service) -> None:
-    """By its source; its tools are not called again."""
+def test_the_prompt_of_an_inherited_turn_is_shown(service: Service) -> None:
+    """From its source; its tools are not called again."""
     source, _ = run(service, job(1))
     _, fork = run(service, job(2, conversations=[heir(source)]))
     assert len(own(fork)) == 3
@@ -196,7 +196,7 @@ def test_what_an_inherited_turn_was_asked_is_told(service: Service) -> None:
         ({"rounds": 0}, {}, "conversations[0].from.rounds", "must be at least 1"),
     ],
 )
-def test_what_cannot_be_inherited_is_refused(
+def test_an_impossible_inheritance_is_refused(
     service: Service, cut: Document, fields: Document, path: str, message: str
 ) -> None:
     """With the place of the fault."""
@@ -210,7 +210,7 @@ def test_what_cannot_be_inherited_is_refused(
     assert message in refused.text
 
 
-def test_a_source_that_is_not_there_is_not_found(service: Service) -> None:
+def test_an_unknown_source_is_not_found(service: Service) -> None:
     """A job, or a conversation of it."""
     source, _ = run(service, job(1))
     assert service.http.post("/v1/jobs", json=job(2, conversations=[heir("job-0")])).status_code == 404
@@ -218,8 +218,8 @@ def test_a_source_that_is_not_there_is_not_found(service: Service) -> None:
     assert service.http.post("/v1/jobs", json=job(2, conversations=[wrong])).status_code == 404
 
 
-def test_a_deleted_source_leaves_its_heirs_what_they_have(service: Service) -> None:
-    """Copied as it is deleted, no further than they inherited; dropped with the last of them, or with the source."""
+def test_a_deleted_source_leaves_its_heirs_their_turns(service: Service) -> None:
+    """Copied at the deletion, no further than inherited; dropped with the last heir, or with the source."""
     source, whole = run(service, job(3))
     fork, before = run(service, job(2, conversations=[heir(source, rounds=1)]))
     other, _ = run(service, job(2, conversations=[{**heir(source, rounds=1), "id": "c"}]))
@@ -234,8 +234,8 @@ def test_a_deleted_source_leaves_its_heirs_what_they_have(service: Service) -> N
     assert service.get(f"/v1/jobs/{fork}/result")["conversations"] == [before]
 
 
-def test_conditions_judge_what_is_said_from_now_on(service: Service) -> None:
-    """What has ended a conversation does not end it again at once; all answers count for a budget of tokens."""
+def test_conditions_judge_only_new_words(service: Service) -> None:
+    """A fulfilled condition does not end the heir at once; a token budget counts all answers."""
     until = [{"agent": "ann", "matches": "."}]
     source, ended = run(service, job(5, until=until))
     assert ended["ended_by"] == {"until": 0, "agent": "ann", "round": 0}
@@ -244,8 +244,8 @@ def test_conditions_judge_what_is_said_from_now_on(service: Service) -> None:
     assert ("bob", 0) in own(extended), "bob waits for whoever ended it, and never spoke there"
 
 
-def test_a_prompt_and_its_variables_are_the_source_s(service: Service) -> None:
-    """Unless the heir has its own; a variable of its own changes what is filled in."""
+def test_an_heir_has_the_prompt_and_variables_of_its_source(service: Service) -> None:
+    """Unless it has its own; a variable of its own changes the filled-in text."""
     talk = {"id": "c", "prompt": "On $topic.", "variables": {"topic": "cars", "name": "Ann"}}
     source, _ = run(service, job(1, conversations=[talk]))
     changed = {**heir(source), "variables": {"topic": "trains"}}

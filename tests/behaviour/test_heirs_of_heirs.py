@@ -1,4 +1,4 @@
-"""Conversations that begin with a fork's record, with other agents, or whose source is gone meanwhile."""
+"""Conversations that begin from a fork's record, with other agents, or whose source is deleted meanwhile."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,7 +36,7 @@ def fork(rounds: int, source: str, *agents: Document, cut: Document | None = Non
 
 @pytest.mark.parametrize("mode", ["rounds", "free"])
 def test_turns_stay_in_their_order_when_a_source_is_gone(service: Service, tmp_path: Path, mode: str) -> None:
-    """A store may give numbers anew: what is spoken after a deletion does not stand before what is older."""
+    """A store may assign numbers again: turns after a deletion do not come before older ones."""
     both, held = (agent("ann"), agent("bob")), tmp_path / f"go-{mode}"
     waiting = [{**each, "system": f"{WORDS}\nHOLD-{held} "} for each in both]
     source, _ = run(service, job(2, *both, mode=mode))
@@ -48,8 +48,8 @@ def test_turns_stay_in_their_order_when_a_source_is_gone(service: Service, tmp_p
     assert [turn["round"] for turn in third["turns"]] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def test_an_agent_that_has_joined_and_not_spoken_misses_nothing(service: Service, tmp_path: Path) -> None:
-    """The rounds before it came are inherited whole, and it begins where it would have begun."""
+def test_an_agent_that_joined_without_speaking_misses_nothing(service: Service, tmp_path: Path) -> None:
+    """The rounds before it joined are inherited whole, and it begins where it would have begun."""
     both, held = (agent("ann"), agent("bob")), tmp_path / "go"
     source, _ = run(service, job(2, *both))
     waiting = [{**each, "system": f"HOLD-{held} "} for each in (*both, agent("cid"))]
@@ -62,8 +62,8 @@ def test_an_agent_that_has_joined_and_not_spoken_misses_nothing(service: Service
     service.wait_ended(second)
 
 
-def test_what_left_nobody_is_asked_for_again(service: Service) -> None:
-    """The only agent leaves, which fails the conversation; its words before that are inherited."""
+def test_a_turn_that_failed_with_the_last_agent_is_asked_again(service: Service) -> None:
+    """The only agent leaves, which fails the conversation; its earlier words are inherited."""
     refused = {"choices": ["yes", "no"], "retries": 0, "constrain": "off"}
     leaving = agent("ann", on_failure="leave", validation=refused)
     source = service.post_job(job(3, leaving))
@@ -72,23 +72,23 @@ def test_what_left_nobody_is_asked_for_again(service: Service) -> None:
     assert own(extended) == {("ann", 0), ("ann", 1)}
 
 
-def test_tokens_of_agents_that_are_not_there_count(service: Service) -> None:
+def test_tokens_of_missing_agents_count(service: Service) -> None:
     """A token a turn: six are inherited, three of them of an agent that the heir lacks."""
     source, _ = run(service, job(3, agent("ann"), agent("bob")))
     _, ended = run(service, fork(9, source, agent("ann"), until=[{"answer_tokens": 7}]))
     assert ended["ended_by"] == {"until": 0, "agent": None, "round": 3}
 
 
-def test_answers_of_agents_that_are_not_there_count_where_they_are_answers(service: Service) -> None:
-    """What failed its validation was never said, whoever has it in the record."""
+def test_answers_of_missing_agents_count_as_words_only_if_they_were_valid(service: Service) -> None:
+    """An answer that failed validation was never said, whoever has it in the record."""
     silent = agent("sil", on_failure="skip", validation={"pattern": "zzz", "retries": 0, "constrain": "off"})
     source, _ = run(service, job(3, agent("ann"), silent))
     _, ended = run(service, fork(9, source, agent("ann"), until=[{"answer_tokens": 5}]))
     assert ended["ended_by"] == {"until": 0, "agent": None, "round": 4}
 
 
-def test_a_new_agent_is_there_where_a_former_one_was_cut(service: Service) -> None:
-    """What the heir begins before may be a turn of an agent that its source had lost already."""
+def test_a_new_agent_is_present_at_a_fork_point_of_an_agent_that_left(service: Service) -> None:
+    """The heir may begin before a turn of an agent that its source had already lost."""
     source, _ = run(service, job(3, agent("ann"), agent("old")))
     second, _ = run(service, fork(4, source, agent("ann"), agent("bob")))
     cut = {"before": {"agent": "old", "round": 1}}
@@ -96,8 +96,8 @@ def test_a_new_agent_is_there_where_a_former_one_was_cut(service: Service) -> No
     assert min(number for name, number in own(third) if name == "new") == 1
 
 
-def test_what_has_lost_its_inheritance_passes_none_on(tmp_path: Path, free_ports: Ports) -> None:
-    """An owner has deleted what another's job began with: what is left of that one is no beginning."""
+def test_a_conversation_that_lost_its_inheritance_cannot_be_forked(tmp_path: Path, free_ports: Ports) -> None:
+    """An owner has deleted the source of another's job: the rest of that job is no beginning."""
     keys = [{"name": name, "key": f"{name}-{'k' * 20}", "scopes": ["admin"] if name == "root" else ["read", "submit"]}
             for name in ("alice", "root")]  # fmt: skip
     with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1))}, {"keys": keys}) as service:
@@ -118,8 +118,8 @@ def test_what_has_lost_its_inheritance_passes_none_on(tmp_path: Path, free_ports
         assert [each["messages"] for each in told] == [None]
 
 
-def test_who_was_named_is_whoever_spoke(tmp_path: Path, free_ports: Ports) -> None:
-    """The leader's words would name another one in the heir, who has an id that stands in them."""
+def test_the_named_speaker_is_the_one_that_spoke(tmp_path: Path, free_ports: Ports) -> None:
+    """In the heir the leader's words would name another agent, whose id they contain."""
     script = tmp_path / "script.json"
     script.write_text('[{"content": "bob next"}, {"content": "Hello."}, {"content": "end"}]')
     model = scripted_model(free_ports(1), slots=1, script=str(script))
@@ -133,7 +133,7 @@ def test_who_was_named_is_whoever_spoke(tmp_path: Path, free_ports: Ports) -> No
         assert own(forked) == {("host", 1)}
 
 
-def test_a_new_agent_is_there_from_the_first_round_that_is_not_whole(tmp_path: Path, free_ports: Ports) -> None:
+def test_a_new_agent_joins_in_the_first_incomplete_round(tmp_path: Path, free_ports: Ports) -> None:
     """In free mode one agent may be far ahead of another when a condition ends the conversation."""
     script = tmp_path / "script.json"
     script.write_text('[{"content": "on"}, {"content": "on"}, {"content": "on"}, {"content": "stop"}]')
@@ -145,8 +145,8 @@ def test_a_new_agent_is_there_from_the_first_round_that_is_not_whole(tmp_path: P
     assert own(forked) == {(name, number) for name in ("bob", "new") for number in range(2)}
 
 
-def test_an_heir_that_begins_with_its_caller_is_running(service: Service) -> None:
-    """As every conversation whose first turn is awaited, and it says when it began."""
+def test_an_heir_that_begins_with_a_callers_turn_is_running(service: Service) -> None:
+    """Like every conversation whose first turn is awaited; its start time is set."""
     caller = {"id": "eve", "by": "caller"}
     first = service.post_job(job(1, caller, agent("ann", speak_after_within_round=["eve"])))
     place = f"/v1/jobs/{first}/conversations/c/turns/eve/0"
@@ -159,7 +159,7 @@ def test_an_heir_that_begins_with_its_caller_is_running(service: Service) -> Non
     assert service.wait_ended(second)["started_at"] is not None
 
 
-def test_what_heirs_take_over_is_bounded(service: Service) -> None:
+def test_the_inheritance_of_a_job_is_bounded(service: Service) -> None:
     """A small body may name a long prompt many times, and each conversation is stored with its own."""
     source, _ = run(service, job(1, agent("ann")) | {"conversations": [{"id": "c", "prompt": "x" * 30_000}]})
     talks = [{**heir(source), "id": f"c{number}"} for number in range(4)]
@@ -179,15 +179,15 @@ def test_what_heirs_take_over_is_bounded(service: Service) -> None:
         ({"job": "j", "conversation": "c", "round": 1}, "conversations[0].from.round", "did you mean 'rounds'"),
     ],
 )
-def test_a_source_that_none_can_be_is_refused(service: Service, given: Document, path: str, message: str) -> None:
-    """Before a database is asked for it."""
+def test_a_malformed_source_is_refused(service: Service, given: Document, path: str, message: str) -> None:
+    """Before the database is read."""
     refused = service.http.post("/v1/jobs", json=job(2, agent("ann")) | {"conversations": [{"from": given}]})
     assert [fault["path"] for fault in refused.json()["errors"]] == [path]
     assert message in refused.text
 
 
-def test_a_key_that_may_not_read_begins_with_nothing(tmp_path: Path, free_ports: Ports) -> None:
-    """Not even with what it has posted: it would be told the words by its engine."""
+def test_a_key_without_the_scope_to_read_cannot_fork(tmp_path: Path, free_ports: Ports) -> None:
+    """Not even its own job: its engine would show it the words."""
     scopes = {"blind": ["submit"], "seeing": ["read", "submit"]}
     keys = [{"name": name, "key": f"{name}-{'k' * 20}", "scopes": scopes[name]} for name in scopes]
     model = scripted_model(free_ports(1))
@@ -198,7 +198,7 @@ def test_a_key_that_may_not_read_begins_with_nothing(tmp_path: Path, free_ports:
             assert service.http.post("/v1/jobs", json=fork(2, source, agent("ann"))).status_code == expected
 
 
-def test_said_is_what_a_fork_of_a_fork_has(service: Service) -> None:
+def test_the_said_variable_of_a_fork_of_a_fork_has_all_words(service: Service) -> None:
     """Each generation with the words of all before it."""
     both = (agent("ann"), agent("bob"))
     source, first = run(service, job(1, *both))

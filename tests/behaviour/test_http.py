@@ -62,7 +62,7 @@ def test_a_job_is_accepted_run_and_read(service: Service) -> None:
     assert [json.loads(line) for line in lines] == result["conversations"]
 
 
-def test_nobody_reads_what_it_may_not(service: Service) -> None:
+def test_no_agent_reads_hidden_words(service: Service) -> None:
     """visible_to, speak_after_within_round and the independence of conversations, in every prompt that was sent."""
     job = debate(conversations=4, rounds=3)
     for agent, mark in zip(job["agents"], "xyz", strict=True):
@@ -174,7 +174,7 @@ def test_an_unknown_job_is_404(service: Service, path: str) -> None:
     problem(service.http.get(path), 404, "job_not_found")
 
 
-def test_other_unknown_things_are_404(service: Service) -> None:
+def test_unknown_things_of_other_kinds_are_404(service: Service) -> None:
     """A conversation, a worker, a path, a method."""
     job_id = service.post_job(debate())
     problem(service.http.get(f"/v1/jobs/{job_id}/conversations/none"), 404, "conversation_not_found")
@@ -192,8 +192,8 @@ def test_a_bad_parameter_is_400(service: Service, query: str) -> None:
     problem(service.http.get(f"/v1/jobs?{query}"), 400, "invalid_parameter")
 
 
-def test_a_bad_parameter_is_named_with_what_it_may_be(service: Service) -> None:
-    """In the same words as what is wrong with a configuration or a job."""
+def test_a_bad_parameter_is_named_with_its_allowed_values(service: Service) -> None:
+    """In the same words as faults of a configuration or a job."""
     told = problem(service.http.get("/v1/jobs?limit=0"), 400, "invalid_parameter")
     assert told["errors"] == [{"path": "query.limit", "message": "must be at least 1, not '0'"}]
 
@@ -216,7 +216,7 @@ def test_jobs_are_listed_newest_first_in_pages(service: Service) -> None:
 
 
 def test_a_running_job_shows_its_partial_text_and_has_no_result(service: Service) -> None:
-    """The transcript so far holds what turns in flight have said."""
+    """The transcript so far has the text of turns in flight."""
     job_id = service.post_job(debate(model="slow"))
     shown: list[Document] = []
 
@@ -245,7 +245,7 @@ def test_a_running_job_shows_its_partial_text_and_has_no_result(service: Service
 
 
 def test_a_deleted_job_is_gone(service: Service) -> None:
-    """DELETE releases all that is stored; later look-ups are 404."""
+    """DELETE removes all stored data; later look-ups are 404."""
     job_id = service.post_job(debate())
     service.wait_ended(job_id)
     assert service.http.delete(f"/v1/jobs/{job_id}").status_code == 204
@@ -253,7 +253,7 @@ def test_a_deleted_job_is_gone(service: Service) -> None:
     problem(service.http.delete(f"/v1/jobs/{job_id}"), 404, "job_not_found")
 
 
-def test_a_job_that_must_not_wait_is_refused_when_it_would(service: Service) -> None:
+def test_a_job_that_must_not_wait_is_refused_if_it_would(service: Service) -> None:
     """queue=false: 429 and nothing stored, unless every first turn can start at once."""
     wait_for(lambda: service.get("/v1/workers/slow-0")["slots"]["in_use"] == 0, "the slots are free")
     count = len(service.get("/v1/jobs?limit=1000")["jobs"])
@@ -278,7 +278,7 @@ def test_a_job_that_must_not_wait_is_refused_when_it_would(service: Service) -> 
     service.wait_ended(accepted)
 
 
-def test_events_tell_a_job_from_its_start_to_its_end(service: Service) -> None:
+def test_events_cover_a_job_from_its_start_to_its_end(service: Service) -> None:
     """job, conversation, turn with its state, and end; numbered without a gap."""
     job_id = service.post_job(debate())
     events = [event for event in read_events(service, job_id) if event[1] != "progress"]
@@ -295,7 +295,7 @@ def test_events_tell_a_job_from_its_start_to_its_end(service: Service) -> None:
         assert states == ["ready", "in_flight", "completed"]
 
 
-def test_events_go_on_after_the_last_that_was_read(service: Service) -> None:
+def test_events_continue_after_the_last_read_one(service: Service) -> None:
     """Last-Event-ID: neither a gap nor a double, also when the job has ended."""
     job_id = service.post_job(debate(rounds=2))
     service.wait_ended(job_id)
@@ -344,10 +344,8 @@ def test_workers_and_their_logs_are_shown(service: Service) -> None:
 
 
 @pytest.mark.system
-def test_keys_are_asked_for_on_every_path_but_those_without_words(
-    tmp_path: Path, free_ports: Callable[[int], int]
-) -> None:
-    """With api_keys set every path needs a key but /healthz, the dashboard's files, and /readyz, which is bare then."""
+def test_every_path_but_the_public_ones_needs_a_key(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """With api_keys set, exempt are only /healthz, the dashboard's files, and a bare /readyz."""
     models = {"m": scripted_model(free_ports(1))}
     with serving(tmp_path, free_ports(1), models, {"api_keys": ["one", "two"]}) as service:
         del service.http.headers["Authorization"]
@@ -376,8 +374,8 @@ def test_health_may_be_asked_for_without_a_body(service: Service) -> None:
         assert (answer.status_code, answer.content) == (200, b"")
 
 
-def test_a_job_is_given_back_as_it_was_posted(service: Service) -> None:
-    """Whole, without conversations, or with those in a state alone; so it can be posted again."""
+def test_a_job_is_returned_as_it_was_posted(service: Service) -> None:
+    """Whole, without conversations, or with those of one state; so it can be posted again."""
     posted = debate(conversations=3)
     job_id = service.post_job(posted)
     service.wait_ended(job_id)

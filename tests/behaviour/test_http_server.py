@@ -1,4 +1,4 @@
-"""A server that rests takes nothing and refuses nobody, and goes on where it was if it is to go on after all."""
+"""A paused server accepts nothing and refuses nothing, and continues where it was if the pause ends."""
 
 import socket
 from collections.abc import Callable
@@ -45,8 +45,8 @@ async def answer(connection: socket.socket, *, within_s: float = LIMIT_S) -> byt
         return b""
 
 
-async def test_a_rest_refuses_nobody_and_can_be_ended(free_ports: Callable[[int], int]) -> None:
-    """What was under way is answered first, what is asked meanwhile waits, and is answered when the rest is over."""
+async def test_a_pause_refuses_no_client_and_can_be_ended(free_ports: Callable[[int], int]) -> None:
+    """Running requests are answered first; new ones wait, and are answered after the pause."""
     port, gate = free_ports(1), anyio.Event()
     with listen("127.0.0.1", port) as listener:
         server = HttpServer(server_config(application(gate), 100), listener)
@@ -73,7 +73,7 @@ async def test_a_rest_refuses_nobody_and_can_be_ended(free_ports: Callable[[int]
 
 
 async def test_connections_are_taken_over_by_another_server(free_ports: Callable[[int], int]) -> None:
-    """Their clients see nothing of it; one that has gone meanwhile is no fault."""
+    """Their clients notice nothing; a client that left meanwhile is no fault."""
     port = free_ports(1)
     with listen("127.0.0.1", port) as listener:
         taken, theirs = listener.accept, asking(port)

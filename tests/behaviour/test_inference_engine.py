@@ -46,10 +46,13 @@ async def say(lanes: InferenceEngine, agent: str, prompt: str = "Who?", **fields
     return await lanes.run(agent, prompt, **{"step": "act", "max_tokens": 9, **fields})
 
 
-async def test_a_game_of_three_agents_on_two_slots_goes_as_it_was_drawn(
+async def test_a_game_of_three_agents_on_two_slots_runs_in_the_fair_order(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """Turns end in a given order; who starts then has waited longest, and knows what was said before it was queued."""
+    """Turns end in a given order.
+
+    The agent that waited longest starts next, and hears what was said before it was queued.
+    """
     chat: list[str] = []
     heard: dict[str, list[list[str]]] = {"A1": [], "A2": [], "A3": []}
     log = tmp_path / "game_logger.jsonl"
@@ -94,7 +97,7 @@ def _started(log: Path, agents: str) -> bool:
 
 @pytest.mark.system
 async def test_five_checkpoints_share_two_lanes(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """More agents than room: each prompt is answered once, by its own checkpoint, and the events tell of it."""
+    """More agents than room: its own checkpoint answers each prompt once, and the events report it."""
     record, log = tmp_path / "asked.jsonl", tmp_path / "events.jsonl"
     flags = {"record": str(record), "echo": r"PROMPT-\w+"}
     game = engine(free_ports(2), flags=flags, event_log=log, system="SYSTEM")
@@ -122,8 +125,8 @@ async def test_five_checkpoints_share_two_lanes(tmp_path: Path, free_ports: Call
     assert all(event["tokens_out"] == 1 and event["latency_ms"] > 0 for event in done)
 
 
-async def test_what_is_wrong_is_told_at_once(free_ports: Callable[[int], int], tmp_path: Path) -> None:
-    """An agent that is not known, one twice, a lane that is none, a step that is none, and a call after the end."""
+async def test_invalid_calls_are_refused_at_once(free_ports: Callable[[int], int], tmp_path: Path) -> None:
+    """An unknown agent, a duplicate, an invalid lane or step, and a call after the end."""
     inventory = tmp_path / "gpus.yaml"
     inventory.write_text("devices: [{index: 0, uuid: GPU-0, name: T4}, {index: 1, uuid: GPU-0, name: T4}]")
     with pytest.raises(ConfigError, match=r"devices\[1\].uuid: GPU-0 is that of devices\[0\]"):
@@ -170,7 +173,7 @@ async def test_steps_show_and_hide_what_they_should(tmp_path: Path, free_ports: 
         assert await say(game, "a", step="act") == ""
 
 
-async def test_agents_of_one_checkpoint_sample_as_each_is_told(
+async def test_agents_of_one_checkpoint_sample_with_their_own_parameters(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
     """One cool and one wild agent: a run's parameters stand over its agent's, and those over the engine's."""
@@ -217,7 +220,7 @@ async def test_a_prompt_begins_alike_in_all_iterations_of_tools(
 
 
 @pytest.mark.parametrize("emulates", [True, False])
-async def test_an_answer_comes_no_sooner_than_its_engine_would_bring_it(
+async def test_an_answer_comes_no_sooner_than_the_emulated_latency(
     tmp_path: Path, free_ports: Callable[[int], int], *, emulates: bool
 ) -> None:
     """A step of 16 tokens takes 16 x 20 ms, and an answer of three tokens has one; else it comes as it comes.
@@ -252,7 +255,7 @@ def _is_early(done: dict[str, Any]) -> bool:
 
 
 async def test_a_run_has_until_its_deadline(free_ports: Callable[[int], int]) -> None:
-    """And is told what it waited for."""
+    """The error names what it waited for."""
     async with asyncio.timeout(LIMIT), engine(free_ports(1), count=1, flags={"exit-at-once": 3}) as game:
         await game.register_agent(agent_id="a", model_ckpt="m")
         with pytest.raises(InferenceFailed, match=r"no answer within 0\.5 s; m: lane-0 is") as failed:
@@ -260,10 +263,10 @@ async def test_a_run_has_until_its_deadline(free_ports: Callable[[int], int]) ->
         assert failed.value.reason == "deadline"
 
 
-async def test_a_defect_is_told_to_those_who_wait(
+async def test_a_defect_fails_the_waiting_runs(
     free_ports: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for what has ended: neither a run that waits, nor one that comes later."""
+    """No caller waits for an engine that has ended: neither a waiting run nor a later one."""
     real = Placement.decide
 
     def fail(self: Placement, lanes: Any, models: Any, now: float) -> Any:  # noqa: ANN401 - as it is
@@ -279,8 +282,8 @@ async def test_a_defect_is_told_to_those_who_wait(
                 await say(game, "a")
 
 
-async def test_an_agent_stays_where_its_cache_is(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """It has moved for a run that was in its way; its pin's lane, which is free again, has nothing for it."""
+async def test_an_agent_stays_on_the_lane_of_its_cache(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """It moved because another run was in its way; its pinned lane, free again, has no cache for it."""
     log = tmp_path / "events.jsonl"
     game = engine(free_ports(2), flags={"hold": r"HOLD=(\S+?)!"}, event_log=log)
     async with asyncio.timeout(LIMIT), game:
@@ -301,8 +304,8 @@ async def test_an_agent_stays_where_its_cache_is(tmp_path: Path, free_ports: Cal
     assert lanes["a"] != lanes["b"]
 
 
-async def test_only_those_who_work_on_a_lane_lose_it(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Of one checkpoint on two lanes: an agent that answers on the other is well, and is told nothing."""
+async def test_only_agents_that_work_on_a_lane_lose_it(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Of one checkpoint on two lanes: an agent that answers on the other is well, and gets no notice."""
     game = engine(free_ports(2), flags={"hold": r"HOLD=(\S+?)!", "echo": r"SAY=\w+"})
     told: list[dict[str, Any]] = []
     async with asyncio.timeout(LIMIT), game:
@@ -378,7 +381,7 @@ def is_engine(pid: int) -> bool:
 
 @pytest.mark.system
 async def test_a_prompt_that_kills_every_engine_is_given_up(free_ports: Callable[[int], int]) -> None:
-    """Its caller is told why, and the others' runs go on."""
+    """Its caller gets the reason, and the others' runs go on."""
     game = engine(free_ports(2), flags={"die-on": "DEADLY"})
     async with asyncio.timeout(2 * LIMIT), game:
         for name in "ab":

@@ -1,7 +1,8 @@
-"""``InferenceEngine``: what agents are told of time, of markup and of their lane, and which names mean a checkpoint."""
+"""``InferenceEngine``: what agents learn of time, markup and their lane, and which names mean a checkpoint."""
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -55,10 +56,10 @@ def beginnings(record: Path, prompt: str) -> list[str]:
     return [messages[0]["content"] for messages in asked if prompt in json.dumps(messages)]
 
 
-async def test_an_agent_is_told_the_time_of_its_run(
+async def test_a_prompt_has_the_time_of_its_run(
     tmp_path: Path, free_ports: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A game goes on for days; the time of the constructor would be told in each of its prompts."""
+    """A game goes on for days; the time of the constructor would be in each of its prompts."""
     for module in (inference_engine, request_runner):
         monkeypatch.setattr(module, "datetime", _Days, raising=False)
     monkeypatch.setattr(_Days, "passed", timedelta())
@@ -78,10 +79,10 @@ async def test_an_agent_is_told_the_time_of_its_run(
 
 
 @pytest.mark.parametrize(("bios", "is_told"), [(True, True), (None, False), (False, False)])
-async def test_a_model_is_told_the_markup_where_its_author_wants_it(
+async def test_a_model_learns_the_markup_if_its_author_wants_it(
     tmp_path: Path, free_ports: Callable[[int], int], *, bios: bool | None, is_told: bool
 ) -> None:
-    """Without tools too: nobody else tells it what ``<answer>`` and ``<wait/>`` mean."""
+    """Without tools too: nothing else explains ``<answer>`` and ``<wait/>``."""
     record = tmp_path / "record"
     flags = {"record": str(record)}
     async with asyncio.timeout(LIMIT), engine(free_ports(1), flags=flags, system="A town.", bios=bios) as game:
@@ -92,8 +93,8 @@ async def test_a_model_is_told_the_markup_where_its_author_wants_it(
     assert "A town." in beginning
 
 
-async def test_an_agent_is_told_when_its_lane_is_back(free_ports: Callable[[int], int]) -> None:
-    """Each that was told of its loss, by its name: a game has no table of lanes and agents."""
+async def test_an_agent_is_notified_when_its_lane_is_back(free_ports: Callable[[int], int]) -> None:
+    """Each agent that was notified of the loss, by its name: a game has no table of lanes and agents."""
     told: list[dict[str, Any]] = []
     game = engine(free_ports(1))
     async with asyncio.timeout(LIMIT), game:
@@ -123,13 +124,35 @@ async def test_an_agent_is_told_when_its_lane_is_back(free_ports: Callable[[int]
 
 
 @pytest.mark.parametrize("name", ["no/such", "./no/such", "roundhouse:enormous", "hf:not-a-repository"])
-async def test_a_checkpoint_that_cannot_be_had_is_told_as_an_agent_is_registered(
-    free_ports: Callable[[int], int], name: str
-) -> None:
+async def test_a_missing_checkpoint_is_refused_at_registration(free_ports: Callable[[int], int], name: str) -> None:
     """The run would wait for ever while its engine ends at each start."""
     game = InferenceEngine(engine="embedded", max_agents_per_gpu=1, ports=(port := free_ports(1), port))
     async with asyncio.timeout(LIMIT), game:
         with pytest.raises((InvalidSpec, ModelUnavailable), match=name.rpartition("/")[2]):
+            await game.register_agent(agent_id="a", model_ckpt=name)
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "told"),
+    [
+        ("embedded", "", "without a name"),
+        ("embedded", ".", "is no GGUF file"),
+        ("embedded", "page.gguf", "is no GGUF file"),
+        ("vllm", "page.gguf", "is no folder of a checkpoint"),
+    ],
+)
+async def test_a_checkpoint_that_no_engine_loads_is_refused_at_registration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_ports: Callable[[int], int], engine: str, name: str, told: str
+) -> None:
+    """Like a missing one."""
+    (tmp_path / "page.gguf").write_text("<!doctype html>")
+    (tmp_path / "vllm").write_text("#!/bin/sh\n")
+    (tmp_path / "vllm").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    game = InferenceEngine(engine=engine, max_agents_per_gpu=1, ports=(port := free_ports(1), port))
+    async with asyncio.timeout(LIMIT), game:
+        with pytest.raises(InvalidSpec, match=told):
             await game.register_agent(agent_id="a", model_ckpt=name)
 
 

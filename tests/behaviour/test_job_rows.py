@@ -51,7 +51,7 @@ def test_rows_are_run_submitted_and_posted(tmp_path: Path, free_ports: Callable[
 
 
 @pytest.mark.system
-def test_what_is_wrong_with_a_row_is_told_with_its_line(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+def test_a_fault_of_a_row_is_reported_with_its_line(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Of its file by its reader, of its meaning by the judge of jobs."""
     config = {"server": {"state_dir": "state"}, "models": {"m": scripted_model(free_ports(1))}}
     (tmp_path / "roundhouse.yaml").write_text(yaml.safe_dump(config))
@@ -64,7 +64,8 @@ def test_what_is_wrong_with_a_row_is_told_with_its_line(tmp_path: Path, free_por
     assert (done.returncode, "rows.jsonl:3: conversations[2].id: 'ann' is the id of" in done.stderr) == (2, True)
 
 
-def test_submit_tells_the_lines_that_run_tells(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+@pytest.mark.system
+def test_submit_reports_the_lines_that_run_reports(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Of what the service alone knows to be wrong too."""
     talks = "conversations:\n- {prompt: Go}\n- prompt: Go\n  bogus: 1\n"
     text = f"agents:\n- {{id: a, model: m}}\n{talks}until:\n- {{agent: b, says: [x]}}\n"

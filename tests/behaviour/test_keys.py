@@ -155,7 +155,7 @@ def test_idempotency_keys_are_a_keys_own(service: Service) -> None:
     assert "'once'" in other.json()["detail"]
 
 
-def test_a_key_gives_no_higher_priority_than_it_may(service: Service) -> None:
+def test_a_key_gives_no_higher_priority_than_allowed(service: Service) -> None:
     """0 by default; ``api_keys`` are not bounded."""
     refused = post(service, "alice", priority=1)
     assert (refused.status_code, refused.json()["errors"][0]["path"]) == (422, "priority")
@@ -163,8 +163,8 @@ def test_a_key_gives_no_higher_priority_than_it_may(service: Service) -> None:
         assert post(service, name, priority=priority).status_code == 202
 
 
-def test_a_turn_is_spoken_by_whoever_may_see_its_job(service: Service) -> None:
-    """With the scope to bring work; to others neither the job nor its turn is there, and no list tells of it."""
+def test_only_a_key_that_may_see_a_job_speaks_its_turns(service: Service) -> None:
+    """It also needs the scope to submit; for other keys neither the job nor its turn exists, and no list shows it."""
     agents = [{"id": "guest", "by": "caller"}, {"id": "a", "model": "m", "speak_after_within_round": ["guest"]}]
     posted = post(service, "alice", agents=agents).json()
     path = f"/v1/jobs/{posted['id']}/conversations/c/turns/guest/0"
@@ -180,8 +180,8 @@ def test_a_turn_is_spoken_by_whoever_may_see_its_job(service: Service) -> None:
     assert service.http.delete(f"/v1/jobs/{posted['id']}", headers=as_("alice")).status_code == 204
 
 
-def test_no_name_of_anothers_job_is_told(service: Service, tmp_path: Path) -> None:
-    """Snapshots count everybody's turns, and name those of one's own; who has admin sees all."""
+def test_no_name_of_another_keys_job_is_shown(service: Service, tmp_path: Path) -> None:
+    """Snapshots count all turns, and name only the key's own; admin sees all."""
     jobs = [post(service, "alice", f"{tmp_path}/go", model="held", name="secret plan").json()["id"] for _ in range(2)]
     wait_for(lambda: service.get("/v1/status")["pools"]["in_flight"] == 1, "one runs")
     for name, is_named in (("alice", True), ("root", True), ("bob", False), ("viewer", False)):
@@ -198,8 +198,8 @@ def test_no_name_of_anothers_job_is_told(service: Service, tmp_path: Path) -> No
         assert service.wait_ended(job)["state"] == "completed"
 
 
-def test_a_key_submits_no_more_often_than_it_may(service: Service) -> None:
-    """One at least may come at once; looking is not counted, nor is what another key does."""
+def test_a_key_submits_no_more_often_than_its_rate(service: Service) -> None:
+    """One job at least may come at once; reads are not counted, nor is another key's work."""
     assert post(service, "slow").status_code == 202
     refused = post(service, "slow")
     assert (refused.status_code, refused.json()["code"]) == (429, "too_many_requests")
@@ -208,8 +208,8 @@ def test_a_key_submits_no_more_often_than_it_may(service: Service) -> None:
     assert post(service, "alice").status_code == 202
 
 
-def test_no_more_of_a_key_waits_than_may(service: Service, tmp_path: Path) -> None:
-    """Turns that have ended or are on slots are not counted; what can never be accepted is a fault of the job."""
+def test_no_more_turns_of_a_key_wait_than_allowed(service: Service, tmp_path: Path) -> None:
+    """Turns that have ended or are on slots are not counted; a job that can never be accepted is faulty."""
     go = f"{tmp_path}/go"
 
     def conversations(count: int) -> list[dict[str, str]]:
@@ -243,8 +243,8 @@ def read_usage(service: Service, name: str, **query: str) -> list[dict[str, obje
     return list(answer.json()["usage"])
 
 
-def test_what_each_key_has_used_is_told(service: Service) -> None:
-    """By job, also when that is gone; an answer that is not valid is wasted, and what is another's is not told."""
+def test_the_usage_of_each_key_is_reported(service: Service) -> None:
+    """By job, also after its deletion; an invalid answer counts as wasted, and other keys' usage is hidden."""
     validation = {"pattern": "never this", "retries": 1, "constrain": "off"}
     agents = [{"id": "a", "model": "m"}, {"id": "b", "model": "m", "validation": validation}]
     mine = post(service, "alice", agents=agents).json()["id"]
@@ -272,8 +272,8 @@ def test_what_each_key_has_used_is_told(service: Service) -> None:
         assert service.http.get(f"/v1/usage?{query}", headers=as_("root")).status_code == 400, query
 
 
-def test_keys_that_wait_are_served_by_their_shares(service: Service, tmp_path: Path) -> None:
-    """Whoever came first, and however much of it waits."""
+def test_waiting_keys_are_served_by_their_shares(service: Service, tmp_path: Path) -> None:
+    """Whichever came first, and however much of it waits."""
     go = f"{tmp_path}/go"
     first = post(service, "heavy", go, model="held").json()["id"]
     wait_for(lambda: service.get("/v1/status")["pools"]["in_flight"] == 1, "the slot is taken")
@@ -292,7 +292,7 @@ def test_keys_that_wait_are_served_by_their_shares(service: Service, tmp_path: P
 
 
 def test_a_conversation_begins_with_what_its_key_may_read(service: Service) -> None:
-    """Another key's job is not there; admin may fork it, and loses what its owner deletes."""
+    """Another key's job does not exist for it; admin may fork it, and loses what its owner deletes."""
     source = post(service, "alice", name="secret plan").json()["id"]
     service.wait_ended(source)
     heirs = [{"id": "c", "from": {"job": source, "conversation": "c"}}]

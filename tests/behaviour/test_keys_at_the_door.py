@@ -1,4 +1,4 @@
-"""Keys at the front door: who may ask what there, by whichever header, and what it is counted for."""
+"""Keys at the front door: each key's rights, the headers that carry it, and its counted work."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -73,7 +73,7 @@ def test_stock_clients_bring_their_keys(service: Service, clients: dict[str, ope
     assert answer.status_code == 200
 
 
-def test_a_key_that_reads_asks_nothing(clients: dict[str, openai.OpenAI]) -> None:
+def test_a_key_that_may_only_read_asks_no_engine(clients: dict[str, openai.OpenAI]) -> None:
     """It sees what there is to be asked."""
     client = clients["viewer"]
     assert [model.id for model in client.models.list().data] == ["m"]
@@ -105,7 +105,7 @@ def test_one_key_counts_and_two_of_a_kind_are_refused(
         assert answer.json()["error"]["type"] in {"invalid_request_error", "authentication_error", "permission_error"}
 
 
-def test_what_takes_no_slot_counts_for_the_rate(service: Service) -> None:
+def test_requests_without_a_slot_count_for_the_rate(service: Service) -> None:
     """And needs the scope of all that asks an engine."""
 
     def count(name: str) -> httpx.Response:
@@ -119,7 +119,7 @@ def test_what_takes_no_slot_counts_for_the_rate(service: Service) -> None:
 
 
 def test_priority_is_bounded_by_the_key(clients: dict[str, openai.OpenAI]) -> None:
-    """What is above is refused, and not cut down in silence."""
+    """A higher one is refused, not lowered in silence."""
     for name, most in (("alice", 0), ("bob", 5)):
         chat = clients[name].chat.completions
         headers = {"X-Roundhouse-Priority": str(most)}
@@ -129,7 +129,9 @@ def test_priority_is_bounded_by_the_key(clients: dict[str, openai.OpenAI]) -> No
             chat.create(model="m", messages=SAID, extra_headers=headers)  # type: ignore[arg-type]
 
 
-def test_so_many_of_a_key_wait_and_no_more(service: Service, clients: dict[str, openai.OpenAI], tmp_path: Path) -> None:
+def test_waiting_requests_of_a_key_are_bounded(
+    service: Service, clients: dict[str, openai.OpenAI], tmp_path: Path
+) -> None:
     """Its requests count with its turns; the keys of others do not."""
     held = [{"role": "user", "content": f"file={tmp_path}/go "}]
 

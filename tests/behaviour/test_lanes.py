@@ -71,8 +71,8 @@ def test_every_model_gets_its_turns_and_no_turn_is_ended_for_another(
 
 
 @pytest.mark.system
-def test_a_running_turn_is_waited_for(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """One lane: the turn that has it speaks to its end while another model's turn waits, and says for what."""
+def test_a_running_turn_keeps_its_lane(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """One lane: its turn speaks to the end while another model's turn waits, and shows for what."""
     models = {"slow": placed(tokens=40, interval=0.02), "other": placed()}
     with serving(tmp_path, free_ports(1), models, gpus=lanes_at(free_ports(1), 1)) as service:
         first = service.post_job(talk(["slow"], name="first", rounds=1, talks=1))
@@ -87,7 +87,7 @@ def test_a_running_turn_is_waited_for(tmp_path: Path, free_ports: Callable[[int]
 
 
 @pytest.mark.system
-def test_what_is_pinned_stays_and_what_is_idle_leaves(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+def test_a_pinned_model_stays_and_an_idle_one_leaves(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """One load of what is pinned; the other lane is empty when its model's time is over."""
     models = {"house": {**placed(), "pin": True}, "a": {**placed(), "keep_s": 0.3}, "b": placed()}
     with serving(tmp_path, free_ports(1), models, gpus=lanes_at(free_ports(2))) as service:
@@ -136,7 +136,7 @@ def test_a_model_that_cannot_start_waits_for_no_lane_that_is_pinned(
 
 
 @pytest.mark.system
-def test_a_lane_that_an_operator_drains_is_left_alone(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+def test_a_lane_that_an_operator_drains_stays_empty(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Its model goes to the other lane, and takes turns with the one there."""
     models = {name: placed() for name in "ab"}
     with serving(tmp_path, free_ports(1), models, gpus=lanes_at(free_ports(2))) as service:
@@ -148,7 +148,7 @@ def test_a_lane_that_an_operator_drains_is_left_alone(tmp_path: Path, free_ports
         assert {turn["worker"] for turn in turns_of(service, job)} == {"lane-0", "lane-1"} - {held}
 
 
-def test_a_job_that_will_not_wait_is_refused_where_its_model_is_not_there(
+def test_a_job_that_will_not_wait_is_refused_while_its_model_is_not_loaded(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
     """A model that is not loaded has no free slot."""

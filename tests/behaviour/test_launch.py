@@ -21,7 +21,7 @@ import json, os, signal, sys
 import httpx
 headers = {"Authorization": "Bearer " + os.environ["KEY"], "X-Session-Id": os.environ["SESSION"]}
 body = {"model": os.environ["MODEL"], "messages": [{"role": "user", "content": "SAY:agent"}]}
-answer = httpx.post(os.environ["URL"] + "/v1/chat/completions", json=body, headers=headers, trust_env=False)
+answer = httpx.post(os.environ["URL"] + "/v1/chat/completions", json=body, headers=headers)  # by its environment
 print(json.dumps({"answer": answer.json(), "environment": dict(os.environ), "arguments": sys.argv[1:]}), flush=True)
 if "wait" in sys.argv:
     try:
@@ -62,11 +62,14 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
         "XDG_STATE_HOME": str(tmp_path / "users"),
         "OPENAI_API_KEY": "paid",
+        "HTTP_PROXY": "http://127.0.0.1:9",  # where nobody is
+        "http_proxy": "http://127.0.0.1:9",
+        "NO_PROXY": "corp.example",
         "ROUNDHOUSE_API_KEY": KEY,
     }
 
 
-def test_an_agent_speaks_with_the_service_and_its_exit_status_is_the_commands(
+def test_an_agent_talks_to_the_service_and_the_command_exits_with_its_status(
     service: Service, environment: dict[str, str], tmp_path: Path
 ) -> None:
     """It gets the row's environment without a provider's key, and files that only its owner reads."""
@@ -88,10 +91,10 @@ def test_an_agent_speaks_with_the_service_and_its_exit_status_is_the_commands(
 
 
 @pytest.mark.parametrize(("asks", "is_missing"), [("/v1/messages", True), ("/v1/chat/completions", False)])
-def test_an_engine_without_the_agents_path_is_said_before_the_start(
+def test_an_engine_without_the_agents_path_is_reported_before_the_start(
     service: Service, environment: dict[str, str], tmp_path: Path, asks: str, *, is_missing: bool
 ) -> None:
-    """The agent would tell its person that the model is unknown."""
+    """The agent would report an unknown model to its user."""
     table = tmp_path / "config" / "roundhouse" / "agents.yaml"
     rows = yaml.safe_load(table.read_text())
     rows["agents"]["mine"]["asks"] = asks
@@ -114,7 +117,7 @@ def test_print_shows_all_of_it_and_starts_nothing(
     assert not (tmp_path / "users").exists()
 
 
-def test_ctrl_c_is_the_agents(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
+def test_ctrl_c_goes_to_the_agent(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
     """It ends, or does not, as it does without us; then the command ends with its status."""
     command = [ROUNDHOUSE, "launch", "mine", "--url", service.url, "--", "wait"]
     with Terminal(command, tmp_path, **environment) as terminal:
@@ -136,11 +139,14 @@ def test_what_ends_the_command_ends_the_agent(service: Service, environment: dic
         wait_for(lambda: not agent.is_running(), "the agent has ended")
 
 
-def test_what_cannot_be_started_is_said(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
-    """How one gets the program, and where a row goes."""
+@pytest.mark.system
+def test_a_program_that_cannot_be_started_is_reported(
+    service: Service, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """The message says how to get it, or which row to change."""
     absent = run_command("launch", "absent", "--url", service.url, folder=tmp_path, **environment)
     assert (absent.returncode, "no-such-agent is not on the path: get it" in absent.stderr) == (2, True)
     nobody = run_command("launch", "nobody", "--url", service.url, folder=tmp_path, **environment)
-    assert (nobody.returncode, "agents.yaml takes a row of yours" in nobody.stderr) == (2, True)
+    assert (nobody.returncode, "; add your own to " in nobody.stderr) == (2, True)
     listed = run_command("launch", folder=tmp_path, **environment).stdout
     assert all(name in listed for name in ("claude", "codex", "opencode", "aider", "pi", "mine", "absent"))

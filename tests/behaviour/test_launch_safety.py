@@ -1,4 +1,7 @@
-"""What ``launch`` and ``chat`` take from a service and from a folder: no commands, and nobody else gets the key."""
+"""The limits of what ``launch`` and ``chat`` take from a service and from a folder.
+
+No commands, and the key goes to no other program.
+"""
 
 import json
 import os
@@ -106,7 +109,7 @@ def naming(*names: str) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
-def test_a_model_whose_name_is_none_starts_no_agent(tmp_path: Path, person: dict[str, str], name: str) -> None:
+def test_a_model_with_an_invalid_name_starts_no_agent(tmp_path: Path, person: dict[str, str], name: str) -> None:
     """A service names its models, and an agent's settings hold commands: nothing is written, nothing is started."""
     with naming(name) as service:
         done = run_command("launch", "claude", "--url", service.url, folder=tmp_path, **person)
@@ -118,7 +121,7 @@ def test_a_model_whose_name_is_none_starts_no_agent(tmp_path: Path, person: dict
 
 @pytest.mark.system
 @pytest.mark.parametrize("agent", AGENTS)
-def test_names_are_looked_at_for_every_agent(tmp_path: Path, person: dict[str, str], agent: str) -> None:
+def test_names_are_checked_for_every_agent(tmp_path: Path, person: dict[str, str], agent: str) -> None:
     """In one place, so that a person's own rows have it too; what models are called is taken."""
     with naming(HOSTILE["toml"]) as service:
         done = run_command("launch", agent, "--url", service.url, folder=tmp_path, **person)
@@ -129,7 +132,7 @@ def test_names_are_looked_at_for_every_agent(tmp_path: Path, person: dict[str, s
     assert (taken.returncode, (tmp_path / "started").exists()) == (0, True), taken.stderr
 
 
-def test_a_chat_is_with_no_model_whose_name_is_none(tmp_path: Path, person: dict[str, str]) -> None:
+def test_a_chat_with_an_invalid_model_name_is_refused(tmp_path: Path, person: dict[str, str]) -> None:
     """The same rule: names go to the terminal, and to whoever goes on with them."""
     with naming(HOSTILE["control"]) as service:
         done = run_command("chat", "--url", service.url, folder=tmp_path, stdin="Hello", **person)
@@ -147,7 +150,10 @@ def test_a_chat_is_with_no_model_whose_name_is_none(tmp_path: Path, person: dict
 def test_another_users_program_at_our_port_gets_no_key(
     tmp_path: Path, person: dict[str, str], arguments: list[str], *, has_file: bool
 ) -> None:
-    """Nobody named it: that it listens where a service of ours might makes it none, and it is said who listens."""
+    """The user did not name it.
+
+    A listener at the usual port is not yet a service of ours, and the message says who listens.
+    """
     seen, program = tmp_path / "seen", tmp_path / "passer_by.py"
     program.write_text(PASSER_BY)
     if has_file:
@@ -196,10 +202,10 @@ def write_config_with_a_command(folder: Path, free_ports: Callable[[int], int]) 
 
 @pytest.mark.system
 @pytest.mark.parametrize("arguments", [["chat"], ["launch", "claude"]])
-def test_a_configuration_of_this_folder_runs_no_command_where_nobody_can_be_asked(
+def test_a_configuration_of_this_folder_runs_no_command_without_a_terminal(
     tmp_path: Path, person: dict[str, str], free_ports: Callable[[int], int], arguments: list[str]
 ) -> None:
-    """A cloned repository may have one: it is named, with what allows it."""
+    """A cloned repository may have one: it is named, with the option that allows it."""
     made = write_config_with_a_command(tmp_path, free_ports)
     done = run_command(*arguments, folder=tmp_path, stdin="Hello", **person)
     assert (done.returncode, made.exists()) == (2, False), done
@@ -214,7 +220,7 @@ def test_a_configuration_of_this_folder_runs_no_command_where_nobody_can_be_aske
 def test_a_person_is_asked_once_before_commands_of_this_folder_run(
     tmp_path: Path, person: dict[str, str], free_ports: Callable[[int], int], words: str
 ) -> None:
-    """Whoever says no has run nothing; whoever says yes is asked again only when the file has changed."""
+    """No means that nothing runs; yes holds until the file changes."""
     made = write_config_with_a_command(tmp_path, free_ports)
     command = [ROUNDHOUSE, *words.split()]
     with Terminal(command, tmp_path, **person) as terminal:

@@ -174,10 +174,10 @@ async def test_a_second_server_goes_to_no_lane_of_another_base(
     assert lanes_by_agent(log) == {"clerk": ("lane-1", "GPU-1"), "poet": ("lane-0", "GPU-0")}
 
 
-async def test_an_adapter_that_names_no_base_needs_one_to_be_the_only_one(
+async def test_an_adapter_that_names_no_base_needs_a_single_base(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """Which it is for, nobody can tell otherwise."""
+    """Otherwise its base is unknown."""
     poet = gguf(tmp_path, "poet")
     game = llama(free_ports, lanes=2, inventory=gpus(tmp_path, 2))
     async with asyncio.timeout(LIMIT), game:

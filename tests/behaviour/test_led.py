@@ -69,7 +69,7 @@ def test_every_prompt_extends_the_one_before_and_shows_what_may_be_seen(run: Run
     assert bob[1]["messages"][-1]["content"] == "Talk.\n\nann: I am Ann."
 
 
-def test_an_answer_that_names_nobody_is_asked_for_again(run: Run) -> None:
+def test_an_answer_that_names_no_agent_is_asked_for_again(run: Run) -> None:
     """As one of choices that is not valid, and at last it fails the conversation."""
     transcript, _, asked = run(["ann or bob", "ann", "I am Ann.", "end"])
     assert [attempt["outcome"] for attempt in transcript["turns"][0]["attempts"]] == ["failed", "completed"]
@@ -102,8 +102,8 @@ def test_conditions_hold_in_led_conversations_too(
     assert len(transcript["turns"]) == turns
 
 
-def test_nobody_who_has_left_is_named_again(run: Run) -> None:
-    """The choices are made anew for each turn; with nobody left the conversation fails."""
+def test_no_agent_that_left_is_named_again(run: Run) -> None:
+    """The choices are computed for each turn; without agents the conversation fails."""
     validation = {"pattern": "^Yes", "retries": 0}
     cast = [CAST[0], *({**agent, "validation": validation, "on_failure": "leave"} for agent in CAST[1:])]
     transcript, job, asked = run(["bob", "No.", "ann", "Yes.", "ann", "No."], agents=cast)
@@ -150,7 +150,7 @@ def test_a_kill_changes_no_choice(tmp_path: Path, free_ports: Callable[[int], in
     assert len(recorded(record)) == 3
 
 
-def test_a_cancelled_conversation_lists_the_turn_that_was_next(
+def test_a_cancelled_conversation_lists_only_the_turn_that_was_next(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
     """And none of those that nobody was named for."""

@@ -74,7 +74,7 @@ def test_another_turn_has_the_slot_and_the_first_goes_on_with_it(
 def test_a_turn_whose_engine_is_replaced_meanwhile_runs_again(
     tmp_path: Path, free_ports: Callable[[int], int], *, is_resumed: bool
 ) -> None:
-    """Its tool is not: what it has brought is told. Whether an operator or a signal ended the engine is the same."""
+    """Its tool does not: its result is in the prompt. The same holds if an operator or a signal ended the engine."""
     ends = [{"content": "Other."}, {"content": "Done."}, {"content": "Done."}]
     with looking(tmp_path, free_ports, *ends) as (service, job):
         wait_for(

@@ -14,6 +14,8 @@ import httpx
 import psutil
 import pytest
 
+from service.store.databases.migrations import WRITTEN_BEFORE_RELEASE
+from service.store.databases.sqlite import FILE_NAME, SqliteDatabase
 from tests.harness.service import (
     Document,
     Service,
@@ -24,6 +26,7 @@ from tests.harness.service import (
     scripted_model,
     serving,
 )
+from tests.harness.stored import write_before_release
 from tests.harness.waiting import LIMIT_S, is_alive, wait_for
 
 KILLS = 6  # three hundred of the real engine are in a soak (tests/faults/test_kills.py)
@@ -137,8 +140,8 @@ def test_a_drain_ends_what_runs_and_the_next_life_goes_on(tmp_path: Path, free_p
 
 
 @pytest.mark.system
-def test_a_request_that_outlasts_the_drain_is_told_so(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Its client may ask elsewhere; with its engine's end it waits again, and nobody would come for it."""
+def test_a_request_that_outlasts_the_drain_is_refused(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Its client may ask elsewhere; after its engine's end it would wait for an engine that never comes."""
     models = {"m": scripted_model(free_ports(1), hold=r"/\S+/go\b")}
     service = Service(tmp_path, free_ports(1), models, {"drain_s": 0.5})
     service.start()
@@ -227,9 +230,7 @@ def test_a_broken_engine_costs_an_attempt_and_no_turn(tmp_path: Path, free_ports
 
 
 @pytest.mark.system
-def test_a_poisonous_turn_is_found_out_and_its_neighbours_are_not(
-    tmp_path: Path, free_ports: Callable[[int], int]
-) -> None:
+def test_a_poisonous_turn_is_found_and_its_neighbours_go_free(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Two incarnations brought down: poisoned; whoever flew with it goes on."""
     models = {"m": scripted_model(free_ports(1), slots=4, die_on="TOPIC-1.", interval=0.01, prefill=0.05)}
     with serving(tmp_path, free_ports(1), models) as service:
@@ -301,6 +302,20 @@ def test_two_services_never_share_a_state(tmp_path: Path, free_ports: Callable[[
         assert other.process.returncode == 2
         assert f"another Roundhouse (process {service.process.pid if service.process else 0}) uses" in service.log()
         other.http.close()
+
+
+@pytest.mark.system
+def test_a_store_from_before_the_first_release_ends_the_start(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """`serve` exits with 2, as for other faults of the configuration, and says which program reads the results."""
+    service = Service(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1))})
+    (tmp_path / "state").mkdir()
+    write_before_release(SqliteDatabase(tmp_path / "state" / FILE_NAME).connect_writer())
+    with pytest.raises(AssertionError):
+        service.start()
+    assert service.process is not None
+    assert service.process.returncode == 2
+    assert f"roundhouse: {WRITTEN_BEFORE_RELEASE}\n" in service.log()
+    service.http.close()
 
 
 @pytest.mark.system

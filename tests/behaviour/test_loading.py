@@ -1,4 +1,4 @@
-"""Models that a person unloads and loads: their engines end after their requests, and come when asked."""
+"""Models that a user unloads and loads: their engines end after their requests, and start on demand."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -146,7 +146,7 @@ def test_replicas_that_come_beside_unloaded_ones_are_unloaded_too(service: Servi
 
 @pytest.mark.system
 def test_a_worker_whose_model_has_a_slash_is_reached(tmp_path: Path, free_ports: Ports) -> None:
-    """As those of a hub have."""
+    """Like the models of a hub."""
     with serving(tmp_path, free_ports(1), {"org/na-me": scripted_model(free_ports(1))}) as running:
         for path in ("", "/logs", "/incidents"):
             assert running.http.get(f"/v1/workers/org/na-me-0{path}").status_code == 200
@@ -199,8 +199,8 @@ def test_a_worker_that_is_resumed_or_restarted_is_loaded(service: Service) -> No
 
 
 @pytest.mark.system
-def test_what_is_none_of_ours_is_refused(tmp_path: Path, free_ports: Ports, service: Service) -> None:
-    """A name that is no model, and a server that others have started."""
+def test_models_that_cannot_be_unloaded_are_refused(tmp_path: Path, free_ports: Ports, service: Service) -> None:
+    """An unknown name, and an attached server."""
     assert ask(service, "gone", "unload")[1]["code"] == "model_not_found"
     attached = {
         "engine": "attached",
@@ -215,7 +215,7 @@ def test_what_is_none_of_ours_is_refused(tmp_path: Path, free_ports: Ports, serv
 
 @pytest.mark.system
 def test_a_model_of_lanes_is_loaded_and_unloaded(tmp_path: Path, free_ports: Ports) -> None:
-    """Before any turn wants it; and it comes back with the next turn that does."""
+    """Before any turn needs it; and the next turn that does loads it again."""
     models = {name: {**scripted_model(1, slots=1), "placement": "lanes"} for name in ("a", "b")}
     for model in models.values():
         del model["port"]

@@ -1,4 +1,4 @@
-"""Conversations longer than a context: what agents are shown of the past (specification, "Memory")."""
+"""Conversations longer than a context: the part of the past that agents are shown (specification, "Memory")."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -76,7 +76,7 @@ def test_tokens_are_counted_by_what_is_recorded(service: Service) -> None:
     assert max(by_agent) == 5
 
 
-def test_auto_is_what_fits_beside_the_longest_answer(service: Service) -> None:
+def test_auto_keeps_what_fits_beside_the_longest_answer(service: Service) -> None:
     """By the context, the answer's bound, and what the engine has counted of the last prompt."""
     long = [{"id": name, "model": "m", "params": {"max_tokens": 700}} for name in ("ann", "bob")]
     _, turns = run(service, job({"keep": "auto"}, agents=long))
@@ -85,8 +85,8 @@ def test_auto_is_what_fits_beside_the_longest_answer(service: Service) -> None:
     assert not any(turn["memory"] for turn in turns), "a shorter answer leaves room for all of it"
 
 
-def test_what_was_asked_and_what_is_told_of_it_agree(service: Service) -> None:
-    """The recording engine's prompts are those that are told, cut by cut."""
+def test_shown_rounds_are_those_that_were_sent(service: Service) -> None:
+    """The recording engine's prompts agree with the reported ones, window by window."""
     before = len(recorded(service.folder / "record"))
     job_id, turns = run(service, job({"keep": {"rounds": 3}}))
     asked = [re.sub(r"\s+", " ", "\n".join(m["content"] for m in each["messages"])) for each in
@@ -112,7 +112,7 @@ def test_a_fork_is_cut_as_its_source_was(service: Service) -> None:
 
 
 @pytest.mark.parametrize(("view", "by"), [("own", "self"), ("own", "bob"), ("shared", "bob")])
-def test_what_is_left_out_is_summed_up_first(service: Service, view: str, by: str) -> None:
+def test_omitted_rounds_are_summed_up_first(service: Service, view: str, by: str) -> None:
     """By the reader, or by another; on record, shown to its reader, and counted for nothing."""
     before = len(recorded(service.folder / "record"))
     memory = {"keep": {"rounds": 6}, "summary": {"by": by, "max_tokens": 5, "prompt": "SUM UP."}}
@@ -167,7 +167,7 @@ def test_a_fork_has_the_summary_that_its_source_was_shown(service: Service) -> N
     assert prompt(service, fork, "bob", 7) == prompt(service, source, "bob", 7)
 
 
-def test_a_summary_reveals_to_nobody_what_it_may_not_read(service: Service) -> None:
+def test_a_summary_reveals_no_hidden_words(service: Service) -> None:
     """In a shared view it is made of what all may read."""
     agents = [
         {"id": "ann", "model": "m", "system": "Talk."},
@@ -199,7 +199,7 @@ def test_a_summary_that_fails_is_a_plain_cut(tmp_path: Path, free_ports: Ports) 
         assert "is left out" in prompt(service, job_id, cut[0]["agent"], cut[0]["round"])
 
 
-def test_a_summary_that_its_engine_took_along_is_counted_as_wasted(tmp_path: Path, free_ports: Ports) -> None:
+def test_a_summary_that_died_with_its_engine_is_counted_as_wasted(tmp_path: Path, free_ports: Ports) -> None:
     """It has no record of its own, and cost the same."""
     once = str(tmp_path / "died")
     model = scripted_model(free_ports(1), slots=2, tokens=30, die_on="SUM UP", die_after=20, die_once=once)
@@ -237,8 +237,8 @@ def test_a_memory_that_makes_no_sense_is_refused(service: Service, fields: Docum
 
 
 @pytest.mark.system
-def test_a_kill_changes_no_cut(tmp_path: Path, free_ports: Ports) -> None:
-    """What was decided is stored before the turn is asked."""
+def test_a_kill_changes_no_memory_window(tmp_path: Path, free_ports: Ports) -> None:
+    """Decisions are stored before the turn is asked."""
     model = scripted_model(free_ports(1), slots=2, chooses=True, interval=0.01)
     document = job({"keep": {"rounds": 3}, "summary": {"by": "self"}})
     with serving(tmp_path / "calm", free_ports(1), {"m": model}) as calm:

@@ -39,8 +39,8 @@ def cuts(turns: list[Document]) -> dict[tuple[str, int], object]:
 
 
 @pytest.mark.parametrize("stays", [True, False])
-def test_a_new_reader_gets_no_summary_of_what_it_may_not_read(service: Service, stays: bool) -> None:
-    """All agents of the source might read bob's words, and the summary was made of them; one more may not."""
+def test_a_new_reader_gets_no_summary_of_hidden_words(service: Service, stays: bool) -> None:
+    """All agents of the source might read bob's words, and the summary was made of them; the new one may not."""
     bob = agent("bob", visible_to=["ann", "cid"])
     both = (agent("ann"), agent("cid"))
     source, _ = run(service, job(4, SUMMED, *both, bob, view="shared"))
@@ -66,7 +66,7 @@ def test_an_agent_that_may_read_less_forgets_its_summary(service: Service) -> No
 
 
 @pytest.mark.parametrize("view", ["own", "shared"])
-def test_an_heir_of_an_heir_gets_no_summary_that_its_source_had_to_forget(service: Service, view: str) -> None:
+def test_an_heir_of_an_heir_gets_no_summary_that_its_source_had_to_drop(service: Service, view: str) -> None:
     """The second had cut anew, without bob; the third goes on from before that, and has nothing older."""
     memory = {"keep": {"rounds": 2}, "summary": {"by": "ann" if view == "shared" else "self"}}
     hidden = (agent("ann"), agent("bob", visible_to=[]))
@@ -82,7 +82,7 @@ def test_an_heir_of_an_heir_gets_no_summary_that_its_source_had_to_forget(servic
     assert f"summed up: {before['text']})" in prompt(service, kept, "ann", 5), "what the second has made is its heir's"
 
 
-def test_a_shared_summary_is_of_agents_that_are_not_there_too(service: Service) -> None:
+def test_a_shared_summary_includes_missing_agents(service: Service) -> None:
     """All might read them, and those rounds are shown no more."""
     source, _ = run(service, job(3, {"keep": "all"}, agent("ann"), agent("bob"), view="shared"))
     heir, _ = run(service, fork(source, 4, SUMMED, agent("ann"), agent("dan"), view="shared"))
@@ -90,7 +90,7 @@ def test_a_shared_summary_is_of_agents_that_are_not_there_too(service: Service) 
 
 
 @pytest.mark.parametrize("order", [("ann", "bob"), ("bob", "ann")])
-def test_a_shared_bound_holds_for_whoever_is_shown_most(service: Service, order: tuple[str, str]) -> None:
+def test_a_shared_bound_holds_for_the_agent_that_is_shown_most(service: Service, order: tuple[str, str]) -> None:
     """Ann reads four agents and bob two, of 18 tokens a turn each: two rounds of hers are too much."""
     others = [agent(name, visible_to=["ann"]) for name in ("one", "two")]
     memory: Document = {"keep": {"tokens": 100}}
@@ -100,8 +100,8 @@ def test_a_shared_bound_holds_for_whoever_is_shown_most(service: Service, order:
     assert [told["bob", number] for number in range(4)] == [None, None, 1, 2]
 
 
-def test_a_shared_bound_holds_for_who_hears_late_words(service: Service) -> None:
-    """Solo reads nobody and is rounds ahead: that it is not cut says nothing of ann, whom others tell more."""
+def test_a_shared_bound_holds_for_the_agent_that_hears_late_words(service: Service) -> None:
+    """Solo reads no agent and is rounds ahead: its full window says nothing of ann, who reads more."""
     cast = (agent("ann", speak_after_within_round=["bob"]), agent("bob"), agent("solo", visible_to=[]))
     deaf = [each | {"visible_to": ["ann", "bob"]} for each in cast[:2]]
     _, turns = run(service, job(10, {"keep": {"tokens": 120}}, *deaf, cast[2], view="shared"))
@@ -111,7 +111,7 @@ def test_a_shared_bound_holds_for_who_hears_late_words(service: Service) -> None
 
 
 @pytest.mark.system
-def test_who_has_left_takes_no_room_in_any_life(tmp_path: Path, free_ports: Ports) -> None:
+def test_an_agent_that_left_takes_no_room_in_any_life(tmp_path: Path, free_ports: Ports) -> None:
     """A restart, and an heir, cut where an untroubled run does."""
     gone = {"on_failure": "leave", "validation": {"pattern": "zzz", "retries": 0, "constrain": "off"}}
     agents = (agent("dan"), agent("bob", **gone), agent("ann"))
@@ -164,8 +164,8 @@ def counted(service: Service) -> float:
 
 
 @pytest.mark.system
-def test_a_death_under_a_shared_summary_is_not_its_end(tmp_path: Path, free_ports: Ports) -> None:
-    """Whoever waits for it on the same engine does not make it there: that engine is gone."""
+def test_a_death_under_a_shared_summary_does_not_end_it(tmp_path: Path, free_ports: Ports) -> None:
+    """Readers that wait for it on the same engine do not make it there: that engine is gone."""
     once = str(tmp_path / "died")
     model = scripted_model(free_ports(1), slots=4, tokens=10, die_on="SUM UP", die_after=5, die_once=once)
     with serving(tmp_path / "s", free_ports(1), {"m": model}) as service:

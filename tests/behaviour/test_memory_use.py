@@ -1,4 +1,7 @@
-"""What engines were seen to take of their devices, on real processes of the scripted engine: it corrects placement."""
+"""Memory that engines were measured to take of their devices, on real processes of the scripted engine.
+
+It corrects placement.
+"""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""What people read when something is wrong, or over: the place, the cause and the mend."""
+"""Messages to users when something is wrong, or over: the place, the cause and the fix."""
 
 import json
 import sys
@@ -9,6 +9,7 @@ import pytest
 
 from service.cli.app import run_app
 from service.cli.conventions import Exit
+from tests.harness.ports import find_ports
 from tests.harness.service import Document, run_command, scripted_model, serving
 
 TALKS = "conversations: [{prompt: x}]\n"
@@ -35,10 +36,10 @@ HUB = "models:\n  m: {engine: embedded, model: a/b}"
         (CONFIG, "models:\n  m: {engine: embeded}", "roundhouse.yaml:2: models.m.engine: must be"),
         (CONFIG, "models:\n  m: {engine: embeded}", "did you mean 'embedded'?"),
         (CONFIG, HUB, "roundhouse.yaml:2: models.m.model: there is no file"),
-        (CONFIG, HUB, "names of a hub are of llama-server and vllm"),
+        (CONFIG, HUB, "for a model of the hub write hf:"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_mend(
+def test_errors_come_with_their_fix(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, text: str, told: str
 ) -> None:
     """In the file and the line where it stands."""
@@ -54,21 +55,17 @@ def test_what_is_wrong_is_told_with_its_mend(
 
 
 @pytest.mark.system
-def test_a_key_that_is_wanted_is_told_otherwise_than_one_that_is_wrong(
-    tmp_path: Path, free_ports: Callable[[int], int]
-) -> None:
+def test_a_missing_key_and_a_wrong_key_get_different_errors(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Who gave none reads how one is given, who gave a wrong one that it is not known."""
     with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1))}, {"api_keys": ["right"]}) as service:
         none = run_command("status", "--url", service.url)
-        assert (none.returncode, "asks for a key; give --api-key, or set" in none.stderr) == (Exit.SERVICE, True)
+        assert (none.returncode, "needs a key; give --api-key, or set" in none.stderr) == (Exit.SERVICE, True)
         wrong = run_command("status", "--url", service.url, "--api-key", "wrong")
         assert (wrong.returncode, "this key is not known here" in wrong.stderr) == (Exit.SERVICE, True)
 
 
 @pytest.mark.system
-def test_a_job_that_has_ended_is_said_to_have_and_why_it_failed(
-    tmp_path: Path, free_ports: Callable[[int], int]
-) -> None:
+def test_run_on_an_ended_job_reports_its_failure(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """The second time at once, without an engine; where a transcript is missing it is written again."""
 
     def run(model: Document) -> tuple[int, str, str]:
@@ -88,3 +85,14 @@ def test_a_job_that_has_ended_is_said_to_have_and_why_it_failed(
     transcript.unlink()
     code, shown, _ = run(works)
     assert (code, "already" in shown, transcript.is_file()) == (Exit.FAILED, False, True)
+
+
+@pytest.mark.parametrize("command", ["run", "submit"])
+def test_faults_of_a_job_in_json_are_reported_with_their_lines(tmp_path: Path, command: str) -> None:
+    """As those of YAML are, and as the service tells them."""
+    (tmp_path / CONFIG).write_text("models: {m: {engine: embedded, model: 'roundhouse:tiny'}}")
+    job = {"agents": [{"id": "a", "model": "m", "sistem": "x"}], "conversations": [{"prompt": "Hello"}]}
+    (tmp_path / "job.json").write_text(json.dumps(job, indent=1))
+    nowhere = f"http://127.0.0.1:{find_ports(1)}"
+    done = run_command(command, "job.json", folder=tmp_path, ROUNDHOUSE_URL=nowhere)
+    assert (done.returncode, "job.json:6: agents[0].sistem: unknown key" in done.stderr) == (2, True), done.stderr

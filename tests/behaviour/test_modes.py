@@ -36,7 +36,7 @@ def words(asked: Document) -> str:
 
 
 def test_free_mode_is_one_queue(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """One slot, two agents, two turns each: everybody hears all that was said before its turn began."""
+    """One slot, two agents, two turns each: each agent hears all that was said before its turn began."""
     job = {
         "mode": "free",
         "rounds": 2,
@@ -56,7 +56,7 @@ def test_free_mode_is_one_queue(tmp_path: Path, free_ports: Callable[[int], int]
 
 
 def test_a_prompt_made_in_the_queue_is_older(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Specification, "Free mode", prompt_at: queue: what is said while an agent waits it does not hear."""
+    """Specification, "Free mode", prompt_at: queue: an agent does not hear what is said while it waits."""
     job = {
         "mode": "free",
         "prompt_at": "queue",
@@ -69,7 +69,7 @@ def test_a_prompt_made_in_the_queue_is_older(tmp_path: Path, free_ports: Callabl
     assert heard == [[], [], [0], [0, 1]]
 
 
-def test_an_answer_that_is_not_valid_is_asked_for_again(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+def test_an_invalid_answer_is_asked_for_again(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Ahead of all other work, with the reason; each attempt stays in the transcript."""
     agents = [
         {"id": "a", "model": "m", "validation": {"choices": ["yes", "no"], "retries": 2}},
@@ -107,8 +107,8 @@ def test_a_turn_that_is_never_valid_fails_with_its_conversation(
     assert (len(asked), len(transcript["turns"][0]["attempts"])) == (2, 2)
 
 
-def test_thoughts_are_nobodys_business(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Kept apart, and never shown to another agent, nor is what only sounds like words.
+def test_thoughts_stay_private(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Kept apart, and never shown to another agent; text that only resembles markup stays.
 
     Source: specification, "Agent markup" and "Visibility".
     """

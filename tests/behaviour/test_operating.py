@@ -1,4 +1,4 @@
-"""What an operator does with workers over HTTP, what incidents tell, and tools in a job.
+"""Operator actions over HTTP, incidents, and tools in a job.
 
 Source: specification, "Operator actions" and "Incidents" and "Tool runners".
 """
@@ -69,8 +69,8 @@ def test_a_worker_is_drained_and_resumed(service: Service) -> None:
     assert service.get("/v1/workers/m-0/incidents")["incidents"] == []
 
 
-def test_a_restart_charges_nobody(service: Service) -> None:
-    """The turn that ran begins again, with as many attempts left as before, however often it happens."""
+def test_a_restart_costs_no_turn_an_attempt(service: Service) -> None:
+    """The running turn begins again with the same attempts left, however often it happens."""
     job = service.post_job(alone())
     for incarnation in range(1, 5):
         wait_for(lambda n=incarnation: worker_of(service)["incarnation"] == n, "the engine is there")  # type: ignore[misc]
@@ -81,7 +81,7 @@ def test_a_restart_charges_nobody(service: Service) -> None:
     assert service.get("/v1/workers/m-0/incidents")["incidents"] == []
 
 
-def test_an_incident_tells_what_happened(service: Service) -> None:
+def test_an_incident_records_what_happened(service: Service) -> None:
     """Verdict, exit, both streams' tails, the kernel's view, what was in flight; and it outlives us."""
     service.post_job(alone())
     wait_for(lambda: worker_of(service)["requests"], "the turn runs")
@@ -138,10 +138,8 @@ def test_an_agent_uses_its_tools(tmp_path: Path, free_ports: Callable[[int], int
 
 
 @pytest.mark.system
-def test_a_tool_that_a_server_has_learnt_is_there_for_the_next_job(
-    tmp_path: Path, free_ports: Callable[[int], int]
-) -> None:
-    """Nothing is started anew; whoever looks at the model's tools sees it too."""
+def test_a_tool_that_a_server_adds_is_there_for_the_next_job(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Nothing restarts; the model's list of tools shows it too."""
     script: list[Document] = []
     for tool in ("later", "last"):
         script += [{"tool_calls": [{"id": "x", "name": "learn", "arguments": json.dumps({"tool": tool})}]}, SAID]
@@ -159,10 +157,10 @@ def test_a_tool_that_a_server_has_learnt_is_there_for_the_next_job(
         )
 
 
-def test_a_tool_that_nobody_runs_fails_its_turn_with_its_reason(
+def test_a_tool_without_a_runner_fails_its_turn_with_its_reason(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """And the conversation says which call it was."""
+    """And the conversation names the call."""
     (tmp_path / "script").write_text(json.dumps([{"tool_calls": [{"id": "x", "name": "add", "arguments": "{"}]}]))
     model = scripted_model(free_ports(1), script=str(tmp_path / "script"))
     with serving(tmp_path, free_ports(1), {"m": model}) as service:
@@ -173,8 +171,8 @@ def test_a_tool_that_nobody_runs_fails_its_turn_with_its_reason(
 
 
 @pytest.mark.system
-def test_an_mcp_server_that_is_not_up_is_told(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Nothing waits for it; readyz, the status and the live table name it, and what it died of."""
+def test_an_mcp_server_that_is_down_is_reported(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Nothing waits for it; readyz, the status and the live table name it, with the cause of its death."""
     servers = {"well": [sys.executable, str(MCP_SERVER), "stdio"], "ill": ["/bin/sh", "-c", "echo I need a key >&2"]}
     mcp = {name: {"command": command} for name, command in servers.items()}
     model = {**scripted_model(free_ports(1)), "tools": {"mcp": mcp}}

@@ -1,4 +1,4 @@
-"""What a defect of the service itself costs, over its lives (specification, "Recovery after a crash")."""
+"""The cost of a defect of the service itself, over its lives (specification, "Recovery after a crash")."""
 
 import asyncio
 import json
@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from service.config.schema import Config
-from service.conversations.job import JobId
+from service.conversations.job.job import JobId
 from service.errors import StoreError
 from service.node.node import Node, open_node
-from service.scheduling.scheduler import MOST_SERVICE_ENDS
+from service.scheduling.recovery import MOST_SERVICE_ENDS
 from tests.harness.waiting import wait_until
 from workers.spec import EngineKind, WorkerSpec
 
@@ -83,7 +83,7 @@ async def end_by(error: Exception, engine: Engine, folder: Path, count: int, job
     with pytest.raises(ExceptionGroup):
         async with life(engine, folder) as node:
             if job_id is None:
-                job_id = (await node.jobs.post(JOB, None))[0].id
+                job_id = (await node.door.post(JOB, None))[0].id
             else:
                 await node.intake.claim_jobs(job_id)
             await until_held(engine, count)
@@ -103,7 +103,10 @@ async def ended(engine: Engine, folder: Path, job_id: JobId) -> dict[str, str | 
 
 
 async def test_a_turn_at_work_at_three_ends_of_the_service_is_set_aside(engine: Engine, tmp_path: Path) -> None:
-    """As an engine's killers are: else each start would take it up again, and every node of a cluster after another."""
+    """Like a turn that kills engines.
+
+    Else each start would take it up again, on one node of a cluster after another.
+    """
     job_id: JobId | None = None
     for number in range(MOST_SERVICE_ENDS):
         job_id = await end_by(RuntimeError("a defect"), engine, tmp_path, number + 1, job_id)
@@ -113,10 +116,10 @@ async def test_a_turn_at_work_at_three_ends_of_the_service_is_set_aside(engine: 
 
 
 @pytest.mark.parametrize("error", [OSError("the disk has gone"), StoreError("the database is not ours any more")])
-async def test_an_end_by_the_machine_or_the_store_charges_nobody(
+async def test_an_end_by_the_machine_or_the_store_charges_no_turn(
     engine: Engine, tmp_path: Path, error: Exception
 ) -> None:
-    """The innocent turn: it was at work every time, and none of it was its doing."""
+    """The turn was at work every time, and caused none of the ends."""
     job_id: JobId | None = None
     for number in range(MOST_SERVICE_ENDS + 1):
         job_id = await end_by(error, engine, tmp_path, number + 1, job_id)

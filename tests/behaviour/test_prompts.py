@@ -1,9 +1,7 @@
-"""What was really asked, as the service tells it, against what an engine was sent."""
+"""The recorded prompts, as the service shows them, against what an engine was sent."""
 
 import json
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -147,7 +145,7 @@ def last_of_each(requests: list[Document]) -> list[Document]:
 
 @pytest.mark.system
 @pytest.mark.parametrize("name", JOBS)
-def test_what_was_asked_is_told_byte_for_byte(tmp_path: Path, ports: tuple[int, int], name: str) -> None:
+def test_recorded_prompts_equal_the_sent_ones_byte_for_byte(tmp_path: Path, ports: tuple[int, int], name: str) -> None:
     """Specification, "Prompts that were asked": recorded by reference, and the same as the engine was sent."""
     job, answers = JOBS[name]
     with serving(tmp_path, ports[0], {"m": scripted(tmp_path, ports[1], answers)}) as service:
@@ -161,7 +159,7 @@ def test_what_was_asked_is_told_byte_for_byte(tmp_path: Path, ports: tuple[int, 
         assert [tool["function"] for tool in prompt["tools"]] == [tool["function"] for tool in request.get("tools", [])]
 
 
-def test_a_choice_is_held_to_and_a_retry_samples_otherwise(tmp_path: Path, ports: tuple[int, int]) -> None:
+def test_a_choice_is_constrained_and_a_retry_samples_otherwise(tmp_path: Path, ports: tuple[int, int]) -> None:
     """Specification, "Constraints" and "Answer validation": each attempt says what became of it."""
     job, answers = JOBS["retries"]
     with serving(tmp_path, ports[0], {"m": scripted(tmp_path, ports[1], answers)}) as service:
@@ -179,7 +177,7 @@ def test_a_choice_is_held_to_and_a_retry_samples_otherwise(tmp_path: Path, ports
     assert turn["role"] == "participant"
 
 
-def test_a_role_is_told_and_stands_in_the_transcript(tmp_path: Path, ports: tuple[int, int]) -> None:
+def test_a_role_is_in_the_prompt_and_in_the_transcript(tmp_path: Path, ports: tuple[int, int]) -> None:
     """Specification, "Words around a job"."""
     job, answers = JOBS["debate"]
     with serving(tmp_path, ports[0], {"m": scripted(tmp_path, ports[1], answers)}) as service:
@@ -213,30 +211,6 @@ def test_a_conversation_that_has_begun_keeps_its_words(tmp_path: Path, ports: tu
     sent = [request["messages"] for request in recorded(record)]
     assert all("NEW" not in json.dumps(prompt) for prompt in told)
     assert all(prompt["messages"] in sent for prompt in told)
-
-
-@pytest.mark.system
-def test_a_conversation_of_an_older_version_goes_on_with_its_words(tmp_path: Path, ports: tuple[int, int]) -> None:
-    """Whose words were not stored: it is told what it was told before."""
-    job, answers = JOBS["debate"]
-    model = scripted(tmp_path, ports[1], [*answers, *answers])
-    model["args"]["interval"] = 0.3
-    with serving(tmp_path, ports[0], {"m": model}) as service:
-        posted = service.post_job(job)
-        record = tmp_path / "record.jsonl"
-        wait_for(lambda: record.exists() and len(recorded(record)) == 2, "two turns were asked")
-        service.kill()
-        with closing(sqlite3.connect(tmp_path / "state" / "roundhouse.db")) as database, database:
-            database.execute("UPDATE conversations SET began_at = NULL, wording = NULL")
-        record.unlink()
-        service.start()
-        assert service.wait_ended(posted)["state"] == "completed"
-        (talk,) = service.get(f"/v1/jobs/{posted}/result")["conversations"]
-        last = service.get(f"/v1/jobs/{posted}/conversations/{talk['id']}/turns/con/1/prompt")["attempts"][-1]
-    sent = recorded(record)[-1]["messages"]
-    assert sent[0]["content"].startswith("You are one of several agents that work together through Roundhouse.")
-    assert sent[-1]["content"].endswith("You are con. It is your turn, in round 2 of 2.")
-    assert last["messages"] == sent
 
 
 @pytest.mark.system

@@ -16,6 +16,7 @@ from service.api.errors.forms import SERVED, is_of_surface
 from service.api.openai.envelope import fill_body
 from tests.engines.adapters import write_gguf_adapter
 from tests.harness.service import Document, Service, recorded, scripted_model, serving
+from tests.harness.waiting import wait_for
 
 KEY = "sesame"
 HI: Any = {"role": "user", "content": "Hello there."}
@@ -112,7 +113,7 @@ def test_every_field_of_the_engine_comes_through(service: Service) -> None:
     assert [frame.get("choices") for frame in through] == [frame.get("choices") for frame in direct]
 
 
-def test_an_answer_tells_its_worker(service: Service) -> None:
+def test_an_answer_names_its_worker(service: Service) -> None:
     """Which worker, how long it waited, and how many attempts it took."""
     for is_streamed in (False, True):
         headers = chat(service, stream=is_streamed).headers
@@ -148,7 +149,7 @@ def test_anthropics_client_is_served(service: Service) -> None:
             client.messages.create(model="nobody", max_tokens=4, messages=[HI])
     assert refused.value.body == {
         "type": "error",
-        "error": {"type": "not_found_error", "message": "nobody is not a model; those that are: embedder, tiny, poet"},
+        "error": {"type": "not_found_error", "message": "nobody is not a model; models that are: embedder, tiny, poet"},
     }
 
 
@@ -227,8 +228,8 @@ def test_clients_read_why_a_path_is_not_there(service: Service, client: openai.O
     assert served - {"/v1/models", "/v1/models/m", "/v1/models/{model}"} == SERVED
 
 
-def test_a_packed_body_is_refused_by_its_name(service: Service) -> None:
-    """In place of a fault in JSON that is none."""
+def test_a_compressed_body_is_refused_by_its_encoding(service: Service) -> None:
+    """Instead of a fault in JSON that is not there."""
     packed = gzip.compress(json.dumps({"model": "tiny", "messages": [HI]}).encode())
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
     answer = service.http.post("/v1/chat/completions", content=packed, headers=headers)
@@ -239,7 +240,7 @@ def test_a_packed_body_is_refused_by_its_name(service: Service) -> None:
     assert service.http.post("/v1/chat/completions", content=body, headers=plain).status_code == 200
 
 
-def test_a_mark_of_byte_order_is_passed_over(service: Service) -> None:
+def test_a_byte_order_mark_is_skipped(service: Service) -> None:
     """As the engine does."""
     body = b"\xef\xbb\xbf" + json.dumps({"model": "poet", "messages": [HI], "max_tokens": 1}).encode()
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
@@ -248,8 +249,8 @@ def test_a_mark_of_byte_order_is_passed_over(service: Service) -> None:
     assert service.http.post("/v1/chat/completions", content=body, headers=headers).status_code == 200
 
 
-def test_bytes_that_are_no_text_are_no_defect(service: Service) -> None:
-    """In a field that says nothing to us; the engine has the word."""
+def test_bytes_that_are_no_text_are_no_internal_error(service: Service) -> None:
+    """In a field that we do not read; the engine decides."""
     body = b'{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "prompt_cache_key": "\xff"}'
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
     url = f"http://127.0.0.1:{service.get('/v1/workers/tiny-0')['port']}/v1/chat/completions"
@@ -296,7 +297,7 @@ def test_our_own_refusals_have_openais_form(service: Service, body: bytes, statu
 
 @pytest.mark.parametrize("given", ["soon", "1_0"])
 @pytest.mark.parametrize("name", ["X-Roundhouse-Priority", "X-Roundhouse-Wait-S", "X-Roundhouse-Deadline-S"])
-def test_headers_that_say_nothing_are_refused(service: Service, name: str, given: str) -> None:
+def test_headers_without_effect_are_refused(service: Service, name: str, given: str) -> None:
     """Better than a request that runs otherwise than its client thinks."""
     answer = service.http.post("/v1/completions", json={"model": "tiny"}, headers={name: given})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_parameter")
@@ -316,8 +317,8 @@ def test_keys_are_asked_for_in_openais_form(tmp_path: Path, tiny_model: Path, fr
         assert service.http.post("/v1/chat/completions", json=unnamed).status_code == 200
 
 
-def test_what_a_model_is_configured_for_holds_at_the_door(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Where the request leaves it out: one bound is as good as another, by the name that the surface has for it."""
+def test_params_of_a_model_hold_at_the_door(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """If the request leaves it out: a bound counts under any name that the surface has for it."""
     record = tmp_path / "record"
     model = scripted_model(free_ports(1), record=str(record)) | {"params": {"max_tokens": 48, "temperature": 0.5}}
     plain = scripted_model(free_ports(1), record=str(tmp_path / "plain")) | {
@@ -360,12 +361,30 @@ def test_a_bound_has_the_name_of_its_surface(path: str, given: Document, bound: 
     assert fill_body(body, path, {"max_tokens": 48, "top_k": 5}) is body
 
 
+@pytest.mark.parametrize(
+    ("path", "given", "bound"),
+    [
+        ("/v1/chat/completions", {"n_predict": 9}, {"max_tokens": 48}),
+        ("/v1/chat/completions", {"max_completion_tokens": 9}, {}),
+        ("/v1/completions", {"max_completion_tokens": 9}, {"max_tokens": 48}),
+        ("/v1/responses", {"max_tokens": 9}, {"max_output_tokens": 48}),
+        ("/v1/responses", {"max_output_tokens": 9}, {}),
+        ("/v1/messages", {"max_tokens": 9}, {}),
+    ],
+)
+def test_a_bound_that_an_engine_ignores_counts_as_none(path: str, given: Document, bound: Document) -> None:
+    """Only llama.cpp reads all names at all surfaces. A null of the model's says nothing either."""
+    params = {"max_completion_tokens": None, "n_predict": 48}
+    filled = json.loads(fill_body(json.dumps(given).encode(), path, params, reads_all=False))
+    assert filled == {**given, **bound}
+
+
 def test_a_request_without_what_it_needs_reaches_no_engine(service: Service) -> None:
     """Each surface says so in its own form, and no canary is asked for it."""
     for path in ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"):
         answer = service.http.post(path, json={"model": "tiny"})
         assert answer.status_code == 400, answer.text
-        assert "messages: has to be given" in answer.json()["error"]["message"]
+        assert "messages is required" in answer.json()["error"]["message"]
     answer = service.http.post("/v1/responses", json={"model": "tiny", "input": "Hi.", "background": True})
     assert (answer.status_code, "background" in answer.json()["error"]["message"]) == (400, True)
     answer = service.http.post("/v1/responses", json={"model": "tiny", "input": "Hi.", "background": False})
@@ -389,6 +408,14 @@ def test_paths_of_the_engine_are_relayed(service: Service) -> None:
     assert service.http.get("/version", params={"model": "none"}).status_code == 404
 
 
+@pytest.mark.parametrize("slip", ["//v1/chat/completions", "/v1/chat/completions/", "/v1/v1/chat/completions"])
+def test_a_path_with_an_extra_slash_is_refused_with_the_right_one(service: Service, slip: str) -> None:
+    """A base URL has one at its end, or a version of its own."""
+    answer = httpx.post(f"{service.url}{slip}", json={"model": "tiny", "messages": []}, trust_env=False)
+    message = f"Roundhouse does not serve {slip}; it serves /v1/chat/completions"
+    assert (answer.status_code, answer.json()["error"]["message"]) == (404, message)
+
+
 @pytest.mark.parametrize("kind", ["multipart/form-data; boundary=x", "text/plain", ""])
 def test_a_path_that_is_not_served_says_so_before_anything_else(service: Service, kind: str) -> None:
     """Whatever was sent there: an upload is not to be tried as JSON."""
@@ -407,13 +434,13 @@ def test_a_path_that_is_not_served_says_so_before_anything_else(service: Service
         ("OPTIONS", "/v1/models/tiny/adapters/poet", "DELETE"),  # which is below what a model's own path takes
     ],
 )
-def test_a_method_that_is_not_served_is_told_with_those_that_are(
+def test_an_unserved_method_is_refused_with_the_served_ones(
     service: Service, method: str, path: str, allowed: str
 ) -> None:
     """Of the path that was asked, and of no wider one."""
     answer = service.http.request(method, path)
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
-    assert f"{method} is not served at {path}; it takes {allowed}" in answer.text
+    assert f"{path} does not take {method}; it takes {allowed}" in answer.text
 
 
 def test_an_engines_refusal_has_the_form_of_the_surface(service: Service) -> None:
@@ -428,3 +455,40 @@ def test_an_engines_refusal_has_the_form_of_the_surface(service: Service) -> Non
         {"type", "message"},
     ), told
     assert told["error"]["message"]
+
+
+SURFACES: tuple[tuple[str, Document], ...] = (
+    ("/v1/chat/completions", {"messages": [HI], "max_tokens": 4}),
+    ("/v1/completions", {"prompt": "Hello there.", "max_tokens": 4}),
+    ("/v1/responses", {"input": "Hello there.", "max_output_tokens": 4}),
+    ("/v1/messages", {"messages": [HI], "max_tokens": 4}),
+    ("/completion", {"prompt": "Hello there.", "n_predict": 4}),
+)
+
+
+def test_a_streamed_answer_costs_what_a_whole_one_costs(
+    tmp_path: Path, tiny_model: Path, free_ports: Callable[[int], int]
+) -> None:
+    """Messages tell a prompt's tokens at their beginning and an answer's at their end."""
+    model = {"engine": "embedded", "model": str(tiny_model), "context": 1024, "args": {"threads": 1}}
+    with serving(tmp_path, free_ports(1), {"tiny": {**model, "port": free_ports(1)}}) as service:
+        for path, body in SURFACES:
+            costs = []
+            for is_streamed in (False, True):
+                before = used(service)
+                asked = {"model": "tiny", "temperature": 0, "stream": is_streamed, **body}
+                assert service.http.post(path, json=asked).status_code == 200
+                wait_for(lambda asked=before[0]: used(service)[0] > asked, "it is in the accounts")  # type: ignore[misc]
+                now = used(service)
+                costs.append((now[1] - before[1], now[2] - before[2]))
+            assert (costs[0][0] > 0, costs[0][1]) == (True, 4), path
+            assert costs[1] == costs[0], path
+
+
+def used(service: Service) -> tuple[int, int, int]:
+    """Return attempts, and tokens of prompts and answers, in the accounts."""
+    rows = service.get("/v1/usage")["usage"]
+    attempts, prompts, answers = (
+        sum(row[name] for row in rows) for name in ("attempts", "prompt_tokens", "answer_tokens")
+    )
+    return attempts, prompts, answers

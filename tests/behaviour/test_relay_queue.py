@@ -122,7 +122,7 @@ def test_a_stream_that_waits_hears_comments(service: Service, tmp_path: Path) ->
 
 
 def test_a_full_queue_refuses(service: Service, tmp_path: Path) -> None:
-    """429 with Retry-After once server.queue requests wait; jobs are none of them."""
+    """429 with Retry-After once server.queue requests wait; jobs are not counted."""
     with held(service, tmp_path):
         callers = [Caller(service, f"SAY:{number}") for number in range(4)]
         wait_for(lambda: waiting(service) == 4, "four wait")
@@ -150,8 +150,8 @@ def test_a_wait_has_its_own_limit(service: Service, tmp_path: Path) -> None:
         wait_for(lambda: waiting(service) == 0, "nothing of it waits")
 
 
-def test_a_deadline_counts_the_slot_alone(service: Service, tmp_path: Path) -> None:
-    """X-Roundhouse-Deadline-S begins with the slot: what waits longer than that is answered all the same."""
+def test_a_deadline_counts_only_time_on_the_slot(service: Service, tmp_path: Path) -> None:
+    """X-Roundhouse-Deadline-S begins with the slot: a request that waits longer is answered all the same."""
     with held(service, tmp_path):
         patient = Caller(service, "SAY:patient", {"X-Roundhouse-Deadline-S": "2"})
         wait_for(lambda: waiting(service) == 1, "it waits")
@@ -195,14 +195,14 @@ def test_several_answers_hold_as_many_slots(service: Service, tmp_path: Path) ->
     assert pair.status == 200
 
 
-def test_more_answers_than_slots_hold_all(service: Service, tmp_path: Path) -> None:
-    """Whether so many can be is the engine's to say."""
+def test_more_answers_than_slots_hold_all_slots(service: Service, tmp_path: Path) -> None:
+    """The engine decides whether it makes that many."""
     with held(service, tmp_path, "wide", n=5):
         assert in_use(service, "wide") == 2
 
 
-def test_a_stopping_service_lets_no_client_wait(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """What waits is told at once to come again; what runs is drained."""
+def test_a_stopping_service_refuses_waiting_requests(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Waiting ones get the error to come again at once; running ones are drained."""
     gate = tmp_path / "gate"
     with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1), slots=1, hold=HOLD)}) as service:
         runs = Caller(service, f"HOLD:{gate}", stream=True)

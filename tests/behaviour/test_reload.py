@@ -1,4 +1,4 @@
-"""The configuration read anew while the service runs: what changes at once, which workers, and what is refused.
+"""The configuration is reloaded while the service runs: what changes at once, which workers, and what is refused.
 
 Source: specification, "Reload".
 """
@@ -110,7 +110,7 @@ def test_what_waits_for_a_removed_model_says_so_and_goes_on_when_it_is_back(
 
 
 def test_requests_of_clients_do_not_wait_for_a_removed_model(service: Service, ports: int, tmp_path: Path) -> None:
-    """Who waits is told so, and who is on a slot has the answer."""
+    """Waiting requests are refused, and one on a slot gets its answer."""
     file = tmp_path / "go"
     reload(service, lambda all_: models_of(all_).update(n=scripted_model(ports + 2, slots=1, hold="file=([^ ]+) ")))
     wait_settled(service)
@@ -128,7 +128,7 @@ def test_requests_of_clients_do_not_wait_for_a_removed_model(service: Service, p
 
 
 def test_replicas_come_and_the_emptiest_leaves(service: Service, tmp_path: Path) -> None:
-    """What runs keeps its engine, whichever number it has."""
+    """Running requests keep their engine, whichever number it has."""
     before = engines(service)
     assert reload(service, lambda all_: models_of(all_)["m"].update(replicas=2)) == {"resized": ["m"]}
     wait_settled(service)
@@ -190,7 +190,7 @@ def test_flags_that_no_engine_starts_with_cost_one_worker(service: Service) -> N
 
 
 def test_a_worker_that_was_drained_comes_back_drained(service: Service) -> None:
-    """What an operator holds back is not let loose by a change of the file."""
+    """The operator's drain outlives a change of the file."""
     service.http.post("/v1/workers/m-0/drain")
     reload(service, lambda all_: models_of(all_)["m"].update(context=8192))
     wait_settled(service)
@@ -219,8 +219,8 @@ def test_a_bad_file_changes_nothing_and_says_why(service: Service, text: str) ->
     assert service.get("/v1/status")["configuration"]["failure"] is None
 
 
-def test_what_needs_a_restart_is_refused_and_nothing_else_is_done(service: Service, ports: int) -> None:
-    """All that is refused is named, and the model that the same file adds does not come."""
+def test_a_change_that_needs_a_restart_is_refused_as_a_whole(service: Service, ports: int) -> None:
+    """All refused changes are named, and the model that the same file adds does not come."""
     before = engines(service)
 
     def change(document: Document) -> None:

@@ -49,7 +49,7 @@ def changes(port: int) -> Iterator[Change]:
 
 @pytest.mark.system
 def test_no_turn_is_lost(tmp_path: Path, free_ports: Callable[[int], int], request: pytest.FixtureRequest) -> None:
-    """Neither lost nor asked twice, and no attempt is cut off, however the workers change under them."""
+    """Neither lost nor asked twice, and no attempt is interrupted, however the workers change."""
     count = MANY if request.config.getoption("--soak") else FEW
     port = free_ports(8)
     models = {"m": model(port + 1, replicas=2), "n": model(port + 4)}

@@ -24,7 +24,7 @@ def seats(service: Service, job_id: str) -> list[str]:
 
 @pytest.mark.system
 def test_a_turn_waits_for_its_warm_worker_and_not_for_ever(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Its worker is taken by a turn that never ends; what it waits for is told; then it goes to the other."""
+    """A turn that never ends holds its worker; the status shows what it waits for; then it goes to the other."""
     models = {"m": scripted_model(free_ports(2), replicas=2, prefill=READ_S, prompt_tokens=4000, mute_on="NEVER")}
     with serving(tmp_path, free_ports(1), models) as service:
         stuck = [service.post_job(solo(f"stuck-{number}", "NEVER")) for number in range(3)]

@@ -2,16 +2,19 @@
 
 import json
 import os
+import signal
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
 from tests.harness.ports import find_ports
-from tests.harness.service import Document, Service, debate, run_command, scripted_model, serving
+from tests.harness.service import ROUNDHOUSE, Document, Service, debate, run_command, scripted_model, serving
 from tests.harness.waiting import LIMIT_S, wait_for
 
 
@@ -85,10 +88,10 @@ def trouble(running: Service, worker: str) -> str:
 
 
 @pytest.mark.system
-def test_a_port_that_a_worker_of_another_service_has_is_told_with_its_owner(
+def test_a_port_of_another_services_worker_is_reported_with_its_owner(
     service: Service, tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """Which process, which worker, and which key to set; a service does not move what its operator has placed."""
+    """Which process, which worker, and which key to set; a service does not move its operator's port."""
     port = service.get("/v1/workers/m-0")["port"]
     with serving(tmp_path / "s", free_ports(1), {"theirs": scripted_model(port)}, ready=False) as running:
         wait_for(lambda: "in use" in trouble(running, "theirs-0"), "it has tried to listen", 2 * LIMIT_S)
@@ -99,10 +102,8 @@ def test_a_port_that_a_worker_of_another_service_has_is_told_with_its_owner(
 
 
 @pytest.mark.system
-def test_a_port_that_any_other_program_has_is_told_with_its_pid(
-    tmp_path: Path, free_ports: Callable[[int], int]
-) -> None:
-    """A person can look at it; of another user's nothing can be read, and it is only said to be taken."""
+def test_a_port_of_any_other_program_is_reported_with_its_pid(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """A user can look at it; another user's process shows nothing, and the port is only called taken."""
     port = find_ports(1)
     models = {"m": scripted_model(port)}
     with (
@@ -115,8 +116,8 @@ def test_a_port_that_any_other_program_has_is_told_with_its_pid(
 
 
 @pytest.mark.system
-def test_run_uses_another_port_where_its_own_is_taken(tmp_path: Path) -> None:
-    """Nobody but this command asks its engines; it says so."""
+def test_run_uses_another_port_if_its_own_is_taken(tmp_path: Path) -> None:
+    """Only this command asks its engines; it reports the change."""
     port = find_ports(1)
     models: Document = {"m": scripted_model(port)}
     (tmp_path / "roundhouse.yaml").write_text(yaml.safe_dump({"server": {"state_dir": "state"}, "models": models}))
@@ -124,3 +125,69 @@ def test_run_uses_another_port_where_its_own_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", port)):
         done = run_command("run", "job.yaml", folder=tmp_path)
     assert (done.returncode, f"port {port} is taken" in done.stderr) == (0, True), done
+
+
+@pytest.mark.parametrize("arguments", [["status"], ["awaited"], ["workers"], ["top", "--once"]])
+def test_commands_ask_the_service_of_this_folder(service: Service, tmp_path: Path, arguments: list[str]) -> None:
+    """``init`` takes another port where 8080 is taken, and what it writes is what the next commands go by."""
+    (tmp_path / "roundhouse.yaml").write_text(yaml.safe_dump({"server": {"port": httpx.URL(service.url).port}}))
+    away = {"ROUNDHOUSE_URL": "", "ROUNDHOUSE_CONFIG": ""}
+    done = run_command(*arguments, folder=tmp_path, **away)
+    assert done.returncode == 0, done
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    named = {**away, "ROUNDHOUSE_CONFIG": str(tmp_path / "roundhouse.yaml")}
+    assert run_command(*arguments, folder=elsewhere, **named).returncode == 0
+
+
+@pytest.mark.parametrize("text", ["server: [", "server: 7", "[]", "server: {port: 70000}"])
+def test_a_file_without_a_port_leaves_the_usual_one(tmp_path: Path, text: str) -> None:
+    """A service that runs has read its file when it was whole."""
+    (tmp_path / "roundhouse.yaml").write_text(text)
+    done = run_command("status", folder=tmp_path, ROUNDHOUSE_URL="", ROUNDHOUSE_CONFIG="")
+    assert "Traceback" not in done.stderr
+    assert (done.returncode == 0) or "127.0.0.1:8080" in done.stderr, done
+
+
+def test_a_port_in_a_variable_is_not_guessed(tmp_path: Path) -> None:
+    """The service's environment may differ, and port 8080 may be another user's."""
+    (tmp_path / "roundhouse.yaml").write_text("server: {port: '${PORT:-8099}'}")
+    done = run_command("status", folder=tmp_path, ROUNDHOUSE_URL="", ROUNDHOUSE_CONFIG="")
+    assert (done.returncode, "server.port is '${PORT:-8099}'; name the service with --url" in done.stderr) == (3, True)
+
+
+def test_a_model_that_no_job_uses_need_not_be_there(tmp_path: Path) -> None:
+    """It is not started either."""
+    gone: Document = {"engine": "attached", "url": f"http://127.0.0.1:{find_ports(1)}/v1", "slots": 1}
+    models: Document = {"m": scripted_model(find_ports(1)), "gone": gone}
+    (tmp_path / "roundhouse.yaml").write_text(yaml.safe_dump({"models": models}))
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(debate()))
+    done = run_command("run", "job.yaml", folder=tmp_path)
+    assert (done.returncode, "gone" in done.stderr) == (0, False), done.stderr
+
+
+def test_a_server_that_is_away_holds_nothing_else_back(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Neither another job nor turns on another model; and it is said which address refuses."""
+    gone: Document = {"engine": "attached", "url": f"http://127.0.0.1:{free_ports(1)}/v1", "slots": 1}
+    models: Document = {"m": scripted_model(free_ports(1)), "gone": gone}
+    (tmp_path / "roundhouse.yaml").write_text(yaml.safe_dump({"models": models}))
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(debate()))
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump({**debate(model="gone"), "name": "other"}))
+    command = [ROUNDHOUSE, "run", "one.yaml", "other.yaml", "--output", "out"]
+    with (
+        (tmp_path / "told").open("w") as told,
+        subprocess.Popen(command, cwd=tmp_path, stdout=told, stderr=told) as run,
+    ):
+        manifest = tmp_path / "out" / "debate" / "manifest.json"
+        wait_for(lambda: manifest.exists() and json.loads(manifest.read_text())["state"] == "completed", "one is done")
+        run.send_signal(signal.SIGINT)
+    told_of = (tmp_path / "told").read_text()
+    assert (gone["url"].removesuffix("/v1") in told_of, "other: 0/3 turns" in told_of) == (True, True), told_of
+
+
+def test_a_configuration_is_no_job(tmp_path: Path) -> None:
+    """To ``submit`` as to ``run``."""
+    (tmp_path / "roundhouse.yaml").write_text(yaml.safe_dump({"models": {"m": scripted_model(9100)}}))
+    for command in ("run", "submit"):
+        done = run_command(command, "roundhouse.yaml", folder=tmp_path)
+        assert (done.returncode, "this looks like a configuration" in done.stderr) == (2, True), done

@@ -1,4 +1,4 @@
-"""What the service tells systemd: that it serves, that it stops, and that its event loop turns."""
+"""Notifications to systemd: the service serves, it stops, and its event loop turns."""
 
 import signal
 import socket
@@ -65,7 +65,7 @@ def test_a_service_says_when_it_serves_and_stops_and_feeds_its_watchdog(
     assert manager.heard.index("READY=1") < manager.heard.index("STOPPING=1")
 
 
-def test_what_the_watchdog_ends_says_where_it_was_and_leaves_nothing(
+def test_a_service_killed_by_the_watchdog_logs_its_stacks_and_leaves_nothing(
     tmp_path: Path, free_ports: Callable[[int], int], manager: Manager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGABRT, as systemd sends it: the stacks stand in the log, and the guardians end the engines."""
@@ -98,7 +98,7 @@ async def test_a_loop_that_hangs_feeds_no_watchdog(tmp_path: Path, manager: Mana
         tasks.cancel_scope.cancel()
 
 
-def test_a_reload_is_told_from_its_beginning_to_its_end(tmp_path: Path, manager: Manager) -> None:
+def test_a_reload_is_notified_at_its_beginning_and_end(tmp_path: Path, manager: Manager) -> None:
     """Systemd waits for the second word, also where the reload has failed."""
     told = ServiceManager.of({"NOTIFY_SOCKET": str(tmp_path / "notify")})
     with pytest.raises(KeyError), told.reloading("serving"):
@@ -129,7 +129,7 @@ async def test_a_name_of_the_abstract_namespace_is_reached(tmp_path: Path) -> No
     ],
     ids=["no manager", "no socket", "no watchdog", "of another process", "no number"],
 )
-async def test_who_is_not_watched_feeds_nobody(environment: dict[str, str]) -> None:
+async def test_a_service_without_a_watchdog_feeds_none(environment: dict[str, str]) -> None:
     """It returns at once, and a manager that is away costs a line in the log and nothing else."""
     manager = ServiceManager.of(environment)
     with anyio.fail_after(5):

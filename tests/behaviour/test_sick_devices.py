@@ -153,10 +153,10 @@ async def test_an_xid_of_a_program_keeps_no_model_away(
     assert started_on(log) == [FIRST, FIRST]
 
 
-async def test_where_all_devices_failed_a_run_waits_for_an_operator(
+async def test_with_all_devices_failed_a_run_waits_for_an_operator(
     machine: Machine, tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """One with a deadline is told why; one without has its answer from the device that is resumed, and no other."""
+    """With a deadline it gets the reason; without one the resumed device answers it, and no other."""
     log = tmp_path / "events.jsonl"
     async with asyncio.timeout(LIMIT), engine(free_ports(2), event_log=log) as game:
         machine.fail(FIRST, 79)
@@ -202,10 +202,10 @@ async def test_a_start_waits_while_memory_comes_back(
     assert started_on(log) == [FIRST, FIRST]
 
 
-async def test_a_device_whose_memory_is_lost_is_used_again_when_that_is_back(
+async def test_a_device_whose_memory_was_lost_is_used_again_when_it_is_back(
     machine: Machine, tmp_path: Path, free_ports: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Meanwhile the other one serves; nobody has to say that it is back."""
+    """Meanwhile the other one serves; no operator has to act."""
     monkeypatch.setattr("workers.devices.device.BACK_S", 0.1)
     log = tmp_path / "events.jsonl"
     async with asyncio.timeout(LIMIT), engine(free_ports(2), event_log=log) as game:

@@ -34,7 +34,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
         yield running
 
 
-def test_the_status_says_what_waits_for_what(service: Service) -> None:
+def test_the_status_names_what_each_turn_waits_for(service: Service) -> None:
     """Which agents, which model's slots, which worker's restart."""
     now = service.get("/v1/status")
     assert (now["jobs"], now["conversations"]) == (2, {"total": 3, "finished": 0, "persisted": 0})
@@ -117,7 +117,7 @@ def _top_on_terminal(
     os.close(ours)
 
 
-def test_what_caches_were_worth_is_counted(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+def test_reused_tokens_are_counted(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Affinity is verified by what engines report: here an engine that reuses nothing of 10 tokens a turn."""
     with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1))}) as service:
         service.wait_ended(service.post_job(debate(rounds=3)))

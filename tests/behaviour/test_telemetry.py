@@ -1,4 +1,4 @@
-"""What a service tells of itself while engines die: its metrics, and a log that says what each line concerns."""
+"""Metrics of a service while engines die, and a log whose lines name what they concern."""
 
 import json
 import re
@@ -71,8 +71,8 @@ def test_requests_are_counted_by_the_template_of_their_route(service: Service) -
     assert value(service, "http_request_seconds_count", route="/v1/chat/completions", method="POST") == 1
 
 
-def test_what_waits_is_what_an_autoscaler_wants(service: Service) -> None:
-    """A service at rest wants no slots; its store and its engine are looked at beside the scrapes."""
+def test_the_demand_metric_serves_an_autoscaler(service: Service) -> None:
+    """A service at rest needs no slots; its store and its engine are sampled beside the scrapes."""
     assert value(service, "slots_wanted", model="m") == 0
     assert value(service, "oldest_ready_turn_seconds") == 0
     wait_for(lambda: value(service, "jobs", state="completed") == 1, "jobs were counted")
@@ -94,7 +94,7 @@ def test_labels_are_those_of_the_page(service: Service) -> None:
     assert len(checked) > 30
 
 
-def test_every_line_of_the_log_is_json_and_says_what_it_concerns(service: Service) -> None:
+def test_every_line_of_the_log_is_json_and_names_its_subject(service: Service) -> None:
     """Read off the words only here: a line about a worker names it, one about a turn names the turn and its job."""
     kinds = {"worker": 0, "turn": 0}
     for line in lines(service):
@@ -125,8 +125,8 @@ def test_the_log_holds_no_key(service: Service) -> None:
 
 
 @pytest.mark.system
-def test_slots_that_are_wanted_are_turns_that_could_run(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """One runs and two are ready; the moderators, who wait for them, want none yet."""
+def test_demanded_slots_are_turns_that_could_run(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """One runs and two are ready; the moderators, which wait for them, need none yet."""
     port = free_ports(2)
     with serving(tmp_path, port, {"m": scripted_model(port + 1, slots=1, tokens=10_000, interval=0.1)}) as service:
         agents = [{"id": "a", "model": "m"}, {"id": "b", "model": "m", "speak_after_within_round": ["a"]}]

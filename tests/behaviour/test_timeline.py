@@ -145,7 +145,7 @@ def test_the_command_writes_a_trace_and_a_page(service: Service, broken: Timelin
     assert not (tmp_path / "job.png").exists()
 
 
-def test_last_words_are_told_while_they_come(service: Service) -> None:
+def test_last_words_come_while_they_are_spoken(service: Service) -> None:
     """Of turns in flight, the last that started first, and no more than was asked for."""
     job_id = service.post_job(debate(model="slow", name="talks"))
     wait_for(lambda: len(service.get("/v1/speaking")["turns"]) == 2, "both speak")
@@ -160,10 +160,10 @@ def test_last_words_are_told_while_they_come(service: Service) -> None:
     service.http.post(f"/v1/jobs/{job_id}/cancel").raise_for_status()
 
 
-def test_only_who_may_know_of_a_job_sees_its_timeline_and_its_words(
+def test_only_a_key_that_may_read_a_job_sees_its_timeline_and_words(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """To another key the job is not there."""
+    """For another key the job does not exist."""
     names = ("one", "two")
     keys = [{"name": name, "key": f"key-of-{name}-{'x' * 20}", "scopes": ["read", "submit"]} for name in names]
     models = {"m": scripted_model(free_ports(1), tokens=100_000, interval=0.01)}

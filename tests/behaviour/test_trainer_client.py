@@ -21,7 +21,6 @@ def service(tmp_path: Path, free_ports: Callable[[int], int]) -> Iterator[Servic
         "model": str(tmp_path / "launched"),
         "command": [sys.executable, "-I", "-S", str(PROGRAMS / "vllm_engine.py")],
         "args": {"fault-file": str(tmp_path / "fault")},
-        "port": free_ports(1),
         "slots": 2,
         "restart": {"initial_s": 0.1, "max_s": 0.2, "failures": 50},
     }

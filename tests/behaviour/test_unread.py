@@ -1,4 +1,4 @@
-"""Answers that clients do not read: what they hold is bounded, and who reads does not pay for who does not."""
+"""Answers that clients do not read: their memory is bounded, and clients that read do not pay for those that do not."""
 
 import select
 import socket
@@ -76,15 +76,15 @@ def read_all(connection: socket.socket, pause_s: float = 0.0) -> Iterator[int]:
 
 
 def kept_by(process: psutil.Process, connections: Sequence[socket.socket]) -> int:
-    """Return how many of the connections a process still has; their clients are not told while they read nothing."""
+    """Return how many of its connections a process still has; a client that reads nothing does not notice the close."""
     found = process.net_connections("tcp")
     peers = {each.raddr.port for each in found if each.status == psutil.CONN_ESTABLISHED}
     return sum(each.getsockname()[1] in peers for each in connections)
 
 
 @pytest.mark.parametrize("path", [f"/{SIZE}", f"/pieces/{SIZE}"])
-def test_a_client_that_takes_nothing_is_cut_off(small_door: tuple[int, psutil.Process], path: str) -> None:
-    """After so many seconds of its silence; its place and what it holds are free again."""
+def test_a_client_that_takes_nothing_is_disconnected(small_door: tuple[int, psutil.Process], path: str) -> None:
+    """After a bound of seconds of silence; its place and its memory are free again."""
     port, process = small_door
     with closing(ask(port, path)) as connection:
         wait_for(lambda: kept_by(process, [connection]) == 0, "it is cut off", 10.0)
@@ -97,8 +97,8 @@ def test_a_client_that_reads_slowly_is_not_cut_off(small_door: tuple[int, psutil
         assert sum(read_all(connection, pause_s=0.01)) >= SIZE
 
 
-def test_who_reads_does_not_pay_for_who_does_not(small_door: tuple[int, psutil.Process]) -> None:
-    """Where all leave too much, those go first that have taken nothing for longest, whoever came last."""
+def test_clients_that_read_do_not_pay_for_those_that_do_not(small_door: tuple[int, psutil.Process]) -> None:
+    """If all leave too much, those go first that have taken nothing for longest, whichever came last."""
     port, process = small_door
     with ExitStack() as stack:
 
@@ -176,7 +176,7 @@ def test_whole_answers_that_are_not_read_are_held_within_the_bound(service: Serv
     assert grown < 2.2 * Door.UNREAD_BYTES, grown // MIB
 
 
-def test_what_an_ended_job_held_is_free_again(service: Service) -> None:
+def test_the_memory_of_an_ended_job_is_free_again(service: Service) -> None:
     """By its count: the garbage collector looks at old objects too seldom for prompts of megabytes."""
     talk = {"id": "q0", "prompt": "x" * 4_000_000}
 

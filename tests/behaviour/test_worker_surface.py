@@ -17,7 +17,7 @@ from workers.states import WorkerState
 ROOT = Path(__file__).parents[2]
 
 
-async def test_a_worker_tells_its_state(scripted_spec: SpecFactory) -> None:
+async def test_a_worker_reports_its_state(scripted_spec: SpecFactory) -> None:
     """It tells a full worker from one whose engine is not there."""
     seen = [Worker(scripted_spec()).state]
     async with working(scripted_spec()) as worker:
@@ -26,8 +26,8 @@ async def test_a_worker_tells_its_state(scripted_spec: SpecFactory) -> None:
     assert seen == [WorkerState.STOPPED, WorkerState.READY, WorkerState.STOPPED]
 
 
-async def test_a_program_that_is_not_there_is_named(scripted_spec: SpecFactory) -> None:
-    """That there is no such file may be said of the model, or of any other one."""
+async def test_a_missing_program_is_named(scripted_spec: SpecFactory) -> None:
+    """An error of "no such file" could mean the model, or any other file."""
     spec = replace(scripted_spec(), command=("no-such-server", "--flag"), restart=QUICK)
     worker = Worker(spec)
     try:

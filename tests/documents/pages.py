@@ -8,7 +8,7 @@ REFERENCE = ROOT / "docs" / "reference"
 
 
 def section(page: Path, heading: str) -> str:
-    """Return what stands under a heading, down to the next one of its level or above."""
+    """Return the text under a heading, down to the next one of its level or above."""
     text = page.read_text(encoding="utf-8")
     found = re.search(rf"^(#+) +{re.escape(heading)} *$", text, re.MULTILINE)
     assert found is not None, f"{page.name} has no heading {heading!r}"

@@ -30,9 +30,10 @@ def jobs() -> dict[str, dict[str, Any]]:
     return {job["name"]: job for job in map(yaml.safe_load, chain.from_iterable(found))}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", sorted(ENDS))
 def test_a_job_of_the_pages_ends_as_it_says(name: str, tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """A person's words are said where one is waited for."""
+    """A person's words are spoken when their turn is awaited."""
     job = jobs()[name]
     model = scripted_model(free_ports(1), slots=4, chooses=True)
     with serving(tmp_path, free_ports(1), {"small": model}) as service:

@@ -14,7 +14,7 @@ from service.config.load import load_config
 from service.config.model import ModelConfig
 from service.config.schema import Config
 from service.config.workers import SMALL, worker_specs
-from service.conversations.limits import Limits
+from service.conversations.document.limits import Limits
 from service.formats.documents import parse_document
 from service.run import read_job_file
 from service.scheduling.core.policies import POLICIES

@@ -25,12 +25,12 @@ from service.cli.conventions import Exit
 from service.config.keys import KeyConfig
 from service.config.model import HttpToolsConfig, McpServerConfig, ModelConfig
 from service.config.schema import Config
-from service.conversations.spec import AgentSpec, ConversationSpec, JobSpec, ValidationSpec, WebhookSpec
-from service.conversations.states import ConversationState, JobState, TurnState
+from service.conversations.document.spec import AgentSpec, ConversationSpec, JobSpec, ValidationSpec, WebhookSpec
+from service.conversations.job.states import ConversationState, JobState, TurnState
 from service.errors import ServiceError
 from service.node.node import open_node
 from service.scheduling.core.policies import POLICIES
-from service.store import operations
+from service.store import conversation_rows, event_rows
 from service.timeline.spans import Span
 from service.timeline.timeline import Timeline
 from tests.documents.pages import REFERENCE, names, own_rows, rows, section
@@ -54,7 +54,7 @@ def classes_below(base: type[ServiceError]) -> list[type[ServiceError]]:
 
 
 def same(listed: Iterable[str], there: Iterable[str]) -> None:
-    """Nothing is missing, nothing is unknown, and nothing is told twice."""
+    """Nothing is missing, nothing is unknown, and nothing is listed twice."""
     listed = list(listed)
     assert sorted(listed) == sorted(set(listed)), "something is listed twice"
     assert set(listed) == set(there)
@@ -307,7 +307,8 @@ def test_every_field_of_an_answer_is_under_its_heading(page: str, heading: str) 
 
 def test_every_event_is_on_its_page() -> None:
     """Those that the store writes, and those that only the stream has."""
-    stored = re.findall(r'\b_tell\(events, [\w.]+, "(\w+)"', inspect.getsource(operations))
+    writes = "".join(map(inspect.getsource, (conversation_rows, event_rows)))
+    stored = re.findall(r'_event\(events, (?:[\w.]+, )?"(\w+)"', writes)
     streamed = re.findall(r"b\"event: (\w+)", inspect.getsource(events))
     page = (REFERENCE / "events.md").read_text(encoding="utf-8")
     assert len(set(stored)) == 4

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 import pytest
 
-from service.conversations.states import ENDED_TURNS, TurnState
+from service.conversations.job.states import ENDED_TURNS, TurnState
 from tests.documents.pages import ROOT, own_rows
 from workers.policy.lane_life import MOVES, LanePhase
 from workers.policy.weight_update import STAGES, UpdateStage, UpdateState
@@ -62,6 +62,19 @@ def test_no_move_leads_out_of_an_end() -> None:
     """What a caller has read as ended never changes."""
     assert {row[0] for row in cells("Turn", 4)} == set(TurnState) - ENDED_TURNS
     assert {row[0] for row in cells("Weight update", 4)} == {UpdateState.RUNNING}
+
+
+def test_the_table_of_the_core_gives_each_stored_state_one_pool() -> None:
+    """Each stored state belongs to one pool, or to none."""
+    states = cells("A turn inside the scheduling core", 5)
+    pools = {TurnState(state): pool for _, state, pool, _, _ in states}
+    assert pools == {
+        TurnState.PENDING: "pending",
+        TurnState.AWAITED: "none",
+        TurnState.READY: "ready",
+        TurnState.IN_FLIGHT: "in flight",
+    }
+    assert len({(state, pool) for _, state, pool, _, _ in states}) == len(pools)
 
 
 @pytest.mark.parametrize("page", ["lifecycle.md", "walks.md"])

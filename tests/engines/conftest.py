@@ -1,12 +1,14 @@
-"""One suite, four engines: the wheel's server, the binary, vLLM on the CPU, and a server that somebody else runs."""
+"""One suite for all engines: the wheel's server, the binary, vLLM on the CPU, and attached servers."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.engines.checkpoint import write_checkpoint
-from tests.engines.subjects import KEY, Subject, attached_subject, llama_subject, vllm_subject
+from tests.engines.subjects import Subject, attached_subject, llama_subject, vllm_subject
+from tests.engines.theirs import KEY, ForeignServer, KeptServer, LiteLlmProxy, LlamaCppPython, TransformersServe
 from tests.harness.ports import find_ports
 from tests.harness.waiting import LIMIT_S
 from tests.harness.working import QUICK
@@ -36,7 +38,56 @@ def leave_the_long(request: pytest.FixtureRequest) -> None:
         pytest.skip("make test-engines has the time")
 
 
-@pytest.fixture(params=["embedded", "llama-server", "vllm", "attached"])
+@pytest.fixture(scope="session")
+def kept_servers() -> Iterator[dict[str, KeptServer]]:
+    """Hold the servers that tests share, by name."""
+    servers: dict[str, KeptServer] = {}
+    yield servers
+    for server in servers.values():
+        if server.process is not None:
+            server.kill()
+
+
+def foreign_server(request: pytest.FixtureRequest, name: str) -> ForeignServer:
+    """Return a server of others by its name; some run already, the others are not started."""
+    if request.config.getoption("--llama-server") is None:
+        pytest.skip("make test-engines attaches to real servers; tests/faults has it to scripted ones")
+    gguf = WorkerSpec(
+        name="theirs",
+        engine=EngineKind.EMBEDDED,
+        model=str(request.getfixturevalue("tiny_model")),
+        port=find_ports(1),
+        slots=SLOTS,
+        context=4096,
+        args={"threads": 1},
+        env={"LLAMA_API_KEY": KEY},
+    )
+    kept: dict[str, KeptServer] = request.getfixturevalue("kept_servers")
+    if name not in ("transformers", "litellm"):
+        python = _python(request, name) if name == "llama-cpp-python" else None
+        return LlamaCppPython(gguf, python=python) if python else ForeignServer(gguf)
+    if name not in kept:
+        folder = request.getfixturevalue("tmp_path_factory").mktemp(name)
+        if name == "transformers":
+            spec = replace(gguf, model=str(request.getfixturevalue("checkpoint")), env={})
+            kept[name] = TransformersServe(spec, python=_python(request, "vllm"), home=folder)
+        else:
+            front, engine = replace(gguf, port=find_ports(1)), ForeignServer(gguf)
+            kept[name] = LiteLlmProxy(front, python=_python(request, name), folder=folder, engine=engine)
+    server = kept[name]
+    if server.behind is not None:
+        server.behind.spec = replace(gguf, port=server.behind.spec.port)
+    return server
+
+
+def _python(request: pytest.FixtureRequest, name: str) -> Path:
+    python: str | None = request.config.getoption(f"--{name}-python")
+    if python is None:
+        pytest.skip(f"make test-engines sets up {name} and names it")
+    return Path(python)
+
+
+@pytest.fixture(params=["embedded", "llama-server", "vllm", "attached", "transformers", "litellm", "llama-cpp-python"])
 def subject(request: pytest.FixtureRequest, tiny_model: Path, checkpoint: Path) -> Subject:
     """Return each real engine; the programs' paths are options of the run."""
     base = WorkerSpec(
@@ -61,7 +112,5 @@ def subject(request: pytest.FixtureRequest, tiny_model: Path, checkpoint: Path) 
             return llama_subject("llama-server", base, binary)
         case "vllm":
             return vllm_subject("vllm", base, request.getfixturevalue("vllm_python"), checkpoint)
-        case _:
-            if request.config.getoption("--llama-server") is None:
-                pytest.skip("make test-engines attaches to real servers; tests/faults has it to scripted ones")
-            return attached_subject("attached", base, replace(base, args={"threads": 1}, name="theirs"))
+        case name:
+            return attached_subject(name, base, foreign_server(request, name))

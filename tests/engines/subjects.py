@@ -1,19 +1,16 @@
 """The real engines that one suite is run on, and what differs among them."""
 
-import subprocess
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import anyio
-import httpx
 
+from tests.engines.theirs import KEY, ForeignServer, LlamaCppPython, TransformersServe
 from tests.harness.waiting import LIMIT_S, is_alive, wait_until
 from workers import EngineKind, Worker, WorkerSpec
-from workers.engine.launch import command_for
 
-KEY = "key-of-the-tests"  # of llama.cpp's servers, so that tests may ask them as well
 VLLM_ENVIRONMENT = {  # of vLLM on two cores
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
@@ -23,42 +20,12 @@ VLLM_ENVIRONMENT = {  # of vLLM on two cores
 
 
 @dataclass
-class ForeignServer:
-    """An OpenAI-compatible server that somebody else runs: here, the test."""
-
-    spec: WorkerSpec
-    process: "subprocess.Popen[bytes] | None" = None
-
-    def start(self) -> None:
-        command = command_for(self.spec, {"PATH": "/usr/bin:/bin"})
-        self.process = subprocess.Popen(
-            command.argv, env=dict(command.env), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-
-    def answers(self) -> bool:
-        try:
-            headers = {"Authorization": f"Bearer {KEY}"}
-            url = f"{self.spec.endpoint.base_url}/v1/models"
-            return httpx.get(url, timeout=1, trust_env=False, headers=headers).is_success
-        except httpx.TransportError:
-            return False
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        self.start()
-        try:
-            yield
-        finally:
-            assert self.process is not None
-            self.process.kill()
-            self.process.wait()
-
-
-@dataclass
 class Subject:
     """One engine under test: how its worker is specified, and what its own nature makes different.
 
-    ``slow_prefill`` are the flags that make it read a prompt in many small steps.
+    ``slow_prefill`` are the flags that make it read a prompt in many small steps, ``endless`` the parameters with which
+    an answer goes on to its bound. It ``holds`` its model to what ``response_format`` asks for, ``counts`` the tokens
+    of a stream, and tells what it ``caches`` of a prompt.
     """
 
     name: str
@@ -66,10 +33,19 @@ class Subject:
     slow_prefill: dict[str, int]
     start_limit_s: float = LIMIT_S
     foreign: ForeignServer | None = None
+    endless: Mapping[str, object] = field(default_factory=lambda: {"ignore_eos": True})
+    holds: bool = True
+    counts: bool = True
+    caches: bool = True
+
+    @property
+    def long(self) -> dict[str, object]:
+        """The parameters of an answer that takes seconds."""
+        return {"max_tokens": 3_000, **self.endless}
 
     @property
     def death(self) -> str:
-        """The word for its death under a request: nobody tells us how somebody else's server has ended."""
+        """The word for its death under a request: the end of an attached server is not reported."""
         return "engine_unreachable" if self.foreign else "engine_died"
 
     def pid(self, worker: Worker) -> int:
@@ -81,7 +57,7 @@ class Subject:
         return pid
 
     def mend(self) -> None:
-        """Start a server again that is not ours to start."""
+        """Start an attached server again."""
         if self.foreign is not None:
             assert self.foreign.process is not None
             self.foreign.process.wait()
@@ -97,14 +73,13 @@ class Subject:
                     yield worker
                 assert pid is None or not is_alive(pid)
                 return
-            engine = {key: value for key, value in changes.items() if key in {"slots", "context", "args"}}
+            self.foreign.change(**{key: value for key, value in changes.items() if key in {"slots", "context", "args"}})
             ours = {key: value for key, value in changes.items() if key not in {"context", "args"}}
-            self.foreign.spec = replace(self.foreign.spec, **engine)  # type: ignore[arg-type]
             with self.foreign.running():
-                await wait_until(self.foreign.answers, "somebody else's server is up")
+                await wait_until(self.foreign.answers, "somebody else's server is up", self.start_limit_s)
                 async with Worker(replace(self.spec, **ours)) as worker:  # type: ignore[arg-type]
                     yield worker
-                assert self.foreign.answers()  # it was not ours to stop
+                await wait_until(self.foreign.answers, "it was not ours to stop", self.start_limit_s)
 
 
 def llama_subject(name: str, spec: WorkerSpec, binary: str | None) -> Subject:
@@ -115,16 +90,25 @@ def llama_subject(name: str, spec: WorkerSpec, binary: str | None) -> Subject:
     return Subject(name, told, slow_prefill={"batch_size": 4, "ubatch_size": 4})
 
 
-def attached_subject(name: str, spec: WorkerSpec, server: WorkerSpec) -> Subject:
-    """Return a server that ``server`` specifies and the test runs, attached."""
+def attached_subject(name: str, spec: WorkerSpec, server: ForeignServer) -> Subject:
+    """Return a server that the test runs, attached."""
     told = replace(
         spec,
         engine=EngineKind.ATTACHED,
-        url=f"http://127.0.0.1:{server.port}/v1",
-        model=server.name,
+        url=f"http://127.0.0.1:{server.spec.port}/v1",
+        model=server.model,
         headers={"Authorization": f"Bearer {KEY}"},
     )
-    return Subject(name, told, slow_prefill={"batch_size": 4, "ubatch_size": 4}, foreign=ForeignServer(server))
+    subject = Subject(name, told, slow_prefill={"batch_size": 4, "ubatch_size": 4}, foreign=server, start_limit_s=180.0)
+    match server:
+        case TransformersServe():  # it is greedy, and nothing it has to say ends
+            return replace(subject, endless={}, holds=False, caches=False)
+        case LlamaCppPython():
+            endless = {"logit_bias": {"2": -100}}  # the end, in the tiny model
+            one = replace(told, slots=1)
+            return replace(subject, spec=one, endless=endless, holds=False, caches=False, counts=False)
+        case _:
+            return subject
 
 
 def vllm_spec(spec: WorkerSpec, python: str, checkpoint: Path) -> WorkerSpec:

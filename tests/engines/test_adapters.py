@@ -88,10 +88,10 @@ def load(service: Service, name: str, path: Path) -> httpx.Response:
     return service.http.post(ADAPTERS, json={"name": name, "path": str(path)}, timeout=120)
 
 
-def test_adapters_come_and_go_while_engines_talk(
+def test_adapters_are_loaded_and_unloaded_while_engines_talk(
     service: Service, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Nothing in flight is lost; an engine that is started again has them; what is gone is asked of nobody."""
+    """Nothing in flight is lost; a restarted engine has them; removed ones get no request."""
 
     def write(path: Path, number: int) -> Path:
         if is_vllm(request):
@@ -124,10 +124,10 @@ def test_adapters_come_and_go_while_engines_talk(
     assert [set(texts(service, job)) for job in together] == [{text} for text in said.values()]
 
 
-def test_what_does_not_fit_is_refused_before_vllm_is_told(
+def test_an_adapter_that_does_not_fit_is_refused_before_it_reaches_vllm(
     service: Service, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """It would end at the next step, or take the wrong thing."""
+    """It would end at the next step, or load the wrong weights."""
     if not is_vllm(request):
         pytest.skip("llama-server is its own judge: tests/behaviour/test_adapters_at_run_time.py")
     base, pids = say(service, "policy"), [worker["pid"] for worker in service.get("/v1/workers")["workers"]]

@@ -8,8 +8,8 @@ import httpx
 import openai
 import pytest
 
-from tests.engines.subjects import KEY
 from tests.engines.test_weights import vllm_model
+from tests.engines.theirs import KEY
 from tests.harness.service import Document, Service, check_debate, debate, serving
 from tests.harness.upgrades import engines_of, upgrade
 from tests.harness.waiting import wait_for
@@ -57,7 +57,7 @@ def lasting(value: object) -> object:
     return [lasting(each) for each in value] if isinstance(value, list) else value
 
 
-def test_a_chat_streams_as_a_whole_one_says(client: openai.OpenAI) -> None:
+def test_a_streamed_chat_equals_a_whole_one(client: openai.OpenAI) -> None:
     """And its usage comes where it was asked for."""
     whole = client.chat.completions.create(model="m", messages=SAID, extra_body=GREEDY)
     with client.chat.completions.create(
@@ -119,7 +119,7 @@ def test_responses_and_messages_are_asked(service: Service, client: openai.OpenA
     ],
 )
 def test_the_door_answers_as_the_engine_does(service: Service, path: str, body: Document) -> None:
-    """The same status, and the same document but for what is another each time; refusals too."""
+    """The same status, and the same document but for parts that always differ; refusals too."""
     (worker,) = service.get("/v1/workers")["workers"]
     posted = {"model": "m", **body}
     url, headers = f"http://127.0.0.1:{worker['port']}{path}", {"Authorization": f"Bearer {KEY}"}

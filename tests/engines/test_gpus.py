@@ -28,7 +28,7 @@ from workers.engine.launch import command_for
 pytestmark = pytest.mark.skipif(not find_gpus(), reason="this machine has no GPU")
 
 
-def test_this_machine_can_be() -> None:
+def test_the_driver_of_this_machine_is_consistent() -> None:
     """NVML numbers its devices as they stand, and of each one's memory no more is used or held than there is."""
     gpus = find_gpus()
     check_devices(gpus)

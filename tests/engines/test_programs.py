@@ -29,7 +29,7 @@ def run_program(url: str, number: int) -> int:
 
 
 @pytest.mark.system
-def test_a_slot_that_waits_for_its_program_spares_the_engine_its_prompt(
+def test_a_slot_held_for_its_program_spares_the_engine_its_prompt(
     tmp_path: Path, free_ports: Callable[[int], int], tiny_model: Path
 ) -> None:
     """Three programs on one slot, and no memory beside it: each would lose its cache to the next."""

@@ -45,7 +45,7 @@ def vllm_model(python: str, checkpoint: Path, port: int, **changes: object) -> D
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         },
         "replicas": 2,
-        "port": port,
+        **({"port": port} if changes.get("socket_dir") is False else {}),
         "slots": SLOTS,
         "context": 4096,
         "bios": {"enabled": False},
@@ -251,8 +251,10 @@ def test_five_updates_in_mid_generation(
     print(f"turns by version of first and last token: {sorted(spans.items())}")
 
 
-def test_what_is_served_already_is_not_sent(service: Service, checkpoints: list[Path], vllm_python: str) -> None:
-    """A trainer that starts from the engines' checkpoint says so; one that is wrong about it is told."""
+def test_weights_that_are_served_already_are_not_sent(
+    service: Service, checkpoints: list[Path], vllm_python: str
+) -> None:
+    """A trainer that starts from the engines' checkpoint says so; a wrong claim is refused."""
     update(service, checkpoints[0])
     version = weights_of(service)["version"]
     with trainer(service, vllm_python) as tell:
@@ -288,7 +290,7 @@ def test_a_trainer_and_an_engine_agree_where_tensors_lie(vllm_python: str) -> No
 
 @pytest.mark.parametrize("mode", ["wait", "abort"])
 def test_an_update_that_waits_or_ends_what_runs(service: Service, checkpoints: list[Path], mode: str) -> None:
-    """Every turn has one version then; whoever was ended is asked again, and keeps what it had."""
+    """Every turn has one version then; an ended turn is asked again, and keeps its attempts."""
     wait_in_rotation(service)
     job = post(service, PROMPTS * 24, tokens=300)
     wait_full(service)
@@ -320,7 +322,7 @@ def test_a_pinned_conversation_gets_one_version_or_fails(service: Service, check
     assert {turn["state"] for turn in turns} == {"completed"}
 
 
-def test_what_cannot_be_is_refused_before_anything_is_touched(service: Service, checkpoints: list[Path]) -> None:
+def test_an_impossible_update_is_refused_before_anything_is_touched(service: Service, checkpoints: list[Path]) -> None:
     """A checkpoint that an engine cannot read would break all of them at once."""
     wait_in_rotation(service)
     cut = write_checkpoint(checkpoints[0].parent / "cut", 9)

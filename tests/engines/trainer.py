@@ -1,4 +1,4 @@
-"""A trainer, for the tests: broadcasts checkpoints with ``roundhouse_client``, as told on its standard input.
+"""A trainer, for the tests: broadcasts checkpoints with ``roundhouse_client``, on commands from its standard input.
 
 A line is JSON: {"checkpoint": FOLDER, "version": N}, with "bucket_bytes" or without; the answer is a line as well. With
 ``"mute": true`` it sends nothing, says so, and waits to be killed. With ``"breaks": true`` its first broadcast says

@@ -64,7 +64,7 @@ async def check(workers: Two, expected: str) -> None:
         assert (await ask(worker, None), await ask(worker, "poet")) == ("launched", expected)
 
 
-async def test_an_adapter_comes_and_goes(tmp_path: Path) -> None:
+async def test_an_adapter_is_loaded_and_unloaded(tmp_path: Path) -> None:
     """By its name, and with its weights: vLLM forgets the name alone."""
     async with pair(tmp_path) as (workers, adapters):
         assert await adapters.load("poet", tmp_path / "poet")
@@ -82,7 +82,7 @@ async def test_an_adapter_comes_and_goes(tmp_path: Path) -> None:
         assert adapters.names == []
 
 
-async def test_adapters_stay_with_the_model_that_they_are_for(tmp_path: Path) -> None:
+async def test_adapters_stay_with_their_model(tmp_path: Path) -> None:
     """A later life with another model behind the name starts without them: no engine would start with them."""
     async with pair(tmp_path) as (workers, adapters):
         await adapters.load("poet", tmp_path / "poet")
@@ -93,8 +93,8 @@ async def test_adapters_stay_with_the_model_that_they_are_for(tmp_path: Path) ->
         assert list(next(iter(later)).adapters.wanted) == names
 
 
-async def test_what_one_engine_refuses_nobody_has(tmp_path: Path) -> None:
-    """The other has it for a moment, and is told to forget it."""
+async def test_an_adapter_that_one_engine_refuses_is_on_none(tmp_path: Path) -> None:
+    """The other engine has it for a moment, and unloads it."""
     async with pair(tmp_path) as (workers, adapters):
         workers.misbehave("load", "fail")
         with pytest.raises(AdapterRefused, match="m-1 does not take adapter poet"):
@@ -110,7 +110,7 @@ async def test_what_one_engine_refuses_nobody_has(tmp_path: Path) -> None:
 @pytest.mark.system
 @pytest.mark.parametrize("do", ["stall", "end"])
 async def test_an_engine_that_fails_over_an_adapter_is_replaced(tmp_path: Path, do: str) -> None:
-    """The other has proved it; whoever begins anew begins with it."""
+    """The other engine has proved it; an engine that starts again starts with it."""
     async with pair(tmp_path) as (workers, adapters):
         workers.misbehave("load", do)
         assert await adapters.load("poet", tmp_path / "poet")
@@ -126,7 +126,7 @@ async def test_an_engine_that_fails_over_an_adapter_is_replaced(tmp_path: Path, 
 
 
 async def test_a_death_over_an_adapter_is_not_tried_on_the_next(tmp_path: Path) -> None:
-    """It may be what it died of: nobody else is told of it, and the name is free."""
+    """The adapter may be the cause of the death: no other engine gets it, and the name is free."""
     async with pair(tmp_path) as (workers, adapters):
         workers.misbehave("load", "end", both=True)
         with pytest.raises(NoEngineReady, match="m-0 went away over adapter poet"):
@@ -137,8 +137,8 @@ async def test_a_death_over_an_adapter_is_not_tried_on_the_next(tmp_path: Path) 
         assert workers.bad.now.incarnation == 1
 
 
-async def test_an_adapter_that_no_engine_survives_is_nobodys(tmp_path: Path) -> None:
-    """Nothing has changed when all are back."""
+async def test_an_adapter_that_no_engine_survives_is_on_none(tmp_path: Path) -> None:
+    """Nothing has changed once all are back."""
     async with pair(tmp_path) as (workers, adapters):
         workers.good.drain_nowait("so that the other is alone")
         await workers.good.end_engine("so that the other is alone")
@@ -152,7 +152,7 @@ async def test_an_adapter_that_no_engine_survives_is_nobodys(tmp_path: Path) -> 
         assert list((tmp_path / "state" / "adapters" / "m").iterdir()) == []
 
 
-async def test_an_engine_that_begins_meanwhile_is_held_until_it_has_it(tmp_path: Path) -> None:
+async def test_an_engine_that_starts_meanwhile_is_held_until_it_has_the_adapter(tmp_path: Path) -> None:
     """It was started without; it takes no request before it has it."""
     async with pair(tmp_path) as (workers, adapters):
         workers.misbehave("begin", "stall")
@@ -168,8 +168,8 @@ async def test_an_engine_that_begins_meanwhile_is_held_until_it_has_it(tmp_path:
         assert workers.bad.now.incarnation == 2
 
 
-async def test_a_load_goes_on_when_whoever_asked_has_gone(tmp_path: Path) -> None:
-    """Half a change would be nobody's."""
+async def test_a_load_goes_on_after_its_caller_has_gone(tmp_path: Path) -> None:
+    """Half a change would belong to no caller."""
     async with pair(tmp_path) as (workers, adapters):
         workers.misbehave("load", "stall")
         async with anyio.create_task_group() as tasks:
@@ -181,10 +181,8 @@ async def test_a_load_goes_on_when_whoever_asked_has_gone(tmp_path: Path) -> Non
         await check(workers, "launched+poet")
 
 
-async def test_an_engine_that_gives_up_while_it_is_waited_for_ends_the_wait(
-    scripted_spec: SpecFactory, tmp_path: Path
-) -> None:
-    """llama.cpp: its requests are waited for, and it dies under them for good; the next change has its turn."""
+async def test_an_engine_that_gives_up_ends_the_wait_for_it(scripted_spec: SpecFactory, tmp_path: Path) -> None:
+    """llama.cpp: the change waits for its requests, and it dies under them for good; the next change gets its turn."""
     poet = write_gguf_adapter(tmp_path / "poet.gguf", 1)
     spec = replace(scripted_spec(tokens=1000, interval=0.01), max_adapters=2, restart=replace(QUICK, failures=1))
     fleet = Fleet([spec], os.environ, tmp_path / "state")

@@ -1,4 +1,4 @@
-"""An attached engine: a server that somebody else starts, stops and restarts, and that is never touched."""
+"""An attached engine: a server that others start, stop and restart, and that we never touch."""
 
 import asyncio
 import ssl
@@ -28,7 +28,7 @@ from workers.states import WorkerState
 
 @contextmanager
 def served(spec: WorkerSpec) -> Iterator[None]:
-    """Run the scripted engine as somebody else would."""
+    """Run the scripted engine as its own operator would."""
     argv = [sys.executable, "-I", "-S", str(ENGINE_PROGRAM), "--port", str(spec.port), *render_flags(spec.args)]
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
     try:
@@ -46,7 +46,7 @@ def attached(server: WorkerSpec, **changes: object) -> WorkerSpec:
 
 @pytest.mark.system
 async def test_a_server_that_is_not_there_yet_is_waited_for(scripted_spec: SpecFactory) -> None:
-    """No start limit runs for what is not ours to start; and it may go and come back as often as it likes."""
+    """No start limit runs for a server that others start; it may go and come back as often as it likes."""
     server = scripted_spec(tokens=1000, interval=0.01)
     spec = attached(server, timeouts=WorkerTimeouts(start_s=0.05))
     with anyio.fail_after(3 * LIMIT_S):
@@ -67,7 +67,7 @@ async def test_a_server_that_is_not_there_yet_is_waited_for(scripted_spec: SpecF
 
 
 async def test_a_stop_leaves_the_server_alone(scripted_spec: SpecFactory) -> None:
-    """Its life is somebody else's; a restart of the worker is a new look at it."""
+    """Its life belongs to others; a restart of the worker probes it again."""
     server = scripted_spec()
     with served(server), anyio.fail_after(LIMIT_S):
         async with Worker(attached(server)) as worker:
@@ -80,7 +80,7 @@ async def test_a_stop_leaves_the_server_alone(scripted_spec: SpecFactory) -> Non
 
 
 async def test_a_stalled_request_ends_alone(scripted_spec: SpecFactory) -> None:
-    """Liveness by requests alone: whoever gets nothing ends, and nobody is killed for it."""
+    """Liveness by requests alone: the silent request ends, and no server is killed for it."""
     server = scripted_spec(mute_on="silence", slots=2)
     limits = WorkerTimeouts(prefill_stall_s=0.5, decode_stall_s=0.5)
     with served(server), anyio.fail_after(LIMIT_S):
@@ -93,8 +93,8 @@ async def test_a_stalled_request_ends_alone(scripted_spec: SpecFactory) -> None:
 
 
 @pytest.mark.system
-async def test_a_server_that_queues_stalls_nobody(scripted_spec: SpecFactory) -> None:
-    """As Ollama does with OLLAMA_NUM_PARALLEL=1: who comes later gets no byte until the one before has ended."""
+async def test_a_server_that_queues_stalls_no_request(scripted_spec: SpecFactory) -> None:
+    """Like Ollama with OLLAMA_NUM_PARALLEL=1: a later request gets no byte until the one before has ended."""
     server = scripted_spec(parallel=1, tokens=20, interval=0.05, slots=4)
     limits = WorkerTimeouts(prefill_stall_s=0.7, decode_stall_s=0.7)
     with served(server), anyio.fail_after(2 * LIMIT_S):
@@ -108,7 +108,7 @@ async def test_a_server_that_queues_stalls_nobody(scripted_spec: SpecFactory) ->
 
 @asynccontextmanager
 async def secured(server: WorkerSpec, authority: trustme.CA) -> AsyncIterator[int]:
-    """Put TLS before a server; yield the port that it has so."""
+    """Put TLS before a server; yield its new port."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("localhost").configure_cert(context)
 
@@ -134,10 +134,10 @@ async def secured(server: WorkerSpec, authority: trustme.CA) -> AsyncIterator[in
         yield port
 
 
-async def test_a_server_over_tls_is_who_it_says(
+async def test_a_server_over_tls_must_have_a_trusted_certificate(
     scripted_spec: SpecFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The machine's authorities decide; what one of them has not signed is never asked anything."""
+    """The machine's authorities decide; a server without a signed certificate gets no request."""
     authority, server = trustme.CA(), scripted_spec()
     authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
     with served(server), anyio.fail_after(3 * LIMIT_S):

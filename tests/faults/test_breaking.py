@@ -36,7 +36,7 @@ def only_in_a_soak(request: pytest.FixtureRequest) -> None:
 
 
 def ends_of(service: Service, prompts: list[str]) -> Counter[tuple[str, str | None]]:
-    """Run a conversation of one turn a prompt; return how the turns have ended."""
+    """Run a conversation with one turn for each prompt; return how the turns have ended."""
     agents = [{"id": "a", "model": "m"}]
     job = service.post_job({"agents": agents, "conversations": [{"prompt": prompt} for prompt in prompts]})
     service.wait_ended(job, LIMIT_S)
@@ -55,7 +55,7 @@ def test_an_engine_that_breaks_costs_no_turn(
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_killers_are_convicted_and_nobody_else(tmp_path: Path, free_ports: Callable[[int], int], workers: int) -> None:
+def test_only_killers_are_convicted(tmp_path: Path, free_ports: Callable[[int], int], workers: int) -> None:
     """Three deadly prompts among forty."""
     model = scripted_model(free_ports(workers), replicas=workers, slots=4, die_on="DEADLY", **TALK)
     with serving(tmp_path, free_ports(1), {"m": model}) as service:

@@ -1,8 +1,11 @@
-"""Answers that an engine holds its model to, and engines that do not take that."""
+"""Answers that an engine constrains, and engines that accept no constraints."""
 
 import json
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,16 +14,14 @@ from tests.harness.service import Document, recorded, scripted_model, serving
 from transport.dialects.dialect import PLAIN
 from transport.dialects.llama_server import LLAMA_SERVER
 from transport.dialects.vllm import VLLM
+from transport.events import TextDelta, Usage
 from transport.request import Constraint, Thought
-from workers.requests.constraints import ConstraintPlan, EngineConstraints
+from workers.requests.constraints import AGAIN_S, TRIAL_WORDS, ConstraintPlan, EngineConstraints
+from workers.requests.generation import Generation
 
 CHOICES = Constraint(choices=("yes", "no"))
 SCHEMA: dict[str, object] = {"type": "object", "properties": {"age": {"type": "integer"}}}
-SENT, BOTH, TOLD = (
-    ConstraintPlan(is_sent=True, is_told=False),
-    ConstraintPlan(is_sent=True, is_told=True),
-    ConstraintPlan(is_sent=False, is_told=True),
-)
+SENT, TOLD = ConstraintPlan(is_sent=True, is_told=False), ConstraintPlan(is_sent=False, is_told=True)
 AS_JSON = {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}}
 THOUGHT = 'thought ::= ([^<] | "<" [^/] | "</" [^t])* "</think>" [ \\t\\n]*\n'
 QUOTED = {"type": "string", "enum": ["yes", "no"]}
@@ -52,36 +53,90 @@ QUOTED = {"type": "string", "enum": ["yes", "no"]}
         ),
     ],
 )
-def test_each_engine_is_asked_in_its_own_way(
+def test_each_engine_gets_constraints_in_its_own_form(
     constraint: Constraint, llama: Document | None, vllm: Document | None, plain: Document | None
 ) -> None:
-    """Specification, "Constraints"; None is told in words."""
+    """Specification, "Constraints"; None means words in the prompt."""
     assert LLAMA_SERVER.constrain(constraint) == llama
     assert VLLM.constrain(constraint) == vllm
     assert PLAIN.constrain(constraint) == plain
 
 
-def test_an_attached_server_is_believed_once_it_has_shaped_an_answer() -> None:
-    """A choice in quotes is what no words ask for; an answer without them takes that back."""
-    known = EngineConstraints(PLAIN)
-    assert known.plan(CHOICES) == BOTH
-    known.note_answer(CHOICES, "yes")
-    assert known.plan(CHOICES) == BOTH
+async def ask_nothing(_params: Mapping[str, object], _tools: tuple[Mapping[str, Any], ...]) -> Generation | None:
+    """Stand for an engine that needs no trial."""
+    raise AssertionError("it was tried")
+
+
+class Tried:
+    """A server on trial: it says ``words``, and counts ``tokens`` in a prompt, ``more`` of them beside tools."""
+
+    def __init__(self, words: str | None, tokens: int = 7, more: int = 0) -> None:
+        self.words, self.tokens, self.more = words, tokens, more
+        self.asked: list[Mapping[str, object]] = []
+
+    async def ask(self, params: Mapping[str, object], tools: tuple[Mapping[str, Any], ...]) -> Generation | None:
+        self.asked.append(params)
+        if self.words is None:
+            return None
+        generation = Generation(lambda: 0.0)
+        generation.receive(TextDelta(self.words))
+        generation.receive(Usage(self.tokens + self.more * len(tools), 1, 0))
+        return generation
+
+
+@pytest.mark.parametrize(
+    ("words", "plan", "ignored"),
+    [('"zq-4417"', SENT, ()), ("zq-4417", TOLD, ("response_format",)), ("Hello!", TOLD, ("response_format",)),
+     ('"yes"', TOLD, ("response_format",)), ("", TOLD, ()), (None, TOLD, ())],
+)  # fmt: skip
+async def test_an_attached_server_is_tried_with_choices_that_no_model_says(
+    words: str | None, plan: ConstraintPlan, ignored: tuple[str, ...]
+) -> None:
+    """Once in an incarnation; an inconclusive trial is repeated a while later."""
+    server, now = Tried(words), [0.0]
+    known = EngineConstraints(PLAIN, server.ask, lambda: now[0])
+    for _ in range(3):
+        await known.settle(1, has_constraint=True, has_tools=False)
+        assert (known.plan(CHOICES), known.ignored) == (plan, ignored)
+    assert len(server.asked) == 1
+    now[0] = AGAIN_S
+    await known.settle(1, has_constraint=True, has_tools=False)
+    assert len(server.asked) == (1 if words else 2)
+    await known.settle(2, has_constraint=True, has_tools=False)
+    assert len(server.asked) == (2 if words else 3), "another may be there by now"
+
+
+async def test_an_answer_without_its_form_takes_the_trial_back() -> None:
+    """The model was not constrained; a refusal counts the same."""
+    known = EngineConstraints(PLAIN, Tried('"zq-4417"').ask, lambda: 0.0)
+    await known.settle(1, has_constraint=True, has_tools=False)
     known.note_answer(CHOICES, '"yes"')
-    assert known.plan(CHOICES) == SENT
     known.note_answer(Constraint(json_schema=SCHEMA), '{"age": 5}')
     assert known.plan(CHOICES) == SENT
-    known.note_answer(CHOICES, "I would say yes.")
-    assert known.plan(CHOICES) == BOTH
-    known.note_answer(Constraint(json_schema=SCHEMA), '{"age": 5}')
-    assert known.plan(CHOICES) == BOTH, "words may bring that about"
     known.note_refused(CHOICES)
-    assert known.plan(CHOICES) == TOLD
+    assert (known.plan(CHOICES), known.plan(Constraint(choices=("a",)))) == (TOLD, SENT)
+    known.note_answer(Constraint(choices=("a",)), "I would say a.")
+    assert (known.plan(Constraint(choices=("a",))), known.ignored) == (TOLD, ("response_format",))
 
 
-def test_an_engine_of_ours_is_believed_until_it_refuses() -> None:
+@pytest.mark.parametrize(
+    ("tokens", "more", "ignored"), [(7, 40, ()), (7, 0, ("tools",)), (0, 0, ())], ids=["read", "ignored", "not told"]
+)
+async def test_tools_that_add_no_tokens_to_a_prompt_are_not_in_it(
+    tokens: int, more: int, ignored: tuple[str, ...]
+) -> None:
+    """A server that reports no tokens is accused of nothing."""
+    server = Tried("Hello!", tokens, more)
+    known = EngineConstraints(PLAIN, server.ask, lambda: 0.0)
+    for _ in range(2):
+        await known.settle(1, has_constraint=False, has_tools=True)
+        assert (known.ignored, len(server.asked)) == (ignored, 2)
+
+
+async def test_an_engine_of_ours_is_believed_until_it_refuses() -> None:
     """It keeps a constraint or says that it cannot."""
-    known = EngineConstraints(LLAMA_SERVER)
+    known = EngineConstraints(LLAMA_SERVER, ask_nothing, lambda: 0.0)
+    await known.settle(1, has_constraint=True, has_tools=True)
     assert known.plan(CHOICES) == SENT
     assert known.plan(Constraint(pattern="(?=a)")) == TOLD
     known.note_refused(CHOICES)
@@ -89,6 +144,32 @@ def test_an_engine_of_ours_is_believed_until_it_refuses() -> None:
     assert known.plan(Constraint(choices=("a",))) == SENT
 
 
+def test_a_server_that_ignores_a_constraint_is_found(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """The attempts claim no constraint, the prompt says it in words, and status shows what is ignored."""
+    port = free_ports(1)
+    (tmp_path / "answers").write_text(json.dumps({"judge": {"status": 200, "body": WHOLE}}))
+    files = ["--answers", str(tmp_path / "answers"), "--record", str(tmp_path / "record")]
+    model = {"engine": "attached", "url": f"http://127.0.0.1:{port}/v1", "slots": 4}
+    with (
+        subprocess.Popen([sys.executable, "-I", "-S", str(REPLAY), "--port", str(port), *files]) as server,
+        serving(tmp_path / "s", free_ports(1), {"m": model}) as service,
+    ):
+        agent = {"id": "a", "model": "m", "validation": {"choices": ["yes", "no"]}}
+        job = service.post_job({"agents": [agent], "conversations": [{"prompt": "<judge>"}] * 6})
+        service.wait_ended(job)
+        turns = [talk["turns"][0] for talk in service.get(f"/v1/jobs/{job}/result")["conversations"]]
+        assert service.get("/v1/workers/m-0")["ignored"] == ["response_format"]
+        server.terminate()
+    assert [(turn["state"], turn["text"]) for turn in turns] == [("completed", "Yes, by all means.")] * 6
+    assert {attempt["constrained_by"] for turn in turns for attempt in turn["attempts"]} == {None}
+    sent = [json.loads(line) for line in (tmp_path / "record").read_text().splitlines()]
+    assert [TRIAL_WORDS in json.dumps(each) for each in sent if "response_format" in each] == [True], "once"
+    told = [each for each in sent if "<judge>" in json.dumps(each)]
+    assert all("Answer with exactly one of: yes, no." in json.dumps(each) for each in told)
+
+
+WHOLE = '{"choices": [{"index": 0, "message": {"content": "Yes, by all means."}, "finish_reason": "stop"}]}'
+REPLAY = Path(__file__).parents[1] / "harness" / "programs" / "replay.py"
 TOOL = "def look(what): return {'seen': what}"
 LOOK: Document = {
     "type": "function",
@@ -100,7 +181,10 @@ Ask = Callable[..., tuple[Document, list[Document]]]
 
 @pytest.fixture
 def ask(tmp_path: Path, free_ports: Callable[[int], int]) -> Ask:
-    """Ask one agent, whose engine gives these answers in their order; return its turn, and what the engine was sent."""
+    """Ask one agent, whose engine gives these answers in their order.
+
+    Return its turn, and the requests that the engine got.
+    """
 
     def ask(
         answers: list[object], agent: Document, args: Document | None = None, **tools: object
@@ -123,8 +207,8 @@ def ask(tmp_path: Path, free_ports: Callable[[int], int]) -> Ask:
     return ask
 
 
-def test_with_tools_only_the_answer_is_held_to_it(ask: Ask) -> None:
-    """A model that may call tools is free to; the answer that it gives instead is asked for again, constrained."""
+def test_with_tools_only_the_answer_is_constrained(ask: Ask) -> None:
+    """A model with tools may call; a free answer instead of a call is asked for again, constrained."""
     agent = {"tools": [LOOK], "validation": {"choices": ["yes", "no"]}}
     turn, sent = ask([CALL, {"content": "Well, it costs five."}, {"content": "yes"}], agent)
     assert (turn["state"], turn["text"], len(turn["attempts"])) == ("completed", "yes", 1)
@@ -137,15 +221,15 @@ def test_with_tools_only_the_answer_is_held_to_it(ask: Ask) -> None:
     assert turn["attempts"][0]["constrained_by"] == "grammar"
 
 
-def test_an_answer_that_is_valid_anyhow_is_not_asked_for_again(ask: Ask) -> None:
-    """Beside tools, where nothing held it."""
+def test_a_valid_free_answer_is_not_asked_for_again(ask: Ask) -> None:
+    """Beside tools, where it was unconstrained."""
     turn, sent = ask([CALL, {"content": "no"}], {"tools": [LOOK], "validation": {"choices": ["yes", "no"]}})
     assert (turn["text"], len(sent), turn["attempts"][0]["constrained_by"]) == ("no", 2, None)
 
 
 @pytest.mark.system
 def test_an_authors_own_constraint_wins_and_waits_for_the_last_answer(ask: Ask) -> None:
-    """With tools it would force the model out of every call, or into one for ever."""
+    """With tools it would keep the model from every call, or force calls for ever."""
     own = {"type": "json_object"}
     agent = {"tools": [LOOK], "params": {"response_format": own}, "validation": {"json_schema": SCHEMA}}
     turn, sent = ask([CALL, {"content": "Five."}, {"content": '{"age": 5}'}], agent)
@@ -154,16 +238,16 @@ def test_an_authors_own_constraint_wins_and_waits_for_the_last_answer(ask: Ask) 
     assert turn["attempts"][0]["constrained_by"] == "response_format"
 
 
-def test_constrain_off_sends_and_tells_nothing(ask: Ask) -> None:
-    """For whom shall argue first, and choose then."""
+def test_constrain_off_sends_nothing(ask: Ask) -> None:
+    """For agents that shall argue first, and choose then."""
     turn, sent = ask([{"content": "After all: yes"}], {"validation": {"choices": ["yes", "no"], "constrain": "off"}})
     assert (turn["text"], turn["attempts"][0]["constrained_by"]) == ("After all: yes", None)
     assert "grammar" not in sent[0]
     assert "exactly one of" not in json.dumps(sent[0]["messages"])
 
 
-def test_a_refused_constraint_is_told_in_words(ask: Ask) -> None:
-    """Once in the same attempt, and from then on at once; the engine is the judge of what it takes."""
+def test_a_refused_constraint_is_said_in_words(ask: Ask) -> None:
+    """Once in the same attempt, and from then on at once; the engine decides what it accepts."""
     body = '{"error": {"code": 400, "message": "failed to parse grammar", "type": "invalid_request_error"}}'
     args = {"reject": 400, "reject-body": body, "reject-first": 1}
     turn, sent = ask([{"content": "yes"}], {"validation": {"choices": ["yes", "no"]}}, args=args)
@@ -174,7 +258,7 @@ def test_a_refused_constraint_is_told_in_words(ask: Ask) -> None:
     assert turn["attempts"][0]["constrained_by"] is None
 
 
-def test_a_constraint_that_is_refused_after_tools_costs_no_call(ask: Ask) -> None:
+def test_a_constraint_that_is_refused_after_tools_repeats_no_call(ask: Ask) -> None:
     """The attempt goes on where it was: what was called stays called, and is not called again."""
     body = '{"error": {"code": 400, "message": "failed to parse grammar", "type": "invalid_request_error"}}'
     args = {"reject": 400, "reject-body": body, "reject-on": '"grammar"'}
@@ -190,8 +274,8 @@ def test_a_constraint_that_is_refused_after_tools_costs_no_call(ask: Ask) -> Non
 
 
 @pytest.mark.system
-def test_wrong_arguments_may_be_told(ask: Ask) -> None:
-    """``tools.arguments: tell``: the model hears of them first, within its budget."""
+def test_wrong_arguments_may_go_back_to_the_model(ask: Ask) -> None:
+    """``tools.arguments: tell``: the model gets them as an error first, within its budget."""
     wrong = {"tool_calls": [{"id": "x", "name": "look", "arguments": '{"what": 5}'}]}
     turn, sent = ask([wrong, CALL, {"content": "Done."}], {"tools": [LOOK]}, arguments="tell")
     assert (turn["state"], turn["text"]) == ("completed", "Done.")
@@ -276,10 +360,13 @@ def think(tmp_path: Path, free_ports: Callable[[int], int]) -> Think:
         (None, HELD, THOUGHTLESS),
     ],
 )
-def test_a_thought_stands_where_the_template_has_it(
+def test_a_thought_comes_where_the_template_has_it(
     think: Think, thinks: str | None, grammar: str, answer: Document
 ) -> None:
-    """Before the answer, which is the choice alone; an engine that cannot tell is held from the first token."""
+    """Before the answer, which is the choice alone.
+
+    An engine that cannot render is constrained from the first token.
+    """
     (turn,), sent, rendered = think([answer], JUDGE, thinks=thinks)
     assert (turn["state"], turn["text"], len(turn["attempts"])) == ("completed", "yes", 1)
     assert [request["grammar"] for request in sent] == [grammar]
@@ -296,10 +383,13 @@ def test_a_thought_stands_where_the_template_has_it(
         ({**JUDGE, "markup": True}, "never", ["<think>Hm, let me s", "yes"], [MAYBE, MAYBE]),
     ],
 )
-def test_a_retry_answers_at_once(
+def test_a_retry_answers_without_a_thought(
     think: Think, agent: Document, thinks: str, answers: list[str], grammars: list[str]
 ) -> None:
-    """A thought that was cut left no room; one that the prompt begins is ended, or the answer would be part of it."""
+    """A thought that was cut off left no room.
+
+    One that the prompt begins is ended, or the answer would be part of it.
+    """
     (turn,), sent, rendered = think([{"content": answer} for answer in answers], agent, thinks=thinks)
     assert (turn["state"], turn["text"]) == ("completed", "yes")
     assert [attempt["reason"] for attempt in turn["attempts"]] == ["invalid_answer", None]
@@ -321,7 +411,7 @@ def test_an_engine_is_asked_once_for_each_way_to_render(think: Think) -> None:
     assert rendered == [{**SILENT, **probe}, probe]
 
 
-def test_the_next_life_of_an_engine_is_asked_anew(think: Think, tmp_path: Path) -> None:
+def test_the_next_life_of_an_engine_is_tried_again(think: Think, tmp_path: Path) -> None:
     """It may have another template."""
     args = {"die-on": "Go.", "die-once": str(tmp_path / "died")}
     (turn,), sent, rendered = think([THOUGHTFUL], JUDGE, thinks="first", **args)
@@ -330,7 +420,7 @@ def test_the_next_life_of_an_engine_is_asked_anew(think: Think, tmp_path: Path) 
 
 
 def test_a_schema_is_sent_as_it_is(think: Think) -> None:
-    """Where a thought stands before it is llama.cpp's own affair."""
+    """llama.cpp itself places it after the thought."""
     judge = {**JUDGE, "validation": {"json_schema": SCHEMA}}
     (turn,), sent, rendered = think([{"content": 'Hm.</think>{"age": 5}'}], judge, thinks="first")
     assert (turn["text"], turn["attempts"][0]["constrained_by"]) == ('{"age": 5}', "response_format")

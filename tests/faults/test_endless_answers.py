@@ -1,4 +1,4 @@
-"""Answers of servers that never end: no more is held of one than its reader asks for."""
+"""Answers of servers that never end: memory holds no more of one than its reader asks for."""
 
 import socket
 import threading
@@ -62,7 +62,7 @@ def endless(request: pytest.FixtureRequest) -> Iterator[Endless]:
 def test_probes_of_a_server_hold_little_of_its_answers(
     tmp_path: Path, free_ports: Callable[[int], int], endless: Endless
 ) -> None:
-    """However much it sends before it notices that nobody reads."""
+    """However much it sends before it notices the close."""
     models: Document = {"m": {"engine": "attached", "url": f"http://127.0.0.1:{endless.port}"}}
     with serving(tmp_path, free_ports(1), models, ready=False) as service:
         wait_for(lambda: endless.answered > 1, "it is asked")

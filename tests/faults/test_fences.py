@@ -1,4 +1,4 @@
-"""A node is stopped past its lease and goes on: what it has in hand was taken over, and it writes nothing of it."""
+"""A node is stopped past its lease and continues: its work was taken over, and it writes nothing of it."""
 
 import signal
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def claims(service: Service, postgres: PostgresServer, database: str) -> int:
 
 
 def stop_past_its_lease(stopped: Service, lives: Service) -> None:
-    """Stop a node until the other has taken over, let it go on, and return when it has learned of that."""
+    """Stop a node until the other has taken over, continue it, and return when it has noticed."""
     assert stopped.process is not None
     stopped.process.send_signal(signal.SIGSTOP)
     told = stopped.log().count(TAKEN_OVER)

@@ -1,4 +1,4 @@
-"""Hubs that mean harm, over real sockets: endless files, endless patience, brackets, and links in the cache."""
+"""Malicious hubs over real sockets: endless files, slow drips, nested brackets, and links in the cache."""
 
 import hashlib
 import resource
@@ -71,10 +71,8 @@ def send_endlessly(sent: list[int], most: int) -> Callable[[Handler], None]:
     return answer
 
 
-def test_a_file_of_which_nobody_has_told_the_size_leaves_room_on_the_disk(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What else runs on the machine writes there too; the bound is what was free, less a reserve."""
+def test_a_file_of_unknown_size_leaves_room_on_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other programs of the machine write there too; the bound is the free space less a reserve."""
     free = 8 * MIB
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: _Usage(100 * MIB, 100 * MIB - free, free))
     sent: list[int] = []
@@ -86,7 +84,7 @@ def test_a_file_of_which_nobody_has_told_the_size_leaves_room_on_the_disk(
 
 @contextmanager
 def full_after(size: int) -> Iterator[None]:
-    """Have the kernel refuse every byte of a file behind so many, as it does where a disk or a quota is full."""
+    """Make the kernel refuse all bytes of a file beyond a number, as on a full disk or quota."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -96,8 +94,8 @@ def full_after(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("size", [len(CONTENT), None])
-def test_a_disk_that_gets_full_is_told_and_gets_its_room_back(path: Path, size: int | None) -> None:
-    """The rest of a file that has filled the disk would keep every other one from being fetched."""
+def test_a_disk_that_gets_full_is_reported_and_gets_its_room_back(path: Path, size: int | None) -> None:
+    """The partial file that has filled the disk would block every other fetch."""
     with serving(lambda handler: handler.send_rest(CONTENT)) as server:
         with full_after(download.PIECE_BYTES + 10), pytest.raises(ModelUnavailable, match="cannot be kept in"):
             bring(server.url, path, size)
@@ -106,8 +104,8 @@ def test_a_disk_that_gets_full_is_told_and_gets_its_room_back(path: Path, size: 
     assert path.read_bytes() == CONTENT
 
 
-def test_a_rest_that_is_a_link_is_not_written_through(path: Path, tmp_path: Path) -> None:
-    """Whoever can make a file in the cache could have any other file of this person overwritten."""
+def test_a_partial_download_that_is_a_link_is_not_written_through(path: Path, tmp_path: Path) -> None:
+    """Anyone with write access to the cache could otherwise overwrite any file of this user."""
     other = tmp_path / "other"
     other.write_bytes(b"mine")
     path.parent.mkdir()
@@ -119,7 +117,7 @@ def test_a_rest_that_is_a_link_is_not_written_through(path: Path, tmp_path: Path
 
 
 def drip(stop: threading.Event, head: bytes = b"") -> Callable[[Handler], None]:
-    """Send a byte now and then, for as long as somebody reads."""
+    """Send a byte now and then, as long as the client reads."""
 
     def answer(handler: Handler) -> None:
         handler.send_response(200)
@@ -138,7 +136,7 @@ def send_drips(handler: Handler, stop: threading.Event) -> None:
 
 
 def raised_by(function: Callable[[], object], stop: threading.Event) -> list[BaseException | None]:
-    """Run a function in a thread, and return what it has raised, if it ends by itself."""
+    """Run a function in a thread, and return the exception it raises, if it ends by itself."""
     ended: list[BaseException | None] = []
 
     def run() -> None:
@@ -159,7 +157,7 @@ def raised_by(function: Callable[[], object], stop: threading.Event) -> list[Bas
     return ended
 
 
-def test_a_file_that_comes_in_drips_is_given_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_drips_is_given_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte is within the limit of a silence; at one in two seconds a start would wait for years."""
     monkeypatch.setattr(download, "RATE_S", 0.1)
     stop = threading.Event()
@@ -169,8 +167,8 @@ def test_a_file_that_comes_in_drips_is_given_up(path: Path, monkeypatch: pytest.
     assert "bytes in" in str(error)
 
 
-def test_a_listing_that_comes_in_drips_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was fetched before can serve, and is not waited for without an end."""
+def test_a_listing_that_drips_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier fetch can serve, and the listing is not waited for without an end."""
     monkeypatch.setattr(hub, "LISTING_S", 0.2)
     stop = threading.Event()
     with serving(drip(stop, b"{")) as server:
@@ -179,8 +177,8 @@ def test_a_listing_that_comes_in_drips_is_given_up(tmp_path: Path, monkeypatch: 
     assert isinstance(error, hub.HubUnreachable)
 
 
-def test_headers_that_come_in_drips_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No body comes that could be counted."""
+def test_headers_that_drip_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no body to count."""
     monkeypatch.setattr(hub, "LISTING_S", 0.2)
     stop = threading.Event()
 
@@ -194,8 +192,8 @@ def test_headers_that_come_in_drips_are_given_up(tmp_path: Path, monkeypatch: py
     assert isinstance(error, hub.HubUnreachable)
 
 
-def test_a_listing_of_brackets_is_told_as_none(tmp_path: Path) -> None:
-    """Of any depth: a start ends with one sentence and no traceback."""
+def test_a_listing_of_brackets_is_refused(tmp_path: Path) -> None:
+    """At any depth: a start ends with one sentence and no traceback."""
     nested = b'{"sha": "%s", "siblings": [], "more": ' % COMMIT.encode() + b"[" * 1_000_000
     with serving(lambda handler: handler.send(200, nested)) as server:
         settings = HubSettings(endpoint=server.url, cache=tmp_path)
@@ -203,8 +201,8 @@ def test_a_listing_of_brackets_is_told_as_none(tmp_path: Path) -> None:
             find_model(parse_hub_name("hf:o/r"), settings)
 
 
-def test_an_index_of_brackets_is_no_index(tmp_path: Path) -> None:
-    """The checkpoint is fetched anew, as with any other index that cannot be read."""
+def test_an_index_of_brackets_is_refused(tmp_path: Path) -> None:
+    """The checkpoint is fetched again, as with any other unreadable index."""
     name = parse_hub_name(f"hf:o/r@{COMMIT}")
     snapshot = folder_of(name, tmp_path) / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Patterns that take for ever cost those who wrote them their time, and nobody else a slot or a judge.
+"""Patterns that take for ever cost their authors time, and no other key a slot or a judge.
 
 Source: specification, "Ends" and "Answer validation".
 """
@@ -24,7 +24,7 @@ Ports = Callable[[int], int]
 
 
 def engine(port: int, folder: Path, slots: int) -> Document:
-    """Return a model that answers with what only a hostile pattern finds long; held where a prompt names a file."""
+    """Return a model whose answers only a hostile pattern takes long to match; held if a prompt names a file."""
     return scripted_model(port, slots=slots, echo=f"({ANSWER})", hold=HELD, record=str(folder / "record"))
 
 
@@ -53,7 +53,7 @@ def ended_at(service: Service, job_id: str) -> datetime:
 
 
 def test_a_slot_is_free_once_its_answer_is_whole(tmp_path: Path, free_ports: Ports) -> None:
-    """Before its patterns are tried: what waits for the one slot begins while they are, and not after them."""
+    """Before its patterns are tried: the next request for the one slot begins during the trial, not after it."""
     with serving(tmp_path, free_ports(1), {"m": engine(free_ports(1), tmp_path, 1)}) as service:
         file = tmp_path / "go-on"
         slow = service.post_job(job("slow", file, until=matching(*range(4))))
@@ -68,8 +68,8 @@ def test_a_slot_is_free_once_its_answer_is_whole(tmp_path: Path, free_ports: Por
 
 
 @pytest.mark.system
-def test_who_is_asked_again_still_goes_before_everybody_who_waits(tmp_path: Path, free_ports: Ports) -> None:
-    """Its slot was another's while its answer was judged; the next that is free is its own."""
+def test_a_retry_goes_before_everything_that_waits(tmp_path: Path, free_ports: Ports) -> None:
+    """Its slot went to another turn while its answer was judged; the next free one is its own."""
     with serving(tmp_path, free_ports(1), {"m": engine(free_ports(1), tmp_path, 1)}) as service:
         first, second = tmp_path / "first", tmp_path / "second"
         validation = {"pattern": SLOW % 3, "retries": 1, "constrain": "off"}
@@ -90,7 +90,7 @@ def test_who_is_asked_again_still_goes_before_everybody_who_waits(tmp_path: Path
 
 @pytest.mark.system
 def test_judges_are_shared_by_keys(tmp_path: Path, free_ports: Ports) -> None:
-    """Whoever has one answer to be judged waits for those that are being judged, and not for another key's queue."""
+    """A key with one answer to judge waits for those being judged, and not for another key's queue."""
     hostile, slots = 30, 31
     models = {"m": engine(free_ports(1), tmp_path, slots)}
     with serving(tmp_path, free_ports(1), models, {"keys": KEYS}) as service:
@@ -125,7 +125,7 @@ def test_judges_are_shared_by_keys(tmp_path: Path, free_ports: Ports) -> None:
 @pytest.mark.system
 @pytest.mark.parametrize("where", ["until", "validation"])
 def test_a_pattern_that_runs_out_of_time_is_given_up_in_its_job(tmp_path: Path, free_ports: Ports, where: str) -> None:
-    """After some tries, as one that does not match; the result says which, and from which turn on."""
+    """After some tries it counts as no match; the result says which pattern, and from which turn on."""
     rounds = 4 * TRIED
     fields: Document = {"until": matching(3)}
     if where == "validation":  # a turn fails that is not valid, and this one is asked for again and again

@@ -1,4 +1,4 @@
-"""A made hub over real sockets: what is fetched of it, who sees the token, and what happens as it fails."""
+"""A made hub over real sockets: the fetched files, the readers of the token, and behaviour as it fails."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ CHECKPOINT = {"config.json": CONFIG, "model.safetensors": WEIGHTS, "run.py": b"p
 
 
 class Hub:
-    """A hub with one repository, ``o/r``, whose files lie on another server, as they do at the real one."""
+    """A hub with one repository, ``o/r``, whose files are on another server, as at the real one."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
@@ -45,7 +45,7 @@ class Hub:
         if handler.path.startswith("/api/models/o/r/revision/"):
             self.page(handler)
         elif handler.path.startswith(f"/o/r/resolve/{self.commit}/") and self.elsewhere is not None:
-            handler.send(302, location=f"{self.elsewhere.url}/{handler.path.rpartition('/')[2]}")
+            handler.send(302, location=f"{self.elsewhere.url}/{handler.path.partition(self.commit)[2][1:]}")
         else:
             handler.send(404)
 
@@ -95,7 +95,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
         yield Place(hub, server, store, tmp_path / "hub")
 
 
-def test_a_gguf_file_comes_into_the_cache_that_the_hubs_own_programs_have(place: Place) -> None:
+def test_a_gguf_file_goes_into_the_cache_of_the_hubs_own_programs(place: Place) -> None:
     """They find it there, as their own: a blob by its digest, and a link to it in the snapshot of a commit."""
     path = place.bring("hf:o/r")
     folder = place.settings.cache / "models--o--r"
@@ -106,7 +106,7 @@ def test_a_gguf_file_comes_into_the_cache_that_the_hubs_own_programs_have(place:
     assert [path for path, _ in place.store.seen] == ["/m-Q4_K_M.gguf"]
 
 
-def test_a_checkpoint_comes_without_what_could_be_run(place: Place) -> None:
+def test_a_checkpoint_comes_without_executable_files(place: Place) -> None:
     """Neither Python's code nor pickled weights, whatever the repository has."""
     place.hub.files = dict(CHECKPOINT)
     folder = place.bring("hf:o/r")
@@ -117,7 +117,7 @@ def test_a_checkpoint_comes_without_what_could_be_run(place: Place) -> None:
     assert find_kept(parse_hub_name("hf:o/r"), place.settings.cache) == folder
 
 
-def test_a_commit_that_is_there_is_not_asked_for_and_a_branch_is_followed(place: Place) -> None:
+def test_a_pinned_commit_is_not_asked_for_and_a_branch_is_followed(place: Place) -> None:
     """A pinned model starts without a network; one that is not pinned is what the branch has now."""
     pinned = f"hf:o/r:m-Q4_K_M.gguf@{COMMIT}"
     place.bring(pinned)
@@ -142,7 +142,7 @@ def test_the_token_goes_to_the_hub_alone(place: Place, caplog: pytest.LogCapture
     assert TOKEN not in repr(place.settings)
 
 
-def test_a_transfer_that_breaks_goes_on(place: Place) -> None:
+def test_a_transfer_that_breaks_asks_the_hub_again(place: Place) -> None:
     """Each try asks the hub again, whose addresses of files live for minutes."""
 
     def broken(handler: Handler, content: bytes) -> None:
@@ -158,7 +158,7 @@ def test_a_transfer_that_breaks_goes_on(place: Place) -> None:
 
 
 @pytest.mark.parametrize("files", [GGUF, CHECKPOINT])
-def test_another_file_than_the_hub_has_told_of_is_not_kept(place: Place, files: dict[str, bytes]) -> None:
+def test_a_file_that_differs_from_the_hubs_digest_is_discarded(place: Place, files: dict[str, bytes]) -> None:
     """Of the same length: by its SHA-256, or by git's digest of a small one."""
     place.hub.files = dict(files)
     place.hub.send = lambda handler, content: handler.send_rest(content[:-1] + b"?")
@@ -168,7 +168,7 @@ def test_another_file_than_the_hub_has_told_of_is_not_kept(place: Place, files: 
     assert not [each for each in place.settings.cache.rglob("*") if each.is_file() and each.stat().st_size]
 
 
-def test_what_does_not_fit_the_disk_is_said_before_anything_is_fetched(place: Place) -> None:
+def test_files_that_do_not_fit_the_disk_are_reported_before_any_is_fetched(place: Place) -> None:
     """All missing files together."""
 
     def grown(files: list[dict[str, object]]) -> list[dict[str, object]]:
@@ -194,7 +194,7 @@ def test_what_does_not_fit_the_disk_is_said_before_anything_is_fetched(place: Pl
         (lambda handler: handler.send(302, location="ftp://127.0.0.1/"), "does not answer: .*ftp"),
     ],
 )
-def test_a_hub_that_cannot_tell_is_said(
+def test_an_unusable_hub_is_reported(
     place: Place, page: Callable[[Handler], None], because: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one sentence, whatever it sends."""
@@ -206,14 +206,14 @@ def test_a_hub_that_cannot_tell_is_said(
 
 
 def test_files_without_a_digest_are_not_fetched(place: Place) -> None:
-    """Nobody could tell what came."""
+    """Their content could not be verified."""
     place.hub.edit = lambda files: [{"rfilename": each["rfilename"]} for each in files]
     with pytest.raises(ModelUnavailable, match=r"tells no digest of m-Q4_K_M\.gguf"):
         place.bring("hf:o/r")
 
 
-def test_while_the_hub_is_away_what_was_fetched_is_used(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """Of a branch too, and the log says so; without it the fault is told."""
+def test_while_the_hub_is_away_fetched_files_are_used(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a branch too, and the log says so; without any the fault is reported."""
     path = place.bring("hf:o/r")
     place.hub.page = lambda handler: handler.send(502)
     assert place.bring("hf:o/r") == path
@@ -233,12 +233,70 @@ def test_offline_nothing_is_asked(place: Place) -> None:
     assert place.asked == asked
 
 
-def test_a_model_is_pinned_to_what_its_name_means_now(place: Place) -> None:
+def test_a_model_is_pinned_to_its_current_file_and_commit(place: Place) -> None:
     """The file and the commit."""
     found = find_model(parse_hub_name("hf:o/r:q4_k_m"), place.settings)
     assert str(found.name) == f"hf:o/r:m-Q4_K_M.gguf@{COMMIT}"
     assert (found.is_gguf, found.weights_bytes) == (True, len(WEIGHTS))
     assert place.store.seen == []
+
+
+def test_a_pinned_name_means_the_same_with_any_cache(place: Place) -> None:
+    """Whatever another program has fetched: the hub is asked once, and not at all if only another file is there."""
+    place.hub.files = {"m-Q4_K_M.gguf": WEIGHTS, "m-Q8_0.gguf": b"eight"}
+    place.bring(f"hf:o/r:m-Q8_0.gguf@{COMMIT}")
+    offline = HubSettings(endpoint=place.server.url, cache=place.settings.cache, is_offline=True)
+    with pytest.raises(HubUnreachable, match="HF_HUB_OFFLINE"):
+        place.bring(f"hf:o/r@{COMMIT}", offline)
+    assert place.bring(f"hf:o/r@{COMMIT}").name == "m-Q4_K_M.gguf"
+    assert find_kept(parse_hub_name(f"hf:o/r@{COMMIT}", is_gguf=True), place.settings.cache) == place.bring(
+        f"hf:o/r@{COMMIT}", offline
+    )
+    asked = place.asked
+    place.bring(f"hf:o/r@{COMMIT}")  # what it means is kept
+    assert place.asked == asked
+
+
+def test_a_quant_at_a_commit_means_what_the_repository_has(place: Place) -> None:
+    """Not the one file of several that is in the cache; where it was found out once, nobody is asked again."""
+    place.hub.files = {"a-Q8_0.gguf": WEIGHTS, "b-Q8_0.gguf": b"b", "c-Q6_K.gguf": b"c", "mtp-c-Q6_K.gguf": b"d"}
+    place.bring(f"hf:o/r:a-Q8_0.gguf@{COMMIT}")
+    with pytest.raises(ModelUnavailable, match=r"several files fit: a-Q8_0\.gguf, b-Q8_0\.gguf"):
+        place.bring(f"hf:o/r:Q8_0@{COMMIT}")
+    place.bring(f"hf:o/r:mtp-c-Q6_K.gguf@{COMMIT}")
+    path = place.bring(f"hf:o/r:Q6_K@{COMMIT}")
+    assert path.name == "c-Q6_K.gguf"
+    place.hub.page = lambda handler: handler.send(502)
+    assert place.bring(f"hf:o/r:Q6_K@{COMMIT}") == path
+
+
+def test_a_file_in_a_folder_is_fetched_and_pinned_by_its_path(place: Place) -> None:
+    """Two of one name are told apart; the name of one alone is asked for until it is known which it is."""
+    place.hub.files = {"Q4_K_M/m.gguf": WEIGHTS, "Q8_0/m.gguf": b"eight"}
+    found = find_model(parse_hub_name("hf:o/r"), place.settings)
+    assert str(found.name) == f"hf:o/r:Q4_K_M/m.gguf@{COMMIT}"
+    path = place.bring(str(found.name))
+    assert path.read_bytes() == WEIGHTS
+    asked = place.asked
+    assert place.bring(str(found.name)) == path
+    assert place.asked == asked
+    with pytest.raises(ModelUnavailable, match="several files fit"):
+        place.bring(f"hf:o/r:m.gguf@{COMMIT}")
+    assert place.bring(f"hf:o/r:Q8_0@{COMMIT}").read_bytes() == b"eight"
+
+
+def test_what_a_name_was_found_to_mean_is_not_believed_blindly(place: Place) -> None:
+    """A record that others have changed leads nowhere else, and a cache that may not be written needs none."""
+    path = place.bring("hf:o/r")
+    record = place.settings.cache / "models--o--r" / ".roundhouse" / COMMIT / "any"
+    assert record.read_text() == "m-Q4_K_M.gguf"
+    for text in ("../../../x.gguf", "config.json", "gone.gguf", "", "x" * 10_000):
+        record.write_text(text)
+        assert place.bring("hf:o/r") == path
+    record.unlink()
+    record.mkdir()
+    assert place.bring("hf:o/r") == path
+    assert find_kept(parse_hub_name("hf:o/r"), place.settings.cache) == path
 
 
 def test_part_of_a_checkpoint_is_no_model(place: Place) -> None:
@@ -321,8 +379,8 @@ def test_init_pins_a_model_of_the_hub_and_run_fetches_it(place: Place, tiny_mode
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_model_for_one_command_is_pinned_too_and_needs_no_hub_once_it_is_there(place: Place) -> None:
-    """Where the hub is away and nothing is there, the command says so."""
+def test_a_model_for_one_command_is_pinned_too_and_needs_no_hub_once_it_is_fetched(place: Place) -> None:
+    """Without the hub and without a file, the command says so."""
     made = config_path(None, "hf:o/r")
     assert f"model: hf:o/r:m-Q4_K_M.gguf@{COMMIT}" in made.read_text()
     ensure_hub_model(parse_hub_name("hf:o/r"), hub_settings(os.environ, Path.home()))
@@ -338,10 +396,10 @@ def test_a_model_for_one_command_is_pinned_too_and_needs_no_hub_once_it_is_there
     [
         ({"engine": "embedded", "model": "hf:o/../r"}, "is written hf:ORG/REPO"),
         ({"engine": "vllm", "model": "hf:o/r:Q8_0"}, "vllm loads a checkpoint"),
-        ({"engine": "vllm", "model": "hf:o/r", "args": {"trust_remote_code": True}}, "would run code of the hub"),
+        ({"engine": "vllm", "model": "hf:o/r", "args": {"trust_remote_code": True}}, "would run code from the hub"),
     ],
 )
-def test_what_a_configuration_may_not_name_is_refused_before_the_hub_is_asked(
+def test_forbidden_files_are_refused_before_the_hub_is_asked(
     model: dict[str, object], because: str, tmp_path: Path, place: Place
 ) -> None:
     """No code of the hub runs, whatever the engine's flags say."""
@@ -352,7 +410,7 @@ def test_what_a_configuration_may_not_name_is_refused_before_the_hub_is_asked(
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_model_that_the_engine_does_not_load_is_said(place: Place, tmp_path: Path) -> None:
+def test_a_model_in_another_engines_format_is_reported(place: Place, tmp_path: Path) -> None:
     """A checkpoint for llama.cpp, or the other way round."""
     config = build_config({"models": {"m": {"engine": "vllm", "model": "hf:o/r", "command": ["true"]}}}, {}, "here", {})
     with pytest.raises(ModelUnavailable, match="no checkpoint of safetensors"):

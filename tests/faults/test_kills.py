@@ -1,4 +1,4 @@
-"""The service is killed at random moments under load: nothing that was acknowledged is lost, nothing is done twice."""
+"""The service is killed at random moments under load: acknowledged work is not lost, and nothing runs twice."""
 
 import time
 from collections.abc import Callable

@@ -114,10 +114,10 @@ async def test_a_prompt_is_counted_as_the_engine_counts_it_later(real_spec: Call
             assert answer.told_prompt_tokens == found.usage.prompt_tokens
 
 
-async def test_a_prompt_that_is_not_counted_is_no_longer_than_is_thought(
+async def test_an_uncounted_prompt_is_held_at_its_upper_bound(
     real_spec: Callable[[int, int], WorkerSpec],
 ) -> None:
-    """It is thought to have a token a byte, and until the engine tells it is held so."""
+    """One token a byte, until the engine reports its count."""
     async with working(real_spec(4000, 1000)) as worker:
         request = await submit(worker, "ä€😀", max_tokens=3)
         answer = answer_of(worker, request)
@@ -156,15 +156,15 @@ async def test_a_prompt_longer_than_one_may_have_is_refused_before_it_is_sent(
         ({"content": "", "tools": ({"function": {"name": "look", "description": "工" * 100}},)}, 300),
     ],
 )
-def test_a_token_is_a_byte_at_least_wherever_it_stands(chat: dict[str, Any], least: int) -> None:
+def test_a_token_is_a_byte_at_least_everywhere(chat: dict[str, Any], least: int) -> None:
     """In words, calls and tools; a tool described in Chinese is three times as long as its characters."""
     tools = chat.pop("tools", ())
     request = ChatRequest(model="m", messages=(Message(role="user", **chat),), tools=tools)
     assert least <= most_tokens(request) <= least + 200
 
 
-def test_a_generation_that_was_not_let_in_yet_holds_nothing() -> None:
-    """What the one before it held was given up with its end; what comes of it is held as well."""
+def test_a_generation_that_was_not_admitted_yet_holds_nothing() -> None:
+    """The hold of the one before ended with it; a later generation's is held as well."""
     answer = Answer(lambda: 0.0)
     for _ in range(2):
         generation = answer.begin_generation(RepetitionLimits(), 0)
@@ -198,7 +198,7 @@ class Held:
 
 
 @pytest.mark.parametrize(("size", "ended"), [(100, []), (900, [3]), (1800, [3, 2])])
-async def test_a_request_whose_tools_brought_much_is_older_than_what_came_meanwhile(
+async def test_a_request_whose_tools_took_long_is_older_than_later_requests(
     scripted_spec: SpecFactory, tmp_path: Path, size: int, ended: list[int]
 ) -> None:
     """It holds nothing while its tools run, and takes its room back from the youngest; it goes on, and ends."""
@@ -283,8 +283,8 @@ async def test_only_prompts_of_more_bytes_than_a_slots_part_are_counted(
 
 
 @pytest.mark.parametrize("status", [404, 500, 200])
-async def test_an_engine_that_does_not_count_is_asked_all_the_same(scripted_spec: SpecFactory, status: int) -> None:
-    """Whatever is wrong with it; what no request may have is not held either."""
+async def test_an_engine_that_cannot_count_is_asked_all_the_same(scripted_spec: SpecFactory, status: int) -> None:
+    """Whatever its fault; the hold never exceeds the bound of one request."""
     async with working(sharing(scripted_spec(count_status=status), 2000, 1000)) as worker:
         request = await submit(worker, "x" * 5000)
         answer = answer_of(worker, request)
@@ -296,10 +296,10 @@ async def test_an_engine_that_does_not_count_is_asked_all_the_same(scripted_spec
 
 @pytest.mark.parametrize("capacity", Capacity)
 @pytest.mark.parametrize("flags", [{"reject": 500, "reject_body": FULL}, {"error_after": 2}])
-async def test_a_pool_that_is_full_is_no_requests_fault(
+async def test_a_full_pool_is_no_requests_fault(
     scripted_spec: SpecFactory, flags: dict[str, int | str], capacity: Capacity
 ) -> None:
-    """Before the answer or within it. Where nobody looks after the room, the engine refuses."""
+    """Before the answer or within it. Without our own bookkeeping the engine refuses."""
     engine = scripted_spec(error_message="Context size has been exceeded.", reject_first=1, **flags)
     spec = replace(engine, capacity=capacity, kv_tokens=8192 if capacity is Capacity.TOKENS else None)
     async with working(spec) as worker:
@@ -363,10 +363,10 @@ async def test_the_lent_budget_shrinks_when_requests_had_to_give_way(
         assert watch.budget == 1000
 
 
-async def test_a_request_that_is_ended_for_another_reason_has_not_given_way(
+async def test_a_request_that_ended_for_another_reason_has_not_given_way(
     scripted_spec: SpecFactory, tmp_path: Path
 ) -> None:
-    """Its caller wants it no more."""
+    """Its caller has cancelled it."""
     held = Held(tmp_path)
     async with working(sharing(scripted_spec(tokens=100_000, interval=0.01), 900_000, 900_000)) as worker:
         request = await submit(worker, held.prompt("never"))
@@ -383,7 +383,7 @@ async def test_a_request_that_is_ended_for_another_reason_has_not_given_way(
     ("flags", "error"),
     [({}, EngineRejected), ({"count_status": 500}, EngineRejected), ({"count_status": 200}, MalformedFrame)],
 )
-async def test_an_engine_that_does_not_count_says_how(
+async def test_an_engine_that_does_not_count_gives_its_reason(
     scripted_spec: SpecFactory, flags: dict[str, int], error: type[Exception]
 ) -> None:
     """As of any other question."""

@@ -45,7 +45,7 @@ asyncio.run(main())
 @pytest.mark.system
 @pytest.mark.parametrize("program", [WORKER, AGENTS], ids=["Worker", "InferenceEngine"])
 def test_a_program_that_leaves_by_an_exception_ends_at_once(free_ports: Callable[[int], int], program: str) -> None:
-    """Whoever writes it sees the traceback, and does not think that it hangs; nothing of it is left."""
+    """Its author sees the traceback, and does not think that it hangs; no process is left."""
     code = program.format(command=COMMAND, port=free_ports(1))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     argv = [sys.executable, "-c", code]

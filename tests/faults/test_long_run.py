@@ -1,4 +1,4 @@
-"""Everything at once: kills, reloads, upgrades, forks, callers and cancels; half a minute, or in a soak for hours."""
+"""Everything at once: kills, reloads, upgrades, forks, callers and cancels; half a minute, or hours in a soak."""
 
 import json
 import threading

@@ -36,7 +36,7 @@ def written(arguments: str) -> dict[str, object]:
 async def told_by(
     folder: Path, make: SpecFactory, message: dict[str, object], arguments: WrongArguments = WrongArguments.FAIL
 ) -> tuple[RequestResult, list[str]]:
-    """Return how a request ends whose model says this first, and with what the tool was run."""
+    """Return how a request ends whose model says this first, and the calls that ran the tool."""
     (folder / "script").write_text(json.dumps([message, ANSWER]))
     ran: list[str] = []
 
@@ -66,10 +66,10 @@ async def test_a_structured_call_whose_arguments_are_no_object_never_runs_a_tool
 
 
 @pytest.mark.parametrize("arguments", ['{"q": "rm -rf /srv/ab', "[1]", ' {"q" ', "[Bodyguard]"])
-async def test_text_that_begins_as_json_does_is_no_bare_text(
+async def test_text_that_begins_like_json_is_no_bare_text(
     tmp_path: Path, scripted_spec: SpecFactory, arguments: str
 ) -> None:
-    """Its model meant arguments, and has not come to their end."""
+    """Its model meant arguments, and did not finish them."""
     told, ran = await told_by(tmp_path, scripted_spec, written(arguments))
     assert (told.state, told.reason, ran) == (RequestState.FAILED, FailureReason.TOOL_ARGUMENTS, [])
 
@@ -83,11 +83,42 @@ async def test_bare_text_in_markup_is_the_only_argument(
     assert (told.state, told.text, ran) == (RequestState.COMPLETED, "Done.", [given])
 
 
-async def test_a_model_that_is_told_of_wrong_arguments_hears_of_these_too(
-    tmp_path: Path, scripted_spec: SpecFactory
-) -> None:
+async def test_a_model_with_arguments_tell_gets_these_faults_too(tmp_path: Path, scripted_spec: SpecFactory) -> None:
     """It may call again within its budget; the tool is run for none of it."""
     told, ran = await told_by(tmp_path, scripted_spec, structured('{"q": "a'), WrongArguments.TELL)
     assert (told.state, ran) == (RequestState.COMPLETED, [])
     (record,) = told.tool_calls
     assert record.reason is FailureReason.TOOL_ARGUMENTS
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {**structured('{"q": "rm -rf /srv/ab"}'), "finish": "length"},
+        {**structured(""), "finish": "length"},
+        {**written('{"q": "rm -rf /srv/ab"}'), "finish": "length"},
+        {"content": '<tool_request name="search">{"q": "x"}', "finish": "length"},
+        {"content": '<tool_request name="search">{"q": "x"}', "finish": "content_filter"},
+        {**structured('{"q": "rm -rf /srv/ab"}'), "finish": "content_filter"},
+        {"content": '<tool_request name="search">{"q": "x"}', "finish": "who_knows"},
+    ],
+)
+async def test_a_call_that_was_cut_off_is_never_made(
+    tmp_path: Path, scripted_spec: SpecFactory, message: dict[str, object]
+) -> None:
+    """However much of it arrived: some engines report half a call as whole."""
+    told, ran = await told_by(tmp_path, scripted_spec, message)
+    assert (told.state, told.reason, ran) == (RequestState.FAILED, FailureReason.TOOL_ARGUMENTS, [])
+    assert "the call was cut off" in str(told.detail)
+    told, ran = await told_by(tmp_path, scripted_spec, message, WrongArguments.TELL)
+    assert (told.state, told.text, ran) == (RequestState.COMPLETED, "Done.", [])
+
+
+async def test_a_model_may_get_the_error_of_an_unknown_tool(tmp_path: Path, scripted_spec: SpecFactory) -> None:
+    """With the names of those that it has."""
+    message: dict[str, object] = {"tool_calls": [{"id": "x", "name": "functions.search", "arguments": '{"q": "a"}'}]}
+    told, ran = await told_by(tmp_path, scripted_spec, message)
+    assert (told.state, told.reason, ran) == (RequestState.FAILED, FailureReason.TOOL_UNKNOWN, [])
+    told, ran = await told_by(tmp_path, scripted_spec, message, WrongArguments.TELL)
+    assert (told.state, told.text, ran) == (RequestState.COMPLETED, "Done.", [])
+    assert "it has search" in str(told.tool_calls[0].result)

@@ -41,7 +41,7 @@ class Lives:
 
 
 @pytest.mark.system
-def test_the_session_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_the_session_goes_on_in_the_next_program(tmp_path: Path) -> None:
     """One process and one count; the next program knows the tools, and negotiates nothing."""
     lives = Lives("counts", tmp_path, [*COUNTER, str(tmp_path)])
     seen = lives.first["seen"] + lives.second["seen"]
@@ -56,7 +56,7 @@ def test_the_session_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_a_late_answer_to_the_earlier_program_is_no_answer_to_the_next(tmp_path: Path) -> None:
+def test_a_late_answer_to_the_earlier_program_answers_no_call_of_the_next(tmp_path: Path) -> None:
     """The call is cut off, and answered when calls of the next program wait: each of them gets its own answer."""
     lives = Lives("late", tmp_path, [*COUNTER, str(tmp_path)])
     assert lives.second["seen"] == [{"n": number} for number in range(8)]
@@ -79,7 +79,7 @@ def test_a_line_that_was_read_or_written_in_part_comes_to_its_end(tmp_path: Path
 
 
 @pytest.mark.system
-def test_a_session_that_cannot_be_read_is_begun_anew(tmp_path: Path) -> None:
+def test_a_session_that_cannot_be_read_is_started_again(tmp_path: Path) -> None:
     """The server is ended as ever, and the log says why."""
     lives = Lives("broken", tmp_path, [*COUNTER, str(tmp_path)])
     assert [each["count"] for each in lives.second["seen"]] == [1, 2]
@@ -92,7 +92,7 @@ def test_a_session_that_cannot_be_read_is_begun_anew(tmp_path: Path) -> None:
 
 @pytest.mark.system
 def test_a_session_of_the_newest_revision_goes_on(tmp_path: Path) -> None:
-    """It is negotiated by discovery; the server is one of the SDK's. It is asked for what it has learnt."""
+    """It is negotiated by discovery; the server is one of the SDK's. It is asked for its new tools."""
     lives = Lives("pids", tmp_path, OF_SDK)
     assert lives.first["seen"] == lives.second["seen"]
     assert (lives.first["tools"], lives.second["tools"]) == (7, 8)

@@ -1,4 +1,4 @@
-"""A process without a descriptor left: what only looks at things looks again, and says of nothing that it is gone."""
+"""A process without a free descriptor: checks are repeated, and nothing is reported as gone."""
 
 import os
 import resource
@@ -23,7 +23,7 @@ from workers.process.registry import run_id
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Leave this process none for a block, as a tool that leaks files does."""
+    """Leave this process no descriptor for a block, like a tool that leaks files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
     resource.setrlimit(
@@ -58,7 +58,7 @@ def orphan() -> Iterator[subprocess.Popen[bytes]]:
 async def test_a_patrol_without_descriptors_looks_again(
     orphan: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its end would be that of the service, and of all engines."""
+    """A failed patrol would end the service and all engines."""
     monkeypatch.setattr(orphans, "PATROL_S", 0.01)
     async with anyio.create_task_group() as tasks:
         with no_descriptors():
@@ -68,7 +68,7 @@ async def test_a_patrol_without_descriptors_looks_again(
         tasks.cancel_scope.cancel()
 
 
-async def test_a_look_without_descriptors_does_not_say_that_no_orphan_is_left(
+async def test_a_check_without_descriptors_does_not_report_that_no_orphan_is_left(
     orphan: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine would count as ended whose processes still hold its memory and its port."""

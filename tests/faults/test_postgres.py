@@ -1,4 +1,4 @@
-"""What a database on another machine does to a node: flows that go silent, locks that wait in a circle, long writes."""
+"""Faults of a database on another machine: flows that go silent, locks that wait in a circle, long writes."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from service.errors import StoreUnavailable
-from service.store import queries
+from service.store import job_rows
 from service.store.cluster import Cluster
 from service.store.databases.postgres import PostgresDatabase
 from service.store.news import LeaseEnding, LeaseLost, LeaseRenewed, NodeReport, StoreEvent, StoreTroubled, WorkWaiting
@@ -26,7 +26,7 @@ SILENCE_S = 1.0
 
 
 class Proxy:
-    """Hands on what comes; a flow that was silenced hands on nothing more, and is never closed."""
+    """Forwards bytes; a silenced flow forwards nothing more, and is never closed."""
 
     def __init__(self, socket: str) -> None:
         self._socket = socket
@@ -97,8 +97,8 @@ async def member(store: Store, url: str, lease_s: float) -> AsyncIterator[Counte
         tasks.cancel_scope.cancel()
 
 
-async def test_who_hears_that_the_lease_is_renewed_knows_the_others(postgres: PostgresServer) -> None:
-    """From the first time on: what is ended as nobody's is so by what is known then."""
+async def test_a_renewed_lease_comes_with_the_other_members(postgres: PostgresServer) -> None:
+    """From the first time on: conversations without a node are ended by this knowledge."""
     url, seen = postgres.new_database(), list[frozenset[str]]()
     PostgresDatabase(url, 15.0, ("m",)).prepare()
     with open_store(PostgresDatabase(url, 15.0, ("far",))) as other, open_store(PostgresDatabase(url, 15.0, ())) as own:
@@ -116,25 +116,25 @@ async def test_who_hears_that_the_lease_is_renewed_knows_the_others(postgres: Po
 
 @pytest.mark.system
 async def test_a_flow_that_goes_silent_is_given_up(postgres: PostgresServer) -> None:
-    """Nobody closes it, and the server cannot: whoever waits is refused after a while, and then all is well again."""
+    """No side closes it, and the server cannot: waiting calls are refused after a while, and then all is well again."""
     with proxied(postgres.new_database()) as (proxy, portal, url), anyio.fail_after(LIMIT_S):
         database = PostgresDatabase(url, 15.0, ("m",), silence_s=SILENCE_S)
         database.prepare()
         with open_store(database) as store:
             await store.post(new(job(agent("a"), name="before")), claims=False)
-            await store.read(queries.jobs(None, 10, None))
+            await store.read(job_rows.listed, None, 10, None)
             portal.call(proxy.silence)
             with pytest.raises(StoreUnavailable):
                 await store.post(new(job(agent("a"), name="refused")), claims=False)
-            assert len(await store.read(queries.jobs(None, 10, None))) == 1
+            assert len(await store.read(job_rows.listed, None, 10, None)) == 1
             await wait_until(lambda: store.trouble is None, "it is well again")
             await store.post(new(job(agent("a"), name="after")), claims=False)
-            names = {stored.name for stored in await store.read(queries.jobs(None, 10, None))}
+            names = {stored.name for stored in await store.read(job_rows.listed, None, 10, None)}
             assert names == {"before", "after"}
 
 
-async def test_keys_in_another_order_are_nobodys_trouble(postgres: PostgresServer) -> None:
-    """One of two nodes gives way to the other, and writes again: none of its callers learns of that."""
+async def test_keys_in_another_order_deadlock_no_caller(postgres: PostgresServer) -> None:
+    """One of two nodes gives way to the other, and writes again: none of its callers notices."""
     url = postgres.new_database()
     PostgresDatabase(url, 15.0, ("m",)).prepare()
     keys = [f"k:{number}" for number in range(64)]
@@ -160,7 +160,7 @@ async def test_keys_in_another_order_are_nobodys_trouble(postgres: PostgresServe
 
 @pytest.mark.system
 async def test_a_long_write_holds_the_lease(postgres: PostgresServer) -> None:
-    """It locks the node's own row: the lease cannot be renewed meanwhile, and nobody can take over either."""
+    """It locks the node's own row: the lease cannot be renewed meanwhile, and no node can take over either."""
     url, lease_s = postgres.new_database(), 1.0
     PostgresDatabase(url, lease_s, ("m",)).prepare()
     with (
@@ -177,8 +177,8 @@ async def test_a_long_write_holds_the_lease(postgres: PostgresServer) -> None:
             assert (told[LeaseEnding], told[LeaseLost]) == (0, 0)
 
 
-async def test_what_a_frozen_node_was_writing_is_undone_in_time(postgres: PostgresServer) -> None:
-    """Its own row is locked as long as its transaction is open, and nobody takes over from it meanwhile."""
+async def test_the_write_of_a_frozen_node_is_rolled_back_in_time(postgres: PostgresServer) -> None:
+    """Its own row is locked as long as its transaction is open, and no node takes over from it meanwhile."""
     database = PostgresDatabase(postgres.new_database(), 0.2, ("m",))
     postgres.execute("CREATE TABLE words (number INT, word TEXT)", database=database.url)
     with closing(database.connect_writer()) as connection:
@@ -190,7 +190,7 @@ async def test_what_a_frozen_node_was_writing_is_undone_in_time(postgres: Postgr
         await wait_until(lambda: not postgres.execute(locks, database=database.url), "its transaction is over")
 
 
-async def test_what_an_address_says_holds_for_every_connection(postgres: PostgresServer) -> None:
+async def test_options_of_an_address_hold_for_every_connection(postgres: PostgresServer) -> None:
     """``options`` in it, a schema say, are ours to add to and not to replace."""
     url = postgres.new_database()
     postgres.execute("CREATE SCHEMA rh", database=url)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import anyio
+import msgspec
 import psutil
 import pytest
 
@@ -25,7 +26,7 @@ PYTHON = (sys.executable, "-I", "-S")
 
 
 def ignore(_stream: int, _data: bytes) -> None:
-    """Take output that nobody wants to see."""
+    """Read output and drop it."""
 
 
 def collect(into: bytearray) -> OnOutput:
@@ -68,7 +69,7 @@ def kill(supervisor: subprocess.Popen[bytes]) -> None:
     supervisor.communicate(timeout=LIMIT_S)
 
 
-def test_an_engine_that_takes_no_sigterm_is_killed_as_surely() -> None:
+def test_an_engine_that_ignores_sigterm_is_killed_all_the_same() -> None:
     """What an engine ignores makes no difference."""
     code = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)"
     supervisor, pid = start_holder(*PYTHON, "-c", code)
@@ -126,11 +127,29 @@ async def test_leaving_the_block_kills_the_tree(tmp_path: Path) -> None:
     ],
     ids=["0", "3", "SIGSEGV"],
 )
-async def test_the_exit_is_told_as_it_was(code: str, ending: EngineExit) -> None:
+async def test_the_exit_is_reported_as_it_was(code: str, ending: EngineExit) -> None:
     """A status is a status and a signal is a signal."""
     with anyio.fail_after(LIMIT_S):
         async with run_engine(python(code), ignore) as engine:
             assert await engine.wait_gone() == ending
+
+
+async def test_an_engine_starts_in_its_folder(tmp_path: Path) -> None:
+    """Its program and its variable are there too; a missing folder is reported before anything runs elsewhere."""
+    told = tmp_path / "told"
+    code = f"import os; open({str(told)!r}, 'w').write(os.getcwd() + ' ' + os.environ['PWD'] + str(dict(os.environ)))"
+    folder = tmp_path / "with a blank"
+    folder.mkdir()
+    given = msgspec.structs.replace(python(code), folder=str(folder))
+    with anyio.fail_after(LIMIT_S):
+        async with run_engine(given, ignore) as engine:
+            assert await engine.wait_gone() == EngineExit(status=0)
+        assert told.read_text().startswith(f"{folder} {folder}")
+        assert guardian.FOLDER not in told.read_text()
+        folder.rmdir()
+        with pytest.raises(SpawnFailed, match=r"cannot be run: .*No such file"):
+            async with run_engine(given, ignore):
+                pass
 
 
 async def test_an_engine_that_ends_takes_its_descendants_with_it(
@@ -143,6 +162,7 @@ async def test_an_engine_that_ends_takes_its_descendants_with_it(
     with anyio.fail_after(LIMIT_S):
         async with run_engine(command(*argv), collect(output)) as engine:
             await wait_until(lambda: b"listening" in output, "the engine listens")
+            await wait_until(lambda: _has_content(daemon), "its daemon runs")
             await engine.terminate()
             assert await engine.wait_gone() == EngineExit(status=0)
             assert not is_alive(int(daemon.read_text()))
@@ -156,7 +176,7 @@ async def test_a_program_that_cannot_be_executed_says_so(program: str) -> None:
             pass
 
 
-async def test_a_flood_of_output_holds_nobody_and_the_last_words_arrive() -> None:
+async def test_a_flood_of_output_blocks_no_process_and_the_last_words_arrive() -> None:
     """The engine is drained whatever we do; what does not fit is dropped and said; the end is kept."""
     output = bytearray()
     code = (

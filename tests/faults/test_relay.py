@@ -47,7 +47,7 @@ def test_before_the_first_byte_another_incarnation_answers(
 
 
 def test_after_the_first_byte_the_stream_ends_with_an_error(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Nobody can take over what a client has half of; it is told so, in the stream, and its slot is free."""
+    """No engine can continue half an answer; the client gets the error in the stream, and its slot is free."""
     model = scripted_model(free_ports(1), slots=1, tokens=10_000, interval=0.01)
     with serving(tmp_path, free_ports(1), {"m": model}) as service:
         caller = Caller(service, "Go.", stream=True)
@@ -61,7 +61,9 @@ def test_after_the_first_byte_the_stream_ends_with_an_error(tmp_path: Path, free
         wait_for(lambda: service.get("/v1/workers/m-0")["slots"]["in_use"] == 0, "its slot is free")
 
 
-def test_half_an_answer_is_tried_again_where_none_was_given(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+def test_half_an_answer_that_no_client_has_seen_is_tried_again(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
     """An answer that is not streamed is given on whole: its engine may die in the middle of it."""
     model = scripted_model(free_ports(1), slots=1, die_after=2, die_once=str(tmp_path / "died"))
     with serving(tmp_path, free_ports(1), {"m": model}) as service:
@@ -127,7 +129,7 @@ def test_an_error_in_a_stream_is_the_engines_own(tmp_path: Path, free_ports: Cal
 
 
 @pytest.mark.system
-def test_a_refusal_is_asked_again_until_it_is_proved(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+def test_a_refusal_is_retried_until_it_is_proved(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """An engine that is too busy is asked again; one that refuses this request and no other has the last word."""
     busy = scripted_model(free_ports(1), slots=1, reject=503, reject_first=1, retry_after=0)
     picky = scripted_model(free_ports(1), slots=1, reject=500, reject_on="ODD")
@@ -153,7 +155,7 @@ def test_a_model_whose_workers_have_given_up_is_refused(tmp_path: Path, free_por
 
 @pytest.mark.system
 def test_a_slow_client_holds_no_slot(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """What it has not read is kept for it, and its engine is not kept waiting."""
+    """Unread bytes wait in memory, and the engine does not wait."""
     model = scripted_model(free_ports(1), slots=1, tokens=20_000)
     with serving(tmp_path, free_ports(1), {"m": model}) as service:
         body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "Go."}]}

@@ -153,7 +153,7 @@ def test_the_next_start_sweeps_before_it_starts_anything(tmp_path: Path, free_po
 
 
 async def test_a_killed_guardian_costs_an_engine_and_leaves_nothing(scripted_spec: SpecFactory, tmp_path: Path) -> None:
-    """Roundhouse is a subreaper: what a dying guardian drops is killed and collected, and the worker goes on."""
+    """Roundhouse is a subreaper: it kills and reaps a dying guardian's orphans, and the worker goes on."""
     async with working(scripted_spec(daemon=str(tmp_path / "daemon"))) as worker:
         pid = worker.snapshot().pid
         assert pid is not None
@@ -270,7 +270,7 @@ class TestSweep:
         assert not is_alive(below)
         await process.aclose()
 
-    async def test_a_ledger_that_cannot_be_read_keeps_nobody_from_starting(self, tmp_path: Path) -> None:
+    async def test_an_unreadable_ledger_keeps_no_service_from_starting(self, tmp_path: Path) -> None:
         """Half a file after a power cut."""
         (tmp_path / "half.0.json").write_text('{"boot_id": ')
         assert await sweep(tmp_path) == 0

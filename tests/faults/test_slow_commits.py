@@ -10,10 +10,10 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from service.conversations.measures import UsageCounts
-from service.conversations.states import ConversationState, TurnState
+from service.conversations.job.states import ConversationState, TurnState
+from service.conversations.record.measures import UsageCounts
 from service.errors import StoreUnavailable
-from service.store import queries, usage
+from service.store import event_rows, usage
 from service.store.databases.postgres import PostgresConnection, PostgresDatabase
 from service.store.records import ConversationMoved, RequestUsed, TurnMoved, UsageKey
 from service.store.store import open_store
@@ -58,7 +58,7 @@ class CutDatabase(PostgresDatabase):
 async def test_a_commit_that_outlives_its_connection_is_made_once(
     postgres: PostgresServer, request: pytest.FixtureRequest
 ) -> None:
-    """Cut at any moment of it: nothing is doubled, nothing is lost, what was used is exact (promises.md, "Never")."""
+    """Cut at any moment of it: nothing is doubled, nothing is lost, usage is exact (promises.md, "Never")."""
     is_soak = request.config.getoption("--soak")
     commits, most_s = (SOAK_COMMITS, SOAK_COMMIT_S) if is_soak else (COMMITS, COMMIT_S)
     url, chance = postgres.new_database(), random.Random(20261124)  # noqa: S311
@@ -77,8 +77,8 @@ async def test_a_commit_that_outlives_its_connection_is_made_once(
                 store.append_nowait([moved, used], lambda number=number: durable.update([number]))  # type: ignore[misc]
                 await anyio.to_thread.run_sync(database.cut_after, chance.uniform(0, most_s))
                 await wait_until(lambda number=number: durable[number] == 1, "it is durable", limit_s=120)  # type: ignore[misc]
-            events, _ = await store.read(queries.events(stored.id, 0, 10 * commits))
-            rows = await store.read(usage.report((), None, None, None, 10))
+            events, _ = await store.read(event_rows.listed, stored.id, 0, 10 * commits)
+            rows = await store.read(usage.report, (), None, None, None, 10)
             ended = ConversationMoved(
                 job_id=stored.id, conversation_id="c0", state=ConversationState.CANCELLED, reason=None, at=NOW
             )

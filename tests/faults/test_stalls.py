@@ -31,7 +31,10 @@ from workers import (
 async def test_a_hung_engine_is_found_and_replaced(
     scripted_spec: SpecFactory, flags: dict[str, object], reason: str, text: str
 ) -> None:
-    """Health answers 200, a slot is open, comments come: none of it is progress. Never before the limit, soon after."""
+    """Health answers 200, a slot is open, comments come: none of it is progress.
+
+    Killed never before the limit, and soon after.
+    """
     async with working(scripted_spec(timeouts=STALLS, **flags)) as worker:
         told = await ask(worker)
         assert (told.state, told.reason, told.text) == (RequestState.FAILED, reason, text)
@@ -49,7 +52,7 @@ async def test_a_hung_engine_is_found_and_replaced(
 
 @pytest.mark.system
 async def test_the_incident_of_a_spinning_engine_shows_that_it_span(scripted_spec: SpecFactory) -> None:
-    """CPU ticks are told, and do not save."""
+    """CPU ticks are reported, and do not save it."""
     async with working(scripted_spec(timeouts=STALLS, spin_after=1)) as worker:
         await ask(worker)
         evidence = (await wait_incident(worker)).in_flight[0].evidence
@@ -58,7 +61,7 @@ async def test_the_incident_of_a_spinning_engine_shows_that_it_span(scripted_spe
 
 
 async def test_an_engine_that_sleeps_and_then_answers_is_left_alone(scripted_spec: SpecFactory) -> None:
-    """No CPU tick and no byte condemn nobody before the limit."""
+    """A missing CPU tick or byte condemns no engine before the limit."""
     async with working(scripted_spec(timeouts=STALLS, prefill=0.45)) as worker:
         assert (await ask(worker)).state is RequestState.COMPLETED
         assert worker.now.incarnation == 1
@@ -87,7 +90,7 @@ async def test_a_request_that_hangs_alone_ends_alone(scripted_spec: SpecFactory)
         assert (worker.now.incarnation, list(worker.recorder.incidents)) == (1, [])
 
 
-async def test_an_engine_that_still_sings_is_not_killed(scripted_spec: SpecFactory) -> None:
+async def test_an_engine_that_answers_its_canary_is_not_killed(scripted_spec: SpecFactory) -> None:
     """The canary: the one request in flight hangs, and the engine would serve another."""
     async with working(scripted_spec(timeouts=STALLS, mute_on="POISON")) as worker:
         assert (await ask(worker, "POISON")).reason == "stalled_prefill"
@@ -95,7 +98,7 @@ async def test_an_engine_that_still_sings_is_not_killed(scripted_spec: SpecFacto
         assert worker.now.incarnation == 1
 
 
-async def test_a_verdict_is_there_while_a_request_waits(scripted_spec: SpecFactory) -> None:
+async def test_a_verdict_is_shown_while_a_request_waits(scripted_spec: SpecFactory) -> None:
     """What a user sees of a request: prefilling, then silent, with the evidence for it."""
     limits = replace(STALLS, prefill_stall_s=8.0)
     async with working(scripted_spec(timeouts=limits, prefill=600)) as worker:
@@ -110,7 +113,7 @@ async def test_a_verdict_is_there_while_a_request_waits(scripted_spec: SpecFacto
 
 
 async def test_a_slot_that_stays_busy_after_a_cancel_costs_the_engine(scripted_spec: SpecFactory) -> None:
-    """A cancel that frees no slot is one of users' worst days."""
+    """A cancel that frees no slot is one of the worst faults for users."""
     async with working(scripted_spec(timeouts=STALLS, keep_busy=True, tokens=10000, interval=0.01)) as worker:
         request_id = await submit(worker)
         await wait_for_tokens(worker, request_id)
@@ -131,7 +134,7 @@ async def test_a_cancel_that_frees_the_slot_costs_nothing(scripted_spec: SpecFac
 
 @pytest.mark.system
 async def test_a_request_of_another_client_costs_the_engine_nothing(scripted_spec: SpecFactory) -> None:
-    """Who asks the engine past us has a slot that is none of ours, and gets on."""
+    """A client that bypasses us holds a slot that is not ours, and makes progress."""
     async with working(scripted_spec(slots=4, timeouts=STALLS, tokens=300, interval=0.01)) as worker:
         host, port = worker.spec.host, worker.spec.port
         body = {"messages": [{"role": "user", "content": "Go."}], "stream": True}
@@ -149,7 +152,7 @@ async def test_a_request_of_another_client_costs_the_engine_nothing(scripted_spe
 
 
 async def test_a_verdict_is_kept_though_a_stop_comes_at_once(scripted_spec: SpecFactory) -> None:
-    """The one line that mattered is not lost because somebody gave up."""
+    """The one line that mattered outlives the stop."""
     worker = Worker(replace(scripted_spec(timeouts=STALLS, mute=True), restart=QUICK))
     with anyio.fail_after(2 * LIMIT_S):
         await worker.start()

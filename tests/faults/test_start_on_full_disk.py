@@ -29,7 +29,7 @@ def start(config: Path, most_bytes: int) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("most_bytes", [100, 20_000], ids=["nothing fits", "a database is begun"])
 def test_a_start_on_a_full_disk_says_so(tmp_path: Path, free_ports: Callable[[int], int], most_bytes: int) -> None:
-    """Whoever reads "disk I/O error" looks for a broken disk."""
+    """A reader of "disk I/O error" would look for a broken disk."""
     config = tmp_path / "roundhouse.yaml"
     settings = {"port": free_ports(1), "state_dir": str(tmp_path / "state")}
     config.write_text(yaml.safe_dump({"server": settings, "models": {"m": scripted_model(free_ports(1))}}))

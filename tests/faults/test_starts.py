@@ -58,8 +58,8 @@ async def test_an_engine_that_exits_at_once_leaves_its_last_words(scripted_spec:
         await worker.stop()
 
 
-async def test_the_words_of_an_engine_that_was_ready_are_for_operators(scripted_spec: SpecFactory) -> None:
-    """It may have printed what it was asked; whoever sees a worker's state does not see its log."""
+async def test_the_output_of_an_engine_that_was_ready_is_for_operators(scripted_spec: SpecFactory) -> None:
+    """It may have printed its prompts; a key that sees a worker's state does not see its log."""
     worker = Worker(replace(scripted_spec(flood=100), restart=replace(QUICK, initial_s=60.0, max_s=60.0)))
     with anyio.fail_after(LIMIT_S):
         await worker.start()
@@ -73,7 +73,7 @@ async def test_the_words_of_an_engine_that_was_ready_are_for_operators(scripted_
 
 
 async def test_a_worker_that_gave_up_tries_once_more_later(scripted_spec: SpecFactory, tmp_path: Path) -> None:
-    """A half-open breaker: whatever was wrong may have passed."""
+    """A half-open breaker: the fault may have passed."""
     fault = tmp_path / "fault"
     fault.touch()
     policy = replace(QUICK, retry_s=0.2)

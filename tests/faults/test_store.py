@@ -1,4 +1,4 @@
-"""Databases that fail: power that goes, disks that are full, files that are damaged, commits that nobody answers."""
+"""Databases that fail: power losses, full disks, damaged files, commits without an answer."""
 
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -8,23 +8,20 @@ from random import Random
 
 import anyio
 import pytest
-from msgspec.structs import replace
 
-from service.conversations.heritage import Share
-from service.conversations.job import Heritage, JobId, SpokenBy
-from service.conversations.states import ConversationState, JobState
-from service.conversations.transcript import Charges, transcript_document
-from service.errors import StoreError, StoreUnavailable
-from service.store import awaited_turns, heirs, memory_cuts, queries
-from service.store.databases.database import Connection
-from service.store.databases.migrations import migrate, migrations_of
+from service.conversations.job.states import ConversationState, JobState
+from service.errors import StateUnusable, StoreError, StoreUnavailable
+from service.store import event_rows, job_rows, turn_rows
+from service.store.databases import postgres, sqlite
+from service.store.databases.migrations import WRITTEN_BEFORE_RELEASE, Migration, migrations_of
 from service.store.databases.postgres import PostgresDatabase
-from service.store.databases.sqlite import FILE_NAME, WRITER_PRAGMAS, SqliteConnection, SqliteDatabase, own_folder
+from service.store.databases.sqlite import FILE_NAME, WRITER_PRAGMAS, SqliteConnection, SqliteDatabase
 from service.store.news import StoreEvent, StoreRecovered, StoreTroubled
+from service.store.state_folder import own_folder
 from service.store.store import open_store
 from tests.harness.jobs import DEBATE, job
 from tests.harness.power import Disk, ForgetfulDatabase
-from tests.harness.stored import ALL_USAGE, J, append, ended, moved, new, used
+from tests.harness.stored import J, all_usage, append, ended, moved, new, used, write_before_release
 from tests.harness.waiting import LIMIT_S, wait_until
 
 TRIALS, SOAK_TRIALS = 10, 100
@@ -59,7 +56,7 @@ async def lose_power(folder: Path, seed: int, synchronous: str) -> tuple[int, in
     repaired = SqliteDatabase(restored / FILE_NAME)
     repaired.prepare()
     with open_store(repaired) as store:
-        there = {stored.id for stored in await store.read(queries.jobs(None, 100_000, None))}
+        there = {stored.id for stored in await store.read(job_rows.listed, None, 100_000, None)}
     return len(acknowledged), len(set(acknowledged) - there)
 
 
@@ -88,7 +85,7 @@ async def test_the_power_loss_is_real(tmp_path: Path) -> None:
 
 
 class BreakingDatabase(SqliteDatabase):
-    """Breaks commits: before or after they are durable, as a connection that is lost does."""
+    """Breaks commits before or after they are durable, like a connection that is lost."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -124,7 +121,7 @@ def is_well(told: list[StoreEvent]) -> bool:
 @pytest.mark.anyio
 @pytest.mark.parametrize("breaks", [["before"], ["after"], ["before", "before", "after"], ["after", "after"]])
 async def test_a_commit_that_breaks_is_neither_lost_nor_doubled(tmp_path: Path, breaks: list[str]) -> None:
-    """What has happened is kept and written once; whoever asks meanwhile is refused."""
+    """Events are kept and written once; requests are refused meanwhile."""
     database = BreakingDatabase(tmp_path / FILE_NAME)
     database.prepare()
     told: list[StoreEvent] = []
@@ -136,17 +133,17 @@ async def test_a_commit_that_breaks_is_neither_lost_nor_doubled(tmp_path: Path, 
         await append(store, ended("m", used=used()), moved(ConversationState.COMPLETED))
         await wait_until(lambda: is_well(told), "it is well again")
         assert store.trouble is None
-        turns = await store.read(queries.turns(J, ["c0"]))
+        turns = await store.read(turn_rows.ended, J, ["c0"])
         assert [turn.key.agent_id for turn in turns] == ["a", "b", "m"]
-        assert (await store.read(queries.job(J))).state is JobState.COMPLETED
-        events, _ = await store.read(queries.events(J, 0, 99))
+        assert (await store.read(job_rows.job, J)).state is JobState.COMPLETED
+        events, _ = await store.read(event_rows.listed, J, 0, 99)
         assert [event.number for event in events] == list(range(1, len(events) + 1))
-        assert [counts.attempts for _, counts in await store.read(ALL_USAGE)] == [3]
+        assert [counts.attempts for _, counts in await store.read(all_usage)] == [3]
     assert any(isinstance(event, StoreTroubled) for event in told)
 
 
 @pytest.mark.anyio
-async def test_nothing_is_taken_while_the_database_is_in_trouble(tmp_path: Path) -> None:
+async def test_nothing_is_accepted_while_the_database_is_in_trouble(tmp_path: Path) -> None:
     """Refused with the reason, at once; what has happened waits, and is there when it is well."""
     database = BreakingDatabase(tmp_path / FILE_NAME)
     database.prepare()
@@ -163,209 +160,71 @@ async def test_nothing_is_taken_while_the_database_is_in_trouble(tmp_path: Path)
         await store.post(new(job(*DEBATE, name="other")), claims=True)
 
 
-def legacy(path: Path, version: int) -> None:
-    """Make a database as the first Roundhouse did: by numbered files, with no note of their checksums."""
-    connection = sqlite3.connect(path)
-    for migration in migrations_of("sqlite")[:version]:
-        connection.executescript(migration.sql)
-    connection.execute(f"PRAGMA user_version = {version}")
-    connection.execute(
-        "INSERT INTO jobs (id, number, name, state, document, body_hash, metadata, total_conversations, total_turns,"
-        " created_at) VALUES ('old', 1, 'old', 'running', '{}', 'h', '{}', 2, 2, '2026-11-20T00:00:00.000000Z')"
-    )
-    connection.executemany(
-        "INSERT INTO conversations (job_id, id, position, metadata, state) VALUES ('old', ?, ?, '{}', ?)",
-        [("c0", 0, "completed"), ("c1", 1, "running")],
-    )
-    connection.execute("INSERT INTO events (job_id, number, kind, data) VALUES ('old', 1, 'job', '{}')")
-    connection.commit()
-    connection.close()
+Databases = SqliteDatabase | PostgresDatabase
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize("version", [1, 2])
-async def test_an_older_file_is_brought_up_to_date_and_a_copy_is_kept(tmp_path: Path, version: int) -> None:
-    """What was unfinished goes on, events go on counting, and the file as it was stands beside."""
-    legacy(tmp_path / FILE_NAME, version)
-    database = SqliteDatabase(tmp_path / FILE_NAME)
-    database.prepare()
-    database.prepare()  # there is nothing to do any more
-    with open_store(database) as store:
-        (claim,) = await store.claim([], None)
-        assert (claim.job_id, claim.conversation_id) == ("old", "c1")
-        await append(store, moved(ConversationState.COMPLETED, "c1", "old"))
-        assert (await store.read(queries.job(JobId("old")))).state is JobState.COMPLETED
-        events, is_over = await store.read(queries.events(JobId("old"), 0, 99))
-        assert ([event.kind for event in events], is_over) == (["job", "conversation", "end"], True)
-    (copy,) = list(tmp_path.glob(f"{FILE_NAME}.before-*"))  # noqa: ASYNC240
-    with closing(sqlite3.connect(copy)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (version,)
-
-
-def older_database(
-    folder: Path, request: pytest.FixtureRequest, kind: str, steps: dict[str, int]
-) -> tuple[SqliteDatabase | PostgresDatabase, Connection]:
-    """Make a database of so many steps with one job, in a transaction that is open."""
-    database: SqliteDatabase | PostgresDatabase = SqliteDatabase(folder / FILE_NAME)
-    if kind == "postgres":
-        database = PostgresDatabase(request.getfixturevalue("postgres").new_database(), 15.0, ("m",))
-    writer = database.connect_writer()
-    migrate(writer, migrations_of(kind)[: steps[kind]], writer.execute_script)
-    writer.begin()
-    names = "id, number, name, state, document, body_hash, metadata, total_conversations, total_turns, created_at"
-    values: tuple[object, ...] = ("old", 1, "old", "running", '{"a": 1}', "h", '{"of": "mine"}', 1, 3, "2026-11-20")
-    if kind == "postgres":
-        names, values = f"{names}, priority, models, unfinished", (*values, 0, ["m"], 1)
-    marks = ", ".join("?" * len(values))
-    writer.execute(f"INSERT INTO jobs ({names}) VALUES ({marks})", values)  # noqa: S608 - names of our own
-    return database, writer
+def database_of(folder: Path, request: pytest.FixtureRequest, kind: str) -> Databases:
+    if kind == "sqlite":
+        return SqliteDatabase(folder / FILE_NAME)
+    return PostgresDatabase(request.getfixturevalue("postgres").new_database(), 15.0, ("m",))
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_deaths_that_were_charged_in_company_become_suspicion(
-    tmp_path: Path, request: pytest.FixtureRequest, kind: str
+async def test_a_store_of_an_older_version_is_migrated_and_a_file_is_copied_first(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """From the version before: a count of deaths says that a turn was on those engines, and convicts it of nothing."""
-    database, writer = older_database(tmp_path, request, kind, {"sqlite": 3, "postgres": 1})
-    for agent_id, deaths in (("a", 0), ("b", 1)):
-        record = (
-            f'{{"key": ["old", "c0", "{agent_id}", 0], "attempts": [], "rejected": [["No.", "why"]],'
-            f' "deaths": {deaths}, "failures": 3, "queued_at": "2026-11-20T00:00:00Z", "started_at": null}}'
-        )
-        writer.execute("INSERT INTO unfinished_turns VALUES ('old', 'c0', ?, 0, ?)", (agent_id, record))
-    writer.commit()
-    writer.close()
+    """The jobs are still there, a second start applies nothing, and the copy has the older version."""
+    database, steps = database_of(tmp_path, request, kind), migrations_of(kind)
     database.prepare()
     with open_store(database) as store:
-        turns = await store.read(queries.unfinished_turns(JobId("old"), ["c0"]))
-    charges = {turn.key.agent_id: turn.charges for turn in turns}
-    assert charges == {"a": Charges(), "b": Charges(is_suspect=True)}
-    assert {turn.rejected for turn in turns} == {(("No.", "why"),)}
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_conversations_of_the_version_before_ended_by_their_rounds(
-    tmp_path: Path, request: pytest.FixtureRequest, kind: str
-) -> None:
-    """It knew no conditions: what is completed is whole, and what goes on has none."""
-    database, writer = older_database(tmp_path, request, kind, {"sqlite": 4, "postgres": 2})
-    wants = ("wants, ", "'{m}', ") if kind == "postgres" else ("", "")
-    for place, state in enumerate(("completed", "running")):
-        writer.execute(
-            f"INSERT INTO conversations ({wants[0]}job_id, id, position, metadata, state)"  # noqa: S608 - our own words
-            f" VALUES ({wants[1]}'old', ?, ?, '{{}}', ?)",
-            (f"c{place}", place, state),
-        )
-    writer.commit()
-    writer.close()
+        await store.post(new(job(*DEBATE)), claims=True)
+    later = Migration(number=len(steps) + 1, name="0002_later", sql="ALTER TABLE jobs ADD COLUMN later TEXT")
+    for module in (sqlite, postgres):
+        monkeypatch.setattr(module, "migrations_of", lambda _kind: [*steps, later])
+    assert "0002_later" in str(database.schema_fault())
     database.prepare()
+    database.prepare()
+    assert database.schema_fault() is None
     with open_store(database) as store:
-        records = [await store.read(queries.conversation(JobId("old"), name)) for name in ("c0", "c1")]
-        assert [transcript_document(record)["ended_by"] for record in records] == ["rounds", None]
-        (stored,) = await store.read(queries.jobs(None, 10, None))
-        assert stored.total_turns == 3
+        assert await store.read(lambda connection: connection.execute("SELECT later FROM jobs").fetchall()) == [(None,)]
+        assert (await store.read(job_rows.job, J)).state is JobState.QUEUED
+    if kind == "sqlite":
+        with closing(sqlite3.connect(tmp_path / f"{FILE_NAME}.before-0002_later")) as copy:
+            assert copy.execute("SELECT max(number) FROM migrations").fetchone() == (len(steps),)
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_conversations_of_the_version_before_wait_for_no_caller(
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "sqlite without a table of migrations"])
+def test_a_store_from_before_the_first_release_is_refused_and_does_not_change(
     tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
-    """It knew none: what goes on is claimed, its turns were all spoken by models, and nothing is awaited."""
-    database, writer = older_database(tmp_path, request, kind, {"sqlite": 4, "postgres": 2})
-    wants = ("wants, ", "'{m}', ") if kind == "postgres" else ("", "")
-    writer.execute(
-        f"INSERT INTO conversations ({wants[0]}job_id, id, position, metadata, state)"  # noqa: S608 - our own words
-        f" VALUES ({wants[1]}'old', 'c0', 0, '{{}}', 'running')"
+    """A start and the look before an upgrade give the same reason."""
+    database = database_of(tmp_path, request, kind.partition(" ")[0])
+    write_before_release(database.connect_writer())
+    if kind.endswith("migrations"):
+        with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:
+            connection.execute("DROP TABLE migrations")
+    before = rows_of_before(database)
+    with pytest.raises(StateUnusable) as refused:
+        database.prepare()
+    assert str(refused.value) == database.schema_fault() == WRITTEN_BEFORE_RELEASE
+    assert WRITTEN_BEFORE_RELEASE == (
+        "This store was written before 1.0.0: read its results with the version that wrote it (`roundhouse result`), "
+        "or give an empty state_dir."
     )
-    record = '{"key": ["old", "c0", "a", 0], "state": "completed", "text": "Yes."}'
-    writer.execute(
-        "INSERT INTO turns (job_id, conversation_id, agent, round, state, record)"
-        " VALUES ('old', 'c0', 'a', 0, 'completed', ?)",
-        (record,),
-    )
-    writer.commit()
-    writer.close()
-    database.prepare()
-    with open_store(database) as store:
-        assert [claim.conversation_id for claim in await store.claim(["m"], 10)] == ["c0"]
-        (turn,) = await store.read(queries.turns(JobId("old"), ["c0"]))
-        assert (turn.text, turn.by) == ("Yes.", SpokenBy.MODEL)
-        assert await store.read(awaited_turns.listed(awaited_turns.Which(), 0, 10)) == []
-        assert (await store.take_due()).turns == []
+    assert rows_of_before(database) == before
+    assert list(tmp_path.glob(f"{FILE_NAME}.before-*")) == []
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_conversations_of_the_version_before_are_inherited(
-    tmp_path: Path, request: pytest.FixtureRequest, kind: str
-) -> None:
-    """It knew neither forks nor cuts: what it has recorded is whole, and may be begun with."""
-    database, writer = older_database(tmp_path, request, kind, {"sqlite": 4, "postgres": 2})
-    wants = ("wants, ", "'{m}', ") if kind == "postgres" else ("", "")
-    writer.execute(
-        f"INSERT INTO conversations ({wants[0]}job_id, id, position, metadata, state)"  # noqa: S608 - our own words
-        f" VALUES ({wants[1]}'old', 'c0', 0, '{{}}', 'completed')"
-    )
-    writer.execute(
-        "INSERT INTO turns (job_id, conversation_id, agent, round, state, record)"
-        " VALUES ('old', 'c0', 'a', 0, 'completed', ?)",
-        ('{"key": ["old", "c0", "a", 0], "state": "completed", "text": "Yes."}',),
-    )
-    if kind == "postgres":
-        writer.execute("SELECT nextval('job_numbers')")
-    writer.commit()
-    writer.close()
-    database.prepare()
-    heritage = Heritage(source=(JobId("old"), "c0"), ends={"a": 1}, first={}, turns=1)
-    made = job(*DEBATE)
-    heir = replace(made, conversations=(replace(made.conversations[0], heritage=heritage),))
-    share = Share(job=JobId("old"), conversation="c0", agent="a", rounds=1)
-    with open_store(database) as store:
-        record = await store.read(queries.conversation(JobId("old"), "c0"))
-        told = transcript_document(record)["turns"]
-        assert [(turn["inherited"], turn["memory"]) for turn in told] == [(None, None)]  # type: ignore[attr-defined]
-        assert await store.read(memory_cuts.of_conversations(JobId("old"), ["c0"])) == []
-        await store.post(replace(new(heir), shares={"c0": [share]}), claims=True)
-        assert [turn.text for turn in await store.read(heirs.inherited(made.id, ["c0"]))] == ["Yes."]
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_documents_of_the_version_before_are_kept(
-    tmp_path: Path, request: pytest.FixtureRequest, kind: str
-) -> None:
-    """They stood in the rows of their jobs."""
-    database, writer = older_database(tmp_path, request, kind, {"sqlite": 4, "postgres": 2})
-    writer.commit()
-    writer.close()
-    database.prepare()
-    with open_store(database) as store:
-        assert await store.read(queries.document(JobId("old"))) == '{"a": 1}'
-        assert (await store.read(queries.job(JobId("old")))).metadata == {"of": "mine"}
-        assert [job.id for job in await store.read(queries.jobs(None, 10, None))] == ["old"]
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_jobs_of_the_version_before_keys_are_nobodys(
-    tmp_path: Path, request: pytest.FixtureRequest, kind: str
-) -> None:
-    """They are listed with all jobs and with those of no key; jobs that come later are their key's."""
-    database, writer = older_database(tmp_path, request, kind, {"sqlite": 4, "postgres": 2})
-    writer.execute("UPDATE jobs SET number = 0")  # no later job has that one
-    writer.commit()
-    writer.close()
-    database.prepare()
-    with open_store(database) as store:
-        await store.post(new(replace(job(*DEBATE), owner="alice")), claims=True)
-        owners = {stored.id: stored.owner for stored in await store.read(queries.jobs(None, 10, None))}
-        assert owners == {"old": None, "j": "alice"}
-        assert await store.read(queries.owner(JobId("old"))) is None
-        assert [stored.id for stored in await store.read(queries.jobs(None, 10, None, "alice"))] == ["j"]
-        assert await store.read(queries.jobs(None, 10, None, "bob")) == []
+def rows_of_before(database: Databases) -> list[Sequence[object]]:
+    """Return the names of all tables, and all their rows."""
+    with closing(database.connect_reader()) as connection:
+        if isinstance(database, SqliteDatabase):
+            names = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
+        else:
+            names = "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public' ORDER BY table_name"
+        tables = [str(row[0]) for row in connection.execute(names).fetchall()]
+        return [tables, *(row for each in tables for row in connection.execute(f"SELECT * FROM {each}").fetchall())]  # noqa: S608
 
 
 def damage_pages(path: Path) -> None:
@@ -376,7 +235,7 @@ def damage_pages(path: Path) -> None:
 
 def change_checksum(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE migrations SET checksum = 'other' WHERE number = 2")
+        connection.execute("UPDATE migrations SET checksum = 'other' WHERE number = 1")
 
 
 def add_migration(path: Path) -> None:
@@ -389,15 +248,13 @@ def add_migration(path: Path) -> None:
     ("spoil", "told"),
     [
         (damage_pages, "damaged|malformed"),
-        (change_checksum, "0002_unfinished_turns is not that of this Roundhouse"),
+        (change_checksum, "0001_schema is not that of this Roundhouse"),
         (add_migration, "of version 99"),
         (lambda path: path.write_bytes(b"this is no database, whatever its name says" * 100), "not a database"),
     ],
 )
-async def test_a_file_that_cannot_be_used_is_refused(
-    tmp_path: Path, spoil: Callable[[Path], object], told: str
-) -> None:
-    """Damaged, changed, of a newer version, or none at all: each is told, and nothing is written to it."""
+async def test_an_unusable_file_is_refused(tmp_path: Path, spoil: Callable[[Path], object], told: str) -> None:
+    """Damaged, changed, of a newer version, or missing: each is reported, and nothing is written to it."""
     database = SqliteDatabase(tmp_path / FILE_NAME)
     database.prepare()
     with open_store(database) as store:
@@ -410,7 +267,7 @@ async def test_a_file_that_cannot_be_used_is_refused(
 
 
 def test_a_folder_is_one_process_s(tmp_path: Path) -> None:
-    """Two Roundhouses in one would undo each other's work; the second is told whose it is."""
+    """Two services in one would undo each other's work; the second reports the owner."""
     with own_folder(tmp_path), pytest.raises(StoreError, match="another Roundhouse"), own_folder(tmp_path):
         pass
     (tmp_path / "file").write_text("")

@@ -56,7 +56,7 @@ async def test_a_request_goes_from_its_id_to_its_result_and_is_forgotten(scripte
         assert await worker.get_status(99) is NOT_FOUND
 
 
-async def test_no_slot_is_told_at_once(scripted_spec: SpecFactory) -> None:
+async def test_a_full_worker_refuses_at_once(scripted_spec: SpecFactory) -> None:
     """Specification, "Slots": no queue; and a slot is there again when its request has ended."""
     async with working(scripted_spec(slots=2, prefill=600)) as worker:
         first, _ = await submit(worker), await submit(worker)
@@ -137,10 +137,10 @@ async def test_sampling_parameters_reach_the_engine_except_reserved_ones(
     ("flags", "reason", "text"),
     [
         ({"cut_after": 1}, "engine_unreachable", "word0 "),
-        ({"bad_frame_after": 1}, "engine_unreachable", "word0 "),
+        ({"bad_frame_after": 1}, "engine_rejected", "word0 "),
         ({"long_frame_after": 1}, "engine_unreachable", "word0 "),
         ({"error_after": 1}, "engine_rejected", "word0 "),
-        ({"html": True}, "engine_unreachable", ""),
+        ({"html": True}, "engine_rejected", ""),
         ({"reject": 429, "retry_after": 1}, "engine_rejected", ""),
         ({"reject": 503, "retry_after": 1}, "engine_rejected", ""),
     ],
@@ -163,7 +163,7 @@ async def test_a_bad_answer_fails_its_request_alone(
         )
 
 
-async def test_the_engines_own_word_for_when_to_come_again_holds_the_slot(scripted_spec: SpecFactory) -> None:
+async def test_the_engines_retry_after_holds_the_slot(scripted_spec: SpecFactory) -> None:
     """Retry-After is obeyed before the slot is lent again."""
     body = '{"error": {"code": 503, "message": "busy", "type": "unavailable_error"}}'
     async with working(scripted_spec(reject=503, retry_after=1, reject_first=1, reject_body=body)) as worker:
@@ -187,7 +187,7 @@ async def test_a_model_that_repeats_itself_is_stopped(scripted_spec: SpecFactory
 
 
 async def test_an_exit_with_status_0_in_mid_stream_is_a_death(scripted_spec: SpecFactory) -> None:
-    """Every exit that nobody asked for is a crash."""
+    """Every unexpected exit is a crash."""
     async with working(scripted_spec(die_after=2)) as worker:
         told = await ask(worker)
         assert (told.reason, told.text) == ("engine_died", "word0 word1 ")
@@ -213,7 +213,7 @@ async def test_a_prompt_that_kills_takes_its_neighbours_attempt_and_not_the_work
 
 
 async def test_a_worker_is_drained_resumed_and_restarted(scripted_spec: SpecFactory) -> None:
-    """What an operator asks for is no failure: no backoff, no incident, nobody is charged."""
+    """An operator's action is no failure: no backoff, no incident, no turn is charged."""
     async with working(scripted_spec(tokens=1000, interval=0.01)) as worker:
         worker.drain_nowait("maintenance")
         assert await worker.submit("a job", "", "Go.") is NO_SLOT_AVAILABLE
@@ -264,7 +264,7 @@ def test_a_specification_that_cannot_be_is_refused(fields: dict[str, Any], told:
 
 @pytest.mark.system
 async def test_running_out_of_descriptors_kills_no_engine(scripted_spec: SpecFactory) -> None:
-    """We cannot look, nor ask: that is our trouble and not the engine's."""
+    """We can neither look nor ask: that is our fault and not the engine's."""
     async with working(scripted_spec(timeouts=replace(STALLS, prefill_stall_s=4.0), prefill=3.0)) as worker:
         request_id = await submit(worker)
         await wait_until(

@@ -22,8 +22,8 @@ def _returned() -> object:
     return _Rows(range(200_000))
 
 
-async def test_the_event_loop_has_nothing_to_do_with_a_result_that_is_too_large() -> None:
-    """It is refused, and freed, in the thread that made it; the loop goes on with everybody else's requests."""
+async def test_an_oversized_result_never_reaches_the_event_loop() -> None:
+    """It is refused, and freed, in the thread that made it; the loop goes on with other requests."""
     _Rows.freed_by.clear()
     runner = PythonTools({"dump": _returned})
     desk = MessageTools({"dump": ToolDefinition.parse({"function": {"name": "dump"}})}, runner, ToolLimits(), "a job")

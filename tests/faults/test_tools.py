@@ -1,4 +1,4 @@
-"""Tools all the way: a model that calls, real MCP servers, and what becomes of the request."""
+"""Tools end to end: a model that calls, real MCP servers, and the fate of the request."""
 
 import json
 import os
@@ -231,14 +231,14 @@ async def test_an_mcp_server_is_started_asked_and_ended() -> None:
 
 @pytest.mark.system
 async def test_an_mcp_server_that_dies_fails_its_call_and_is_started_again() -> None:
-    """Nobody knows what the call has done: it is not made twice."""
+    """The effect of the call is unknown: it is not made twice."""
     async with connected(stdio()) as tools:
         with pytest.raises(ToolRunFailed):
             await tools.run(use("end"))
         assert await tools.run(use("add", a=1, b=1)) == {"result": 2.0}
 
 
-async def test_an_mcp_server_that_is_idle_and_well_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_mcp_server_that_answers_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """It knows no ping, as servers of 2026-07-28 do not, and has answered all the same."""
     monkeypatch.setattr(mcp, "PING_AFTER_S", 0.0)
     async with connected(stdio()) as tools:
@@ -248,8 +248,8 @@ async def test_an_mcp_server_that_is_idle_and_well_is_kept(monkeypatch: pytest.M
 
 
 @pytest.mark.system
-async def test_an_mcp_server_that_has_learnt_a_tool_is_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever wants its tools has those that it has now; it is not asked while a listing is good."""
+async def test_an_mcp_server_with_a_new_tool_is_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers get the current tools; it is not asked while a listing is good."""
     monkeypatch.setattr(mcp, "LISTING_S", 2 * LIMIT_S)
     async with connected(stdio()) as tools:
         await tools.run(use("learn", tool="later"))
@@ -267,7 +267,7 @@ async def test_an_mcp_server_that_has_learnt_a_tool_is_asked_for_it(monkeypatch:
 
 @pytest.mark.system
 async def test_an_mcp_server_that_does_not_list_in_time_keeps_its_last_listing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is at work: it is not asked again for a while, and not ended."""
+    """It is busy: it is not asked again for a while, and not ended."""
     monkeypatch.setattr(mcp, "LISTING_S", 0.0)
     monkeypatch.setattr(mcp, "LIST_LIMIT_S", 0.1)
     async with connected(stdio()) as tools:
@@ -287,7 +287,7 @@ async def test_an_mcp_server_that_does_not_list_in_time_keeps_its_last_listing(m
 
 
 async def test_an_mcp_server_that_died_idle_costs_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is found out before it is asked, and the call waits for the next one."""
+    """Its death is found before the call, and the call waits for the next process."""
     monkeypatch.setattr(mcp, "PING_AFTER_S", 0.0)
     async with connected(stdio()) as tools:
         assert await tools.run(use("add", a=1, b=1)) == {"result": 2.0}
@@ -300,10 +300,10 @@ async def test_an_mcp_server_that_died_idle_costs_no_call(monkeypatch: pytest.Mo
 
 @pytest.mark.system
 @pytest.mark.parametrize("round_number", range(3))
-async def test_an_mcp_server_that_died_idle_costs_no_call_of_several(
+async def test_an_mcp_server_that_died_idle_costs_none_of_several_calls(
     monkeypatch: pytest.MonkeyPatch, round_number: int
 ) -> None:
-    """Of three calls in one message two failed, each time; whoever comes second waits for the first one's ping."""
+    """Once, two of three calls in a message failed each time; later calls now wait for the first one's ping."""
     monkeypatch.setattr(mcp, "PING_AFTER_S", 0.0)
     async with connected(stdio()) as tools:
         pid = await tools.run(use("own_pid"))
@@ -321,15 +321,15 @@ async def test_an_mcp_server_that_died_idle_costs_no_call_of_several(
         assert sorted(map(str, results)) == [f"{{'result': {float(number + round_number)}}}" for number in range(3)]
 
 
-async def test_an_mcp_server_that_is_not_there_keeps_nothing_from_starting() -> None:
-    """A wrong command is told at the call, by name."""
+async def test_a_missing_mcp_server_keeps_no_service_from_starting() -> None:
+    """A wrong command is reported at the call, by name."""
     async with connected(McpServer(name="wrong", command=("/nowhere/server",))) as tools:
         with pytest.raises(ToolRunFailed, match="MCP server wrong is not connected"):
             await tools.run(use("add"))
 
 
 async def test_an_mcp_server_elsewhere_is_asked_over_http(free_ports: Callable[[int], int]) -> None:
-    """Streamable HTTP, to a server that somebody else runs."""
+    """Streamable HTTP, to a server that others run."""
     port = free_ports(1)
     with _serving(port) as pid:
         await wait_until(lambda: _listens(pid, port), "the server listens")

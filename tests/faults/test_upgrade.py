@@ -13,6 +13,7 @@ import psutil
 import pytest
 import yaml
 
+from service.store.databases.migrations import BEFORE_RELEASE, WRITTEN_BEFORE_RELEASE
 from tests.harness.service import (
     Service,
     asked_for,
@@ -100,8 +101,8 @@ def test_embedded_engines_stay_and_answer(tmp_path: Path, free_ports: Ports) -> 
 
 
 @pytest.mark.system
-def test_a_connection_that_rests_is_asked_again(tmp_path: Path, free_ports: Ports) -> None:
-    """A client's open connection is answered by the next program; what it asked meanwhile waits in its socket."""
+def test_an_idle_connection_is_answered_by_the_next_program(tmp_path: Path, free_ports: Ports) -> None:
+    """The client's open connection stays; a request sent meanwhile waits in its socket."""
     port = free_ports(2)
     with (
         serving(tmp_path / "a", port, {"m": scripted_model(port + 1)}) as service,
@@ -116,8 +117,8 @@ def test_a_connection_that_rests_is_asked_again(tmp_path: Path, free_ports: Port
 
 
 @pytest.mark.system
-def test_what_is_configured_otherwise_is_started_anew_and_the_rest_stays(tmp_path: Path, free_ports: Ports) -> None:
-    """A model that is gone is ended, a new one is started, one with other settings is started anew."""
+def test_changed_models_are_started_again_and_the_rest_stays(tmp_path: Path, free_ports: Ports) -> None:
+    """A removed model is ended, a new one is started, and one with other settings is started again."""
     port = free_ports(5)
     models = {name: scripted_model(port + 1 + at) for at, name in enumerate(("same", "other", "gone"))}
     with serving(tmp_path / "a", port, models) as service:
@@ -151,17 +152,23 @@ def _needs_migration(service: Service) -> None:
         database.execute("DELETE FROM migrations WHERE number = (SELECT max(number) FROM migrations)")
 
 
+def _from_before_the_release(service: Service) -> None:
+    with closing(sqlite3.connect(service.folder / "state" / "roundhouse.db")) as database, database:
+        database.execute("UPDATE migrations SET name = ? WHERE number = 1", (BEFORE_RELEASE,))
+
+
 REFUSALS: dict[str, tuple[Callable[[Service], None], str]] = {
     "another port": (_other_port, "server.port"),
     "a broken configuration": (_broken_file, "cannot start"),
     "a migration": (_needs_migration, "migrated"),
+    "a store from before 1.0.0": (_from_before_the_release, WRITTEN_BEFORE_RELEASE),
 }
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("fault", REFUSALS)
 def test_a_refused_upgrade_leaves_everything_as_it_was(tmp_path: Path, free_ports: Ports, fault: str) -> None:
-    """The reason is told, by HTTP and by the command; the turns that run go on, and engines know nothing of it."""
+    """The reason goes to HTTP and to the command; the running turns go on, and engines notice nothing."""
     change, because = REFUSALS[fault]
     port = free_ports(3)
     with serving(tmp_path / "a", port, {"m": scripted_model(port + 1, tokens=100, interval=0.02)}) as service:
@@ -184,7 +191,7 @@ def test_a_refused_upgrade_leaves_everything_as_it_was(tmp_path: Path, free_port
 
 
 @pytest.mark.system
-def test_a_store_in_memory_is_not_left(tmp_path: Path, free_ports: Ports) -> None:
+def test_an_upgrade_of_a_store_in_memory_is_refused(tmp_path: Path, free_ports: Ports) -> None:
     """Every job would be lost with it."""
     port = free_ports(2)
     with serving(tmp_path / "a", port, {"m": scripted_model(port + 1)}, store={"url": "memory"}) as service:
@@ -194,7 +201,7 @@ def test_a_store_in_memory_is_not_left(tmp_path: Path, free_ports: Ports) -> Non
 
 
 @pytest.mark.system
-def test_the_command_says_what_came_of_it(tmp_path: Path, free_ports: Ports) -> None:
+def test_the_command_reports_the_outcome(tmp_path: Path, free_ports: Ports) -> None:
     """It waits until the next program serves."""
     port = free_ports(2)
     with serving(tmp_path / "a", port, {"m": scripted_model(port + 1)}) as service:
@@ -207,7 +214,7 @@ def test_the_command_says_what_came_of_it(tmp_path: Path, free_ports: Ports) -> 
 
 @pytest.mark.system
 def test_a_file_that_breaks_while_turns_are_drained_is_seen_before_the_exec(tmp_path: Path, free_ports: Ports) -> None:
-    """After the check, and before there is no way back: the service goes on, with its engines and its turns."""
+    """After the check, and before the point of no return: the service goes on, with its engines and its turns."""
     port = free_ports(2)
     model = scripted_model(port + 1, tokens=100_000, interval=0.05)
     with serving(tmp_path / "a", port, {"m": model}, {"drain_s": 1.5}) as service:
@@ -232,7 +239,7 @@ if os.path.exists({marker!r}) and "serve" in sys.orig_argv and "--upgrade-check"
 
 @pytest.mark.system
 def test_a_program_that_fails_after_the_exec_takes_every_engine_with_it(tmp_path: Path, free_ports: Ports) -> None:
-    """What no look has seen: nothing is left, as after any death."""
+    """A fault that no check has seen: nothing is left, as after any death."""
     port = free_ports(2)
     model = scripted_model(port + 1, tokens=100_000, interval=0.05)
     service = Service(tmp_path / "a", port, {"m": model}, {"drain_s": 1.5})

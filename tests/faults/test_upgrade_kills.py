@@ -30,7 +30,7 @@ def model_of(kind: str, port: int) -> Document:
 def test_a_sigkill_at_any_moment_of_an_upgrade_leaves_nothing_and_loses_nothing(
     tmp_path: Path, free_ports: Ports, kind: str, request: pytest.FixtureRequest
 ) -> None:
-    """Guardians see their parent die, whatever it runs; the next start goes on where the killed one was."""
+    """Guardians see their parent die, whatever it runs; the next start continues where the killed one was."""
     is_soak, record = request.config.getoption("--soak"), request.config.getoption("--soak-record")
     numbers = range(int(request.config.getoption("--soak-kills") * SHARE[kind])) if is_soak else KILLS
     file = (record or tmp_path) / f"{kind}.jsonl"

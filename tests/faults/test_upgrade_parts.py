@@ -1,4 +1,4 @@
-"""Upgrades in place of what stands beside plain engines: clients' requests, lanes, a shared database."""
+"""Upgrades in place of the parts beside plain engines: clients' requests, lanes, a shared database."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ def test_requests_of_clients_are_answered_before_the_program_goes(tmp_path: Path
 
 
 @pytest.mark.system
-def test_a_lane_keeps_the_model_that_it_has(tmp_path: Path, free_ports: Ports) -> None:
+def test_a_lane_keeps_its_model(tmp_path: Path, free_ports: Ports) -> None:
     """It is asked again without a swap; what comes to the lane afterwards is loaded as always."""
     models = {name: placed(interval=0.01) for name in "ab"}
     with serving(tmp_path / "s", free_ports(1), models, gpus=lanes_at(free_ports(1), 1)) as service:
@@ -58,7 +58,7 @@ def test_a_lane_keeps_the_model_that_it_has(tmp_path: Path, free_ports: Ports) -
 def test_a_node_of_a_shared_database_goes_on_without_waiting_for_its_lease(
     tmp_path: Path, free_ports: Ports, postgres: PostgresServer
 ) -> None:
-    """It has let go of what it had claimed, so the next program claims it at once."""
+    """It has released its claims, so the next program claims the work at once."""
     port = free_ports(2)
     store = {"url": postgres.new_database(), "lease_s": 600}
     model = scripted_model(port + 1, tokens=30, interval=0.02)
@@ -88,7 +88,7 @@ def test_an_engine_that_does_not_answer_the_next_program_is_replaced(tmp_path: P
 
 
 @pytest.mark.system
-def test_what_a_guardian_drops_is_ended_by_the_next_program_too(tmp_path: Path, free_ports: Ports) -> None:
+def test_orphans_of_a_guardian_are_ended_by_the_next_program_too(tmp_path: Path, free_ports: Ports) -> None:
     """It is a subreaper as the first was, and knows the mark of the run; a worker that was drained stays so."""
     port, daemon = free_ports(3), tmp_path / "daemon"
     models = {"m": scripted_model(port + 1, daemon=str(daemon)), "n": scripted_model(port + 2)}
@@ -109,7 +109,7 @@ def test_what_a_guardian_drops_is_ended_by_the_next_program_too(tmp_path: Path, 
 
 @pytest.mark.system
 def test_an_engine_that_is_stopping_is_waited_for_and_then_refused_by_name(tmp_path: Path, free_ports: Ports) -> None:
-    """All that was stopped for the upgrade goes on: turns, requests, and the listening."""
+    """All that was paused for the upgrade goes on: turns, requests, and the listening."""
     port = free_ports(3)
     slow = scripted_model(port + 1, ignore_sigterm=True) | {"timeouts": {"stop_grace_s": 600}}
     models = {"slow": slow, "m": scripted_model(port + 2, tokens=5)}

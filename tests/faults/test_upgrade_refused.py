@@ -1,7 +1,8 @@
-"""An upgrade in place that is refused at its last moment: all goes on, with each turn once, as if nobody had asked.
+"""An upgrade in place that is refused at its last moment.
 
-The new code looks twice, the second time with everything drained. Its second look is held here until a test has done
-what refuses the upgrade: so it is refused behind that look, at the very end.
+All goes on, with each turn once, as if it had not been asked for. The new code looks a second time, with everything
+drained, if something has changed since it agreed. A file changes here while it looks, and its second look is held until
+a test has caused the refusal: so the refusal comes after that look, at the very end.
 """
 
 import json
@@ -39,6 +40,9 @@ if "--upgrade-check" in sys.orig_argv:
     folder = {folder!r}
     with open(os.path.join(folder, "looks"), "a") as looks:
         looks.write("x")
+    if os.path.getsize(os.path.join(folder, "looks")) == 1 and {is_changing}:
+        with open({config!r}, "a") as config:
+            config.write("\\n")
     if os.path.getsize(os.path.join(folder, "looks")) == 2:
         open(os.path.join(folder, "held"), "w").close()
         while not os.path.exists(os.path.join(folder, "let_go")):
@@ -48,12 +52,23 @@ _NEVER = threading.Event()
 
 
 class Window:
-    """The second look of the new code, which waits until it is let go; a service gives up on it after a minute."""
+    """The second look of the new code, which waits until it is released; a service gives up on it after a minute."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: Path) -> None:
         self._folder = folder
+        self._config = config
         folder.mkdir()
-        (folder / "sitecustomize.py").write_text(LOOK.format(folder=str(folder)))
+        self.change_at_first_look(is_changing=True)
+
+    def change_at_first_look(self, *, is_changing: bool) -> None:
+        """Let a file change while the new code looks for the first time, or not."""
+        look = LOOK.format(folder=str(self._folder), config=str(self._config), is_changing=is_changing)
+        (self._folder / "sitecustomize.py").write_text(look)
+
+    @property
+    def looks(self) -> int:
+        """How often the new code has looked."""
+        return (self._folder / "looks").stat().st_size
 
     @property
     def path(self) -> str:
@@ -67,7 +82,7 @@ class Window:
         (self._folder / "let_go").touch()
 
     def reset(self) -> None:
-        """Be there for the next upgrade."""
+        """Prepare for the next upgrade."""
         for name in ("looks", "held", "let_go"):
             (self._folder / name).unlink(missing_ok=True)
 
@@ -89,11 +104,11 @@ class Refusable:
     def __init__(self, folder: Path, port: int) -> None:
         self.record = folder / "record"
         self.python = interpreter_of(folder / "environment")
-        self.window = Window(folder / "window")
         self.gate = folder / "gate"  # turns of a held job go on when it is there
         model = scripted_model(port + 1, echo=ECHO, hold=r"/[\w/.-]+/gate", interval=0.05, record=str(self.record))
         models = {"m": {**model, "timeouts": {"stop_grace_s": UPGRADE_LIMIT_S}}}
         self.service = Service(folder / "a", port, models, {"drain_s": 0.3})
+        self.window = Window(folder / "window", self.service.config)
         self.service.command = (str(self.python), ROUNDHOUSE)
         self.service.environment["PYTHONPATH"] = self.window.path
 
@@ -181,7 +196,7 @@ def words_of(text: str) -> tuple[str, ...]:
 
 
 def events_of(service: Service, job_id: str) -> list[Document]:
-    """Return what was told of a job's turns."""
+    """Return the events of a job's turns."""
     blocks = service.http.get(f"/v1/jobs/{job_id}/events").text.split("\n\n")
     told = [dict(line.split(": ", 1) for line in block.splitlines() if ": " in line) for block in blocks]
     return [json.loads(event["data"]) for event in told if event.get("event") == "turn"]
@@ -250,7 +265,7 @@ PLACES: dict[str, tuple[Callable[[Refusable], Callable[[], None]], str]] = {
 @pytest.mark.system
 @pytest.mark.parametrize("place", PLACES)
 def test_after_a_late_refusal_results_are_recorded_as_before(tmp_path: Path, free_ports: Ports, place: str) -> None:
-    """Turns that wait in the queue run on, and what engines say of them is taken: the service owns them as before."""
+    """Turns in the queue run on, and the service takes their engines' answers: it owns them as before."""
     refuse, because = PLACES[place]
     with refusable(tmp_path, free_ports(2)) as subject:
         service = subject.service
@@ -269,7 +284,7 @@ def test_after_a_late_refusal_results_are_recorded_as_before(tmp_path: Path, fre
 
 @pytest.mark.system
 @pytest.mark.parametrize("place", PLACES)
-def test_callers_who_speak_while_an_upgrade_is_refused_are_heard(tmp_path: Path, free_ports: Ports, place: str) -> None:
+def test_callers_that_speak_during_a_refused_upgrade_are_heard(tmp_path: Path, free_ports: Ports, place: str) -> None:
     """One speaks before the end, one in the middle of it, others after it: no conversation is claimed a second time."""
     refuse, because = PLACES[place]
     with refusable(tmp_path, free_ports(2)) as subject:
@@ -291,6 +306,17 @@ def test_callers_who_speak_while_an_upgrade_is_refused_are_heard(tmp_path: Path,
             assert connection.recv(4096).startswith(b"HTTP/1.1 20")
         for each in (talk, job):
             subject.check(each)
+
+
+@pytest.mark.system
+def test_the_new_code_looks_once_if_nothing_has_changed(tmp_path: Path, free_ports: Ports) -> None:
+    """Slots are idle while it looks again, for a second of each upgrade."""
+    with refusable(tmp_path, free_ports(2)) as subject:
+        subject.window.change_at_first_look(is_changing=False)
+        agreed = subject.service.http.post("/v1/upgrade", timeout=UPGRADE_LIMIT_S)
+        assert agreed.status_code == 202, agreed.text
+        wait_for(lambda: upgrades_of(subject.service)["upgrades"] == 1, "it is upgraded", UPGRADE_LIMIT_S)
+        assert subject.window.looks == 1
 
 
 class Moments:

@@ -1,4 +1,4 @@
-"""Upgrades in place of a service with MCP servers: what they hold in memory stays, and none outlives the service."""
+"""Upgrades in place of a service with MCP servers: their memory stays, and none outlives the service."""
 
 import json
 import signal
@@ -68,8 +68,8 @@ def is_connected(service: Service) -> bool:
 
 
 @pytest.mark.system
-def test_a_tool_server_keeps_its_process_its_session_and_its_count(tmp_path: Path, free_ports: Ports) -> None:
-    """Over two upgrades; one that is configured otherwise is started anew, one that is gone is ended, none is left."""
+def test_a_tool_server_keeps_its_process_session_and_count(tmp_path: Path, free_ports: Ports) -> None:
+    """Over two upgrades; one with other settings is started again, a removed one is ended, none is left."""
     port = free_ports(2)
     folders = {name: tmp_path / name for name in ("kept", "other", "gone")}
     servers = {name: counter(folder) for name, folder in folders.items()}
@@ -93,7 +93,7 @@ def test_a_tool_server_keeps_its_process_its_session_and_its_count(tmp_path: Pat
             wait_for(lambda: is_connected(service), "the servers are connected")
             counts += results_of(service, service.post_job(job_with("kept")))
         assert [each["count"] for each in counts] == [1, 2, 3]
-        whys = {"m/other": "it is to be started otherwise", "m/gone": "the configuration has it no more"}
+        whys = {"m/other": "it is to be started otherwise", "m/gone": "it is no longer in the configuration"}
         assert fates == [(["m/kept"], whys), (["m/kept", "m/other"], {})]
         assert len({each["pid"] for each in counts}) == 1
         assert results_of(service, service.post_job(job_with("other")))[0]["count"] == 1
@@ -114,7 +114,7 @@ def test_a_tool_server_keeps_its_process_its_session_and_its_count(tmp_path: Pat
 
 @pytest.mark.system
 def test_a_call_that_is_cut_off_is_made_again_with_its_key(tmp_path: Path, free_ports: Ports) -> None:
-    """The turn runs again in the next program; the answer to the first call comes late, and is nobody's."""
+    """The turn runs again in the next program; the late answer to the first call is dropped."""
     port, folder = free_ports(2), tmp_path / "kept"
     model = calling(tmp_path, port + 1, {"kept": counter(folder)}, "late", "count")
     script = tmp_path / "script"
@@ -145,7 +145,7 @@ def test_a_call_that_is_cut_off_is_made_again_with_its_key(tmp_path: Path, free_
 
 @pytest.mark.system
 def test_a_sigkill_right_after_the_exec_leaves_no_tool_server(tmp_path: Path, free_ports: Ports) -> None:
-    """Nobody has taken it over yet, and its tether knows who its parent is."""
+    """No program has taken it over yet, and its tether knows its parent."""
     port, folder = free_ports(2), tmp_path / "kept"
     servers = {"kept": counter(folder, STUBBORN="1")}
     service = Service(tmp_path / "a", port, {"m": calling(tmp_path, port + 1, servers)})

@@ -1,4 +1,4 @@
-"""An update of weights in which one engine fails, in every phase and by every way that weights come."""
+"""An update of weights in which one engine fails, in every phase and by every way of delivery."""
 
 import json
 import os
@@ -84,7 +84,7 @@ class Two:
         await wait_until(lambda: group.state is GroupState.READY, "all have joined")
 
     async def back(self, expected: str) -> None:
-        """Return when both take traffic again, with the weights that are called so, or were sent and kept as that."""
+        """Return when both take traffic again, with the weights of this name, or with the sent ones kept under it."""
         await wait_until(lambda: all(each.now.state is WorkerState.READY for each in self.fleet), "both are ready")
         for worker in self.fleet:
             assert (await ask(worker))[1] in ({"w", expected} if expected.startswith("version") else {expected})
@@ -121,7 +121,7 @@ async def two(
 
 
 async def test_an_update_of_a_model_that_is_not_loaded_is_kept_and_applied_at_its_load(tmp_path: Path) -> None:
-    """The engine of a lane takes no turn before it has the weights that the model got while nothing was there."""
+    """The engine of a lane takes no turn before it has the weights that the model got while it was unloaded."""
     for name in ("launched", "one"):
         _write_checkpoint(tmp_path / name)
     port = find_ports(1)
@@ -193,8 +193,8 @@ async def fail_in(workers: Two, request: UpdateRequest, phase: str, do: str) -> 
 
 @pytest.mark.parametrize("do", ["kill", "stall", "fail"])
 @pytest.mark.parametrize("phase", ["pause", "receive", "finish", "resume"])
-async def test_a_worker_that_fails_a_phase_of_a_checkpoint(tmp_path: Path, phase: str, do: str) -> None:
-    """The others go on with the new version; it is named, and brought to that version before it takes traffic."""
+async def test_the_others_go_on_if_a_worker_fails_a_phase_of_a_checkpoint(tmp_path: Path, phase: str, do: str) -> None:
+    """They have the new version; the failed one is named, and gets that version before it takes traffic."""
     async with two(tmp_path, limits=limits_of(phase if do == "stall" else None)) as workers:
         began_at = time.monotonic()
         update = await fail_in(workers, workers.request("one"), phase, do)
@@ -208,8 +208,8 @@ async def test_a_worker_that_fails_a_phase_of_a_checkpoint(tmp_path: Path, phase
 
 
 @pytest.mark.parametrize("phase", ["pause", "start", "receive", "finish"])
-async def test_a_worker_that_is_killed_in_a_broadcast(tmp_path: Path, phase: str) -> None:
-    """Whoever has received goes on with the new version; where nothing was sent yet nothing has changed."""
+async def test_the_others_go_on_if_a_worker_is_killed_in_a_broadcast(tmp_path: Path, phase: str) -> None:
+    """Those that have received use the new version; if nothing was sent yet, nothing has changed."""
     async with two(tmp_path) as workers:
         await workers.join()
         update = await fail_in(workers, tensors("w"), phase, "kill")
@@ -224,7 +224,7 @@ async def test_a_worker_that_is_killed_in_a_broadcast(tmp_path: Path, phase: str
 
 
 async def test_a_broadcast_that_runs_out_of_time_leaves_an_incident(tmp_path: Path) -> None:
-    """Its engine lives on with the old weights; what waited meanwhile is told with it."""
+    """Its engine keeps the old weights; the incident lists what waited meanwhile."""
     async with two(tmp_path, limits=limits_of("receive")) as workers:
         await workers.join()
         workers.misbehave("receive", "stall", both=True)
@@ -269,8 +269,8 @@ async def test_an_engine_whose_own_transfer_fails_is_killed(tmp_path: Path, phas
             await workers.back("two")
 
 
-async def test_one_at_a_time_and_upwards(tmp_path: Path) -> None:
-    """Versions only rise, and an update in the way is told from one that cannot be."""
+async def test_updates_come_one_at_a_time_and_versions_only_rise(tmp_path: Path) -> None:
+    """The error tells an update in the way from one that is impossible."""
     async with two(tmp_path) as workers:
         weights = workers.weights
         update = await weights.update(workers.request("one", version=7))
@@ -294,8 +294,8 @@ async def test_one_at_a_time_and_upwards(tmp_path: Path) -> None:
             await weights.update(workers.request("one"))
 
 
-async def test_a_group_that_does_not_come_together_names_who_is_missing(tmp_path: Path) -> None:
-    """Within its limit; the engines go on, and the next group is made anew."""
+async def test_a_group_that_does_not_come_together_names_the_missing_member(tmp_path: Path) -> None:
+    """Within its limit; the engines go on, and the next group is made from scratch."""
     async with two(tmp_path) as workers:
         workers.misbehave("join", "wait")
         request = GroupRequest(backend=Backend.GLOO, address="127.0.0.1", port=1, timeout_s=1.0)
@@ -314,8 +314,8 @@ async def test_a_group_that_does_not_come_together_names_who_is_missing(tmp_path
 
 
 @pytest.mark.system
-async def test_weights_that_nobody_can_keep_are_waited_for(tmp_path: Path) -> None:
-    """The work goes on; whoever starts later takes none before the trainer's next update, and says so."""
+async def test_engines_wait_for_weights_that_cannot_be_kept(tmp_path: Path) -> None:
+    """The work goes on; an engine that starts later takes no traffic before the trainer's next update, and says so."""
     async with two(tmp_path, limits=limits_of("keep")) as workers:
         weights = workers.weights
         await workers.join()
@@ -340,7 +340,7 @@ async def test_weights_that_nobody_can_keep_are_waited_for(tmp_path: Path) -> No
 
 
 async def test_engines_without_control_endpoints_keep_their_weights(tmp_path: Path) -> None:
-    """An older vLLM, or one that was started without them: told as it is, and nobody is killed."""
+    """An older vLLM, or one started without them: the update reports it, and no engine is killed."""
     async with two(tmp_path) as workers:
         workers.misbehave("pause", "absent", both=True)
         update = await workers.weights.update(workers.request("one"))
@@ -368,8 +368,8 @@ async def test_an_engine_that_was_starting_is_brought_to_the_version(tmp_path: P
         assert workers.bad.now.incarnation == 2
 
 
-async def test_a_drain_is_the_operators_to_take_back(tmp_path: Path) -> None:
-    """An update goes over drained workers too, and leaves them drained."""
+async def test_a_drain_outlives_an_update(tmp_path: Path) -> None:
+    """An update includes drained workers too, and leaves them drained."""
     async with two(tmp_path) as workers:
         workers.bad.drain_nowait("a test")
         assert (await workers.weights.update(workers.request("one"))).version == 1

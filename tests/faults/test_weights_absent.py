@@ -1,4 +1,4 @@
-"""What an update of weights does about engines and checkpoints that are not there when it begins, or any more."""
+"""Updates of weights while engines and checkpoints are missing, at the beginning or later."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ async def kill_bad(workers: Two) -> None:
 
 
 async def begin_again(workers: Two) -> Fault:
-    """Kill an engine whose successor does not get ready while the fault stands that is returned."""
+    """Kill an engine; its successor does not get ready as long as the returned fault stands."""
     fault = Fault(port=workers.bad.spec.port, phase="begin", do="stall")
     workers.fail(fault)
     await kill_bad(workers)
@@ -35,7 +35,7 @@ async def begin_again(workers: Two) -> Fault:
 
 
 async def test_an_engine_that_comes_up_beside_a_group_breaks_it(tmp_path: Path) -> None:
-    """Or a trainer would be refused for ever: it makes a group anew where there is none."""
+    """Or a trainer would be refused for ever: it makes a group where there is none."""
     async with two(tmp_path) as workers:
         weights = workers.weights
         await begin_again(workers)
@@ -64,10 +64,10 @@ async def test_a_group_with_a_dead_member_begins_nothing(tmp_path: Path) -> None
         await workers.back("launched")
 
 
-async def test_whoever_is_slow_beside_a_failure_has_its_whole_time(
+async def test_a_slow_member_beside_a_failure_has_its_whole_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only one that still waits for the trainer is hurried; one that puts weights in place is well, and not killed."""
+    """Only one that still waits for the trainer is hurried; one that loads weights is well, and not killed."""
     monkeypatch.setattr(update_run, "GRACE_S", 0.0)
     async with two(tmp_path, limits=WeightsPolicy(keep=False)) as workers:
         await workers.join()
@@ -102,8 +102,8 @@ async def test_an_engine_that_starts_in_mid_update_takes_no_turn(tmp_path: Path)
         assert workers.bad.now.incarnation == 2
 
 
-async def test_a_checkpoint_that_went_away_kills_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever starts later waits for it, and says so; when it is back, it is brought to it."""
+async def test_a_missing_checkpoint_kills_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that starts later waits for it, and says so; once it is back, the engine gets it."""
     monkeypatch.setattr(catch_up, "BRING_AGAIN_S", 0.05)
     async with two(tmp_path) as workers:
         await workers.weights.update(workers.request("one"))

@@ -38,8 +38,8 @@ def specs_of(folder: Path, port: int, count: int, **changes: object) -> list[Wor
 
 
 @pytest.mark.system
-async def test_those_that_join_have_the_weights_that_the_model_got(tmp_path: Path) -> None:
-    """More replicas, then others in their places; and the next update is of all that are there then."""
+async def test_workers_that_join_have_the_weights_of_the_model(tmp_path: Path) -> None:
+    """More replicas, then others in their places; and the next update includes all present."""
     for name in ("launched", "one", "two"):
         _write_checkpoint(tmp_path / name)
     port = find_ports(3)

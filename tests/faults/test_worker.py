@@ -1,4 +1,4 @@
-"""The worker against a real process that behaves as badly as it is told to."""
+"""The worker against a real process that misbehaves on request."""
 
 import json
 import os
@@ -54,7 +54,7 @@ async def running(spec: WorkerSpec, *, ready: bool = True) -> AsyncIterator[Supe
 
 
 def listens(port: int) -> bool:
-    """Whether anybody takes connections there."""
+    """Whether anything accepts connections there."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
@@ -96,7 +96,7 @@ async def test_loading_is_no_failure(scripted_spec: SpecFactory) -> None:
 
 @pytest.mark.parametrize("status", [0, 1, 7])
 async def test_an_exit_at_once_fails_with_the_last_lines(scripted_spec: SpecFactory, status: int) -> None:
-    """The one log line that matters is in the message, and every exit that nobody asked for is a failure."""
+    """The one log line that matters is in the message, and every unexpected exit is a failure."""
     async with running(replace(scripted_spec(exit_at_once=status), restart=QUICK), ready=False) as worker:
         with pytest.raises(StartFailed) as caught:
             await worker.supervisor.wait_ready(first_try_only=True)
@@ -107,7 +107,7 @@ async def test_an_exit_at_once_fails_with_the_last_lines(scripted_spec: SpecFact
         assert (worker.now.state, worker.now.incarnation) == (WorkerState.FAILED, 3)
 
 
-async def test_a_port_in_use_is_said_and_nobody_elses_engine_is_taken_for_ours(scripted_spec: SpecFactory) -> None:
+async def test_a_port_in_use_is_reported_and_a_foreign_engine_is_not_taken_for_ours(scripted_spec: SpecFactory) -> None:
     """Another server on the port answers probes as well as ours would."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         spec = replace(scripted_spec(port=taken.getsockname()[1]), restart=QUICK)
@@ -141,7 +141,7 @@ async def test_a_killed_engine_comes_back_and_its_requests_keep_their_text(scrip
 
 
 async def test_an_engine_that_exits_with_status_0_in_mid_stream_has_died(scripted_spec: SpecFactory) -> None:
-    """Every exit that nobody asked for is a crash, whatever its status."""
+    """Every unexpected exit is a crash, whatever its status."""
     async with running(replace(scripted_spec(die_after=2), restart=QUICK)) as worker:
         outcome, text = await ask(worker)
         assert isinstance(outcome, EngineFailed)
@@ -219,8 +219,8 @@ async def test_a_deadline_ends_the_request_and_not_the_engine(scripted_spec: Spe
         (
             {"html": True},
             EngineFailed(
-                reason=FailureReason.ENGINE_UNREACHABLE,
-                detail="the answer is text/html and not an event stream",
+                reason=FailureReason.ENGINE_REJECTED,
+                detail="the answer is text/html, and neither an answer nor an error: <html>Welcome</html>",
                 brought_down=False,
             ),
         ),
@@ -230,7 +230,7 @@ async def test_a_deadline_ends_the_request_and_not_the_engine(scripted_spec: Spe
 async def test_an_engine_that_answers_badly_is_not_killed(
     scripted_spec: SpecFactory, flags: dict[str, object], expected: Outcome
 ) -> None:
-    """Kill no healthy engine: one that answers probes is left alone, the request tells what happened."""
+    """Kill no healthy engine: one that answers probes is left alone, and the request reports the fault."""
     flags = (
         {**flags, "reject_body": '{"error": {"message": "no", "type": "server_error"}}'} if "reject" in flags else flags
     )
@@ -243,7 +243,7 @@ async def test_an_engine_that_answers_badly_is_not_killed(
 
 
 @pytest.mark.system
-async def test_an_engine_that_refuses_everybody_is_held_until_it_answers(scripted_spec: SpecFactory) -> None:
+async def test_an_engine_that_refuses_every_request_is_held_until_it_answers(scripted_spec: SpecFactory) -> None:
     """Neither it nor the request is blamed: no strike, no kill, no restart."""
     async with running(scripted_spec(reject=500, reject_first=6)) as worker:  # a request, and canaries
         outcome, _ = await ask(worker)
@@ -259,8 +259,8 @@ async def test_an_engine_that_refuses_everybody_is_held_until_it_answers(scripte
         assert worker.now.incarnation == 1
 
 
-async def test_a_refusal_is_proved_by_a_canary_that_is_answered(scripted_spec: SpecFactory) -> None:
-    """The engine serves others: what it refused is about that request."""
+async def test_an_answered_canary_proves_a_refusal(scripted_spec: SpecFactory) -> None:
+    """The engine serves others: the refusal is about that request."""
     async with running(scripted_spec(reject=500, reject_first=1)) as worker:
         outcome, _ = await ask(worker)
         assert isinstance(outcome, EngineFailed)
@@ -272,10 +272,10 @@ async def test_a_refusal_is_proved_by_a_canary_that_is_answered(scripted_spec: S
     [(signal.SIGTERM, True), (signal.SIGINT, True), (signal.SIGHUP, True), (signal.SIGKILL, True)]
     + [(number, False) for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)],
 )
-async def test_a_signal_tells_whose_doing_a_death_was(
+async def test_a_signal_tells_who_caused_a_death(
     scripted_spec: SpecFactory, number: signal.Signals, *, is_outside: bool
 ) -> None:
-    """Nobody but a person, or a program that is not ours, sends an engine the first four."""
+    """Only a person, or a foreign program, sends an engine the first four."""
     async with running(replace(scripted_spec(tokens=1000, interval=0.01, signals=True), restart=QUICK)) as worker:
         answer = Answer(monotonic)
         pid = worker.snapshot().pid
@@ -337,7 +337,10 @@ async def test_a_stop_before_the_engine_is_there(scripted_spec: SpecFactory) -> 
 async def test_a_worker_that_is_replaced_by_equal_ones_is_left_alone_in_the_end(
     scripted_spec: SpecFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever defect takes its settings for changed: it says so, serves, and is replaced when a person asks."""
+    """Some defect reports its settings as changed again and again.
+
+    The worker says so, serves, and is replaced on request.
+    """
 
     def never_content(workers: Sequence[roll.ReplicaView], wanted: Sequence[roll.WantedModel]) -> Sequence[object]:
         return roll.decide([structs.replace(each, is_current=False) for each in workers], wanted)
@@ -388,6 +391,10 @@ async def test_a_drained_worker_lends_no_slot_and_ends_no_request(scripted_spec:
         ({"params": {"max_tokens": 5}}, {}, 5),
         ({"params": {"n_predict": 5}}, {}, None),
         ({}, {"max_completion_tokens": 9}, None),
+        ({"params": {"n_predict": 5}}, {"max_tokens": 9}, 9),
+        ({"params": {"max_tokens": 5}}, {"n_predict": 9}, None),
+        ({"params": {"max_tokens": 5}}, {"max_tokens": None}, 5),
+        ({"params": {"n_predict": None}, "max_answer": 7}, {"max_tokens": None}, 7),
     ],
 )
 async def test_an_answer_has_a_bound(
@@ -405,6 +412,8 @@ async def test_an_answer_has_a_bound(
             await worker.requests.perform(request, Answer(monotonic))
     (asked,) = [json.loads(line)["request"] for line in record.read_text().splitlines()]
     assert asked.get("max_tokens") == expected
+    told = [name for name in ("max_tokens", "max_completion_tokens", "n_predict") if asked.get(name) is not None]
+    assert len(told) == 1, "one bound, and by one name"
 
 
 async def test_slots_are_lent_up_to_their_number(scripted_spec: SpecFactory) -> None:
@@ -416,7 +425,7 @@ async def test_slots_are_lent_up_to_their_number(scripted_spec: SpecFactory) -> 
 
 
 async def test_a_cancelled_task_gives_its_slot_back(scripted_spec: SpecFactory) -> None:
-    """Whoever asks may be cancelled at any moment."""
+    """A caller may be cancelled at any moment."""
     async with running(scripted_spec(prefill=600)) as worker:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask, worker)
@@ -428,7 +437,7 @@ async def test_a_cancelled_task_gives_its_slot_back(scripted_spec: SpecFactory) 
 async def test_ports_and_daemons_are_free_for_the_next_incarnation(
     scripted_spec: SpecFactory, tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """A restart never meets what the last incarnation has left."""
+    """A restart never meets leftovers of the last incarnation."""
     daemon = tmp_path / "daemon"
     spec = replace(scripted_spec(port=free_ports(1), daemon=str(daemon)), restart=QUICK)
     async with running(spec) as worker:

@@ -12,8 +12,8 @@ from random import Random
 
 from msgspec.structs import replace
 
-from service.conversations.job import Job, TurnKey
-from service.conversations.transcript import Charges
+from service.conversations.job.job import Job, TurnKey
+from service.conversations.record.transcript import Charges
 from service.scheduling.core import events
 from service.scheduling.core.blame import Blame, DeathExplained, DeathUnexplained, Finding, SuspectsCleared
 from service.scheduling.core.deaths import refuse

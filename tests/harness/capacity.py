@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from service.conversations.job import Agent, Conversation, GroupBy, Job, JobId, Mode, TurnKey
+from service.conversations.job.job import Agent, Conversation, GroupBy, Job, JobId, Mode, TurnKey
 from service.scheduling.core import events
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.kv_budgets import KvNeed

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from service.conversations.job import Agent, Conversation, Job, JobId, TurnKey
+from service.conversations.job.job import Agent, Conversation, Job, JobId, TurnKey
 
 
 def agent(

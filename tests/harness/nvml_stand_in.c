@@ -10,7 +10,8 @@
  * STAND_IN_USED: a file, with which the machine is another one: two T4s, of whose memory so much is used as the file
  * says when it is asked. A line has a UUID, MiB, and up to two processes with theirs, each as PID:MIB.
  * STAND_IN_INIT: what nvmlInitWithFlags returns, in place of success.
- * STAND_IN_LOST: the number of a GPU that has fallen off its bus.
+ * STAND_IN_LOST: the number of a GPU that has fallen off its bus; STAND_IN_LOST_AS: what is returned of it instead.
+ * STAND_IN_TOTAL_0: the number of a GPU that tells 0 bytes of memory.
  * STAND_IN_XIDS: faults to tell of, each as GPU:NUMBER; a GPU falls off its bus with its Xid 79.
  * STAND_IN_EVENTS: what nvmlEventSetCreate returns, in place of success.
  * STAND_IN_REGISTER: what nvmlDeviceRegisterEvents returns of GPU 0, in place of success.
@@ -222,7 +223,9 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned int index, struct device **device)
     if (index >= count)
         return INVALID_ARGUMENT;
     *device = count == T4S ? &t4s[index] : &gpus[index];
-    return (*device)->is_lost || (lost != NULL && (unsigned int)atoi(lost) == index) ? GPU_IS_LOST : SUCCESS;
+    if ((*device)->is_lost || (lost != NULL && (unsigned int)atoi(lost) == index))
+        return getenv("STAND_IN_LOST_AS") != NULL ? atoi(getenv("STAND_IN_LOST_AS")) : GPU_IS_LOST;
+    return SUCCESS;
 }
 
 int nvmlDeviceGetUUID(struct device *device, char *uuid, unsigned int size)
@@ -240,6 +243,10 @@ int nvmlDeviceGetMemoryInfo(struct device *device, struct memory *memory)
     if (device->bytes == 0)
         return NOT_SUPPORTED;
     looks++;
+    if (getenv("STAND_IN_TOTAL_0") != NULL && device == &gpus[atoi(getenv("STAND_IN_TOTAL_0"))]) {
+        *memory = (struct memory){0};
+        return SUCCESS;
+    }
     memory->total = device->bytes;
     memory->used = now(device).used;
     memory->free = memory->total - memory->used;

@@ -40,7 +40,14 @@ class Service:
     """One life of ``roundhouse serve`` after another, on the same state."""
 
     def __init__(
-        self, folder: Path, port: int, models: Document, server: Document | None = None, **sections: Document
+        self,
+        folder: Path,
+        port: int,
+        models: Document,
+        server: Document | None = None,
+        *,
+        key: str | None = None,
+        **sections: Document,
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
@@ -49,7 +56,8 @@ class Service:
         self.config.write_text(yaml.safe_dump({"server": settings, "models": models, **sections}))
         self.url = f"http://127.0.0.1:{port}"
         keys = settings.get("api_keys")
-        headers = {"Authorization": f"Bearer {keys[0]}"} if isinstance(keys, list) else {}
+        key = keys[0] if isinstance(keys, list) else key
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self.http = httpx.Client(base_url=self.url, timeout=LIMIT_S, trust_env=False, headers=headers)
         self.environment: dict[str, str] = {}  # over our own
         self.command: Sequence[str] = (ROUNDHOUSE,)
@@ -127,12 +135,17 @@ def serving(
     server: Document | None = None,
     *,
     ready: bool = True,
+    key: str | None = None,
+    limit_s: float = LIMIT_S,
     **sections: Document,
 ) -> Iterator[Service]:
-    """Run a service for a block; nothing of it is left."""
-    service = Service(folder, port, models, server, **sections)
+    """Run a service for a block, which is to be there within ``limit_s``; nothing of it is left.
+
+    ``key`` is what we ask with, if not the first of ``api_keys``.
+    """
+    service = Service(folder, port, models, server, key=key, **sections)
     try:
-        service.start(ready=ready)
+        service.start(ready=ready, limit_s=limit_s)
         yield service
     finally:
         try:

@@ -33,8 +33,8 @@ import anyio.to_thread
 
 from service.config.schema import Config
 from service.config.workers import worker_specs
-from service.conversations.job import JobId
-from service.conversations.states import ENDED_JOBS, JobState
+from service.conversations.job.job import JobId
+from service.conversations.job.states import ENDED_JOBS, JobState
 from service.errors import ServiceError, StoreUnavailable
 from service.node import node as node_module
 from service.node.node import Node, open_node
@@ -42,6 +42,9 @@ from service.scheduling.core import events
 from service.scheduling.core.decide import SchedulingCore
 from service.store import writer
 from service.store.databases.sqlite import FILE_NAME, WRITER_PRAGMAS, SqliteConnection, SqliteDatabase
+from service.store.records import Record
+from service.store.store import Store
+from tests.harness.neutral_words import digest_of, line_of
 from tests.harness.virtual import pass_time
 from tests.harness.virtual_loop import Stuck, TakingTurns, VirtualLoop
 from tests.harness.virtual_machine import EngineProcess, Machine, ScriptedEngine
@@ -54,6 +57,7 @@ CALM_AT_S = 240.0  # from when on nothing more happens
 END_S = 3600.0  # by when all jobs have ended
 KILLER = "POISON"
 SAID = re.compile(r"agent=(\w+)")
+JOB_ID = re.compile(r"\bjob-[0-9a-f]{16}\b")
 TOPIC = re.compile(r"topic=(\w+)")
 ON_THE_WAY_S = 0.01  # for which an engine may write on after its client has gone
 Place = tuple[str, str, int]  # topic, agent, round
@@ -135,6 +139,11 @@ class FaultyDatabase(SqliteDatabase):
         super().__init__(path)
         self.disk = disk
 
+    def prepare(self) -> None:
+        if not self._path.exists():  # digests must not depend on the number of migrations: each commit draws
+            SqliteDatabase(self._path).prepare()
+        super().prepare()
+
     def connect_writer(self) -> SqliteConnection:
         made = FaultyConnection(self._path, PRAGMAS, "BEGIN IMMEDIATE")
         made.disk = self.disk
@@ -195,6 +204,7 @@ class World:
     faults: list[str] = field(default_factory=list)
     said: dict[Place, set[str]] = field(default_factory=dict)
     trace: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)  # events and actions of the core, and records, in neutral words
     counts: Counter[str] = field(default_factory=Counter)
     _asking: Counter[Place] = field(default_factory=Counter)
     jobs: list[Posted] = field(default_factory=list)
@@ -202,6 +212,14 @@ class World:
     @property
     def now(self) -> float:
         return self.machine.loop.time() - 1000.0
+
+    @property
+    def digest(self) -> str:
+        """A digest of all that went into the core and came out of it, and of the records; jobs have numbers in it."""
+        text = "\n".join(self.lines)
+        for number, name in enumerate(dict.fromkeys(JOB_ID.findall(text))):
+            text = text.replace(name, f"j{number}")
+        return digest_of([text])
 
     def note(self, what: str) -> None:
         self.trace.append(f"{self.now:9.3f} {what}".replace(str(self.folder), "FOLDER"))
@@ -305,6 +323,7 @@ class World:
             async with open_node(config, specs, self.folder) as node, anyio.create_task_group() as tasks:
                 await node.intake.claim_first()
                 tasks.start_soon(node.intake.run)
+                tasks.start_soon(node.callers.run)
                 with anyio.move_on_after(until - self.now):
                     async with anyio.create_task_group() as happening:
                         happening.start_soon(self._happen, node)
@@ -333,7 +352,7 @@ class World:
             await pass_time(self.chance.uniform(0, 20))
             while True:
                 try:
-                    stored, _ = await node.jobs.post(job.document, job.key)
+                    stored, _ = await node.door.post(job.document, job.key)
                 except StoreUnavailable as error:
                     self.note(f"not taken: {error}")
                     await pass_time(1)
@@ -456,6 +475,7 @@ def simulated(world: World, *, checks: bool = True) -> Iterator[None]:
         (incarnation, "count_oom_kills", lambda: 0),
         (random, "_urandom", chance.randbytes),  # what ids and keys are made of
         (SchedulingCore, "handle", checking(world) if checks else SchedulingCore.handle),
+        (Store, "append_nowait", recording(world) if checks else Store.append_nowait),
     )
     with ExitStack() as stack:
         for owner, name, instead in replaced:
@@ -471,11 +491,23 @@ def checking(world: World) -> Callable[..., list[events.Action]]:
         actions = handle(core, *told)
         world.counts["events"] += len(told)
         world.faults += [f"{fault}, after {told}" for fault in core.check() if fault]
+        world.lines += [f"> {line_of(each)}" for each in told] + [f"< {line_of(each)}" for each in actions]
         if told or actions:
             world.note(f"{[type(each).__name__ for each in told]} -> {[type(each).__name__ for each in actions]}")
         return actions
 
     return handle_and_check
+
+
+def recording(world: World) -> Callable[..., None]:
+    """Return a ``Store.append_nowait`` that notes the records."""
+    append = Store.append_nowait
+
+    def note_and_append(store: Store, told: Sequence[Record], on_durable: Callable[[], None]) -> None:
+        world.lines += [f"= {line_of(each)}" for each in told]
+        append(store, told, on_durable)
+
+    return note_and_append
 
 
 def simulate(seed: int) -> World:
@@ -506,7 +538,14 @@ def main() -> None:
     for seed in options.seeds:
         began = time.perf_counter()
         world = simulate(seed)
-        print(seed, f"{time.perf_counter() - began:.2f} s", f"{world.now:.0f} s", dict(world.counts), world.plan)
+        print(
+            seed,
+            world.digest,
+            f"{time.perf_counter() - began:.2f} s",
+            f"{world.now:.0f} s",
+            dict(world.counts),
+            world.plan,
+        )
         if options.trace:
             print("\n".join(world.trace))
         for fault in world.faults[:20]:

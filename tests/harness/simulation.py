@@ -1,6 +1,6 @@
 """The scheduling core on engines of a virtual clock: what an order of turns is worth, in milliseconds of real time.
 
-Used by the property that no schedule is longer than list scheduling allows, and by ``bench/orders.py``.
+Used by the property that no schedule is longer than list scheduling allows, and by ``bench/studies/orders.py``.
 """
 
 import heapq
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import count
 from random import Random
 
-from service.conversations.dependencies import dependencies_of
-from service.conversations.job import Agent, Conversation, Job, JobId, Mode, TurnKey
+from service.conversations.job.job import Agent, Conversation, Job, JobId, Mode, TurnKey
+from service.conversations.talk.dependencies import dependencies_of
 from service.scheduling.core import events
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES

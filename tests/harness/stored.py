@@ -1,16 +1,18 @@
 """Jobs, turns and usage as a store keeps them, in few words."""
 
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 import anyio
 
-from service.conversations.job import Job, JobId
-from service.conversations.measures import UsageCounts
-from service.conversations.states import ConversationState, TurnState
-from service.conversations.transcript import Attempt, Charges, TokenUsage, Turn, UnfinishedTurn
+from service.conversations.job.job import Job, JobId
+from service.conversations.job.states import ConversationState, TurnState
+from service.conversations.record.measures import UsageCounts
+from service.conversations.record.transcript import Attempt, Charges, TokenUsage, Turn, UnfinishedTurn
 from service.store import usage
-from service.store.databases.database import Database
+from service.store.databases.database import Connection, Database
+from service.store.databases.sqlite import SqliteConnection
 from service.store.records import (
     ConversationMoved,
     NewJob,
@@ -22,6 +24,7 @@ from service.store.records import (
     Used,
 )
 from service.store.store import Store
+from service.store.usage import UsageBy
 from tests.harness.jobs import key
 from tests.harness.waiting import LIMIT_S
 
@@ -29,10 +32,13 @@ NOW = datetime(2026, 11, 21, 9, 30, 0, 123456, tzinfo=UTC)
 
 
 J = JobId("j")
-ALL_USAGE = usage.report([], None, None, None, 10)
 
 
 Maker = Callable[[], Database]
+
+
+def all_usage(connection: Connection) -> list[tuple[dict[UsageBy, str], UsageCounts]]:
+    return usage.report(connection, [], None, None, None, 10)
 
 
 def new(made: Job, idempotency_key: str | None = None, body_hash: str = "h", kept_s: float = 1e6) -> NewJob:
@@ -94,6 +100,23 @@ def requeued(name: str, number: int) -> TurnRequeued:
         key=key(name, 0, number), attempts=(attempt,), rejected=(), charges=Charges(), queued_at=NOW, started_at=NOW
     )
     return TurnRequeued(key=so_far.key, so_far=so_far, worker="w", reason="engine_died", detail="", at=NOW)
+
+
+def write_before_release(connection: Connection) -> None:
+    """Write the marks of a store from before 1.0.0, and close the connection."""
+    with closing(connection):
+        connection.begin()
+        connection.execute(
+            "CREATE TABLE migrations"
+            " (number INTEGER PRIMARY KEY, name TEXT NOT NULL, checksum TEXT NOT NULL, applied_at TEXT NOT NULL)"
+        )
+        for number, name in ((1, "0001_initial"), (2, "0002_more")):
+            connection.execute("INSERT INTO migrations VALUES (?, ?, 'c', '2026-11-20')", (number, name))
+        connection.execute("CREATE TABLE jobs (id TEXT PRIMARY KEY, document TEXT NOT NULL)")
+        connection.execute("INSERT INTO jobs VALUES ('old', '{}')")
+        connection.commit()
+        if isinstance(connection, SqliteConnection):
+            connection.execute("PRAGMA user_version = 2")
 
 
 async def append(store: Store, *records: Record) -> None:

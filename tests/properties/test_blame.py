@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from service.conversations.job import Job, TurnKey
+from service.conversations.job.job import Job, TurnKey
 from service.scheduling.core.deaths import MOST_DEATHS
 from tests.harness.breaking import INNOCENTS, Break, Engine, Outcome, Way, World
 from tests.harness.jobs import agent, job
@@ -65,7 +65,7 @@ def refuses_by_chance(share: float) -> Way:
 
 
 def killed(then: Way = lambda *_: None) -> Way:
-    """Whoever's agent is named so kills; everybody else meets ``then``."""
+    """The named agents kill; all other turns meet ``then``."""
 
     def way(engine: Engine, key: TurnKey, now: float, chance: Random) -> Break | None:
         if key.agent_id == "killer":
@@ -120,7 +120,7 @@ def runs(name: str, seeds: int = SEEDS, *, is_keyed: bool = False) -> list[Outco
 @pytest.mark.parametrize("is_keyed", [False, True], ids=["without keys", "with keys"])
 @pytest.mark.parametrize("name", WAYS)
 def test_innocent_turns_end_and_killers_are_convicted(name: str, *, is_keyed: bool) -> None:
-    """No innocent turn pays for an engine, every killer is found out, and each costs a bounded number of starts."""
+    """No innocent turn pays for an engine, every killer is found, and each costs a bounded number of starts."""
     _, jobs, workers = WAYS[name]
     outcomes = runs(name, is_keyed=is_keyed)
     failed = [key for outcome in outcomes for key in outcome.failed if key.agent_id != "killer"]
@@ -135,7 +135,7 @@ def test_innocent_turns_end_and_killers_are_convicted(name: str, *, is_keyed: bo
 
 
 def test_innocents_go_on_beside_killers() -> None:
-    """Two workers, six killers: whoever tries suspects is one of them, and the other serves everybody else."""
+    """Two workers, six killers: one worker tries suspects, and the other serves all other turns."""
     with_killers = runs("six killers", 20)
     way, jobs, workers = WAYS["six killers"]
     for seed, outcome in enumerate(with_killers):
@@ -144,8 +144,8 @@ def test_innocents_go_on_beside_killers() -> None:
         assert quiet.ended_at / last >= 0.4
 
 
-def test_kills_from_outside_charge_nobody() -> None:
-    """Somebody else's signals are no turn's fault, however many come, as long as turns have time to end at all."""
+def test_kills_from_outside_charge_no_turn() -> None:
+    """Foreign signals are no turn's fault, however many come, as long as turns have time to end at all."""
     for seed in range(SEEDS):
         world = World([innocents(60)], lambda *_: None, seed=seed, workers=1)
         for at in range(20):

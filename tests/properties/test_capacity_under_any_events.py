@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from service.conversations.job import GroupBy, Job, JobId, Mode, TurnKey
+from service.conversations.job.job import GroupBy, Job, JobId, Mode, TurnKey
 from service.scheduling.core import events
 from service.scheduling.core.blame import Trial
 from service.scheduling.core.decide import SchedulingCore
@@ -131,7 +131,7 @@ class Load:
         assert not any(self.core.check())
 
     def audit_room(self, before: set[TurnKey]) -> None:
-        """Whoever has started had room, or is alone."""
+        """A turn that has started had room, or is alone."""
         for worker in {at for key, at in self.flying.items() if key not in before}:
             budget, on = self.budgets[worker], [key for key, at in self.flying.items() if at == worker]
             assert budget is None or self.core.view.reserved(worker) <= budget or len(on) == 1
@@ -162,7 +162,7 @@ class Load:
         self.tell(replace(ready(worker, self.budgets[worker], slots=slots, model=model), shares_prefixes=shares))
 
     def close(self) -> None:
-        """Lose a worker; as a rule the turns on it are told to be interrupted."""
+        """Lose a worker; as a rule its turns get the report of an interruption."""
         worker = self.rng.choice(list(self.slots))
         self.budgets.pop(worker, None)
         self.tell(events.WorkerNotReady(worker=worker, returns=self.rng.random() < 0.5))
@@ -207,7 +207,7 @@ class Load:
             self.tell(events.DeferralOver(key=self.rng.choice(sorted(self.held))))
 
     def correct(self) -> None:
-        """Tell what turns take: some in flight, and some that are it no more, or never were."""
+        """Report the tokens of turns: some in flight, and some that have ended, or never were."""
         known = [*self.flying, *self.seen, turn("never")]
         uses = {
             key: KvUse(prompt=self.rng.choice([10, 150, 800, 3000]), answer=self.rng.choice([0, 40, 400]))

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from service.conversations.job import Agent, Conversation, GroupBy, Job, JobId, Mode, OnFailure, SpokenBy, TurnKey
-from service.conversations.states import ConversationState, TurnState
-from service.conversations.until import Condition, TurnDigest, Until
+from service.conversations.job.job import Agent, Conversation, GroupBy, Job, JobId, Mode, OnFailure, SpokenBy, TurnKey
+from service.conversations.job.states import ConversationState, TurnState
+from service.conversations.job.until import Condition, TurnDigest, Until
 from service.scheduling.core import events
 from service.scheduling.core.blame import SourceDistrusted, SourceTrusted, SuspectsCleared, Trial
 from service.scheduling.core.decide import SchedulingCore
@@ -34,7 +34,7 @@ SLOTS = {"w0": ("m", 2), "w1": ("m", 1), "w2": ("n", 3)}
 
 
 class Auditor(RuleBasedStateMachine):
-    """Hands in what a scheduler could be told, and audits what it answers."""
+    """Hands in the reports that a scheduler may get, and audits the answers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Auditor(RuleBasedStateMachine):
 
     def follow_slot(self, action: events.OfSlot) -> None:
         match action:
-            case events.KeepSlot():
+            case events.LendSlotLater():
                 self.tools[action.key] = action.number
                 self.timers.add((action.key, action.number))
             case events.LendSlot():
@@ -177,7 +177,7 @@ class Auditor(RuleBasedStateMachine):
         self.flying[key] = action.worker
 
     def to_name(self, key: TurnKey) -> list[str | None]:
-        """Return whom a turn may name: nobody but a leader names anybody, and nobody who has left."""
+        """Return the agents that a turn may name: only a leader names any, and none that has left."""
         job = self.jobs[key.job_id]
         if job.leader != key.agent_id:
             return [None]
@@ -308,7 +308,7 @@ class Auditor(RuleBasedStateMachine):
         self.tools.pop(key, None)
         self.tell(events.ToolsBegan(key=key, model=model, tools=[f"slow={are_slow}"], context_tokens=tokens))
         if are_slow and key in self.tools:
-            self.tell(events.KeepOver(key=key, number=self.tools[key]))
+            self.tell(events.LendingDue(key=key, number=self.tools[key]))
 
     @precondition(lambda self: self.timers)
     @rule(data=st.data())
@@ -316,7 +316,7 @@ class Auditor(RuleBasedStateMachine):
         """Of any tools that ever ran: perhaps of an earlier message, or of an attempt that has ended."""
         key, number = data.draw(st.sampled_from(sorted(self.timers)))
         is_late, were_lent = self.tools.get(key) != number, set(self.lent)
-        self.tell(events.KeepOver(key=key, number=number))
+        self.tell(events.LendingDue(key=key, number=number))
         assert not (is_late and self.lent - were_lent)
 
     @precondition(lambda self: self.tools)
@@ -387,12 +387,12 @@ class Auditor(RuleBasedStateMachine):
     @precondition(lambda self: self.awaited)
     @rule(data=st.data(), is_said=st.booleans())
     def caller_speaks(self, data: st.DataObject, *, is_said: bool) -> None:
-        """Or not in time. A conversation that nobody runs is claimed with it."""
+        """Or not in time. An unclaimed conversation is claimed with it."""
         key = data.draw(st.sampled_from(sorted(self.awaited)))
         self.say(key, TurnDigest(words=data.draw(st.integers(0, 1))) if is_said else None)
 
     def say(self, key: TurnKey, digest: TurnDigest | None) -> None:
-        """Store a caller's turn, or that it has failed, and tell of it."""
+        """Store a caller's turn, or its failure, and report it."""
         is_said, digest = digest is not None, digest or TurnDigest()
         self.awaited.remove(key)
         self.ended.add(key)
@@ -416,7 +416,7 @@ class Auditor(RuleBasedStateMachine):
 
     @rule()
     def service_is_killed_and_started_again(self) -> None:
-        """What was told to the store is all that the next life knows."""
+        """The next life knows only what the store was given."""
         self.core = self.make_core()
         self.held.clear()
         self.waiting.clear()

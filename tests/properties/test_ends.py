@@ -1,4 +1,4 @@
-"""Conditions end a conversation alike, whoever is quicker and wherever the service was killed."""
+"""Conditions end a conversation alike, in any order of ends and after any kill of the service."""
 
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
@@ -6,9 +6,9 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.conversations.dependencies import Dependencies
-from service.conversations.turn_order import Place, RoundsOrder
-from service.conversations.until import Condition, Ending, Ends, TurnDigest, Until, conditions_of, find_fulfilled
+from service.conversations.job.until import Condition, Ending, Ends, TurnDigest, Until, conditions_of, find_fulfilled
+from service.conversations.talk.dependencies import Dependencies
+from service.conversations.talk.turn_order import Place, RoundsOrder
 
 NAMES = ("a", "b", "c", "d")
 SHAPES = st.lists(st.sets(st.integers(0, 3)), min_size=4, max_size=4).map(
@@ -58,7 +58,7 @@ def dependencies_of(shape: Shape, read: Sequence[int]) -> Dependencies:
 def play(
     dependencies: Dependencies, until: Until, digest: Digests, dice: Random, rounds: int = 4
 ) -> tuple[Mapping[Place, TurnDigest], Ending | None]:
-    """Play a conversation to its end, whoever of those at work ends next; begin anew from the record now and then."""
+    """Play a conversation to its end, with a random order of ends; restart from the record now and then."""
     names = NAMES[: len(dependencies.waits_for)]
     order = RoundsOrder(dependencies, rounds, Ends(until, names))
     record: dict[Place, TurnDigest] = {}
@@ -87,7 +87,7 @@ def play(
 @settings(max_examples=400)
 @given(SHAPES, READ, CONDITIONS, st.integers(0, 10**6), st.integers(0, 10**6))
 def test_the_record_alone_decides_the_end(shape: Shape, read: list[int], until: Until, seed: int, luck: int) -> None:
-    """Specification, "Ends": the same turns exist and the same condition is told, in any order and over kills."""
+    """Specification, "Ends": the same turns exist and the same condition is reported, in any order and over kills."""
     undisturbed, ending = play(dependencies_of(shape, read), until, said_by(seed, until), Random(0))  # noqa: S311
     disturbed, again = play(dependencies_of(shape, read), until, said_by(seed, until), Random(luck))  # noqa: S311
     assert (dict(sorted(disturbed.items())), again) == (dict(sorted(undisturbed.items())), ending)
@@ -98,7 +98,7 @@ def test_the_record_alone_decides_the_end(shape: Shape, read: list[int], until: 
 def test_the_record_fulfils_its_end_and_nothing_earlier_does(
     shape: Shape, read: list[int], until: Until, seed: int, luck: int
 ) -> None:
-    """The opposite way: conditions are judged anew on the whole record, by another reading of the specification."""
+    """The opposite way: conditions are judged again on the whole record, by another reading of the specification."""
     record, ending = play(dependencies_of(shape, read), until, said_by(seed, until), Random(luck))  # noqa: S311
     held = {number: holding(until, record, number) for number in range(4)}
     first = next((number for number in range(4) if held[number]), None)

@@ -1,4 +1,4 @@
-"""Keys that wait get tokens by their shares; time without waiting gains nothing; with one key all is as without any."""
+"""Waiting keys get tokens by their shares; time without waiting gains nothing; with one key all is as without any."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from service.conversations.job import Agent, Conversation, GroupBy, Job, JobId, Mode, TurnKey
+from service.conversations.job.job import Agent, Conversation, GroupBy, Job, JobId, Mode, TurnKey
 from service.scheduling.core import events
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
@@ -53,7 +53,7 @@ class Slots:
         self.act(events.WorkerReady(worker="w", model="m", slots=slots))
 
     def act(self, *happened: events.Event) -> None:
-        """Tell what happened, and take what starts."""
+        """Report an event, and take what starts."""
         for action in self.core.handle(*happened):
             if isinstance(action, events.StartTurn):
                 self.flying.append(action.key)
@@ -100,8 +100,8 @@ def test_keys_that_always_wait_get_tokens_by_their_shares(
 
 @given(policy=st.sampled_from(sorted(POLICIES)), slots=st.integers(1, 4), seed=st.integers(0, 10_000))
 @FEW
-def test_who_comes_back_gains_nothing_and_pays_for_nothing(policy: str, slots: int, seed: int) -> None:
-    """From then on both get the same, however much the other has taken meanwhile."""
+def test_a_key_that_comes_back_gains_nothing_and_pays_for_nothing(policy: str, slots: int, seed: int) -> None:
+    """From then on both get the same, however much the other has used meanwhile."""
     run = Slots(policy, slots, {"alice": 1.0, "bob": 1.0}, seed)
     run.admit(flood("bob", 3))
     run.admit(flood("alice", 300))
@@ -124,8 +124,8 @@ def test_who_comes_back_gains_nothing_and_pays_for_nothing(policy: str, slots: i
     seed=st.integers(0, 10_000),
 )
 @FEW
-def test_nobody_starves(policy: str, slots: int, share: float, others: Sequence[float], seed: int) -> None:
-    """A turn of any key starts after no more turns of others than their shares allow; more of it is no matter."""
+def test_no_key_starves(policy: str, slots: int, share: float, others: Sequence[float], seed: int) -> None:
+    """A turn of any key starts after no more turns of others than their shares allow, however many wait."""
     shares: dict[str | None, float] = {f"other{number}": each for number, each in enumerate(others)}
     run = Slots(policy, slots, {**shares, "late": share}, seed)
     for name in shares:

@@ -1,4 +1,4 @@
-"""Whoever is quicker, prompts are those of one round after the other, and nobody waits for more than they show."""
+"""In any order of ends, prompts are those of one round after the other, and no turn waits for more than they show."""
 
 from collections.abc import Mapping
 from random import Random
@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from service.conversations.dependencies import dependencies_of
-from service.conversations.discussion import Discussion
-from service.conversations.job import Agent, Conversation, Job, JobId, Mode, View
-from service.conversations.prompt_messages import PromptWriter
-from service.conversations.turn_order import Place, RoundsOrder
-from service.conversations.until import Condition, Ends, TurnDigest
-from service.conversations.wording import Wording
+from service.conversations.job.job import Agent, Conversation, Job, JobId, Mode, View
+from service.conversations.job.until import Condition, Ends, TurnDigest
+from service.conversations.job.wording import Wording
+from service.conversations.talk.dependencies import dependencies_of
+from service.conversations.talk.discussion import Discussion
+from service.conversations.talk.prompt_messages import PromptWriter
+from service.conversations.talk.turn_order import Place, RoundsOrder
 from transport.request import Message
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -93,7 +93,7 @@ def one_after_the_other(job: Job, seed: int) -> Prompts:
 
 
 def may_speak(job: Job, ended: Mapping[Place, TurnDigest], read_by_until: set[int]) -> set[Place]:
-    """Return the next turns that wait for nobody, by the specification."""
+    """Return the next turns that wait for no other, by the specification."""
     gone = {place.agent: place.round for place, digest in ended.items() if digest.leaves}
     free: set[Place] = set()
     for listener, agent in enumerate(job.agents):
@@ -112,7 +112,7 @@ def may_speak(job: Job, ended: Mapping[Place, TurnDigest], read_by_until: set[in
 
 @settings(max_examples=300)
 @given(jobs(), st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from([None, *NAMES]))
-def test_prompts_and_waits_are_those_that_visibility_wants(job: Job, seed: int, luck: int, judge: str | None) -> None:
+def test_prompts_and_waits_follow_from_visibility(job: Job, seed: int, luck: int, judge: str | None) -> None:
     """Specification, "Rounds mode": any order of ends, retries between them, and kills."""
     dice, stage = Random(luck), Stage(job, seed)  # noqa: S311
     names = tuple(agent.id for agent in job.agents)
@@ -146,8 +146,10 @@ def test_prompts_and_waits_are_those_that_visibility_wants(job: Job, seed: int, 
 
 
 @given(jobs(), st.sampled_from([*Mode]), st.randoms(use_true_random=False), st.integers(0, ROUNDS))
-def test_a_memory_shows_the_later_rounds_and_who_has_left(job: Job, mode: Mode, luck: Random, first: int) -> None:
-    """Specification, "Memory": what is not shown is not gone through, and what is shown is the same."""
+def test_a_memory_shows_the_later_rounds_and_the_agents_that_left(
+    job: Job, mode: Mode, luck: Random, first: int
+) -> None:
+    """Specification, "Memory": hidden rounds are not read, and the shown ones are the same."""
     job = replace(job, mode=mode, leader=job.agents[0].id if mode is Mode.LED else None)
     discussion, gone = Discussion(job), set[str]()
     turns = [(agent, number) for number in range(ROUNDS) for agent in luck.sample(job.agents, len(job.agents))]

@@ -1,12 +1,9 @@
 """One whole node under a seed: engines die, hang and refuse, commits fail, jobs are cancelled, the node is killed."""
 
-import os
-import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
@@ -14,6 +11,7 @@ import anyio
 import pytest
 
 from tests.conftest import ENGINE_PROGRAM
+from tests.harness.frozen import digests_of, frozen, run_seeds
 from tests.harness.simulated_node import simulate
 from tests.harness.virtual_loop import VirtualLoop
 from tests.harness.virtual_machine import EngineProcess, Machine, ScriptedEngine
@@ -24,40 +22,25 @@ from workers.process.identity import EngineExit
 
 QUICK, CHUNKS = 4, 10  # the others take too long for every run of the tests
 SEEDS, SOAK_SEEDS = 5, 500  # of a chunk
-LIMIT_OF_A_SEED_S = 20.0
-
-
-def run_seeds(first: int, count: int) -> subprocess.CompletedProcess[str]:
-    """Run seeds in a process of their own, in which names have one order in sets."""
-    seeds = [str(seed) for seed in range(first, first + count)]
-    return subprocess.run(
-        [sys.executable, "-m", "tests.harness.simulated_node", *seeds],
-        env={**os.environ, "PYTHONHASHSEED": "0"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_OF_A_SEED_S * count,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize(
     "chunk", [*range(QUICK), *(pytest.param(chunk, marks=pytest.mark.system) for chunk in range(QUICK, CHUNKS))]
 )
-def test_whatever_happens_to_a_node_nothing_is_lost_and_nothing_done_twice(
-    chunk: int, request: pytest.FixtureRequest
-) -> None:
+def test_no_event_of_a_node_loses_or_doubles_work(chunk: int, request: pytest.FixtureRequest) -> None:
     """All jobs end, each turn is recorded once as an engine said it, and the core's tables agree after each event.
 
     No innocent turn fails, no turn is asked of two engines at once, and no process is left. Fifty seeds; thousands in
     a soak.
     """
     count = SOAK_SEEDS if request.config.getoption("--soak") else SEEDS
-    ran = run_seeds(chunk * count, count)
+    ran = run_seeds("simulated_node", range(chunk * count, (chunk + 1) * count))
     faults = [line for line in ran.stdout.splitlines() if line.startswith("  seed ")]
     replay = "PYTHONHASHSEED=0 python -m tests.harness.simulated_node --trace SEED"
     assert (faults, ran.returncode) == ([], 0), f"{ran.stderr[-2000:]}\nagain: {replay}"
     assert len(ran.stdout.splitlines()) == count
+    if count == SEEDS:
+        assert digests_of(ran) == frozen("simulated_node", digests_of(ran)), "events, actions and records as before"
 
 
 def test_one_seed_is_one_run() -> None:
@@ -121,7 +104,7 @@ async def answering(command: Command) -> AsyncIterator[child.EngineProcess]:
 
 
 @pytest.mark.parametrize("run", [run_really, run_scripted])
-def test_an_engine_that_is_told_to_end_ends_with_a_status(run: Run, free_ports: Callable[[int], int]) -> None:
+def test_an_engine_that_is_asked_to_end_ends_with_a_status(run: Run, free_ports: Callable[[int], int]) -> None:
     """The contract of a guardian, for real processes and for those of a virtual machine."""
 
     async def contract(command: Command) -> None:

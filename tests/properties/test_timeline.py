@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from service.conversations.states import TurnState
+from service.conversations.job.states import TurnState
 from service.timeline.chart import IDLE, LEAST, TAIL, chart
 from service.timeline.rows import end_of, lay_rows
 from service.timeline.spans import Span

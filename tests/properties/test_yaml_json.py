@@ -92,7 +92,7 @@ LINES = st.lists(
 
 
 @given(LINES)
-def test_what_is_refused_is_refused_alike(lines: list[str]) -> None:
+def test_refusals_are_the_same_in_both_ways(lines: list[str]) -> None:
     """No text is taken by the one way and refused by the other."""
     text = "\n".join(lines) + "\n"
     assert by_events(text) == by_nodes(text)
@@ -132,7 +132,7 @@ def test_many_values_take_little_memory(value: str) -> None:
         tracemalloc.stop()
 
 
-def test_what_is_larger_than_it_may_be_is_not_written() -> None:
+def test_a_document_beyond_its_bound_is_not_written() -> None:
     """Control characters are six times as long in JSON."""
     assert yaml_to_json('a: "' + r"\a" * 100 + '"', "line", 300) is None
     assert yaml_to_json('{"a": "' + "x" * 300 + '"}', "line", 300) is None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service.conversations.job import JobId
+from service.conversations.job.job import JobId
 from service.store.databases.database import Database
 from service.store.databases.postgres import PostgresDatabase
 from service.store.databases.sqlite import FILE_NAME, MemoryDatabase, SqliteDatabase
@@ -17,7 +17,7 @@ from tests.harness.stored import Maker
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def make_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
-    """Return what opens the same database each time, as each life of the service does."""
+    """Return a function that opens the same database each time, as each life of the service does."""
     if request.param == "postgres":
         url = request.getfixturevalue("postgres").new_database()
 

@@ -5,12 +5,12 @@ import anyio.lowlevel
 import pytest
 from msgspec.structs import replace
 
-from service.conversations.awaited_turn import AwaitedTurn
-from service.conversations.job import SpokenBy, TurnKey
-from service.conversations.states import ConversationState, TurnState
-from service.conversations.transcript import Turn
+from service.conversations.job.job import SpokenBy, TurnKey
+from service.conversations.job.states import ConversationState, TurnState
+from service.conversations.record.awaited_turn import AwaitedTurn
+from service.conversations.record.transcript import Turn
 from service.errors import ConversationNotFound
-from service.store import awaited_turns, conversation_rows, queries, usage
+from service.store import awaited_turns, event_rows, job_rows, turn_rows, usage, waits
 from service.store.awaited_turns import Which
 from service.store.records import TurnEnded, TurnMoved
 from service.store.store import Store
@@ -31,36 +31,36 @@ def words(text: str = "hello", name: str = "a") -> Turn:
 
 
 async def kinds(store: Store, what: str) -> int:
-    events, _ = await store.read(queries.events(J, 0, 99))
+    events, _ = await store.read(event_rows.listed, J, 0, 99)
     return sum(what in event.data for event in events)
 
 
 async def told(store: Store) -> list[Turn]:
-    return await store.read(awaited_turns.said_to(store.node_id))
+    return await store.read(awaited_turns.said_to, store.node_id)
 
 
 async def test_words_are_stored_once(store: Store) -> None:
-    """Whoever comes second is shown what is stored; before it is awaited and after its end nothing is taken."""
+    """The second speaker gets the stored words; before the turn is awaited and after its end nothing is taken."""
     await post(store, job(*DEBATE))
     assert await store.say(words()) is None
     await append(store, awaits(), awaits())
     assert await kinds(store, '"awaited"') == 1, "told once, over claims"
-    assert (await store.read(queries.tally(J))).awaited == 1
-    found = await store.read(awaited_turns.of_place(key("a")))
+    assert (await store.read(job_rows.tally, J)).awaited == 1
+    found = await store.read(awaited_turns.find, key("a"))
     assert isinstance(found, tuple)
     assert (found[0].until, found[1]) == (None, DEMAND)
     first, second = await store.say(words()), await store.say(words("other"))
     assert (first is not None and first.is_new, second is not None and second.is_new) == (True, False)
     assert second is not None
     assert second.turn.text == "hello"
-    assert await store.read(awaited_turns.of_place(key("a"))) == words()
-    assert (await store.read(queries.tally(J))).awaited == 0
+    assert await store.read(awaited_turns.find, key("a")) == words()
+    assert (await store.read(job_rows.tally, J)).awaited == 0
     assert await told(store) == [words()]
     store.forget_said_nowait([key("a")])
     await store.flush()
     assert await told(store) == []
     with pytest.raises(ConversationNotFound):
-        await store.read(awaited_turns.of_place(replace_conversation("x")))
+        await store.read(awaited_turns.find, replace_conversation("x"))
 
 
 def replace_conversation(name: str) -> TurnKey:
@@ -68,7 +68,7 @@ def replace_conversation(name: str) -> TurnKey:
 
 
 async def test_a_conversation_that_only_callers_move_is_claimed_with_their_words(store: Store) -> None:
-    """Not before, whoever looks; and once, though the words came as it was being left."""
+    """Never before, by any node; and once, even if the words come as it is being released."""
     await post(store, job(*DEBATE))
     await append(store, awaits())
     store.release_nowait({PLACE: ()}, {PLACE: [key("a")]})
@@ -84,7 +84,7 @@ async def test_a_conversation_that_only_callers_move_is_claimed_with_their_words
 
 
 async def test_a_cancelled_job_is_claimed_to_be_ended(store: Store) -> None:
-    """And a caller who has spoken at that moment is on the record."""
+    """And a caller's words of that moment are on the record."""
     await post(store, job(*DEBATE))
     await append(store, awaits())
     store.release_nowait({PLACE: ()}, {PLACE: [key("a")]})
@@ -94,10 +94,10 @@ async def test_a_cancelled_job_is_claimed_to_be_ended(store: Store) -> None:
     await store.say(words())
     cut = replace(turn("a", TurnState.CANCELLED), by=SpokenBy.CALLER, attempts=())
     await append(store, TurnEnded(turn=cut, at=NOW), moved(ConversationState.CANCELLED))
-    assert await store.read(queries.turns(J, ["c0"])) == [words()]
+    assert await store.read(turn_rows.ended, J, ["c0"]) == [words()]
     assert await store.say(words(name="b")) is None
-    assert await store.read(awaited_turns.of_place(key("b"))) == ConversationState.CANCELLED
-    assert await store.read(awaited_turns.listed(Which(), 0, 10)) == []
+    assert await store.read(awaited_turns.find, key("b")) == ConversationState.CANCELLED
+    assert await store.read(awaited_turns.listed, Which(), 0, 10) == []
 
 
 async def test_a_total_counts_words_that_came_as_a_condition_ended_the_conversation(store: Store) -> None:
@@ -106,25 +106,25 @@ async def test_a_total_counts_words_that_came_as_a_condition_ended_the_conversat
     await append(store, awaits(), ended("b"))
     await store.say(words())
     await append(store, replace(moved(ConversationState.COMPLETED), most=6))
-    assert (await store.read(queries.job(J))).total_turns == 2
+    assert (await store.read(job_rows.job, J)).total_turns == 2
 
 
-async def test_waits_end_in_the_databases_time(store: Store) -> None:
-    """The first that is over first; where nobody has looked for a while, all are over later by that."""
+async def test_waits_end_by_the_clock_of_the_database(store: Store) -> None:
+    """The first to run out ends first; time without a running node extends all of them."""
     await post(store, job(*DEBATE))
     await append(store, awaits(replace(DEMAND, wait_s=0.01)), awaits(replace(DEMAND, wait_s=1000.0), "b"))
-    assert await store.read(awaited_turns.ends_next) is not None
+    assert await store.read(waits.ends_next) is not None
     with anyio.fail_after(LIMIT_S):
         while not (due := (await store.take_due()).turns):
             await anyio.lowlevel.checkpoint()
     assert [(each.key, demand.wait_s) for each, demand in due] == [(key("a"), 0.01)]
     await store.say(replace(DEMAND, wait_s=0.01).unsaid(key("a"), NOW, NOW))
-    before = (await store.read(awaited_turns.listed(Which(job_id=J), 0, 10)))[0]
+    before = (await store.read(awaited_turns.listed, Which(job_id=J), 0, 10))[0]
     assert before.until is not None
     await store.write(lambda connection: connection.execute("UPDATE waits SET seen = seen - 500, pause_s = 0"))
     await store.write(lambda connection: connection.execute("UPDATE awaited_turns SET since = since - 600"))
     assert (await store.take_due()).turns == []
-    after = (await store.read(awaited_turns.listed(Which(job_id=J), 0, 10)))[0]
+    after = (await store.read(awaited_turns.listed, Which(job_id=J), 0, 10))[0]
     assert after.until is not None
     assert after.until - before.until == pytest.approx(500, abs=2)
 
@@ -133,24 +133,24 @@ async def test_a_list_is_of_a_job_or_of_a_key(store: Store) -> None:
     """The oldest first, in pages."""
     await post(store, replace(job(*DEBATE), owner="alice"))
     await append(store, awaits(), awaits(name="b"), awaits(name="m"))
-    read = [each.key for each in await store.read(awaited_turns.listed(Which(job_id=J, conversation_id="c0"), 1, 1))]
+    read = [each.key for each in await store.read(awaited_turns.listed, Which(job_id=J, conversation_id="c0"), 1, 1)]
     assert read == [key("b")]
-    assert len(await store.read(awaited_turns.listed(Which(owner="alice"), 0, 10))) == 3
-    assert await store.read(awaited_turns.listed(Which(owner="bob"), 0, 10)) == []
-    assert await store.read(usage.unfinished_of("alice")) == 0, "they do not count as queued"
+    assert len(await store.read(awaited_turns.listed, Which(owner="alice"), 0, 10)) == 3
+    assert await store.read(awaited_turns.listed, Which(owner="bob"), 0, 10) == []
+    assert await store.read(usage.unfinished_of, "alice") == 0, "they do not count as queued"
 
 
-async def test_what_is_awaited_is_counted_and_told_with_the_last_words(store: Store) -> None:
-    """Of all keys, or of one; a conversation that a node runs is not parked."""
+async def test_awaited_turns_are_counted_and_listed_with_the_last_words(store: Store) -> None:
+    """For all keys, or one; a conversation that a node runs is not parked."""
     await post(store, job(*DEBATE))
     await append(store, awaits(), ended("b"))
-    counted = await store.read(awaited_turns.count_all(None))
+    counted = await store.read(awaited_turns.count_all, None)
     assert (counted.turns, counted.parked) == (1, {})
-    assert (await store.read(awaited_turns.count_all("another"))).turns == 0
-    assert await store.read(awaited_turns.agents(J)) == {"c0": ["a"]}
+    assert (await store.read(awaited_turns.count_all, "another")).turns == 0
+    assert await store.read(awaited_turns.agents, J) == {"c0": ["a"]}
     store.release_nowait({PLACE: ()}, {PLACE: [key("a")]})
     await store.flush()
-    assert (await store.read(awaited_turns.count_all(None))).parked == {J: 1}
-    ((name, head),) = await store.read(conversation_rows.last_heads([PLACE]))
+    assert (await store.read(awaited_turns.count_all, None)).parked == {J: 1}
+    ((name, head),) = await store.read(turn_rows.last_heads, [PLACE])
     assert head is not None
     assert (name, head.key.agent_id) == ("j", "b")

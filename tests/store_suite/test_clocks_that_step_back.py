@@ -2,8 +2,8 @@
 
 import pytest
 
-from service.conversations.awaited_turn import AwaitedTurn
-from service.conversations.states import TurnState
+from service.conversations.job.states import TurnState
+from service.conversations.record.awaited_turn import AwaitedTurn
 from service.store import awaited_turns
 from service.store.awaited_turns import OpenTurn, Which
 from service.store.records import TurnMoved
@@ -16,7 +16,7 @@ STEP = 30 * DAYS
 
 
 async def awaited(store: Store) -> dict[str, OpenTurn]:
-    return {each.key.agent_id: each for each in await store.read(awaited_turns.listed(Which(job_id=J), 0, 10))}
+    return {each.key.agent_id: each for each in await store.read(awaited_turns.listed, Which(job_id=J), 0, 10)}
 
 
 async def begin(store: Store, waits: dict[str, float | None]) -> dict[str, OpenTurn]:
@@ -29,7 +29,7 @@ async def begin(store: Store, waits: dict[str, float | None]) -> dict[str, OpenT
 
 
 async def step_back(store: Store) -> None:
-    """Have all times that are stored be told by a clock that has stepped back by 30 days since."""
+    """Make all stored times those of a clock that has been set back by 30 days since."""
     await store.write(lambda connection: connection.execute(f"UPDATE waits SET seen = seen + {STEP}"))  # noqa: S608
     await store.write(
         lambda connection: connection.execute(
@@ -52,8 +52,8 @@ async def test_a_wait_is_as_long_as_it_was_after_a_clock_has_stepped_back(store:
     assert wait.until - wait.since == pytest.approx(600.0, abs=20)
 
 
-async def test_what_is_awaited_after_the_step_is_not_moved_by_it(store: Store) -> None:
-    """Its time was told by the clock as it is now."""
+async def test_turns_awaited_after_the_step_are_not_moved_by_it(store: Store) -> None:
+    """Their times are those of the present clock."""
     await begin(store, {"a": 600.0})
     await step_back(store)
     demand = AwaitedTurn(role="guest", wait_s=600.0)
@@ -64,7 +64,7 @@ async def test_what_is_awaited_after_the_step_is_not_moved_by_it(store: Store) -
 
 
 async def test_a_clock_that_is_set_back_a_little_moves_waits_by_as_much(store: Store) -> None:
-    """Steps of seconds are the common ones, and add up where each is lost."""
+    """Steps of seconds are the common ones, and would add up if each were lost."""
     before = await begin(store, {"a": 600.0})
     for _ in range(3):
         await store.write(lambda connection: connection.execute("UPDATE waits SET seen = seen + 60"))

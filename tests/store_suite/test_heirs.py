@@ -6,13 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from service.config.schema import StoreConfig
-from service.conversations.heritage import Share
-from service.conversations.job import Heritage, Job, JobId
-from service.conversations.states import ConversationState, TurnState
-from service.conversations.transcript import Origin, Turn
+from service.conversations.job.job import Heritage, Job, JobId
+from service.conversations.job.states import ConversationState, TurnState
+from service.conversations.record.heritage import Share
+from service.conversations.record.transcript import Origin, Turn
 from service.errors import JobNotFound, NotEnded
 from service.node.retention import release
-from service.store import heirs, queries
+from service.store import conversation_rows, heirs, job_rows
 from service.store.records import NewJob
 from service.store.store import Store
 from tests.harness.jobs import DEBATE, agent, job
@@ -37,7 +37,7 @@ async def record(store: Store, *names: str, owner: str | None = None) -> None:
 
 
 async def inherited(store: Store, job_id: JobId = HEIR) -> list[Turn]:
-    return await store.read(heirs.inherited(job_id, ["c0"]))
+    return await store.read(heirs.inherited, job_id, ["c0"])
 
 
 async def heir(store: Store, *names: str, name: str = "heir", owner: str | None = None, source: JobId = J) -> None:
@@ -45,20 +45,20 @@ async def heir(store: Store, *names: str, name: str = "heir", owner: str | None 
 
 
 async def test_turns_are_referred_to_where_they_were_spoken(store: Store) -> None:
-    """In the order in which they were; a transcript begins with them, and tells of which conversation they are."""
+    """In the order of speaking; a transcript begins with them, and names their conversation."""
     await record(store, "b", "a")
     await heir(store, "a", "b")
     assert [(each.key.agent_id, each.text) for each in await inherited(store)] == [("b", "b"), ("a", "a")]
-    record_of = await store.read(queries.conversation(HEIR, "c0"))
+    record_of = await store.read(conversation_rows.record, HEIR, "c0")
     assert {each.inherited for each in record_of.turns} == {Origin(job=J, conversation="c0")}
     assert [each.key[:2] for each in record_of.turns] == [(HEIR, "c0")] * 2
-    assert (await store.read(queries.conversation(HEIR, "c0", 1))).turns == record_of.turns[1:]
-    assert (await store.read(queries.tally(HEIR))).turns == {}
-    assert (await store.read(heirs.heritages(HEIR, ["c0"])))["c0"].ends == {"a": 1, "b": 1}
+    assert (await store.read(conversation_rows.record, HEIR, "c0", 1)).turns == record_of.turns[1:]
+    assert (await store.read(job_rows.tally, HEIR)).turns == {}
+    assert (await store.read(heirs.heritages, HEIR, ["c0"]))["c0"].ends == {"a": 1, "b": 1}
 
 
-async def test_what_was_cut_off_is_not_inherited(store: Store) -> None:
-    """It was never said."""
+async def test_interrupted_turns_are_not_inherited(store: Store) -> None:
+    """They were never said."""
     await post(store, job(*DEBATE))
     cut = replace(ended("b"), turn=turn("b", TurnState.CANCELLED))
     await append(store, ended("a"), cut, moved(ConversationState.FAILED))
@@ -89,8 +89,8 @@ async def count_kept(store: Store) -> int:
     return await store.read(lambda connection: len(connection.execute("SELECT number FROM kept_turns").fetchall()))
 
 
-async def test_what_is_released_for_its_age_is_kept_for_heirs(store: Store) -> None:
-    """Of any key: nobody has asked for it to be gone. A number that comes again is no other turn."""
+async def test_a_source_that_expires_is_kept_for_its_heirs(store: Store) -> None:
+    """Of any key: no owner asked for its deletion. A reused number is no other turn."""
     await record(store, "a")
     await heir(store, "a")
     keep = StoreConfig(keep_jobs_s=1.0)
@@ -120,21 +120,21 @@ async def test_heirs_go_with_their_source(store: Store) -> None:
     assert await store.delete(J, with_heirs=True) == []
     for gone in (J, HEIR):
         with pytest.raises(JobNotFound):
-            await store.read(queries.job(gone))
+            await store.read(job_rows.job, gone)
     assert await count_kept(store) == 0
 
 
-async def test_heirs_of_another_key_lose_what_was_deleted(store: Store) -> None:
-    """Its owner wants it gone; whoever has not ended is cancelled, since its prompts were made of it."""
+async def test_heirs_of_another_key_lose_deleted_turns(store: Store) -> None:
+    """Its owner deletes it; unfinished heirs are cancelled, since their prompts contain it."""
     await record(store, "a", owner="alice")
     await heir(store, "a", owner="root")
     assert await store.delete(J) == [HEIR]
-    assert (await store.read(queries.job(HEIR))).is_cancel_requested
+    assert (await store.read(job_rows.job, HEIR)).is_cancel_requested
     assert await inherited(store) == []
     assert await count_kept(store) == 0
 
 
-async def test_what_was_kept_for_one_key_goes_with_its_last_heir(store: Store) -> None:
+async def test_a_source_kept_for_one_key_goes_with_its_last_heir(store: Store) -> None:
     """Another key's heir has it no longer than that: the owner has deleted both."""
     await record(store, "a", owner="alice")
     await heir(store, "a", owner="alice")
@@ -149,8 +149,8 @@ async def test_what_was_kept_for_one_key_goes_with_its_last_heir(store: Store) -
     assert await count_kept(store) == 0
 
 
-async def test_another_key_takes_nothing_from_its_own_heirs(store: Store) -> None:
-    """The last heir of the owner's key went for its age, which is nobody's wish: what others have stays theirs."""
+async def test_an_expired_heir_takes_nothing_from_heirs_of_other_keys(store: Store) -> None:
+    """The last heir of the owner's key expired, which is no deletion: the others keep their turns."""
     await record(store, "a", owner="alice")
     await heir(store, "a", owner="alice")
     await append(store, moved(ConversationState.COMPLETED, name="heir"))
@@ -181,11 +181,11 @@ async def test_turns_of_one_source_stand_before_those_of_the_next(store: Store) 
     assert [each.text for each in await inherited(store, JobId("third"))] == ["a", "b"]
 
 
-async def test_a_source_that_is_gone_by_now_refuses_its_heir(store: Store) -> None:
+async def test_a_source_that_was_just_deleted_refuses_its_heir(store: Store) -> None:
     """It was read a moment before."""
     await record(store, "a")
     await store.delete(J)
     with pytest.raises(JobNotFound):
         await heir(store, "a")
     with pytest.raises(JobNotFound):
-        await store.read(queries.job(HEIR))
+        await store.read(job_rows.job, HEIR)

@@ -1,23 +1,27 @@
-"""What is asked of a store often, or by any caller, goes by an index, however many turns are awaited: plans say so."""
+"""Frequent queries, and those that any caller can make, use an index, however many turns are awaited.
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+Plans prove it.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from service.conversations.awaited_turn import AwaitedTurn
-from service.conversations.job import JobId
-from service.conversations.states import TurnState
-from service.store import awaited_turns, usage
+from service.conversations.job.job import JobId
+from service.conversations.job.states import TurnState
+from service.conversations.record.awaited_turn import AwaitedTurn
+from service.store import awaited_turns, usage, waits
 from service.store.awaited_turns import Which
-from service.store.databases.database import Connection, Cursor, Database, Membership
+from service.store.databases.database import Connection
 from service.store.databases.postgres import PostgresDatabase
 from service.store.databases.sqlite import FILE_NAME, SqliteDatabase
 from service.store.records import TurnMoved
 from service.store.store import Store, open_store
 from tests.harness.jobs import DEBATE, job, key
+from tests.harness.statements import ReportedDatabase
 from tests.harness.stored import NOW, append, post
 
 JOBS, EACH = 30, 100  # with so many awaited turns; the other has one
@@ -28,74 +32,36 @@ SHIFT = "UPDATE awaited_turns SET until"  # of all waits, after a time in which 
 Plan = tuple[str, str]  # a statement, and how the database goes about it
 
 
-class Planned:
-    """A ``Connection`` that keeps the plan of each statement that it runs."""
+class Plans:
+    """The plan of each statement that a database has run."""
 
-    def __init__(self, real: Connection, explain: str, plans: list[Plan]) -> None:
-        self._real = real
+    def __init__(self, explain: str) -> None:
+        self.found: list[Plan] = []
         self._explain = explain
-        self._plans = plans
 
-    def execute(self, sql: str, parameters: Sequence[object] = ()) -> Cursor:
+    def note(self, connection: Connection, sql: str, parameters: Sequence[object]) -> None:
         if sql.split(maxsplit=1)[0] in {"SELECT", "UPDATE", "DELETE"}:
-            rows = self._real.execute(f"{self._explain} {sql}", parameters).fetchall()
-            self._plans.append((sql, "\n".join(str(row[-1]) for row in rows)))
-        return self._real.execute(sql, parameters)
-
-    def execute_many(self, sql: str, rows: Iterable[Sequence[object]]) -> None:
-        self._real.execute_many(sql, rows)
-
-    def begin(self) -> None:
-        self._real.begin()
-
-    def commit(self) -> None:
-        self._real.commit()
-
-    def rollback(self) -> None:
-        self._real.rollback()
-
-    def close(self) -> None:
-        self._real.close()
+            rows = connection.execute(f"{self._explain} {sql}", parameters).fetchall()
+            self.found.append((sql, "\n".join(str(row[-1]) for row in rows)))
 
 
-class Planning:
-    """A ``Database`` whose connections keep plans."""
-
-    def __init__(self, real: Database, explain: str) -> None:
-        self.readers = real.readers
-        self.plans: list[Plan] = []
-        self._real = real
-        self._explain = explain
-
-    def connect_writer(self) -> Connection:
-        return Planned(self._real.connect_writer(), self._explain, self.plans)
-
-    def connect_reader(self) -> Connection:
-        return Planned(self._real.connect_reader(), self._explain, self.plans)
-
-    def membership(self) -> Membership:
-        return self._real.membership()
-
-    def trouble_of(self, error: Exception) -> str | None:
-        return self._real.trouble_of(error)
-
-    def is_conflict(self, error: Exception) -> bool:
-        return self._real.is_conflict(error)
+Planning = tuple[ReportedDatabase, Plans, Callable[[], object]]
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def planning(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Planning, Callable[[], object]]]:
-    """Return a database that tells its plans, and what has it learn how much there is in its tables."""
+def planning(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Planning]:
+    """Return a database, the plans of its statements, and a function that has it count the rows of its tables."""
     if request.param == "sqlite":
-        lite = SqliteDatabase(tmp_path / FILE_NAME)
+        lite, plans = SqliteDatabase(tmp_path / FILE_NAME), Plans("EXPLAIN QUERY PLAN")
         lite.prepare()
-        yield Planning(lite, "EXPLAIN QUERY PLAN"), lambda: None
+        yield ReportedDatabase(lite, plans.note), plans, lambda: None
         return
     server = request.getfixturevalue("postgres")
     url = server.new_database()
     database = PostgresDatabase(url, 5.0, ["m"])
     database.prepare()
-    yield Planning(database, "EXPLAIN"), lambda: server.execute("ANALYZE", database=url)
+    plans = Plans("EXPLAIN")
+    yield ReportedDatabase(database, plans.note), plans, lambda: server.execute("ANALYZE", database=url)
 
 
 def walks(plan: str) -> list[str]:
@@ -107,7 +73,7 @@ def walks(plan: str) -> list[str]:
 
 
 async def fill(store: Store) -> None:
-    """Let many jobs of one key have turns that are awaited, of conversations that nobody runs, and one of another."""
+    """Make many jobs of one key with awaited turns of unclaimed conversations, and one job of another key."""
     for name, owner, count in (*((f"large{n}", "bob", EACH) for n in range(JOBS)), (SMALL, "alice", 1)):
         await post(store, replace(job(*DEBATE, name=name, conversations=count), owner=owner))
         keys = [key("a", 0, number, name) for number in range(count)]
@@ -119,46 +85,44 @@ async def fill(store: Store) -> None:
 
 Ask = Callable[[Store], Awaitable[Any]]
 ASKED: dict[str, Ask] = {
-    "the awaited turns of a job": lambda store: store.read(awaited_turns.listed(Which(job_id=SMALL), 0, 10)),
+    "the awaited turns of a job": lambda store: store.read(awaited_turns.listed, Which(job_id=SMALL), 0, 10),
     "the awaited turns of a conversation": lambda store: store.read(
-        awaited_turns.listed(Which(job_id=SMALL, conversation_id="c0"), 0, 10)
+        awaited_turns.listed, Which(job_id=SMALL, conversation_id="c0"), 0, 10
     ),
-    "how many turns of a job are awaited": lambda store: store.read(awaited_turns.count(SMALL)),
-    "one awaited turn": lambda store: store.read(awaited_turns.of_place(key("a", 0, 0, SMALL))),
-    "whether a wait ends": lambda store: store.read(awaited_turns.ends_next),
+    "how many turns of a job are awaited": lambda store: store.read(awaited_turns.count, SMALL),
+    "one awaited turn": lambda store: store.read(awaited_turns.find, key("a", 0, 0, SMALL)),
+    "whether a wait ends": lambda store: store.read(waits.ends_next),
     "what is due": lambda store: store.take_due(),
-    "what callers said to this node": lambda store: store.read(awaited_turns.said_to(store.node_id)),
-    "what of a key waits": lambda store: store.read(usage.unfinished_of("alice")),
+    "what callers said to this node": lambda store: store.read(awaited_turns.said_to, store.node_id),
+    "what of a key waits": lambda store: store.read(usage.unfinished_of, "alice"),
     "words of a caller": lambda store: store.say(DEMAND.said(key("a", 0, 0, SMALL), "Hello.", (), NOW, NOW)),
 }
 
 
 @pytest.mark.system
-async def test_no_question_about_one_goes_through_all(planning: tuple[Planning, Callable[[], object]]) -> None:
+async def test_no_query_about_one_row_walks_a_whole_table(planning: Planning) -> None:
     """Of a job, a conversation, a turn, or the next wait that is over; all of them in one test, since it fills tables.
 
     ``coalesce(?, column)`` is such a walk: with it no index is of use.
     """
-    database, analyze = planning
+    database, plans, analyze = planning
     with open_store(database) as store:
         await fill(store)
         analyze()
         walked = {}
         for what, ask in ASKED.items():
-            database.plans.clear()
+            plans.found.clear()
             await ask(store)
-            found = [(sql, line) for sql, plan in database.plans if not sql.startswith(SHIFT) for line in walks(plan)]
+            found = [(sql, line) for sql, plan in plans.found if not sql.startswith(SHIFT) for line in walks(plan)]
             if found:
                 walked[what] = found
     assert walked == {}
 
 
 @pytest.mark.system
-async def test_time_in_which_nobody_looked_is_added_by_the_index_of_waits(
-    planning: tuple[Planning, Callable[[], object]],
-) -> None:
+async def test_time_without_a_running_node_is_added_by_the_index_of_waits(planning: Planning) -> None:
     """Turns that are awaited for ever have no part in it, however many there are."""
-    database, analyze = planning
+    database, plans, analyze = planning
     with open_store(database) as store:
         await fill(store)
         await store.write(lambda connection: connection.execute("UPDATE waits SET seen = seen - 500"))
@@ -166,8 +130,8 @@ async def test_time_in_which_nobody_looked_is_added_by_the_index_of_waits(
             lambda connection: connection.execute("UPDATE awaited_turns SET until = NULL WHERE job_id <> 'small'")
         )
         analyze()
-        database.plans.clear()
+        plans.found.clear()
         await store.take_due()
-    shifting = [plan for sql, plan in database.plans if sql.startswith(SHIFT)]
+    shifting = [plan for sql, plan in plans.found if sql.startswith(SHIFT)]
     assert len(shifting) == 1
     assert "awaited_turns_until" in shifting[0], shifting

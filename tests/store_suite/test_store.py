@@ -4,11 +4,11 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from service.conversations.job import JobId
-from service.conversations.states import ConversationState, JobState, TurnState
+from service.conversations.job.job import JobId
+from service.conversations.job.states import ConversationState, JobState, TurnState
 from service.errors import IdempotencyConflict, JobNotFound, NotEnded, StoreError
 from service.node import tallies as kept
-from service.store import conversation_rows, queries
+from service.store import conversation_rows, event_rows, job_rows, turn_rows
 from service.store.databases.database import Claim, Connection
 from service.store.databases.postgres import PostgresDatabase
 from service.store.records import (
@@ -20,17 +20,15 @@ from tests.harness.stored import NOW, J, Maker, append, ended, moved, new, post,
 
 
 async def test_a_posted_job_is_read_back(store: Store, committed: list[frozenset[JobId]]) -> None:
-    """A job is durable when post returns, and whoever follows it is woken."""
+    """A job is durable when post returns, and its followers wake up."""
     stored, claims, is_new = await store.post(new(job(*DEBATE, rounds=2, conversations=3)), claims=True)
     assert is_new
     assert claims == [Claim(job_id=J, conversation_id=f"c{number}", fence=1) for number in range(3)]
-    assert await store.read(queries.job(J)) == stored
+    assert await store.read(job_rows.job, J) == stored
     assert (stored.state, stored.total_conversations, stored.total_turns) == (JobState.QUEUED, 3, 18)
     assert (stored.created_at, stored.started_at) == (NOW, None)
-    assert await store.read(queries.conversation_states(J)) == dict.fromkeys(
-        ("c0", "c1", "c2"), ConversationState.QUEUED
-    )
-    events, is_over = await store.read(queries.events(J, 0, 9))
+    assert await store.read(conversation_rows.states, J) == dict.fromkeys(("c0", "c1", "c2"), ConversationState.QUEUED)
+    events, is_over = await store.read(event_rows.listed, J, 0, 9)
     assert ([(event.number, event.kind) for event in events], is_over) == ([(1, "job")], False)
     assert committed == [frozenset({J})]
 
@@ -39,38 +37,38 @@ async def test_conversations_and_heads_of_turns_are_listed(store: Store) -> None
     """In the order of their job; of turns those that have ended since the last look, with how many there are."""
     await post(store, job(*DEBATE, rounds=2, conversations=4))
     await append(store, ended("a"), ended("b"), moved(ConversationState.RUNNING), moved(ConversationState.FAILED, "c3"))
-    rows = await store.read(conversation_rows.conversation_rows(J))
+    rows = await store.read(conversation_rows.listed, J)
     assert [(row.id, row.position, row.state) for row in rows] == [
         ("c0", 0, ConversationState.RUNNING),
         ("c1", 1, ConversationState.QUEUED),
         ("c2", 2, ConversationState.QUEUED),
         ("c3", 3, ConversationState.FAILED),
     ]
-    heads, total = await store.read(conversation_rows.turn_heads(J, -1))
+    heads, total = await store.read(turn_rows.heads, J, -1)
     assert ([turn.key.agent_id for _, turn in heads], total) == (["a", "b"], 2)
-    later, total = await store.read(conversation_rows.turn_heads(J, heads[0][0]))
+    later, total = await store.read(turn_rows.heads, J, heads[0][0])
     assert ([turn.key.agent_id for _, turn in later], total) == (["b"], 2)
 
 
 async def test_a_conversation_is_read_from_a_turn_on(store: Store) -> None:
-    """Ended turns keep their places, so who has read some asks for the rest."""
+    """Ended turns keep their places, so a client with some of them asks for the rest."""
     await post(store, job(*DEBATE))
     await append(store, ended("a"), ended("b"))
     for after, names in ((0, ["a", "b"]), (1, ["b"]), (2, []), (9, [])):
-        conversation = await store.read(queries.conversation(J, "c0", after))
+        conversation = await store.read(conversation_rows.record, J, "c0", after)
         assert [turn.key.agent_id for turn in conversation.turns] == names
 
 
-async def test_a_job_is_counted_no_more_often_than_that_is_worth(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has ended is counted once. What goes on is counted anew for who asks for it, and rarely for a list."""
+async def test_jobs_are_counted_only_when_needed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ended job is counted once. A running one is counted for each request, and rarely for a list."""
     counted: list[JobId] = []
-    count = queries.tally
+    count = job_rows.tally
 
-    def counting(job_id: JobId) -> queries.Query[Tally]:
+    def counting(connection: Connection, job_id: JobId) -> Tally:
         counted.append(job_id)
-        return count(job_id)
+        return count(connection, job_id)
 
-    monkeypatch.setattr(queries, "tally", counting)
+    monkeypatch.setattr(job_rows, "tally", counting)
     monkeypatch.setattr(kept, "REST", 1e6)
     stored, tallies = await post(store, job(*DEBATE)), kept.Tallies(store)
     for _ in range(3):
@@ -98,15 +96,15 @@ async def test_an_idempotency_key_names_one_job(store: Store) -> None:
     assert await store.post(new(job(*DEBATE, name="two"), "k"), claims=True) == (first, [], False)
     with pytest.raises(IdempotencyConflict):
         await post(store, job(*DEBATE, name="three"), "k", body_hash="other")
-    assert len(await store.read(queries.jobs(None, 10, None))) == 1
+    assert len(await store.read(job_rows.listed, None, 10, None)) == 1
 
 
 async def test_an_idempotency_key_is_free_again_after_its_retention(store: Store) -> None:
     """It is kept for a configured time; the job that had it stays."""
     await store.post(new(job(*DEBATE, name="one"), "k", kept_s=-1), claims=True)
-    assert await store.read(queries.job_by_key("k", "h", NOW)) is None
+    assert await store.read(job_rows.by_key, "k", "h", NOW) is None
     assert (await store.post(new(job(*DEBATE, name="two"), "k", body_hash="other"), claims=True))[2]
-    assert len(await store.read(queries.jobs(None, 10, None))) == 2
+    assert len(await store.read(job_rows.listed, None, 10, None)) == 2
 
 
 @pytest.mark.parametrize(
@@ -126,12 +124,12 @@ async def test_a_job_ends_with_its_last_conversation(
     await append(store, moved(ConversationState.RUNNING))
     if is_cancelled:
         await store.request_cancel(J)
-        assert await store.read(queries.to_cancel()) == [J]
+        assert await store.read(job_rows.to_cancel) == [J]
     await append(store, moved(ConversationState(ends[0])))
-    assert (await store.read(queries.job(J))).state is JobState.RUNNING
+    assert (await store.read(job_rows.job, J)).state is JobState.RUNNING
     await append(store, moved(ConversationState(ends[1]), "c1"))
-    assert (await store.read(queries.job(J))).state is state
-    assert await store.read(queries.to_cancel()) == []
+    assert (await store.read(job_rows.job, J)).state is state
+    assert await store.read(job_rows.to_cancel) == []
 
 
 async def test_only_an_ended_job_is_deleted_and_whole(store: Store) -> None:
@@ -143,11 +141,11 @@ async def test_only_an_ended_job_is_deleted_and_whole(store: Store) -> None:
         await store.delete(J)
     await append(store, moved(ConversationState.FAILED))
     await store.delete(J)
-    for query in (queries.job(J), queries.events(J, 0, 9), queries.conversation(J, "c0")):
+    for query, place in ((job_rows.job, ()), (event_rows.listed, (0, 9)), (conversation_rows.record, ("c0",))):
         with pytest.raises(JobNotFound):
-            await store.read(query)
-    assert await store.read(queries.turns(J, ["c0"])) == []
-    assert len(await store.read(queries.jobs(None, 10, None))) == 1
+            await store.read(query, J, *place)
+    assert await store.read(turn_rows.ended, J, ["c0"]) == []
+    assert len(await store.read(job_rows.listed, None, 10, None)) == 1
     assert (await store.post(new(job(*DEBATE), "j"), claims=True))[2]
 
 
@@ -155,7 +153,7 @@ async def test_a_cancel_is_durable_and_changes_no_ended_job(store: Store) -> Non
     """The next life must know of it."""
     await post(store, job(*DEBATE))
     await store.request_cancel(J)
-    assert (await store.read(queries.job(J))).is_cancel_requested
+    assert (await store.read(job_rows.job, J)).is_cancel_requested
     with pytest.raises(JobNotFound):
         await store.request_cancel(JobId("none"))
 
@@ -172,14 +170,14 @@ async def test_many_writers_at_once_are_all_written(store: Store) -> None:
         for number in range(200):
             tasks.start_soon(post_one, number)
     assert sum(is_new for _, is_new in results) == 50
-    assert len(await store.read(queries.jobs(None, 1000, None))) == 50
-    numbers = [stored.number for stored in await store.read(queries.jobs(JobState.QUEUED, 1000, None))]
+    assert len(await store.read(job_rows.listed, None, 1000, None)) == 50
+    numbers = [stored.number for stored in await store.read(job_rows.listed, JobState.QUEUED, 1000, None)]
     assert numbers == sorted(set(numbers), reverse=True)
-    assert len(await store.read(queries.jobs(None, 1000, numbers[20]))) == 29
+    assert len(await store.read(job_rows.listed, None, 1000, numbers[20])) == 29
 
 
 async def test_the_next_life_claims_what_is_unfinished(make_database: Maker) -> None:
-    """Nothing is lost, the fence has grown, and whatever the life before still says is refused."""
+    """Nothing is lost, the fence has grown, and later writes of the life before are refused."""
     database = make_database()
     with open_store(database) as store:
         await post(store, job(*DEBATE, conversations=2))
@@ -193,7 +191,7 @@ async def test_the_next_life_claims_what_is_unfinished(make_database: Maker) -> 
         (claim,) = await store.claim(["m"], 10)
         assert (claim.conversation_id, claim.fence) == ("c0", 2)
         assert await store.claim(["m"], 10) == []
-        assert await store.read(queries.turns(J, ["c0"])) == [turn("a")]
+        assert await store.read(turn_rows.ended, J, ["c0"]) == [turn("a")]
         await append(store, ended("b"))
 
 
@@ -203,16 +201,16 @@ async def test_records_of_conversations_without_a_claim_are_refused(
     """Of a conversation that was released, or never claimed, nothing is written, and the log says so."""
     await store.post(new(job(*DEBATE, conversations=2)), claims=False)
     await append(store, ended("a"))
-    assert await store.read(queries.turns(J, ["c0"])) == []
+    assert await store.read(turn_rows.ended, J, ["c0"]) == []
     assert "a late result of a in round 0, completed" in caplog.text
     assert len(await store.claim(["m"], 10)) == 2
     store.release_nowait({(J, "c0"): ["m"]})
     await append(store, ended("a"))
-    assert await store.read(queries.turns(J, ["c0"])) == []
+    assert await store.read(turn_rows.ended, J, ["c0"]) == []
     (again,) = await store.claim(["m"], 10)
     assert (again.conversation_id, again.fence) == ("c0", 2)
     await append(store, ended("a"))
-    assert len(await store.read(queries.turns(J, ["c0"]))) == 1
+    assert len(await store.read(turn_rows.ended, J, ["c0"])) == 1
 
 
 async def test_a_job_claimed_as_it_is_posted_is_claimed_once(store: Store) -> None:
@@ -252,4 +250,4 @@ async def test_a_write_that_fails_leaves_the_rest_of_its_group_written(store: St
             tasks.start_soon(ask)
             tasks.start_soon(post, store, job(*DEBATE, name=f"j{number}"))
     assert len(failed) == 20
-    assert len(await store.read(queries.jobs(None, 100, None))) == 20
+    assert len(await store.read(job_rows.listed, None, 100, None)) == 20

@@ -5,11 +5,10 @@ from typing import cast
 import pytest
 from msgspec.structs import replace
 
-from service.conversations.states import ConversationState, JobState, TurnState
-from service.conversations.transcript import Attempt, Charges, UnfinishedTurn
-from service.store import queries
+from service.conversations.job.states import ConversationState, JobState, TurnState
+from service.conversations.record.transcript import Attempt, Charges, UnfinishedTurn
+from service.store import conversation_rows, event_rows, job_rows, tool_rows, turn_rows
 from service.store.news import FactsLost
-from service.store.queries import TURNS_A_PAGE, After, ended_turns, unfinished_turns_of_job
 from service.store.records import (
     StoredToolCall,
     ToolCallEnded,
@@ -19,6 +18,7 @@ from service.store.records import (
     TurnRequeued,
 )
 from service.store.store import Store
+from service.store.turn_rows import TURNS_A_PAGE, After
 from service.timeline.spans import TurnTimes, times_of
 from tests.harness.jobs import DEBATE, job, key
 from tests.harness.stored import NOW, J, append, ended, moved, new, post, requeued, turn
@@ -35,7 +35,7 @@ async def test_a_turn_that_cannot_be_written_ends_its_conversation(store: Store)
     await append(store, broken, ended("m"), TurnEnded(turn=turn("a", number=1), at=NOW))
     await wait_until(lambda: told, "it is told")
     assert [event.conversations for event in told] == [((J, "c0"),)]
-    spoiled, other = [await store.read(queries.conversation(J, name, 0)) for name in ("c0", "c1")]
+    spoiled, other = [await store.read(conversation_rows.record, J, name, 0) for name in ("c0", "c1")]
     assert [(each.key.agent_id, each.state, each.reason) for each in spoiled.turns] == [
         ("a", TurnState.COMPLETED, None),
         ("b", TurnState.FAILED, "internal"),
@@ -44,31 +44,31 @@ async def test_a_turn_that_cannot_be_written_ends_its_conversation(store: Store)
     assert [each.key.agent_id for each in other.turns] == ["a"]
     assert not await store.append([ended("m")])
     await append(store, moved(ConversationState.COMPLETED, "c1"))
-    assert (await store.read(queries.job(J))).state is JobState.COMPLETED_WITH_FAILURES
+    assert (await store.read(job_rows.job, J)).state is JobState.COMPLETED_WITH_FAILURES
 
 
 async def test_a_turn_comes_back_as_it_was_and_only_once(store: Store) -> None:
     """A result is recorded exactly once: the second is refused, and its conversation ends where it is."""
     await post(store, job(*DEBATE))
     await append(store, ended("a"), ended("m", TurnState.FAILED))
-    assert await store.read(queries.turns(J, ["c0"])) == [turn("a"), turn("m", TurnState.FAILED)]
-    talk = await store.read(queries.conversation(J, "c0"))
+    assert await store.read(turn_rows.ended, J, ["c0"]) == [turn("a"), turn("m", TurnState.FAILED)]
+    talk = await store.read(conversation_rows.record, J, "c0")
     assert talk.turns == (turn("a"), turn("m", TurnState.FAILED))
-    tally = await store.read(queries.tally(J))
+    tally = await store.read(job_rows.tally, J)
     assert tally.turns == {TurnState.COMPLETED: 1, TurnState.FAILED: 1}
     assert not await store.append([moved(ConversationState.RUNNING), ended("a", text="another")])
-    talk = await store.read(queries.conversation(J, "c0"))
+    talk = await store.read(conversation_rows.record, J, "c0")
     assert (talk.state, talk.reason) == (ConversationState.FAILED, "internal")
     assert talk.turns == (turn("a"), turn("m", TurnState.FAILED))
 
 
-async def test_facts_are_applied_in_order_and_told_once(store: Store) -> None:
+async def test_facts_are_applied_in_order_and_reported_once(store: Store) -> None:
     """Events are numbered without a gap, and a state that is there already is no event."""
     await post(store, job(*DEBATE))
     in_flight = TurnMoved(key=key("a"), state=TurnState.IN_FLIGHT, worker="w", at=NOW)
     running, completed = moved(ConversationState.RUNNING), moved(ConversationState.COMPLETED)
     await append(store, running, running, in_flight, completed)
-    events, is_over = await store.read(queries.events(J, 0, 99))
+    events, is_over = await store.read(event_rows.listed, J, 0, 99)
     assert is_over
     assert [(event.number, event.kind) for event in events] == [
         (1, "job"),
@@ -78,9 +78,9 @@ async def test_facts_are_applied_in_order_and_told_once(store: Store) -> None:
         (5, "conversation"),
         (6, "end"),
     ]
-    assert await store.read(queries.events(J, 3, 1)) == (events[3:4], False)
-    assert await store.read(queries.events(J, 6, 1)) == ([], True)
-    stored = await store.read(queries.job(J))
+    assert await store.read(event_rows.listed, J, 3, 1) == (events[3:4], False)
+    assert await store.read(event_rows.listed, J, 6, 1) == ([], True)
+    stored = await store.read(job_rows.job, J)
     assert (stored.state, stored.started_at, stored.finished_at) == (JobState.COMPLETED, NOW, NOW)
 
 
@@ -99,9 +99,9 @@ async def test_charges_of_unfinished_turns_survive_a_restart(store: Store) -> No
 
     first, second = requeued(attempt), requeued(attempt, attempt)
     await append(store, first, second)
-    assert await store.read(queries.unfinished_turns(J, ["c0"])) == [second.so_far]
+    assert await store.read(turn_rows.unfinished, J, ["c0"]) == [second.so_far]
     await append(store, ended("a", TurnState.FAILED))
-    assert await store.read(queries.unfinished_turns(J, ["c0"])) == []
+    assert await store.read(turn_rows.unfinished, J, ["c0"]) == []
 
 
 @pytest.mark.parametrize("count", [0, 1, TURNS_A_PAGE, TURNS_A_PAGE + 1])
@@ -116,11 +116,11 @@ async def test_the_times_of_turns_are_read_page_by_page(store: Store, count: int
     read: list[TurnTimes] = []
     after: After | None = After()
     while after is not None:
-        page, after = await store.read(ended_turns(J, after))
+        page, after = await store.read(turn_rows.ended_page, J, after)
         assert len(page) <= TURNS_A_PAGE
         read += page
     assert sorted(read, key=lambda each: each.key) == sorted(map(times_of, turns), key=lambda each: each.key)
-    ((unfinished,), none) = await store.read(unfinished_turns_of_job(J, After()))
+    ((unfinished,), none) = await store.read(turn_rows.unfinished_page, J, After())
     assert (unfinished.key, [each.reason for each in unfinished.attempts], none) == (
         key("m", 0, count), ["engine_died"], None,
     )  # fmt: skip
@@ -137,10 +137,10 @@ async def test_the_ledger_keeps_every_call_and_its_outcome(store: Store) -> None
 
     await append(store, started("x", 1), started("y", 2), started("x", 1))
     await append(store, ToolCallEnded(key=key("a"), call="y", outcome='{"result": 1}', at=NOW))
-    assert await store.read(queries.tool_calls(key("a"))) == [
+    assert await store.read(tool_rows.of_turn, key("a")) == [
         StoredToolCall(call="x", number=1, name="pay", arguments="{}", policy="ask_model", outcome=None),
         StoredToolCall(call="y", number=2, name="pay", arguments="{}", policy="ask_model", outcome='{"result": 1}'),
     ]
-    assert await store.read(queries.tool_calls(key("b"))) == []
+    assert await store.read(tool_rows.of_turn, key("b")) == []
     await append(store, started("y", 2))  # again, since it had failed: what came of it is not known any more
-    assert [call.outcome for call in await store.read(queries.tool_calls(key("a")))] == [None, None]
+    assert [call.outcome for call in await store.read(tool_rows.of_turn, key("a"))] == [None, None]

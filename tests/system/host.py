@@ -1,4 +1,4 @@
-"""What this machine knows of where packages come from, so that a root on it can be told: read anew by every run.
+"""This machine's sources of packages, handed to a root on it and read again by every run.
 
 Nothing of it is written down: it reaches a root as an environment, and as mounts below its ``/run``.
 """

@@ -30,7 +30,7 @@ Bind = tuple[Path, str]
 
 
 def check_machine() -> None:
-    """Fail with what is to be installed; skip where nobody can make a root."""
+    """Fail with the packages to install; skip if no root can be made here."""
     if os.geteuid():
         pytest.skip("a root can be made by root alone")
     missing = [name for name in PROGRAMS if shutil.which(name) is None]

@@ -1,4 +1,4 @@
-"""PostgreSQL and nodes fail under load: throughput comes back, nothing is lost, nothing is done twice."""
+"""PostgreSQL and nodes fail under load: throughput comes back, no work is lost, and no turn runs twice."""
 
 import json
 import time
@@ -87,7 +87,7 @@ def exhaust_connections(chaos: Cluster) -> None:
 
 
 def kill_a_node(chaos: Cluster) -> None:
-    """Again and again, as something does that is started anew each time."""
+    """Again and again, each time as soon as it is back."""
     for _ in range(4):
         chaos.nodes[0].kill()
         chaos.nodes[0].start(ready=False)

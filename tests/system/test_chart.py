@@ -89,7 +89,7 @@ def pod_of(objects: list[dict[str, Any]], kind: str = "StatefulSet") -> dict[str
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
-def test_it_is_valid_for_the_last_five_versions(values: dict[str, Any], tmp_path: Path) -> None:
+def test_the_chart_is_valid_for_the_last_five_versions(values: dict[str, Any], tmp_path: Path) -> None:
     """Helm finds no fault in the chart, and Kubernetes' own schemas none in its objects, nor any unknown field."""
     with values_file(values, tmp_path) as file:
         check(deploy_tools.helm(), "lint", "--strict", str(CHART), "--values", file)
@@ -135,7 +135,7 @@ def test_wrong_values_are_refused_by_name(values: dict[str, Any], word: str, tmp
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
-def test_what_a_node_reads_is_a_configuration(
+def test_the_configuration_of_a_node_of_the_chart_is_valid(
     values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It listens for the pod's network, has a key, knows the Service's names, and ends within the pod's grace."""

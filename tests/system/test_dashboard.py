@@ -149,7 +149,7 @@ def test_the_timeline_of_a_job_is_drawn(shown: Page, debate: str) -> None:
     picture(shown, "timeline-1280-light")
 
 
-def test_what_is_refused_is_told_at_the_form(shown: Page) -> None:
+def test_refusals_are_shown_at_the_form(shown: Page) -> None:
     """Every fault by its path, as the service names it, and what was written stays; broken JSON as well."""
     go(shown, "#/post", "Post the job")
     wrong = {"agents": [{"id": "a", "model": "m", "rloe": 1}], "conversations": [{"prompt": "Go."}], "moad": HOSTILE}
@@ -189,7 +189,7 @@ def test_hostile_words_stay_words(service: Service, shown: Page) -> None:
     shown.complaints[:] = [each for each in shown.complaints if "404" not in each]
 
 
-def test_an_engine_that_is_killed_is_seen(service: Service, shown: Page) -> None:
+def test_a_killed_engine_is_shown(service: Service, shown: Page) -> None:
     """Its restart, its incident with the signal, and the log that goes on, without a reload."""
     go(shown, "#/workers/m-1", "No engine of this worker has broken")
     before = service.get("/v1/workers/m-1")
@@ -204,7 +204,7 @@ def test_an_engine_that_is_killed_is_seen(service: Service, shown: Page) -> None
     assert service.get("/v1/workers/m-1")["pid"] != before["pid"]
 
 
-def test_a_broken_network_is_told_and_heals(service: Service, page: Page) -> None:
+def test_a_broken_network_is_shown_and_heals(service: Service, page: Page) -> None:
     """The banner says since when; the pauses grow; when the network is back the page goes on by itself."""
     port = int(service.url.rpartition(":")[2])
     with cutting(port) as proxy:
@@ -286,10 +286,10 @@ def test_the_page_is_quick(service: Service, shown: Page) -> None:
     assert shown.end_trace().longest_cpu_ms <= LONGEST_TASK_MS  # by the clock other programs' work would count
 
 
-def test_a_service_that_is_killed_is_missed_and_comes_back(
+def test_a_killed_service_is_reported_and_comes_back(
     tmp_path: Path, page: Page, free_ports: Callable[[int], int]
 ) -> None:
-    """The page says that it is gone, and goes on with the next life by itself, also with its log, counted anew."""
+    """The page says that it is gone, and continues with the next life by itself; the log counts from 1 again."""
     log = "document.querySelector('.log').innerText"
     with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1))}) as service:
         job_id = service.post_job({"name": "first", "agents": AGENTS, "conversations": [{"prompt": "Go."}]})

@@ -71,8 +71,8 @@ def test_a_conversation_goes_on_and_outlives_the_view(service: Service, shown: P
     wait_for(lambda: messages(service)[1:] == [("user", "SAY:three")], "nothing of the last goes with it")
 
 
-def test_an_answer_is_stopped_and_its_place_is_told(service: Service, shown: Page, tmp_path: Path) -> None:
-    """The slot is free at once; who waits meanwhile sees the place in the queue."""
+def test_an_answer_is_stopped_and_its_place_is_shown(service: Service, shown: Page, tmp_path: Path) -> None:
+    """The slot is free at once; the next request sees its place in the queue."""
     gate = tmp_path / "gate"
     body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": f"HOLD:{gate} SAY:held"}]}
     with service.http.stream("POST", "/v1/chat/completions", json=body):
@@ -87,7 +87,7 @@ def test_an_answer_is_stopped_and_its_place_is_told(service: Service, shown: Pag
     )
 
 
-def test_what_is_refused_is_said_and_stays_to_be_sent_again(shown: Page) -> None:
+def test_a_refused_question_is_reported_and_can_be_sent_again(shown: Page) -> None:
     """The engine's words; the conversation is as it was."""
     shown.run(
         "window.sentBefore = document.querySelectorAll('.chat section').length; window.fetchBefore = window.fetch;"

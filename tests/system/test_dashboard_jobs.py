@@ -44,12 +44,12 @@ def post(service: Service, *prompts: str, name: str = "debate") -> str:
     return job_id
 
 
-def test_an_engine_that_is_down_is_told_on_the_overview(shown: Page) -> None:
+def test_an_engine_that_is_down_is_shown_on_the_overview(shown: Page) -> None:
     """With its cause, and not as a number of workers alone."""
     shown.wait_text("gone-0 of gone is starting: asked to start; not ready:")
 
 
-def test_a_job_shows_who_speaks_and_what_is_asked(service: Service, shown: Page) -> None:
+def test_a_job_shows_its_speakers_and_its_prompts(service: Service, shown: Page) -> None:
     """As it was posted; its conversations begin with their prompts."""
     job_id = post(service, "Should towns ban cars?", "Should homework end?")
     go(shown, f"#/jobs/{job_id}", "Should homework end?")
@@ -73,7 +73,7 @@ def test_a_name_with_ends_of_lines_of_other_kinds_is_shown(service: Service, sho
     shown.wait(f"document.querySelector('h1').textContent === {json.dumps(name)}", "it has its name")
 
 
-def test_what_failed_is_posted_again(service: Service, shown: Page) -> None:
+def test_failed_conversations_are_posted_again(service: Service, shown: Page) -> None:
     """The form has the failed ones alone, and the same agents."""
     job_id = post(service, "Go.", "NEVER")
     go(shown, f"#/jobs/{job_id}", "Post the failed ones again")
@@ -89,7 +89,7 @@ def test_what_failed_is_posted_again(service: Service, shown: Page) -> None:
 
 
 def test_a_job_is_posted_in_yaml(shown: Page) -> None:
-    """As the pages of the documentation write it; what is wrong is told with its line."""
+    """As the pages of the documentation write it; faults are shown with their lines."""
     go(shown, "#/post", "Example: a debate")
     text = "name: in yaml\nagents: [{id: a, model: m}]\nconversations:\n  - {id: c, prompt: 'Go: yes'}\n"
     shown.run(f"document.querySelector('#job').value = {json.dumps(text + '  - broken')}")
@@ -121,7 +121,7 @@ def test_a_result_is_saved_as_a_file(service: Service, shown: Page, kind: str) -
 
 
 def test_a_caller_speaks_in_a_field_beneath_the_conversation(service: Service, shown: Page) -> None:
-    """It is there while the turn is awaited; what is refused is told beside it, and the words stay."""
+    """It is there while the turn is awaited; refusals are shown beside it, and the words stay."""
     guest = {"id": "guest", "by": "caller", "validation": {"choices": ["yes", "no"]}}
     agents = [guest, {**AGENTS[0], "speak_after_within_round": ["guest"]}]
     job_id = service.post_job({"agents": agents, "rounds": 2, "conversations": [{"id": "talk", "prompt": "Go on?"}]})
@@ -177,7 +177,7 @@ def find(page: Page, text: str) -> None:
 
 
 def test_conversations_are_found_and_sorted(service: Service, shown: Page) -> None:
-    """By words, by a variable, and by what they took; the page says how many there are."""
+    """By words, by a variable, and by duration and tokens; the page shows how many there are."""
     talks = [
         {"id": f"q{number}", "prompt": f"About $topic, yes {'x' * number}", "variables": {"topic": topic}}
         for number, topic in enumerate(["cars", "tea", "cars", "trains"])
@@ -229,7 +229,7 @@ def test_a_condition_that_ended_a_conversation_is_named(service: Service, shown:
     shown.wait_text("ended early, in round 1: pro says yes")
 
 
-def test_why_a_queued_job_waits_is_told_on_its_page(service: Service, shown: Page) -> None:
+def test_the_cause_of_a_queued_job_is_shown_on_its_page(service: Service, shown: Page) -> None:
     """With the address that refuses, and since when."""
     job_id = service.post_job(
         {"name": "stuck", "agents": [{"id": "a", "model": "gone"}], "conversations": [{"prompt": "?"}]}
@@ -239,7 +239,7 @@ def test_why_a_queued_job_waits_is_told_on_its_page(service: Service, shown: Pag
     service.http.post(f"/v1/jobs/{job_id}/cancel")
 
 
-def test_who_is_awaited_is_told_on_every_page(service: Service, shown: Page) -> None:
+def test_awaited_turns_are_shown_on_every_page(service: Service, shown: Page) -> None:
     """In the menu, on the overview, in lists; one click leads to the field."""
     guest = {"id": "guest", "by": "caller", "speak_after_within_round": ["pro"]}
     job = {"name": "asked", "agents": [AGENTS[0], guest], "conversations": [{"id": "talk", "prompt": "Go, yes?"}]}

@@ -1,4 +1,4 @@
-"""The dashboard of a service that wants keys: the page needs none, what it shows does."""
+"""The dashboard of a service with keys: the page needs none, its data does."""
 
 from collections.abc import Callable, Iterator
 
@@ -39,7 +39,7 @@ def give(page: Page, key: str) -> None:
 
 
 def test_a_key_is_asked_for_and_kept_for_the_tab(service: Service, page: Page) -> None:
-    """A wrong one is told; a right one shows all, survives a reload, and is forgotten when its holder says so."""
+    """A wrong one is reported; a right one shows all, survives a reload, and is forgotten on request."""
     assert violations(page, axe_script()) == []
     assert page.run("document.activeElement.id") == "key"
     give(page, "none-of-ours")
@@ -63,8 +63,8 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(service: Service, page: Page) -
     assert KEYS["root"] not in service.log()
 
 
-def test_what_a_key_may_not_see_says_so(page: Page) -> None:
-    """A key that reads sees the worker, and is told that logs and incidents need another scope."""
+def test_views_beyond_the_scope_of_a_key_say_so(page: Page) -> None:
+    """A key that reads sees the worker, and learns that logs and incidents need another scope."""
     give(page, KEYS["viewer"])
     page.wait_text("m-0")
     page.run("location.hash = '#/workers/m-0'")

@@ -1,6 +1,6 @@
 """What the dashboard costs the browser while 10,000 conversations run: bounded nodes, little work, and no leak.
 
-``bench/dashboard_page.py`` prints the times of each view; here stands what holds on a machine three times as slow.
+``bench/studies/dashboard_page.py`` prints the times of each view; here are bounds for a machine three times as slow.
 """
 
 import json
@@ -147,7 +147,7 @@ def counts_of(page: Page) -> dict[str, float]:
 
 
 def test_a_timeline_of_a_hundred_thousand_attempts_is_read_in_pieces(service: Service, page: Page, job: str) -> None:
-    """Nothing of it is lost or told twice, words that look like a boundary stay words, and the page goes on."""
+    """No attempt is lost or shown twice, words that look like a boundary stay words, and the page goes on."""
     page.open(f"{service.url}/#/jobs/{job}")
     page.wait_text("Timeline of slots")
     made = page.run(f"({MAKE})({ATTEMPTS}, {json.dumps(TRAP)})")

@@ -130,7 +130,7 @@ def look(page: Page, text: str) -> Document:
     return told
 
 
-def test_what_models_write_is_shown(shown: Page) -> None:
+def test_markdown_of_models_is_shown(shown: Page) -> None:
     """Headings, lists, tables, code and links; a line that ends, ends."""
     told = look(shown, TEXT)
     assert {"h3", "strong", "em", "code", "br", "ol", "ul", "table", "pre", "blockquote", "a"} <= set(told["tags"])

@@ -61,7 +61,7 @@ def service(machine: Machine, folder: Path, tiny_model: Path, free_ports: Callab
         "adapters": {"clerk": str(folder / "clerk.gguf")}, "max_adapters": 3, "restart": restart,
     }  # fmt: skip
     vl = {
-        "engine": "vllm", "model": str(folder / "launched"), "port": free_ports(2), "replicas": 2, "slots": 2,
+        "engine": "vllm", "model": str(folder / "launched"), "replicas": 2, "slots": 2,
         "command": [sys.executable, "-I", "-S", str(PROGRAMS / "vllm_engine.py")],
         "args": {"fault-file": str(folder / "fault")}, "restart": restart,
     }  # fmt: skip
@@ -110,7 +110,7 @@ def wait_rows(page: Page, caption: str, told: str, *expected: Document) -> None:
         raise
 
 
-def test_lanes_show_who_is_there_who_comes_and_what_it_took(service: Service, shown: Page, machine: Machine) -> None:
+def test_lanes_show_models_their_loads_and_the_times(service: Service, shown: Page, machine: Machine) -> None:
     """Two models speak on two GPUs, a third waits for one of them and gets it; memory is that of the last look."""
     go(shown, "#/lanes", "Lanes, device by device")
     long = service.post_job(talk(["alpha", "beta"], name="long", rounds=1, talks=1))
@@ -182,7 +182,7 @@ def test_adapters_come_and_go(service: Service, shown: Page, folder: Path) -> No
     wait_rows(shown, ADAPTERS, "it is gone", clerk)
 
 
-def test_a_model_tells_what_it_is_and_is_unloaded_and_loaded(service: Service, shown: Page) -> None:
+def test_a_model_shows_its_settings_and_is_unloaded_and_loaded(service: Service, shown: Page) -> None:
     """Engine, file, context, slots, and the memory that its processes have."""
     go(shown, "#/models", "Engines of tiny")
     told = facts(shown, "tiny")

@@ -41,7 +41,7 @@ def test_the_dockerfile_has_no_fault() -> None:
     assert check(deploy_tools.checker("hadolint"), str(ROOT / "Dockerfile")) == ""
 
 
-def test_what_the_image_is_built_from_reaches_its_build() -> None:
+def test_the_build_context_has_all_copied_files_and_no_secrets() -> None:
     """.dockerignore leaves out all but what the Dockerfile copies, and secrets and environments stay out."""
     dockerfile = (ROOT / "Dockerfile").read_text()
     let_in = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
@@ -61,8 +61,8 @@ def test_scripts_have_no_fault(script: Path) -> None:
 
 
 @pytest.mark.parametrize("file", COMPOSE, ids=lambda file: file.name)
-def test_compose_files_are_of_their_form(file: Path, tmp_path: Path) -> None:
-    """One wrong word in a service is told."""
+def test_compose_files_are_valid(file: Path, tmp_path: Path) -> None:
+    """One wrong word in a service is found."""
     conforms(file)
     document = yaml.safe_load(file.read_text())
     next(iter(document["services"].values()))["imagee"] = "x"
@@ -77,8 +77,8 @@ def services_of(file: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("file", COMPOSE, ids=lambda file: file.name)
-def test_what_compose_starts_can_be_started(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The configuration is there and valid where it is mounted, and whoever listens for others asks for a key."""
+def test_services_of_compose_files_can_be_started(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration is there and valid where it is mounted, and a service with a public listener asks for a key."""
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     services = services_of(file)
@@ -100,7 +100,7 @@ def longest_stop_s(config: Config) -> float:
 
 
 @pytest.mark.parametrize("file", COMPOSE, ids=lambda file: file.name)
-def test_what_compose_starts_may_do_little(file: Path) -> None:
+def test_services_of_compose_files_have_few_rights(file: Path) -> None:
     """No capability, no way to get one, and no key or password in the file itself."""
     for service in services_of(file).values():
         assert service["cap_drop"] == ["ALL"]

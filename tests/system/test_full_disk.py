@@ -1,4 +1,4 @@
-"""A disk that is full: new jobs are refused with the reason, what runs is held, and it goes on when there is room."""
+"""A full disk: new jobs are refused with the reason, running ones are held, and they go on when there is room."""
 
 import resource
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def test_it_goes_on_when_there_is_room(tmp_path: Path, free_ports: Callable[[int
 
 
 def test_it_stops_while_the_store_is_in_trouble(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Nobody waits for ever for a disk: what could not be written is run again by the next life."""
+    """No stop waits for ever for a disk: unwritten turns run again in the next life."""
     model = {"m": scripted_model(free_ports(1), tokens=5, interval=0.02)}
     with serving(tmp_path, free_ports(1), model, {"drain_s": 0.5}) as service:
         assert service.process is not None

@@ -40,7 +40,7 @@ def test_an_example_runs_as_it_is_written(file: Path, tmp_path: Path) -> None:
     talks = with_rows(job, GALLERY, file.name).document["conversations"]
     assert {path.stem for path in transcripts.iterdir()} == {talk["id"] for talk in talks}
     again = run_command("examples", file.stem, folder=tmp_path)
-    assert (again.returncode, "is there already" in again.stderr) == (2, True)
+    assert (again.returncode, "already exists" in again.stderr) == (2, True)
 
 
 def test_the_gallery_is_listed(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def running(image: Image, folder: Path) -> Iterator[Container]:
         container.process.wait(30)
 
 
-def test_it_serves_says_so_and_ends_when_it_is_told(image: Image, tmp_path: Path) -> None:
+def test_the_image_serves_and_ends_on_sigterm(image: Image, tmp_path: Path) -> None:
     """As uid 10001, on a root that is read-only, below an init that reaps; with the tiny model that it makes itself."""
     with running(image, tmp_path) as container:
         assert container.health().returncode == 1, "it is not ready at once"
@@ -126,7 +126,7 @@ def test_it_serves_says_so_and_ends_when_it_is_told(image: Image, tmp_path: Path
         assert container.process.wait(60) == 0, container.log()
 
 
-def test_what_was_built_with_is_not_in_it(image: Image) -> None:
+def test_build_tools_are_not_in_the_image(image: Image) -> None:
     """The second stage has what runs alone: no source, and nothing that its user may change but its state."""
     assert not (image.place.root / "source").exists()
     theirs = [path for path in image.place.root.rglob("*") if path.lstat().st_uid == int(image.place.identity()[0])]
@@ -157,7 +157,7 @@ def installed(image: Image) -> Place:
     return Place(root=root)
 
 
-def test_the_unit_is_one(installed: Place) -> None:
+def test_the_unit_is_valid_and_hardened(installed: Place) -> None:
     """Systemd reads it without a word, and calls it hardened: an exposure of 2.0 of 10 at most."""
     run = installed.run
     assert run(["sh", "-c", "systemd-analyze verify --man=no roundhouse.service 2>&1"]) == ""

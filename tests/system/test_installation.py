@@ -93,7 +93,7 @@ def check_demo(told: str) -> None:
     assert "census: completed" in told
 
 
-def test_what_the_system_lacks_is_named(machine: Machine, home: Path) -> None:
+def test_a_missing_package_of_the_system_is_named(machine: Machine, home: Path) -> None:
     """A Debian root has no libgomp, which llama.cpp computes with: the package that brings it is said."""
     install = "python3 -m venv ~/v; ~/v/bin/pip install --quiet roundhouse-llm;"
     told = machine.run(f"{install} ~/v/bin/roundhouse demo", home, status=4)

@@ -1,4 +1,4 @@
-"""Nothing that anybody sends holds up everybody else."""
+"""No input of one client delays all others."""
 
 from collections.abc import Callable, Iterator
 
@@ -20,7 +20,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int],
 
 @pytest.mark.parametrize("load", list(LOADS))
 def test_no_step_holds_the_event_loop(loaded: Service, load: str) -> None:
-    """While somebody asks whether the service is well, it never computes for long before it answers."""
+    """Health probes in between are answered without a long delay."""
     with probing(loaded) as probe:
         LOADS[load](loaded)
     assert len(probe.busy) > 10

@@ -1,6 +1,6 @@
 """Real MCP: the protocol's own conformance suite, and servers of others, over stdio and HTTP.
 
-Not offered, and so not run: elicitation, sampling and roots (a turn has nobody to ask), OAuth (a server's headers are
+Not offered, and so not run: elicitation, sampling and roots (a turn has no user to ask), OAuth (a server's headers are
 configured), and resources and prompts (agents call tools).
 """
 

@@ -151,10 +151,10 @@ def test_a_node_that_is_stopped_leaves_its_work_at_once(
             check_debate(talk, 2)
 
 
-def test_what_one_node_will_never_serve_goes_to_another(
+def test_a_model_that_one_node_will_never_serve_goes_to_another(
     tmp_path: Path, free_ports: Ports, postgres: PostgresServer
 ) -> None:
-    """A model whose workers have given up here is another node's; what nobody has ends with the reason."""
+    """A model whose workers have given up here is another node's; a model that no node has ends with the reason."""
     broken = {**scripted_model(free_ports(1), exit_at_once=3), "restart": {"failures": 1, "retry_s": None}}
     models = [{"m": broken, "only": broken | {"port": free_ports(1)}}, {"m": scripted_model(free_ports(1))}]
     store = {"url": postgres.new_database(), "lease_s": LEASE_S}
@@ -170,7 +170,7 @@ def test_what_one_node_will_never_serve_goes_to_another(
         assert talk["reason"] == "engine_unreachable"
 
 
-def test_what_waits_for_a_node_that_is_not_there_is_told(
+def test_a_turn_that_waits_for_a_missing_node_is_shown(
     tmp_path: Path, free_ports: Ports, postgres: PostgresServer
 ) -> None:
     """A model that was another node's, which has gone: the status names it, and goes on when it is back."""
@@ -194,7 +194,7 @@ def test_what_waits_for_a_node_that_is_not_there_is_told(
 
 
 def test_no_name_in_a_path_harms_a_node(tmp_path: Path, free_ports: Ports, postgres: PostgresServer) -> None:
-    """PostgreSQL takes no NUL; whoever asks for one gets a 404, and everybody else is served."""
+    """PostgreSQL takes no NUL; a request with one gets a 404, and all others are served."""
     model = {"m": scripted_model(free_ports(1))}
     with nodes(tmp_path, free_ports, postgres.new_database(), model) as (node,):
         for method, path in (("POST", "%00/cancel"), ("DELETE", "a%00"), ("GET", "%00"), ("GET", "a%00/events")):
@@ -281,7 +281,10 @@ def test_a_caller_waits_for_no_node(tmp_path: Path, free_ports: Ports, postgres:
 def test_forks_go_on_over_nodes_and_a_deleted_source(
     tmp_path: Path, free_ports: Ports, postgres: PostgresServer
 ) -> None:
-    """Recorded by one, forked at the other, which is killed; the source is deleted meanwhile. Cuts stay as well."""
+    """Recorded by one, forked at the other, which is killed; the source is deleted meanwhile.
+
+    Memory windows stay as well.
+    """
     models = [{"m": scripted_model(free_ports(1), chooses=True, interval=0.01)} for _ in range(2)]
     fields: Document = {"rounds": 12, "memory": {"keep": {"rounds": 3}, "summary": {"by": "self"}}}
     with nodes(tmp_path, free_ports, postgres.new_database(), *models) as (first, second):

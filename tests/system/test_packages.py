@@ -138,6 +138,6 @@ def test_roundhouse_carries_the_dashboard(roundhouse_wheel: Path) -> None:
 
 
 def test_both_have_one_version(client_wheel: Path, roundhouse_wheel: Path) -> None:
-    """Who has one knows which of the other fits."""
+    """The version of one says which of the other fits."""
     told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert [metadata(wheel)["Version"] for wheel in (client_wheel, roundhouse_wheel)] == [told, told]

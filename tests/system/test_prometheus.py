@@ -136,7 +136,7 @@ def filled(expression: str) -> str:
 
 
 @pytest.mark.usefixtures("prometheus")
-def test_what_a_service_tells_is_clean(service: Service) -> None:
+def test_the_metrics_of_a_service_are_clean(service: Service) -> None:
     """``promtool check metrics`` finds nothing to say, once jobs and requests have run."""
     assert checked("check", "metrics", text=service.http.get("/metrics").text) == ""
 
@@ -150,7 +150,7 @@ def test_a_scrape_needs_the_key(prometheus: Prometheus, service: Service) -> Non
 
 @pytest.mark.parametrize("expression", expressions(), ids=range(len(expressions())))
 def test_every_query_of_the_board_finds_data(prometheus: Prometheus, expression: str) -> None:
-    """A name that is misspelt or gone shows nothing, and nobody would notice."""
+    """A misspelt or removed name shows nothing, and would not be noticed."""
     if not ABSENT.search(expression):
         assert prometheus.query(filled(expression)), expression
         return
@@ -232,7 +232,7 @@ QUIET = {
 }
 
 
-def test_each_alert_comes_when_it_should_and_only_then(tmp_path: Path) -> None:
+def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
     """``promtool test rules``: by series that raise it, and silent where all is well."""
     rules = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"]
     assert [rule["alert"] for rule in rules] == list(RAISED)

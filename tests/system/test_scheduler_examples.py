@@ -88,7 +88,9 @@ def slurm(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_job_of_slurm_is_a_node_a_machine(tmp_path: Path, slurm: Path, free_ports: Callable[[int], int]) -> None:
+def test_a_job_of_slurm_runs_a_node_on_each_machine(
+    tmp_path: Path, slurm: Path, free_ports: Callable[[int], int]
+) -> None:
     """Each serves with a state of its own, all are listed, and SIGTERM of the batch script drains every one."""
     port, engine_port = free_ports(2), free_ports(2)
     environment = {
@@ -118,7 +120,7 @@ def test_a_job_of_slurm_is_a_node_a_machine(tmp_path: Path, slurm: Path, free_po
     assert (tmp_path / "log").read_text().count("service.serve: stopped") == 2
 
 
-def test_a_job_of_slurm_says_what_it_lacks(tmp_path: Path, slurm: Path) -> None:
+def test_a_job_of_slurm_names_missing_programs(tmp_path: Path, slurm: Path) -> None:
     """Before it takes any machine's time."""
     script = ["bash", str(EXAMPLES / "slurm_nodes.sbatch")]
     environment = {"PATH": f"{slurm}:/usr/bin:/bin", "USER": "somebody", "ROUNDHOUSE_CONFIG": "x"}

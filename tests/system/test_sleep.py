@@ -1,4 +1,4 @@
-"""Engines that sleep while another model has their lane, on the scripted vLLM: what they are asked, and when."""
+"""Engines that sleep while another model has their lane, on the scripted vLLM: the requests that they get, and when."""
 
 import asyncio
 import os
@@ -102,10 +102,10 @@ def test_an_engine_that_dies_asleep_is_started_when_a_turn_wants_it(service: Ser
 
 
 @pytest.mark.parametrize(("model", "other", "do"), [("eve", "fay", "fail"), ("gus", "hal", "stall")])
-def test_an_engine_that_does_not_wake_is_started_anew(
+def test_an_engine_that_does_not_wake_is_started_again(
     service: Service, sleepers: Sleepers, model: str, other: str, do: str
 ) -> None:
-    """Whether it answers so or not at all within ``start_s``: the turn is charged with nothing."""
+    """Whether it reports that or stays silent for ``start_s``: the turn is charged with nothing."""
     say(service, model)
     say(service, other)
     sleepers.misbehave(model, "wake", do)
@@ -136,7 +136,7 @@ def test_a_stop_of_the_service_ends_engines_that_sleep(tmp_path: Path, free_port
 # For agents from Python
 
 
-async def test_agents_are_told_nothing_of_an_engine_that_dies_asleep(
+async def test_agents_hear_nothing_of_an_engine_that_dies_asleep(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
     """The lane is another's, and goes on; the next run of its own agent has another engine."""

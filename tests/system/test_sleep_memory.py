@@ -4,7 +4,6 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -34,8 +33,7 @@ async def test_an_engine_sleeps_only_where_it_may_and_the_host_has_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: Document, lacks: str, *, sleeps: bool
 ) -> None:
     """Otherwise it is ended, and started when its next turn comes."""
-    free = SimpleNamespace(available=HOST_MIB * sleep.MIB - (lacks == "room"))
-    monkeypatch.setattr(sleep, "psutil", SimpleNamespace(virtual_memory=lambda: free))
+    monkeypatch.setattr(sleep, "host_free_mib", lambda: HOST_MIB - (lacks == "room"))
     async with lanes(tmp_path, args=Told(tmp_path).args("any", **flags), listens=lacks != "socket") as told:
         if lacks == "files":
             for name in "ab":
@@ -46,7 +44,7 @@ async def test_an_engine_sleeps_only_where_it_may_and_the_host_has_room(
 
 
 class Card:
-    """A GPU's memory as its driver would tell it: what engines that are awake take, and what is ``held`` beside."""
+    """A GPU's memory as its driver would report it: the memory of awake engines, and ``held`` beside it."""
 
     UUID = "GPU-0"
     WEIGHTS_MIB = 4
@@ -79,7 +77,7 @@ async def on_card(tmp_path: Path) -> AsyncIterator[tuple[Lanes, Card]]:
         yield told, card
 
 
-async def test_nothing_is_loaded_before_the_memory_of_what_sleeps_is_free(
+async def test_no_engine_is_loaded_before_the_memory_of_the_sleeping_one_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine may answer before its device has all of it back."""
@@ -98,10 +96,8 @@ async def test_nothing_is_loaded_before_the_memory_of_what_sleeps_is_free(
         assert await told.say("b") == "weights-b"
 
 
-async def test_memory_that_does_not_come_free_is_not_waited_for_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Others may use the device as well: the next engine will say whether there is room."""
+async def test_the_wait_for_memory_to_come_free_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other programs may use the device as well: the next engine will show whether there is room."""
     monkeypatch.setattr(sleep, "FREE_S", 0.2)
     async with on_card(tmp_path) as (told, card):
         await told.want("a")

@@ -39,7 +39,7 @@ async def test_an_engine_that_does_not_sleep_is_ended(tmp_path: Path, monkeypatc
 
 
 async def test_an_update_of_a_model_that_sleeps_is_applied_at_its_load(tmp_path: Path) -> None:
-    """Its engine is started anew, and takes no turn before it has the new weights."""
+    """Its engine is started again, and takes no turn before it has the new weights."""
     async with lanes(tmp_path) as told:
         assert await told.say("a") == "weights-a"
         await told.want("b")
@@ -54,7 +54,7 @@ async def test_an_update_of_a_model_that_sleeps_is_applied_at_its_load(tmp_path:
         told.check_sleepers()
 
 
-async def test_an_engine_that_slept_has_the_adapters_that_its_model_has_by_now(tmp_path: Path) -> None:
+async def test_an_engine_that_slept_has_its_models_current_adapters(tmp_path: Path) -> None:
     """One that came while it slept, or went: it is started with what is current; else it wakes with what it has."""
     path = {"poet": str(tmp_path / "poet")}
     async with lanes(tmp_path, max_adapters=2) as told:
@@ -69,8 +69,8 @@ async def test_an_engine_that_slept_has_the_adapters_that_its_model_has_by_now(t
         told.check_sleepers()
 
 
-async def test_an_engine_starts_anew_for_changes_that_came_while_it_woke(tmp_path: Path) -> None:
-    """An update, and then an adapter: it wakes with what was current before, and is started anew."""
+async def test_changes_during_a_wake_start_the_engine_again(tmp_path: Path) -> None:
+    """An update, and then an adapter: it wakes with the state before them, and is started again."""
     async with lanes(tmp_path, max_adapters=2) as told:
         worker = await told.want("a")
         checkpoint = str(told.checkpoint("one"))
@@ -90,7 +90,7 @@ async def test_an_engine_starts_anew_for_changes_that_came_while_it_woke(tmp_pat
         assert set(worker.adapters.loaded) == {"poet"}
 
 
-async def test_an_engine_that_falls_asleep_is_told_of_no_update(tmp_path: Path) -> None:
+async def test_an_engine_that_falls_asleep_gets_no_update(tmp_path: Path) -> None:
     """Its model's next engine has the new weights."""
     async with lanes(tmp_path) as told:
         await told.want("a")
@@ -107,7 +107,7 @@ async def test_an_engine_that_falls_asleep_is_told_of_no_update(tmp_path: Path) 
 
 
 async def test_an_engine_whose_weights_are_behind_does_not_sleep(tmp_path: Path) -> None:
-    """Nor while it is being brought to them: it would have to be started anew."""
+    """Nor while it is being brought to them: it would have to be started again."""
     async with lanes(tmp_path) as told:
         checkpoint = str(told.checkpoint("one"))
         await told.fleet.weights["a"].update(UpdateRequest(checkpoint=checkpoint))
@@ -147,7 +147,7 @@ async def test_a_trainers_group_has_no_engine_that_sleeps(tmp_path: Path) -> Non
 
 
 async def test_every_engine_of_a_lane_has_a_number_of_its_own(tmp_path: Path) -> None:
-    """It is told by it in transcripts, incidents and logs; who wakes keeps its own."""
+    """Transcripts, incidents and logs name it by that number; an engine that wakes keeps its own."""
     async with lanes(tmp_path, "abc") as told:
         numbers = [(await told.want(model)).now.incarnation for model in "abacbd"[:5]]
         assert numbers == [1, 2, 1, 3, 2]

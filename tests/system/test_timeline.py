@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.conversations.states import JobState, TurnState
+from service.conversations.job.states import JobState, TurnState
 from service.timeline.chart import page_pieces
 from service.timeline.rows import lay_rows
 from service.timeline.spans import Span
@@ -131,7 +131,7 @@ def test_wheel_drag_and_buttons_zoom_and_move(page: Page, written: Path) -> None
     assert page.complaints == []
 
 
-def test_the_pointer_is_told_what_is_under_it(page: Page, written: Path) -> None:
+def test_the_pointer_shows_what_is_under_it(page: Page, written: Path) -> None:
     """An attempt's wait, first token and outcome; of a worker the state, and why its engine broke."""
     opened(page, written)
     tip = "document.querySelector('.tl-tip')"
@@ -148,7 +148,7 @@ def test_the_pointer_is_told_what_is_under_it(page: Page, written: Path) -> None
 
 
 def test_all_of_it_can_be_done_by_keys(page: Page, written: Path) -> None:
-    """The details of an attempt are told to who hears the page, too."""
+    """Screen readers get the details of an attempt, too."""
     opened(page, written)
     whole = shown_range(page)
     page.run("document.querySelector('.tl-scroll').focus()")

@@ -1,4 +1,4 @@
-"""The form of a dialect: the differences between engines on the wire."""
+"""The form of a dialect: how engines differ on the wire."""
 
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
@@ -14,9 +14,9 @@ Params = Mapping[str, object]
 
 
 class EngineQuery(msgspec.Struct, Generic[T_co], frozen=True, kw_only=True):
-    """Something that an engine tells of itself: the paths that are asked, and what their bodies together say.
+    """A query about the engine itself: the paths to ask, and a decoder of their bodies.
 
-    ``decode`` takes one body a path, and raises ``MalformedFrame`` where they are not what they should be.
+    ``decode`` takes one body per path and raises ``MalformedFrame`` for any it cannot read.
     """
 
     paths: tuple[str, ...]
@@ -24,10 +24,10 @@ class EngineQuery(msgspec.Struct, Generic[T_co], frozen=True, kw_only=True):
 
 
 class ThoughtQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """The question where a model's own thought stands.
+    """The query for where a model's own thought stands.
 
-    A prompt is rendered at ``render_path`` with those of a request's ``params`` that shape it; ``decode`` takes that
-    answer and the one of ``path``, and raises ``MalformedFrame`` where they are not what they should be.
+    A prompt is rendered at ``render_path`` with those of a request's ``params`` that shape it. ``decode`` takes that
+    answer and the one of ``path``, and raises ``MalformedFrame`` for any it cannot read.
     """
 
     render_path: str
@@ -37,9 +37,9 @@ class ThoughtQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CountQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """The question for the tokens of a request's prompt: its path, and its answer.
+    """The query for the tokens of a request's prompt: its path, and a decoder of its answer.
 
-    ``decode`` raises ``MalformedFrame`` where the answer is not what it should be.
+    ``decode`` raises ``MalformedFrame`` for an answer it cannot read.
     """
 
     path: str
@@ -47,19 +47,20 @@ class CountQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_plainly(request: ChatRequest) -> bytes:
-    """Return the JSON body with nothing in it that only some engines know."""
+    """Return the JSON body without fields that only some engines know."""
     return msgspec.json.encode(body_of(request))
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine's way to be asked; None is what it does not tell.
+    """The way to ask one engine; None marks what it does not report.
 
     An engine is ready when all ``ready_paths`` answer 200; ``canary_params`` make it write one token and keep nothing.
-    ``constrain`` gives the parameters that hold a model to a constraint, None where there are none that say it;
-    ``always_constrains`` says that such an engine keeps it or refuses it, and never passes over it. ``thoughts`` is for
-    engines that hold an answer from its first token, and so have to be told of what stands before it. ``count`` is for
-    engines that fail all requests when the cache that these share is full. One that ``keeps_connections`` waits on an
-    idle connection with nothing of its own: llama.cpp's server with a thread of the few that it has.
+    ``constrain`` gives the parameters that enforce a constraint, None if none can express it; an engine that
+    ``always_constrains`` enforces or refuses a constraint and never ignores it. ``thoughts`` is for engines that
+    constrain an answer from its first token, and so must know the text before it. ``count`` is for engines that fail
+    all requests when their shared cache is full. An engine that ``keeps_connections`` ties up nothing for an idle
+    connection; llama.cpp's server ties up one of its few threads. One that ``tells_reason`` gives a finish reason with
+    each answer.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     thoughts: ThoughtQuery | None = None
     count: CountQuery | None = None
     keeps_connections: bool = True
+    tells_reason: bool = True
 
 
-PLAIN = Dialect(name="openai", always_constrains=False)
+PLAIN = Dialect(name="openai", always_constrains=False, tells_reason=False)

@@ -1,4 +1,4 @@
-"""Grammars in llama.cpp's GBNF, for what its API has no field of its own for. Pure.
+"""Grammars in llama.cpp's GBNF, for constraints that its API has no field for. Pure.
 
 Source: llama.cpp, ``grammars/README.md``; Python's ``re`` for how a pattern is read.
 """
@@ -13,7 +13,7 @@ from typing import Any, Final
 from transport.request import Thought
 
 MAX_REPEATS: Final = 1000  # llama.cpp refuses grammars that unfold to more
-LAST_SHORT: Final = 0xFFFF  # of the characters that four hexadecimal digits say
+LAST_SHORT: Final = 0xFFFF  # last character that four hexadecimal digits express
 Parsed = Sequence[tuple[Any, Any]]
 Ranges = list[tuple[int, int]]
 _CATEGORIES: Final[Mapping[Any, Ranges]] = {
@@ -27,7 +27,7 @@ _NEGATED: Final = {
     code.CATEGORY_NOT_SPACE: code.CATEGORY_SPACE,
 }
 _END: Final = '"</think>" [ \\t\\n]*'
-# What is thought may hold any tag but the end of a thought; ``</t`` begins that, so it stands for it alone.
+# A thought may hold any tag but its own end; ``</t`` begins that end, so it stands for it alone.
 _THOUGHT: Final = f'thought ::= ([^<] | "<" [^/] | "</" [^t])* {_END}\n'
 _ROOTS: Final = {
     Thought.OPTIONAL: ('("<think>" thought)? answer', _THOUGHT),
@@ -37,11 +37,11 @@ _ROOTS: Final = {
 
 
 class Inexpressible(Exception):
-    """A pattern says what a grammar cannot: it looks around, refers back, or stands at a place within the text."""
+    """A pattern uses what a grammar lacks: lookaround, a back reference, or an anchor within the text."""
 
 
 def grammar_of_choices(choices: Iterable[str], thought: Thought = Thought.NONE) -> str:
-    """Return the grammar of an answer that is one of ``choices``, after what may stand before it."""
+    """Return the grammar of an answer that is one of ``choices``, after its thought."""
     return _grammar(" | ".join(_literal(choice) for choice in choices), thought)
 
 
@@ -58,7 +58,7 @@ def grammar_of_pattern(pattern: str, thought: Thought = Thought.NONE) -> str | N
 
 
 def without_anchors(pattern: str) -> str:
-    """Return a regular expression without the anchors at its two ends, for engines that match the whole answer."""
+    """Return a regular expression without the anchors at its ends, for engines that match the whole answer."""
     try:
         parsed = list(parser.parse(pattern))
     except (re.error, OverflowError, RecursionError):
@@ -79,7 +79,7 @@ def _grammar(answer: str, thought: Thought) -> str:
 
 
 def _unanchored(parsed: Parsed) -> Parsed:
-    """Return a pattern without the anchors at its two ends, which a whole match has anyhow."""
+    """Return a pattern without the anchors at its ends, which a whole match implies."""
     if parsed and parsed[0] in ((code.AT, code.AT_BEGINNING), (code.AT, code.AT_BEGINNING_STRING)):
         parsed = parsed[1:]
     if parsed and parsed[-1] in ((code.AT, code.AT_END), (code.AT, code.AT_END_STRING)):
@@ -158,7 +158,7 @@ def _set(members: Parsed, *, is_folded: bool) -> str:
 
 
 def _other_case(first: int, last: int) -> Ranges:
-    """Return the letters of ASCII in a range in the other case."""
+    """Return the ASCII letters of a range in the other case."""
     return [
         (max(first, begin) + shift, min(last, end) + shift)
         for begin, end, shift in ((ord("a"), ord("z"), -32), (ord("A"), ord("Z"), 32))

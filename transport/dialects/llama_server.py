@@ -1,4 +1,4 @@
-"""llama-server's own: its counters, its capacity, and how it is asked to show its progress.
+"""llama-server's dialect: its counters, its capacity, and how to ask for its progress.
 
 Source: llama.cpp, ``tools/server`` (README and ``server-task.cpp``), builds of 2026.
 """
@@ -12,8 +12,8 @@ from msgspec import Struct
 from transport.counters import EngineCounters, SlotWork
 from transport.dialects.dialect import CountQuery, Dialect, EngineQuery, ThoughtQuery
 from transport.dialects.grammar import grammar_of_choices, grammar_of_pattern
-from transport.dialects.openai import MODELS_PATH, MOST_TOKENS, UNDECODABLE, body_of, respond_in_format
-from transport.errors import MalformedFrame
+from transport.dialects.openai import MODELS_PATH, MOST_TOKENS, body_of, respond_in_format
+from transport.errors import UNDECODABLE, MalformedFrame
 from transport.request import ChatRequest, Constraint, Thought
 
 MOST_SLOTS: Final = 1_000_000
@@ -50,7 +50,7 @@ class _Slot(Struct, gc=False):
 
     @property
     def decoded(self) -> int:
-        """The number of tokens of the answer."""
+        """The answer's tokens so far."""
         tokens = self.next_token if isinstance(self.next_token, list) else [self.next_token or _NextToken()]
         return sum(token.n_decoded for token in tokens)
 
@@ -69,7 +69,7 @@ def encode(request: ChatRequest) -> bytes:
 
 
 def constrain(constraint: Constraint) -> Mapping[str, object] | None:
-    """Return the grammar or the schema that a constraint is to this server."""
+    """Return the grammar or the schema that expresses a constraint."""
     if constraint.json_schema is not None:
         return respond_in_format(constraint)
     if constraint.pattern is None:
@@ -79,7 +79,7 @@ def constrain(constraint: Constraint) -> Mapping[str, object] | None:
 
 
 def decode_capacity(props: bytes) -> int | None:
-    """Return the number of slots that GET /props tells, None where it tells none.
+    """Return the number of slots from GET /props, None if it reports none.
 
     Raises:
         MalformedFrame: not the JSON of this dialect.
@@ -111,7 +111,7 @@ def decode_thought(rendered: bytes, props: bytes) -> Thought:
 
 
 def decode_count(answer: bytes) -> int:
-    """Return how many tokens a prompt has.
+    """Return the number of tokens of a prompt.
 
     Raises:
         MalformedFrame: not the JSON of this dialect.

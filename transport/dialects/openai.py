@@ -1,51 +1,45 @@
-"""The OpenAI chat API as all engines share it: requests to bodies, frames to events, answers to errors.
+"""The OpenAI chat API as all engines share it: requests to bodies, frames to events.
 
-Engines add fields of their own to frames (llama.cpp ``timings`` and ``prompt_progress``, vLLM ``reasoning``). A field
-that is there means the same from every server, so one decoder reads them all. Sources: OpenAI's API reference;
-llama.cpp, ``tools/server``, builds of 2026; vLLM 0.32 and 0.33, ``entrypoints/openai``.
+Engines add their own fields to frames (llama.cpp ``timings`` and ``prompt_progress``, vLLM ``reasoning``). A field
+means the same from every server, so one decoder reads them all. Sources: OpenAI's API reference; llama.cpp,
+``tools/server``, builds of 2026; vLLM 0.32 and 0.33, ``entrypoints/openai``.
 """
 
+import json
+import re
 from collections.abc import Mapping
-from typing import Final
+from contextlib import suppress
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
-from transport.errors import CacheFull, ContextOverflow, EngineOverloaded, EngineRejected, MalformedFrame
+from transport.dialects.lenient import failure_of, read_answer, thoughts_of
+from transport.dialects.refusals import tells_words
+from transport.errors import UNDECODABLE, UnreadableFrame
 from transport.events import (
     Event,
     Finished,
+    PartialUsage,
     PromptProgress,
     ReasoningDelta,
+    RefusalDelta,
     TextDelta,
     Timings,
     ToolCallDelta,
     Usage,
 )
 from transport.request import ChatRequest, Constraint, Message, Thought
+from transport.sse import MOST_OBJECTS
 
 CHAT_PATH: Final = "/v1/chat/completions"
 COMPLETIONS_PATH: Final = "/v1/completions"
 EMBEDDINGS_PATH: Final = "/v1/embeddings"
 MODELS_PATH: Final = "/v1/models"
 DONE: Final = b"[DONE]"
-OVERFLOW_TYPE: Final = "exceed_context_size_error"  # llama.cpp
-OVERFLOW_CODE: Final = "context_length_exceeded"  # OpenAI
-OVERFLOW_WORDS: Final = "maximum context length"  # vLLM, which has no word for it alone
-FULL_WORDS: Final = "Context size has been exceeded"  # llama.cpp, of the cache that its slots share
-# What llama.cpp answers 500 to, and is the request's: its own body has no messages, or holds what its model cannot see.
-CLIENTS_FAULTS: Final = ("' is required", "input is not supported")
-_BAD: Final = 400
-_TOO_MANY: Final = 429
-_UNAVAILABLE: Final = 503
-_SERVER_ERROR: Final = 500
-UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # msgspec raises all three
-MOST_TOKENS: Final = 2**31 - 1  # of one request; what is more, or less than none, is no count
+MOST_TOKENS: Final = 2**31 - 1  # per request; a larger or negative number is no count
 MOST_MS: Final = 1e12
-MAX_ERROR_CHARS: Final = 4 * 1024  # of an engine's words for what is wrong
-MAX_TYPE_CHARS: Final = 200
-MAX_RETRY_DIGITS: Final = 9
-_LEAST_STATUS, _MOST_STATUS = 100, 599
+SHOWN_BYTES: Final = 200  # shown of an unreadable frame
 
 
 class _Function(Struct, gc=False):
@@ -62,14 +56,20 @@ class _ToolCall(Struct, gc=False):
 class _Delta(Struct, gc=False):
     content: str | None = None
     reasoning: str | None = None
-    reasoning_content: str | None = None  # the older name of the same
+    reasoning_content: str | None = None  # older name of ``reasoning``
     tool_calls: list[_ToolCall] | None = None
+    refusal: str | None = None
+    reasoning_details: object = None
+    function_call: object = None  # older form of ``tool_calls``, with one call
 
 
 class _Choice(Struct, gc=False):
     index: int | None = 0
     delta: _Delta | None = None
     finish_reason: str | None = None
+    error: object = None
+    message: object = None  # some servers send it, or a text, instead of a delta
+    text: str | None = None
 
 
 class _PromptDetails(Struct, gc=False):
@@ -83,7 +83,7 @@ class _Usage(Struct, gc=False):
 
 
 class TimingsDocument(Struct, gc=False):
-    """The timings that llama.cpp tells of its own work."""
+    """llama.cpp's timings of its own work."""
 
     prompt_n: int = 0
     prompt_ms: float = 0.0
@@ -93,7 +93,7 @@ class TimingsDocument(Struct, gc=False):
 
 
 class ProgressDocument(Struct, gc=False):
-    """The progress of llama.cpp with a prompt."""
+    """llama.cpp's progress with a prompt."""
 
     total: int
     processed: int
@@ -101,41 +101,32 @@ class ProgressDocument(Struct, gc=False):
     time_ms: float = 0.0
 
 
-class ErrorDocument(Struct, gc=False):
-    """An error as a body or a frame tells it."""
-
-    code: int | str | None = None
-    message: str = ""
-    type: str = ""
-
-
-class _Words(Struct, gc=False):
-    choices: list[_Choice] | None = None
-    error: ErrorDocument | str | None = None
-
-
-class _Chunk(_Words, gc=False):
+class _Accounts(Struct, gc=False):
     usage: _Usage | None = None
     timings: TimingsDocument | None = None
     prompt_progress: ProgressDocument | None = None
 
 
-class _ErrorBody(Struct, gc=False):
-    error: ErrorDocument | str
+class _Chunk(_Accounts, gc=False):
+    choices: list[_Choice] | None = None
+    error: object = None
+    errors: object = None
 
 
-_NO_DELTA = _Delta()
+# Half of a letter that JSON escapes as two surrogates; escaped backslashes and whole letters stay.
+_HALVES: Final = re.compile(
+    rb"(?P<whole>\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+)
+_OTHER: Final = _Choice(delta=_Delta())  # an answer that is not read
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
-_decode_words = msgspec.json.Decoder(_Words).decode
-_decode_error_body = msgspec.json.Decoder(_ErrorBody).decode
 
 
 def body_of(request: ChatRequest) -> dict[str, object]:
-    """Return the body as every engine takes it: the caller's parameters, then ours, which win."""
+    """Return the body that every engine accepts: the caller's parameters, overridden by ours."""
     body: dict[str, object] = dict(request.params)
     body["model"] = request.model
     body["messages"] = [message_document(message) for message in request.messages]
-    body.pop("tools", None)  # ours, also when there are none
+    body.pop("tools", None)  # ours, even if there are none
     if request.tools:
         body["tools"] = request.tools
     body["stream"] = True
@@ -144,9 +135,9 @@ def body_of(request: ChatRequest) -> dict[str, object]:
 
 
 def respond_in_format(constraint: Constraint) -> Mapping[str, object] | None:
-    """Return OpenAI's ``response_format``; None where it cannot say the constraint.
+    """Return OpenAI's ``response_format``; None if it cannot express the constraint.
 
-    It can only speak of JSON: a choice comes as a string in quotes.
+    It only knows JSON: a choice comes as a string in quotes.
     """
     schema = constraint.json_schema
     if constraint.choices:
@@ -157,19 +148,61 @@ def respond_in_format(constraint: Constraint) -> Mapping[str, object] | None:
 
 
 def decode(frame: bytes, events: list[Event]) -> bool:
-    """Add the events of one frame to ``events``, several or none; return whether the model has stopped with it.
+    """Add the events of one frame, several or none, to ``events``; return whether the model has stopped with it.
 
     Raises:
-        MalformedFrame: not the JSON of this dialect.
+        UnreadableFrame: it is neither an answer nor an error.
         EngineRejected: the engine reports an error inside the stream.
     """
     try:
         chunk = _decode_chunk(frame)
-    except UNDECODABLE as error:
-        chunk = _without_accounts(frame, error)
-    if chunk.error is not None:
-        raise rejection(chunk.error, _SERVER_ERROR, None)
-    has_stopped = _add_choice(chunk.choices[0], events) if chunk.choices else False
+    except UNDECODABLE:
+        return decode_whole(frame, events)
+    choices, has_stopped = chunk.choices, False
+    if choices and not (chunk.error or chunk.errors):
+        choice = choices[0]
+        if choice.index:  # the caller asked for n > 1; a turn has one answer
+            choice = next((each for each in choices if not each.index), _OTHER)
+        delta = choice.delta
+        if delta is None or choice.error or choice.message or choice.text or delta.function_call:
+            return decode_whole(frame, events)
+        has_stopped = _add_choice(choice, delta, events)
+    elif chunk.error or chunk.errors or not (chunk.usage or chunk.timings or chunk.prompt_progress):
+        return tells_words(frame) and decode_whole(frame, events)
+    if chunk.usage is not None or chunk.timings is not None or chunk.prompt_progress is not None:
+        _add_accounts(chunk, events)
+    return has_stopped
+
+
+def decode_whole(document: bytes, events: list[Event]) -> bool:
+    """Add the events of a frame in any form, or of a whole answer; return whether the model has stopped.
+
+    Raises:
+        UnreadableFrame: it is neither an answer nor an error.
+        EngineRejected: the engine reports an error.
+    """
+    try:
+        read = _decoded(document)
+        has_stopped = read_answer(read, events)
+    except (*UNDECODABLE, ValueError) as error:
+        raise UnreadableFrame(f"{error}: {document[:SHOWN_BYTES]!r}") from error
+    for name in _Accounts.__struct_fields__:
+        with suppress(msgspec.ValidationError):  # an unreadable account is skipped
+            _add_accounts(msgspec.convert({name: read.get(name)}, _Accounts, strict=False), events)
+    return has_stopped
+
+
+def _decoded(document: bytes) -> Any:  # noqa: ANN401 - JSON
+    """Decode JSON, and the invalid JSON that Python writes: NaN, and half of a letter."""
+    if document.count(b"{") + document.count(b"[") > MOST_OBJECTS:
+        raise UnreadableFrame(f"more than {MOST_OBJECTS} objects")
+    try:
+        return msgspec.json.decode(document)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return json.loads(_HALVES.sub(lambda found: found["whole"] or rb"\ufffd", document).decode())
+
+
+def _add_accounts(chunk: _Accounts, events: list[Event]) -> None:
     if chunk.prompt_progress is not None:
         add_progress(chunk.prompt_progress, events)
     if chunk.usage is not None:
@@ -178,27 +211,32 @@ def decode(frame: bytes, events: list[Event]) -> bool:
         add_usage(chunk.usage.prompt_tokens, chunk.usage.completion_tokens, cached, events)
     if chunk.timings is not None:
         add_timings(chunk.timings, events)
-    return has_stopped
 
 
 def add_usage(prompt: int, completion: int, cached: int, events: list[Event]) -> None:
-    """Add what a request cost, in tokens; an account that cannot be is passed over, as if it had not been told.
+    """Add the tokens that a request cost; impossible numbers are skipped.
 
-    Its numbers go into sums of 64 bits, and a key pays by them.
+    The numbers go into sums of 64 bits, and a key pays by them.
     """
     if 0 <= prompt <= MOST_TOKENS and 0 <= completion <= MOST_TOKENS:
         events.append(Usage(prompt, completion, min(max(cached, 0), prompt)))
 
 
+def add_partial_usage(event: PartialUsage, events: list[Event]) -> None:
+    """Add the tokens of a prompt or an answer, reported apart; impossible numbers are skipped."""
+    if 0 <= (event.prompt_tokens or event.completion_tokens or 0) <= MOST_TOKENS and event.cached_tokens >= 0:
+        events.append(event)
+
+
 def add_timings(told: TimingsDocument, events: list[Event]) -> None:
-    """Add an engine's account of its work, unless it cannot be."""
+    """Add an engine's account of its work; impossible numbers are skipped."""
     counts = (told.prompt_n, told.cache_n, told.predicted_n)
     if min(counts) >= 0 and max(counts) <= MOST_TOKENS and _are_times(told.prompt_ms, told.predicted_ms):
         events.append(Timings(told.prompt_n, told.prompt_ms, told.cache_n, told.predicted_n, told.predicted_ms))
 
 
 def add_progress(told: ProgressDocument, events: list[Event]) -> None:
-    """Add how far a prompt has been read, unless that cannot be."""
+    """Add the progress with a prompt; impossible numbers are skipped."""
     if 0 <= told.processed <= MOST_TOKENS and 0 <= told.total <= MOST_TOKENS and _are_times(told.time_ms):
         cached = min(max(told.cache, 0), told.processed)
         events.append(PromptProgress(told.total, cached, told.processed, told.time_ms))
@@ -208,39 +246,8 @@ def _are_times(*milliseconds: float) -> bool:
     return all(0 <= each <= MOST_MS for each in milliseconds)
 
 
-def _without_accounts(frame: bytes, error: Exception) -> _Chunk:
-    """Decode a frame without its accounts, one of which cannot be read."""
-    try:
-        words = _decode_words(frame)
-    except UNDECODABLE:
-        raise MalformedFrame(f"{error}: {frame[:200]!r}") from error
-    return _Chunk(choices=words.choices, error=words.error)
-
-
-def decode_error(status: int, headers: Mapping[str, str], body: bytes) -> EngineRejected:
-    """Return the error that an answer other than a 200 stream stands for, with any body."""
-    retry_after = headers.get("retry-after", "")
-    retry_after_s = float(retry_after[:MAX_RETRY_DIGITS]) if retry_after.isdecimal() else None
-    try:
-        error = _decode_error_body(body).error
-    except UNDECODABLE:
-        error = ErrorDocument(message=body[:500].decode("utf-8", "replace").strip() or "no body")
-    return rejection(error, status, retry_after_s)
-
-
-def encode_error(error: EngineRejected) -> bytes:
-    """Return a refusal as an engine of OpenAI's surface answers it."""
-    told = {
-        "message": error.message,
-        "type": error.kind or "invalid_request_error",
-        "param": None,
-        "code": error.status,
-    }
-    return msgspec.json.encode({"error": told})
-
-
 def message_document(message: Message) -> dict[str, object]:
-    """Return a message as it goes to an engine."""
+    """Return a message as it is sent to an engine."""
     fields: dict[str, object] = {"role": message.role, "content": message.content}
     if message.calls:
         fields["tool_calls"] = [
@@ -252,42 +259,25 @@ def message_document(message: Message) -> dict[str, object]:
     return fields
 
 
-def _add_choice(choice: _Choice, events: list[Event]) -> bool:
-    if choice.index:
-        return False  # a caller's n > 1: one answer is what a turn has
-    delta = choice.delta or _NO_DELTA
+def _add_choice(choice: _Choice, delta: _Delta, events: list[Event]) -> bool:
     if delta.content:
         events.append(TextDelta(delta.content))
     reasoning = delta.reasoning or delta.reasoning_content
+    if not reasoning and delta.reasoning_details:
+        reasoning = thoughts_of(delta.reasoning_details)
     if reasoning:
         events.append(ReasoningDelta(reasoning))
+    if delta.refusal:
+        events.append(RefusalDelta(delta.refusal))
     if delta.tool_calls:
         events.extend(
             ToolCallDelta(call.index or 0, call.id, call.function.name, call.function.arguments or "")
             for call in delta.tool_calls
         )
     if choice.finish_reason:
+        failure = failure_of(choice.finish_reason)
+        if failure is not None:
+            raise failure
         events.append(Finished(choice.finish_reason))
         return True
     return False
-
-
-def rejection(failure: ErrorDocument | str, status: int, retry_after_s: float | None) -> EngineRejected:
-    """Return the error that an engine's own words stand for; ``status`` where they name none."""
-    error = ErrorDocument(message=failure) if isinstance(failure, str) else failure
-    error.message, error.type = error.message[:MAX_ERROR_CHARS], error.type[:MAX_TYPE_CHARS]
-    if isinstance(error.code, int) and _LEAST_STATUS <= error.code <= _MOST_STATUS:
-        status = error.code
-    if status == _SERVER_ERROR and any(words in error.message for words in CLIENTS_FAULTS):
-        status = _BAD
-    if (
-        error.type == OVERFLOW_TYPE
-        or error.code == OVERFLOW_CODE
-        or (status == _BAD and OVERFLOW_WORDS in error.message)
-    ):
-        return ContextOverflow(status, error.type, error.message)
-    if status == _SERVER_ERROR and FULL_WORDS in error.message:
-        return CacheFull(status, error.type, error.message)
-    if status in (_TOO_MANY, _UNAVAILABLE):
-        return EngineOverloaded(status, error.type, error.message, retry_after_s)
-    return EngineRejected(status, error.type, error.message)

@@ -1,8 +1,8 @@
 """The parts of a relayed answer that Roundhouse reads: the model's progress, and the cost.
 
-One decoder reads the frames and bodies of all surfaces: OpenAI's chat, completions, embeddings and Responses, and
-Anthropic's Messages. A field that is there means the same on each. What it does not know it passes over, since another
-reads the answer; a frame that it cannot read at all is taken for progress.
+One decoder reads the frames and bodies of all surfaces: OpenAI's chat, completions, embeddings and Responses,
+Anthropic's Messages, and llama.cpp's own. A field means the same on each. Unknown fields are skipped, since the client
+reads the answer; JSON of an unreadable form counts as progress.
 
 Sources: OpenAI's and Anthropic's API references; llama.cpp, ``tools/server``; vLLM, ``entrypoints``, of 2026.
 """
@@ -13,37 +13,38 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from transport.dialects.lenient import failure_of
 from transport.dialects.openai import (
-    UNDECODABLE,
-    ErrorDocument,
+    SHOWN_BYTES,
     TimingsDocument,
+    add_partial_usage,
     add_timings,
     add_usage,
-    rejection,
 )
-from transport.errors import EngineRejected
-from transport.events import Advance, Event, Finished, ReasoningDelta, TextDelta
+from transport.dialects.refusals import SERVER_ERROR, Refusal, refusal_in, rejection, tells_words
+from transport.errors import UNDECODABLE, EngineRejected, UnreadableFrame
+from transport.events import Advance, Event, Finished, PartialUsage, ReasoningDelta, TextDelta
 
+BEGIN: Final = "message_start"  # its count of answer tokens is only a start value
 ENDS: Final = frozenset({"message_stop", "response.completed", "response.incomplete"})
 FAILURES: Final = frozenset({"error", "response.failed"})
 SMALL_BODY_BYTES: Final = 64 * 1024
-NEAR_BYTES: Final = 4096  # of either end of a large body, where its account stands
-_ACCOUNT: Final = re.compile(rb'"usage"\s*:\s*\{(?:[^{}]|\{[^{}]*\})*\}')  # with details of one level
-_SERVER_ERROR: Final = 500
+NEAR_BYTES: Final = 4096  # searched at either end of a large body for its account
+_ACCOUNT: Final = re.compile(rb'"usage"\s*:\s*\{(?:[^{}]|\{[^{}]*\})*\}')  # with one level of details
 
 
 class _Delta(Struct, gc=False):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    text: str | None = None  # Anthropic's
+    text: str | None = None  # Anthropic's field
     stop_reason: str | None = None
 
 
 class _Choice(Struct, gc=False):
     index: int | None = 0
     delta: _Delta | None = None
-    text: str | None = None  # of completions
+    text: str | None = None  # from completions
     finish_reason: str | None = None
 
 
@@ -55,22 +56,25 @@ class _Usage(Struct, gc=False):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
-    input_tokens: int | None = None  # of Responses and Messages
+    input_tokens: int | None = None  # from Responses and Messages
     output_tokens: int | None = None
     input_tokens_details: _Details | None = None
-    cache_read_input_tokens: int | None = None  # of Messages, beside ``input_tokens``
+    cache_read_input_tokens: int | None = None  # from Messages, beside ``input_tokens``
+    cache_creation_input_tokens: int | None = None  # from Messages, too
 
 
 class _Answer(Struct, gc=False):
     usage: _Usage | None = None
-    error: ErrorDocument | str | None = None
+    error: object = None
 
 
 class _Words(Struct, gc=False):
     choices: list[_Choice] | None = None
-    error: ErrorDocument | str | None = None
+    error: object = None
     type: str | None = None
     delta: _Delta | str | None = None
+    content: object = None  # a text in llama.cpp's own form
+    stop: object = None  # true in its last frame
 
 
 class _Frame(_Words, gc=False):
@@ -97,6 +101,7 @@ def decode_frame(frame: bytes, events: list[Event]) -> bool:
     ``Finished`` with an empty reason ends a stream that knows no other end.
 
     Raises:
+        UnreadableFrame: it is not JSON.
         EngineRejected: the engine reports an error inside the stream.
     """
     if not frame.startswith(b"{"):
@@ -110,8 +115,10 @@ def decode_frame(frame: bytes, events: list[Event]) -> bool:
         has_stopped |= _add_choice(choice, events)
     if read.type is not None:
         has_stopped |= _add_typed(read, read.type, events)
-    elif read.error is not None:
-        raise rejection(read.error, _SERVER_ERROR, None)
+    elif read.error:
+        raise _failure_of(read)
+    elif read.choices is None:
+        has_stopped = _add_native(read, frame, events)
     _add_cost(read.usage, read.timings, events)
     return has_stopped
 
@@ -125,14 +132,22 @@ def _read(frame: bytes) -> _Frame | None:
     try:
         words = _decode_words(frame)
     except UNDECODABLE:
+        _check_json(frame)
         return None
-    return _Frame(choices=words.choices, error=words.error, type=words.type, delta=words.delta)
+    return _Frame(**{name: getattr(words, name) for name in _Words.__struct_fields__})
+
+
+def _check_json(frame: bytes) -> None:
+    try:
+        msgspec.json.decode(frame)
+    except UNDECODABLE as error:
+        raise UnreadableFrame(f"{error}: {frame[:SHOWN_BYTES]!r}") from error
 
 
 def account_of(body: bytes) -> bytes:
-    """Return a body, or of a large one only its account: vectors hold the event loop while they are passed over.
+    """Return a body, or only the account of a large one: decoding its vectors would hold the event loop.
 
-    The account stands at its end or its beginning. Within a text its quotes would be escaped.
+    The account stands near the end or the beginning. A text cannot look like it: its quotes are escaped.
     """
     if len(body) <= SMALL_BODY_BYTES:
         return body
@@ -145,7 +160,7 @@ def account_of(body: bytes) -> bytes:
 
 
 def decode_body(body: bytes) -> list[Event]:
-    """Return the cost that an unstreamed answer reports; nothing if it reports none."""
+    """Return the cost that an answer outside a stream reports; empty if it reports none."""
     events: list[Event] = []
     try:
         read = _decode_body(body)
@@ -167,13 +182,31 @@ def _add_choice(choice: _Choice, events: list[Event]) -> bool:
     elif reasoning:
         events.append(ReasoningDelta(reasoning))
     if choice.finish_reason and not choice.index:
+        failure = failure_of(choice.finish_reason)
+        if failure is not None:
+            raise failure
         events.append(Finished(choice.finish_reason))
         return True
     return False
 
 
+def _add_native(read: _Frame, frame: bytes, events: list[Event]) -> bool:
+    """Add the events of a frame of llama.cpp's own surface; a frame of no surface may be an error."""
+    is_of_none = read.content is None and read.stop is None and read.usage is None and read.timings is None
+    if is_of_none and tells_words(frame):
+        refusal = refusal_in(msgspec.json.decode(frame))
+        if refusal is not None:
+            raise rejection(refusal, SERVER_ERROR, None)
+    if isinstance(read.content, str) and read.content:
+        events.append(TextDelta(read.content))
+    if read.stop is True:
+        events.append(Finished(""))
+        return True
+    return False
+
+
 def _add_typed(read: _Frame, kind: str, events: list[Event]) -> bool:
-    """Add what a frame of Responses or Messages says, which name their kinds."""
+    """Add the events of a frame of Responses or Messages, whose frames name their kinds."""
     if kind in FAILURES:
         raise _failure_of(read)
     delta = read.delta
@@ -183,8 +216,12 @@ def _add_typed(read: _Frame, kind: str, events: list[Event]) -> bool:
     elif delta is not None:
         events.append(Advance())
     inner = read.response or (read.message if isinstance(read.message, _Answer) else None)
-    if inner is not None:
-        _add_cost(inner.usage, None, events)
+    told = inner.usage if inner is not None else None
+    if told is not None and kind == BEGIN:
+        prompt = _prompt_tokens(told)
+        add_partial_usage(PartialUsage(prompt, None, min(told.cache_read_input_tokens or 0, prompt)), events)
+    else:
+        _add_cost(told, None, events)
     if kind in ENDS:
         events.append(Finished(""))
         return True
@@ -193,9 +230,8 @@ def _add_typed(read: _Frame, kind: str, events: list[Event]) -> bool:
 
 def _failure_of(read: _Frame) -> EngineRejected:
     error = read.error or (read.response.error if read.response is not None else None)
-    if error is None:
-        error = read.message if isinstance(read.message, str) else "the engine says that it has failed"
-    return rejection(error, _SERVER_ERROR, None)
+    refusal = refusal_in({"error": error, "message": read.message if isinstance(read.message, str) else None})
+    return rejection(refusal or Refusal(message="the engine says that it has failed"), SERVER_ERROR, None)
 
 
 def _add_cost(usage: _Usage | None, timings: TimingsDocument | None, events: list[Event]) -> None:
@@ -203,12 +239,18 @@ def _add_cost(usage: _Usage | None, timings: TimingsDocument | None, events: lis
         add_timings(timings, events)
     if usage is not None and (usage.prompt_tokens is not None or usage.input_tokens is not None):
         details = usage.prompt_tokens_details or usage.input_tokens_details
-        apart = usage.cache_read_input_tokens or 0
         add_usage(
-            (usage.prompt_tokens or usage.input_tokens or 0) + apart,
+            _prompt_tokens(usage),
             usage.completion_tokens or usage.output_tokens or 0,
-            (details.cached_tokens if details else None) or apart,
+            (details.cached_tokens if details else None) or usage.cache_read_input_tokens or 0,
             events,
         )
+    elif usage is not None and usage.output_tokens is not None:
+        add_partial_usage(PartialUsage(None, usage.output_tokens), events)
     elif timings is not None and usage is None:
         add_usage(timings.prompt_n + timings.cache_n, timings.predicted_n, timings.cache_n, events)
+
+
+def _prompt_tokens(usage: _Usage) -> int:
+    apart = (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+    return (usage.prompt_tokens or usage.input_tokens or 0) + apart

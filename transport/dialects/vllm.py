@@ -1,4 +1,4 @@
-"""vLLM's own: its counters, its capacity, and the fields that it alone knows.
+"""vLLM's dialect: its counters, its capacity, and its own fields.
 
 Source: vLLM 0.32 and 0.33, ``v1/metrics/loggers.py``, ``entrypoints/openai``. One chunk of its streams may hold many
 tokens, so tokens are counted by the usage that comes with every chunk.
@@ -16,22 +16,22 @@ from prometheus_client.samples import Sample
 from transport.counters import EngineCounters, KvCache, SlotWork
 from transport.dialects.dialect import Dialect, EngineQuery
 from transport.dialects.grammar import without_anchors
-from transport.dialects.openai import MODELS_PATH, UNDECODABLE, body_of
-from transport.errors import MalformedFrame
+from transport.dialects.openai import MODELS_PATH, body_of
+from transport.errors import UNDECODABLE, MalformedFrame
 from transport.request import ChatRequest, Constraint, Thought
 
 HEALTH_PATH: Final = "/health"
 METRICS_PATH: Final = "/metrics"
-STEPS: Final = "vllm:iteration_tokens_total_count"  # one a step of the engine
+STEPS: Final = "vllm:iteration_tokens_total_count"  # one per step of the engine
 PROMPT: Final = "vllm:prompt_tokens_total"
 OUTPUT: Final = "vllm:generation_tokens_total"
 RUNNING: Final = "vllm:num_requests_running"
 CACHE: Final = "vllm:cache_config_info"
 USAGE: Final = "vllm:kv_cache_usage_perc"  # from 0 to 1
 PREEMPTIONS: Final = "vllm:num_preemptions_total"
-MOST_COUNT: Final = 2**53  # beyond that a number of theirs tells no unit apart
+MOST_COUNT: Final = 2**53  # above it a float cannot hold every integer
 THOUGHT: Final = r"(<think>[^<]*</think>\s*)?"
-UNWATCHED_INTERVAL: Final = 16  # tokens a chunk; a sixteenth of the frames to make, send and read
+UNWATCHED_INTERVAL: Final = 16  # tokens per chunk; leaves a sixteenth of the frames to make, send and read
 
 
 class _Model(Struct, gc=False):
@@ -58,7 +58,7 @@ def encode(request: ChatRequest) -> bytes:
 
 
 def constrain(constraint: Constraint) -> Mapping[str, object] | None:
-    """Return vLLM's ``structured_outputs``; behind a reasoning parser it holds for what follows the thought."""
+    """Return vLLM's ``structured_outputs``; with a reasoning parser they apply after the thought."""
     may_think = constraint.thought is not Thought.NONE
     if constraint.json_schema is not None:
         return None if may_think else {"structured_outputs": {"json": constraint.json_schema}}
@@ -71,17 +71,17 @@ def constrain(constraint: Constraint) -> Mapping[str, object] | None:
 
 
 def decode_counters(metrics: bytes) -> EngineCounters:
-    """Return how far each engine behind the server is; a server with ``--disable-log-stats`` tells nothing.
+    """Return the progress of each engine behind the server.
 
     Raises:
-        MalformedFrame: these are no metrics of vLLM's.
+        MalformedFrame: no metrics of vLLM's; a server with ``--disable-log-stats`` reports none.
     """
     values_by_engine: dict[str, dict[str, int]] = {}
     for sample in _samples(metrics, STEPS, PROMPT, OUTPUT, RUNNING):
         values_by_engine.setdefault(sample.labels.get("engine", "0"), {})[sample.name] = _count(sample.value)
     if not values_by_engine:
         raise MalformedFrame("GET /metrics tells nothing of what vLLM does")
-    # What it runs is told as busy slots nowhere: the gauge is written with a step, and stands still with the engine.
+    # Running requests are not reported as busy slots: a step writes the gauge, so it stands still with the engine.
     return EngineCounters(
         work=tuple(
             SlotWork(
@@ -116,14 +116,14 @@ def decode_capacity(metrics: bytes, models: bytes) -> int | None:
     known = [_count(value) for value in concurrency if value]
     if known and len(known) == len(engines):
         return max(1, sum(known))
-    # Before 0.24: blocks are told as the sum over all engines, and repeated with each.
+    # Before 0.24 each engine repeats the blocks of all engines.
     labels = engines[0] if engines else {}
     blocks, size = _number(labels.get("num_gpu_blocks")), _number(labels.get("block_size"))
     return max(1, _count(blocks * size // lengths[0])) if blocks and size and lengths else None
 
 
 def decode_kv_cache(metrics: bytes) -> KvCache | None:
-    """Return its KV cache, over all of its engines; None where it does not tell how large that is.
+    """Return its KV cache over all of its engines; None if it does not report the size.
 
     Raises:
         MalformedFrame: these are not vLLM's answers.
@@ -133,7 +133,7 @@ def decode_kv_cache(metrics: bytes) -> KvCache | None:
     sizes = [_number(labels.get("kv_cache_size_tokens")) for labels in engines]
     if engines and all(sizes):
         tokens = _count(sum(sizes))
-    else:  # before 0.24 blocks are told as the sum over all engines, and repeated with each
+    else:  # before 0.24 each engine repeats the blocks of all engines
         labels = engines[0] if engines else {}
         tokens = _count(_number(labels.get("num_gpu_blocks")) * _number(labels.get("block_size")))
     if not tokens:
@@ -155,10 +155,10 @@ def _number(text: str | None) -> float:
 
 
 def _count(value: float) -> int:
-    """Return a count that metrics tell.
+    """Return a count from metrics.
 
     Raises:
-        MalformedFrame: it can be none.
+        MalformedFrame: it is no count.
     """
     if not 0 <= value <= MOST_COUNT:
         raise MalformedFrame(f"GET {METRICS_PATH}: {value} is no count")
@@ -166,7 +166,7 @@ def _count(value: float) -> int:
 
 
 def _samples(metrics: bytes, *names: str) -> Iterator[Sample]:
-    """Parse only the lines that are wanted: there are hundreds, and buckets are most of them."""
+    """Parse only the named lines: there are hundreds, and most are buckets."""
     starts = tuple(f"{name}{after}" for name in names for after in ("{", " "))
     try:
         wanted = "\n".join(line for line in metrics.decode().splitlines() if line.startswith(starts))

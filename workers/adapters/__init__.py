@@ -1,1 +1,1 @@
-"""LoRA adapters that come and go while a model's engines work."""
+"""LoRA adapters that are loaded and unloaded while a model's engines run."""

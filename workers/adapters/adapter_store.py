@@ -1,7 +1,7 @@
-"""Private copies of a model's adapters, by what is in them, and the list of them: both survive restarts.
+"""Private copies of a model's adapters, named by digest, and their list: both survive restarts.
 
-Engines are given the copy and never the operator's own file: vLLM reads an adapter's folder again when it has made room
-for others, and ends when that is gone by then.
+Engines get the copy and never the operator's own file: vLLM reads an adapter's folder again after it has made room for
+others, and ends if the folder is gone by then.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from workers.files.atomic import replace_file, sync_folder
 
 INDEX: Final = "adapters.json"
 PIECE_BYTES: Final = 1024 * 1024
-SPARE_BYTES: Final = 256 * 1024 * 1024  # for the store: a full disk takes no jobs
+SPARE_BYTES: Final = 256 * 1024 * 1024  # left free for the store: a full disk accepts no jobs
 
 
 class Adapter(Struct, frozen=True, kw_only=True):
-    """One version of an adapter; ``digest`` is that of its files, ``size`` in bytes, ``source`` where it came from."""
+    """One version of an adapter; ``digest`` is that of its files, ``size`` is in bytes, ``source`` its origin."""
 
     name: str
     digest: str
@@ -37,9 +37,9 @@ class Adapter(Struct, frozen=True, kw_only=True):
 
 
 class StoredAdapters(Struct, frozen=True, kw_only=True):
-    """A model's adapters by name, and the digests of names that are gone: a name means one version.
+    """A model's adapters by name, and the digests of removed names: a name means one version.
 
-    ``model`` is what they were loaded on.
+    ``model`` is the model that they were loaded on.
     """
 
     model: str | None = None
@@ -55,7 +55,7 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdapterStore:
-    """The adapters of one model on disk; nothing here is for the event loop."""
+    """The adapters of one model on disk; its methods block, so they stay out of the event loop."""
 
     def __init__(self, state_dir: Path, model: str, *, is_folder: bool) -> None:
         self._folder = state_dir.resolve() / "adapters" / quote(model, safe="")
@@ -65,11 +65,11 @@ class AdapterStore:
         return f"<AdapterStore {self._folder}>"
 
     def path(self, digest: str) -> Path:
-        """Return where a copy is: a folder in PEFT's form, or a GGUF file."""
+        """Return the path of a copy: a folder in PEFT's form, or a GGUF file."""
         return self._folder / (digest if self._is_folder else f"{digest}.gguf")
 
     def read(self) -> StoredAdapters:
-        """Return the stored adapters that are whole, and remove all other files."""
+        """Return the stored adapters that are present, and remove all other files."""
         try:
             kept = msgspec.json.decode((self._folder / INDEX).read_bytes(), type=StoredAdapters)
         except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -79,10 +79,10 @@ class AdapterStore:
         return StoredAdapters(model=kept.model, adapters=here, past=kept.past)
 
     def write(self, shelved: StoredAdapters) -> None:
-        """Keep the list.
+        """Write the list.
 
         Raises:
-            OSError: it cannot be kept.
+            OSError: it cannot be written.
         """
         replace_file(self._folder / INDEX, msgspec.json.encode(shelved))
 
@@ -104,7 +104,7 @@ class AdapterStore:
         """Copy an adapter, durably.
 
         Raises:
-            OSError: it cannot be read, or not be copied.
+            OSError: it cannot be read or copied.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         files = self._files(source)
@@ -137,7 +137,7 @@ class AdapterStore:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or a folder; what cannot be removed is there at the next start again."""
+    """Remove a file or a folder; one that cannot be removed is tried again at the next start."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:

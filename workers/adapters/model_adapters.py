@@ -1,7 +1,7 @@
-"""The adapters of one model that are loaded while the service runs: one change at a time, and what becomes of workers.
+"""The adapters of one model, loaded and unloaded one at a time while the service runs.
 
-Invariant: a worker in rotation has every adapter that ``names`` lists. So the scheduler need not ask
-which of them has what; an engine that comes up without one is held until it has it.
+Invariant: a worker in rotation has every adapter that ``names`` lists. So the scheduler need not ask which worker has
+which; an engine that starts without one is held until it has it.
 """
 
 import logging
@@ -35,16 +35,16 @@ from workers.spec import EngineKind
 from workers.states import Hold, WorkerState
 from workers.supervised import SupervisedWorker
 
-REMEMBERED: Final = 10_000  # names that were unloaded
+REMEMBERED: Final = 10_000  # unloaded names
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Args = TypeVarTuple("Args")
 
 
 class ModelAdapters:
-    """Written by its own tasks alone; ``run`` must be running for anything to happen.
+    """Written only by its own tasks; nothing happens unless ``run`` is running.
 
-    ``lock`` is held while a model's engines are changed, by whomever.
+    ``lock`` is held during every change to the model's engines.
     """
 
     def __init__(self, name: str, workers: Sequence[SupervisedWorker], state_dir: Path, lock: anyio.Lock) -> None:
@@ -52,11 +52,11 @@ class ModelAdapters:
         self.workers = list(workers)
         self.spec = workers[0].spec
         self.configured: Mapping[str, str] = self.spec.adapters
-        self.changing: str | None = None  # what is being done, in words
+        self.changing: str | None = None  # the present change, in words
         self._store = AdapterStore(state_dir, name, is_folder=self.spec.engine is EngineKind.VLLM)
         kept = self._store.read()
-        self.past = dict(kept.past)  # names that were unloaded, and the digests that they stand for
-        self._copies: Counter[str] = Counter()  # digests, and how many loads of them are under way
+        self.past = dict(kept.past)  # unloaded names, and the digests that they stand for
+        self._copies: Counter[str] = Counter()  # digests, with their loads in progress
         self.loaded = {each.name: each for each in self._fitting(kept) if each.name not in self.configured}
         self._lock = lock
         self._tasks: TaskGroup | None = None
@@ -68,7 +68,7 @@ class ModelAdapters:
         return f"<ModelAdapters {self.name} {self.names}>"
 
     def _fitting(self, kept: StoredAdapters) -> tuple[Adapter, ...]:
-        """Return the stored adapters of the configured model; with those of another no engine would start."""
+        """Return the stored adapters of the configured model; no engine would start with another model's."""
         if kept.adapters and kept.model != self.spec.model:
             names = ", ".join(adapter.name for adapter in kept.adapters)
             logger.warning("model %s: adapters of another model are left out: %s", self.name, names)
@@ -81,7 +81,7 @@ class ModelAdapters:
         return [*self.configured, *self.loaded]
 
     def add(self, worker: SupervisedWorker) -> None:
-        """Take one more worker, of which no engine has been started; the caller holds the lock."""
+        """Add a worker whose engine has not been started; the caller holds the lock."""
         self.workers.append(worker)
         self._want()
 
@@ -91,15 +91,15 @@ class ModelAdapters:
             task_status.started()
             await anyio.sleep_forever()
 
-    # What is asked for
+    # Requests of operators
 
     async def load(self, name: str, source: Path) -> bool:
-        """Load an adapter onto every engine of the model; return whether it was not there before.
+        """Load an adapter onto every engine of the model; return whether it is new.
 
-        It is named once it can be served by every worker in rotation, and is kept over restarts.
+        It gets its name once every worker in rotation can serve it, and survives restarts.
 
         Raises:
-            AdapterError: it cannot be; nothing has changed.
+            AdapterError: it cannot be loaded; nothing has changed.
         """
         return await self._owned(self._load, name, source)
 
@@ -107,7 +107,7 @@ class ModelAdapters:
         """Unload an adapter from every engine of the model; requests for it are refused from here on.
 
         Raises:
-            AdapterError: it cannot be; nothing has changed.
+            AdapterError: it cannot be unloaded; nothing has changed.
         """
         await self._owned(self._unload, name)
 
@@ -116,7 +116,7 @@ class ModelAdapters:
             raise AdapterTaken(f"{name} is an adapter of the configuration")
         if name not in self.loaded:
             self._check_room()
-        # A disk may stand still for as long as it likes: that holds up no other change, and no stop.
+        # A disk may hang for any time: that must not delay other changes, or a stop.
         adapter = await anyio.to_thread.run_sync(self._copy, name, source, abandon_on_cancel=True)
         self._copies[adapter.digest] += 1
         try:
@@ -138,7 +138,7 @@ class ModelAdapters:
                 raise AdapterUnknown(f"model {self.name}: {name} {whose}")
             rest = {other: each for other, each in self.loaded.items() if other != name}
             await self._keep(rest, {**self.past, name: adapter.digest})
-            self._copies.setdefault(adapter.digest, 0)  # what is counted here, and not needed any more, is removed
+            self._copies.setdefault(adapter.digest, 0)  # counted digests that are no longer needed are removed
             self._want()
             for worker in self._serving():
                 await unload(worker, name)
@@ -154,7 +154,7 @@ class ModelAdapters:
                 self.changing = None
 
     def _check(self, adapter: Adapter) -> None:
-        """Look at the copy: the source may be another thing by now."""
+        """Check the copy: the source may have changed by now."""
         try:
             self._look_at(self._store.path(adapter.digest))
         except OSError as error:
@@ -169,7 +169,7 @@ class ModelAdapters:
     def _copy(self, name: str, source: Path) -> Adapter:
         check_source(source, is_folder=self.spec.engine is EngineKind.VLLM)
         try:
-            self._look_at(source)  # before a copy of whatever it is fills the disk
+            self._look_at(source)  # before an unfit copy fills the disk
             self._store.check_space(source)
             copied = self._store.put(source)
         except OSError as error:
@@ -178,7 +178,7 @@ class ModelAdapters:
         return Adapter(name=name, digest=copied.digest, size=copied.size, source=str(source), loaded_at=at)
 
     def _is_there(self, adapter: Adapter) -> bool:
-        """Whether it is loaded.
+        """Return whether it is loaded.
 
         Raises:
             AdapterError: it cannot be.
@@ -197,13 +197,13 @@ class ModelAdapters:
             raise AdaptersFull(f"model {self.name} has room for {room} adapters: unload one, or configure max_adapters")
 
     async def _take(self, adapter: Adapter) -> None:
-        """Prove an adapter on the engines, one after the other, and keep it; or leave everything as it was."""
+        """Prove an adapter on the engines, one at a time, and keep it; on failure undo everything."""
         if not self._serving():
             raise NoEngineReady(f"model {self.name}: no engine of it answers")
         try:
             self._want(adapter)
             for worker in self.workers:
-                if worker.now.is_starting:  # without it
+                if worker.now.is_starting:  # it starts without the adapter
                     worker.drain_nowait(f"it has no adapter {adapter.name} yet", Hold.ADAPTERS)
             await self._prove(adapter.name)
             await self._keep({**self.loaded, adapter.name: adapter}, self.past)
@@ -216,9 +216,9 @@ class ModelAdapters:
             raise
 
     async def _prove(self, name: str) -> None:
-        """Return when every engine that answers has what is wanted.
+        """Return when every engine that answers has the wanted adapters.
 
-        Where the first goes away over it no second one is told: it may be the adapter that it died of.
+        If the first engine goes away over it no second one gets it: the adapter may have killed it.
         """
         proofs: list[str] = []
         for worker in self._serving():
@@ -238,7 +238,7 @@ class ModelAdapters:
                 raise NoEngineReady(f"{worker.spec.id} went away over adapter {name}: {worker.supervisor.because}")
 
     async def _keep(self, loaded: Mapping[str, Adapter], past: Mapping[str, str]) -> None:
-        """Keep a list of adapters, and then take it as the model's."""
+        """Store a list of adapters, then make it the model's."""
         past = dict(list(past.items())[-REMEMBERED:])
         shelved = StoredAdapters(model=self.spec.model, adapters=tuple(loaded.values()), past=past)
         try:
@@ -248,7 +248,7 @@ class ModelAdapters:
         self.loaded, self.past = dict(loaded), past
 
     async def _tidy(self) -> None:
-        """Remove copies that are not needed; an engine that is starting has yet to read those that it was given."""
+        """Remove copies that are not needed; a starting engine still needs those that it was given."""
         starting = (worker.adapters.loaded for worker in self.workers if worker.now.is_starting)
         needed = {adapter.digest for adapter in self.loaded.values()} | set(+self._copies)
         needed |= {Path(path).stem for loaded in starting for path in loaded.values()}
@@ -261,7 +261,7 @@ class ModelAdapters:
         """Start engines with the loaded adapters and ``more`` from now on.
 
         Raises:
-            InvalidSpec: none can be started so.
+            InvalidSpec: no engine can be started with them.
         """
         paths = {each.name: str(self._store.path(each.digest)) for each in (*self.loaded.values(), *more)}
         for worker in self.workers:
@@ -270,7 +270,7 @@ class ModelAdapters:
     # Engines that come up
 
     def note_change(self, worker: SupervisedWorker) -> None:
-        """Follow a worker's change of state, without waiting."""
+        """Handle a worker's change of state, without waiting."""
         self._changed.notify()
         is_late = (
             worker.now.is_serving and Hold.ADAPTERS in worker.now.holds and worker.spec.id not in self._catching_up
@@ -280,7 +280,7 @@ class ModelAdapters:
             self._tasks.start_soon(self._catch_up, worker)
 
     async def _catch_up(self, worker: SupervisedWorker) -> None:
-        """Give an engine that came up without an adapter what it lacks, before it takes traffic."""
+        """Give an engine that started without some adapters the missing ones, before it takes traffic."""
         try:
             async with self._lock:
                 if (
@@ -303,7 +303,7 @@ class ModelAdapters:
         await self._changed.wait()
 
     async def _owned(self, what: Callable[[*Args], Awaitable[Result]], *args: *Args) -> Result:
-        """Do something in a task of ours: the caller may go away meanwhile."""
+        """Run a coroutine in a task of ours: the caller may go away meanwhile."""
         if self._tasks is None:
             raise NoEngineReady(f"model {self.name} is not running")
         ended = anyio.Event()
@@ -312,7 +312,7 @@ class ModelAdapters:
         async def run() -> None:
             try:
                 results.append(await what(*args))
-            except Exception as error:  # noqa: BLE001 - it is raised where it is asked for
+            except Exception as error:  # noqa: BLE001 - it is raised to the caller
                 results.append(error)
             finally:
                 ended.set()

@@ -1,7 +1,7 @@
-"""The ways to give a working engine another adapter: vLLM is told, llama.cpp is started again.
+"""Gives a running engine another adapter: vLLM loads it, llama.cpp is started again.
 
-llama-server reads adapters at its start alone (``--lora-scaled``; build b11434 has no way to add one later), so its
-worker is held, ends what runs, and gets an engine anew, while the model's other workers go on.
+llama-server reads adapters only at its start (``--lora-scaled``; build b11434 cannot add one later), so its worker is
+held, finishes its requests, and gets a new engine, while the model's other workers go on.
 """
 
 import logging
@@ -29,10 +29,10 @@ NextChange = Callable[[], Awaitable[None]]  # returns after a change of any work
 
 
 async def bring(worker: SupervisedWorker, next_change: NextChange) -> bool:
-    """Return whether a worker's engine has all that is wanted; False where another engine has to begin first.
+    """Return whether a worker's engine has all wanted adapters; False if another engine must start first.
 
     Raises:
-        AdapterRefused: the engine does not take it, and why.
+        AdapterRefused: the engine refuses one, and why.
     """
     if not worker.adapters.missing:
         return worker.now.is_serving
@@ -42,7 +42,7 @@ async def bring(worker: SupervisedWorker, next_change: NextChange) -> bool:
 
 
 async def unload(worker: SupervisedWorker, name: str) -> None:
-    """Unload an adapter from vLLM; llama.cpp has it until its next start, unused."""
+    """Unload an adapter from vLLM; llama.cpp keeps it until its next start, unused."""
     if worker.spec.engine is not EngineKind.VLLM or name not in worker.adapters.loaded:
         return
     incarnation = worker.now.incarnation
@@ -62,7 +62,7 @@ async def _tell(worker: SupervisedWorker) -> bool:
     for name, path in worker.adapters.missing.items():
         try:
             with anyio.fail_after(LOAD_LIMIT_S):
-                if name in worker.adapters.loaded:  # other weights, of a load that was undone
+                if name in worker.adapters.loaded:  # other weights, from a load that was undone
                     await control.unload_adapter(name, worker.adapters.numbers.get(name))
                 number = await control.load_adapter(name, path)
         except (EngineRejected, CannotAsk) as error:

@@ -1,6 +1,6 @@
-"""Looks at an adapter before any engine is told: vLLM ends when one does not fit, and llama-server does not start.
+"""Checks an adapter before any engine gets it: vLLM ends if one does not fit, and llama-server does not start.
 
-Only what is plain wrong is refused here; what an engine alone can know, it is asked.
+Only plain faults are refused here; the engine itself judges the rest.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from workers.files.safetensors import Shapes, read_folder, read_shapes
 CONFIG: Final = "adapter_config.json"
 TENSORS: Final = "adapter_model.safetensors"
 PEFT_FILES: Final = (CONFIG, TENSORS)
-PREFIX: Final = "base_model.model."  # PEFT's, before the name that the model's own tensor has
+PREFIX: Final = "base_model.model."  # PEFT's, before the name of the model's own tensor
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 MAX_CONFIG_BYTES: Final = 1024 * 1024
 
@@ -27,10 +27,10 @@ class _PeftConfig(Struct):
 
 
 def check_source(source: Path, *, is_folder: bool) -> None:
-    """Check that the files to be copied are there.
+    """Check that the files to be copied exist.
 
     Raises:
-        InvalidAdapter: there is not.
+        InvalidAdapter: one does not.
     """
     if not source.is_absolute():
         raise InvalidAdapter(f"{source} is not an absolute path")
@@ -61,7 +61,7 @@ def check_peft(folder: Path, model: str | None, most_rank: int | None) -> None:
 
 
 def check_gguf(file: Path) -> None:
-    """Check that ``file`` is a LoRA adapter in GGUF, as far as can be told here.
+    """Check that ``file`` is a LoRA adapter in GGUF, as far as its header shows.
 
     Raises:
         InvalidAdapter: it is not, and what is wrong with it.
@@ -75,7 +75,7 @@ def check_gguf(file: Path) -> None:
 
 
 def is_gguf_adapter(file: Path) -> bool:
-    """Whether a GGUF file says that it is an adapter; not, where it cannot be read."""
+    """Whether a GGUF file declares itself an adapter; False if it cannot be read."""
     try:
         check_gguf(file)
     except InvalidAdapter:
@@ -92,7 +92,7 @@ def _config(file: Path) -> _PeftConfig:
 
 
 def _check_pair(down: str, found: Shapes, base: Shapes) -> int:
-    """Return the rank of one layer's pair, which must fit the model's tensor where both have the same name for it."""
+    """Return the rank of one layer's pair, which must fit the model's tensor of the same name, if there is one."""
     stem = down.removesuffix(DOWN)
     up = stem + UP
     if up not in found:

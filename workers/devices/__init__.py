@@ -1,1 +1,1 @@
-"""The accelerators of a machine: what they are, and who says so."""
+"""The accelerators of a machine, and the programs that report them."""

@@ -1,4 +1,4 @@
-"""GPUs, their MIG slices and their memory, and what cannot be true of a machine. Pure.
+"""GPUs, their MIG slices and their memory, and checks for impossible machines. Pure.
 
 Source: specification, "Devices".
 """
@@ -10,16 +10,17 @@ from typing import Final
 
 from workers.errors import InvalidInventory
 
-SLACK_PERCENT: Final = 5  # of a device's memory: what contexts and drivers take and give back as they like
-BACK_S: Final = 30.0  # within which memory of an engine that has ended comes back
-# Faults of programs, which no device is to blame for: an engine that we kill may cause them (NVIDIA, "XID Errors").
+SLACK_PERCENT: Final = 5  # share of a device's memory that contexts and drivers take and give back at will
+BACK_S: Final = 30.0  # how long a driver may take to free a dead engine's memory
+# Faults of programs, not of the device: killing an engine may cause them (NVIDIA, "XID Errors").
 PROGRAMS_FAULTS: Final = frozenset({13, 31, 43, 45, 68, 69, 137})
-CPU: Final = "cpu"  # in place of a UUID, where lanes stand on no accelerator
+AMD: Final = ("amd", "radeon", "instinct")
+CPU: Final = "cpu"  # used instead of a UUID if lanes have no accelerator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """MiB of one device; ``held`` is what each process has by its pid, None where that cannot be seen."""
+    """MiB of one device; ``held`` is per process by pid, None if that is hidden."""
 
     total_mib: int
     used_mib: int
@@ -27,25 +28,25 @@ class DeviceMemory:
 
     @property
     def unexplained_mib(self) -> int:
-        """The memory that no process has that can be seen."""
+        """The memory that no visible process holds."""
         return max(0, self.used_mib - sum((self.held or {}).values()))
 
 
 class MemoryFinding(StrEnum):
-    """The finding of a look at a device before an engine is started there."""
+    """The finding of a look at a device before an engine starts there."""
 
     FREE = "free"
-    COMING_BACK = "coming back"  # something of an engine that has ended is still there
-    LOST = "lost"  # and has been for too long
+    COMING_BACK = "coming back"  # memory of an ended engine is still in use
+    LOST = "lost"  # it has been for too long
 
 
 def judge_memory(
     before: DeviceMemory | None, now: DeviceMemory | None, *, alone: bool, waited_s: float
 ) -> MemoryFinding:
-    """Return whether an engine may start; ``before`` is the look before the last one of ours was started.
+    """Return whether an engine may start; ``before`` is the look before our last engine was started.
 
-    Only what stands there for no process counts: other programs may use the device, and what is left may be enough.
-    Where no process can be seen, only a device without engines of ours (``alone``) tells anything.
+    Only memory without a process counts: other programs may use the device, and the rest may be enough. If no process
+    is visible, only a device without engines of ours (``alone``) gives a finding.
     """
     if before is None or now is None:
         return MemoryFinding.FREE
@@ -58,24 +59,30 @@ def judge_memory(
 
 
 def is_devices_fault(xid: int) -> bool:
-    """Whether an Xid tells of the device, and not of a program on it."""
+    """Whether an Xid is a fault of the device and not of a program on it."""
     return xid not in PROGRAMS_FAULTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigSlice:
-    """A MIG device of a GPU: ``profile`` is NVIDIA's name for its size (``3g.40gb``), the memory is in MiB."""
+    """A MIG device of a GPU: ``profile`` is NVIDIA's name for its size (``3g.40gb``), the memory is in MiB.
+
+    ``hidden`` is the setting that keeps our engines from it, such as ``CUDA_VISIBLE_DEVICES=1``.
+    """
 
     uuid: str
     profile: str
     memory_mib: int | None
+    hidden: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU by its number in the order of the PCI bus; its memory is in MiB, None where the driver tells none.
+    """A GPU by its number in PCI bus order; its memory is in MiB, None if the driver does not report it.
 
-    ``mig`` are the slices of one in MIG mode, which computes nothing as a whole; None is one in no such mode.
+    ``mig`` are the slices of one in MIG mode, which computes nothing as a whole; None without that mode. ``hidden`` is
+    the setting that keeps our engines from it, as for a slice; ``lost`` is why the driver reports only its number.
+    ``shown_as`` is its name for an engine if that differs from its number among its maker's.
     """
 
     index: int
@@ -83,13 +90,26 @@ class Gpu:
     name: str
     memory_mib: int | None
     mig: tuple[MigSlice, ...] | None = None
+    hidden: str | None = None
+    lost: str | None = None
+    shown_as: str | None = None
+
+
+def is_amd(gpu: Gpu) -> bool:
+    """Whether a GPU is AMD's, by its name."""
+    return gpu.name.lower().startswith(AMD)
+
+
+def number_of(gpu: Gpu, gpus: Sequence[Gpu]) -> int:
+    """Return a GPU's number in its maker's library, which counts only its own cards."""
+    return gpu.index - sum(each.index < gpu.index and is_amd(each) != is_amd(gpu) for each in gpus)
 
 
 def check_devices(gpus: Sequence[Gpu]) -> None:
     """Check that a machine with these devices is possible.
 
     Raises:
-        InvalidInventory: there cannot; the message has a line for each fault: its place, its value and its mend.
+        InvalidInventory: it is not; the message has a line for each fault: its place, its value and its mend.
     """
     faults = list(_faults(gpus))
     if faults:
@@ -124,7 +144,7 @@ def _uuids(path: str, gpu: Gpu) -> Iterator[tuple[str, str]]:
 def _memory_faults(path: str, gpu: Gpu) -> Iterator[str]:
     if gpu.memory_mib is None:
         return
-    # Compute instances (1c.3g.20gb) share the memory of their slice, and each tells all of it.
+    # Compute instances (1c.3g.20gb) share the memory of their slice, and each reports all of it.
     total = sum(_known(each.memory_mib for each in gpu.mig or () if "c." not in each.profile))
     if total > gpu.memory_mib:
         yield f"{path}.mig: its slices have {total} MiB together, and the GPU {gpu.memory_mib} MiB"

@@ -1,7 +1,7 @@
-"""Which devices are well: their memory is looked at, and those that fail are marked and left alone.
+"""Whether devices are well: memory is watched, and failing devices are marked and get no engines.
 
-A device is marked for memory that does not come back after an engine of ours has ended there, until it does; and for
-an Xid that tells of the device, until an operator resumes a lane on it.
+A device is marked if memory does not come back after an engine of ours has ended there, until it does; and for an Xid
+of the device, until an operator resumes a lane on it.
 
 Source: specification, "Sick devices".
 """
@@ -26,9 +26,9 @@ from workers.devices.readers import DeviceReader
 from workers.errors import DeviceSick, SpawnFailed
 
 LIMIT_S: Final = 60.0  # a driver that wakes up takes seconds
-TOLERANCE_PERCENT: Final = 10  # of a slice, which the driver keeps for itself
+TOLERANCE_PERCENT: Final = 10  # share of a slice that the driver keeps for itself
 MIB: Final = 1024 * 1024
-ABSENT: Final = 3  # there is no such library: nothing of CUDA's would run either
+ABSENT: Final = 3  # the library is missing: nothing of CUDA's would run either
 PROGRAM: Final = f"""
 import ctypes, sys
 try:
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_view(device: Device) -> None:
-    """Check that a program which is shown a slice sees its memory; blocks for as long as a driver takes.
+    """Check that a program which is shown a slice sees its memory; blocks as long as the driver takes.
 
     Raises:
         SpawnFailed: it sees another device, or none.
@@ -80,21 +80,21 @@ def check_view(device: Device) -> None:
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a device is left alone; one for memory goes when that is back."""
+    """Why a device gets no engines; a mark for memory goes when the memory is back."""
 
     because: str
     is_memory: bool
 
 
 class DeviceHealth:
-    """The one owner of marks; ``run`` looks until cancelled, ``on_mark`` is told of every change."""
+    """The one owner of marks; ``run`` looks until cancelled, and every change calls ``on_mark``."""
 
     def __init__(self, reader: DeviceReader, on_mark: Callable[[], None] = lambda: None) -> None:
         self._reader = reader
         self.on_mark = on_mark
         self.marks: dict[str, Mark] = {}
         self.memory: dict[str, DeviceMemory] = {}  # at the last look
-        self._before: dict[str, DeviceMemory] = {}  # the last engine of ours was started
+        self._before: dict[str, DeviceMemory] = {}  # taken at the start of our last engine there
         self._engines: Counter[str] = Counter()
         self._seen_right: set[str] = set()  # slices
 
@@ -111,7 +111,7 @@ class DeviceHealth:
             self._reader.close()
 
     async def refresh(self) -> None:
-        """Look once; where we have no descriptor left, what was seen last stands."""
+        """Look once; without a free descriptor the last look stands."""
         try:
             self.memory, faults = await anyio.to_thread.run_sync(self._read)
         except OSError as error:
@@ -122,7 +122,7 @@ class DeviceHealth:
                 self._mark(uuid, Mark(because=f"the kernel has logged Xid {xid} of it", is_memory=False))
             else:
                 logger.warning("device %s: Xid %d, of a program on it", uuid, xid)
-        for uuid in [each for each in self.marks if each in self.memory]:  # silence brings none back
+        for uuid in [each for each in self.marks if each in self.memory]:  # unreported devices keep their mark
             if self.marks[uuid].is_memory and self._find(uuid, waited_s=0.0) is MemoryFinding.FREE:
                 del self.marks[uuid]
                 logger.info("device %s: its memory is back", uuid)
@@ -132,14 +132,14 @@ class DeviceHealth:
         return dict(self._reader.memory()), list(self._reader.faults())
 
     def mark_of(self, device: Device) -> Mark | None:
-        """Return why a device is left alone: a slice also for what its GPU has."""
+        """Return the mark of a device; a slice also has its GPU's."""
         return self.marks.get(device.uuid) or self.marks.get(device.parent or "")
 
     async def wait_free(self, device: Device) -> None:
         """Return when an engine may start on a device.
 
         Raises:
-            DeviceSick: it is left alone; the text says why.
+            DeviceSick: it is marked; the text says why.
         """
         uuid, began_at, finding = device.uuid, time.monotonic(), MemoryFinding.FREE
         while self.mark_of(device) is None:
@@ -169,7 +169,7 @@ class DeviceHealth:
 
     @contextmanager
     def engine_on(self, uuid: str) -> Iterator[None]:
-        """Count an engine of ours on a device for a block, which lasts until no process of it is left."""
+        """Count an engine of ours on a device for a block, which lasts until its processes are gone."""
         if not self._engines[uuid] and uuid in self.memory:
             self._before[uuid] = self.memory[uuid]
         self._engines[uuid] += 1
@@ -179,7 +179,7 @@ class DeviceHealth:
             self._engines[uuid] -= 1
 
     def forgive(self, device: Device) -> None:
-        """Take a mark off: an operator has seen to the device."""
+        """Remove a device's mark: an operator has dealt with it."""
         self._before.pop(device.uuid, None)
         for uuid in (device.uuid, device.parent or ""):
             if self.marks.pop(uuid, None) is not None:

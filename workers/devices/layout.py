@@ -1,4 +1,4 @@
-"""From devices to lanes: which places for an engine a machine has. Pure.
+"""From devices to lanes: the places for engines on a machine. Pure.
 
 A lane is one engine's place on a device: one of several that share a GPU (layout B), a whole GPU whose engine holds
 several checkpoints as adapters of one base (A), or a MIG slice (C). A machine without a GPU has its lanes on the CPU.
@@ -13,30 +13,30 @@ from typing import Annotated, Final
 
 from annotated_types import Ge
 
-from workers.devices.device import CPU, Gpu
+from workers.devices.device import CPU, Gpu, is_amd, number_of
+from workers.devices.visible import CUDA, HIP, ORDER, PCI_ORDER, usable
 from workers.errors import InvalidLayout
 from workers.policy.limits import Configured
 
-SHARED_PERCENT: Final = 95  # of a device: what several processes leave to their contexts on it
-AMD: Final = ("amd", "radeon", "instinct")
+SHARED_PERCENT: Final = 95  # share of a device: the rest is for the contexts of several processes
 LAST_PORT: Final = 65_535
-ONE_VALUE: Final = frozenset({"CUDA_DEVICE_ORDER"})
+ONE_VALUE: Final = frozenset({ORDER})
 
 
 class Layout(StrEnum):
-    """The way in which engines share a GPU."""
+    """The way engines share a GPU."""
 
     A = "A"  # one engine, which holds several checkpoints as adapters of one base
     B = "B"  # several engines
-    C = "C"  # an engine on each MIG slice, and none elsewhere
+    C = "C"  # one engine per MIG slice, and none elsewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutPolicy(Configured):
     """The number of lanes, and their places.
 
-    At most ``max_gpus`` GPUs are used, the first; on each ``max_agents_per_gpu`` checkpoints are resident at most.
-    Slices are used with ``enable_mig`` alone. ``ports`` are the first and the last that lanes may listen on.
+    The first ``max_gpus`` GPUs are used at most; each holds at most ``max_agents_per_gpu`` checkpoints. Slices are used
+    only with ``enable_mig``. ``ports`` are the first and the last that lanes may listen on.
     """
 
     layout: Layout = Layout.B
@@ -48,10 +48,10 @@ class LayoutPolicy(Configured):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """The ground of lanes: a whole GPU, a MIG slice, or the CPU with the machine's memory.
+    """The hardware of lanes: a whole GPU, a MIG slice, or the CPU with the machine's memory.
 
-    ``visible`` are the variables that show an engine this device alone; ``room_mib`` is what its lanes may fill
-    together, None where the driver tells no memory. ``parent`` is a slice's GPU, ``index`` the number of a whole one.
+    ``visible`` are the variables that show an engine only this device; ``room_mib`` is what its lanes may fill
+    together, None if the driver reports no memory. ``parent`` is a slice's GPU, ``index`` the number of a whole one.
     """
 
     uuid: str
@@ -65,13 +65,16 @@ class Device:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is no accelerator."""
+        """Whether it is the CPU, and no accelerator."""
         return self.uuid == CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """One engine's place: its number, its device, its part of the device's memory in MiB, and its port."""
+    """One engine's place: its number, its device, its part of the device's memory in MiB, and its port.
+
+    ``percent`` is the same part, used if the device's memory is unknown.
+    """
 
     number: int
     device: Device
@@ -79,15 +82,16 @@ class Lane:
     memory_mib: int | None
     port: int
     capacity: int = 1  # how many checkpoints its engine may hold
+    percent: int = SHARED_PERCENT
 
     @property
     def id(self) -> str:
-        """The id of the worker there."""
+        """The id of the lane's worker."""
         return f"lane-{self.number}"
 
 
 def lanes_of(gpus: Sequence[Gpu], policy: LayoutPolicy, host_memory_mib: int) -> tuple[Lane, ...]:
-    """Return the lanes of a machine, device by device.
+    """Return the lanes of a machine, device by device; a hidden or lost device has none.
 
     Raises:
         InvalidLayout: there are none, or too few ports; the message names the key, its value and the mend.
@@ -95,7 +99,7 @@ def lanes_of(gpus: Sequence[Gpu], policy: LayoutPolicy, host_memory_mib: int) ->
     for name in ("max_gpus", "max_agents_per_gpu"):
         if getattr(policy, name) < 1:
             raise InvalidLayout(f"gpus.{name}: {getattr(policy, name)} leaves no lane; give 1 or more")
-    devices = _devices(gpus, policy) if gpus else [_cpu(policy, host_memory_mib)]
+    devices = _devices(gpus, policy) if usable(gpus) else [_cpu(policy, host_memory_mib, gpus)]
     if not devices:
         raise InvalidLayout(_nowhere(gpus, policy))
     places = [(device, number) for device in devices for number in range(_engines_on(device, policy))]
@@ -114,22 +118,23 @@ def lanes_of(gpus: Sequence[Gpu], policy: LayoutPolicy, host_memory_mib: int) ->
             memory_mib=_part(device.room_mib, _engines_on(device, policy)),
             port=first + number,
             capacity=policy.max_agents_per_gpu if policy.layout is Layout.A else 1,
+            percent=SHARED_PERCENT // _engines_on(device, policy),
         )
         for number, (device, _) in enumerate(places)
     )
 
 
 def devices_in(gpus: Sequence[Gpu]) -> list[Device]:
-    """Return the devices of engines: each GPU, or the slices of one in MIG mode."""
+    """Return the devices for engines: each GPU, or the slices of one in MIG mode; none that is hidden or lost."""
     devices: list[Device] = []
-    for gpu in sorted(gpus, key=lambda each: each.index):
+    for gpu in usable(gpus):
         devices += [_whole(gpu, gpus)] if gpu.mig is None else _slices(gpu)
     return devices
 
 
 def _devices(gpus: Sequence[Gpu], policy: LayoutPolicy) -> list[Device]:
     devices: list[Device] = []
-    for gpu in sorted(gpus, key=lambda each: each.index)[: policy.max_gpus]:
+    for gpu in usable(gpus)[: policy.max_gpus]:
         if gpu.mig is None and policy.layout is not Layout.C:
             devices.append(_whole(gpu, gpus))
         elif gpu.mig is not None and policy.enable_mig:
@@ -138,14 +143,9 @@ def _devices(gpus: Sequence[Gpu], policy: LayoutPolicy) -> list[Device]:
 
 
 def _whole(gpu: Gpu, gpus: Sequence[Gpu]) -> Device:
-    # A maker's library counts its own cards alone.
-    others = sum(each.index < gpu.index and _is_amd(each) != _is_amd(gpu) for each in gpus)
-    number = str(gpu.index - others)
-    if _is_amd(gpu):
-        visible = {"HIP_VISIBLE_DEVICES": number}
-    else:
-        # By number, which every engine understands: vLLM up to 0.23 fails on a UUID.
-        visible = {"CUDA_VISIBLE_DEVICES": number, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    # By number, which every engine understands: vLLM up to 0.23 fails on a UUID.
+    name = gpu.shown_as or str(number_of(gpu, gpus))
+    visible = {HIP: name} if is_amd(gpu) else {CUDA: name, ORDER: PCI_ORDER}
     return Device(
         uuid=gpu.uuid,
         name=gpu.name,
@@ -154,10 +154,6 @@ def _whole(gpu: Gpu, gpus: Sequence[Gpu]) -> Device:
         index=gpu.index,
         visible=visible,
     )
-
-
-def _is_amd(gpu: Gpu) -> bool:
-    return gpu.name.lower().startswith(AMD)
 
 
 def _slices(gpu: Gpu) -> Iterator[Device]:
@@ -169,13 +165,14 @@ def _slices(gpu: Gpu) -> Iterator[Device]:
             room_mib=_room(each.memory_mib),
             is_slice=True,
             parent=gpu.uuid,
-            visible={"CUDA_VISIBLE_DEVICES": each.uuid, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+            visible={CUDA: each.uuid, ORDER: PCI_ORDER},
         )
 
 
-def _cpu(policy: LayoutPolicy, memory_mib: int) -> Device:
+def _cpu(policy: LayoutPolicy, memory_mib: int, gpus: Sequence[Gpu]) -> Device:
     if policy.layout is Layout.C:
-        raise InvalidLayout("gpus.layout: C needs MIG slices, and this machine has no GPU; give layout: B")
+        lack = "none of this machine may be used" if gpus else "this machine has no GPU"
+        raise InvalidLayout(f"gpus.layout: C needs MIG slices, and {lack}; give layout: B")
     return Device(uuid=CPU, name="CPU", memory_mib=memory_mib, room_mib=_room(memory_mib))
 
 
@@ -192,9 +189,10 @@ def _engines_on(device: Device, policy: LayoutPolicy) -> int:
 
 
 def _nowhere(gpus: Sequence[Gpu], policy: LayoutPolicy) -> str:
-    used = sorted(gpus, key=lambda each: each.index)[: policy.max_gpus]
+    there = usable(gpus)
+    used = there[: policy.max_gpus]
     in_mode = [gpu for gpu in used if gpu.mig is not None]
-    if len(used) < len(gpus) and _devices(gpus, replace(policy, max_gpus=len(gpus))):
+    if len(used) < len(there) and _devices(gpus, replace(policy, max_gpus=len(gpus))):
         return f"gpus.max_gpus: {policy.max_gpus} leaves out every GPU that could be used"
     if not in_mode:
         return "gpus.layout: C needs MIG slices, and no GPU is in MIG mode; give layout: B, or enable that mode"
@@ -205,37 +203,50 @@ def _nowhere(gpus: Sequence[Gpu], policy: LayoutPolicy) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceChoice:
-    """The devices that the engines of a model may have, and of how many each computes on."""
+    """The devices that a model's engines may use, and how many each engine computes on."""
 
     devices: tuple[Device, ...]
     each: int = 1
 
 
 def choose_devices(choice: DeviceChoice, engines_on: Mapping[str, int]) -> tuple[Device, ...]:
-    """Return the devices of one more engine; ``engines_on`` counts those that are there, by the device's UUID."""
+    """Return the devices for one more engine; ``engines_on`` counts the present engines, by the device's UUID."""
     fewest = sorted(choice.devices, key=lambda device: engines_on.get(device.uuid, 0))[: choice.each]
     return tuple(device for device in choice.devices if device in fewest)
 
 
-def named_devices(names: Sequence[int | str], devices: Sequence[Device]) -> tuple[Device, ...]:
-    """Return devices by their indices or UUIDs.
+def named_devices(names: Sequence[int | str], gpus: Sequence[Gpu]) -> tuple[Device, ...]:
+    """Return devices of a machine by their indices or UUIDs.
 
     Raises:
-        InvalidLayout: one is not there; the message says which are.
+        InvalidLayout: one is absent, lost, or hidden from our engines; the message says which may be used.
     """
+    devices = devices_in(gpus)
     known = ", ".join(device.uuid if device.is_slice else f"{device.index} ({device.uuid})" for device in devices)
     found: list[Device] = []
     for name in dict.fromkeys(names):
         device = next((each for each in devices if name in (each.uuid, each.index)), None)
         if device is None:
-            there = f"those that are there: {known}" if known else "this machine has none"
-            raise InvalidLayout(f"{name} is no device; {there}")
+            fault, left = _kept(name, gpus), f"those that are there: {known}" if known else "this machine has none"
+            if fault is not None:
+                left = f"those that may be used: {known}" if known else "none may be used"
+            raise InvalidLayout(f"{name} is {fault or 'no device'}; {left}")
         found.append(device)
     return tuple(found)
 
 
+def _kept(name: int | str, gpus: Sequence[Gpu]) -> str | None:
+    """Return why our engines may not use a device; None if the machine has no device of that name."""
+    for gpu in gpus:
+        for uuid, hidden in ((gpu.uuid, gpu.hidden), *((each.uuid, each.hidden) for each in gpu.mig or ())):
+            if name == uuid or (name == gpu.index and uuid == gpu.uuid):
+                lost = None if gpu.lost is None else f"lost, as the driver says: {gpu.lost}"
+                return lost or (None if hidden is None else f"hidden from this service by {hidden}")
+    return None
+
+
 def variables_of(devices: Sequence[Device]) -> dict[str, str]:
-    """Return the variables that show an engine these devices alone."""
+    """Return the variables that show an engine only these devices."""
     values: dict[str, list[str]] = {}
     for device in devices:
         for name, value in device.visible.items():

@@ -7,6 +7,7 @@ Source: NVIDIA, "NVML API Reference Guide". The binding is ``nvidia-ml-py``, whi
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -17,12 +18,12 @@ MIB = 1024 * 1024
 
 
 def open_nvml() -> "NvmlSession | None":
-    """Return a session with the driver; None where there is no driver to ask.
+    """Return a session with the driver; None without a driver.
 
     Raises:
         DevicesUnreadable: there is a driver, and it fails.
     """
-    import pynvml  # noqa: PLC0415 - its 8,000 lines take 10 ms of a start, and most commands ask no driver
+    import pynvml  # noqa: PLC0415 - its 8,000 lines take 10 ms of a start, and most commands need no driver
 
     try:
         pynvml.nvmlInit()
@@ -34,38 +35,57 @@ def open_nvml() -> "NvmlSession | None":
 
 
 class NvmlSession:
-    """The driver's library, initialised; ``close`` leaves it as it was found."""
+    """The driver's library, initialised; ``close`` releases it."""
 
     def __init__(self, nvml: ModuleType) -> None:
         self._nvml = nvml
-        self._events: Any = None  # of C's: the Xids of all GPUs
-        self._uuids: dict[int, str] = {}  # by their handles: one that has fallen off its bus tells its own no more
+        self._events: Any = None  # a handle of C's: the Xids of all GPUs
+        self._uuids: dict[int, str] = {}  # by handle: one that has fallen off its bus no longer reports its own
 
     def __repr__(self) -> str:
         return "<NvmlSession>"
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Release the driver."""
         self._nvml.nvmlShutdown()
 
     def gpus(self) -> list[Gpu]:
-        """Return the GPUs in the driver's order.
+        """Return the GPUs in the driver's order; one that the driver cannot read is marked lost or hidden.
 
         Raises:
             DevicesUnreadable: the driver fails.
         """
         with self._readable():
-            return [_gpu(self._nvml, index) for index in range(self._nvml.nvmlDeviceGetCount())]
+            count = self._nvml.nvmlDeviceGetCount()
+        gpus = [self._gpu(index) for index in range(count)]
+        if all(gpu.lost is None and gpu.hidden is None for gpu in gpus):
+            return gpus
+        # CUDA does not count lost or forbidden GPUs, so the others' numbers may be lower.
+        return [replace(gpu, shown_as=gpu.uuid) for gpu in gpus]
+
+    def _gpu(self, index: int) -> Gpu:
+        nvml = self._nvml
+        try:
+            return _gpu(nvml, index)
+        except nvml.NVMLError_NoPermission:
+            hidden = "the container or its control group, which gives no permission for it"
+            return Gpu(index=index, uuid=f"GPU {index}", name="", memory_mib=None, hidden=hidden)
+        except nvml.NVMLError as error:
+            return Gpu(index=index, uuid=f"GPU {index}", name="", memory_mib=None, lost=str(error))
 
     def memory(self) -> dict[str, DeviceMemory]:
-        """Return the present memory of each GPU and each slice.
+        """Return the present memory of each GPU and each slice, without those that are lost.
 
         Raises:
             DevicesUnreadable: the driver fails.
         """
         with self._readable():
-            handles = [handle for gpu in self._handles() for handle in (gpu, *self._slices_of(gpu))]
-            found = {_text(self._nvml.nvmlDeviceGetUUID(handle)): _used(self._nvml, handle) for handle in handles}
+            handles = self._handles()
+        found: dict[str, DeviceMemory | None] = {}
+        for gpu in handles:
+            with suppress(self._nvml.NVMLError):
+                for handle in (gpu, *self._slices_of(gpu)):
+                    found[_text(self._nvml.nvmlDeviceGetUUID(handle))] = _used(self._nvml, handle)
         return {uuid: memory for uuid, memory in found.items() if memory is not None}
 
     def buses(self) -> dict[str, str]:
@@ -77,20 +97,20 @@ class NvmlSession:
         buses: dict[str, str] = {}
         with self._readable():
             for gpu in self._handles():
-                with _may_be_absent(self._nvml):
+                with suppress(self._nvml.NVMLError):
                     bus = _text(self._nvml.nvmlDeviceGetPciInfo(gpu).busId)
                     buses[bus.lower().split(".")[0]] = _text(self._nvml.nvmlDeviceGetUUID(gpu))
         return buses
 
     def faults(self) -> list[tuple[str, int]]:
-        """Return the Xids that came since the last call, each with its GPU; nothing where the driver tells none."""
+        """Return the Xids since the last call, each with its GPU; empty if the driver reports none."""
         nvml, found = self._nvml, []
         with suppress(nvml.NVMLError):
             if self._events is None:
                 self._uuids = {_number(gpu): _text(nvml.nvmlDeviceGetUUID(gpu)) for gpu in self._handles()}
                 self._events = nvml.nvmlEventSetCreate()
                 for gpu in self._handles():
-                    with suppress(nvml.NVMLError):  # not all cards tell
+                    with suppress(nvml.NVMLError):  # not all cards report them
                         nvml.nvmlDeviceRegisterEvents(gpu, nvml.nvmlEventTypeXidCriticalError, self._events)
             while True:
                 event = nvml.nvmlEventSetWait(self._events, 0)
@@ -99,8 +119,12 @@ class NvmlSession:
         return found
 
     def _handles(self) -> list[Any]:
-        nvml = self._nvml
-        return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        """Return the handles of the GPUs, without those that are lost or forbidden."""
+        nvml, handles = self._nvml, []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            with suppress(nvml.NVMLError):
+                handles.append(nvml.nvmlDeviceGetHandleByIndex(index))
+        return handles
 
     def _slices_of(self, gpu: Any) -> Iterator[Any]:  # noqa: ANN401 - a handle of C's
         places = 0
@@ -121,12 +145,14 @@ class NvmlSession:
 def _used(nvml: ModuleType, handle: Any) -> DeviceMemory | None:  # noqa: ANN401 - a handle of C's
     held: dict[int, int] | None = None
     with _may_be_absent(nvml):
-        # Without its number the binding has an error of its own for drivers before R510, which is no NVMLError.
+        # The unnumbered call raises the binding's own error, no NVMLError, with drivers before R510.
         processes = nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
-        if processes and all(each.usedGpuMemory is not None for each in processes):  # none seen: a container's view
+        if processes and all(each.usedGpuMemory is not None for each in processes):  # none visible: a container's view
             held = {int(each.pid): int(each.usedGpuMemory) // MIB for each in processes}
     with _may_be_absent(nvml):
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        if not memory.total:  # GPUs that share the host's memory report 0, which means unknown
+            return None
         return DeviceMemory(total_mib=int(memory.total) // MIB, used_mib=int(memory.used) // MIB, held=held)
     return None
 
@@ -150,7 +176,7 @@ def _slices(nvml: ModuleType, gpu: Any) -> tuple[MigSlice, ...] | None:  # noqa:
         return None
     slices = []
     for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
-        with _may_be_absent(nvml):  # it counts the places, of which some are empty
+        with _may_be_absent(nvml):  # it counts places, and some are empty
             slices.append(_slice(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, number)))
     return tuple(slices)
 
@@ -162,12 +188,12 @@ def _slice(nvml: ModuleType, handle: Any) -> MigSlice:  # noqa: ANN401 - a handl
 
 def _memory_mib(nvml: ModuleType, handle: Any) -> int | None:  # noqa: ANN401 - a handle of C's
     with _may_be_absent(nvml):
-        return int(nvml.nvmlDeviceGetMemoryInfo(handle).total) // MIB
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle).total) // MIB or None  # a Jetson reports 0
     return None
 
 
 def _may_be_absent(nvml: ModuleType) -> suppress:
-    """Pass over what this device, this driver or this container does not tell."""
+    """Ignore values that this device, this driver or this container does not report."""
     return suppress(
         nvml.NVMLError_NotSupported,
         nvml.NVMLError_NotFound,

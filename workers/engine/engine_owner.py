@@ -1,4 +1,4 @@
-"""The worker as the supervisor of its engine and the judges of that engine's health see it."""
+"""The interface of a worker for its engine's supervisor and for the judges of the engine's health."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -10,11 +10,11 @@ from workers.policy.lifecycle_state import Lifecycle
 from workers.requests.in_flight import InFlightRequest
 from workers.states import Hold
 
-Suspects = Mapping[InFlightRequest, FailureReason]  # who may have broken an engine, and what each is charged with
+Suspects = Mapping[InFlightRequest, FailureReason]  # requests that may have broken an engine, each with its charge
 
 
 class EngineOwner(Protocol):
-    """A worker with the engine that it has at present. All is called in the event loop, and nothing here waits."""
+    """A worker with its present engine. All calls are in the event loop, and none waits."""
 
     @property
     def now(self) -> Lifecycle:
@@ -22,7 +22,7 @@ class EngineOwner(Protocol):
 
     @property
     def owns_engine(self) -> bool:
-        """Whether it is ours to kill; of an attached one only the request that gets nothing ends."""
+        """Whether it is ours to kill; on an attached one only the request that gets nothing ends."""
 
     # The judges
 
@@ -30,28 +30,28 @@ class EngineOwner(Protocol):
         """Kill the present engine, and start another."""
 
     def drain_nowait(self, because: str, hold: Hold) -> None:
-        """Admit nothing new."""
+        """Admit no new requests."""
 
     def resume_nowait(self, because: str, hold: Hold) -> None:
         """Undo ``drain_nowait``."""
 
     def offer_one_slot(self, *, is_only: bool) -> None:
-        """Offer one slot at most, or all of them again."""
+        """Offer at most one slot, or all of them again."""
 
     # The supervisor
 
     @property
     def has_suspects(self) -> bool:
-        """Whether requests are on the engine that may be the cause of its death, and will be tried."""
+        """Whether requests on the engine may be the cause of its death, and will be tried."""
 
     def end_with_engine(self, ending: lifecycle.EndRequests) -> None:
         """End all requests, before the engine is touched."""
 
     def keep_incident(self, incarnation: Incarnation, because: str) -> None:
-        """Take the end of an incarnation which was not asked to end."""
+        """Keep the end of an incarnation that ended unasked."""
 
     def note_move(self) -> None:
-        """Take a change of state."""
+        """Handle a change of state."""
 
     async def prepare_engine(self) -> None:
-        """Ask a new engine what is to be known of it before it serves."""
+        """Measure a new engine before it serves."""

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from transport.client import EngineClient
 from transport.endpoint import Endpoint
 from transport.errors import EngineError, EngineRejected, EngineUnreachable
+from workers.devices.cgroups import ROOT, group_folders
 from workers.devices.device_health import DeviceHealth
 from workers.engine.launch.flags import named
 from workers.engine.log_ring import LogRing
@@ -36,12 +37,11 @@ from workers.spec import EngineKind, WorkerSpec
 PROBE_FIRST_S: Final = 0.02  # the embedded engine is ready within a few of these
 PROBE_LAST_S: Final = 0.5  # loading weights takes minutes, and probes take the engine's time
 FAULT_CHARS: Final = 300
-LOADING: Final = "Loading model"  # llama-server, with its 503
+LOADING: Final = "Loading model"  # llama-server's words with 503
 PORT_LIMIT_S: Final = 2.0  # the kernel frees a dead tree's port at once; a driver or a debugger may hold it a moment
 PORT_POLL_S: Final = 0.05
-ANSWER_LIMIT_S: Final = 15.0  # for an idle engine that has answered before; a machine may stand still for seconds
-OUTSIDE_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL})  # no engine's own
-ROOT: Final = Path("/")
+ANSWER_LIMIT_S: Final = 15.0  # for an idle engine that answered before; a machine may stand still for seconds
+OUTSIDE_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL})  # never an engine's
 VARIABLES: Final[Mapping[EngineKind, str]] = {
     EngineKind.LLAMA_SERVER: "LLAMA_API_KEY",
     EngineKind.EMBEDDED: "LLAMA_API_KEY",
@@ -58,15 +58,15 @@ class Starter(msgspec.Struct, frozen=True, kw_only=True):
 
     spec: WorkerSpec
     command: Command | None
-    devices: frozenset[str]  # on which nothing else may start meanwhile
+    devices: frozenset[str]  # no other engine may start on them meanwhile
     client: EngineClient
     log: LogRing
-    health: DeviceHealth | None  # of the device that it is to have, where that is looked after
-    calibrate: Callable[[], Awaitable[None]]  # asked before an engine is ready
+    health: DeviceHealth | None  # watches the engine's device
+    calibrate: Callable[[], Awaitable[None]]  # called before an engine is ready
 
 
 class Incarnation:
-    """The n-th engine process of a worker; made to be run once."""
+    """The n-th engine process of a worker; run once."""
 
     def __init__(
         self,
@@ -77,21 +77,21 @@ class Incarnation:
         held: HeldEngine | None = None,
     ) -> None:
         self.number = number
-        self._held = held  # an engine that runs already, and that an earlier program in this process has started
+        self._held = held  # a running engine that an earlier program in this process started
         self._starter = starter
         self._spec = starter.spec
         self._client = starter.client
         self._log = starter.log
         self._registry = registry
         self._gate = gate
-        self.key = held.key if held is not None else None  # what the engine asks of us
-        self.capacity: int | None = None  # how many requests it says it can hold, once it is ready
+        self.key = held.key if held is not None else None  # the key that the engine requires
+        self.capacity: int | None = None  # how many requests it reports it can hold, once it is ready
         self._fault: str | None = None  # why its last readiness probe failed, until one succeeds
         self._fault_since = datetime.now(UTC)
         self._scope = anyio.CancelScope()
         self._engine: EngineProcess | None = None
-        self._is_told = False  # to end
-        self._oom_kills: int | None = None  # of the machine or our cgroup, when it was started
+        self._is_told = False  # asked to end
+        self._oom_kills: int | None = None  # count of the machine or our cgroup when it was started
 
     def __repr__(self) -> str:
         return f"<Incarnation {self.number} {self._engine!r}>"
@@ -108,12 +108,12 @@ class Incarnation:
 
     @property
     def exit(self) -> EngineExit | None:
-        """The end of the main process; None where there never was one."""
+        """The end of the main process; None if there was none."""
         return self._engine.exit if self._engine is not None else None
 
     @property
     def died_of_outside(self) -> bool:
-        """Whether a signal has ended it that neither we nor the kernel's OOM killer sent."""
+        """Whether a signal ended it that neither we nor the kernel's OOM killer sent."""
         ended = self.exit
         return (
             ended is not None
@@ -124,7 +124,7 @@ class Incarnation:
 
     @property
     def probe_fault(self) -> str | None:
-        """Why its last readiness probe failed, and since when they do so; None once one has succeeded."""
+        """Why its last readiness probe failed, and since when they fail; None once one has succeeded."""
         return None if self._fault is None else f"{self._fault} since {self._fault_since:%Y-%m-%d %H:%M:%S} UTC"
 
     @property
@@ -141,7 +141,7 @@ class Incarnation:
             self._log.begin_incarnation(self.number)
         because = "killed"
         with self._scope:
-            await anyio.lowlevel.checkpoint()  # it may have been killed before it had its first turn
+            await anyio.lowlevel.checkpoint()  # it may have been killed before its first turn
             try:
                 if self._starter.command is None:
                     await self._attach(on_ready)
@@ -152,7 +152,7 @@ class Incarnation:
         return because
 
     async def wait_gone(self) -> None:
-        """Return when nothing of it is left at last, where it could not be killed in time."""
+        """Return when no process of it is left, if it could not be killed in time."""
         if self._engine is not None and not self._engine.is_gone:
             await self._engine.end_without_guardian()
 
@@ -162,7 +162,7 @@ class Incarnation:
         self._scope.cancel()
 
     async def terminate(self) -> None:
-        """Send SIGTERM to the engine's group; kill, where there is no engine yet."""
+        """Send SIGTERM to the engine's group; kill if there is no engine yet."""
         self._is_told = True
         if self._engine is None:
             self.kill()
@@ -170,12 +170,12 @@ class Incarnation:
             await self._engine.terminate()
 
     async def _attach(self, on_ready: Callable[[], None]) -> None:
-        """Wait for an attached server, however long that takes; the watch tells when it is lost."""
+        """Wait for an attached server, however long that takes; the watch reports its loss."""
         await self._probe(on_ready)
         await anyio.sleep_forever()
 
     def _note_fault(self, fault: str) -> None:
-        """Keep why a probe failed, and log it where nobody has started the engine: nothing else would tell."""
+        """Keep why a probe failed, and log it for an attached engine: nothing else would report it."""
         if fault != self._fault and self._starter.command is None:
             at = self._client.endpoint
             logger.warning("worker %s: the server at %s is not ready: %s", self._spec.id, at, fault)
@@ -183,11 +183,11 @@ class Incarnation:
             self._fault, self._fault_since = fault, datetime.now(UTC)
 
     def held_process(self) -> HeldProcess | None:
-        """Return the engine's processes as another program in this process would find them."""
+        """Return the engine's processes for another program in this process to adopt."""
         return self._engine.hand_over_process() if self._engine is not None and not self._is_told else None
 
     async def _adopt(self, held: HeldEngine, on_begun: Callable[[], None], on_ready: Callable[[], None]) -> str:
-        """Go on with an engine that runs; it has to show that it answers, and soon if it has done so before."""
+        """Go on with a running engine, which must answer, and within a limit if it has done so before."""
         on_begun()
         if held.key is not None:
             self._client.use_key(held.key)
@@ -226,7 +226,7 @@ class Incarnation:
     async def _watch(
         self, engine: EngineProcess, on_ready: Callable[[], None], answer_limit_s: float | None = None
     ) -> EngineExit | None:
-        """Probe an engine until it answers, and return its end; None where it does not answer within the limit."""
+        """Probe an engine until it answers, and return its end; None if it does not answer within the limit."""
         logger.info("worker %s: engine %d is process %d", self._spec.id, self.number, engine.pid)
         if self._registry is not None:
             self._registry.note_started(engine.guardian_pid, engine.pid)
@@ -245,10 +245,10 @@ class Incarnation:
         return ended
 
     async def _on_device(self) -> contextlib.AbstractContextManager[None]:
-        """Wait until the lane's device can be started on; return what notes that an engine is there.
+        """Wait until the lane's device may get an engine; return a context in which it counts as having one.
 
         Raises:
-            WorkerError: nothing is to be started there.
+            WorkerError: no engine may start there.
         """
         health, lane = self._starter.health, self._spec.lane
         if health is None or lane is None:
@@ -263,7 +263,7 @@ class Incarnation:
         return contextlib.nullcontext() if health is None or lane is None else health.engine_on(lane.device.uuid)
 
     def _keyed(self, command: Command) -> Command:
-        """Give the engine a key to ask for, and use it; an operator's own stands."""
+        """Give the engine a key to require, and use it; an operator's own key stays."""
         self.key = key = operators_key(self._spec) or secrets.token_hex(16)
         self._client.use_key(key)
         return replace(command, env={**command.env, VARIABLES[self._spec.engine]: key, WORKER: str(self._spec.id)})
@@ -275,7 +275,7 @@ class Incarnation:
             await anyio.sleep(pause_s)
             pause_s = min(pause_s * 1.5, PROBE_LAST_S)
         self._fault = None
-        with contextlib.suppress(EngineError):  # it need not say
+        with contextlib.suppress(EngineError):  # it may not report one
             self.capacity = await self._client.read_capacity()
         if self.capacity is not None or self._spec.lane is not None:
             await self._starter.calibrate()
@@ -283,7 +283,7 @@ class Incarnation:
 
 
 async def _fault_of(client: EngineClient) -> str | None:
-    """Return why the engine does not answer a readiness probe now; None where it does."""
+    """Return why the engine does not answer a readiness probe now; None if it does."""
     try:
         await client.probe_ready()
     except EngineUnreachable as error:
@@ -317,7 +317,7 @@ async def _wait_address(at: Endpoint, model: str) -> None:
 
 
 def _clear_socket(path: Path) -> None:
-    """Remove what a dead engine has left; one on which a process still answers is not ours to take."""
+    """Remove a dead engine's socket; one on which a process still answers is not ours to take."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if path.parent.stat().st_uid != os.geteuid():
@@ -342,28 +342,14 @@ def _port_fault(host: str, port: int) -> OSError | None:
 
 
 def count_oom_kills(root: Path = ROOT) -> int | None:
-    """Count kills for want of memory in our control group, else on the machine; None where the kernel tells none.
+    """Count the OOM kills in our control group, else on the machine; None if the kernel reports none.
 
     Source: the kernel's admin guides, cgroup v2 (memory.events), cgroup v1 memory (memory.oom_control), vmstat.
     """
-    files = [*_group_files(root), root / "proc/vmstat"]
-    counts = (_count(file) for file in files)
+    own = group_folders("memory", root)
+    files = [folder / name for folder in own for name in ("memory.events", "memory.oom_control")]
+    counts = (_count(file) for file in (*files, root / "proc/vmstat"))
     return next((count for count in counts if count is not None), None)
-
-
-def _group_files(root: Path) -> list[Path]:
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    files = []
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if not controllers:
-            files.append(root / "sys/fs/cgroup" / group.lstrip("/") / "memory.events")
-        elif "memory" in controllers.split(","):
-            files.append(root / "sys/fs/cgroup/memory" / group.lstrip("/") / "memory.oom_control")
-    return files
 
 
 def _count(file: Path) -> int | None:
@@ -376,7 +362,7 @@ def _count(file: Path) -> int | None:
 
 
 def operators_key(spec: WorkerSpec) -> str | None:
-    """Return the key that ``args`` or ``env`` give the engine, the first of several; None where there is none.
+    """Return the key that ``args`` or ``env`` give the engine, the first of several; None without one.
 
     Raises:
         InvalidSpec: it cannot be read.
@@ -390,7 +376,8 @@ def operators_key(spec: WorkerSpec) -> str | None:
     file = given.get("api-key-file")
     if file is not None:
         try:
-            return next(iter(Path(str(file)).read_text(encoding="utf-8").split()), None)
+            path = (spec.folder or Path()) / str(file)  # as the engine finds it
+            return next(iter(path.read_text(encoding="utf-8").split()), None)
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidSpec(f"args.api-key-file: {file}: cannot be read: {error}") from error
     return spec.env.get(VARIABLES[spec.engine])

@@ -1,13 +1,17 @@
-"""The last lines that a worker's engine has printed, of this incarnation and the one before, in bounded memory."""
+"""The last lines of a worker's engine, of this incarnation and the one before, in bounded memory."""
 
+import re
 from collections import deque
 from datetime import UTC, datetime
 from typing import Final
 
 from workers.process.handed_over import HeldLog, LogLine
 
-MAX_LINES: Final = 2000  # of one incarnation: a llama-server start prints some 200
+MAX_LINES: Final = 2000  # per incarnation: a llama-server start prints some 200
 MAX_LINE_BYTES: Final = 8192
+MOST_WORDS: Final = 300
+_ERROR: Final = re.compile("error", re.IGNORECASE)
+_SAYS_NO_MORE: Final = re.compile("exiting due to|see root cause", re.IGNORECASE)  # only repeats that an error occurred
 
 
 class LogRing:
@@ -27,13 +31,13 @@ class LogRing:
 
     def begin_incarnation(self, incarnation: int) -> None:
         """Start the lines of a new incarnation; those of the last one are kept, older ones go."""
-        self._end_partial()  # of streams that ended in the middle of a line
+        self._end_partial()  # streams may have ended midway through a line
         self._incarnation = incarnation
         self._previous = self._current
         self._current = deque(maxlen=self._max_lines)
 
     def hand_over_lines(self) -> HeldLog:
-        """Return all of it."""
+        """Return all lines for another program."""
         return HeldLog(
             incarnation=self._incarnation,
             number=self._number,
@@ -44,17 +48,17 @@ class LogRing:
         )
 
     def restore(self, held: HeldLog) -> None:
-        """Go on where another program has stopped."""
+        """Continue from another program's lines."""
         self._incarnation, self._number, self.bytes_taken = held.incarnation, held.number, held.bytes_taken
         self._previous = deque(held.previous, maxlen=self._max_lines)
         self._current = deque(held.current, maxlen=self._max_lines)
         self._partial = dict(held.partial)
 
     def add_output(self, stream: int, data: bytes) -> None:
-        """Take output as it came on stream 1 or 2."""
+        """Add output as it came on stream 1 or 2."""
         self.bytes_taken += len(data)
         *lines, rest = (self._partial.get(stream, b"") + data).split(b"\n")
-        self._number += len(lines[: -self._max_lines])  # a flood of blank lines: what would not be kept is not made
+        self._number += len(lines[: -self._max_lines])  # a flood of blank lines: surplus lines are not made
         for line in lines[-self._max_lines :]:
             self._append(stream, self._cut(stream, line))
         self._partial[stream] = self._cut(stream, rest)
@@ -80,6 +84,18 @@ class LogRing:
         out, error = ([line.text for line in lines if line.stream == stream] for stream in (1, 2))
         return tuple(out[-count:]), tuple(error[-count:])
 
+    def words_of_failure(self, incarnation: int) -> str | None:
+        """Return the line that best explains an incarnation's end: its last error, else its last line."""
+        out, error = (
+            [line.strip() for line in lines if line.strip()] for lines in self.tails(MAX_LINES, incarnation=incarnation)
+        )
+        last = next(iter([*error[-1:], *out[-1:]]), None)
+        errors = [line for line in (*out, *error) if _ERROR.search(line)]
+        told = [line for line in errors if not _SAYS_NO_MORE.search(line)] or errors
+        if not told or told[-1] == last:
+            return None if last is None else f"its last line: {last[:MOST_WORDS]}"
+        return f"its last error: {told[-1][:MOST_WORDS]}"
+
     def _end_partial(self) -> None:
         for stream, line in self._partial.items():
             if line:
@@ -87,7 +103,7 @@ class LogRing:
         self._partial.clear()
 
     def _cut(self, stream: int, line: bytes) -> bytes:
-        """Take the full pieces of a line that is too long; return its last."""
+        """Add the full pieces of a line that is too long; return the rest."""
         while len(line) > MAX_LINE_BYTES:
             self._append(stream, line[:MAX_LINE_BYTES])
             line = line[MAX_LINE_BYTES:]

@@ -1,26 +1,26 @@
-"""One engine at a time starts on a device."""
+"""Lets one engine at a time start on a device."""
 
 from workers.notifier import Notifier
 
 
 class StartPass:
-    """The right to start on some devices; given back once, or several times to no effect."""
+    """The right to start on some devices; releasing it again has no effect."""
 
     def __init__(self, gate: "StartGate", devices: frozenset[str]) -> None:
         self._gate: StartGate | None = gate
         self.devices = devices
 
     def release(self) -> None:
-        """Let the next one start."""
+        """Let the next engine start."""
         if self._gate is not None:
             self._gate._give_back(self)  # noqa: SLF001 - a pass is the other half of the gate
             self._gate = None
 
 
 class StartGate:
-    """Shared by all workers of a machine. The device ``*`` is any of them.
+    """Shared by all workers of a machine. The device ``*`` stands for every device.
 
-    How long an engine waits here is bounded by the ``start_s`` of those who are starting.
+    The ``start_s`` of the engines that are starting bounds the wait here.
     """
 
     def __init__(self) -> None:

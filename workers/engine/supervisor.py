@@ -1,4 +1,4 @@
-"""The supervisor of one engine: acts out what ``policy.lifecycle`` decides, and alone writes a worker's state."""
+"""The supervisor of one engine: it carries out what ``policy.lifecycle`` decides and owns the worker's state."""
 
 import dataclasses
 import logging
@@ -32,14 +32,13 @@ from workers.process.registry import ProcessRegistry
 from workers.spec import WorkerSpec
 from workers.states import LASTING, Hold, WorkerState
 
-KEPT: Final = 1000  # of one worker, the newest: an engine that dies once a minute is seen over four hours
+KEPT: Final = 1000  # newest moves of one worker: an engine that dies once a minute is seen over four hours
 ERROR_TAIL_LINES: Final = 20
-MOST_WORDS: Final = 300  # characters
 logger = logging.getLogger(__name__)
 
 
 class WorkerMove(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker is in another state since ``at_utc``; ``model`` is the one that it serves."""
+    """A worker's change of state at ``at_utc``; ``model`` is the one that it serves."""
 
     at_utc: datetime
     model: str
@@ -49,7 +48,7 @@ class WorkerMove(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Moves:
-    """The newest moves of one worker, in memory; its supervisors alone write them."""
+    """The newest moves of one worker, in memory; written only by its supervisors."""
 
     def __init__(self) -> None:
         self._kept: deque[WorkerMove] = deque(maxlen=KEPT)
@@ -69,7 +68,7 @@ class Moves:
 
 
 class _Site(msgspec.Struct, frozen=True, kw_only=True):
-    """The tasks of a worker, and what it shares with other workers of the machine."""
+    """The tasks of a worker, and the objects that it shares with other workers of the machine."""
 
     tasks: TaskGroup
     registry: ProcessRegistry | None
@@ -79,7 +78,7 @@ class _Site(msgspec.Struct, frozen=True, kw_only=True):
 class Supervisor:
     """Starts, stops and replaces the engine of one worker.
 
-    ``owner`` is told of all that happens. ``run`` must be running before anything is posted.
+    ``owner`` is notified of all events. ``run`` must be running before an event is posted.
     """
 
     def __init__(
@@ -111,16 +110,16 @@ class Supervisor:
         self._limits = LifecycleLimits(
             start_s=spec.timeouts.start_s,
             stop_grace_s=spec.timeouts.stop_grace_s,
-            # A server that is not ours is waited for, however often it goes away.
+            # An attached server is waited for, however often it goes away.
             restart=spec.restart if spec.owns_engine else dataclasses.replace(spec.restart, failures=None),
         )
         self._now = Lifecycle()
-        self.remark: str | None = None  # what its owner has people told beside its state
-        self._timer: tuple[int, float | None] = (-1, None)  # the last that was started, and when it runs down
+        self.remark: str | None = None  # its owner's remark, shown beside its state
+        self._timer: tuple[int, float | None] = (-1, None)  # the last that was started, and when it elapses
         self._was_ready = False
-        self._ready_incarnation = -1  # the newest engine that was
-        self._last_words: str | None = None  # of an engine that never got ready
-        self._held: HeldEngine | None = None  # what the next start takes over
+        self._ready_incarnation = -1  # the newest engine that was ready
+        self._last_words: str | None = None  # kept for an engine that never got ready
+        self._held: HeldEngine | None = None  # the engine that the next start takes over
         self._site: _Site | None = None
         self._changed = Notifier()
 
@@ -142,7 +141,7 @@ class Supervisor:
 
     @property
     def because(self) -> str:
-        """Why it is in its state, what an engine that is not ready says to the probe, and what its owner remarks."""
+        """Why it is in its state, with an unready engine's answer to the probe, its last words, its owner's remark."""
         fault = self.running.probe_fault if self.running is not None else None
         is_unready = self._now.state is WorkerState.STARTING and fault is not None
         reasons = (self._now.because, f"not ready: {fault}" if is_unready else None, self._last_words, self.remark)
@@ -150,7 +149,7 @@ class Supervisor:
 
     @property
     def next_at(self) -> float | None:
-        """When the timer of its state runs down, in monotonic seconds; None where none runs."""
+        """When the timer of its state elapses, in monotonic seconds; None without one."""
         timer, at = self._timer
         return at if timer == self._now.timer else None
 
@@ -161,9 +160,9 @@ class Supervisor:
         *beside: Callable[[], Coroutine[object, object, None]],
         task_status: TaskStatus[None],
     ) -> None:
-        """Own every task and process of the worker until cancelled, and what runs ``beside``.
+        """Own every task and process of the worker until cancelled, and run ``beside``.
 
-        ``gate`` is shared with whatever else starts on the machine. A second ``run`` begins anew.
+        ``gate`` is shared with all other starts on the machine. A second ``run`` begins from scratch.
         """
         try:
             async with anyio.create_task_group() as tasks:
@@ -176,14 +175,14 @@ class Supervisor:
             self._end("its supervision has ended")
 
     def post(self, event: lifecycle.Event) -> None:
-        """Decide on ``event`` and act. Nothing here waits.
+        """Decide on ``event`` and act, without waiting.
 
-        Its owner may post again, so it comes last: by then the event has been dealt with whole.
+        Its owner is notified last, since it may post again: by then the event has been handled as a whole.
         """
         before = self._now
         self._now, actions = lifecycle.decide(before, event, time.monotonic(), self._limits)
         has_moved = self._now.state is not before.state
-        with about(self._concerns):  # not what whoever posts is about
+        with about(self._concerns):  # the poster's own subject does not apply
             if has_moved:
                 self._tell_move(before)
             for action in actions:
@@ -214,7 +213,7 @@ class Supervisor:
         self.log.restore(held.log)
 
     def hand_over_engine(self) -> HeldEngine | None:
-        """Return the engine as the next program of this process would find it; None where there is none to keep."""
+        """Return the engine for the next program of this process to adopt; None without one to keep."""
         now, running = self._now, self.running
         if now.state not in {WorkerState.STARTING, WorkerState.READY, WorkerState.DRAINING} or running is None:
             return None
@@ -237,7 +236,7 @@ class Supervisor:
         """Return when the engine is ready.
 
         Raises:
-            StartFailed: it will not be, without an operator; or, with ``first_try_only``, its first start failed.
+            StartFailed: only an operator can make it ready; or, with ``first_try_only``, its first start failed.
         """
         while self._now.state is not WorkerState.READY:
             gave_up = self._now.state in {WorkerState.FAILED, WorkerState.STOPPED}
@@ -276,16 +275,14 @@ class Supervisor:
             logger.warning("%s", self.failure())
 
     def _words_of_failed_start(self) -> str | None:
-        """Return the last line of an engine that has ended before it was ready, an error line before others.
+        """Return the last line of an engine that ended before it was ready; a line with an error comes first.
 
-        One that was ready may have printed what others asked it, and logs are for operators alone.
+        One that was ready may have printed others' requests, and logs are only for operators.
         """
         now = self._now
         if now.state not in {WorkerState.BACKOFF, WorkerState.FAILED} or now.incarnation == self._ready_incarnation:
             return None
-        out, error = self.log.tails(1, incarnation=now.incarnation)
-        words = next((line.strip() for line in (*error, *out) if line.strip()), None)
-        return None if words is None else f"its last line: {words[:MOST_WORDS]}"
+        return self.log.words_of_failure(now.incarnation)
 
     def _act(self, action: lifecycle.Action) -> None:
         site = self._site
@@ -343,7 +340,7 @@ class Supervisor:
         self.last_exit = incarnation.exit
         self.post(lifecycle.EngineExited(incarnation=number, because=because))
         if not incarnation.is_gone:
-            # The supervision's own timer says what becomes of the worker; nothing is started beside such a process.
+            # The supervision's own timer decides about the worker; no engine is started beside such a process.
             logger.error("worker %s: processes of engine %d cannot be killed", self._spec.id, number)
             await incarnation.wait_gone()
         self.running = None

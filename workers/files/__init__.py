@@ -1,1 +1,1 @@
-"""Files: replaced at once, and the headers of safetensors."""
+"""Files: atomic replacement, and the headers of model files."""

@@ -1,4 +1,4 @@
-"""Files that others read while they are written, and what they hold."""
+"""Atomic replacement of files that others may be reading, and digests of files."""
 
 import hashlib
 import os
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Put ``content`` where ``path`` is, and make it durable; a reader sees the old or the new, each whole.
+    """Replace ``path`` by ``content`` and make it durable; a reader sees the old or the new, each whole.
 
     Raises:
-        OSError: it cannot be written; what was there is untouched.
+        OSError: it cannot be written; the old file is untouched.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, half = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -32,7 +32,7 @@ def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable.
 
     Raises:
-        OSError: it cannot be.
+        OSError: it cannot be synced.
     """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -52,7 +52,7 @@ def digest_of(path: Path) -> str:
 
 
 def git_blob_of(path: Path) -> str:
-    """Return the id that git has for a file's content, a SHA-1 in hexadecimal digits.
+    """Return Git's id of a file's content, a SHA-1 in hexadecimal digits.
 
     Raises:
         OSError: it cannot be read.
@@ -62,7 +62,7 @@ def git_blob_of(path: Path) -> str:
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
 
-        def with_head() -> Any:  # noqa: ANN401 - hashlib has no name for what it makes
+        def with_head() -> Any:  # noqa: ANN401 - hashlib has no name for the type that it makes
             return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
 
         return hashlib.file_digest(file, with_head).hexdigest()

@@ -1,7 +1,7 @@
-"""Headers of GGUF files, with every count held against the bytes that are there: a file may tell anything of itself.
+"""Headers of GGUF files, with every count checked against the file's size: a header may lie.
 
-llama.cpp's own reader for Python believes what a header says: an array of 2^60 bytes fills the memory. Here no more is
-read than there is, and lists are passed over, but for those of a few numbers.
+llama.cpp's own reader for Python trusts the header: an array of 2^60 bytes fills the memory. This one reads no more
+than the file holds, and skips lists, except those of a few numbers.
 
 Source: ggml-org/ggml, ``docs/gguf.md``, version 3.
 """
@@ -17,25 +17,43 @@ MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 MAX_HEADER_BYTES: Final = 256 * 1024 * 1024  # vocabularies of a quarter of a million words take some 10 MB
 MAX_ENTRIES: Final = 65_536
-MAX_ITEMS: Final = 4_000_000  # of all lists together: each text in one is passed over by itself
-MAX_KEPT: Final = 1024  # numbers of a list that is kept: one for each layer, say
-MAX_TEXT_BYTES: Final = 64 * 1024  # of a text that is kept
+MAX_ITEMS: Final = 4_000_000  # all lists together: each text in one is skipped by itself
+MAX_KEPT: Final = 1024  # most numbers of a list that is kept, such as one per layer
+MAX_TEXT_BYTES: Final = 64 * 1024  # longest text that is kept
 _NUMBERS: Final = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+COMPANIONS: Final = {"mmproj": "a projector", "adapter": "an adapter", "imatrix": "an importance matrix"}
 _TEXT, _LIST = 8, 9
 Value = int | float | bool | str | list[int]
 
 
 def read_gguf_header(file: Path) -> Mapping[str, Value]:
-    """Return the entries of a file's header, by their names: numbers, texts, and lists of a few whole numbers.
+    """Return the entries of a file's header by name: numbers, texts, and lists of a few whole numbers.
 
     Raises:
-        InvalidTensors: it is no GGUF file, or not a whole one.
+        InvalidTensors: it is no GGUF file, or an incomplete one.
     """
     try:
         with file.open("rb") as opened:
             return _Reader(opened, file.stat().st_size).entries()
     except (OSError, struct.error, UnicodeDecodeError) as error:
         raise InvalidTensors(f"{file.name} is not a whole GGUF file: {error}") from error
+
+
+def is_gguf(file: Path) -> bool:
+    """Whether a file begins like a GGUF file; an unreadable one does not."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def companion_of(file: Path) -> str | None:
+    """Return the kind of companion that a GGUF file declares; None for a model or an undeclared kind."""
+    try:
+        return COMPANIONS.get(str(read_gguf_header(file).get("general.type")))
+    except InvalidTensors:  # the engine will report the fault
+        return None
 
 
 class _Reader:
@@ -49,7 +67,7 @@ class _Reader:
     def entries(self) -> Mapping[str, Value]:
         if self._take(len(MAGIC)) != MAGIC or self._number("<I") not in VERSIONS:
             raise InvalidTensors("it is not a GGUF file")
-        self._number("<Q")  # tensors, whose names come after the entries
+        self._number("<Q")  # number of tensors, whose names come after the entries
         count = self._number("<Q")
         if count > MAX_ENTRIES:
             raise InvalidTensors(f"its header tells of {count} entries")
@@ -66,7 +84,7 @@ class _Reader:
             return self._number(_NUMBERS[kind])
         if kind == _TEXT:
             size = int(self._number("<Q"))
-            if size > MAX_TEXT_BYTES:  # a chat template, say
+            if size > MAX_TEXT_BYTES:  # a chat template, for example
                 self._skip(size)
                 return None
             return self._take(size).decode()

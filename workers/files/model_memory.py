@@ -1,9 +1,10 @@
-"""The memory that a model takes: its weights by its files, its KV cache by its shape. Reads headers alone.
+"""The memory that a model takes: its weights by its files, its KV cache by its shape. Reads only headers.
 
 Source: llama.cpp, ``gguf-py`` and ``docs/development`` for the keys; Hugging Face's ``config.json`` for checkpoints.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Final
 
@@ -13,32 +14,36 @@ from workers.errors import InvalidTensors
 from workers.files.gguf_header import read_gguf_header
 
 MIB: Final = 1024 * 1024
-CACHE_BYTES: Final = 2  # of one number in the KV cache: both engines keep 16 bits by default
-OVERHEAD_MIB: Final = 256  # of an engine beside its model: its buffers, its context on the device
+CACHE_BYTES: Final = 2  # per number in the KV cache: both engines keep 16 bits by default
+OVERHEAD_MIB: Final = 256  # an engine beside its model: its buffers, its context on the device
 PART: Final = ".gguf"
 MAX_CONFIG_BYTES: Final = 4 * 1024 * 1024
 MOST_DIMENSION: Final = 10_000_000
+_SPLIT: Final = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<count>\d{5})\.gguf")
 DIMENSIONS: Final = ("num_hidden_layers", "num_attention_heads", "hidden_size", "num_key_value_heads", "head_dim")
 
 
 class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """MiB of weights, and bytes of KV cache a token; None where the files do not tell."""
+    """MiB of weights, bytes of KV cache per token, and layers; None if the files do not say."""
 
     weights_mib: int
     token_bytes: int | None
+    layers: int | None = None
 
     def need_mib(self, tokens: int) -> int | None:
-        """Return the memory of an engine with a cache of so many tokens; None if unknown."""
+        """Return the memory of an engine with a cache of ``tokens``; None if unknown."""
         if self.token_bytes is None:
             return None
         return self.weights_mib + self.token_bytes * tokens // MIB + OVERHEAD_MIB
 
 
 def model_memory(model: str) -> ModelMemory | None:
-    """Read a model's memory from its files, a GGUF file or a checkpoint's folder; None if it has no file here."""
+    """Read a model's memory from its files, a GGUF file or a checkpoint's folder; None without a file here."""
     path = Path(model)
     if path.is_file() and path.suffix == PART:
-        return ModelMemory(weights_mib=_mib(sum(part.stat().st_size for part in _parts(path))), token_bytes=_gguf(path))
+        token_bytes, layers = _gguf(path)
+        size = sum(part.stat().st_size for part in _parts(path))
+        return ModelMemory(weights_mib=_mib(size), token_bytes=token_bytes, layers=layers)
     weights = list(path.glob("*.safetensors")) if path.is_dir() else []
     if not weights:
         return None
@@ -50,17 +55,24 @@ def _mib(size: int) -> int:
 
 
 def _parts(path: Path) -> list[Path]:
-    """Return all files of a model that was split: NAME-00001-of-00003.gguf."""
-    name, _, count = path.stem.rpartition("-of-")
-    return sorted(path.parent.glob(f"{name[:-5]}*-of-{count}.gguf")) if name and count.isdecimal() else [path]
+    """Return all files of a split model: NAME-00001-of-00003.gguf."""
+    split = _SPLIT.fullmatch(path.name)
+    if split is None:
+        return [path]
+    parts = (path.with_name(f"{split['stem']}-{number:05}-of-{split['count']}{PART}") for number in _numbers(split))
+    return [part for part in parts if part.is_file()]
 
 
-def _gguf(path: Path) -> int | None:
-    """Return the bytes a token of a GGUF file."""
+def _numbers(split: re.Match[str]) -> range:
+    return range(1, int(split["count"]) + 1)
+
+
+def _gguf(path: Path) -> tuple[int | None, int | None]:
+    """Return the bytes per token of a GGUF file, and its layers."""
     try:
         entries = read_gguf_header(path)
-    except InvalidTensors:  # the engine will say what is wrong with it
-        return None
+    except InvalidTensors:  # the engine will report the fault
+        return None, None
     architecture = entries.get("general.architecture", "")
 
     def number(key: str) -> int | None:
@@ -69,13 +81,13 @@ def _gguf(path: Path) -> int | None:
 
     heads, width, layers = number("attention.head_count"), number("embedding_length"), number("block_count")
     if not (heads and width and layers):
-        return None
+        return None, layers
     key, value = number("attention.key_length") or width // heads, number("attention.value_length") or width // heads
-    return layers * (number("attention.head_count_kv") or heads) * (key + value) * CACHE_BYTES
+    return layers * (number("attention.head_count_kv") or heads) * (key + value) * CACHE_BYTES, layers
 
 
 def _checkpoint(folder: Path) -> int | None:
-    """Return the bytes a token of a checkpoint in Hugging Face's form."""
+    """Return the bytes per token of a checkpoint in Hugging Face's form."""
     try:
         with (folder / "config.json").open("rb") as opened:
             config = json.loads(opened.read(MAX_CONFIG_BYTES))
@@ -92,5 +104,5 @@ def _checkpoint(folder: Path) -> int | None:
 
 
 def _dimension(told: object) -> int | None:
-    """Return a dimension that a file tells of, None where it cannot be one."""
+    """Return a dimension from a file, None if it is impossible."""
     return told if isinstance(told, int) and not isinstance(told, bool) and 0 < told <= MOST_DIMENSION else None

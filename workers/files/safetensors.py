@@ -1,4 +1,4 @@
-"""Headers of safetensors files: eight bytes of length, then JSON. Files of any size are looked at in milliseconds.
+"""Headers of safetensors files: eight bytes of length, then JSON. Files of any size are read in milliseconds.
 
 Source: the format's description in the README of huggingface/safetensors.
 """
@@ -24,10 +24,10 @@ class _Entry(Struct):
 
 
 def read_folder(folder: Path) -> Shapes:
-    """Return the shapes of all tensors in a folder, by their names.
+    """Return the shapes of all tensors in a folder, by name.
 
     Raises:
-        InvalidTensors: there are none, or a file is not whole.
+        InvalidTensors: there are none, or a file is incomplete.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -36,10 +36,10 @@ def read_folder(folder: Path) -> Shapes:
 
 
 def read_shapes(file: Path) -> Shapes:
-    """Return the shapes of a file's tensors, by their names.
+    """Return the shapes of a file's tensors, by name.
 
     Raises:
-        InvalidTensors: it is no safetensors file, or not a whole one.
+        InvalidTensors: it is no safetensors file, or an incomplete one.
     """
     try:
         with file.open("rb") as opened:

@@ -1,1 +1,1 @@
-"""Whether an engine is alive, and what a dead one leaves behind."""
+"""Whether an engine is alive, and the record of a dead one."""

@@ -1,4 +1,4 @@
-"""Probes of an idle engine: how fast it reads and writes, and whether it still answers."""
+"""Probes of an idle engine: its speed at reading and writing, and whether it still answers."""
 
 from collections.abc import Callable
 from typing import Final
@@ -12,14 +12,14 @@ from workers.spec import EngineKind, WorkerSpec
 PROBE_S: Final = 15.0  # between two probes
 
 PROBES_REFUSED: Final = 3
-LEAST_STEP: Final = 16  # tokens of an answer: fewer tell nothing of the rate
-MOST_WORDS: Final = 200  # of a prompt
-TOKENS_A_WORD: Final = 8  # at most: the prompt has to fit
-TIMES: Final = 2  # what one measurement alone tells may be of a cold cache
+LEAST_STEP: Final = 16  # tokens of an answer: fewer do not show the rate
+MOST_WORDS: Final = 200  # words of a prompt
+TOKENS_A_WORD: Final = 8  # at most: the prompt must fit
+TIMES: Final = 2  # a single measurement may be of a cold cache
 
 
 class IdleProbe:
-    """Asks whether an engine without work is ready, now and then; ``limit_s`` bounds its silence, None never does."""
+    """Checks now and then whether an engine without work is ready; ``limit_s`` bounds its silence, None never does."""
 
     def __init__(
         self,
@@ -40,20 +40,20 @@ class IdleProbe:
         return f"<IdleProbe refusals={self._refusals}>"
 
     def begin(self) -> None:
-        """Begin anew, with another engine."""
+        """Start over with another engine."""
         self._refusals = 0
         self._silent_since: float | None = None
         self._due_at = self._clock() + PROBE_S
 
     def is_due(self, now: float) -> bool:
-        """Whether a probe of the engine is due; the next one is later."""
+        """Return whether a probe of the engine is due, and schedule the next."""
         if now < self._due_at:
             return False
         self._due_at = now + PROBE_S
         return True
 
     async def run(self) -> None:
-        """Ask once; have an engine replaced that refuses again and again, or is silent for too long."""
+        """Probe once; have an engine replaced that refuses repeatedly or is silent too long."""
         result = await self._probes.probe()
         now = self._clock()
         if result is ProbeResult.ANSWERED or not self._is_idle():
@@ -69,7 +69,7 @@ class IdleProbe:
 
 
 class EngineCalibration:
-    """Measures each engine that starts on a lane, and one on a CPU of which nothing is known.
+    """Measures each engine that starts on a lane, and one on a CPU without any measurement.
 
     Source: specification, "Latency model".
     """
@@ -83,7 +83,7 @@ class EngineCalibration:
         return f"<EngineCalibration {self._spec.id} {self._observations.pace}>"
 
     async def run(self) -> None:
-        """Measure, and warm up; each question is bounded, and no answer is no reason not to serve."""
+        """Measure, and warm up; each request is bounded, and an engine that does not answer serves all the same."""
         if self._spec.lane is not None:
             answer_tokens = max(LEAST_STEP, self._spec.max_tokens_per_step)
             measured = [await self._measure(answer_tokens)]
@@ -96,7 +96,7 @@ class EngineCalibration:
 
     @property
     def _is_unknown(self) -> bool:
-        """Whether a first prompt may take long, and nothing has told how long; vLLM's first one tells of compilers."""
+        """Whether a first prompt may be slow and nothing was measured; vLLM's first one measures compilers."""
         is_slow = self._spec.on_cpu is True and self._spec.engine is not EngineKind.VLLM
         return is_slow and self._observations.pace.tokens_per_s is None
 

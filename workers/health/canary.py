@@ -1,4 +1,4 @@
-"""The canary: one token asked for by ourselves, or one vector of an engine whose model makes no tokens."""
+"""The canary: a request of our own for one token, or for one vector from a model that makes no tokens."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -8,8 +8,8 @@ import anyio
 import msgspec
 
 from transport.client import EngineClient
-from transport.dialects.openai import COMPLETIONS_PATH, EMBEDDINGS_PATH, UNDECODABLE
-from transport.errors import CannotAsk, EngineError, EngineOverloaded, EngineRejected
+from transport.dialects.openai import COMPLETIONS_PATH, EMBEDDINGS_PATH
+from transport.errors import UNDECODABLE, CannotAsk, EngineError, EngineOverloaded, EngineRejected
 from transport.events import Event
 from transport.relay import is_about_the_request
 from transport.request import ChatRequest, Message
@@ -21,11 +21,11 @@ CANARY: Final = (Message(role="user", content=WORD),)
 class CanaryResult(StrEnum):
     """The result of one canary."""
 
-    HEARD = "heard"  # it sang: the engine makes tokens, or vectors
+    HEARD = "heard"  # the engine makes tokens, or vectors
     BROKEN_OFF = "broken_off"  # a token came, and then an error: it lives, and serves no request
     REFUSED = "refused"  # an error, or a connection that broke
-    UNFIT = "unfit"  # a refusal of the canary's own form, which says nothing of the engine but that its front lives
-    SILENT = "silent"  # nothing in time, which says little of an engine that is busy
+    UNFIT = "unfit"  # a refusal of the canary's own form, which shows only that the engine's front lives
+    SILENT = "silent"  # nothing in time, which says little about a busy engine
 
 
 class Listener:
@@ -60,7 +60,7 @@ class _CanaryAnswer:
         self.is_whole = False
 
     def pass_frames(self, _content_type: str, _frames: bytes) -> None:
-        """Take a stream, which nobody has asked for: it proves nothing."""
+        """Ignore a stream, which was not asked for: it proves nothing."""
 
     def pass_whole(self, _status: int, _content_type: str, body: bytes) -> None:
         """Take an answer; a choice or a vector in it makes it whole."""
@@ -72,7 +72,7 @@ class _CanaryAnswer:
 
 
 async def ask_canary(client: EngineClient, model: str, params: Mapping[str, object], limit_s: float) -> CanaryResult:
-    """Ask an engine for one token as a turn would, and return what came of it within ``limit_s``."""
+    """Ask an engine for one token as a turn would; return the result within ``limit_s``."""
     listener = Listener()
     with anyio.move_on_after(limit_s):
         try:
@@ -89,11 +89,11 @@ async def ask_canary(client: EngineClient, model: str, params: Mapping[str, obje
 
 
 async def _ask(client: EngineClient, model: str, params: Mapping[str, object], listener: Listener) -> None:
-    """Ask by a chat; where that is refused, by what the engine may serve beside it.
+    """Ask by a chat; if that is refused, by other requests that the engine may serve.
 
-    A model that embeds texts and does nothing else makes no token: llama.cpp refuses the chat with 500 then, vLLM with
-    404, and both make a vector. A template that wants other messages than this one refuses with 400 whatever the engine
-    is like, so that a plain text is asked of it.
+    A model that only embeds texts makes no token: llama.cpp refuses the chat with 500 then, vLLM with 404, and both
+    make a vector. A template that wants other messages refuses with 400 whatever the engine's state, so a plain text is
+    sent next.
     """
     asked = {**client.dialect.canary_params, **params}
     try:

@@ -1,7 +1,7 @@
-"""The circuit breaker of one engine: one that refuses a turn and then canaries gets no turns until it answers one.
+"""The circuit breaker of one engine: after it refuses a turn and then canaries it gets no turns until it answers one.
 
-Now and then one waiting turn is let through all the same: a canary is a request of another form, and what refuses it
-may serve turns.
+Now and then one waiting turn is let through all the same: a canary has another form, and an engine that refuses it may
+serve turns.
 """
 
 import logging
@@ -21,17 +21,17 @@ from workers.states import Hold
 
 CANARY_S: Final = 5.0
 PAUSES: Final = Backoff(first_s=1.0, last_s=10.0)
-TRIAL_S: Final = 30.0  # between two turns that are let through, and for how long one is waited for
+TRIAL_S: Final = 30.0  # between two turns that are let through, and the longest wait for one
 TRIAL_LOOK_S: Final = 0.25
-REPAVE_S: Final = 60.0  # an engine that has loaded, and refuses everything for as long, is started anew
+REPAVE_S: Final = 60.0  # a loaded engine that refuses everything for this long is replaced
 logger = logging.getLogger(__name__)
 
 
 class CircuitBreaker:
-    """Open while the engine refuses; ``run`` must be running, and asks it then, at longer and longer intervals.
+    """Open while the engine refuses; ``run`` must be running, and then asks it at growing intervals.
 
-    ``is_at_work`` looks at the engine's counters and processes; ``silence_s`` is how long it may say nothing to its
-    canaries without a sign there, None is for ever.
+    ``is_at_work`` looks at the engine's counters and processes; ``silence_s`` is how long it may ignore its canaries
+    without a sign there, None is for ever.
     """
 
     def __init__(
@@ -50,20 +50,20 @@ class CircuitBreaker:
         self._is_at_work = is_at_work
         self._silence_s = silence_s
         self._because: str | None = None
-        self._refused = 0  # turns that were let through
+        self._refused = 0  # turns that were let through and refused
         self._opened = anyio.Event()
-        self.next_at: float | None = None  # when the engine is asked next, by the clock; None while it is closed
+        self.next_at: float | None = None  # when the engine is asked next, by the clock; None while closed
 
     def __repr__(self) -> str:
         return f"<CircuitBreaker open={self._because!r}>"
 
     @property
     def is_open(self) -> bool:
-        """Whether the engine gets no turns, but one now and then."""
+        """Whether the engine gets no turns, except one now and then."""
         return self._because is not None
 
     def open(self, because: str) -> None:
-        """Let the engine have no turns: it has refused one, and canaries after it."""
+        """Give the engine no turns: it has refused one, and canaries after it."""
         if self._because is None:
             self._because = because
             self._worker.drain_nowait(f"it refuses requests, a canary of ours too: {because}", Hold.REFUSING)
@@ -74,7 +74,7 @@ class CircuitBreaker:
         self._refused += 1
 
     async def run(self) -> None:
-        """Close the breaker when the engine answers, as often as it is opened."""
+        """Close the breaker when the engine answers, each time it is opened."""
         while True:
             await self._opened.wait()
             is_held = await self._wait_answer()
@@ -83,7 +83,7 @@ class CircuitBreaker:
                 self._worker.resume_nowait("it answers again", Hold.REFUSING)
 
     async def _wait_answer(self) -> bool:
-        """Return when the engine answers, and whether it is held still: it is not where a turn was let through."""
+        """Return when the engine answers, and whether it is still held: not after a turn was let through."""
         refused_at = tried_at = self._clock()
         silent_since: float | None = None
         for tries in count(1):
@@ -111,7 +111,7 @@ class CircuitBreaker:
         raise AssertionError("it counts for ever")
 
     async def _why_of_no_use(self, refused_at: float, silent_since: float | None) -> str | None:
-        """Return why the engine has to be replaced: it refuses everything, or is silent without a sign of work."""
+        """Return why the engine must be replaced: it refuses everything, or is silent without a sign of work."""
         is_working = any(running.answer.generation.has_progressed for running in self._in_flight)
         if not self._worker.owns_engine or is_working:
             return None
@@ -137,7 +137,7 @@ class CircuitBreaker:
             tried = [running for running in self._in_flight if running.answer.started_at >= began_at]
             is_served = any(running.answer.generation.has_progressed for running in tried)
             if not tried and self._clock() - began_at >= TRIAL_S:
-                break  # nobody waits, or it was answered in one go: then the next canary tells
+                break  # no turn waits, or it was answered in one go: then the next canary decides
         if not is_served:
             self._worker.drain_nowait(f"it refuses requests: {self._because}", Hold.REFUSING)
         self._worker.offer_one_slot(is_only=False)
@@ -146,6 +146,6 @@ class CircuitBreaker:
     async def _ask_canary(self) -> CanaryResult:
         try:
             return await self._probes.ask_canary(CANARY_S)
-        except Exception:  # whatever is wrong with the canary must not end the worker
+        except Exception:  # a failing canary must not end the worker
             logger.exception("a canary could not be sent")
             return CanaryResult.SILENT

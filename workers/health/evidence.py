@@ -15,14 +15,14 @@ from workers.requests.answer import Phase
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
 from workers.requests.request import RequestId
 
-POLL_S: Final = 2.0  # between two looks at an engine that is silent
+POLL_S: Final = 2.0  # between two looks at a silent engine
 LEAST_INTERVAL_S: Final = 0.9  # between two looks at /proc, whose clock ticks a hundred times a second
-GAP_S: Final = 3 * POLL_S  # without a look: what has risen since is no news, since when it rose is unknown
+GAP_S: Final = 3 * POLL_S  # a longer gap between looks: the time of a rise since the last one is unknown
 _NEVER: Final = float("-inf")
 
 
 class _Newest(Struct, frozen=True, kw_only=True):
-    """Whose progress is the newest, and when the newest of all others was."""
+    """The request with the newest progress, and the newest progress of all others."""
 
     running: InFlightRequest | None = None
     at: float = _NEVER
@@ -39,16 +39,14 @@ class _Newest(Struct, frozen=True, kw_only=True):
 
 
 class EngineSnapshot(Struct, frozen=True, kw_only=True):
-    """The engine as it is known at one moment, for all requests at once: each sees the others' progress in it."""
+    """The state of the engine at one moment, shared by all requests: each sees the others' progress in it."""
 
     rose_at: float | None
     unexplained_at: float | None
     progress: _Newest
     prefilling: _Newest
     batch_busy_at: float | None = None
-    answered_at: float | None = (
-        None  # of a server that may hold requests back: when one was last answered that has ended
-    )
+    answered_at: float | None = None  # last answer of an ended request, if the server may hold requests back
 
     def as_seen_by(self, running: InFlightRequest, *, is_serving: bool) -> EngineObservations:
         """Return the engine's signs of life as evidence for ``running``."""
@@ -70,13 +68,13 @@ class EngineSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class Observations:
-    """Keeps when each thing was last seen to move; written by the watch alone."""
+    """Keeps when each thing was last seen to move; written only by the watch."""
 
     def __init__(
         self, in_flight: InFlightRequests, probes: Probes, clock: Callable[[], float], *, may_queue: bool = False
     ) -> None:
         self._in_flight = in_flight
-        self._may_queue = may_queue  # the server may hold requests back, and tells nothing of it
+        self._may_queue = may_queue  # the server may silently hold requests back
         self._probes = probes
         self._clock = clock
         self.pace = EnginePace()
@@ -86,13 +84,13 @@ class Observations:
         return f"<Observations counters={self.counters} pace={self.pace}>"
 
     def reset(self) -> None:
-        """Forget all that was of another incarnation; how fast it reads stays."""
+        """Forget all observations of another incarnation; its reading speed stays."""
         self.counters: EngineCounters | None = None
         self.kernel = KernelView()
         self._rose_at: float | None = None
         self._unexplained_at: float | None = None
         self._compiled_at: float | None = None
-        self._tasks: SlotTasks | None = None  # of an engine of ours that tells them
+        self._tasks: SlotTasks | None = None  # kept for an engine of ours that reports tasks
         self._first_looks: dict[RequestId, float] = {}
         self._looked_at: float | None = None
         self._tried_at: float | None = None
@@ -102,17 +100,17 @@ class Observations:
         self._ticks_at: float | None = None
         self.busy_at: float | None = None  # when its processes were last seen to compute
         self._answered_at = _NEVER
-        self._batches: dict[RequestId, tuple[int, float]] = {}  # how far each prompt was told to be, and after how long
+        self._batches: dict[RequestId, tuple[int, float]] = {}  # progress of each prompt, and the time it took
         self._log_bytes = self._probes.log_bytes()
         self._log_grew_at: float | None = None
 
     def poll_kernel_nowait(self) -> None:
-        """Ask the kernel at once, where an engine is about to be killed and was not looked at."""
+        """Ask the kernel at once, if an engine is about to be killed and was not looked at."""
         if self._kernel_at is None or self._clock() - self._kernel_at > POLL_S:
             self.kernel, self._kernel_at = self._probes.kernel_view_nowait(), self._clock()
 
     async def poll(self) -> EngineCounters | None:
-        """Ask the engine and the kernel once, each bounded by itself; return what the engine told."""
+        """Ask the engine and the kernel once, each with its own limit; return the engine's counters."""
         if self._tried_at is None or self._clock() - self._tried_at > GAP_S:
             self.counters = None
         await self.poll_kernel()
@@ -127,18 +125,18 @@ class Observations:
         return counters
 
     async def poll_kernel(self) -> None:
-        """Ask the kernel alone, which always answers."""
+        """Ask only the kernel, which always answers."""
         view = await self._probes.kernel_view()
         now = self._clock()
         self._measure_cpu(view, now)
         if self._kernel_at is not None and view.compiles_since(self.kernel):
             self._rose_at = self._unexplained_at = self._compiled_at = (
-                now  # it makes what it needs for these requests, before any step
+                now  # it makes kernels for these requests, before any step
             )
         self.kernel, self._kernel_at = view, now
 
     def _measure_cpu(self, view: KernelView, now: float) -> None:
-        """Measure the CPU use of the tree; an interval of a few ticks would tell of the ticks alone."""
+        """Measure the CPU use of the tree; an interval of a few ticks would be too coarse."""
         if self._ticks_at is None or not self._ticks.processes:
             self._ticks, self._ticks_at = view, now
             return
@@ -162,7 +160,7 @@ class Observations:
         self._batches[running.id] = progress.processed, progress.elapsed_ms
 
     def note_end(self, running: InFlightRequest) -> None:
-        """Take the end of a request."""
+        """Record the end of a request."""
         self._batches.pop(running.id, None)
         self._first_looks.pop(running.id, None)
         self._answered_at = max(self._answered_at, _progress_at(running))
@@ -170,7 +168,7 @@ class Observations:
     def snapshot(self, *, may_batch: bool = False) -> EngineSnapshot:
         """Return the engine's signs of life; ``may_batch``: it may be reading for a request that has left.
 
-        Beside that, it may be reading a batch where a prompt was sent and no token of its answer has come.
+        It may also be reading a batch if a prompt was sent and no token of its answer has come.
         """
         progress = prefilling = _Newest()
         for running in self._in_flight:
@@ -206,7 +204,7 @@ class Observations:
         )
 
     def _is_passed_over(self, running: InFlightRequest) -> bool:
-        """Whether the engine tells of its tasks, and none that gets on can be this request's."""
+        """Whether the engine reports its tasks, and none that progresses can be this request's."""
         first_look, limit_s = self._first_looks.get(running.id), running.judgement.limit_s
         if self._tasks is None or first_look is None or limit_s is None:
             return False
@@ -216,7 +214,7 @@ class Observations:
         return not any(at is not None and now - at < limit_s for at in (advanced_at, self._compiled_at))
 
     def evidence(self, running: InFlightRequest) -> Evidence:
-        """Return all that a verdict on ``running`` rests on."""
+        """Return all evidence for a verdict on ``running``."""
         now = self._clock()
         generation = running.answer.generation
         progress = generation.prompt_progress
@@ -238,12 +236,12 @@ class Observations:
         )
 
     def learn(self, running: InFlightRequest) -> None:
-        """Learn how fast the engine reads and writes from an answer that is complete."""
+        """Learn the engine's reading and writing speed from a complete answer."""
         generation = running.answer.generation
         first_at = generation.first_token_at
         if generation.usage is not None and first_at is not None:
             seen_s, timings, usage = first_at - generation.started_at, generation.timings, generation.usage
-            # No longer than we have seen ourselves: an engine's clock goes on while the machine sleeps.
+            # At most the time that we saw: an engine's clock goes on while the machine sleeps.
             self.pace = self.pace.learned(
                 tokens=timings.prompt_tokens if timings else usage.prompt_tokens - usage.cached_tokens,
                 seconds=min(timings.prompt_ms / 1000, seen_s) if timings else seen_s,
@@ -271,6 +269,6 @@ class Observations:
 
 
 def _progress_at(running: InFlightRequest) -> float:
-    """Return when the model last got further; the start of a request is no progress of the engine's."""
+    """Return when the model last progressed; the start of a request is no progress of the engine's."""
     generation = running.answer.generation
     return generation.last_progress_at if generation.has_progressed else _NEVER

@@ -16,13 +16,13 @@ from workers.process.identity import EngineExit
 from workers.spec import WorkerId
 from workers.states import WorkerState
 
-TAIL_LINES: Final = 50  # of each stream
-TAIL_CHARS: Final = 16 * 1024  # of each stream: the newest lines that fit
-KEPT: Final = 100  # of one worker, the newest
+TAIL_LINES: Final = 50  # lines of each stream
+TAIL_CHARS: Final = 16 * 1024  # letters of each stream: the newest lines that fit
+KEPT: Final = 100  # newest incidents of one worker
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a verdict was given; times are in seconds before it, None where it never was.
+    """The reasons for a verdict; times are in seconds before it, None for never.
 
     ``silent_s`` counts from the model's last progress, ``last_byte_s`` from any byte at all.
     """
@@ -40,7 +40,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestView(msgspec.Struct, frozen=True, kw_only=True):
-    """One request in flight at one moment; ``held_s`` is for how long it has been there."""
+    """One request in flight at one moment; ``held_s`` is the time since it began."""
 
     id: int
     job_name: str
@@ -50,9 +50,9 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
-    """One broken incarnation: what was decided and on which evidence, how it ended, and what it said last.
+    """One broken incarnation: the decision and its evidence, its end, and its last output.
 
-    Also one that failed at what it was told and lives on: then ``exit`` is None.
+    An engine that failed at a command and lives on has one too: then ``exit`` is None.
     """
 
     worker: str
@@ -66,11 +66,11 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     stderr_tail: tuple[str, ...]
     kernel: KernelView
     in_flight: tuple[RequestView, ...]
-    finding: str | None = None  # what trying the turns that were on it has shown
-    model: str | None = None  # None where an older version kept it
-    device: str | None = None  # of a lane: its UUID, or "cpu"
+    finding: str | None = None  # the result of trying the turns that were on it
+    model: str | None = None  # None from an older version
+    device: str | None = None  # a lane's: its UUID, or "cpu"
     device_memory: DeviceMemory | None = None  # at the last look before
-    pools: Mapping[str, int] | None = None  # how many turns waited and ran in all, where the owner counts them
+    pools: Mapping[str, int] | None = None  # numbers of waiting and running turns, if the owner counts them
 
 
 _encode = msgspec.json.Encoder().encode
@@ -78,7 +78,7 @@ _decode = msgspec.json.Decoder(Incident).decode
 
 
 class Incidents:
-    """The newest incidents of one worker, kept over restarts of ours where there is a file for them."""
+    """The newest incidents of one worker, kept across our restarts if there is a file for them."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
@@ -94,10 +94,10 @@ class Incidents:
         return iter(tuple(reversed(self._kept)))
 
     def add(self, incident: Incident) -> None:
-        """Keep one more; a disk that is full must not keep an engine from being repaired.
+        """Keep an incident; a full disk must not stop an engine from being repaired.
 
         Raises:
-            OSError: it is kept in memory alone.
+            OSError: it is kept only in memory.
         """
         self._kept.append(incident)
         if self._file is None:
@@ -111,10 +111,10 @@ class Incidents:
         self._rewrite(self._file)
 
     def note_finding(self, incarnation: int, finding: str) -> None:
-        """Add to the newest incident of an incarnation what was found out after it.
+        """Add a later finding to the newest incident of an incarnation.
 
         Raises:
-            OSError: it is kept in memory alone.
+            OSError: it is kept only in memory.
         """
         for place in reversed(range(len(self._kept))):
             if self._kept[place].incarnation == incarnation:
@@ -144,7 +144,7 @@ def _read(file: Path | None) -> list[Incident]:
         try:
             read.append(_decode(line))
         except msgspec.MsgspecError:
-            continue  # of another version
+            continue  # written by another version
     return read
 
 
@@ -169,10 +169,11 @@ class WorkerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[RequestView, ...]
     tokens_per_s: float
     weight_version: int | None
+    ignored: tuple[str, ...] = ()  # parameters that an attached server was found to ignore
 
 
 class SlotLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """Fewer slots than the engine says that it holds, and why."""
+    """Fewer slots than the engine reports, and why."""
 
     slots: int
     because: str

@@ -1,4 +1,4 @@
-"""Watches the KV cache of an engine that is lent by tokens: how full it is, and whether it had to preempt."""
+"""Watches the KV cache of an engine that is lent by tokens: its use, and preemptions."""
 
 import logging
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from workers.requests.kv_pool import KvPool
 from workers.spec import Capacity, WorkerSpec
 
 LOOK_S: Final = 2.0
-TOLD: Final = 0.05  # of the cache: smaller changes of what is lent tell nobody
+TOLD: Final = 0.05  # share of the cache: smaller changes of the lent part are not reported
 logger = logging.getLogger(__name__)
 
 
 class KvWatch:
-    """Looks while the engine serves; ``on_change`` is told when another part of the cache is lent.
+    """Looks while the engine serves; a change of the lent part of the cache calls ``on_change``.
 
-    A ``pool`` tells in place of an engine that does not.
+    A ``pool`` replaces the reports of an engine that makes none.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class KvWatch:
 
     @property
     def budget(self) -> int | None:
-        """The number of tokens that are lent; None where slots alone bound the engine, or it does not tell."""
+        """The number of lent tokens; None if only slots bound the engine, or it reports no cache."""
         if self._spec.capacity is Capacity.SLOTS or self.cache is None:
             return None
         return int(self.cache.tokens * self._told)
 
     @property
     def block(self) -> int:
-        """The number of tokens that are lent at a time to each request."""
+        """The number of tokens that each request takes at a time."""
         return 1 if self.cache is None else self.cache.block
 
     async def begin_incarnation(self) -> None:

@@ -13,7 +13,7 @@ REMEMBERED: Final = 100  # answers
 
 
 class LatencyRecord:
-    """Compares each complete answer with what the engine's pace predicts for it.
+    """Compares each complete answer with the prediction from the engine's pace.
 
     Source: specification, "Latency model".
     """
@@ -33,7 +33,7 @@ class LatencyRecord:
 
     @property
     def error(self) -> float | None:
-        """By what part of what they took predictions are off, in the middle; None where there were none."""
+        """The median error of predictions, relative to the real duration; None without any."""
         return median(self._errors) if self._errors else None
 
     def hand_over_pace(self) -> HeldPace:
@@ -47,14 +47,14 @@ class LatencyRecord:
         )
 
     def restore(self, held: HeldPace) -> None:
-        """Go on with what another program has learned of the same engine."""
+        """Continue with the pace that another program learned of the same engine."""
         self._observations.pace = EnginePace(
             rates=tuple(held.rates), tokens_a_char=held.tokens_a_char, steps_s=tuple(held.steps_s)
         )
         self._errors.extend(held.errors)
 
     def note_answer(self, answer: Answer, seconds: float) -> None:
-        """Take a complete answer that took so long; to be called before the pace is learned from it."""
+        """Compare a complete answer with its prediction; called before the pace is learned from it."""
         usage = answer.usage
         if usage is None or seconds <= 0:
             return

@@ -1,4 +1,4 @@
-"""An engine's signs beside its answers: counters, a canary, and the kernel's view of it."""
+"""An engine's signs of life beside its answers: counters, a canary, and the kernel's view of it."""
 
 import contextlib
 import logging
@@ -21,8 +21,9 @@ from transport.request import ChatRequest, Message
 from workers.health.canary import CANARY, CanaryResult, Listener, ask_canary
 from workers.requests.generation import Generation
 
-VIEW_PROCESSES: Final = 64  # of one engine's tree; vLLM has a dozen
-# What Triton, Inductor, FlashInfer and llama.cpp's backends run to make kernels; in-process compilers show no process.
+VIEW_PROCESSES: Final = 64  # most of one engine's tree; vLLM has a dozen
+# Programs that Triton, Inductor, FlashInfer and llama.cpp's backends run to make kernels; in-process compilers run
+# none.
 COMPILERS: Final = frozenset(
     {
         *("ptxas", "cicc", "nvcc", "cudafe++", "fatbinary", "nvlink", "hipcc", "ninja"),
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
-    """One process as the kernel sees it: its state, what it waits for in the kernel, memory in bytes, CPU seconds."""
+    """The kernel's view of a process: its state, the call it waits in, memory in bytes, CPU seconds."""
 
     pid: int
     name: str
@@ -57,19 +58,19 @@ class KernelView(msgspec.Struct, frozen=True, kw_only=True):
         return sum(process.cpu_s for process in self.processes)
 
     def cpu_since(self, earlier: "KernelView") -> float:
-        """Return the CPU seconds that were spent since, by processes that were there and by those that came."""
+        """Return the CPU seconds that old and new processes spent since then."""
         spent = {process.pid: process.cpu_s for process in earlier.processes}
         return sum(max(0.0, process.cpu_s - spent.get(process.pid, 0.0)) for process in self.processes)
 
     def compiles_since(self, earlier: "KernelView") -> bool:
-        """Whether a compiler below the engine has worked since: kernels are made when a shape comes first."""
+        """Whether a compiler below the engine has worked since: kernels are made when a shape first occurs."""
         spent = {process.pid: process.cpu_s for process in earlier.processes}
         compilers = (process for process in self.processes if process.name in COMPILERS)
         return any(process.cpu_s > spent.get(process.pid, -1.0) for process in compilers)
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """The seconds in which an engine read so many tokens of a prompt, and wrote so many of an answer."""
+    """The seconds in which an engine read ``tokens`` of a prompt, and wrote ``answer_tokens``."""
 
     tokens: int
     seconds: float
@@ -81,24 +82,24 @@ class ProbeResult(StrEnum):
     """The result of one readiness probe."""
 
     ANSWERED = "answered"
-    REFUSED = "refused"  # nothing listens, or what answers is not a ready engine
-    SILENT = "silent"  # no answer in time, which a healthy engine may do in the middle of a batch
+    REFUSED = "refused"  # nothing listens, or the answer is not a ready engine's
+    SILENT = "silent"  # no answer in time, as from a healthy engine in the middle of a batch
 
 
 class Probes(Protocol):
-    """The edge of the watch: the real one asks an engine and the kernel, that of tests knows what it will say."""
+    """The interface of the watch: the real one asks an engine and the kernel, that of tests has fixed answers."""
 
     async def read_counters(self) -> EngineCounters | None:
-        """Return the engine's counters, None where it does not tell them, or not now."""
+        """Return the engine's counters, None if it does not report them, or not now."""
 
     async def ask_canary(self, limit_s: float) -> CanaryResult:
-        """Ask for one token as a turn would, or for one vector, and return what came of it."""
+        """Ask for one token as a turn would, or for one vector; return the result."""
 
     async def calibrate(self, words: int, answer_tokens: int) -> Calibration | None:
-        """Return how long the engine takes for a short prompt, or at least takes; None where it does not tell."""
+        """Return the engine's time for a short prompt, or a lower bound of it; None if it is unknown."""
 
     async def read_prompt(self, system: str, tools: Sequence[Mapping[str, object]]) -> None:
-        """Read the common beginning of prompts into the engine's cache, if that takes no longer than a limit."""
+        """Read the common beginning of prompts into the engine's cache, within a time limit."""
 
     async def probe(self) -> ProbeResult:
         """Make one readiness probe; return its result."""
@@ -110,14 +111,14 @@ class Probes(Protocol):
         """Return the same at once, for a moment that cannot wait."""
 
     def log_bytes(self) -> int:
-        """Return how much the engine has printed so far."""
+        """Return the size of the engine's output so far."""
 
 
 class EngineProbes:
     """The probes of a real engine.
 
-    ``base`` gives the model's name and further parameters of a request for it without adapters; ``root`` the pid above
-    the engine's whole tree, None where there is none.
+    ``base`` gives the model's name and the parameters of a request without adapters; ``root`` the pid above the
+    engine's whole tree, None without one.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class EngineProbes:
         return f"<EngineProbes {self._client!r}>"
 
     async def calibrate(self, words: int, answer_tokens: int) -> Calibration | None:
-        """Ask for so many tokens after a prompt of so many words that no cache holds."""
+        """Ask for ``answer_tokens`` after a prompt of that many words that no cache holds."""
         generation = Generation(time.monotonic)
         model, params = self._base()
         length = {"max_tokens": answer_tokens, "ignore_eos": True}
@@ -151,7 +152,7 @@ class EngineProbes:
                 await self._client.stream(asked, generation)
             except EngineError:
                 return None
-        if limit.cancelled_caught:  # it is at most as fast as that
+        if limit.cancelled_caught:  # its speed is at most that
             return Calibration(tokens=words, seconds=CALIBRATION_S)
         timings, usage, first_at = generation.timings, generation.usage, generation.first_token_at
         if usage is None or first_at is None:
@@ -165,7 +166,7 @@ class EngineProbes:
         )
 
     async def read_prompt(self, system: str, tools: Sequence[Mapping[str, object]]) -> None:
-        """Ask for one token after a prompt that begins so."""
+        """Ask for one token after a prompt with this beginning."""
         model, params = self._base()
         messages = (Message(role="system", content=system), *CANARY)
         asked = ChatRequest(model=model, messages=messages, params={**params, "max_tokens": 1}, tools=tuple(tools))
@@ -205,7 +206,7 @@ class EngineProbes:
         return KernelView() if root is None else look_at_tree(root)
 
     def log_bytes(self) -> int:
-        """Return how much came through the guardian."""
+        """Return the number of bytes that came through the guardian."""
         return self._log_bytes()
 
 
@@ -213,7 +214,7 @@ def look_at_tree(root: int) -> KernelView:
     """Return the processes below ``root``."""
     try:
         below = psutil.Process(root).children(recursive=True)[:VIEW_PROCESSES]
-    except (psutil.Error, OSError):  # OSError where we have no descriptor left
+    except (psutil.Error, OSError):  # OSError if no descriptor is left
         return KernelView()
     views = (_look_at(process) for process in below)
     return KernelView(processes=tuple(view for view in views if view is not None))

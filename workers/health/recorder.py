@@ -1,4 +1,4 @@
-"""Makes an incident of a worker's broken incarnation: what was seen when it was found broken, and how it ended."""
+"""Makes an incident of a worker's broken incarnation: the scene when it was found broken, and its end."""
 
 import logging
 import math
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Diary(msgspec.Struct, frozen=True, kw_only=True):
-    """One for each id of a worker: the models that come to a lane one after the other share it."""
+    """The records of a worker's id; the models that use a lane one after the other share it."""
 
     log: LogRing
     moves: Moves
@@ -36,7 +36,7 @@ class Diary(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_worker(cls, spec: WorkerSpec) -> Self:
-        """Return a worker's, with the incidents of earlier lives of ours where a folder has them."""
+        """Return a worker's diary, with the incidents of our earlier lives if a folder keeps them."""
         file = spec.state_dir / "incidents" / _file_name(spec.id) if spec.state_dir else None
         return cls(log=LogRing(), moves=Moves(), incidents=Incidents(file))
 
@@ -55,7 +55,7 @@ class _Scene(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IncidentRecorder:
-    """Views the scene before an engine is killed and its requests are ended, and keeps it with the end."""
+    """Records the scene before an engine is killed and its requests are ended, and keeps it with the end."""
 
     def __init__(
         self,
@@ -75,14 +75,14 @@ class IncidentRecorder:
         self._count_pools = count_pools
         self._scene: _Scene | None = None
         self.incidents = incidents
-        self.counts: Counter[str] = Counter()  # of this run, by reason
+        self.counts: Counter[str] = Counter()  # incidents of this run, by reason
 
     def __repr__(self) -> str:
         return f"<IncidentRecorder {self._id} {self.incidents!r}>"
 
     @property
     def has_viewed(self) -> bool:
-        """Whether the present incarnation was found broken already: the first reason stands."""
+        """Whether the present incarnation was already found broken: the first reason stands."""
         return self._scene is not None and self._scene.incarnation == self._supervisor.now.incarnation
 
     def reason_of(self, incarnation: int) -> str | None:
@@ -90,7 +90,7 @@ class IncidentRecorder:
         return self._scene.reason if self._scene is not None and self._scene.incarnation == incarnation else None
 
     def view(self, reason: FailureReason) -> None:
-        """Take in what is there now."""
+        """Record the present scene."""
         self._scene = self._look(reason)
 
     def _look(self, reason: str) -> _Scene:
@@ -146,7 +146,7 @@ class IncidentRecorder:
             logger.exception("worker %s: an incident could not be written", self._id)
 
     def _fullest_device(self) -> tuple[str | None, DeviceMemory | None]:
-        """Return the device of the engine with the least memory left, at the last look, and its memory."""
+        """Return the engine's device with the least memory left at the last look, and its memory."""
         known = [(uuid, self._health.memory.get(uuid) if self._health else None) for uuid in self._devices]
         return min(
             known,
@@ -155,7 +155,7 @@ class IncidentRecorder:
         )
 
     def note_finding(self, incarnation: int, finding: str) -> None:
-        """Add to the incident of an incarnation what was found out after it."""
+        """Add a later finding to the incident of an incarnation."""
         line = line_about(of_worker(self._id, incarnation))
         logger.warning("worker %s: engine %d: %s", self._id, incarnation, finding, extra=line)
         try:

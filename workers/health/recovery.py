@@ -19,11 +19,11 @@ from workers.requests.in_flight import InFlightRequest, InFlightRequests
 SHORTLY_S: Final = 5.0  # from the end of a request to a death of its engine that it may have caused
 DEATH_NOTICE_S: Final = 0.5  # from a broken connection to the guardian's news of a death: milliseconds, unless starved
 CONFIRM_PROBES: Final = 3
-REFUSAL_PAUSE_S: Final = 1.0  # where the engine does not say how long
+REFUSAL_PAUSE_S: Final = 1.0  # if the engine gives no time
 REFUSAL_PAUSE_MAX_S: Final = 30.0
 CANARY_S: Final = 5.0
 CANARIES: Final = (
-    3  # that an engine refuses before it gets no turns: some refuse half of everything, and serve the rest
+    3  # refused canaries before the engine gets no turns: some refuse half of everything, and serve the rest
 )
 CANARY_PAUSE_S: Final = 0.2
 
@@ -47,12 +47,12 @@ def ending_of(running: InFlightRequest, action: EndRequests, *, owns_engine: boo
 
 
 def may_be_cause(running: InFlightRequest) -> bool:
-    """Whether a request can be found to have brought its engine down: not while its tools run, with nothing on it."""
+    """Whether a request may have brought its engine down: not while its tools run and it is off the engine."""
     return running.answer.phase is not Phase.TOOLS
 
 
 class Recovery:
-    """Finds out whether an engine that failed a request is still one."""
+    """Finds out whether an engine that failed a request still works."""
 
     def __init__(
         self,
@@ -68,26 +68,35 @@ class Recovery:
         self._breaker = breaker
         self._clock = clock
         self._refusals = Refusals()  # since a turn was served
-        self._answered: tuple[int, float] = (0, 0.0)  # an incarnation, and when the newest request began that it ended
+        self._answered: tuple[int, float] = (0, 0.0)  # an incarnation, and the start of the newest request it completed
 
     def __repr__(self) -> str:
         return f"<Recovery of {self._worker!r}>"
 
     def note_answer(self, incarnation: int, running: InFlightRequest) -> None:
-        """Record a request that an engine has answered to its end."""
+        """Record a request that an engine has completed."""
         began_at = running.answer.started_at
         self._refusals.clear()
         if incarnation >= self._answered[0]:
             self._answered = incarnation, max(began_at, self._answered[1] if incarnation == self._answered[0] else 0.0)
 
+    async def is_serving_others(self) -> bool:
+        """Whether the engine answers a canary, or makes tokens for a request while a canary waits behind others."""
+        if self._breaker.is_open:
+            return False
+        canary = await self._probes.ask_canary(CANARY_S)
+        if canary is CanaryResult.SILENT:
+            return any(each.answer.generation.first_token_at is not None for each in self.in_flight)
+        return canary is CanaryResult.HEARD
+
     async def recover(self, incarnation: int, running: InFlightRequest, failed: EngineFailed) -> EngineFailed:
-        """Return the failure, with what it proves, when the slot may be lent again; the engine may be broken then."""
+        """Return the failure and its proof when the slot may be lent again; the engine may be broken then."""
         if failed.reason is FailureReason.ENGINE_UNREACHABLE:
             await self._confirm_alive(incarnation, running, failed.detail)
         elif await self._probes.probe() is ProbeResult.REFUSED:
             await self._confirm_dead(incarnation, failed.detail)
             return failed
-        if failed.retry_after_s is not None:  # its own word: it has too much to do, and this request is not the cause
+        if failed.retry_after_s is not None:  # the engine is overloaded, and this request is not the cause
             await anyio.sleep(min(failed.retry_after_s, REFUSAL_PAUSE_MAX_S))
             return failed
         is_proved = await self._serves_others(incarnation, running, failed.detail)
@@ -114,7 +123,7 @@ class Recovery:
         return False
 
     def _is_ill(self, incarnation: int, running: InFlightRequest, detail: str) -> bool:
-        """Whether different turns were refused and none is served, whatever a canary says; replace it after a while."""
+        """Whether different turns were refused and none is served, whatever canaries say; later replace it."""
         if any(each.answer.generation.first_token_at is not None for each in self.in_flight if each is not running):
             self._refusals.clear()
             return False
@@ -131,8 +140,8 @@ class Recovery:
     async def _confirm_alive(self, incarnation: int, running: InFlightRequest, detail: str) -> None:
         """Check that the engine lives after a broken request; else break it, and charge that request.
 
-        A death is told by the guardian within milliseconds, and ends the request meanwhile with that reason. Silence
-        proves nothing: a healthy engine may be in the middle of a batch, and one that hangs is the watch's.
+        The guardian reports a death within milliseconds, which ends the request with that reason. Silence proves
+        nothing: a healthy engine may be in the middle of a batch, and the watch handles one that hangs.
         """
         for _ in range(CONFIRM_PROBES):
             await anyio.sleep(DEATH_NOTICE_S)
@@ -143,10 +152,10 @@ class Recovery:
             self._worker.break_engine(reason, f"{reason}: {detail}", {running: reason})
 
     async def _confirm_dead(self, incarnation: int, detail: str) -> None:
-        """Break an engine whose front answers errors and says itself that it is not ready: what is behind it has died.
+        """Break an engine whose front answers errors and reports itself not ready: the engine behind it has died.
 
-        vLLM's API server goes on for five seconds without its engine, and then ends with status 0. The request that
-        was on the engine may have brought it down.
+        vLLM's API server goes on for five seconds without its engine, and then ends with status 0. The request that was
+        on the engine may have brought it down.
         """
         await anyio.sleep(DEATH_NOTICE_S)
         if await self._probes.probe() is not ProbeResult.REFUSED:

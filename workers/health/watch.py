@@ -1,7 +1,7 @@
-"""The watch over one engine: it looks, has ``policy.liveness`` judge, and ends what is stalled. Beside the token path.
+"""The watch over one engine: it looks, ``policy.liveness`` judges, and stalled requests end. Beside the token path.
 
-Before an engine is killed it is asked for one token, a canary. An engine that answers is not killed; only
-the request that got nothing ends.
+Before an engine is killed it is asked for one token, a canary. An engine that answers is not killed; only the request
+that got nothing ends.
 """
 
 import logging
@@ -28,19 +28,19 @@ from workers.requests.in_flight import InFlightRequest, InFlightRequests
 from workers.requests.tool_loop import loop_failure
 from workers.spec import WorkerTimeouts
 
-TICK_S: Final = 0.5  # with requests in flight: repetition is found within it, and every limit is overrun by no more
+TICK_S: Final = 0.5  # with requests in flight: finds repetition, and bounds the overrun of every limit
 IDLE_TICK_S: Final = 1.0
 TICKS_A_LIMIT: Final = 8
 CANARY_S: Final = 5.0  # with the last look, a hang is killed within ten seconds of its limit
 LAST_LOOK_S: Final = 3.0
-FROZEN_S: Final = 3.0  # between two ticks
+FROZEN_S: Final = 3.0  # a longer gap between two ticks means that we were stopped
 TOO_LONG: Final = "the answer is longer than one is held: nobody has bounded it"
 THAW_S: Final = 2 * POLL_S + 1.0  # two looks make a comparison
 logger = logging.getLogger(__name__)
 
 
 class HealthWatch:
-    """Judges every request in flight, for as long as ``run`` runs."""
+    """Judges every request in flight while ``run`` runs."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class HealthWatch:
         self._limits = timeouts.stall
         self._cancel_s = timeouts.cancel_s
         self._release = LeakedSlots(timeouts.cancel_s or 0.0)
-        self._overdue_since: float | None = None  # a slot is busy for no request
+        self._overdue_since: float | None = None  # since when a slot is busy for no request
         self._watched = watched
         self._clock = clock
         self.observations = Observations(in_flight, probes, clock, may_queue=not watched.owns_engine)
@@ -90,7 +90,7 @@ class HealthWatch:
         self._is_paused = False
 
     def pause(self) -> None:
-        """Expect nothing of the engine: it was told to stand still, and that is bounded elsewhere."""
+        """Expect nothing of the engine: it was paused, and another limit bounds that."""
         self._is_paused = True
         for running in self._in_flight:
             running.freeze()
@@ -105,7 +105,7 @@ class HealthWatch:
                 running.thaw()
 
     def note_end(self, running: InFlightRequest) -> None:
-        """Take the end of a request; where it came before the engine's own, a slot is to come free."""
+        """Record the end of a request; if it came before the engine's own, a slot must come free."""
         self.observations.note_end(running)
         generation = running.answer.generation
         if _is_cut_off(running):
@@ -115,7 +115,7 @@ class HealthWatch:
 
     @property
     def has_departed_suspect(self) -> bool:
-        """Whether a request was cut off so lately that a death of the engine may be its doing."""
+        """Whether a request was cut off so lately that it may cause a death of the engine."""
         return self._cut_off_at is not None and self._clock() - self._cut_off_at < SHORTLY_S
 
     def verdict(self) -> Verdict | None:
@@ -125,7 +125,7 @@ class HealthWatch:
         return min((running.judgement.verdict for running in self._in_flight), key=SEVERITY.index, default=None)
 
     def views(self) -> tuple[RequestView, ...]:
-        """Return each request in flight with its verdict and what that rests on."""
+        """Return each request in flight with its verdict and evidence."""
         now, snapshot = self._clock(), self._snapshot()
         return tuple(
             RequestView(
@@ -139,7 +139,7 @@ class HealthWatch:
         )
 
     def judge(self, running: InFlightRequest, snapshot: EngineSnapshot | None = None) -> Judgement:
-        """Return the present judgement on one request; who judges many gives the ``snapshot`` of all of them."""
+        """Return the present judgement on one request; ``snapshot`` is shared by calls for many."""
         if running.answer.phase is Phase.TOOLS:
             return Judgement(verdict=Verdict.TOOL_WAIT, silent_s=0.0, limit_s=None)
         if self._is_paused:
@@ -148,16 +148,16 @@ class HealthWatch:
         if running.answer.phase is Phase.US and is_serving:
             has_token = running.answer.first_token_at is not None
             return Judgement(verdict=Verdict.DECODING if has_token else Verdict.PREFILLING, silent_s=0.0, limit_s=None)
-        if running.answer.is_mute and is_serving and not self._watched.owns_engine:  # and nothing else tells of it
+        if running.answer.is_mute and is_serving and not self._watched.owns_engine:  # nothing else shows its progress
             return Judgement(verdict=Verdict.PREFILLING, silent_s=0.0, limit_s=None)
         engine = (snapshot or self._snapshot()).as_seen_by(running, is_serving=is_serving)
         return judge(self._limits, self.observations.of_request(running), engine, self._clock())
 
     def tick(self, tasks: TaskGroup) -> None:
-        """Look once at everything that costs nothing, and start what costs something where that is due."""
+        """Make all free checks, and start the costly ones that are due."""
         now = self._clock()
         if self._ticked_at is not None and now - self._ticked_at > FROZEN_S:
-            # We were stopped ourselves, or starved: what came meanwhile has yet to be read, and looked at.
+            # We were stopped or starved: input that came meanwhile has yet to be read and looked at.
             self._judges_from = now + THAW_S
         self._ticked_at = now
         self._in_flight.measure_rate(now)
@@ -165,11 +165,11 @@ class HealthWatch:
         needs_look = self._release.is_armed
         for running in self._in_flight:
             self.observations.learn_batches(running)
-            loop = running.answer.find_loop() if running.answer.phase is Phase.ENGINE else None
+            loop = running.answer.loops.find_loop() if running.answer.phase is Phase.ENGINE else None
             if loop is not None:
                 running.end(loop_failure(loop))
                 continue
-            if running.answer.chars > MAX_CHARS:
+            if running.answer.loops.chars > MAX_CHARS:
                 running.end(RequestFailed(reason=FailureReason.ENGINE_REJECTED, detail=TOO_LONG))
                 continue
             running.judgement = judgement = self.judge(running, snapshot)
@@ -187,7 +187,7 @@ class HealthWatch:
         return not len(self._in_flight) and not self._is_paused and self._watched.now.is_serving
 
     async def _guarded(self, poll: Callable[[], Awaitable[None]]) -> None:
-        """Look; what goes wrong with it must not end the worker, whose engine may be well."""
+        """Look; a failure must not end the worker, whose engine may be well."""
         try:
             await poll()
         except Exception:
@@ -201,11 +201,11 @@ class HealthWatch:
             tasks.start_soon(self._guarded, self._confirm)
 
     async def _confirm(self) -> None:
-        """Look at an engine that shows nothing once more, ask it for a canary, then kill it.
+        """Look once more at an engine that shows no life, ask it for a canary, then kill it.
 
-        Only requests that were stalled before the canary are suspected; those that outran their limit with it are not.
-        A canary that is answered proves that the engine lives, and speaks against them. An engine that is not ours is
-        left alone whatever it answers.
+        Only requests that stalled before the canary are suspected, not those that passed their limit during it. An
+        answered canary proves that the engine lives, and speaks against them. An engine that is not ours is left alone
+        whatever it answers.
         """
         try:
             with anyio.move_on_after(LAST_LOOK_S):
@@ -216,7 +216,7 @@ class HealthWatch:
                 if judgement.scope is Scope.ENGINE
             ]
             is_heard = bool(suspects) and await self._ask_canary() in {CanaryResult.HEARD, CanaryResult.BROKEN_OFF}
-            await self.observations.poll_kernel()  # has it computed while it did not answer?
+            await self.observations.poll_kernel()  # shows whether it has computed while it did not answer
         finally:
             self._is_confirming = False
         stalled = {
@@ -231,14 +231,14 @@ class HealthWatch:
                 self._end_alone(running, judgement, is_proved=is_heard)
             return
         if self._is_paused or any(judgement.scope is not Scope.ENGINE for judgement in map(self.judge, stalled)):
-            return  # it has moved for some request meanwhile: slow, and no longer without a sign
+            return  # it has moved for some request meanwhile: slow, but with a sign of life
         running, judgement = next(iter(stalled.items()))
         reason = _reason(running)
         because = f"{reason}: {_silence(running, judgement)}, no counter rose, and it answered no canary"
         self._watched.break_engine(reason, because, {each: _reason(each) for each in stalled if may_be_cause(each)})
 
     async def _ask_canary(self) -> CanaryResult:
-        """Return whether the engine answers a canary; what its counters show meanwhile is the canary's own."""
+        """Return the result of a canary; counters that it raises are ignored."""
         self._is_looking = True
         try:
             return await self._probes.ask_canary(max(1.0, min(CANARY_S, self._tightest_s)))
@@ -247,7 +247,7 @@ class HealthWatch:
             self.observations.counters = None
 
     async def is_at_work(self) -> bool:
-        """Look at the engine once; tell whether its counters or processes show work within the limit on silence."""
+        """Look at the engine once; return whether counters or processes show work within the limit on silence."""
         with anyio.move_on_after(LAST_LOOK_S):
             await self._poll()
         now, snapshot = self._clock(), self._snapshot()
@@ -263,7 +263,7 @@ class HealthWatch:
         return [(running, self.judge(running, snapshot)) for running in self._in_flight if running.ending is None]
 
     def _end_alone(self, running: InFlightRequest, judgement: Judgement, *, is_proved: bool) -> None:
-        """End one request whose engine works for others, or, where ``is_proved``, was seen to answer meanwhile."""
+        """End one request whose engine works for others, or, if ``is_proved``, was seen to answer meanwhile."""
         works = ", while the engine works for others" if judgement.scope is Scope.REQUEST else ""
         detail = f"{_silence(running, judgement)}{works}"
         line = line_about(running.concerns())
@@ -282,7 +282,7 @@ class HealthWatch:
         finally:
             self._is_looking = False
         if counters is None and self._cancel_s is not None:
-            self._release.drop_before(self._clock() - self._cancel_s)  # nothing will tell whether they have left
+            self._release.drop_before(self._clock() - self._cancel_s)  # nothing will show whether they have left
         if (
             counters is None
             or self._cancel_s is None
@@ -303,11 +303,11 @@ class HealthWatch:
 
 
 def _is_cut_off(running: InFlightRequest) -> bool:
-    """Whether a request ended while its engine may have been at work on it."""
+    """Whether a request ended while its engine may have been working on it."""
     answer, generation = running.answer, running.answer.generation
     if generation.finish_reason is not None or isinstance(running.ending, Completed):
         return False
-    # One that is relayed may have nothing begun yet; and one whose client has left is ended by no word of ours.
+    # A relayed one may not have begun yet; and one whose client has left has no ending of ours.
     was_left = answer.was_asked and (running.ending is None or isinstance(running.ending, Cancelled))
     return was_left or answer.phase is Phase.ENGINE or generation.begun_at is not None
 
@@ -318,7 +318,7 @@ def _reason(running: InFlightRequest) -> FailureReason:
 
 
 def _silence(running: InFlightRequest, judgement: Judgement) -> str:
-    """Return how long a request has made no progress, and the setting that bounds it."""
+    """Return the time without progress, and the setting that bounds it."""
     key = "decode_stall_s" if _reason(running) is FailureReason.STALLED_DECODE else "prefill_stall_s"
     limit = "" if judgement.limit_s is None else f" (timeouts.{key} allows {judgement.limit_s:.4g} s)"
     return f"no progress for {judgement.silent_s:.1f} s{limit}"

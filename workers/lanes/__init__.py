@@ -1,1 +1,1 @@
-"""Places on devices that models come to and leave: which there are, what fits them, and who goes where."""
+"""Places on devices that models come to and leave: their workers, their memory, and their swaps."""

@@ -1,4 +1,4 @@
-"""Acts out what the placement decides: loads models on lanes when turns want them, and has others leave."""
+"""Carries out the placement: loads models on lanes when turns want them, and makes others leave."""
 
 import logging
 import os
@@ -40,10 +40,10 @@ logger = logging.getLogger(__name__)
 
 
 class LanePool:
-    """The lanes of a machine; the only one that starts and ends engines on them. ``run`` must be running.
+    """The lanes of a machine; nothing else starts or ends engines on them. ``run`` must be running.
 
-    ``is_changed`` tells of an engine that it is needed though no turn is on it: its weights are being kept, say.
-    ``health`` looks after the devices, where they can be looked at.
+    ``is_changed`` says that an engine is needed though it has no turn, for example while its weights are written.
+    ``health`` watches the devices that can be watched.
     """
 
     def __init__(
@@ -55,19 +55,19 @@ class LanePool:
     ) -> None:
         self.health = health
         if health is not None:
-            health.on_mark = lambda: self._changed.notify()  # noqa: PLW0108 - there is none yet
+            health.on_mark = lambda: self._changed.notify()  # noqa: PLW0108 - it does not exist yet
         self.memory_use = MemoryUse(health) if health is not None else None
         self._is_changed = is_changed
         self._lanes: dict[str, LaneWorkers] = {}
-        self.hints: dict[str, str] = {}  # of models: the lane that they are loaded on first
+        self.hints: dict[str, str] = {}  # model to the lane that it is loaded on first
         self._specs: dict[str, WorkerSpec] = {}
         self._rooms: dict[str, int | None] = {}
         self._placement = Placement(self._rooms, rule)
         self._waiting: dict[str, Waiting] = {}
-        self._asked: set[str] = set()  # models that a person wants to be loaded
+        self._asked: set[str] = set()  # models that an operator wants loaded
         self._in_use: list[int] = []
         self._unserved_since: dict[str, float] = {}
-        self._reasons: dict[str, tuple[str, str | None]] = {}  # of a lane: why a model comes, and who leaves for it
+        self._reasons: dict[str, tuple[str, str | None]] = {}  # per lane: why a model comes, and which leaves for it
         self._heat = Heat()
         self._sleep: Sleep | None = None  # while it runs
         self._tasks: TaskGroup | None = None
@@ -80,11 +80,11 @@ class LanePool:
         return f"<LanePool {list(self.lanes)}>"
 
     def __iter__(self) -> Iterator[SupervisedWorker]:
-        """Iterate over the workers that are on the lanes, or were last."""
+        """Iterate over the present or last worker of each lane."""
         return (lane.current for lane in self.lanes)
 
     def add(self, workers: Iterable[SupervisedWorker]) -> None:
-        """Take the workers of a model, one for each lane that it may come to; their ``run`` is their owner's."""
+        """Add the workers of a model, one for each lane that it may use; their owner runs them."""
         for worker in workers:
             lane = self._lanes.setdefault(worker.spec.id, LaneWorkers(worker))
             lane.workers[worker.spec.name] = worker
@@ -93,7 +93,7 @@ class LanePool:
         self._changed.notify()
 
     def follow(self, rule: SwapRule) -> None:
-        """Place models by another rule from now on."""
+        """Use another placement rule from now on."""
         self._placement.rule = rule
         self._changed.notify()
 
@@ -104,11 +104,11 @@ class LanePool:
 
     @property
     def models(self) -> Collection[str]:
-        """The models that come to lanes."""
+        """The models that use lanes."""
         return self._specs.keys()
 
     def find(self, worker_id: str) -> LaneWorkers | None:
-        """Return the lane of a worker's id."""
+        """Return the lane with a worker's id."""
         return self._lanes.get(worker_id)
 
     def slots_of(self, model: str) -> int:
@@ -118,29 +118,29 @@ class LanePool:
     def is_lost(self, model: str) -> bool:
         """Whether a model has given up for good on every lane that could hold it."""
         able = [lane for lane in self.lanes if lane.may_hold(model)]
-        # Where all of them are others' it has failed nowhere: it waits, and is not lost.
+        # If all are pinned to other models it has failed nowhere: it waits, and is not lost.
         free = [lane for lane in able if not lane.is_kept_from(model)] or able
         return all(lane.barred.get(model) == FOR_EVER for lane in free)
 
     def has_room(self, model: str) -> bool:
-        """Whether a lane could hold a model."""
+        """Whether a lane could hold a model now."""
         now = time.monotonic()
         free = [lane for lane in self.lanes if lane.may_hold(model) and not lane.is_kept_from(model)]
         return any(lane.barred.get(model, 0.0) <= now and self.mark_of(lane) is None for lane in free)
 
     def mark_of(self, lane: LaneWorkers) -> str | None:
-        """Return why the device of a lane is left alone; None where it is not."""
+        """Return why the device of a lane gets no engines; None if it does."""
         mark = self.health.mark_of(lane.lane.device) if self.health is not None else None
         return None if mark is None else f"{lane.lane.device.uuid} is left alone: {mark.because}"
 
     def forgive(self, worker_id: str) -> None:
-        """Use the device of a lane again, which was left alone: an operator has seen to it."""
+        """Use the marked device of a lane again: an operator has dealt with it."""
         lane = self.find(worker_id)
         if lane is not None and self.health is not None:
             self.health.forgive(lane.lane.device)
 
     def trouble_of(self, model: str) -> str:
-        """Return the reason why turns of an unloaded model wait."""
+        """Return why turns of an unloaded model wait."""
         if not self.has_room(model):
             failed = [lane for lane in self.lanes if model in lane.barred or self.mark_of(lane) is not None]
             causes = "; ".join(
@@ -159,42 +159,42 @@ class LanePool:
         return f"a lane: {residents}"
 
     def adopt(self, worker: SupervisedWorker) -> None:
-        """Adopt a worker whose engine stands on its lane already."""
+        """Adopt a worker whose engine already runs on its lane."""
         self._lanes[worker.spec.id].adopt(worker)
         self._adopted.append(worker)
 
     def start_adopted_nowait(self) -> None:
-        """Start the workers that go on with running engines; once."""
+        """Start the workers with adopted engines; once."""
         for worker in self._adopted:
             worker.start_nowait("its engine is there already")
 
     def unsettled(self) -> str | None:
-        """Return which lane is changing its model, None where none is."""
+        """Return which lane is changing its model, None if none is."""
         return next((f"{each.lane.id} is changing its model" for each in self.lanes if each.is_changing), None)
 
-    # What a person asks for
+    # Requests of operators
 
     def load(self, model: str) -> None:
-        """Load a model as if a turn waited for it, after those for which one does."""
+        """Load a model as if a turn waited for it, after models with waiting turns."""
         self._asked.add(model)
         self._changed.notify()
 
     def unload(self, model: str, because: str) -> None:
-        """Have a model leave its lanes, each after its turns; turns that wait for it have it loaded again."""
+        """Make a model leave its lanes after its turns; waiting turns load it again."""
         self._asked.discard(model)
         for lane in self.lanes:
             if lane.resident == model:
                 lane.current.drain_nowait(because, Hold.SWAP)
         self._changed.notify()
 
-    # What happens
+    # Events
 
     def note_waiting(self, waiting: Mapping[str, Waiting]) -> None:
         """Update the waiting turns of each model of the lanes, after every start and end of a turn."""
         in_use = [lane.current.slots.in_use for lane in self.lanes]
         if (waiting, in_use) == (self._waiting, self._in_use):
             return
-        for lane, before, now in zip(self.lanes, self._in_use, in_use, strict=False):  # lanes may have come
+        for lane, before, now in zip(self.lanes, self._in_use, in_use, strict=False):  # lanes may have been added
             if before and not now:
                 lane.idle_since = time.monotonic()
         self._waiting, self._in_use = dict(waiting), in_use
@@ -208,7 +208,7 @@ class LanePool:
             self._heat.note(model)
 
     def note_change(self, worker: SupervisedWorker) -> None:
-        """Follow a change of state of a lane's worker."""
+        """Handle a change of state of a lane's worker."""
         lane = self.find(worker.spec.id)
         has_ended = worker.now.is_coming or worker.now.state is WorkerState.FAILED
         if lane is not None and Hold.ASLEEP in worker.now.holds and has_ended:
@@ -232,19 +232,19 @@ class LanePool:
     async def run(
         self, gate: StartGate | None = None, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
     ) -> None:
-        """Place models until cancelled; ``gate`` is what the workers start through."""
+        """Place models until cancelled; workers start through ``gate``."""
         self._sleep = Sleep(gate or StartGate(), os.environ, self.health)
         async with anyio.create_task_group() as self._tasks:
             task_status.started()
             while not self._is_closing:
-                changed = self._changed.next  # what follows changes states itself
+                changed = self._changed.next  # the steps below change states themselves
                 look = self._place()
                 with anyio.move_on_after(None if look is None else max(0.0, look - time.monotonic())):
                     await changed.wait()
             self._tasks.cancel_scope.cancel()
 
     async def look_after_devices(self) -> None:
-        """Look at the devices, and at what engines take of them, until cancelled."""
+        """Watch the devices, and the memory that engines use, until cancelled."""
         if self.health is None or self.memory_use is None:
             return
         async with anyio.create_task_group() as tasks:
@@ -254,16 +254,16 @@ class LanePool:
                 await anyio.sleep(LOOK_S)
 
     async def wait_change(self) -> None:
-        """Return after the next change of a lane, or of what waits for one."""
+        """Return after the next change of a lane or of the demand for one."""
         await self._changed.wait()
 
     def close(self) -> None:
-        """Load nothing more."""
+        """Load no more models."""
         self._is_closing = True
         self._changed.notify()
 
     def _place(self) -> float | None:
-        """Carry out the due actions; return when to look again though nothing happens."""
+        """Carry out the due actions; return when to look again if nothing happens."""
         now = time.monotonic()
         models = self._demand(now)
         views = [self._view(lane, now) for lane in self.lanes]
@@ -328,7 +328,7 @@ class LanePool:
                 self._load(lane, action.model)
 
     def _load(self, lane: LaneWorkers, model: str) -> None:
-        after = max(worker.now.incarnation for worker in lane)  # whoever sleeps has kept its number
+        after = max(worker.now.incarnation for worker in lane)  # a sleeping engine has kept its number
         lane.current, lane.next = lane.workers[model], None
         lane.loading_since = time.monotonic()
         because, left = self._reasons.get(lane.lane.id, ("a turn of it waits", None))
@@ -338,7 +338,7 @@ class LanePool:
         match load_step(lane.engine, is_as_wanted=is_as_wanted(lane.current)):
             case LaneStep.WAKE:
                 self._turn(lane, self._wake)
-            case LaneStep.RESTART:  # its weights or adapters are not the model's any more
+            case LaneStep.RESTART:  # its weights or adapters are no longer the model's
                 lane.current.stop_nowait(f"{model} was changed while it slept")
                 lane.current.start_nowait(f"{model}: {because}", after=after)
             case _:
@@ -358,17 +358,17 @@ class LanePool:
         lane.end_turning(worker)
         if is_awake and is_as_wanted(worker):
             worker.resume_nowait(f"{worker.spec.name} has woken", Hold.ASLEEP)
-        elif is_asleep(worker):  # and is started, if its turns still wait
+        elif is_asleep(worker):  # it is started again if its turns still wait
             worker.stop_nowait(f"{worker.spec.name} {'was changed while it woke' if is_awake else 'did not wake'}")
         self._changed.notify()
 
     async def _lull(self, lane: LaneWorkers, worker: SupervisedWorker) -> None:
         assert self._sleep is not None  # noqa: S101 - the pool runs
         because = f"{lane.next} wants its place" if lane.next else "its lane is left"
-        worker.drain_nowait(because, Hold.ASLEEP)  # from here on nothing else is asked of it
+        worker.drain_nowait(because, Hold.ASLEEP)  # from here on no other request reaches it
         is_sleeping = await self._sleep.put(worker)
         lane.end_turning(worker)
-        if is_sleeping:  # else its lane goes on with its end
+        if is_sleeping:  # else its lane continues with its end
             worker.resume_nowait(because, Hold.SWAP)
         self._changed.notify()
 
@@ -383,7 +383,7 @@ class LanePool:
         if step is LaneStep.SLEEP:
             self._turn(lane, self._lull)
         elif step is LaneStep.END and worker.now.state is WorkerState.FAILED:
-            worker.stop_nowait(worker.supervisor.because)  # the cause is what its turns are told
+            worker.stop_nowait(worker.supervisor.because)  # its turns get the cause
         elif step is LaneStep.END:
             worker.stop_nowait(mark if mark is not None and lane.phase is LanePhase.BROKEN else because)
 

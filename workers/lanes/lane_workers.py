@@ -1,4 +1,4 @@
-"""One lane with the workers of all models that may come to it: at most one of them has an engine.
+"""One lane with the workers of all models that may use it: at most one of them has an engine.
 
 Source: ``workers.policy.lane_life``.
 """
@@ -16,19 +16,19 @@ from workers.supervised import SupervisedWorker
 
 
 class LaneWorkers:
-    """Written by its pool alone; ``workers`` are by model."""
+    """The state of one lane; written only by its pool. ``workers`` are by model."""
 
     def __init__(self, first: SupervisedWorker) -> None:
         self.workers = {first.spec.name: first}
-        self.current = first  # whose engine is there, or was last
-        self.next: str | None = None  # the model that it is kept for
-        self.used_at = 0.0  # when a turn last started, in monotonic seconds
-        self.idle_since = 0.0  # when the last one ended
+        self.current = first  # the worker whose engine is there, or was last
+        self.next: str | None = None  # the model that the lane is kept for
+        self.used_at = 0.0  # start of the last turn, in monotonic seconds
+        self.idle_since = 0.0  # end of the last turn
         self.loading_since = 0.0
-        self.last_load = (0.0, 0.0)  # when it began and ended
+        self.last_load = (0.0, 0.0)  # its begin and end
         self.swaps = 0
-        self.turning: SupervisedWorker | None = None  # whose engine is falling asleep, or waking
-        self.loads_s: dict[str, float] = {}  # how long each model's last load took
+        self.turning: SupervisedWorker | None = None  # the worker whose engine is falling asleep or waking
+        self.loads_s: dict[str, float] = {}  # duration of each model's last load
         self.barred: dict[str, float] = {}  # models that gave up there, and until when
 
     def __repr__(self) -> str:
@@ -47,7 +47,7 @@ class LaneWorkers:
 
     @property
     def next_at(self) -> datetime | None:
-        """When it is tried again of itself: as its engine is, or as a model that gave up on it."""
+        """When it is tried again automatically: its engine, or a model that gave up on it."""
         now = time.monotonic()
         ends = [until for until in self.barred.values() if now < until < math.inf]
         barred_at = datetime.now(UTC) + timedelta(seconds=min(ends) - now) if ends else None
@@ -55,7 +55,7 @@ class LaneWorkers:
 
     @property
     def engine(self) -> LaneEngine:
-        """Its engine, as its life is decided by."""
+        """Its engine, in the form that decisions about its life use."""
         worker = self.current
         return LaneEngine(
             state=worker.now.state,
@@ -76,12 +76,12 @@ class LaneWorkers:
         return self.next is not None or self.is_turning or self.phase in {LanePhase.LOADING, LanePhase.LEAVING}
 
     def adopt(self, worker: SupervisedWorker) -> None:
-        """Adopt a worker whose engine runs already."""
+        """Adopt a worker whose engine already runs."""
         self.current = worker
         self.used_at = self.idle_since = time.monotonic()
 
     def end_load(self) -> float:
-        """Take the end of its model's load; return how many seconds that took."""
+        """Record the end of its model's load; return the duration in seconds."""
         ended_at = time.monotonic()
         self.last_load = self.loading_since, ended_at
         self.loading_since, self.used_at, self.idle_since = 0.0, ended_at, ended_at
@@ -91,29 +91,29 @@ class LaneWorkers:
 
     @property
     def is_turning(self) -> bool:
-        """Whether its engine is falling asleep, or waking."""
+        """Whether its engine is falling asleep or waking."""
         return self.turning is self.current
 
     def end_turning(self, worker: SupervisedWorker) -> None:
-        """End a worker's way to sleep or awake, however it went; the lane may be another's by now."""
+        """End a worker's change between sleep and awake, however it went; the lane may be another's by now."""
         if self.turning is worker:
             self.turning = None
 
     @property
     def resident(self) -> str | None:
-        """The model whose engine has its memory."""
+        """The model whose engine holds its memory."""
         return None if self.phase is LanePhase.EMPTY else self.current.spec.name
 
     def stays_with(self, model: str) -> bool:
-        """Whether a model is on the lane, and not told to leave, or comes next."""
+        """Whether a model is on the lane and stays, or comes next."""
         return self.next == model or (self.resident == model and self.phase is not LanePhase.LEAVING)
 
     def is_kept_from(self, model: str) -> bool:
-        """Whether another model is pinned there, which leaves it to nobody."""
+        """Whether another model is pinned there, so that this one never gets it."""
         return self.current.spec.pin and self.current.spec.name != model and self.stays_with(self.current.spec.name)
 
     def view(self, now: float, *, is_changed: bool) -> LaneView:
-        """Return it as decisions are made on it."""
+        """Return it in the form that placement decisions use."""
         return LaneView(
             id=self.lane.id,
             device=self.lane.device.uuid,
@@ -131,7 +131,7 @@ class LaneWorkers:
         )
 
     def barred_now(self, now: float | None = None) -> frozenset[str]:
-        """Return the models that gave up here, and are not tried again yet."""
+        """Return the models that gave up here and are not tried again yet."""
         at = time.monotonic() if now is None else now
         return frozenset(model for model, until in self.barred.items() if until > at)
 

@@ -15,7 +15,7 @@ MIB: Final = 1024 * 1024
 
 
 class MemoryUse:
-    """The most that an engine of each model was seen to take, in MiB; written by ``look``."""
+    """The largest measured use of each model's engines, in MiB; written by ``refresh``."""
 
     def __init__(self, health: DeviceHealth) -> None:
         self._health = health
@@ -25,16 +25,18 @@ class MemoryUse:
         return f"<MemoryUse {self.most_mib}>"
 
     def need_mib(self, spec: WorkerSpec) -> int | None:
-        """Return a model's memory on a device: as measured, else as its files tell; None if neither is known.
+        """Return a model's memory on a device: as measured, else by its files; None if neither is known.
 
-        vLLM takes the part of the device that it is given, whatever the model.
+        vLLM takes the part of the device that it is given, whatever the model. A configured need is the minimum.
         """
         if spec.engine is EngineKind.VLLM:
             return spec.need_mib
+        if spec.memory_mib is not None:
+            return max(spec.memory_mib, self.most_mib.get(spec.name, 0))
         return self.most_mib.get(spec.name, spec.need_mib)
 
     async def refresh(self, lanes: Iterable[LaneWorkers]) -> None:
-        """Look once at every engine that is ready."""
+        """Measure every ready engine once."""
         for lane in lanes:
             worker = lane.current
             root = worker.supervisor.root_pid

@@ -1,7 +1,8 @@
 """Engines that sleep: their weights wait in the host's memory while another model has their lane.
 
-A swap then costs moving weights in place of a start. Only vLLM can, where it was started with ``enable-sleep-mode`` and
-listens on a socket of its own. Level 1: level 2 gives the weights up, and has to be given them again.
+A swap then moves weights instead of starting an engine. Only vLLM can sleep, if it was started with
+``enable-sleep-mode`` and listens on its own socket. Level 1: level 2 drops the weights, which would have to be loaded
+again.
 
 Source: vLLM's documentation, "Sleep Mode"; specification, "Sleep".
 """
@@ -12,11 +13,11 @@ from typing import Final
 
 import anyio
 import anyio.to_thread
-import psutil
 
 from transport.control import EngineControl
 from transport.errors import EngineError
 from workers.devices.device_health import DeviceHealth
+from workers.devices.discovery import host_free_mib
 from workers.engine.launch import starting_devices
 from workers.engine.launch.flags import named
 from workers.engine.start_gate import StartGate
@@ -28,15 +29,15 @@ from workers.supervised import SupervisedWorker
 
 FLAG: Final = "enable-sleep-mode"
 MIB: Final = 1024 * 1024
-HOST_RESERVE_MIB: Final = 2048  # of the host's memory, which sleeping weights leave to all others
+HOST_RESERVE_MIB: Final = 2048  # host memory that sleeping weights leave to all others
 SLEEP_S: Final = 60.0
-FREE_S: Final = 10.0  # within which the device's memory is free once the engine sleeps
+FREE_S: Final = 10.0  # how long a device may take to free its memory once the engine sleeps
 POLL_S: Final = 0.1
 logger = logging.getLogger(__name__)
 
 
 def can_sleep(spec: WorkerSpec) -> bool:
-    """Whether an engine was started so that it may sleep while another stands on its lane."""
+    """Whether an engine was started so that it can sleep while another uses its lane."""
     return spec.engine is EngineKind.VLLM and named(spec.args).get(FLAG) is True and spec.socket is not None
 
 
@@ -46,7 +47,7 @@ def is_asleep(worker: SupervisedWorker) -> bool:
 
 
 def is_as_wanted(worker: SupervisedWorker) -> bool:
-    """Whether an engine that sleeps would wake with the weights and adapters that its model has by now."""
+    """Whether a sleeping engine would wake with its model's present weights and adapters."""
     return worker.now.holds == {Hold.ASLEEP} and worker.adapters.loaded == worker.adapters.wanted
 
 
@@ -57,7 +58,7 @@ class Sleep:
         self._gate = gate
         self._environment = environment
         self._health = health
-        self._host_mib: dict[str, int | None] = {}  # that each model's weights take
+        self._host_mib: dict[str, int | None] = {}  # size of each model's weights
 
     def __repr__(self) -> str:
         return f"<Sleep {self._host_mib}>"
@@ -119,6 +120,6 @@ class Sleep:
 
 def _host_free_mib() -> int | None:
     try:
-        return psutil.virtual_memory().available // MIB
-    except OSError:  # we have no descriptor left
+        return host_free_mib()
+    except OSError:  # no descriptor is left
         return None

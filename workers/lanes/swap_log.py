@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class Swap(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that was loaded on a lane, the one that left for it, why, and how long that took."""
+    """A load of a model on a lane: the model that left for it, the reason, and the duration."""
 
     lane: str
     model: str
@@ -24,11 +24,11 @@ class Swap(msgspec.Struct, frozen=True, kw_only=True):
     because: str
     seconds: float
     number: int  # from 1
-    at: datetime  # when it was loaded
+    at: datetime  # time of the load
 
 
 class SwapLog:
-    """The newest swaps of all lanes; each is told to ``on_swap`` too."""
+    """The newest swaps of all lanes; each is also passed to ``on_swap``."""
 
     def __init__(self, on_swap: Callable[[Swap], None]) -> None:
         self._on_swap = on_swap

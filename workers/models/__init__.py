@@ -1,1 +1,1 @@
-"""Models that Roundhouse fetches itself: where their files are found, and how they come."""
+"""Models that Roundhouse fetches itself: where their files are, and how they are fetched."""

@@ -1,4 +1,4 @@
-"""One file from elsewhere: what came stays when the transfer breaks, and only the expected bytes get its name."""
+"""Fetches one file: received bytes survive a broken transfer, and only the expected bytes get the file's name."""
 
 import errno
 import fcntl
@@ -21,31 +21,31 @@ import msgspec
 from workers.errors import ModelUnavailable
 from workers.files.atomic import digest_of, git_blob_of, sync_folder
 
-TRIES: Final = 5  # in a row that bring nothing
-PAUSE_S: Final = 1.0  # before the second try in vain; so much more before each later one
-SILENCE_S: Final = 30.0  # for which a server may send nothing
-RATE_S: Final = 120.0  # in which RATE_BYTES have to come: a byte now and then is within the limit of a silence
+TRIES: Final = 5  # tries in a row without a byte
+PAUSE_S: Final = 1.0  # before the second failing try; as much more before each later one
+SILENCE_S: Final = 30.0  # longest silence of a server
+RATE_S: Final = 120.0  # time in which RATE_BYTES must come: an occasional byte would satisfy SILENCE_S
 RATE_BYTES: Final = 256 * 1024
 LOCK_LIMIT_S: Final = 3600.0  # for another program that fetches the same file
 LOCK_PAUSE_S: Final = 0.2
-LARGEST_BYTES: Final = 2**41  # where nobody has told a size
-RESERVE_BYTES: Final = 2**30  # of the disk, that such a file leaves free
+LARGEST_BYTES: Final = 2**41  # if no size is known
+RESERVE_BYTES: Final = 2**30  # left free on the disk by such a file
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 TELL_S: Final = 5.0
 PIECE_BYTES: Final = 1024 * 1024
 NO_SUCH_RANGE: Final = 416
 GIT_DIGITS: Final = 40
-PASSING: Final = frozenset({408, NO_SUCH_RANGE, 425, 429})  # of the client errors, those that may pass
+PASSING: Final = frozenset({408, NO_SUCH_RANGE, 425, 429})  # client errors that may pass
 logger = logging.getLogger(__name__)
 
-Progress = Callable[[str, int, int | None], None]  # a file, its bytes that are there, and all where that is known
+Progress = Callable[[str, int, int | None], None]  # a file, its bytes so far, and its size if known
 
 
 class RemoteFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file at ``url``, known by its digest; ``size`` is in bytes, None where nobody has told.
+    """A file at ``url``, known by its digest; ``size`` is in bytes, None if unknown.
 
-    ``digest`` is a SHA-256, or the id of a blob as git has it, which is a SHA-1; both in hexadecimal digits. ``name``
-    is what a person is told; None is the name that it gets here.
+    ``digest`` is a SHA-256, or Git's id of a blob, which is a SHA-1; both in hexadecimal digits. ``name`` is shown to
+    people; None shows the name that it gets here.
     """
 
     url: str
@@ -64,13 +64,13 @@ class RemoteFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeastRate:
-    """Cuts off the connections of the requests of a block through which too little comes.
+    """Cuts off the connections of a block's requests if they bring too little.
 
-    ``least`` bytes have to come in each ``seconds``; None is all of the answer in one such time. Requests take
+    ``least`` bytes must come in each ``seconds``; None requires the whole answer in ``seconds``. Requests take
     ``headers`` and ``extensions`` from it.
     """
 
-    headers: Final = {"Connection": "close"}  # one that is used again is not told of
+    headers: Final = {"Connection": "close"}  # a reused connection is not reported
 
     def __init__(self, seconds: float, least: int | None = None) -> None:
         self._seconds = seconds
@@ -85,20 +85,20 @@ class LeastRate:
 
     @property
     def extensions(self) -> dict[str, Any]:
-        """The extensions that a request is asked with: they tell its connections."""
+        """The extensions for a request: they report its connections."""
         return {"trace": self._note_event}
 
     def note(self, count: int) -> None:
-        """Note ``count`` bytes that have come."""
+        """Count bytes that have come."""
         self._came += count
 
     def __enter__(self) -> Self:
-        """Begin to look."""
+        """Begin to watch."""
         threading.Thread(target=self._look, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._is_over.set()
 
     def _note_event(self, name: str, info: Mapping[str, Any]) -> None:
@@ -118,13 +118,13 @@ class LeastRate:
 
 
 class LoggedProgress:
-    """Tells the log how far a file is, every now and then; a ``Progress``."""
+    """Logs the progress of a file every ``TELL_S``; a ``Progress``."""
 
     def __init__(self) -> None:
         self._told_at = -math.inf
 
     def __call__(self, name: str, there: int, size: int | None) -> None:
-        """Take that so many bytes are there."""
+        """Log the bytes so far if it is time, or if they are all."""
         now = time.monotonic()
         if now - self._told_at > TELL_S or there == size:
             self._told_at = now
@@ -132,11 +132,11 @@ class LoggedProgress:
 
 
 def fetch(session: httpx2.Client, remote: RemoteFile, path: Path, progress: Progress) -> None:
-    """Bring a file to ``path``, beginning with what an earlier try has left; a second program waits for the first.
+    """Fetch a file to ``path``, continuing an earlier try; a second program waits for the first.
 
     Raises:
-        ModelUnavailable: it cannot be had. What came of it stays for the next try, unless it is another file, or has
-            filled the disk.
+        ModelUnavailable: it cannot be fetched. Received bytes stay for the next try, unless they are another file's or
+            have filled the disk.
         OSError: it cannot be kept for another reason.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,13 +158,13 @@ def _fetch(session: httpx2.Client, remote: RemoteFile, path: Path, progress: Pro
     name = remote.name or path.name
     with _locked(path):
         if path.is_file() and remote.is_in(path):
-            return  # the other program has brought it
+            return  # the other program has fetched it
         part = _part_of(path)
         transfer = _Transfer(session, remote, name, part, progress)
         had_rest = part.is_file()
         transfer.run()
         if had_rest and not remote.is_in(part):
-            part.unlink()  # what was there may have been of another file
+            part.unlink()  # the earlier bytes may have been another file's
             transfer.run()
         if not remote.is_in(part):
             part.unlink()
@@ -190,7 +190,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _open_own(path: Path) -> BinaryIO:
-    """Open a file to append to it; a link, or whatever else is no file, gives way: it may lead to a file of others."""
+    """Open a file to append to it; replace a link or anything else but a file: it may lead to a file of others."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         file = os.fdopen(os.open(path, flags, 0o666), "ab")
@@ -220,7 +220,7 @@ class _Transfer:
         return f"<_Transfer {self._name}>"
 
     def run(self) -> None:
-        """Append what is missing of the file."""
+        """Append the missing bytes of the file."""
         in_vain = 0
         with _open_own(self._part) as rest:
             while True:
@@ -238,7 +238,7 @@ class _Transfer:
             os.fsync(rest.fileno())
 
     def _receive(self, rest: BinaryIO, rate: LeastRate) -> None:
-        """Ask once for what is missing."""
+        """Ask once for the missing bytes."""
         there = rest.tell()
         if there and there == self._remote.size:
             return
@@ -292,7 +292,7 @@ class _Transfer:
         if size is not None:
             return self._unavailable(f"more than its {size} bytes came")
         rest.truncate(0)
-        self._part.unlink(missing_ok=True)  # the next try would find the disk as full
+        self._part.unlink(missing_ok=True)  # the next try would find the disk just as full
         text = f"nobody tells its size, and it does not fit into the {_mb(free)} that are free in {self._part.parent}"
         return self._unavailable(text)
 

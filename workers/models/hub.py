@@ -17,11 +17,11 @@ import msgspec
 from workers.errors import ModelUnavailable
 from workers.files.atomic import replace_file
 from workers.models.download import SILENCE_S, LeastRate, LoggedProgress, Progress, RemoteFile, fetch
-from workers.models.hub_cache import MOST_PAGE_BYTES, HubSettings, find_kept, folder_of
+from workers.models.hub_cache import MOST_PAGE_BYTES, HubSettings, find_kept, folder_of, is_settled, note_meaning
 from workers.models.hub_name import GGUF, HubName, choose_files
 
 MOST_FILES: Final = 10_000
-LISTING_S: Final = 60.0  # for a listing to be there whole
+LISTING_S: Final = 60.0  # for a whole listing
 REFUSED: Final = frozenset({httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN})
 logger = logging.getLogger(__name__)
 
@@ -30,18 +30,18 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 
 
 class HubUnreachable(ModelUnavailable):
-    """A hub says nothing about a model for now: what is kept of it may do."""
+    """A hub does not answer about a model for now: a cached one may do."""
 
 
 class LargeFile(msgspec.Struct, frozen=True):
-    """A file that git keeps elsewhere, by its SHA-256."""
+    """A file that Git stores elsewhere, by its SHA-256."""
 
     sha256: Digits
     size: Size
 
 
 class HubFile(msgspec.Struct, frozen=True, rename="camel"):
-    """A file of a repository; ``blob_id`` is git's."""
+    """A file of a repository; ``blob_id`` is Git's."""
 
     rfilename: str
     size: Size | None = None
@@ -55,7 +55,7 @@ class HubFile(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def length(self) -> int | None:
-        """Its bytes; None where the hub does not tell."""
+        """Its bytes; None if the hub does not report them."""
         return self.size if self.lfs is None else self.lfs.size
 
 
@@ -67,7 +67,7 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 class FoundModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as the hub has it now: ``name`` has its commit and its file, ``files`` are to be fetched."""
+    """A model as the hub has it now: ``name`` has its commit and its file, ``files`` must be fetched."""
 
     name: HubName
     files: list[HubFile]
@@ -79,7 +79,7 @@ class FoundModel(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weights_bytes(self) -> int:
-        """The size of all that is fetched, which is nearly all weights."""
+        """The size of all its files, which are nearly all weights."""
         return sum(file.length or 0 for file in self.files)
 
 
@@ -87,8 +87,8 @@ def find_model(name: HubName, settings: HubSettings) -> FoundModel:
     """Ask the hub what a name means now.
 
     Raises:
-        HubUnreachable: the hub does not answer, or is not to be asked.
-        ModelUnavailable: it has no such model, or nobody may have it with this token.
+        HubUnreachable: the hub does not answer, or offline mode forbids asking.
+        ModelUnavailable: it has no such model, or none that this token may read.
     """
     if settings.is_offline:
         raise HubUnreachable(f"{name}: HF_HUB_OFFLINE keeps it from being fetched, and not all of it is in the cache")
@@ -97,30 +97,33 @@ def find_model(name: HubName, settings: HubSettings) -> FoundModel:
 
 
 def ensure_hub_model(name: HubName, settings: HubSettings, progress: Progress | None = None) -> Path:
-    """Return a model's file or folder, fetched as far as it is not there; a commit that is there is not asked for.
+    """Return a model's file or folder; missing files are fetched, and a complete commit needs no request.
 
     Raises:
-        ModelUnavailable: it cannot be had; the message says why.
+        ModelUnavailable: it cannot be fetched; the message says why.
     """
     kept = find_kept(name, settings.cache)
-    if kept is not None and name.is_pinned:
+    if kept is not None and is_settled(name, kept, settings.cache):
         return kept
     try:
         found = find_model(name, settings)
     except HubUnreachable as error:
-        if kept is None:
+        if kept is None or (name.is_of_commit and name.file is None):  # it may mean another file than the cached one
             raise
         logger.warning("%s; what was fetched before is used", error)
         return kept
     try:
         with _open_session(settings) as session:
-            return _fetch_all(found, name.revision, settings, session, progress or LoggedProgress())
+            path = _fetch_all(found, name.revision, settings, session, progress or LoggedProgress())
+            if found.is_gguf:
+                note_meaning(name, found.name.revision, str(found.name.file), settings.cache)
+            return path
     except OSError as error:
         raise ModelUnavailable(f"{name} cannot be kept in {settings.cache}: {error}") from error
 
 
 def _open_session(settings: HubSettings) -> httpx2.Client:
-    # A redirect to another host loses this header: files come from other hosts, which are not to see it.
+    # A redirect to another host drops this header: the hosts of files must not see it.
     if settings.token is not None and not re.fullmatch("[!-~]+", settings.token):
         raise ModelUnavailable("the hub's token in HF_TOKEN, or in its file, has characters that no token has")
     headers = {} if settings.token is None else {"Authorization": f"Bearer {settings.token}"}
@@ -146,7 +149,7 @@ def _find(name: HubName, settings: HubSettings, session: httpx2.Client) -> Found
     unknown = next((file.rfilename for file in chosen if file.digest is None), None)
     if unknown is not None:
         raise ModelUnavailable(f"{name}: {settings.endpoint} tells no digest of {unknown}")
-    first = chosen[0].rfilename.rpartition("/")[2]
+    first = chosen[0].rfilename
     pinned = msgspec.structs.replace(name, revision=listing.sha, file=first if first.endswith(GGUF) else None)
     return FoundModel(name=pinned, files=chosen)
 
@@ -190,7 +193,7 @@ def _fetch_all(
 
 
 def _check_room(name: HubName, needed: int, cache: Path) -> None:
-    """Say that files do not fit before the first of them is fetched."""
+    """Check that missing files fit the disk before the first is fetched."""
     cache.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(cache).free
     if needed > free:

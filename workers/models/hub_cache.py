@@ -1,25 +1,28 @@
-"""The cache of a hub's models: that of the hub's own programs, so that nobody fetches a model twice.
+"""The cache of a hub's models, shared with the hub's own programs, so that no model is fetched twice.
 
 Source: huggingface_hub, "Understand caching" for the folders, and "Environment variables" for the names.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from workers.errors import ModelUnavailable
+from workers.files.atomic import replace_file
 from workers.models.hub_name import GGUF, HubName, choose_files, is_safe
 
 ENDPOINT: Final = "https://huggingface.co"
-MOST_PAGE_BYTES: Final = 32 * 1024 * 1024  # of what a hub says about a repository, and of an index of weights
+MOST_PAGE_BYTES: Final = 32 * 1024 * 1024  # a hub's listing of a repository, or an index of weights
 MOST_TOKEN_BYTES: Final = 4096
+MEANINGS: Final = ".roundhouse"  # beside the hub's own folders of a repository
 INDEX: Final = "model.safetensors.index.json"
 
 
 class HubSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The hub's address and the cache of its models; ``token`` is for the hub's own host alone."""
+    """The hub's address and the cache of its models; ``token`` is only for the hub's own host."""
 
     endpoint: str = ENDPOINT
     cache: Path
@@ -27,7 +30,7 @@ class HubSettings(msgspec.Struct, frozen=True, kw_only=True):
     is_offline: bool = False
 
     def __repr__(self) -> str:
-        return f"<HubSettings {self.endpoint}, {self.cache}>"  # no token
+        return f"<HubSettings {self.endpoint}, {self.cache}>"  # without the token
 
 
 def hub_settings(environment: Mapping[str, str], home: Path) -> HubSettings:
@@ -52,25 +55,60 @@ def _kept_token(path: Path) -> str | None:
 
 
 def folder_of(name: HubName, cache: Path) -> Path:
-    """Return the folder that a repository has in the cache."""
+    """Return the folder of a repository in the cache."""
     return cache / f"models--{name.owner}--{name.repository}"
 
 
 def find_kept(name: HubName, cache: Path) -> Path | None:
-    """Return a model's file or folder in the cache; None unless all of it is there."""
+    """Return a model's file or folder in the cache; None unless it is complete.
+
+    If a name does not give the file itself, that is the file that it was found to mean, else one of those present.
+    """
     folder = folder_of(name, cache)
     try:
-        commit = name.revision if name.is_pinned else (folder / "refs" / name.revision).read_text().strip()
+        commit = name.revision if name.is_of_commit else (folder / "refs" / name.revision).read_text().strip()
         snapshot = folder / "snapshots" / commit
         if not is_safe(commit) or not snapshot.is_dir():
             return None
         there = [str(path.relative_to(snapshot)) for path in snapshot.rglob("*") if path.is_file()]
-        chosen = choose_files(name, there)
+        meant = _meaning(name, commit, cache)
+        chosen = choose_files(name if meant is None else msgspec.structs.replace(name, file=meant), there)
         if chosen[-1].endswith(GGUF):
             return snapshot / chosen[0]
         return snapshot if _has_all_weights(snapshot) else None
     except (OSError, ModelUnavailable, UnicodeDecodeError):
         return None
+
+
+def is_settled(name: HubName, kept: Path, cache: Path) -> bool:
+    """Whether a file in the cache is what a name means for ever, so that the hub need not be asked."""
+    if not name.is_of_commit:
+        return False
+    snapshot = folder_of(name, cache) / "snapshots" / name.revision
+    is_said = name.is_pinned and (name.file is None or kept == snapshot / name.file)
+    return is_said or _meaning(name, name.revision, cache) is not None
+
+
+def note_meaning(name: HubName, commit: str, file: str, cache: Path) -> None:
+    """Keep which file a name was found to mean in a commit; do nothing if the cache is not writable."""
+    if "/" not in (name.file or ""):
+        with suppress(OSError):
+            replace_file(_meaning_file(name, commit, cache), file.encode())
+
+
+def _meaning(name: HubName, commit: str, cache: Path) -> str | None:
+    if name.is_gguf is False or "/" in (name.file or ""):
+        return None
+    try:
+        with _meaning_file(name, commit, cache).open() as opened:
+            file = opened.read(MOST_TOKEN_BYTES)
+    except (OSError, UnicodeDecodeError):
+        return None
+    return file if is_safe(file) and file.endswith(GGUF) else None
+
+
+def _meaning_file(name: HubName, commit: str, cache: Path) -> Path:
+    return folder_of(name, cache) / MEANINGS / commit / (name.file or "any")
 
 
 def _has_all_weights(snapshot: Path) -> bool:

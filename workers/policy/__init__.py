@@ -1,1 +1,1 @@
-"""Limits and when they are outrun. Pure."""
+"""Pure decisions about workers: limits, states, placement and restarts."""

@@ -1,4 +1,4 @@
-"""Which engines that run are kept by another program of the same process, and why others are not. Pure."""
+"""Which running engines the next program of the same process keeps, and why not the others. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -11,9 +11,9 @@ OTHER_ADAPTERS: Final = "its adapters are others"
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker, and what its engine was started as or would be; ``adapters`` in the engine's order, with their paths.
+    """A worker and the launch of its engine; ``adapters`` are in the engine's order, with their paths.
 
-    ``may_have_more``: an engine that has further adapters does as well.
+    ``may_have_more``: an engine with further adapters fits as well.
     """
 
     worker: str
@@ -24,9 +24,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Adoption(msgspec.Struct, frozen=True, kw_only=True):
-    """The fate of workers, by their ids: engines that are kept, those that are ended with the reason, and others.
+    """The fate of workers, by id: engines that are kept, and those that are ended with the reason.
 
-    ``started`` are those that have no engine yet, or another.
+    ``started`` are the workers that need a new engine.
     """
 
     kept: tuple[str, ...]
@@ -35,9 +35,9 @@ class Adoption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_adoption(running: Sequence[Launch], wanted: Sequence[Launch]) -> Adoption:
-    """Plan which running engines to keep and which to end; one unlike ``wanted`` is started anew.
+    """Plan which running engines to keep and which to end; one unlike ``wanted`` is replaced.
 
-    Several of ``wanted`` may be of one worker: a lane has one for each model.
+    Several of ``wanted`` may be for one worker: a lane has one per model.
     """
     faults = {each.worker: _fault(each, wanted) for each in running}
     kept = tuple(worker for worker, fault in faults.items() if fault is None)

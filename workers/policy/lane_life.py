@@ -1,8 +1,8 @@
-"""The life of an engine on a lane that models share: its phase, and what its pool does with it next. Pure.
+"""The life of an engine on a lane that models share: its phase, and its pool's next step with it. Pure.
 
-A lane has no state of its own: its phase is that of the worker whose engine is there. An engine that breaks is started
-again by its own supervisor, as everywhere, unless another model takes the lane meanwhile; one that gives up leaves the
-lane to others.
+A lane has no state of its own: its phase is that of the worker whose engine is there. A broken engine is restarted by
+its own supervisor, as everywhere, unless another model takes the lane meanwhile; one that gives up leaves the lane to
+others.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,18 +20,18 @@ class LanePhase(StrEnum):
     EMPTY = "empty"  # there is none, and its memory is free
     LOADING = "loading"
     READY = "ready"
-    LEAVING = "leaving"  # it takes no new turns, and ends when those on it have
+    LEAVING = "leaving"  # it takes no new turns, and ends after its present ones
     BROKEN = "broken"  # it has failed, and waits for its next start
 
 
 class LaneStep(StrEnum):
-    """The next step of the pool with an engine."""
+    """The pool's next step with an engine."""
 
-    DRAIN = "drain"  # let it take nothing new
+    DRAIN = "drain"  # let it take no new requests
     SLEEP = "sleep"  # put it to sleep: its weights stay in the host's memory
     WAKE = "wake"
     START = "start"
-    RESTART = "restart"  # end it where it sleeps, and start another
+    RESTART = "restart"  # end the sleeping engine, and start another
     END = "end"
 
 
@@ -55,9 +55,9 @@ _OF_STATES: Final[Mapping[WorkerState, LanePhase]] = {
 
 
 class LaneEngine(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine on a lane, or the last that was there.
+    """The engine on a lane, or the last that was there.
 
-    ``is_coming`` says that another engine of its worker follows it, ``is_turning`` that it falls asleep or wakes.
+    ``is_coming`` says that another engine of its worker follows it, ``is_turning`` that it is falling asleep or waking.
     """
 
     state: WorkerState
@@ -86,21 +86,21 @@ class LaneEngine(msgspec.Struct, frozen=True, kw_only=True):
 def next_step(
     engine: LaneEngine, *, is_wanted: bool, is_left_alone: bool, can_sleep: Callable[[], bool]
 ) -> LaneStep | None:
-    """Return the step with an engine that is there; of these rows the first that matches.
+    """Return the next step with a lane's engine: that of the first row that matches.
 
     | | the engine | step |
     | --- | --- | --- |
     | 1 | is ready, and another model wants its place: an operator has started it again meanwhile | drain |
     | 2 | has given up | end |
-    | 3 | is broken, and its device is left alone | end |
-    | 4 | falls asleep, or wakes | none |
-    | 5 | is left by the last turn, held for nothing but that, and can sleep | sleep |
-    | 6 | is left by the last turn, and nothing else works on it | end |
+    | 3 | is broken, and its device is marked | end |
+    | 4 | is falling asleep or waking | none |
+    | 5 | has no turn left, has no other hold than the swap, and can sleep | sleep |
+    | 6 | has no turn left, and no change of it is in progress | end |
     | 7 | is broken, and another model wants its place | end |
     | 8 | is any other | none |
 
-    ``is_wanted`` says that another model wants its place, ``is_left_alone`` that its device is to be left alone;
-    ``can_sleep`` is asked once the last turn has left.
+    ``is_wanted`` says that another model wants its place, ``is_left_alone`` that its device is marked; ``can_sleep`` is
+    called once the last turn has left.
     """
     phase = engine.phase
     if phase is LanePhase.READY and is_wanted:
@@ -118,9 +118,9 @@ def next_step(
 
 
 def load_step(engine: LaneEngine, *, is_as_wanted: bool) -> LaneStep:
-    """Return the step that loads the model of an engine whose lane is free for it.
+    """Return the step that loads an engine's model when the lane is free for it.
 
-    ``is_as_wanted`` says that it would wake with the weights and adapters that its model has by now.
+    ``is_as_wanted`` says that it would wake with its model's present weights and adapters.
     """
     if not engine.is_asleep:
         return LaneStep.START
@@ -128,5 +128,5 @@ def load_step(engine: LaneEngine, *, is_as_wanted: bool) -> LaneStep:
 
 
 def diagram() -> str:
-    """Return the moves of a lane as a Mermaid state diagram, one line a move, for ``design.md``."""
+    """Return the moves of a lane as a Mermaid state diagram, one line per move, for ``design.md``."""
     return state_diagram(MOVES)

@@ -1,7 +1,7 @@
 """The decisions of a worker's supervisor: a state and an event in, a state and actions out. Pure.
 
-Every event that speaks of an engine names its incarnation, and every timer its number, so that news of an engine that
-is gone already changes nothing.
+Every event about an engine carries its incarnation, and every timer its number, so that late news of a former engine
+changes nothing.
 """
 
 from collections.abc import Mapping
@@ -24,14 +24,14 @@ _SERVING: Final = frozenset({WorkerState.READY, WorkerState.DRAINING})
 
 
 class StartRequested(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine is wanted; its number is above ``after``, that of another model's engine which was in its place."""
+    """An engine is wanted, with a number above ``after``, the number of another model's engine in its place."""
 
     because: str = "asked to start"
     after: int = 0
 
 
 class StopRequested(msgspec.Struct, frozen=True, kw_only=True):
-    """No engine is wanted; ``at_once`` leaves out the grace."""
+    """No engine is wanted; ``at_once`` skips the grace."""
 
     because: str
     at_once: bool = False
@@ -45,20 +45,20 @@ class DrainRequested(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResumeRequested(msgspec.Struct, frozen=True, kw_only=True):
-    """A hold is over; an operator also starts a worker that gave up or was stopped."""
+    """A hold is over; an operator's resume also starts a worker that gave up or was stopped."""
 
     because: str
     hold: Hold = Hold.OPERATOR
 
 
 class RestartRequested(msgspec.Struct, frozen=True, kw_only=True):
-    """Another engine is wanted in place of this one, now."""
+    """Another engine must replace this one now."""
 
     because: str
 
 
 class EngineBegun(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's process is being started; until now others were, and its time has not run."""
+    """The engine's process starts now; until then others were starting, and its time has not run."""
 
     incarnation: int
 
@@ -70,10 +70,10 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineBroken(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine lives and is of no more use.
+    """The engine lives but is useless.
 
-    ``suspects`` are the requests that may have caused it, by their ids, each with what it is charged with;
-    ``is_deferred`` says that trials find out which of them did.
+    ``suspects`` are the requests that may have caused it, by id, each with its own reason; ``is_deferred`` says that
+    trials find out which of them did.
     """
 
     incarnation: int
@@ -84,18 +84,18 @@ class EngineBroken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineExited(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's process has ended, or never came to be; of its tree others may be left."""
+    """The engine's process has ended, or never started; others of its tree may be left."""
 
     incarnation: int
     because: str
 
 
 class EngineGone(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's whole tree is gone, or it never came to be; ``jitter`` in [0, 1) spreads the restart.
+    """The engine's whole tree is gone, or never started; ``jitter`` in [0, 1) spreads the restart.
 
     ``is_outside`` says that it died of a signal that neither we nor the kernel's OOM killer sent: that is no failure of
-    the engine's. ``is_deferred`` says that requests were on it, and that trials find out whether one of them was
-    the cause: until then it does not count towards giving up.
+    the engine. ``is_deferred`` says that it had requests, and that trials find out whether one of them was the cause:
+    until then it does not count towards giving up.
     """
 
     incarnation: int
@@ -106,21 +106,21 @@ class EngineGone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineAnswered(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine has answered a request to its end: the pauses before restarts begin anew."""
+    """The engine has completed a request: pauses before restarts begin from scratch."""
 
     incarnation: int
 
 
 class FailureCounted(msgspec.Struct, frozen=True, kw_only=True):
-    """A death that was deferred was no request's fault: it counts towards giving up at the next failure."""
+    """No request was at fault for a deferred death: it counts towards giving up at the next failure."""
 
 
 class FailureExplained(msgspec.Struct, frozen=True, kw_only=True):
-    """A request was convicted of a death that was deferred: the pauses before restarts begin anew."""
+    """A request was convicted of a deferred death: pauses before restarts begin from scratch."""
 
 
 class TimerElapsed(msgspec.Struct, frozen=True, kw_only=True):
-    """A timer of ours has run down."""
+    """A timer of ours has elapsed."""
 
     timer: int
 
@@ -148,17 +148,17 @@ class KillEngine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartTimer(msgspec.Struct, frozen=True, kw_only=True):
-    """Send ``TimerElapsed`` with this number after so many seconds."""
+    """Send ``TimerElapsed`` with this number after ``after_s``."""
 
     timer: int
     after_s: float
 
 
 class EndRequests(msgspec.Struct, frozen=True, kw_only=True):
-    """End all requests in flight; the reason ``shutdown`` tells a stop that was asked for from a breakdown.
+    """End all requests in flight; the reason ``shutdown`` marks a stop that was asked for.
 
-    ``brought_down`` says that the engine ended by itself under them: each of them may be the cause; ``is_outside``
-    that a signal from outside ended it. An engine that is killed charges its ``suspects`` alone, by their ids.
+    ``brought_down`` says that the engine ended by itself under them: each of them may be the cause; ``is_outside`` that
+    a signal from outside ended it. A killed engine charges only its ``suspects``, by id.
     """
 
     reason: FailureReason
@@ -169,7 +169,7 @@ class EndRequests(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeepIncident(msgspec.Struct, frozen=True, kw_only=True):
-    """Keep an incident of the engine that has ended: nobody asked for that."""
+    """Keep an incident of the engine, which ended unasked."""
 
     because: str
 
@@ -267,13 +267,13 @@ def _restart(now: Lifecycle, event: RestartRequested, limits: LifecycleLimits) -
 
 def _start_for_operator(now: Lifecycle, because: str) -> Decision:
     if now.state is WorkerState.STOPPING and not now.is_wanted and Hold.LEAVING not in now.holds:
-        return replace(now, is_wanted=True, is_asked=True, because=because), ()  # the last word counts
+        return replace(now, is_wanted=True, is_asked=True, because=because), ()  # the last request counts
     return _start(now, because)
 
 
 def _move(now: Lifecycle, state: WorkerState, because: str) -> Lifecycle:
     check_move(now.state, state)
-    # A new number makes every timer of the state that is left meaningless.
+    # A new number disarms every timer of the former state.
     return replace(now, state=state, because=because, timer=now.timer + 1)
 
 
@@ -283,7 +283,7 @@ def _start(now: Lifecycle, because: str) -> Decision:
     if now.is_adopting:  # its failures count, and an operator's hold on it lasts
         return _spawn(now, because)
     anew = replace(now, failed_at=(), paused_at=(), is_half_open=False)
-    if now.has_process:  # it hangs in the kernel: nothing starts beside it, and the wish is kept for when it has died
+    if now.has_process:  # it hangs in the kernel: no engine starts beside it, and the wish is kept until it has died
         return replace(anew, is_wanted=True), ()
     return _spawn(anew, because)
 
@@ -348,7 +348,7 @@ def _gone(now: Lifecycle, event: EngineGone, at: float, limits: LifecycleLimits)
 
 
 def _died_at_last(gone: Lifecycle, at: float, limits: LifecycleLimits) -> Decision:
-    """Go on after a process that hung in the kernel: it had been killed for a failure, as any that is broken."""
+    """Go on after a process that hung in the kernel: it had been killed for a failure, like any broken one."""
     if not gone.is_wanted:
         return _move(gone, WorkerState.STOPPED, gone.because), ()
     failed_at = (*limits.restart.recent(gone.failed_at, at), at)
@@ -359,7 +359,7 @@ def _died_at_last(gone: Lifecycle, at: float, limits: LifecycleLimits) -> Decisi
 
 
 def _fail(gone: Lifecycle, because: str, at: float, jitter: float, limits: LifecycleLimits) -> Decision:
-    """Count a failure, and wait for the next try, or give up; one that is deferred is waited after, and no more."""
+    """Count a failure, and wait for the next try, or give up; a deferred one only causes the wait."""
     restart = limits.restart
     paused_at = (*restart.recent(gone.paused_at, at), at)
     failed_at = restart.recent(gone.failed_at, at)

@@ -1,4 +1,4 @@
-"""The grounds of a supervisor's decisions: the stage of its engine's life, and the configuration. Pure."""
+"""The state that a supervisor's decisions are based on: the stage of its engine's life, and the limits. Pure."""
 
 import msgspec
 
@@ -7,23 +7,23 @@ from workers.states import PASSING, SERVING, Hold, WorkerState
 
 
 class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the supervisor decides by."""
+    """The whole basis of the supervisor's decisions."""
 
     state: WorkerState = WorkerState.STOPPED
     because: str = "not started"
     incarnation: int = 0
     has_process: bool = False  # the tree of this incarnation may still have members
-    is_adopting: bool = False  # the first start takes over an engine that is there
-    is_wanted: bool = False  # when the engine is gone, another is to follow
+    is_adopting: bool = False  # the first start takes over a running engine
+    is_wanted: bool = False  # another engine follows when this one is gone
     is_killed: bool = False  # SIGKILL was sent to this incarnation
-    is_broken: bool = False  # it is of no more use, and its end is an incident, whatever ends it
+    is_broken: bool = False  # it is useless, and its end is an incident, whatever ends it
     is_asked: bool = False  # an operator wants this incarnation replaced: its end is no failure
-    holds: frozenset[Hold] = frozenset()  # for which nothing new is admitted, by later incarnations neither
+    holds: frozenset[Hold] = frozenset()  # reasons to admit no requests, also for later incarnations
     is_half_open: bool = False  # one try after giving up: a failure gives up again at once
-    is_deferred: bool = False  # whether its end counts is found out later, by trying the turns that were on it
+    is_deferred: bool = False  # trials of its turns find out later whether its end counts
     failed_at: tuple[float, ...] = ()  # monotonic seconds of the failures that count towards giving up
-    paused_at: tuple[float, ...] = ()  # of all failures since an engine last answered a request: they lengthen pauses
-    timer: int = 0  # the number of the only timer that means anything
+    paused_at: tuple[float, ...] = ()  # all failures since an engine last answered a request: they lengthen pauses
+    timer: int = 0  # the number of the only valid timer
 
     @property
     def is_serving(self) -> bool:
@@ -32,23 +32,23 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_starting(self) -> bool:
-        """Whether there is one that is not ready yet."""
+        """Whether there is an engine that is not ready yet."""
         return self.state is WorkerState.STARTING
 
     @property
     def is_available(self) -> bool:
-        """Whether it takes requests now, or does so again when its weights or adapters are changed."""
+        """Whether it takes requests now, or will once its weights or adapters are changed."""
         return self.state is WorkerState.READY or (self.state is WorkerState.DRAINING and self.holds <= PASSING)
 
     @property
     def is_coming(self) -> bool:
-        """Whether another engine is on its way."""
+        """Whether another engine is coming."""
         is_ending = self.state is WorkerState.STOPPING and self.is_wanted
         return is_ending or self.state in {WorkerState.STARTING, WorkerState.BACKOFF}
 
     @property
     def is_down(self) -> bool:
-        """Whether its engine has ended, or is being killed, and nobody asked for that."""
+        """Whether its engine ended unasked, or is being killed for a failure."""
         is_down = self.state in {WorkerState.STOPPING, WorkerState.BACKOFF, WorkerState.FAILED}
         return is_down and self.is_wanted and not self.is_asked
 

@@ -1,4 +1,4 @@
-"""Bounds of the limits that operators give, checked where a configuration is read. Pure."""
+"""Bounds of the operator's limits, checked when a configuration is read. Pure."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -8,7 +8,7 @@ Seconds = Annotated[float, Gt(0)]
 
 
 class Configured:
-    """A dataclass that is a section of the configuration as it stands: no other keys, and no endless numbers."""
+    """A dataclass that is a whole section of the configuration: no other keys, and no infinite numbers."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "allow_inf_nan": False}

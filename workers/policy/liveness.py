@@ -1,20 +1,20 @@
-"""Whether a request in flight lives, from what costs least to know to what costs most. Pure.
+"""Whether a request in flight is alive, from the cheapest evidence to the most expensive. Pure.
 
-What counts as progress, in order of strength:
+Evidence of progress, in order of strength:
 
-* the model's own: tokens, and prompt progress that has got further;
-* the engine's counters (/slots): any that rises vetoes a kill, for whichever request;
-* a compiler that works below the engine vetoes too: the first request of its shape waits until its kernels are made;
-* CPU ticks of an engine that computes on the CPU veto while a batch may be running, up to a limit of their own: it
-  tells nothing meanwhile, not even to a canary, and a batch may take minutes; but one that hangs may spin as well;
-* answers to others veto, up to the same limit, where the server is not ours and a request has got nothing yet:
-  it may hold back what is beyond its slots, of which it tells nothing;
-* bytes that hold nothing of the model's (SSE comments) and a growing log are told and decide nothing: a hung engine can
+* the model's own: tokens, and further prompt progress;
+* the engine's counters (/slots): any that rises vetoes a kill, for every request;
+* a compiler below the engine vetoes too: the first request of its shape waits until its kernels are made;
+* CPU ticks of an engine on the CPU veto while a batch may be running, up to a limit of their own: it reports nothing
+  meanwhile, not even to a canary, and a batch may take minutes; but one that hangs may spin as well;
+* answers to others veto, up to the same limit, if the server is attached and a request has got nothing yet: it may
+  silently hold back requests beyond its slots;
+* bytes without content of the model's (SSE comments) and a growing log are shown but decide nothing: a hung engine can
   ping and complain, and a healthy one can sleep.
 
-A limit counts from the last progress. So nothing weak ever saves or condemns for longer than the configured time.
+A limit counts from the last progress. So weak evidence never saves or condemns for longer than the configured time.
 
-What is made for each request at each look is a msgspec struct, as the events of the stream are.
+Objects made for each request at each look are msgspec structs, like the events of the stream.
 """
 
 from enum import StrEnum
@@ -23,23 +23,23 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-QUIET_SHARE: Final = 0.25  # of the limit: from here on a request is called silent, and the engine is looked at
+QUIET_SHARE: Final = 0.25  # share of the limit after which a request is silent, and the engine is looked at
 QUIET_MAX_S: Final = 5.0
-VETO_LIMITS: Final = 3.0  # for how many limits what is seen of others may speak for a request that gets nothing
+VETO_LIMITS: Final = 3.0  # limits for which progress of others may speak for a request that gets nothing
 BUSY_FRESH_S: Final = 10.0  # several looks: one of them may come late
-BUSY_CORES: Final = 0.25  # that a tree spends while it computes, on a machine that others use; an idle one spends 0.05
+BUSY_CORES: Final = 0.25  # used by a tree that computes, on a shared machine; an idle one uses 0.05
 
 
 class Verdict(StrEnum):
-    """The verdict on a request in flight, as far as the evidence goes."""
+    """The verdict on a request in flight, by the evidence so far."""
 
     LOADING = "loading"  # the engine is not ready yet
     PREFILLING = "prefilling"  # the prompt is being read
     DECODING = "decoding"  # the answer is being written
     TOOL_WAIT = "tool_wait"  # its tools run; the engine owes nothing
-    PAUSED = "paused"  # its engine was told to stand still, for new weights
+    PAUSED = "paused"  # its engine is paused for new weights
     SILENT = "silent"  # no progress of its own, within the limit or with a sign of the engine's
-    STALLED = "stalled"  # the limit is outrun, and nothing speaks for it
+    STALLED = "stalled"  # the limit has passed, and nothing speaks for it
     DEAD = "dead"  # its engine is gone
 
 
@@ -59,8 +59,8 @@ class Scope(StrEnum):
 class StallLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The seconds that a model may make no progress, before and after the first token; None is for ever.
 
-    ``busy_s`` is for how much longer CPU ticks alone may speak for an engine, or others' answers for a request that
-    a server that is not ours may hold back.
+    ``busy_s`` is the extra time in which CPU ticks alone may speak for an engine, or others' answers for a request that
+    an attached server may hold back.
     """
 
     prefill_s: float | None = 120.0
@@ -69,23 +69,23 @@ class StallLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestObservations(Struct, frozen=True, kw_only=True, gc=False):
-    """One request that waits for its engine, as it is known; times in monotonic seconds."""
+    """The known facts of one request that waits for its engine; times in monotonic seconds."""
 
     has_token: bool
     progress_at: float
-    is_mute: bool = False  # nothing is heard of it before it is whole
-    has_begun: bool = True  # whether a byte of its answer has come, be it a header's
-    is_passed_over: bool = False  # what gets on in the engine's slots is others'
-    prefill_left_s: float = 0.0  # what the rest of the prompt should take at the measured rate
+    is_mute: bool = False  # it shows nothing before the whole answer
+    has_begun: bool = True  # a byte of its answer has come, be it a header's
+    is_passed_over: bool = False  # progress in the engine's slots is others'
+    prefill_left_s: float = 0.0  # estimate for the rest of the prompt at the measured rate
 
 
 class EngineObservations(Struct, frozen=True, kw_only=True, gc=False):
-    """The engine as a whole, as it is known.
+    """The known facts of the engine as a whole.
 
-    ``rose_at`` is when a counter was last seen to rise; ``unexplained_at`` when more slots got on than requests of ours
-    got anything, so that a request which gets nothing may be one of them; ``prefilling_at`` when another's prompt was
-    last seen to get on; ``batch_busy_at`` when its processes were last seen to compute while a batch may be running;
-    ``answering_at`` when a server that is not ours, and may hold requests back, was last seen to answer another.
+    ``rose_at`` is when a counter was last seen to rise; ``unexplained_at`` when more slots progressed than requests of
+    ours did, so that a silent request may be in one of them; ``prefilling_at`` when another's prompt last progressed;
+    ``batch_busy_at`` when its processes were last seen to compute while a batch may be running; ``answering_at`` when
+    an attached server that may hold requests back last answered another.
     """
 
     is_serving: bool
@@ -98,7 +98,7 @@ class EngineObservations(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Judgement(Struct, frozen=True, kw_only=True, gc=False):
-    """A verdict, how long there has been no progress, and the limit on that; ``scope`` is of a stall alone."""
+    """A verdict, the time without progress, and the limit on that; only a stall has a ``scope``."""
 
     verdict: Verdict
     silent_s: float
@@ -132,7 +132,7 @@ def is_computing(busy_at: float | None, now: float) -> bool:
 
 
 def quiet_s(limit_s: float | None) -> float:
-    """Return after how long without progress the engine is looked at."""
+    """Return the time without progress after which the engine is looked at."""
     return QUIET_MAX_S if limit_s is None else min(QUIET_MAX_S, limit_s * QUIET_SHARE)
 
 
@@ -143,9 +143,9 @@ def _limit_s(limits: StallLimits, request: RequestObservations) -> float | None:
 
 
 def _may_be_queued(request: RequestObservations, engine: EngineObservations, now: float, limit_s: float) -> bool:
-    """Whether a request that got no byte may wait behind others: Ollama holds back what is beyond its slots, say.
+    """Whether a request without a byte may wait behind others: Ollama, for one, holds back those beyond its slots.
 
-    From the end of the one before it has the whole limit, as any request that is begun.
+    From the end of the one before, it has the whole limit, like any request that has begun.
     """
     return not request.has_begun and engine.answering_at is not None and now - engine.answering_at < limit_s
 
@@ -160,7 +160,7 @@ def _stall_scope(request: RequestObservations, engine: EngineObservations, now: 
         return Scope.ENGINE
     is_lately = now - request.progress_at < VETO_LIMITS * limit_s
     if is_fresh(engine.unexplained_at) and (is_lately or (request.is_mute and not request.is_passed_over)):
-        return None  # it may be served where we cannot see it
+        return None  # it may be in a slot that we cannot see
     if not request.has_token and is_fresh(engine.prefilling_at) and is_lately:
         return None  # another's prompt is read before its own
     return Scope.REQUEST if is_fresh(engine.others_at) or request.is_passed_over else None

@@ -1,7 +1,7 @@
-"""The measured pace of an engine at reading and writing, and the length of answers by it. Pure.
+"""The measured pace of an engine at reading and writing, and the estimated duration of answers. Pure.
 
-One truth: what is measured when an engine starts, and learned from every answer later, bounds how long a prompt may be
-read (``policy.liveness``), predicts what an answer takes, and is what that is compared with.
+There is one measure: taken when an engine starts, and updated with every answer. It bounds the reading of a prompt
+(``policy.liveness``) and predicts the duration of an answer, with which the real one is compared.
 
 Source: specification, "Latency model".
 """
@@ -13,11 +13,11 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-FORGETTING: Final = 1 / 50  # of the oldest knowledge with each turn: agents' answers grow with their conversations
+FORGETTING: Final = 1 / 50  # share of the oldest knowledge lost per turn: agents' answers grow with their conversations
 NEWEST: Final = 5  # prompts and answers that are remembered
-LEAST_PROMPT: Final = 64  # tokens: shorter prompts tell more of overheads than of the rate
-LEAST_ANSWER: Final = 8  # tokens
-TOKENS_A_CHAR: Final = 0.5  # until the engine has told: high for English, right for code and CJK
+LEAST_PROMPT: Final = 64  # in tokens: shorter prompts measure overhead more than the rate
+LEAST_ANSWER: Final = 8  # in tokens
+TOKENS_A_CHAR: Final = 0.5  # before the engine has reported any: high for English, right for code and CJK
 MS: Final = 1000.0
 
 
@@ -34,13 +34,13 @@ class Mean:
         return f"<Mean {self.value:.3g} of {self.count}>"
 
     def add(self, value: float) -> None:
-        """Take one more."""
+        """Add a value."""
         self.count += 1
         self.value += (value - self.value) * max(1 / self.count, FORGETTING)
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """A measure in milliseconds: the middle of the newest, the least and the most of them."""
+    """A measure in milliseconds: the median, minimum and maximum of the newest values."""
 
     middle: float
     least: float
@@ -48,15 +48,15 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnginePace(msgspec.Struct, frozen=True, kw_only=True):
-    """The pace of one engine: tokens of prompts a second, tokens a character of prompt, seconds an answer's token."""
+    """The pace of one engine: prompt tokens per second, tokens per character of prompt, seconds per answer token."""
 
-    rates: tuple[float, ...] = ()  # tokens a second, of the newest prompts
+    rates: tuple[float, ...] = ()  # tokens per second, of the newest prompts
     tokens_a_char: float = TOKENS_A_CHAR
-    steps_s: tuple[float, ...] = ()  # seconds a token, of the newest answers
+    steps_s: tuple[float, ...] = ()  # seconds per token, of the newest answers
 
     @property
     def tokens_per_s(self) -> float | None:
-        """The rate that half of the newest prompts were read faster than; one that is far off changes little."""
+        """The median rate of the newest prompts; an outlier changes little."""
         return median(self.rates) if self.rates else None
 
     def learned(self, *, tokens: int, seconds: float, chars: int, prompt_tokens: int) -> "EnginePace":
@@ -72,37 +72,37 @@ class EnginePace(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, rates=(*self.rates, tokens / seconds)[-NEWEST:])
 
     def wrote(self, *, tokens: int, seconds: float) -> "EnginePace":
-        """Return the pace after one more answer of which so many tokens came after the first one."""
+        """Return the pace after one more answer, with ``tokens`` after its first one."""
         if tokens < LEAST_ANSWER or seconds <= 0:
             return self
         return replace(self, steps_s=(*self.steps_s, seconds / tokens)[-NEWEST:])
 
     def seconds_for(self, tokens: float) -> float:
-        """Return how long so many tokens of a prompt should take; 0 where nothing was measured."""
+        """Return the estimated time for ``tokens`` of a prompt; 0 without a measurement."""
         return tokens / self.tokens_per_s if self.tokens_per_s else 0.0
 
     @property
     def prefill_s(self) -> float | None:
-        """The median time of a token of a prompt."""
+        """The median time per prompt token."""
         return 1 / self.tokens_per_s if self.tokens_per_s else None
 
     @property
     def step_s(self) -> float | None:
-        """The median time of a token of an answer."""
+        """The median time per answer token."""
         return median(self.steps_s) if self.steps_s else None
 
     @property
     def prefill_ms(self) -> Spread | None:
-        """The time of a token of a prompt; None where nothing was measured."""
+        """The time per prompt token; None without a measurement."""
         return _spread(tuple(MS / rate for rate in self.rates))
 
     def kernel_ms(self, quantum: int = 1) -> Spread | None:
-        """The time of a step of ``quantum`` tokens of an answer; None where nothing was measured."""
+        """The time of a step of ``quantum`` tokens of an answer; None without a measurement."""
         return _spread(tuple(MS * quantum * each for each in self.steps_s))
 
 
 class AnswerWork(msgspec.Struct, frozen=True, kw_only=True):
-    """The work of an answer: tokens of its prompt that no cache holds, its own tokens, its tools, a swap before it."""
+    """The work of an answer: uncached prompt tokens, its own tokens, its tools, a swap before it."""
 
     fresh_tokens: int
     output_tokens: int
@@ -111,9 +111,9 @@ class AnswerWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def latency_ms(pace: EnginePace, work: AnswerWork, quantum: int = 1) -> float | None:
-    """Return how long an answer takes, its wait for a slot apart; None where the engine's pace is not known.
+    """Return the duration of an answer, without its wait for a slot; None if the engine's pace is not known.
 
-    ``quantum`` is how many tokens of an answer one step writes.
+    ``quantum`` is the number of tokens that one step writes.
     """
     prefill, kernel = pace.prefill_ms, pace.kernel_ms(quantum)
     if prefill is None or kernel is None:

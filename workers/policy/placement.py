@@ -1,12 +1,12 @@
-"""Which model goes to which lane, and who leaves for it: all that is so in, what is to be done out. Pure.
+"""Which model goes to which lane, and which leaves for it: the present state in, actions out. Pure.
 
-A lane holds one model at a time. Memory decides what fits: models stand on a device together as long as its room
-lasts. Neither a request in flight nor an engine that loads is ever ended for another: a lane that is assigned anew
-takes no new turns, and loads the other model when it is empty.
+A lane holds one model at a time. Memory decides what fits: models share a device as long as its room lasts. Neither a
+request in flight nor a loading engine is ever ended for another: a reassigned lane takes no new turns, and loads the
+other model when it is empty.
 
 Source: specification, "Models on demand"; L. Belady, "A study of replacement algorithms for a virtual-storage computer"
-(1966), for whom to evict: the one that is needed last. What waits says so; among those that nothing waits for, the one
-that is asked for least stands in for it (``heat``).
+(1966), for whom to evict: the model that is needed last. Waiting turns show that need; among models without any, the
+one that is requested least stands in for it (``heat``).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,29 +19,29 @@ from msgspec.structs import replace
 from workers.policy.lane_life import LanePhase
 
 HALF_LIFE: Final = 8.0  # in requests of all models
-PATIENCE_S: Final = 60.0  # for which ``few`` lets a model wait while others that are there have turns
+PATIENCE_S: Final = 60.0  # how long ``few`` lets a model wait while others on lanes have turns
 AHEAD: Final = 16  # turns of a model whose places in the order are known
 FIRST: Final = -1  # before every turn that waits
-NEVER: Final = 2**62  # behind every one
+NEVER: Final = 2**62  # behind every turn
 
 
 class Heat:
-    """Counts requests of each model, of which those of long ago count less."""
+    """Counts requests of each model; older ones count less."""
 
     def __init__(self) -> None:
-        self._noted: dict[str, tuple[float, int]] = {}  # its heat, and after how many requests of all that was so
+        self._noted: dict[str, tuple[float, int]] = {}  # its heat, and the number of all requests at that time
         self._requests = 0
 
     def __repr__(self) -> str:
         return f"<Heat of {len(self._noted)} models>"
 
     def note(self, model: str) -> None:
-        """Take a request."""
+        """Count a request."""
         self._requests += 1
         self._noted[model] = self.of_model(model) + 1.0, self._requests
 
     def of_model(self, model: str) -> float:
-        """Return how much a model is asked for now."""
+        """Return a model's present heat."""
         heat, at = self._noted.get(model, (0.0, 0))
         return float(heat * 0.5 ** ((self._requests - at) / HALF_LIFE))
 
@@ -49,12 +49,12 @@ class Heat:
 class SwapRule(StrEnum):
     """The rule by which models get a lane when there are more of them than room."""
 
-    FAIR = "fair"  # whoever has waited longest gets the next lane that is free
+    FAIR = "fair"  # the model that has waited longest gets the next free lane
     FEW = "few"  # a model stays while turns of it wait, up to a bound
 
 
 class LaneView(msgspec.Struct, frozen=True, kw_only=True):
-    """A lane as it is: ``resident`` is the model whose engine has its memory, ``next`` the one that it is kept for.
+    """The state of a lane: ``resident`` is the model whose engine holds its memory, ``next`` the one it is kept for.
 
     ``used_at`` is when a turn last started there, in the seconds of ``now``. ``barred`` are models that failed there.
     """
@@ -70,17 +70,17 @@ class LaneView(msgspec.Struct, frozen=True, kw_only=True):
     used_at: float = 0.0
     barred: frozenset[str] = frozenset()
     idle_since: float = 0.0  # when the last turn there ended, or its engine got ready
-    is_held: bool = False  # an operator wants nothing new there
-    is_changed: bool = False  # its weights or adapters are being changed, or kept
+    is_held: bool = False  # an operator wants no new turns there
+    is_changed: bool = False  # its weights or adapters are being changed or written
 
     @property
     def planned(self) -> str | None:
-        """The model that is or will be there when all that was begun is done."""
+        """The model that is or will be there when every begun step is done."""
         return self.next or (None if self.phase is LanePhase.LEAVING else self.resident)
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """The turns that wait for a model: how many, and the places of the first in the order of arrival.
+    """The turns that wait for a model: their number, and the places of the first in the order of arrival.
 
     ``is_full`` says that the KV caches of its ready lanes have no room for the next, whatever slots are free.
     """
@@ -88,17 +88,16 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 0
     first: tuple[int, ...] = ()
     is_full: bool = False
-    is_asked: bool = False  # no turn waits: a person wants it there
+    is_asked: bool = False  # no turn waits: an operator wants it loaded
 
 
 class ModelDemand(msgspec.Struct, frozen=True, kw_only=True):
     """A model, and the turns that wait for it.
 
-    ``need_mib`` is what it takes of a device, None where that is not known: then a whole lane's part. ``first`` are
-    the numbers, in the order of arrival over all models, of those that have waited longest: of all, or of ``AHEAD``;
-    ``is_full`` says that the lanes of it that are ready have no room for the next of them, and
-    ``waits_since`` is since when turns of it wait without a lane of it. ``keep_s`` is for how long it stays idle, None
-    is until its lane is needed.
+    ``need_mib`` is its need on a device, None if unknown: then a whole lane's part. ``first`` are the numbers of its
+    longest waiting turns, up to ``AHEAD``, in the order of arrival over all models; ``is_full`` says that its ready
+    lanes have no room for the next of them. ``waits_since`` is the time since which turns wait without a lane of it.
+    ``keep_s`` is how long it stays idle, None is until its lane is needed.
     """
 
     name: str
@@ -110,7 +109,7 @@ class ModelDemand(msgspec.Struct, frozen=True, kw_only=True):
     is_full: bool = False
     is_asked: bool = False
     waits_since: float | None = None
-    heat: float = 0.0  # how much it was asked for of late
+    heat: float = 0.0  # how much it was requested lately
     hint: str | None = None  # the lane that it goes to first
 
     @property
@@ -124,7 +123,7 @@ class ModelDemand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AssignLane(msgspec.Struct, frozen=True, kw_only=True):
-    """Keep a lane for a model; the lanes in ``leaving``, itself mostly among them, take no new turns."""
+    """Keep a lane for a model; the lanes in ``leaving``, usually itself among them, take no new turns."""
 
     lane: str
     model: str
@@ -150,7 +149,7 @@ PlacementAction = AssignLane | LoadModel | LeaveLane
 
 
 class Placement:
-    """Decides for the lanes of one machine; ``rooms`` is what each device's lanes may fill together, in MiB."""
+    """Decides for the lanes of one machine; ``rooms`` are the MiB that each device's lanes may fill together."""
 
     def __init__(self, rooms: Mapping[str, int | None], rule: SwapRule, patience_s: float = PATIENCE_S) -> None:
         self._rooms = rooms
@@ -171,7 +170,7 @@ class Placement:
         ]
 
     def next_look(self, lanes: Sequence[LaneView], models: Iterable[ModelDemand], now: float) -> float | None:
-        """Return when the next action is due though nothing happens before; None is never."""
+        """Return when the next action is due if nothing happens before; None is never."""
         by_name = {model.name: model for model in models}
         ends = [
             lane.idle_since + keep_s
@@ -198,7 +197,7 @@ class Placement:
                 yield LeaveLane(lane=lane.id, because=f"{model.name} was idle for {model.keep_s:g} s")
 
     def _in_order(self, moment: "_Moment", now: float) -> list[ModelDemand]:
-        """Return the models that wait for a lane, the first to get one first."""
+        """Return the models that wait for a lane, in the order in which they get one."""
         there = {lane.planned for lane in moment.lanes.values() if lane.next or _serves(lane)}
         unplaced = [model for model in moment.models.values() if model.name not in there]
         pinned = [model for model in unplaced if model.is_pinned]
@@ -234,7 +233,7 @@ class Placement:
 
 
 class _Moment:
-    """The lanes as they are, changed by the decisions so far."""
+    """The lanes at present, changed by the decisions so far."""
 
     def __init__(
         self, rooms: Mapping[str, int | None], lanes: Sequence[LaneView], models: Iterable[ModelDemand]
@@ -252,7 +251,7 @@ class _Moment:
         return (lane.memory_mib or 0) if known is None else known
 
     def cheapest(self, model: ModelDemand, may_leave: Callable[[LaneView], bool]) -> list[LaneView] | None:
-        """Return the lane for a model, and behind it those that have to leave with it; None if there is no lane."""
+        """Return the lane for a model, then those that must leave with it; None if there is no lane."""
         ways = [
             way
             for lane in self.lanes.values()
@@ -283,16 +282,16 @@ class _Moment:
         return (
             len(busy),
             lane.id != model.hint if model.hint else False,
-            any(each.in_flight for each in busy),  # one that is free now is the next that is free
+            any(each.in_flight for each in busy),  # free lanes are free sooner
             [self._last_needed(each) for each in busy],
             beside,  # distinct devices first
             self._numbers[lane.id],
         )
 
     def has_better(self, way: list[LaneView], model: ModelDemand) -> bool:
-        """Whether to wait for a lane that others were promised, whose model is needed later than those of ``way``.
+        """Whether to wait for a promised lane, whose model is needed later than those of ``way``.
 
-        Only where it is to be had after one wave of turns; who is waited for is older, so the order holds.
+        Only if one wave of turns frees it; the model it is promised to is older, so the order holds.
         """
         soonest = min((self._next_need(lane, model.oldest) for lane in way), default=NEVER)
         if soonest == NEVER:
@@ -311,14 +310,14 @@ class _Moment:
         return NEVER if resident is None else resident.next_after(order)
 
     def _last_needed(self, lane: LaneView) -> tuple[float, ...]:
-        """Order lanes by when their resident is needed next, the last one first."""
+        """Return a key that sorts lanes by their resident's next need, the last one first."""
         resident = self.models.get(lane.resident or "")
         if resident is None:
             return (0, 0.0, lane.used_at)
         return (1, -resident.oldest) if resident.waiting else (0, resident.heat, lane.used_at)
 
     def assign(self, way: list[LaneView], model: ModelDemand, because: str) -> AssignLane:
-        """Keep a lane for a model, and return the action that says so."""
+        """Keep a lane for a model, and return the action."""
         leaving = tuple(lane.id for lane in way if lane.phase in {LanePhase.READY, LanePhase.BROKEN})
         for lane in way:
             phase = LanePhase.LEAVING if lane.id in leaving else lane.phase
@@ -358,7 +357,7 @@ def _add_replicas(moment: _Moment) -> Iterator[AssignLane]:
 
 
 def _load(moment: _Moment) -> Iterator[LoadModel]:
-    """Load what lanes are kept for, where the memory is free: not only will be."""
+    """Load the models that lanes are kept for, if the memory is free now."""
     for lane in list(moment.lanes.values()):
         if lane.phase is not LanePhase.EMPTY or lane.next is None:
             continue

@@ -1,9 +1,9 @@
-"""The meaning of one worker's refusals: against the refused turns, or against the engine. Pure.
+"""Whether one worker's refusals count against the refused turns or against the engine. Pure.
 
-A canary of one token that is answered proves that an engine computes, not that it serves turns. While several different
-turns are refused and none gets a token, the engine is excused by nobody: it may be ill in what a canary does not ask
-for. The turns are charged with nothing then. After ``SICK_S`` the engine is replaced, once: what the next one refuses
-as well, before it has served any turn, is the turns' own.
+An answered canary of one token proves that an engine computes, not that it serves turns. While several different turns
+are refused and none gets a token, nothing excuses the engine: it may fail in ways that a canary does not test. The
+turns are not charged then. After ``SICK_S`` the engine is replaced, once: turns that the next one refuses as well,
+before it has served any, are charged.
 """
 
 from collections.abc import Hashable
@@ -37,9 +37,9 @@ class Refusals:
         self._incarnation = None
 
     def speak_against_engine(self, incarnation: int) -> bool:
-        """Whether an engine may be ill, so that its refusals charge nobody."""
+        """Whether an engine may be ill, so that its refusals charge no turn."""
         return incarnation == self._incarnation and len(self._turns) >= SICK_TURNS
 
     def are_too_many(self, incarnation: int, now: float) -> bool:
-        """Whether an engine has refused for so long that it has to be replaced."""
+        """Whether an engine has refused for so long that it must be replaced."""
         return self.speak_against_engine(incarnation) and now - self._since >= SICK_S

@@ -1,8 +1,8 @@
-"""Whether a model has begun to say the same thing for ever. Pure.
+"""Whether a model repeats itself without end. Pure.
 
-Looked at beside the token path: new text is scanned a few times a second, so that a token pays nothing for it
-(``bench/token_path.py``). Two patterns are known: one line again and again (specification, "Repetition"), and one
-phrase again and again without regard to lines.
+It runs beside the token path: new text is scanned a few times a second, so that a token pays nothing for it
+(``bench/token_path.py``). It knows two patterns: a repeated line (specification, "Repetition"), and a repeated phrase
+without regard to lines.
 """
 
 import re
@@ -14,34 +14,34 @@ from annotated_types import Ge
 from workers.policy.limits import Configured
 
 FENCE_FACTOR: Final = 8  # in a code block equal lines are ordinary: data, assembler, closing braces
-TAIL_CHARS: Final = 8192  # as far back as a phrase is looked for: eight times a paragraph of a thousand characters
-NEEDLE_CHARS: Final = 48  # the end of the text, found again where it stood before
+TAIL_CHARS: Final = 8192  # how far back a phrase is searched: eight times a paragraph of a thousand characters
+NEEDLE_CHARS: Final = 48  # the end of the text, searched for in the text before it
 PHRASE_REPEATS: Final = 8
 PHRASE_CHARS: Final = 512  # all repeats together; shorter ones are laughter, emphasis, a song
-NEAR_CHARS: Final = TAIL_CHARS // PHRASE_REPEATS + NEEDLE_CHARS  # a phrase stood that near before, if it is a loop
-RULE_CHARS: Final = 4096  # the same for what has no letter and no digit: rules, blanks, indentation
+NEAR_CHARS: Final = TAIL_CHARS // PHRASE_REPEATS + NEEDLE_CHARS  # a looping phrase occurred at most this far back
+RULE_CHARS: Final = 4096  # the same for phrases without letters and digits: rules, blanks, indentation
 _FENCE: Final = re.compile(r"\s{0,3}(```|~~~)")
 _WORDS: Final = re.compile(r"\w")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepetitionLimits(Configured):
-    """The same line that many times in a row is a loop; None switches both detectors off."""
+    """A line that is repeated ``lines`` times in a row is a loop; None switches both detectors off."""
 
     lines: Annotated[int, Ge(2)] | None = 8
 
     @property
     def least_chars(self) -> int:
-        """The length that a text has at least which is a loop: lines of one letter, and the breaks between them."""
+        """The least length of a text with a loop: lines of one letter, and the breaks between them."""
         return PHRASE_CHARS if self.lines is None else min(PHRASE_CHARS, 2 * self.lines - 1)
 
 
 class Repetition:
-    """Reads one stream of text as it grows and says when it has turned into a loop."""
+    """Reads one stream of text as it grows and reports when it has turned into a loop."""
 
     def __init__(self, limits: RepetitionLimits) -> None:
         self._limits = limits
-        self._partial: list[str] = []  # of a line whose end has not come: it may grow long, and is joined once
+        self._partial: list[str] = []  # an unfinished line: it may grow long, and is joined once
         self._line = ""
         self._count = 0
         self._is_in_fence = False
@@ -54,7 +54,7 @@ class Repetition:
         return f"<Repetition {self._count} x {self._line[:40]!r}>"
 
     def feed(self, text: str) -> str | None:
-        """Take more text; return what repeats, once it is a loop."""
+        """Take more text; return the repeated part once it is a loop."""
         if self._limits.lines is None or not text:
             return None
         *lines, rest = text.split("\n")
@@ -69,7 +69,7 @@ class Repetition:
         return self._phrase(text)
 
     def end_text(self) -> str | None:
-        """Take the end of the text: its last line needs no line break."""
+        """Handle the end of the text: its last line needs no line break."""
         rest = "".join(self._partial).strip()
         if self._limits.lines is None or not self._counts_as_loop(rest, self._limits.lines):
             return None
@@ -88,10 +88,10 @@ class Repetition:
         return self._count >= limit * (FENCE_FACTOR if self._is_in_fence else 1)
 
     def _phrase(self, text: str) -> str | None:
-        """Look at the end of the text once enough of it is new: one search in C, whatever the phrase's length.
+        """Search the end of the text once enough of it is new: one search in C, whatever the phrase's length.
 
-        The tail is joined only where its end was found again: 8 KiB copied for each request at each look drive all else
-        out of the processor's cache.
+        The tail is joined only if its end was found again: copying 8 KiB for each request at each look would drive all
+        else out of the processor's cache.
         """
         self._hold(text)
         self._unread += len(text)

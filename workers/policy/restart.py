@@ -1,4 +1,4 @@
-"""When a broken engine is started again: exponential backoff with jitter, and an end to it. Pure."""
+"""When a broken engine is started again: exponential backoff with jitter, and its limit. Pure."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -18,7 +18,7 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
     last_s: float
 
     def after(self, failures: int) -> float:
-        """Return the pause after so many failures in a row; the first one's for none."""
+        """Return the pause after ``failures`` in a row; none counts as one."""
         return min(self.last_s, self.first_s * 2.0 ** min(max(0, failures - 1), MOST_DOUBLINGS))
 
 
@@ -27,9 +27,8 @@ class RestartPolicy(Configured):
     """Limits on restarts, in seconds.
 
     ``failures`` within ``window_s`` are too many, and the worker gives up; None never are. A death counts unless a turn
-    or a signal from outside explains it. ``retry_s`` later it tries
-    once more (a half-open breaker): a success takes it back, a failure gives up again at once; None leaves it to an
-    operator.
+    or a signal from outside explains it. After ``retry_s`` it tries once more (a half-open breaker): a success takes it
+    back, a failure gives up again at once; None leaves it to an operator.
     """
 
     initial_s: Seconds = 1.0
@@ -43,13 +42,13 @@ class RestartPolicy(Configured):
         return tuple(at for at in failed_at if now - at < self.window_s)
 
     def are_too_many(self, failed_at: tuple[float, ...]) -> bool:
-        """Whether the worker gives up after these failures, which are recent and count."""
+        """Whether the worker gives up after these recent failures."""
         return self.failures is not None and len(failed_at) >= self.failures
 
     def delay_s(self, failures: int, jitter: float) -> float:
-        """Return how long to wait before the next start, after so many failures since the engine last answered.
+        """Return the pause before the next start, after ``failures`` since the engine last answered.
 
-        ``jitter`` in [0, 1) takes up to half of the delay away, so that replicas that were killed together do not load
-        their weights together.
+        ``jitter`` in [0, 1) takes up to half of it away, so that replicas that died together do not load weights
+        together.
         """
         return Backoff(first_s=self.initial_s, last_s=self.max_s).after(failures) * (1.0 - 0.5 * jitter)

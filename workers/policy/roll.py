@@ -1,7 +1,7 @@
-"""Which workers leave and which come, from those that are there to those that are wanted. Pure.
+"""Which workers leave and which join, from the present ones to the wanted ones. Pure.
 
-A worker that is to have other settings leaves, and another takes its number. Of a model they do so one after the other:
-the next leaves when every other one takes requests again. So a setting that no engine starts with costs one worker.
+A worker with changed settings leaves, and another takes its number. Workers of a model do so one at a time: the next
+leaves when every other one takes requests again. So a setting that no engine starts with costs one worker.
 """
 
 from collections import deque
@@ -12,12 +12,12 @@ from typing import Final
 import msgspec
 
 Address = tuple[str, int]
-REPLACED: Final = 3  # times by an equal one within REPLACED_S, and a worker is left alone
+REPLACED: Final = 3  # replacements by an equal one within REPLACED_S before a worker is left alone
 REPLACED_S: Final = 60.0
 
 
 class LeaveReason(StrEnum):
-    """Why a worker leaves, as people are told it."""
+    """Why a worker leaves, as shown to people."""
 
     REMOVED = "its model was removed from the configuration"
     FEWER = "the configuration has fewer replicas of its model"
@@ -25,11 +25,11 @@ class LeaveReason(StrEnum):
 
 
 class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker that is there.
+    """One present worker.
 
-    ``is_current`` says that it has the settings that are wanted, ``is_ready`` that it takes requests or is drained by
-    an operator. ``is_left_alone`` says that it is not replaced, whatever settings are wanted. ``address`` is where it
-    listens, None where no other could.
+    ``is_current`` says that it has the wanted settings, ``is_ready`` that it takes requests or is drained by an
+    operator. ``is_left_alone`` says that it is not replaced, whatever settings are wanted. ``address`` is where it
+    listens, None if no other could listen there.
     """
 
     model: str
@@ -43,19 +43,19 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WantedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The wanted number of a model's workers; ``first`` is where number 0 listens, and the others follow."""
+    """The wanted number of a model's workers; ``first`` is the address of number 0, and the others follow."""
 
     model: str
     count: int
     first: Address | None = None
 
     def address(self, number: int) -> Address | None:
-        """Return where the worker of a number listens."""
+        """Return the address of the worker with a number."""
         return None if self.first is None else (self.first[0], self.first[1] + number)
 
 
 class Leave(msgspec.Struct, frozen=True, kw_only=True):
-    """Give a worker nothing new, and end its engine when its last request has ended."""
+    """Give a worker no new requests, and end its engine when its last request has ended."""
 
     model: str
     number: int
@@ -63,14 +63,14 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
-    """Start a worker with the settings that are wanted."""
+    """Start a worker with the wanted settings."""
 
     model: str
     number: int
 
 
 def decide(workers: Sequence[ReplicaView], wanted: Sequence[WantedModel]) -> list[Leave | Join]:
-    """Return the steps that can be taken now; ask again after every change of a worker."""
+    """Return the steps that can be taken now; call again after every change of a worker."""
     claims = {
         address: each.model
         for each in wanted
@@ -89,7 +89,7 @@ def decide(workers: Sequence[ReplicaView], wanted: Sequence[WantedModel]) -> lis
             continue
         of_model = counts[model]
         missing = _missing(here, of_model)
-        # What stands in the way of those that are missing, and has yet to leave, is not waited for.
+        # Missing workers whose address is still taken by one that has yet to leave are not waited for.
         is_waiting = any(of_model.address(number) not in kept for number in missing)
         steps += _leaves(here, of_model, [each for each in outdated if each.model == model], is_waiting=is_waiting)
         steps += [Join(model=model, number=number) for number in missing if of_model.address(number) not in taken]
@@ -99,12 +99,12 @@ def decide(workers: Sequence[ReplicaView], wanted: Sequence[WantedModel]) -> lis
 def _is_outdated(worker: ReplicaView, claims: Mapping[Address, str]) -> bool:
     if worker.address is None:
         return not worker.is_current
-    # One whose number is beyond the count may stand where another model is to listen.
+    # A worker with a number beyond the count may hold another model's address.
     return not worker.is_current or claims.get(worker.address, worker.model) != worker.model
 
 
 def _missing(here: Sequence[ReplicaView], wanted: WantedModel) -> list[int]:
-    """Return the numbers of workers that are to come."""
+    """Return the numbers of the workers to join."""
     numbers = {worker.number for worker in here}
     free = [number for number in range(wanted.count) if number not in numbers]
     return free[: max(0, wanted.count - len(here))]
@@ -132,7 +132,7 @@ def _leave(worker: ReplicaView, because: LeaveReason) -> Leave:
 
 
 class Replacements:
-    """Notes which workers are replaced though the wanted settings are theirs, and which are left alone for it.
+    """Records workers that are replaced although they have the wanted settings; too many are left alone.
 
     No configuration asks for that: it is a defect of ours, and must not cost an engine again and again.
     """
@@ -145,7 +145,7 @@ class Replacements:
         return f"<Replacements left_alone={list(self._left_alone)}>"
 
     def note(self, worker: str, settings: object, now: float) -> None:
-        """Note a worker that is to leave, at ``now`` in monotonic seconds, for settings that are its own."""
+        """Record a worker that leaves, at ``now`` in monotonic seconds, for settings that it already has."""
         at = self._at.setdefault(worker, deque(maxlen=REPLACED))
         at.append(now)
         if len(at) == REPLACED and now - at[0] <= REPLACED_S:
@@ -156,6 +156,6 @@ class Replacements:
         return self._left_alone.get(worker) == settings
 
     def forgive(self, worker: str) -> None:
-        """Replace a worker again where settings ask for it: a person has asked."""
+        """Let a worker be replaced again, on an operator's request."""
         self._at.pop(worker, None)
         self._left_alone.pop(worker, None)

@@ -1,8 +1,8 @@
-"""The decisions of an update of weights: how it stands and an event in, how it stands and actions out. Pure.
+"""The decisions of an update of weights: its state and an event in, its state and actions out. Pure.
 
-All workers of a model go through the phases together: a phase begins when every worker that is left has ended the one
-before. Until the weights are received nothing has changed, if the way of transfer stages them: then every live engine
-goes on with the old ones. A worker that fails when its weights may be half changed is killed.
+All workers of a model go through the phases together: a phase begins when every remaining worker has ended the one
+before. Until the weights are received nothing has changed, if the transfer stages them: then every live engine can go
+on with the old ones. A worker that fails when its weights may be half changed is killed.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ class UpdateState(StrEnum):
 
     RUNNING = "running"
     COMPLETED = "completed"
-    PARTIAL = "partial"  # the version is the model's; workers that failed are started again, and brought to it
-    FAILED = "failed"  # the model has the version that it had before
+    PARTIAL = "partial"  # the version is the model's; failed workers are restarted and catch up
+    FAILED = "failed"  # the model keeps its former version
 
 
 class UpdateStage(StrEnum):
@@ -72,15 +72,15 @@ class Failure(StrEnum):
     """The failure of a worker in a phase."""
 
     TIMED_OUT = "timed_out"
-    NO_PAUSE = "no_pause"  # its engine knows no pause: nothing was done to it
-    BROKEN = "broken"  # its engine refused, died, or answered nothing that could be read
+    NO_PAUSE = "no_pause"  # its engine cannot pause: nothing was done to it
+    BROKEN = "broken"  # its engine refused, died, or gave no readable answer
 
 
 class WorkerPart(msgspec.Struct, frozen=True, kw_only=True):
     """One worker's part in an update.
 
-    ``is_late`` says that it outran a limit by its own doing; ``is_gone`` that its engine has died; ``is_left_out`` that
-    there is nothing to take back: it was killed, or nothing was done to it.
+    ``is_late`` says that it exceeded a limit by its own doing; ``is_gone`` that its engine has died; ``is_left_out``
+    that there is nothing to take back: it was killed, or nothing was done to it.
     """
 
     stage: UpdateStage = UpdateStage.WAITING
@@ -91,10 +91,10 @@ class WorkerPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpdateProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """All that an update is decided by; ``parts`` by the names of workers.
+    """The whole basis of an update's decisions; ``parts`` are by worker name.
 
-    ``needs_all`` says that nothing can be received where one worker is missing, ``is_staged`` that a worker which could
-    not receive still has all of its old weights.
+    ``needs_all`` says that nothing can be received while one worker is missing, ``is_staged`` that a worker which
+    failed to receive still has all of its old weights.
     """
 
     mode: UpdateMode
@@ -108,7 +108,7 @@ class UpdateProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def survivors(self) -> list[str]:
-        """The workers that have failed in nothing yet."""
+        """The workers that have not failed."""
         return [worker for worker, part in self.parts.items() if part.error is None]
 
     @property
@@ -117,7 +117,7 @@ class UpdateProgress(msgspec.Struct, frozen=True, kw_only=True):
         return [worker for worker, part in self.parts.items() if part.error is not None]
 
     def words(self) -> str:
-        """Name who failed, and how."""
+        """Describe which workers failed, and how."""
         return "; ".join(f"{worker}: {self.parts[worker].error}" for worker in self.failed)
 
     def changed(self, worker: str, **changes: object) -> "UpdateProgress":
@@ -130,7 +130,7 @@ class UpdateProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpdateBegun(msgspec.Struct, frozen=True, kw_only=True):
-    """The workers are known, and may be touched."""
+    """The workers are known, and may be changed."""
 
 
 class StepEnded(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,7 +180,7 @@ class EndPhase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HurryReceivers(msgspec.Struct, frozen=True, kw_only=True):
-    """Give those who still wait for the trainer a moment: where one is missing it may never send."""
+    """Give workers that still wait for the trainer a moment: if one is missing it may never send."""
 
 
 class KillWorker(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,7 +214,7 @@ def decide(now: UpdateProgress, event: UpdateEvent) -> UpdateDecision:
         case StepFailed():
             return _fail_step(now, event)
         case VersionCommitted():
-            # They have the old weights, or it is unknown which.
+            # They have the old weights, or unknown ones.
             kills = tuple(KillWorker(worker=each, because=now.parts[each].error or "") for each in now.failed)
             after, actions = _begin_phase(replace(now, is_committing=False), UpdatePhase.RESUME)
             return after, (*kills, *actions)
@@ -258,11 +258,11 @@ def _fail_step(now: UpdateProgress, event: StepFailed) -> UpdateDecision:
 
 
 def _is_doubtful(now: UpdateProgress, failure: Failure) -> bool:
-    """Whether a worker that failed may be in a state that cannot be taken back."""
+    """Whether a failed worker may be in a state that cannot be taken back."""
     if failure is Failure.NO_PAUSE:
         return False
     if now.phase is UpdatePhase.PAUSE and now.mode is UpdateMode.WAIT and failure is Failure.TIMED_OUT:
-        return False  # its requests went on for longer than the update may wait
+        return False  # its requests took longer than the update may wait
     return not (now.is_staged and now.phase in {UpdatePhase.START, UpdatePhase.RECEIVE})
 
 

@@ -1,4 +1,4 @@
-"""The phases of an update of weights, and how long each may take. Pure."""
+"""The phases of an update of weights, and their time limits. Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,15 +14,15 @@ class Backend(StrEnum):
 
 
 class UpdateMode(StrEnum):
-    """The treatment of requests that are in flight when an update begins."""
+    """The treatment of requests in flight when an update begins."""
 
-    KEEP = "keep"  # frozen, and then on with the new weights
+    KEEP = "keep"  # frozen, then continued with the new weights
     WAIT = "wait"  # the update waits for their ends
-    ABORT = "abort"  # ended with what they have; a turn of a job is asked again
+    ABORT = "abort"  # ended with their answers so far; a turn of a job is asked again
 
 
 class UpdatePhase(StrEnum):
-    """The steps of an update, in their order; each ends for all workers before the next begins."""
+    """The steps of an update, in order; each ends for all workers before the next begins."""
 
     PAUSE = "pause"
     START = "start"
@@ -35,15 +35,15 @@ class UpdatePhase(StrEnum):
 class WeightsPolicy(Configured):
     """The rules by which a model's workers take new weights; all limits in seconds.
 
-    ``backend`` is what a trainer may broadcast by. With ``keep`` what it sends is written to disk beside the work that
-    goes on, so that a worker which starts later can be brought to it.
+    ``backend`` is how a trainer may broadcast. With ``keep`` the received weights are also written to disk, beside the
+    work that goes on, so that a worker which starts later can catch up.
     """
 
     backend: Backend = Backend.GLOO
     keep: bool = True
     init_s: Seconds = 300.0
     pause_s: Seconds = 60.0
-    wait_s: Seconds = 600.0  # for requests in flight to end, where the update is to wait for them
+    wait_s: Seconds = 600.0  # for requests in flight to end, if the update waits for them
     start_s: Seconds = 60.0
     receive_s: Seconds = 600.0
     finish_s: Seconds = 300.0
@@ -51,7 +51,7 @@ class WeightsPolicy(Configured):
     keep_s: Seconds = 600.0
 
     def limit_s(self, phase: UpdatePhase, mode: UpdateMode) -> float:
-        """Return how long one phase may take."""
+        """Return the time limit of a phase."""
         if phase is UpdatePhase.PAUSE and mode is UpdateMode.WAIT:
             return self.wait_s + self.pause_s
         limit_s: float = getattr(self, f"{phase}_s")

@@ -22,14 +22,14 @@ from workers.process.piped_child import PipedChild, read_some
 from workers.process.registry import run_id
 
 REPORT_LIMIT_BYTES: Final = 64 * 1024
-LEAVE_LIMIT_S: Final = 30.0  # for a tree to be gone when the block that started it is left
+LEAVE_LIMIT_S: Final = 30.0  # for a tree to be gone after the block that started it
 LAST_LIMIT_S: Final = 1.0  # for the end of a guardian that had to be killed itself
-OnOutput = Callable[[int, bytes], None]  # stream 1 or 2, and what the engine printed there
+OnOutput = Callable[[int, bytes], None]  # stream 1 or 2, and the engine's output on it
 logger = logging.getLogger(__name__)
 
 
 class GuardianLink(PipedChild):
-    """A guardian: its standard input is the lifeline, the others carry output and reports."""
+    """A guardian: its standard input is the lifeline, its output and error carry output and reports."""
 
     def __init__(self, pid: int, orders_fd: int, output_fd: int, reports_fd: int, reports: bytes = b"") -> None:
         super().__init__(pid, orders_fd, output_fd, reports_fd)
@@ -37,11 +37,11 @@ class GuardianLink(PipedChild):
 
     @classmethod
     def adopt(cls, held: HeldGuardian) -> Self:
-        """Go on with a guardian that an earlier program in this process has started."""
+        """Go on with a guardian that an earlier program in this process started."""
         return cls(held.pid, *held.descriptors, held.reports)
 
     def hand_over_link(self, output: bytes) -> HeldGuardian | None:
-        """Return it as another program would find it, ``output`` being what was read of a frame; None where it died."""
+        """Return the guardian for another program to adopt, ``output`` being a partly read frame; None if it died."""
         identity = self.identity()
         if identity is None:
             return None
@@ -57,7 +57,7 @@ class GuardianLink(PipedChild):
         )
 
     def order(self, order: int) -> None:
-        """Send one order; a guardian that is gone, or does not read, is left to its end."""
+        """Send one order; a guardian that is gone or does not read is left to its end."""
         if self.fds[0] >= 0:
             try:
                 os.write(self.fds[0], bytes([order]))
@@ -65,11 +65,11 @@ class GuardianLink(PipedChild):
                 return
 
     async def read_output(self) -> bytes:
-        """Read the engine's output, in frames as they come; nothing at the end."""
+        """Read the engine's output, in frames as they come; empty at the end."""
         return await read_some(self.fds[1])
 
     async def read_report(self, limit_bytes: int) -> bytes:
-        """Return the next line of its reports; nothing at the end, or where a line is longer than that."""
+        """Return the next line of its reports; empty at the end, or if a line is longer than the limit."""
         while b"\n" not in self._report:
             data = await read_some(self.fds[2])
             self._report += data
@@ -81,14 +81,15 @@ class GuardianLink(PipedChild):
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """A command: argv, and the whole environment."""
+    """A command: argv, the whole environment, and its working directory, None for our own."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
+    folder: str | None = None
 
 
 class OutputFrames:
-    """Takes the guardian's frames apart, however the pipe has cut them; ``begun`` is the beginning of one."""
+    """Splits the guardian's frames, however the pipe has cut them; ``begun`` is the beginning of one."""
 
     def __init__(self, on_output: OnOutput, begun: bytes = b"") -> None:
         self._on_output = on_output
@@ -96,7 +97,7 @@ class OutputFrames:
 
     @property
     def begun(self) -> bytes:
-        """The beginning of a frame whose end has not come."""
+        """The beginning of an unfinished frame."""
         return bytes(self._held)
 
     def feed(self, data: bytes) -> None:
@@ -127,7 +128,7 @@ class EngineProcess:
         self.exit = EngineExit()
         self._gone = anyio.Event()
         self._drained = anyio.Event()
-        self._unread = anyio.Event()  # nobody reads its pipes any more
+        self._unread = anyio.Event()  # no task reads its pipes any more
         self._is_ended = False
 
     @property
@@ -153,12 +154,12 @@ class EngineProcess:
         return self.exit
 
     async def end(self, limit_s: float) -> None:
-        """Let go of the lifeline, and wait for the tree's death and its last words; shielded, bounded, done once."""
+        """Release the lifeline, and wait for the tree's death and its last output; shielded, bounded, done once."""
         if self._is_ended:
             return
         self._is_ended = True
         with anyio.CancelScope(shield=True):
-            self._guardian.order(guardian.ORDER_KILL)  # the pipe's end alone says nothing while a fork holds it
+            self._guardian.order(guardian.ORDER_KILL)  # while a fork holds the pipe open, its end alone does not show
             self._guardian.let_go()
             with anyio.move_on_after(limit_s):
                 await self._wait_ended()
@@ -170,17 +171,17 @@ class EngineProcess:
     async def _wait_ended(self) -> None:
         await self._guardian.wait()
         if not self.pid:
-            self._gone.set()  # it never came to be
+            self._gone.set()  # it never started
             return
         await self._unread.wait()
-        # Where the event loop itself ends, its tasks are all cancelled at once, and so were those that read.
+        # At the end of the event loop itself all its tasks are cancelled at once, the readers too.
         if not self.is_gone:
             await self.follow()
         if not self._drained.is_set():
             await self.drain()
 
     async def read_pipes(self) -> None:
-        """Take reports and output to their ends."""
+        """Read reports and output to their ends."""
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self.drain)
@@ -201,7 +202,7 @@ class EngineProcess:
         self.pid = _integer(report, "pid")
 
     async def follow(self) -> None:
-        """Take the guardian's reports until the tree is gone."""
+        """Read the guardian's reports until the tree is gone."""
         while report := await self._next_report():
             match report.get("event"):
                 case "exited":
@@ -215,10 +216,10 @@ class EngineProcess:
             logger.warning("the guardian of engine %d was killed; nothing of the engine is left", self.pid)
 
     async def end_without_guardian(self) -> None:
-        """Return when nothing is left of an engine whose guardian is dead, however long its processes take to die."""
+        """Return when no process of an engine with a dead guardian is left, however long that takes."""
         # The kernel closes a dead process's pipes before it gives its children to us: they are ours once it is gone.
         await self._guardian.wait()
-        # PDEATHSIG has killed the main process; it leads the session, and what it had started is a child of ours now.
+        # PDEATHSIG has killed the main process, which led the session; its children are ours now.
         while not await end_orphans(self.pid):
             logger.error("processes of engine %d do not die", self.pid)
         self._gone.set()
@@ -230,7 +231,7 @@ class EngineProcess:
         self._drained.set()
 
     def hand_over_process(self) -> HeldProcess | None:
-        """Return it as another program in this process would find it; None where it is ending, or gone."""
+        """Return the processes for another program in this process to adopt; None if they are ending or gone."""
         identity = ProcessId.of(self.pid) if self.pid and not (self._is_ended or self.is_gone) else None
         link = self._guardian.hand_over_link(self._frames.begun)
         if identity is None or not identity.is_alive or link is None:
@@ -256,11 +257,10 @@ class EngineProcess:
 async def run_engine(
     command: Command, on_output: OnOutput, leave_limit_s: float = LEAVE_LIMIT_S
 ) -> AsyncIterator[EngineProcess]:
-    """Start ``command`` under a guardian; when the block is left, however it is left, the whole tree is gone.
+    """Start ``command`` under a guardian; on leaving the block, for whatever reason, the whole tree is gone.
 
-    ``on_output`` takes what the engine prints, as it comes. An error of the block leaves in a group.
-    A process that hangs in the kernel cannot be killed: after ``leave_limit_s`` the block is left all the same, and
-    ``is_gone`` is false.
+    ``on_output`` takes the engine's output as it comes. An error of the block leaves in a group. A process that hangs
+    in the kernel cannot be killed: after ``leave_limit_s`` the block is left all the same, and ``is_gone`` is false.
 
     Raises:
         SpawnFailed: the program cannot be executed.
@@ -269,6 +269,8 @@ async def run_engine(
     argv = [sys.executable, "-I", "-S", str(Path(guardian.__file__)), *role, *command.argv]
     # A session of its own: a Ctrl-C in our terminal is ours to handle, and must not reach the guardian.
     env = {**command.env, guardian.MARK_TO_BE: run_id()}
+    if command.folder is not None:
+        env[guardian.FOLDER] = command.folder
     guardian.become_subreaper()
     try:
         link = GuardianLink.start(argv, env)
@@ -282,9 +284,9 @@ async def run_engine(
 async def adopt_engine(
     held: HeldProcess, on_output: OnOutput, leave_limit_s: float = LEAVE_LIMIT_S
 ) -> AsyncIterator[EngineProcess]:
-    """Go on with an engine that an earlier program in this process has started, as ``run_engine`` does with its own.
+    """Go on with an engine that an earlier program in this process started, as ``run_engine`` does with its own.
 
-    One that has died meanwhile ends as any other does: its guardian's reports wait in the pipe.
+    One that has died meanwhile ends like any other: its guardian's reports wait in the pipe.
     """
     guardian.become_subreaper()
     link = GuardianLink.adopt(held.guardian)
@@ -298,7 +300,7 @@ async def _hold(engine: EngineProcess, leave_limit_s: float) -> AsyncIterator[En
         if not engine.pid:
             await engine.wait_started()
         async with anyio.create_task_group() as tasks:
-            # Shielded: what the guardian tells is needed most while the block is being cancelled.
+            # Shielded: the guardian's reports are needed most while the block is being cancelled.
             readers = anyio.CancelScope(shield=True)
             tasks.start_soon(_read, engine, readers)
             try:

@@ -1,26 +1,26 @@
 """The parent of one engine: it outlives Roundhouse by milliseconds and the engine's whole tree never outlives it.
 
 Run as ``python -I -S guardian.py --guard PARENT PROGRAM [ARGUMENT ...]`` with three pipes to Roundhouse (process
-PARENT), and nothing but the standard library, so that it starts in milliseconds and no other code can break it:
+PARENT). It uses only the standard library, so that it starts in milliseconds and no other code can break it:
 
 * standard input is the lifeline and takes two orders: ``T`` sends SIGTERM to the engine's group, ``K`` kills the tree.
   So does its end, which means that Roundhouse is gone, and so does the death of PARENT: a process that PARENT has
   forked may hold the pipe open.
-* standard output carries what the engine prints, in frames: a byte for the stream (1 or 2), four for the length, big
-  end first, then so many bytes. Roundhouse may be slow or gone, the engine is drained all the same; what does not fit
-  the buffer is dropped, with a line saying how much.
-* standard error carries one JSON object a line: ``started``, ``failed`` (no exec), ``exited`` and last ``empty``.
+* standard output carries the engine's output in frames: a byte for the stream (1 or 2), four for the length, big end
+  first, then that many bytes. Even if Roundhouse is slow or gone the engine is drained; output beyond the buffer is
+  dropped, with a line saying how much.
+* standard error carries one JSON object per line: ``started``, ``failed`` (no exec), ``exited`` and last ``empty``.
 
-How the tree is held: the guardian is a subreaper, so every descendant whose parent dies becomes its child,
-double-forked and setsid'ed ones included; killing all children until there are none left ends the whole tree. The
-engine is armed with PDEATHSIG for the case that the guardian itself is killed.
+The guardian holds the tree as a subreaper: every descendant whose parent dies becomes its child, double-forked and
+setsid'ed ones included. Killing all children until none is left ends the whole tree. The engine is armed with PDEATHSIG
+in case the guardian itself is killed.
 
 ``guardian.py --tether PARENT PROGRAM [ARGUMENT ...]`` holds a program that talks to Roundhouse over its own standard
 streams (an MCP server) in the same way: the streams are the program's, the death of PARENT or a SIGTERM ends the tree,
 and the exit status is passed on.
 
-Every process below a guardian carries the mark of the run in its environment, and the guardian itself does not: a
-child of Roundhouse with the mark has lost its guardian.
+Every process below a guardian carries the mark of the run in its environment, and the guardian itself does not: a child
+of Roundhouse with the mark has lost its guardian.
 """
 
 import contextlib
@@ -42,9 +42,10 @@ FRAME_HEAD = ">BI"
 GUARD = "--guard"
 TETHER = "--tether"
 MARK = "ROUNDHOUSE_RUN"  # in the environment of every process below a guardian
-MARK_TO_BE = "ROUNDHOUSE_RUN_BELOW"  # the same in the guardian's own, as Roundhouse gives it
+MARK_TO_BE = "ROUNDHOUSE_RUN_BELOW"  # the same in the guardian's own environment, set by Roundhouse
+FOLDER = "ROUNDHOUSE_FOLDER_BELOW"  # the engine's working directory, set by Roundhouse in the guardian's environment
 KILL_PAUSE_MS = 2  # between two rounds of killing, for the kernel to hand us the orphans
-FLUSH_LIMIT_S = 1.0  # for the last output to reach Roundhouse once the tree is gone
+FLUSH_LIMIT_S = 1.0  # for the last output to reach Roundhouse after the tree is gone
 ORDER_TERMINATE = ord("T")
 ORDER_KILL = ord("K")
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
@@ -63,16 +64,16 @@ def become_subreaper() -> None:
 
 
 def _pass_mark_on() -> None:
-    # /proc/PID/environ shows what a process was started with, so this marks our children and not us.
+    # /proc/PID/environ shows the environment at a process's start, so this marks our children and not us.
     mark = os.environ.pop(MARK_TO_BE, None)
     if mark is not None:
         os.environ[MARK] = mark
-        os.environ["SPT_NOENV"] = "1"  # setproctitle (vLLM) would write over the environment, the mark with it
+        os.environ["SPT_NOENV"] = "1"  # setproctitle (vLLM) would overwrite the environment, and the mark with it
 
 
 def _report(event: str, **fields: object) -> None:
     line = json.dumps({"event": event, **fields}) + "\n"
-    with contextlib.suppress(BrokenPipeError):  # Roundhouse is gone; the lifeline says so too
+    with contextlib.suppress(BrokenPipeError):  # Roundhouse is gone; the end of the lifeline shows that too
         os.write(2, line.encode())
 
 
@@ -94,6 +95,10 @@ def _become_tethered(command: list[str], guardian_pid: int) -> None:
 def _become_engine(command: list[str], guardian_pid: int, output_fds: tuple[int, int], failure_fd: int) -> None:
     """Turn this freshly forked child into the engine; does not return."""
     try:
+        folder = os.environ.pop(FOLDER, None)
+        if folder is not None:
+            os.chdir(folder)
+            os.environ["PWD"] = folder
         os.setsid()
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != guardian_pid:  # the guardian died before PDEATHSIG was armed
@@ -114,7 +119,7 @@ def _become_engine(command: list[str], guardian_pid: int, output_fds: tuple[int,
 
 
 def _prefer_for_oom() -> None:
-    # When memory runs out the kernel is to take the engine, which can be started again, and not Roundhouse.
+    # When memory runs out the kernel should take the engine, which can be restarted, and not Roundhouse.
     try:
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123 - between fork and exec
             file.write("500")
@@ -130,13 +135,13 @@ class Output:
         self._held: deque[bytes] = deque()
         self._held_bytes = 0
         self._dropped_bytes = 0
-        self._begun = b""  # the rest of a frame that is half written, and must not be dropped
+        self._begun = b""  # the rest of a half-written frame, which must not be dropped
         for fd in (*source_fds, 1):
             os.set_blocking(fd, False)
 
     @property
     def wants_to_write(self) -> bool:
-        """Whether output is held that Roundhouse has not taken."""
+        """Whether output is held that Roundhouse has not read."""
         return bool(self._held or self._begun)
 
     def read_once(self, fd: int) -> bool:
@@ -173,7 +178,7 @@ class Output:
         self._begun = self._begun[written:]
 
     def drain(self) -> None:
-        """Pass on what is left, for a bounded time."""
+        """Pass on the rest, for a bounded time."""
         for fd in tuple(self.open_fds):
             while fd in self.open_fds and self.read_once(fd):
                 pass
@@ -197,7 +202,7 @@ class Output:
 
 
 class Guardian:
-    """Waits for orders, output and deaths, and keeps the one promise."""
+    """Waits for orders, output and deaths, and ends the tree."""
 
     def __init__(self, engine_pid: int, wakeup_fd: int) -> None:
         self._engine_pid = engine_pid
@@ -208,10 +213,10 @@ class Guardian:
         self._wakeup_fd = wakeup_fd
 
     def watch_tethered(self) -> None:
-        """Return when the program has exited or we are told to end."""
+        """Return when the program has exited or must end."""
         poller = select.poll()
         poller.register(self._wakeup_fd, select.POLLIN)
-        self._reap()  # a death before the handler was there has not woken us
+        self._reap()  # a death before the handler was set has not woken us
         while self._engine_lives:
             poller.poll()
             if signal.SIGTERM in os.read(self._wakeup_fd, READ_BYTES):
@@ -252,8 +257,8 @@ class Guardian:
         poller.register(self._wakeup_fd, select.POLLIN)
         while True:
             for pid in _children():
-                with contextlib.suppress(PermissionError):  # it has changed its user; its parent's death is left
-                    os.kill(pid, signal.SIGKILL)  # our own unreaped child: the number cannot have been given again
+                with contextlib.suppress(PermissionError):  # it has changed its user; only its parent's death ends it
+                    os.kill(pid, signal.SIGKILL)  # our own unreaped child: the number cannot have been reused
             if not self._reap():
                 return
             if poller.poll(KILL_PAUSE_MS):
@@ -265,7 +270,7 @@ class Guardian:
         if not orders or ORDER_KILL in orders:
             return False
         if ORDER_TERMINATE in orders and self._engine_lives:
-            with contextlib.suppress(ProcessLookupError):  # the whole group is gone already
+            with contextlib.suppress(ProcessLookupError):  # the whole group is already gone
                 os.killpg(self._engine_pid, signal.SIGTERM)
         return True
 
@@ -313,20 +318,20 @@ def _wake_on_child_death() -> int:
 
 def guard(parent_pid: int, command: list[str]) -> None:
     """Start ``command`` as an engine and guard it."""
-    # Roundhouse's event loop leaves copies of our pipes, and whatever else is inheritable, open in us. An engine that
-    # held them on would keep Roundhouse from seeing our end.
+    # Roundhouse's event loop leaves copies of our pipes, and other inheritable descriptors, open in us. An engine that
+    # kept them would hide our end from Roundhouse.
     os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
     try:
         parent_fd = os.pidfd_open(parent_pid)
     except ProcessLookupError:
         return
-    except OSError:  # a kernel or a sandbox without pidfds: the lifeline's end alone has to tell
+    except OSError:  # a kernel or a sandbox without pidfds: only the lifeline's end can show it
         parent_fd = -1
     if os.getppid() != parent_pid:
         return
     guardian_pid = os.getpid()
     for number in IGNORED:
-        signal.signal(number, signal.SIG_IGN)  # only Roundhouse decides; a Ctrl-C in its terminal must not come past it
+        signal.signal(number, signal.SIG_IGN)  # only Roundhouse decides; a Ctrl-C in its terminal must not bypass it
     become_subreaper()
     wakeup_fd = _wake_on_child_death()
     pipes = os.pipe(), os.pipe()
@@ -362,7 +367,7 @@ def tether(parent_pid: int, command: list[str]) -> int:
     pid = os.fork()
     if pid == 0:
         _become_tethered(command, own_pid)
-    for fd in (0, 1):  # the program alone holds its streams, so that their ends are seen
+    for fd in (0, 1):  # only the program holds its streams, so that their ends are seen
         os.dup2(os.open(os.devnull, os.O_RDWR), fd)
     guardian = Guardian(pid, wakeup_fd)
     if os.getppid() == parent_pid:  # else it died before PDEATHSIG was armed

@@ -1,4 +1,4 @@
-"""The document that one program of the service leaves to the next over an exec: its whole form, and its version."""
+"""The document that one program of the service leaves to the next across an exec, and its version."""
 
 import os
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from msgspec import Struct
 
 from workers.process.identity import EngineExit, ProcessId
 
-VERSION: Final = 3  # of the form of the document; another one is refused before anything is handed over
+VERSION: Final = 3  # version of the document's form; another one is refused before anything is handed over
 
 
 class HeldGuardian(Struct, frozen=True, kw_only=True):
-    """A guardian as another program in this process finds it; the descriptors are ours, and stay open over an exec."""
+    """A guardian for another program to adopt; the descriptors are ours, and stay open across an exec."""
 
     pid: int
     started: int  # in clock ticks: the pid alone proves nothing
@@ -26,12 +26,12 @@ class HeldGuardian(Struct, frozen=True, kw_only=True):
 
     @property
     def descriptors(self) -> tuple[int, int, int]:
-        """The descriptors that have to stay open."""
+        """The descriptors that must stay open."""
         return self.orders_fd, self.output_fd, self.reports_fd
 
 
 class HeldProcess(Struct, frozen=True, kw_only=True):
-    """An engine under its guardian as another program in this process finds it."""
+    """An engine under its guardian, for another program in this process to adopt."""
 
     guardian: HeldGuardian
     pid: int
@@ -39,7 +39,7 @@ class HeldProcess(Struct, frozen=True, kw_only=True):
 
     @property
     def is_as_told(self) -> bool:
-        """Whether both processes are still those that were meant."""
+        """Whether both processes are still the same."""
         engine = ProcessId(pid=self.pid, started=self.started)
         return engine.is_alive and ProcessId(pid=self.guardian.pid, started=self.guardian.started).is_alive
 
@@ -55,7 +55,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldLog(Struct, frozen=True, kw_only=True):
-    """All lines of a worker, for another program to go on with; ``partial`` is the unfinished line of each stream."""
+    """All lines of a worker, for another program to continue; ``partial`` is the unfinished line of each stream."""
 
     incarnation: int
     number: int
@@ -66,13 +66,13 @@ class HeldLog(Struct, frozen=True, kw_only=True):
 
 
 class HeldEngine(Struct, frozen=True, kw_only=True):
-    """An engine that runs; ``key`` is what it asks of us, None where it asks for none."""
+    """A running engine; ``key`` is the key that it requires, None without one."""
 
     incarnation: int
     process: HeldProcess
     key: str | None
     was_ready: bool
-    holds: list[str]  # what its worker is drained for
+    holds: list[str]  # reasons that its worker is drained for
     failed_at: list[float]
     paused_at: list[float]
     last_exit: EngineExit | None
@@ -80,7 +80,7 @@ class HeldEngine(Struct, frozen=True, kw_only=True):
 
 
 class HeldPace(Struct, frozen=True, kw_only=True):
-    """The speed of an engine, as measured and learned."""
+    """The measured and learned speed of an engine."""
 
     rates: list[float]
     tokens_a_char: float
@@ -89,9 +89,9 @@ class HeldPace(Struct, frozen=True, kw_only=True):
 
 
 class HeldWorker(Struct, frozen=True, kw_only=True):
-    """A worker with its engine; ``launch`` is the digest of what the engine was started as, its adapters apart.
+    """A worker with its engine; ``launch`` is the digest of the engine's launch, without its adapters.
 
-    ``adapters`` are those that the engine has, in its order, each with its path; ``numbers`` are vLLM's own for them.
+    ``adapters`` are the engine's, in its order, each with its path; ``numbers`` are vLLM's own for them.
     """
 
     id: str
@@ -101,14 +101,14 @@ class HeldWorker(Struct, frozen=True, kw_only=True):
     pace: HeldPace
     adapters: Mapping[str, str]
     numbers: Mapping[str, int | None]
-    weights: int | None = None  # their version; None where the engine knows none
+    weights: int | None = None  # their version; None for an engine without versions
 
 
 class HeldFleet(Struct, frozen=True, kw_only=True):
-    """All workers that have engines; ``run`` is the mark that these carry.
+    """All workers that have engines; ``run`` is the mark on these engines.
 
-    ``scratch`` are folders, by models, into which engines write how far they are with new weights. For the workers that
-    are ``unloaded`` no engine is started.
+    ``scratch`` are folders, by model, into which engines write their progress with new weights. ``unloaded`` workers
+    get no engine.
     """
 
     run: str
@@ -118,7 +118,7 @@ class HeldFleet(Struct, frozen=True, kw_only=True):
 
     @property
     def descriptors(self) -> list[int]:
-        """The descriptors that have to stay open over the exec."""
+        """The descriptors that must stay open across the exec."""
         return [fd for worker in self.workers for fd in worker.engine.process.guardian.descriptors]
 
     @property
@@ -137,11 +137,11 @@ class HeldTool(Struct, frozen=True, kw_only=True):
 
 
 class HeldLink(Struct, frozen=True, kw_only=True):
-    """Its tether's process, and our ends of its streams, which stay open over an exec.
+    """A tether's process, and our ends of its streams, which stay open across an exec.
 
-    ``unsent`` is what of our messages its pipe has not taken, ``received`` what of its messages nobody has been given,
-    ``said`` the beginning of a line on its standard error. ``last_id`` is the highest of our requests: no later one
-    may bear a number up to it, and no answer to one up to it is anybody's any more.
+    ``unsent`` are bytes of our messages that its pipe has not taken, ``received`` bytes of its messages that the
+    session has not got, ``said`` the beginning of a line on its standard error. ``last_id`` is our highest request
+    number: later requests are numbered above it, and answers to those up to it are dropped.
     """
 
     pid: int
@@ -156,7 +156,7 @@ class HeldLink(Struct, frozen=True, kw_only=True):
 
     @property
     def descriptors(self) -> tuple[int, int, int]:
-        """The descriptors that have to stay open."""
+        """The descriptors that must stay open."""
         return self.stdin_fd, self.stdout_fd, self.stderr_fd
 
     @property
@@ -166,9 +166,9 @@ class HeldLink(Struct, frozen=True, kw_only=True):
 
 
 class HeldServer(Struct, frozen=True, kw_only=True):
-    """One server: ``launch`` is a digest of what it was started as, ``name`` and ``model`` who configured it.
+    """One server: ``launch`` digests its command and environment, ``name`` and ``model`` say where it is configured.
 
-    ``negotiated`` is the server's answer to ``initialize`` as JSON, or to ``server/discover`` where ``is_discovered``.
+    ``negotiated`` is the server's answer to ``initialize`` as JSON, or to ``server/discover`` if ``is_discovered``.
     """
 
     model: str
@@ -180,21 +180,21 @@ class HeldServer(Struct, frozen=True, kw_only=True):
     tools: list[HeldTool]
 
     def fault(self, launch: str) -> str | None:
-        """Return why the next program, which would start it as ``launch``, cannot go on with it; None where it can."""
+        """Return why the next program, which would start it as ``launch``, cannot take it over; None if it can."""
         if launch != self.launch:
             return "it is to be started otherwise"
         return None if self.link.identity.is_alive else "it has died"
 
     def let_go(self) -> None:
-        """Close what was held of it; its process is ended as any that is left over."""
+        """Close our descriptors of it; its process is ended like any leftover."""
         for fd in self.link.descriptors:
             os.close(fd)
 
 
 class Handover(Struct, frozen=True, kw_only=True):
-    """All that is left; ``upgrades`` counts them, this one too, and ``at`` is when it was, in monotonic seconds.
+    """The whole document; ``upgrades`` counts upgrades, this one included, ``at`` is its time in monotonic seconds.
 
-    ``lock_fd`` holds the state directory. ``connections`` are those of clients that ask nothing at the moment.
+    ``lock_fd`` holds the state directory. ``connections`` are those of idle clients.
     """
 
     version: int = VERSION
@@ -205,10 +205,10 @@ class Handover(Struct, frozen=True, kw_only=True):
     lock_fd: int
     connections: list[int]
     fleet: HeldFleet
-    servers: list[HeldServer]  # of MCP, over stdio
+    servers: list[HeldServer]  # MCP servers over stdio
 
     @property
     def descriptors(self) -> list[int]:
-        """The descriptors that have to stay open."""
+        """The descriptors that must stay open."""
         of_servers = [fd for server in self.servers for fd in server.link.descriptors]
         return [self.listener_fd, self.lock_fd, *self.connections, *self.fleet.descriptors, *of_servers]

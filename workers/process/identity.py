@@ -1,4 +1,4 @@
-"""Processes by their proven identity: a signal reaches that process alone, even where its pid is used again."""
+"""Processes by proven identity: a signal reaches only the intended process, even if its pid is reused."""
 
 import errno
 import logging
@@ -17,12 +17,12 @@ logger = logging.getLogger(__name__)
 
 
 class CannotLook(OSError):
-    """No descriptor or no memory is left to look at a process with; what it is stays unknown."""
+    """No descriptor or no memory is left to look at a process; its state stays unknown."""
 
 
 @contextmanager
 def looking() -> Iterator[None]:
-    """Tell a look that found nothing from one that could not be taken.
+    """Distinguish a look that found nothing from one that was impossible.
 
     Raises:
         CannotLook: no descriptor or no memory is left.
@@ -37,7 +37,7 @@ def looking() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessId:
-    """One process of one boot: pids are given again, a pid with its start time (in clock ticks) is not."""
+    """One process of one boot: a pid may be reused, a pid with its start time (in clock ticks) is unique."""
 
     pid: int
     started: int
@@ -47,7 +47,7 @@ class ProcessId:
         """Return the identity of a living process; None if it does not live.
 
         Raises:
-            CannotLook: nobody can tell now.
+            CannotLook: it is impossible to tell now.
         """
         try:
             return cls(pid=pid, started=_stat(pid).started)
@@ -58,7 +58,7 @@ class ProcessId:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still is that process, and no zombie; so it is as long as nobody can tell."""
+        """Whether it still is that process, and no zombie; True while that is impossible to tell."""
         try:
             now = _stat(self.pid)
         except CannotLook:
@@ -69,7 +69,7 @@ class ProcessId:
 
 
 def kill_exactly(process: ProcessId) -> None:
-    """Send SIGKILL to exactly that process: the descriptor keeps meaning it, though its number may be another's."""
+    """Send SIGKILL to exactly that process: the descriptor stays with it, even if its number is reused."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except OSError:
@@ -84,10 +84,10 @@ def kill_exactly(process: ProcessId) -> None:
 
 
 def mark_of(pid: int) -> str:
-    """Return the run of ours below whose guardian a process was started, '' where there is none.
+    """Return the run of ours whose guardian a process was started below, '' without one.
 
     Raises:
-        CannotLook: nobody can tell now.
+        CannotLook: it is impossible to tell now.
     """
     try:
         with looking():
@@ -104,10 +104,10 @@ def mark_of(pid: int) -> str:
 
 
 def session_of(pid: int) -> int | None:
-    """Return the session of a process, which a zombie has as well; None where there is no process.
+    """Return the session of a process, which a zombie has too; None without such a process.
 
     Raises:
-        CannotLook: nobody can tell now.
+        CannotLook: it is impossible to tell now.
     """
     try:
         return _stat(pid).session
@@ -134,9 +134,9 @@ def _stat(pid: int) -> _Stat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineExit:
-    """The end of an engine's main process: a status, or a signal, or neither where it is not known.
+    """The end of an engine's main process: a status, or a signal, or neither if it is unknown.
 
-    ``max_rss_bytes`` and ``cpu_s`` are the kernel's account of it and of what it had waited for.
+    ``max_rss_bytes`` and ``cpu_s`` are the kernel's account of it and of the children that it had waited for.
     """
 
     status: int | None = None
@@ -145,7 +145,7 @@ class EngineExit:
     cpu_s: float | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
-        """Say it in words."""
+        """Describe it in words."""
         if self.signal is not None:
             known = {number.value: number.name for number in signal.Signals}
             return f"killed by {known.get(self.signal, f'signal {self.signal}')}"

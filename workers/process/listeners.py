@@ -1,4 +1,4 @@
-"""The listener at a port of this machine, as the kernel tells (proc(5): tcp, fd)."""
+"""The listener at a port of this machine, as the kernel reports it (proc(5): tcp, fd)."""
 
 import os
 from collections.abc import Iterator
@@ -7,17 +7,17 @@ from typing import Final
 
 TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 LISTENING: Final = "0A"
-WORKER: Final = "ROUNDHOUSE_WORKER"  # in the environment of an engine: the worker that has started it
+WORKER: Final = "ROUNDHOUSE_WORKER"  # in an engine's environment: the worker that started it
 
 
 def foreign_listener(port: int) -> int | None:
-    """Return the user whose program listens at a port, where that is not ours alone; None else."""
+    """Return the user whose program listens at a port, if that is not only ours; else None."""
     users = {uid for uid, _ in _listeners(port)}
     return min(users - {os.geteuid()}, default=None)
 
 
 def holder_of(port: int) -> str | None:
-    """Say which process listens at a port; None where nobody does, or none that we may look at."""
+    """Describe the process that listens at a port; None without one, or if we may not look at it."""
     sockets = {f"socket:[{inode}]" for _, inode in _listeners(port)}
     if not sockets:
         return None

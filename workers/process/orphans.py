@@ -1,7 +1,7 @@
 """Descendants of an engine whose guardian was killed: the second ring.
 
 We are a subreaper, so the kernel makes them our children. A child of ours that carries our mark has lost its guardian,
-since guardians themselves carry none; nothing else that this process has started is ever touched.
+since guardians themselves carry none; no other process that this one started is ever touched.
 """
 
 import logging
@@ -20,7 +20,7 @@ from workers.process.identity import CannotLook, ProcessId, kill_exactly, lookin
 from workers.process.registry import run_id
 
 LIMIT_S: Final = 5.0  # SIGKILL takes milliseconds; beyond it a process hangs in the kernel
-PATROL_S: Final = 10.0  # a tool server's tether may be killed too, and nothing else would see what it leaves
+PATROL_S: Final = 10.0  # a tool server's tether may be killed too, and only the patrol finds its orphans
 _POLL_S: Final = 0.005
 TERM_S: Final = 5.0  # for a tether to end its tree, and a guardian whose lifeline is closed
 KILL_S: Final = 5.0
@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 
 
 async def end_orphans(session: int | None = None) -> bool:
-    """Kill and collect orphans until there is none; return False where one does not die, or nobody can tell.
+    """Kill and collect orphans until there are none; return False if one does not die, or none can be looked for.
 
-    ``session`` is that of an engine whose guardian is dead and collected: its members are orphans without a mark too,
-    zombies above all, which have lost theirs.
+    ``session`` is that of an engine whose guardian is dead and collected: its members are orphans even without a mark,
+    mainly zombies, which have lost theirs.
     """
     guardian.become_subreaper()
     deadline = time.monotonic() + LIMIT_S
@@ -50,7 +50,7 @@ async def end_orphans(session: int | None = None) -> bool:
 
 
 async def patrol() -> None:
-    """Be a subreaper, and end orphans now and then, until cancelled."""
+    """Be a subreaper, and end orphans every ``PATROL_S``, until cancelled."""
     guardian.become_subreaper()
     while True:
         if not await end_orphans():
@@ -63,7 +63,7 @@ async def patrol() -> None:
 
 
 def _orphans_now(session: int | None) -> list[ProcessId] | None:
-    """Return the orphans of this moment; None where nobody can tell."""
+    """Return the present orphans; None if that is impossible to tell."""
     try:
         return _orphans(session) or _orphans(session, is_thorough=session is not None)
     except CannotLook:
@@ -81,16 +81,16 @@ def _orphans(session: int | None, *, is_thorough: bool = False) -> list[ProcessI
 
 
 def _all_children() -> list[int]:
-    # The kernel's list of children may leave some out while others end; a scan of all processes leaves none out.
+    # The kernel's list of children may omit some while others end; a scan of all processes omits none.
     with looking():
         return [child.pid for child in psutil.Process().children()]
 
 
 def own_children() -> list[int]:
-    """List the children that the kernel tells of at once.
+    """List the children that the kernel reports at once.
 
     Raises:
-        CannotLook: nobody can tell now.
+        CannotLook: it is impossible to tell now.
     """
     pids: list[int] = []
     with looking():
@@ -104,7 +104,7 @@ def own_children() -> list[int]:
 
 
 def _collect(pid: int) -> bool:
-    """Whether the child is collected, by us or by anybody."""
+    """Whether the child is collected, by us or by any caller."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
@@ -112,7 +112,7 @@ def _collect(pid: int) -> bool:
 
 
 def children_now() -> list[ProcessId]:
-    """List our children of this moment; none where nobody can tell, and the patrol finds what has no guardian."""
+    """List our present children; none if that is impossible to tell, and the patrol finds those without a guardian."""
     try:
         return [child for child in map(ProcessId.of, own_children()) if child is not None]
     except CannotLook:
@@ -122,7 +122,7 @@ def children_now() -> list[ProcessId]:
 async def end_children(children: Collection[ProcessId]) -> bool:
     """End children of ours and collect them; return whether all have ended.
 
-    SIGTERM first: a tether ends its tree by that, and a guardian obeys its lifeline alone.
+    SIGTERM first: it makes a tether end its tree; a guardian obeys only its lifeline.
     """
     left = {child.pid: child for child in children if not _is_collected(child.pid)}
     for number, limit_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, KILL_S)):
@@ -132,7 +132,7 @@ async def end_children(children: Collection[ProcessId]) -> bool:
             else:
                 os.kill(child.pid, number)  # our own uncollected child: the number is its own
         with anyio.move_on_after(limit_s):
-            # The kernel wakes nobody for one child in particular.
+            # The kernel gives no signal for one particular child.
             while left := {pid: child for pid, child in left.items() if not _is_collected(pid)}:  # noqa: ASYNC110
                 await anyio.sleep(POLL_S)
     if left:

@@ -1,6 +1,6 @@
-"""A child of ours on three pipes, held by bare descriptors: another program in this same process can go on with it.
+"""A child of ours on three pipes, held by bare descriptors, so that another program in this process can go on with it.
 
-A stream of the event loop would read ahead into buffers that nobody can hand on, and its process would be the loop's.
+A stream of the event loop would read ahead into buffers that cannot be handed over, and own the process.
 """
 
 import fcntl
@@ -14,8 +14,8 @@ import anyio
 from workers.process.identity import ProcessId
 
 READ_BYTES: Final = 64 * 1024
-FIRST_FD: Final = 3  # a child's ends must not be what they are copied to
-POLL_S: Final = 0.02  # for the end of a child where the kernel has no pidfds
+FIRST_FD: Final = 3  # a child's ends must not be the numbers they are copied to
+POLL_S: Final = 0.02  # for the end of a child if the kernel has no pidfds
 
 
 class PipedChild:
@@ -30,7 +30,7 @@ class PipedChild:
             os.set_blocking(fd, False)
         try:
             self._pidfd = os.pidfd_open(pid)
-        except OSError:  # a kernel or a sandbox without pidfds, or it is collected already
+        except OSError:  # a kernel or a sandbox without pidfds, or the child is already collected
             self._pidfd = -1
 
     def __repr__(self) -> str:
@@ -55,7 +55,7 @@ class PipedChild:
                 theirs[-1] = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
                 os.close(low)
             streams = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(theirs)]
-            # From our main thread, as all of the event loop: a signal of the parent's death is tied to the thread.
+            # From our main thread, like all of the event loop: the signal of a parent's death is tied to the thread.
             pid = os.posix_spawn(argv[0], argv, env, file_actions=streams, setsid=True)
         except BaseException:
             for fd in ours:
@@ -68,11 +68,11 @@ class PipedChild:
 
     @property
     def fds(self) -> tuple[int, int, int]:
-        """Our ends of its standard input, output and error; -1 where one is closed."""
+        """Our ends of its standard input, output and error; -1 if one is closed."""
         return self._fds
 
     def identity(self) -> ProcessId | None:
-        """Return who it is; None where it has died, or its standard input is closed, so that it is to end."""
+        """Return its identity; None if it has died, or must end because its standard input is closed."""
         identity = ProcessId.of(self.pid)
         if self._is_collected or self._fds[0] < 0 or identity is None or not identity.is_alive:
             return None
@@ -104,7 +104,7 @@ class PipedChild:
                     await anyio.sleep(POLL_S)
 
     def close(self) -> None:
-        """Close all that is ours."""
+        """Close all our descriptors."""
         self.let_go()
         for fd in (*self._fds[1:], self._pidfd):
             if fd >= 0:
@@ -122,7 +122,7 @@ class PipedChild:
 
 
 async def read_some(fd: int) -> bytes:
-    """Read the next bytes of a descriptor that does not block; nothing at the end."""
+    """Read the next bytes of a non-blocking descriptor; empty at the end."""
     while True:
         if fd < 0:
             return b""

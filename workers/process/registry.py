@@ -1,9 +1,9 @@
-"""The registry of processes that we have started, and the sweep of what an earlier run of ours has left.
+"""The registry of processes that we have started, and the sweep of those that an earlier run of ours has left.
 
-The third ring around an engine: the guardian outlives us, the kernel hands us what outlives a guardian
-(``workers.process.orphans``), and what outlives both is found here by the next start. A process is ours only if it
-proves to be: the same boot, the same pid and the same start time as noted, or the mark of a run of ours in its
-environment. Never by a pid alone, nor by a name.
+The third ring around an engine: the guardian outlives us, the kernel hands us processes that outlive a guardian
+(``workers.process.orphans``), and the next start finds those that outlive both here. A process must prove to be ours:
+by the same boot, pid and start time as recorded, or by the mark of a run of ours in its environment. A pid alone or a
+name proves nothing.
 """
 
 import json
@@ -36,12 +36,12 @@ def run_id() -> str:
 
 
 def continue_run(mark: str) -> None:
-    """Go on with the run that another program in this process has begun: its engines carry that mark."""
+    """Go on with the run that another program in this process began: its engines carry that mark."""
     _run_ids[os.getpid()] = mark
 
 
 class ProcessRegistry:
-    """The processes that one run has started, in one file of ``folder``; it is there before the first process is."""
+    """The processes that one run has started, in one file of ``folder``, written before the first one starts."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / f"{run_id()}.{next(_numbers)}.json"
@@ -65,7 +65,7 @@ class ProcessRegistry:
             logger.exception("processes %s could not be noted; a sweep has only their mark to go by", pids)
 
     def close(self) -> None:
-        """Forget the run: it has ended, and nothing of it is left."""
+        """Forget the run: it has ended, and none of its processes is left."""
         self._file.unlink(missing_ok=True)
 
     def _write(self) -> None:
@@ -83,7 +83,7 @@ class ProcessRegistry:
 
 @asynccontextmanager
 async def open_registry(state_dir: Path | None) -> AsyncIterator[ProcessRegistry | None]:
-    """Sweep what earlier runs have left, then keep a registry for a block; none where there is nowhere to keep it."""
+    """Sweep the processes of earlier runs, then keep a registry for a block; None without a state directory."""
     if state_dir is None:
         yield None
         return
@@ -97,9 +97,9 @@ async def open_registry(state_dir: Path | None) -> AsyncIterator[ProcessRegistry
 
 
 async def sweep(folder: Path) -> int:
-    """Kill what earlier runs have left, and forget them; return how many processes that were.
+    """Kill the processes of earlier runs, and forget them; return their number.
 
-    Runs that still live are left alone, and so is everything of another boot: it is gone.
+    Runs that still live are left alone, and so are those of another boot: they are gone.
     """
     left = [(file, run) for file, run in _runs(folder) if run is None or not run.is_alive]
     killed: set[ProcessId] = set()
@@ -152,7 +152,7 @@ def _read(file: Path) -> _Run | None:
 
 
 def _remains(runs: list[_Run]) -> Iterator[ProcessId]:
-    """Yield the processes of ended runs: those that they noted, all below, and those that carry their mark."""
+    """Yield the processes of ended runs: recorded ones, all below them, and those that carry their mark."""
     marks = {run.run_id for run in runs}
     noted = {process for run in runs for process in run.processes if process.is_alive}
     for process in noted:

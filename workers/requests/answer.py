@@ -1,7 +1,7 @@
-"""A request's answer so far, over all its generations; whole after any ending, and at any moment before."""
+"""A request's answer so far, over all its generations; readable at any moment, whole after any ending."""
 
 from collections.abc import Callable
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from typing import Final
 
 from anyio import CancelScope
@@ -13,83 +13,71 @@ from workers.requests.generation import Generation
 from workers.requests.prompts.stack import ToolExchange
 from workers.tools.calls import Signal, ToolRecord
 
-PIECE_CHARS: Final = 8  # that a piece of an answer counts as, beside its own
-LETTERS_A_TOKEN: Final = 4  # of a prompt, where its engine has told nothing
+PIECE_CHARS: Final = 8  # counted for each piece of an answer beside its letters
+LETTERS_A_TOKEN: Final = 4  # letters per prompt token, if the engine has reported none
 
 
 class Phase(StrEnum):
-    """Whom a request in flight waits for."""
+    """The party that a request in flight waits for."""
 
-    ENGINE = "engine"  # the engine is to say something
+    ENGINE = "engine"  # the engine must answer
     TOOLS = "tools"  # its tools run
-    US = "us"  # the engine has said its last word, and its silence means nothing
+    US = "us"  # the engine has finished, and its silence means nothing
 
 
-class Answer:
-    """Written by the runner of the request, read by all."""
+class Finish(Enum):
+    """The engine's reason for the end of a message, in one form for all servers."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._ended: list[Generation] = []
-        self._words = ""  # of the newest message that was read and had any besides its calls
-        self._is_read = False
-        self._is_begun = False
-        self._limits: RepetitionLimits | None = None
-        self._loops: dict[str, Repetition] = {}  # of text, reasoning and arguments, as far as there were any
-        self._marks = (0, 0)
-        self._fragments_read = 0
-        self.chars = 0  # of all generations, as far as they were looked at, with what each piece takes besides
-        self.generation = Generation(clock)
-        self.prompt_chars = 0
-        self.prompt_tokens = 0  # what the newest prompt takes at most, where its engine's KV cache is shared
-        self.counted_tokens: int | None = None  # what it takes, where the engine was asked to count it
-        self.phase = Phase.US
-        self.tool_calls: list[ToolRecord] = []
-        self.signals: list[Signal] = []
-        self.iterations_used = 0
-        self.exchanges: list[ToolExchange] = []  # of messages with calls, as they stand in the prompt that followed
-        self.constrained_by: str | None = None  # the parameter that held the newest generation to what was asked for
-        self.thought = Thought.NONE  # what could stand before what it was held to
-        self.own_tokens: int | None = (
-            None  # of its first prompt that its own key had brought; None tells all that was cached
-        )
-        self.first_version: int | None = None  # of the weights that its first token was made with
-        self.last_version: int | None = None  # and its last
-        self.predicted_ms: float | None = None  # what it should have taken, once it is complete
-        self.is_mute = False  # nothing is heard of it before it is whole
-        self.deadline: CancelScope | None = None  # in which it is asked for
+    WHOLE = auto()
+    CUT_OFF = auto()  # at its bound of tokens
+    FILTERED = auto()  # by a filter of the server
+    UNKNOWN = auto()  # or no reason: a call without an end is no call
+
+
+FINISHES: Final = {
+    **dict.fromkeys(
+        ("stop", "tool_calls", "function_call", "eos", "eos_token", "end_turn", "stop_sequence"), Finish.WHOLE
+    ),
+    **dict.fromkeys(("length", "max_tokens", "max_output_tokens", "model_length"), Finish.CUT_OFF),
+    **dict.fromkeys(
+        ("content_filter", "safety", "sensitive", "prohibited_content", "blocklist", "recitation"), Finish.FILTERED
+    ),
+}
+
+
+class LoopSearch:
+    """Searches the newest generation of an answer for endless repetition; each search reads on from the last one."""
+
+    def __init__(self) -> None:
+        self._generation: Generation | None = None
+        self.chars = 0  # letters read of all generations, with the extra for each piece
 
     def __repr__(self) -> str:
-        return f"<Answer {self.phase} generations={len(self._ended) + 1} {self.generation!r}>"
+        return f"<LoopSearch {self.chars} chars>"
 
-    def begin_generation(self, limits: RepetitionLimits, prompt_chars: int) -> Generation:
-        """Return where the engine's next answer goes; ``prompt_chars`` is how much it has to read for it."""
-        if self._is_begun:
-            self._ended.append(self.generation)
-        self._is_begun, self._is_read = True, False
-        self.prompt_tokens, self.counted_tokens = 0, None
-        self.generation = Generation(self._clock)
-        self.prompt_chars = prompt_chars
-        self._limits, self._loops, self._marks = limits, {}, (0, 0)
+    def begin_search(self, generation: Generation, limits: RepetitionLimits) -> None:
+        """Search another generation from here on."""
+        self._generation, self._limits = generation, limits
+        self._loops: dict[str, Repetition] = {}  # one for text, reasoning and arguments each, once there is any
+        self._marks = (0, 0)
         self._fragments_read = 0
-        self.phase = Phase.ENGINE
-        return self.generation
-
-    @property
-    def was_asked(self) -> bool:
-        """Whether an engine was given anything of it."""
-        return self._is_begun
 
     def find_loop(self, *, is_over: bool = False) -> str | None:
-        """Return the words that the model repeats without end, or None; reads on from the last call."""
-        if self._limits is None:
+        """Return the words that the model repeats without end, or None."""
+        generation = self._generation
+        if generation is None:
             return None
-        text, reasoning, text_mark, reasoning_mark = self.generation.since(*self._marks)
+        text, reasoning, text_mark, reasoning_mark = generation.since(*self._marks)
         pieces = text_mark + reasoning_mark - sum(self._marks)
         self._marks = (text_mark, reasoning_mark)
-        arguments = self._new_arguments()
-        self.chars += len(text) + len(reasoning) + len(arguments) + PIECE_CHARS * pieces
-        if is_over and not self._loops and len(text) + len(reasoning) + len(arguments) < self._limits.least_chars:
+        fragments = generation.tool_call_fragments[self._fragments_read :]
+        arguments = ""
+        if fragments:
+            self._fragments_read += len(fragments)
+            arguments = "".join(piece.arguments for piece in fragments).replace("\\n", "\n")  # line feeds of JSON
+        chars = len(text) + len(reasoning) + len(arguments)
+        self.chars += chars + PIECE_CHARS * pieces
+        if is_over and not self._loops and chars < self._limits.least_chars:
             return None
         for of, words in (("text", text), ("reasoning", reasoning), ("arguments", arguments)):
             if words and of not in self._loops:
@@ -101,23 +89,68 @@ class Answer:
                 return found
         return None
 
-    def _new_arguments(self) -> str:
-        """Return the new text of arguments since the last call; a line feed is two letters within a text of JSON."""
-        fragments = self.generation.tool_call_fragments
-        if len(fragments) == self._fragments_read:
-            return ""
-        new = "".join(piece.arguments for piece in fragments[self._fragments_read :])
-        self._fragments_read = len(fragments)
-        return new.replace("\\n", "\n")
+
+class Answer:
+    """The answer of one request: written by its runner, read by all."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._ended: list[Generation] = []
+        self._words = ""  # text, without calls, of the newest message read that has any
+        self._is_read = False
+        self.was_asked = False  # an engine was asked for a part of it
+        self.loops = LoopSearch()
+        self.generation = Generation(clock)
+        self.prompt_chars = 0
+        self.prompt_tokens = 0  # most tokens that the newest prompt may take of a shared KV cache
+        self.counted_tokens: int | None = None  # its exact tokens, if the engine counted them
+        self.phase = Phase.US
+        self.tool_calls: list[ToolRecord] = []
+        self.signals: list[Signal] = []
+        self.iterations_used = 0
+        self.exchanges: list[ToolExchange] = []  # messages with calls, as the next prompt has them
+        self.constrained_by: str | None = None  # the parameter that constrained the newest generation
+        self.thought = Thought.NONE  # the thought that could precede the constrained answer
+        self.own_tokens: int | None = (
+            None  # tokens of its first prompt that its own key sent before; None shows all cached tokens
+        )
+        self.first_version: int | None = None  # version of the weights that made its first token
+        self.last_version: int | None = None  # version of the weights that made its last token
+        self.predicted_ms: float | None = None  # estimated duration, once it is complete
+        self.has_unread_call = False  # in the text of its newest message
+        self.is_mute = False  # its engine sends nothing before the whole answer
+        self.deadline: CancelScope | None = None  # the time limit around the request
+
+    def __repr__(self) -> str:
+        return f"<Answer {self.phase} generations={len(self._ended) + 1} {self.generation!r}>"
+
+    def begin_generation(self, limits: RepetitionLimits, prompt_chars: int) -> Generation:
+        """Start the engine's next answer and return it; ``prompt_chars`` is the size of its prompt."""
+        if self.was_asked:
+            self._ended.append(self.generation)
+        self.was_asked, self._is_read = True, False
+        self.prompt_tokens, self.counted_tokens = 0, None
+        self.generation = Generation(self._clock)
+        self.prompt_chars = prompt_chars
+        self.loops.begin_search(self.generation, limits)
+        self.phase = Phase.ENGINE
+        return self.generation
+
+    def begin_again(self, limits: RepetitionLimits, prompt_chars: int) -> None:
+        """Restart the newest generation with its room in a cache, unless the engine is answering it."""
+        if self.phase is not Phase.ENGINE:
+            tokens = self.prompt_tokens, self.counted_tokens
+            self.begin_generation(limits, prompt_chars)
+            self.prompt_tokens, self.counted_tokens = tokens
 
     def take_words(self, words: str) -> None:
-        """Take the words of the last message, without its calls."""
+        """Take the text of the last message, without its calls."""
         self._is_read = True
         self._words = words or self._words
 
     @property
     def text(self) -> str:
-        """The words of the newest message that has any; calls written into a text are none."""
+        """The text of the newest message that has any; calls written in a text do not count."""
         return self._words if self._is_read else self.generation.text or self._words
 
     @property
@@ -126,13 +159,18 @@ class Answer:
         return "\n\n".join(thought for thought in (each.reasoning for each in self._generations) if thought)
 
     @property
-    def finish_reason(self) -> str | None:
-        """Why the engine stopped, in its own word."""
-        return self.generation.finish_reason
+    def finish(self) -> Finish:
+        """Whether the newest message is whole, and why not."""
+        return FINISHES.get((self.generation.finish_reason or "").casefold(), Finish.UNKNOWN)
+
+    @property
+    def is_declined(self) -> bool:
+        """Whether the server marks the newest message as a refusal, or its filter ended it."""
+        return self.generation.is_refusal or self.finish is Finish.FILTERED
 
     @property
     def usage(self) -> Usage | None:
-        """The cost of all generations, as far as the engine has told."""
+        """The cost of all generations, as far as the engine has reported it."""
         if not self._ended:
             return self.generation.usage
         known = [each.usage for each in self._generations if each.usage is not None]
@@ -146,7 +184,7 @@ class Answer:
 
     @property
     def cost(self) -> Usage:
-        """Tokens of all generations: reported, or estimated where the engine has not reported."""
+        """Tokens of all generations: reported, or estimated if the engine has not reported them."""
         costs = [each.usage or each.seen for each in self._generations]
         return Usage(
             sum(cost.prompt_tokens for cost in costs),
@@ -156,7 +194,7 @@ class Answer:
 
     @property
     def told_cost(self) -> Usage:
-        """The cost as it is told: no more of a prompt was cached than its own key had brought."""
+        """The cost as shown: no more of a prompt counts as cached than its own key sent before."""
         own = self.own_tokens
         prompt = completion = cached = 0
         for each in self._generations:
@@ -168,17 +206,17 @@ class Answer:
 
     @property
     def is_told(self) -> bool:
-        """Whether the engine has told the cost of all generations."""
+        """Whether the engine has reported the cost of all generations."""
         return self.generation.usage is not None and all(each.usage is not None for each in self._ended)
 
     @property
     def told_prompt_tokens(self) -> int | None:
-        """The tokens of the newest prompt, as its engine has told; None until it has."""
+        """The tokens of the newest prompt as its engine reported them; None before that."""
         return self.generation.prompt_tokens or self.counted_tokens
 
     @property
     def context_tokens(self) -> int:
-        """The tokens that the newest generation has put into its engine's cache; by letters until it tells."""
+        """The tokens that the newest generation put into its engine's cache; estimated from letters until reported."""
         usage = self.generation.usage
         if usage is not None:
             return usage.prompt_tokens + usage.completion_tokens
@@ -187,9 +225,9 @@ class Answer:
 
     @property
     def held_tokens(self) -> int:
-        """The tokens that the newest generation holds of a shared KV cache; 0 before it was let in, and after.
+        """The tokens that the newest generation holds of a shared KV cache; 0 before it is admitted, and after its end.
 
-        A prompt that is being read counts as a whole.
+        A prompt counts as a whole while it is read.
         """
         if self.phase is not Phase.ENGINE or not self.prompt_tokens:
             return 0
@@ -198,12 +236,12 @@ class Answer:
 
     @property
     def output_tokens(self) -> int:
-        """The number of pieces of answers that have come: about as many as tokens."""
+        """The number of received pieces of answers: about one per token."""
         return sum(each.output_tokens for each in self._generations)
 
     @property
     def tools_s(self) -> float:
-        """The seconds that its tools ran; those of one message run beside each other."""
+        """The seconds that its tools ran; tools of one message run in parallel."""
         longest: dict[int, float] = {}
         for call in self.tool_calls:
             longest[call.iteration] = max(longest.get(call.iteration, 0.0), call.duration_s)
@@ -211,12 +249,12 @@ class Answer:
 
     @property
     def started_at(self) -> float:
-        """When it was asked, in the clock's seconds."""
+        """The time of the first request to the engine, in the clock's seconds."""
         return self._generations[0].started_at
 
     @property
     def first_token_at(self) -> float | None:
-        """When the first token came, None where none did."""
+        """The time of the first token, None if there was none."""
         if not self._ended:
             return self.generation.first_token_at
         return next((each.first_token_at for each in self._generations if each.first_token_at is not None), None)

@@ -1,8 +1,8 @@
-"""The prompt-cache counts in a relayed answer, bounded by the words that its own key has brought.
+"""The prompt-cache counts in a relayed answer, limited to tokens that its own key sent before.
 
-How much of a prompt was in the cache tells whoever reads it what others have asked: a guess at another's prompt is told
-to be right, token by token. So the numbers count what the reader's own program had there, and no more. What was cached
-beside that is counted as read anew, so that the sums stay what they were.
+The cached part of a prompt would show what others have asked: a guess at another's prompt is confirmed token by token.
+So the counts cover only what the client's own program had sent, and no more. Other cached tokens are counted as read
+now, so that the sums stay the same.
 
 Sources: OpenAI's and Anthropic's API references for ``usage``; llama.cpp, ``tools/server``, for ``timings``.
 """
@@ -12,16 +12,16 @@ from typing import Final, cast
 
 import msgspec
 
-from transport.dialects.openai import UNDECODABLE
+from transport.errors import UNDECODABLE
 from transport.relay import Passage
 
-SIGN: Final = b"cache"  # each of these names holds it
-HIDDEN: Final = ("prompt_progress", "__verbose")  # that tell the same at more places
+SIGN: Final = b"cache"  # part of the name of each count
+HIDDEN: Final = ("prompt_progress", "__verbose")  # fields that show the same counts in more places
 Document = MutableMapping[str, object]
 
 
 class WholeLines:
-    """Gives on the lines that have ended, and keeps the beginning of the next."""
+    """Passes on whole lines, and keeps the beginning of the next."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -31,12 +31,12 @@ class WholeLines:
 
     @property
     def is_between(self) -> bool:
-        """Whether nothing of a line is kept."""
+        """Whether no part of a line is kept."""
         return not self._rest
 
     def cut(self, piece: bytes) -> bytes:
-        """Return the lines that have ended with a piece."""
-        end = piece.rfind(b"\n") + 1  # what is kept holds none: a long line is not searched again with each piece
+        """Return the lines that a piece completes."""
+        end = piece.rfind(b"\n") + 1  # the kept part holds none: a long line is not searched again with each piece
         if not end:
             self._rest += piece
             return b""
@@ -51,7 +51,7 @@ class WholeLines:
 
 
 class CacheVeil:
-    """A passage in which no more than ``own_tokens`` of a prompt are told to have been in a cache."""
+    """A passage that shows no more than ``own_tokens`` of a prompt as cached."""
 
     def __init__(self, passage: Passage, own_tokens: int) -> None:
         self._passage = passage
@@ -63,7 +63,7 @@ class CacheVeil:
         return f"<CacheVeil {self._own_tokens}>"
 
     def pass_frames(self, content_type: str, frames: bytes) -> None:
-        """Give on the lines that are whole; most of them are tokens, and tell of no cache."""
+        """Pass on the whole lines; most are tokens, without cache counts."""
         self._content_type = content_type
         if self._lines.is_between and SIGN not in frames and frames.endswith(b"\n"):
             self._passage.pass_frames(content_type, frames)
@@ -73,13 +73,13 @@ class CacheVeil:
             self._passage.pass_frames(content_type, self._veiled_lines(whole))
 
     def flush(self) -> None:
-        """Give on what has no end of its own."""
+        """Pass on the unfinished line."""
         rest = self._lines.take_rest()
         if rest:
             self._passage.pass_frames(self._content_type, self._veiled_lines(rest))
 
     def pass_whole(self, status: int, content_type: str, body: bytes) -> None:
-        """Give on a whole answer."""
+        """Pass on a whole answer."""
         self._passage.pass_whole(status, content_type, self._veiled(body) if SIGN in body else body)
 
     def _veiled_lines(self, lines: bytes) -> bytes:
@@ -95,10 +95,10 @@ class CacheVeil:
         return head + self._veiled(bare) + text[len(bare) :]
 
     def _veiled(self, text: bytes) -> bytes:
-        """Return the document of an answer or a frame; as it came, where it tells nothing of a cache."""
+        """Return the document of an answer or a frame, unchanged if it shows no cache counts."""
         try:
             document = msgspec.json.decode(text)
-        except UNDECODABLE:  # nobody else reads it either
+        except UNDECODABLE:  # no client can read it either
             return text
         if not isinstance(document, dict):
             return text
@@ -107,7 +107,7 @@ class CacheVeil:
         return msgspec.json.encode(document) if any(changes) else text
 
     def _veil(self, document: Document) -> bool:
-        """Bound what a document tells; return whether that changes it."""
+        """Limit the counts of a document; return whether that changes it."""
         is_changed = False
         for name in HIDDEN:
             is_changed |= document.pop(name, None) is not None
@@ -132,7 +132,7 @@ class CacheVeil:
         return less > 0
 
     def _lower(self, holder: object, name: str) -> int:
-        """Bound a number of cached tokens; return by how much it was lowered."""
+        """Limit a number of cached tokens; return the reduction."""
         told = holder.get(name) if isinstance(holder, dict) else None
         if not isinstance(told, int) or told <= self._own_tokens:
             return 0

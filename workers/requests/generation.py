@@ -1,6 +1,6 @@
-"""The tokens of one request in flight so far, and the times of its signs.
+"""The tokens of one request so far, and the times of its signs of life.
 
-Stands at the end of the token path: one call for each event, no task woken, nothing joined until it is read.
+This is the end of the token path: one call per event, no task woken, nothing joined before it is read.
 """
 
 from collections.abc import Callable
@@ -9,8 +9,10 @@ from transport.events import (
     Advance,
     Event,
     Finished,
+    PartialUsage,
     PromptProgress,
     ReasoningDelta,
+    RefusalDelta,
     TextDelta,
     Timings,
     ToolCallDelta,
@@ -21,8 +23,8 @@ from transport.events import (
 class Generation:
     """Accumulates the events of one request (a ``transport.exchange.Receiver``).
 
-    ``clock`` gives monotonic seconds. Two facts are kept apart: ``last_byte_at`` moves with any byte of the body, a
-    comment included (specification, "Progress"); ``last_progress_at`` only when the model has got further.
+    ``clock`` gives monotonic seconds. Two times are kept apart: ``last_byte_at`` moves with any byte of the body, a
+    comment included (specification, "Progress"); ``last_progress_at`` only with progress of the model.
     """
 
     __slots__ = (
@@ -30,9 +32,11 @@ class Generation:
         "_events",
         "_reasoning",
         "_text",
+        "_told_prompt",
         "begun_at",
         "finish_reason",
         "first_token_at",
+        "is_refusal",
         "last_byte_at",
         "last_progress_at",
         "prompt_progress",
@@ -56,7 +60,9 @@ class Generation:
         self.prompt_progress: PromptProgress | None = None
         self.tool_call_fragments: list[ToolCallDelta] = []
         self.finish_reason: str | None = None
+        self.is_refusal = False  # its text declines to answer, as the server marks it
         self.usage: Usage | None = None
+        self._told_prompt: PartialUsage | None = None
         self.timings: Timings | None = None
 
     def __repr__(self) -> str:
@@ -64,26 +70,30 @@ class Generation:
 
     @property
     def output_tokens(self) -> int:
-        """The tokens of the answer so far: as the engine counts, else a token an event."""
+        """The tokens of the answer so far, as the engine counts them, else one per event."""
         return self._events if self.usage is None else self.usage.completion_tokens
 
     @property
     def seen(self) -> Usage:
-        """The cost as far as it can be seen; the engine tells at the end, to which it may never come."""
+        """The cost seen so far; the engine reports it only at the end, which may never come."""
         read = self.prompt_progress
         processed, cached = (read.processed, read.cached) if read is not None else (0, 0)
+        if (told := self._told_prompt) is not None:
+            processed, cached = told.prompt_tokens or 0, told.cached_tokens
         return Usage(processed, self.output_tokens, min(cached, processed))
 
     @property
     def prompt_tokens(self) -> int | None:
-        """The tokens of its prompt, once the engine has told."""
+        """The tokens of its prompt, once the engine has reported them."""
         if self.prompt_progress is not None:
             return self.prompt_progress.total
+        if self._told_prompt is not None:
+            return self._told_prompt.prompt_tokens
         return None if self.usage is None else self.usage.prompt_tokens
 
     @property
     def has_progressed(self) -> bool:
-        """Whether the model has done anything yet."""
+        """Whether the model has shown any progress."""
         return self.first_token_at is not None or self.prompt_progress is not None
 
     @property
@@ -97,7 +107,7 @@ class Generation:
         return "".join(self._reasoning)
 
     def since(self, text_mark: int, reasoning_mark: int) -> tuple[str, str, int, int]:
-        """Return text and reasoning that came after the marks, and the marks of now."""
+        """Return the text and reasoning after the marks, and the new marks."""
         text, reasoning = self._text[text_mark:], self._reasoning[reasoning_mark:]
         return "".join(text), "".join(reasoning), len(self._text), len(self._reasoning)
 
@@ -108,11 +118,11 @@ class Generation:
         return (self.output_tokens - 1) / seconds if seconds > 0 else 0.0
 
     def begin_stream(self) -> None:
-        """Record that the engine has taken the request up."""
+        """Record that the engine has accepted the request."""
         self.begun_at = self.last_byte_at = self._clock()
 
     def forgive(self) -> None:
-        """Count the time without progress anew: until now the engine was told to stand still."""
+        """Restart the time without progress: the engine was paused until now."""
         self.last_progress_at = self._clock()
 
     def touch(self) -> None:
@@ -120,7 +130,7 @@ class Generation:
         self.last_byte_at = self._clock()
 
     def advance(self) -> None:
-        """Record the arrival of a token, which is received later."""
+        """Record the arrival of a token whose event follows later."""
         self.last_byte_at = self.last_progress_at = self._clock()
         if self.first_token_at is None:
             self.first_token_at = self.last_byte_at
@@ -141,23 +151,38 @@ class Generation:
             case ReasoningDelta():
                 self._reasoning.append(event.text)
                 self._note_token()
-            case ToolCallDelta():
-                self.tool_call_fragments.append(event)
-                self._note_token()
-            case Advance():
-                self._note_token()
+            case RefusalDelta() | ToolCallDelta() | Advance():
+                self._receive_piece(event)
             case PromptProgress():
                 before, self.prompt_progress = self.prompt_progress, event
-                if before is None or event.processed > before.processed:  # the same again is no progress
+                if before is None or event.processed > before.processed:  # a repeated count is no progress
                     self.last_progress_at = self.last_byte_at
             case Finished():
                 self.finish_reason = event.reason
-            case Usage():
-                self.usage = event
             case Timings():
                 self.timings = event
+            case Usage() | PartialUsage():
+                self._take_usage(event)
             case TextDelta():
                 raise AssertionError("text is taken on the fast path")
+
+    def _receive_piece(self, event: RefusalDelta | ToolCallDelta | Advance) -> None:
+        if isinstance(event, RefusalDelta):
+            self._text.append(event.text)
+            self.is_refusal = True
+        elif isinstance(event, ToolCallDelta):
+            self.tool_call_fragments.append(event)
+        self._note_token()
+
+    def _take_usage(self, told: Usage | PartialUsage) -> None:
+        """Keep a prompt's usage until its answer's comes; until then the answer counts by its events."""
+        if isinstance(told, Usage):
+            self.usage = told
+        elif told.completion_tokens is None:
+            self._told_prompt = told
+        else:
+            seen = self.seen
+            self.usage = Usage(seen.prompt_tokens, told.completion_tokens, seen.cached_tokens)
 
     def _note_token(self) -> None:
         self._events += 1

@@ -1,4 +1,4 @@
-"""The requests that are in flight on one worker, and the one way in which each of them ends."""
+"""The requests in flight on one worker; each ends in exactly one way."""
 
 import math
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from workers.requests.request import RequestId
 
 
 class InFlightRequest:
-    """One request in flight: what it has brought, the scope it runs in, and how it ended. The first ending stands."""
+    """One request in flight: its answer, the scope it runs in, and its ending. The first ending stands."""
 
     def __init__(self, request_id: RequestId, job_name: str, answer: Answer) -> None:
         self.id = request_id
@@ -23,40 +23,40 @@ class InFlightRequest:
         self.answer = answer
         self.scope = anyio.CancelScope()
         self.ending: Outcome | None = None
-        self.concerns = concerns_now()  # for lines about it that others write
-        self.judgement = Judgement(verdict=Verdict.PREFILLING, silent_s=0.0, limit_s=None)  # the watch's last
-        self._left_s: float | None = None  # of its time, while that stands still
+        self.concerns = concerns_now()  # for log lines about it that others write
+        self.judgement = Judgement(verdict=Verdict.PREFILLING, silent_s=0.0, limit_s=None)  # the watch's last judgement
+        self._left_s: float | None = None  # time left, while its clock stands still
 
     def __repr__(self) -> str:
         return f"<InFlightRequest {self.id} {self.job_name} {self.answer!r} ending={self.ending!r}>"
 
     def end(self, outcome: Outcome) -> None:
-        """End it from outside; what it does is cancelled."""
+        """End it from outside and cancel its work."""
         if self.ending is None:
             self.ending = outcome
             self.scope.cancel()
 
     def come_to_end(self, outcome: Outcome) -> None:
-        """End it from within: there is nothing left to be cancelled."""
+        """End it from within: nothing is left to cancel."""
         if self.ending is None:
             self.ending = outcome
 
     def freeze(self) -> None:
-        """Let its time stand still: its engine was told to."""
+        """Stop its clock: its engine is paused."""
         deadline = self.answer.deadline
         if deadline is not None and self._left_s is None:
             self._left_s = deadline.deadline - anyio.current_time()
             deadline.deadline = math.inf
 
     def thaw(self) -> None:
-        """Let its time go on."""
+        """Let its clock run again."""
         if self.answer.deadline is not None and self._left_s is not None:
             self.answer.deadline.deadline = anyio.current_time() + self._left_s
         self._left_s = None
 
 
 class InFlightRequests:
-    """All requests in flight on one worker; their ids count from 1 over the worker's whole life."""
+    """All requests in flight on one worker; ids count from 1 over the worker's life."""
 
     def __init__(self) -> None:
         self._in_flight: set[InFlightRequest] = set()
@@ -65,21 +65,21 @@ class InFlightRequests:
         self._counted_tokens = 0
         self._counted_at: float | None = None
         self.tokens_per_s = 0.0
-        self.left = Notifier()  # told when one has left
+        self.left = Notifier()  # notified when a request has left
 
     def __repr__(self) -> str:
         return f"<InFlightRequests {len(self._in_flight)}>"
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of requests."""
         return len(self._in_flight)
 
     def __iter__(self) -> Iterator[InFlightRequest]:
-        """Iterate over those that are in flight now, in the order in which they came; they may end meanwhile."""
+        """Iterate over the requests in flight now, in the order of arrival; they may end meanwhile."""
         return iter(sorted(self._in_flight, key=lambda running: running.id))
 
     def next_id(self) -> RequestId:
-        """Return the id of one more request."""
+        """Return the id for another request."""
         self._last_id += 1
         return RequestId(self._last_id)
 
@@ -96,11 +96,11 @@ class InFlightRequests:
 
     @property
     def tokens(self) -> int:
-        """The tokens of all answers so far, of those in flight too."""
+        """The tokens of all answers so far, including those in flight."""
         return self._landed_tokens + sum(running.answer.output_tokens for running in self._in_flight)
 
     def measure_rate(self, now: float) -> None:
-        """Update ``tokens_per_s`` with what came since the last call."""
+        """Update ``tokens_per_s`` from the tokens since the last call."""
         tokens = self.tokens
         if self._counted_at is not None and now > self._counted_at:
             self.tokens_per_s = (tokens - self._counted_tokens) / (now - self._counted_at)

@@ -1,6 +1,6 @@
-"""The KV cache that llama.cpp's slots share: which requests are let in, and who leaves before it is full.
+"""The KV cache that llama.cpp's slots share: which requests are admitted, and which leave before it is full.
 
-A prompt is counted by the engine before it is sent, unless it is so short that as many as there are slots would fit.
+The engine counts a prompt before it is sent, unless the prompt is so short that one like it would fit for every slot.
 """
 
 import logging
@@ -19,17 +19,17 @@ from workers.requests.answer import Answer
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
 
 LOOK_S: Final = 0.1
-LEAVE_LIMIT_S: Final = 5.0  # for those who give way to close their connections
-ROOM_LIMIT_S: Final = 1.0  # for somebody to leave, before who comes gives way: its turn may be back in a millisecond
-MESSAGE_BYTES: Final = 64  # of a template around a message, at most: roles and marks
+LEAVE_LIMIT_S: Final = 5.0  # for requests that give way to close their connections
+ROOM_LIMIT_S: Final = 1.0  # for others to leave before a new request gives way: its turn may be back in a millisecond
+MESSAGE_BYTES: Final = 64  # most that a template puts around a message: roles and marks
 logger = logging.getLogger(__name__)
 
 
 class KvPool:
-    """One worker's; it owns nothing but counts: what is held is what the requests in flight hold.
+    """The cache of one worker; it holds only counts, taken from the requests in flight.
 
-    ``size`` is in tokens, and so is ``most``, which one request may hold; ``slots`` share it. ``given_way`` counts the
-    requests that were ended in the middle.
+    ``size`` is in tokens, as is ``most``, which one request may hold; ``slots`` share it. ``given_way`` counts requests
+    that were ended midway.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class KvPool:
         self._in_flight = in_flight
         self._slots = slots
         self._most = most
-        self._written = 0  # at the last look, of answers in flight
-        self._tokens_per_s = 0.0  # since the look before
+        self._written = 0  # by answers in flight, at the last look
+        self._tokens_per_s = 0.0  # between the last two looks
         self.size = size
         self.given_way = 0
 
@@ -55,20 +55,21 @@ class KvPool:
 
     @property
     def cache(self) -> KvCache:
-        """The fill of the cache, and how often requests had to give way."""
+        """The use of the cache, and how often requests gave way."""
         return KvCache(tokens=self.size, used=self.used, preemptions=self.given_way)
 
     async def admit(self, answer: Answer, chat: ChatRequest) -> Outcome | None:
-        """Let the newest generation of ``answer`` have its room, or return how its request ends for want of it.
+        """Admit the newest generation of ``answer``, or return how its request ends for lack of room.
 
-        Who comes waits a moment for its room, and holds nothing meanwhile; without it, it is the youngest, and ends.
+        A new request waits a moment for its room, and holds nothing meanwhile; without room it is the youngest, and
+        ends.
         """
         return await self.admit_prompt(answer, most_tokens(chat), self._client.dialect.encode(chat))
 
     async def admit_prompt(self, answer: Answer, tokens: int, chat: bytes | None, later: int = 0) -> Outcome | None:
-        """Do the same for a prompt of so many tokens at most; ``chat`` is a body by which the engine can count it.
+        """Admit a prompt of up to ``tokens``; ``chat`` is a body with which the engine can count it.
 
-        ``later`` tokens are kept for an answer of which nothing is heard before it is whole.
+        ``later`` tokens are kept for an answer that shows no progress before it is whole.
         """
         if tokens > self.size // self._slots and chat is not None:
             counted = await self._count(chat)
@@ -87,17 +88,17 @@ class KvPool:
         return None
 
     async def run(self) -> None:
-        """Look after the room until cancelled."""
+        """Watch the room until cancelled."""
         while True:
             await anyio.sleep(LOOK_S)
             written = sum(running.answer.output_tokens for running in self._in_flight)
-            # The worker's own rate is known half a second late: a fast engine fills its cache in that time.
+            # The worker's own rate is half a second old: a fast engine fills its cache in that time.
             self._tokens_per_s = max(0, written - self._written) / LOOK_S
             self._written = written
             self.relieve()
 
     def relieve(self) -> None:
-        """End the youngest requests, if the others' room is running out."""
+        """End the youngest requests if the others are running out of room."""
         holdings = self._holdings()
         going = set(youngest_without_room(holdings, self._room(len(holdings))))
         for running in self._in_flight if going else ():
@@ -115,7 +116,7 @@ class KvPool:
             running.end(Cancelled(reason=CancelReason.CACHE_FULL))
 
     def note_end(self, running: InFlightRequest) -> None:
-        """Take a request that has ended: whether its engine has read for it in vain."""
+        """Count an ended request that gave way after its engine had begun to read it."""
         is_full = running.ending == Cancelled(reason=CancelReason.CACHE_FULL)
         self.given_way += is_full and running.answer.generation.has_progressed
 
@@ -123,7 +124,7 @@ class KvPool:
         return room_for(self.size, holdings, max(self._tokens_per_s, self._in_flight.tokens_per_s), LOOK_S)
 
     def _has_room(self, answer: Answer, tokens: int) -> bool:
-        """Whether a request that is let in with so many tokens stays: the younger ones end for it."""
+        """Whether a request with that many tokens may stay if admitted: younger ones end for it."""
         own = next(running.id for running in self._in_flight if running.answer is answer)
         holdings = [*self._holdings(), Holding(request=own, tokens=tokens)]
         return own not in youngest_without_room(holdings, self._room(len(holdings)))
@@ -139,11 +140,11 @@ class KvPool:
         try:
             return await self._client.count_prompt(chat)
         except EngineError:
-            return None  # whatever is wrong with it shows when it is asked
+            return None  # a fault of the request shows when it is asked
 
 
 def most_tokens(chat: ChatRequest) -> int:
-    """Return the most tokens that a prompt can have: one a byte, and some for its template."""
+    """Return the most tokens that a prompt can have: one per byte, and some for its template."""
     calls = [f"{call.name}{call.arguments}" for message in chat.messages for call in message.calls]
     said = sum(len(each.encode()) + MESSAGE_BYTES for each in (*(one.content for one in chat.messages), *calls))
     return said + sum(len(str(tool).encode()) for tool in chat.tools)

@@ -1,33 +1,42 @@
-"""A request that is passed to an engine as it was posted, and its answer passed on as it came."""
+"""A request that is passed to an engine as posted, and its answer passed on unchanged."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Protocol
 
 import anyio
 import msgspec
 
 from transport.client import EngineClient
 from transport.dialects.openai import CHAT_PATH
-from transport.errors import CacheFull, EngineError, EngineRejected
-from transport.relay import Passage, is_about_the_request
+from transport.dialects.refusals import encode_error
+from transport.errors import CacheFull, EngineError, EngineRejected, RequestAtFault
+from transport.relay import JSON, Passage, is_about_the_request
 from workers.errors import AdapterUnknown
 from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed
 from workers.requests.answer import Answer, Phase
+from workers.requests.asking import ask_fairly
 from workers.requests.cache_veil import CacheVeil, WholeLines
 from workers.requests.tool_loop import RequestSettings, broken_off, rejected
 
-UNBOUNDED: Final = 1 << 30  # tokens: what no request may have
+UNBOUNDED: Final = 1 << 30  # more tokens than any request may have
+
+
+class ClientsPassage(Passage, Protocol):
+    """A passage that ends at the client: what it has received cannot be taken back."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a piece of a stream was passed on."""
 
 
 class Relay(msgspec.Struct, frozen=True, kw_only=True):
     """A body for one of an engine's paths; ``passage`` takes the answer.
 
-    ``model`` is the name in ``body``, and ``adapter`` the adapter that it stands for. ``chars`` is about how much there
-    is to read. Without ``is_streamed`` nothing is heard of the answer before it is whole. ``limit_s`` bounds
-    it, beside the worker's own ``request_s``. ``most_tokens`` bounds its answers together, where they are bounded.
-    Prefixes are shared only among requests of one ``cache_owner``, where its engine knows such a thing; and no more
-    than ``own_tokens`` are told to have been in a cache, None is as many as there were. ``owner`` is whose it is:
-    connections to a server of others are kept for one owner.
+    ``model`` is the name in ``body``, and ``adapter`` the adapter that it stands for. ``chars`` is the approximate size
+    of the prompt. Without ``is_streamed`` the answer shows nothing before it is whole. ``limit_s`` bounds it, beside
+    the worker's own ``request_s``. ``most_tokens`` bounds the sum of its answers, if they are bounded. An engine that
+    knows scopes shares prefixes only among requests of one ``cache_owner``; no more than ``own_tokens`` are shown as
+    cached, None shows all. ``owner`` is the key it belongs to: connections to an attached server are kept per owner.
     """
 
     job_name: str
@@ -37,7 +46,7 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str | None
     chars: int
     is_streamed: bool
-    passage: Passage
+    passage: ClientsPassage
     limit_s: float | None = None
     most_tokens: int | None = None
     cache_owner: str | None = None
@@ -46,7 +55,7 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def relay(client: EngineClient, settings: RequestSettings, request: Relay, answer: Answer) -> Outcome:
-    """Return how ``request`` ended; ``answer`` holds what was read of it along the way."""
+    """Return how ``request`` ended; ``answer`` holds the parts that were read along the way."""
     limits = [limit for limit in (request.limit_s, settings.request_s) if limit is not None]
     if not limits:
         return await _ask(client, settings, request, answer)
@@ -65,38 +74,63 @@ async def _ask(client: EngineClient, settings: RequestSettings, request: Relay, 
     ours = params if scope is None else {**params, "cache_salt": scope}
     body = request.body if model == request.model and not ours else _translated(request.body, {**ours, "model": model})
     answer.is_mute = not request.is_streamed
-    generation = answer.begin_generation(settings.repetition, request.chars)
+    answer.begin_generation(settings.repetition, request.chars)
     if settings.admit_prompt is not None:
         later = 0 if request.is_streamed else request.most_tokens or UNBOUNDED
         chat = body if request.path == CHAT_PATH else None
         outcome = await settings.admit_prompt(answer, request.chars, chat, later)
         if outcome is not None:
             return outcome
-    veil = None if request.own_tokens is None else CacheVeil(request.passage, request.own_tokens)
-    passage: Passage = veil or request.passage
-    renaming = None if model == request.model else Renaming(passage, model, request.model)
-    try:
-        whose = request.owner or "" if settings.is_others else None
-        await client.relay(request.path, body, generation, renaming or passage, whose)
-        for held_back in (renaming, veil):
-            if held_back is not None:
-                held_back.flush()
-    except EngineRejected as error:
-        if settings.admit_prompt is not None and isinstance(error, CacheFull):
-            return Cancelled(reason=CancelReason.CACHE_FULL)
-        return rejected(error, is_about_the_request=is_about_the_request(error))
-    except EngineError as error:
+    whose = request.owner or "" if settings.is_others else None
+    held_back: list[CacheVeil | Renaming] = []
+
+    async def ask() -> None:
+        passage = _passage_for(request, model, held_back)
+        answer.begin_again(settings.repetition, request.chars)
+        try:
+            await client.relay(request.path, body, answer.generation, passage, whose)
+        finally:
+            answer.phase = Phase.US  # until it is asked again the engine's silence means nothing
+
+    def has_begun() -> bool:
+        return request.passage.has_begun or answer.generation.first_token_at is not None
+
+    failed = await ask_fairly(ask, has_begun, settings.excuse, is_others=settings.is_others, is_passed_on=True)
+    if failed is not None:
+        return _failure_of(failed, settings, request.passage)
+    for each in held_back:
+        each.flush()
+    return Completed(finish_reason=answer.generation.finish_reason or "unknown")
+
+
+def _passage_for(request: Relay, model: str, held_back: "list[CacheVeil | Renaming]") -> Passage:
+    """Return the passage for one answer; ``held_back`` is replaced by the parts that hold pieces back."""
+    held_back.clear()
+    passage: Passage = request.passage
+    if request.own_tokens is not None:
+        held_back.append(veil := CacheVeil(passage, request.own_tokens))
+        passage = veil
+    if model != request.model:
+        held_back.insert(0, renaming := Renaming(passage, model, request.model))
+        passage = renaming
+    return passage
+
+
+def _failure_of(error: EngineError, settings: RequestSettings, passage: Passage) -> Outcome:
+    if not isinstance(error, EngineRejected):
         return broken_off(error)
-    finally:
-        answer.phase = Phase.US
-    return Completed(finish_reason=generation.finish_reason or "unknown")
+    if isinstance(error, RequestAtFault):
+        passage.pass_whole(error.status, JSON, encode_error(error))
+    if settings.admit_prompt is not None and isinstance(error, CacheFull):
+        return Cancelled(reason=CancelReason.CACHE_FULL)
+    return rejected(error, is_about_the_request=is_about_the_request(error))
 
 
 class Renaming:
-    """A passage in which the engine's name of a model becomes the one that its client knows.
+    """A passage that replaces the engine's name of a model by the one that its client knows.
 
-    The name is found by its key as JSON has it: within a text the quotes would be escaped. A line that is not whole is
-    kept until it is, or until the end.
+    The name is found with its JSON key: within a text the quotes would be escaped. An incomplete line is kept until it
+    is complete, or until the end.
     """
 
     def __init__(self, passage: Passage, name: str, to: str) -> None:
@@ -110,20 +144,20 @@ class Renaming:
         return f"<Renaming {self._pairs[0]}>"
 
     def pass_frames(self, content_type: str, frames: bytes) -> None:
-        """Give on the lines that are whole."""
+        """Pass on the whole lines."""
         self._content_type = content_type
         whole = self._lines.cut(frames)
         if whole:
             self._passage.pass_frames(content_type, self._renamed(whole))
 
     def flush(self) -> None:
-        """Give on what has no end of its own."""
+        """Pass on the unfinished line."""
         rest = self._lines.take_rest()
         if rest:
             self._passage.pass_frames(self._content_type, self._renamed(rest))
 
     def pass_whole(self, status: int, content_type: str, body: bytes) -> None:
-        """Give on a whole answer."""
+        """Pass on a whole answer."""
         self._passage.pass_whole(status, content_type, self._renamed(body))
 
     def _renamed(self, text: bytes) -> bytes:
@@ -133,10 +167,10 @@ class Renaming:
 
 
 def _translated(body: bytes, ours: Mapping[str, object]) -> bytes:
-    """Return a body with some fields of ours; all others stay in their order and as they were written.
+    """Return a body with some fields of ours; all others keep their order and their text.
 
     Raises:
-        BodyUnusable: a name in it is no text, which the first look at it passes over.
+        BodyUnusable: a name in it is not text, which the first look at it does not check.
     """
     fields: dict[str, object] = dict(msgspec.json.decode(body, type=dict[str, msgspec.Raw]))
     salt, ours_salt = fields.get("cache_salt"), ours.get("cache_salt")

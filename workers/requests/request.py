@@ -1,4 +1,4 @@
-"""A caller's request to a worker, and the tools that come with it."""
+"""A caller's request to a worker, with its tools."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NewType, Protocol
@@ -7,12 +7,12 @@ import msgspec
 
 from transport.request import Constraint, Message
 from workers.outcome import Outcome
-from workers.requests.prompts.bios import BiosFrame
+from workers.requests.bios_words import BiosFrame
 from workers.tools.call_journal import CallJournal
 from workers.tools.definition import ToolDefinition
 
 RequestId = NewType("RequestId", int)
-# Parameters of engines that hold an answer to a form; an author's own stand in place of what Roundhouse would send.
+# Engine parameters that constrain an answer; the author's own replace the constraint that Roundhouse would send.
 CONSTRAINTS: Final = frozenset(
     {
         "grammar",
@@ -29,11 +29,11 @@ BOUNDS: Final = frozenset({"max_tokens", "max_completion_tokens", "n_predict", "
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """The constraint of an answer, where the engine takes one.
+    """The constraint of an answer, for engines that accept one.
 
-    ``constraint`` None stands for the caller's own parameters that constrain. ``is_met`` tells whether an answer is
-    what was asked for, so that one which was given beside tools, without the constraint, need not be asked for again.
-    With ``at_once`` no call of a tool is expected any more.
+    ``constraint`` None stands for the caller's own constraining parameters. ``is_met`` says whether an answer already
+    fits, so that one given beside tools, without the constraint, need not be asked for again. With ``at_once`` no more
+    tool calls are expected.
     """
 
     constraint: Constraint | None = None
@@ -42,26 +42,25 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotHolder(Protocol):
-    """The holder of a request's slot, which may lend it to others while its tools run."""
+    """The holder of a request's slot, who may lend it to others while its tools run."""
 
     def begin_tools(self, tools: Sequence[str], context_tokens: int) -> None:
-        """Begin the run of tools; without its cache the engine would have to read so many tokens again."""
+        """Begin the run of tools; ``context_tokens`` would have to be read again if the cache were lost."""
 
     async def end_tools(self) -> Outcome | None:
-        """Return when the request has a slot again, or how it ends."""
+        """Return when the request has a slot again, or the outcome that ends it."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request: admitted to a slot, answered or failed; it may take several generations of the engine.
 
-    ``job_name`` is the caller's word for it, in every log line and incident. ``params`` reach the engine untouched, but
-    for the fields that are ours. ``markup`` says that the model may call tools with ``<tool_request>``.
-    ``journal`` remembers calls of tools over a crash; without one none is remembered. Without ``is_watched`` the answer
-    is not looked at before it is complete. ``adapter`` is one of the worker's by its name. Without a ``frame`` the BIOS
-    is that of the specification's "Worker interface": the time of the request, and what is left of the tool budget.
-    Without a ``slot`` the request keeps its own while its tools run. Prefixes are shared only among requests of one
-    ``cache_owner``, where its engine knows such a thing; a connection to a server of others is kept for requests of one
-    ``owner``.
+    ``job_name`` is the caller's name for it, in every log line and incident. ``params`` reach the engine untouched,
+    except for the fields that are ours. ``markup`` says that the model may call tools with ``<tool_request>``.
+    ``journal`` records calls of tools across a crash; without one they are lost. Without ``is_watched`` the answer is
+    not read before it is complete. ``adapter`` names one of the worker's. Without a ``frame`` the BIOS is that of the
+    specification's "Worker interface": the time of the request, and the rest of the tool budget. Without a ``slot`` the
+    request keeps its own while its tools run. An engine that knows scopes shares prefixes only among requests of one
+    ``cache_owner``; a connection to an attached server is kept for requests of one ``owner``.
     """
 
     job_name: str
@@ -82,12 +81,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def user_conversation(user_prompt: str) -> tuple[Message, ...]:
-    """Return the conversation that is one prompt of a user."""
+    """Return the conversation that consists of one user prompt."""
     return (Message(role="user", content=user_prompt),)
 
 
 def parse_tools(documents: Sequence[object]) -> tuple[ToolDefinition, ...]:
-    """Return tools of OpenAI definitions; what is a ``ToolDefinition`` already stays as it is.
+    """Return tools for OpenAI definitions; a ``ToolDefinition`` stays as it is.
 
     Raises:
         InvalidTool: one of them is no definition.

@@ -1,4 +1,4 @@
-"""Slots as leases: what is taken is given back by the block that took it, and giving back twice is a defect."""
+"""Slots as leases: the block that took one gives it back, and giving it back twice is a defect."""
 
 from types import TracebackType
 from typing import Self
@@ -20,11 +20,11 @@ class Slots:
 
     @property
     def in_use(self) -> int:
-        """The number of slots that are leased."""
+        """The number of leased slots."""
         return self._in_use
 
     def lease_nowait(self, count: int = 1) -> "Lease":
-        """Take so many slots, to be given back together.
+        """Take ``count`` slots, to be given back together.
 
         Raises:
             NoSlot: too many are taken.
@@ -40,7 +40,7 @@ class Slots:
             self._emptied.notify()
 
     async def wait_empty(self) -> None:
-        """Return when none is leased; something must keep new leases away.
+        """Return when no slot is leased; the caller must prevent new leases.
 
         A lease counts before its request is in flight: its holder is about to ask.
         """
@@ -48,7 +48,7 @@ class Slots:
 
 
 class Lease:
-    """One slot, held, or several; a context manager that gives them back."""
+    """One or more held slots; a context manager that gives them back."""
 
     def __init__(self, slots: Slots, count: int) -> None:
         self._slots: Slots | None = slots

@@ -1,6 +1,6 @@
-"""One request from its first generation to its outcome: the engine is asked, its calls are run, and it is asked again.
+"""One request from first generation to outcome: the engine is asked, its calls run, and it is asked again.
 
-The only place where the wire's errors become outcomes.
+The only place where transport errors become outcomes.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,14 +11,22 @@ import msgspec
 from msgspec.structs import replace
 
 from transport.client import EngineClient
-from transport.errors import AnswerTooLarge, CacheFull, ContextOverflow, EngineError, EngineOverloaded, EngineRejected
+from transport.errors import (
+    AnswerTooLarge,
+    CacheFull,
+    ContextOverflow,
+    EngineError,
+    EngineOverloaded,
+    EngineRejected,
+    UnreadableFrame,
+)
 from transport.request import ChatRequest, Constraint, Thought, ToolCall
 from workers.errors import AdapterUnknown
 from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.policy.repetition import RepetitionLimits
-from workers.requests.answer import Answer, Phase
-from workers.requests.generation import Generation
-from workers.requests.prompts.bios import BiosFrame, BiosWords
+from workers.requests.answer import Answer, Finish, Phase
+from workers.requests.asking import Excuse, ask_fairly
+from workers.requests.bios_words import BiosFrame, BiosWords
 from workers.requests.prompts.render import ToolBudget, fallback_of, note_after, render_messages
 from workers.requests.prompts.stack import RECORDED, ToolExchange
 from workers.requests.request import CONSTRAINTS, Demand, Request, SlotHolder
@@ -27,13 +35,13 @@ from workers.tools.calls import MessageTools, ToolLimits, read_arguments, signal
 from workers.tools.definition import ToolDefinition
 from workers.tools.runner import ToolRunner
 
-# Lets a generation have its room in a KV cache that requests share, or says how its request ends for want of it.
+# Admits a generation to a shared KV cache, or returns how its request ends for lack of room.
 Admit = Callable[[Answer, ChatRequest], Awaitable[Outcome | None]]
 AdmitPrompt = Callable[[Answer, int, bytes | None, int], Awaitable[Outcome | None]]
 
 
 def call_constraint(tools: Sequence[ToolDefinition]) -> Constraint:
-    """Return the constraint of one call as text, of whichever of ``tools``: what ``Fallback.JSON`` reads."""
+    """Return the constraint of one call as text, to any of ``tools``: the form that ``Fallback.JSON`` reads."""
     calls = [
         {
             "type": "object",
@@ -47,28 +55,29 @@ def call_constraint(tools: Sequence[ToolDefinition]) -> Constraint:
 
 
 class RequestSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a worker's requests; the same for all of them."""
+    """The settings shared by all requests of a worker."""
 
-    adapted: Callable[[str | None], tuple[str, Mapping[str, object]]]  # an adapter to the model's name, and parameters
-    bios: BiosWords  # of requests that bring none of their own
+    adapted: Callable[[str | None], tuple[str, Mapping[str, object]]]  # adapter to model name and parameters
+    bios: BiosWords  # for requests without a frame of their own
     context: str
     constrain: Callable[[Constraint], Mapping[str, object] | None]
-    thought: Callable[[Mapping[str, object]], Awaitable[Thought]]  # what the model puts before an answer by itself
+    thought: Callable[[Mapping[str, object]], Awaitable[Thought]]  # the model's own thought before an answer
     tool_limits: ToolLimits
     runner: ToolRunner | None
     repetition: RepetitionLimits
     request_s: float | None
-    sends_tools: bool  # or else the engine refuses them, and the model is told of them in words alone
-    forces_calls: bool  # or else the engine sees to it that a model calls a tool where it must
+    sends_tools: bool  # else the engine refuses them, and only the prompt describes them to the model
+    forces_calls: bool  # else the engine itself makes a model call a tool when it must
     now: Callable[[], datetime]
-    cache_scope: Callable[[str | None], str | None]  # prefixes are shared within it alone: of an owner, or of all
-    is_others: bool  # the server: a connection is kept for one owner
+    cache_scope: Callable[[str | None], str | None]  # scope of shared prefixes: of an owner, or of all
+    is_others: bool  # the server is attached: a connection is kept for one owner
+    excuse: Excuse | None = None  # finds out whether the engine serves others
     admit: Admit | None = None
-    admit_prompt: AdmitPrompt | None = None  # the same, of requests that are relayed
+    admit_prompt: AdmitPrompt | None = None  # the same for relayed requests
 
 
 async def converse(client: EngineClient, settings: RequestSettings, request: Request, answer: Answer) -> Outcome:
-    """Return how ``request`` ended; ``answer`` holds what came, at any moment."""
+    """Return how ``request`` ended; ``answer`` holds the parts received, at any moment."""
     with anyio.move_on_after(settings.request_s) as answer.deadline:
         return await ToolLoop(client, settings, request, answer).run()
     return RequestFailed(
@@ -77,7 +86,7 @@ async def converse(client: EngineClient, settings: RequestSettings, request: Req
 
 
 class ToolLoop:
-    """The loop of one request; one assistant message with calls costs one iteration, however many they are."""
+    """The loop of one request; an assistant message with calls costs one iteration, however many calls it has."""
 
     def __init__(self, client: EngineClient, settings: RequestSettings, request: Request, answer: Answer) -> None:
         self._client = client
@@ -89,7 +98,7 @@ class ToolLoop:
         self._documented = (*request.tools, *request.exit_tools)
         limits = settings.tool_limits
         self._budget = ToolBudget(iterations=limits.iterations, has_fallback=limits.fallback, stuck=limits.stuck)
-        # One time for the whole request: with another each iteration would begin with another prompt.
+        # One time for the whole request: a new time would change the prompt of each iteration.
         self._frame = request.frame or BiosFrame(words=settings.bios, context=settings.context, now=settings.now())
 
     def __repr__(self) -> str:
@@ -109,7 +118,7 @@ class ToolLoop:
             if not calls:
                 if is_last or demand is None or await _is_met(demand, reading.text):
                     return outcome
-                is_last = True  # the answer that was asked for, with the constraint that the tools stood in the way of
+                is_last = True  # ask again with the constraint, which tools did not allow before
                 continue
             if self._left <= 0:
                 return self._overdrawn(calls)
@@ -139,22 +148,47 @@ class ToolLoop:
             params={**await self._params(is_constrained=is_constrained), **params},
             tools=self._documents,
             cache_scope=self._settings.cache_scope(self._request.cache_owner),
-            # What requests hold of a cache that they share is counted by the tokens that have come.
+            # The use of a shared cache is counted by the tokens that have come.
             is_watched=self._request.is_watched or self._settings.admit is not None,
         )
-        chars = sum(len(message.content) for message in chat.messages)
-        generation = self._answer.begin_generation(self._settings.repetition, chars)
+        self._answer.begin_generation(self._settings.repetition, _chars_of(chat))
         outcome = None if self._settings.admit is None else await self._settings.admit(self._answer, chat)
         if outcome is None:
             shares_cache = self._settings.admit is not None
             scope = self._request.owner or "" if self._settings.is_others else None
-            outcome = await ask_once(self._client, chat, generation, scope, shares_cache=shares_cache)
+            outcome = await self._ask_engine(chat, scope, shares_cache=shares_cache)
         self._answer.phase = Phase.US
-        loop = self._answer.find_loop(is_over=True) if isinstance(outcome, Completed) else None
+        loop = self._answer.loops.find_loop(is_over=True) if isinstance(outcome, Completed) else None
         return outcome if loop is None else loop_failure(loop)
 
+    async def _ask_engine(self, chat: ChatRequest, scope: str | None, *, shares_cache: bool) -> Outcome:
+        """Return how one generation ended; its connection is kept for requests of the same ``scope``.
+
+        ``shares_cache`` says that the pool manages its room in the engine's cache: then a full cache is no fault.
+        """
+        answer, settings = self._answer, self._settings
+
+        async def ask() -> None:
+            answer.begin_again(settings.repetition, _chars_of(chat))
+            try:
+                await self._client.stream(chat, answer.generation, scope)
+            finally:
+                answer.phase = Phase.US  # until it is asked again the engine's silence means nothing
+
+        def has_begun() -> bool:
+            return answer.generation.first_token_at is not None
+
+        error = await ask_fairly(ask, has_begun, settings.excuse, is_others=settings.is_others)
+        if error is None:
+            return Completed(finish_reason=answer.generation.finish_reason or "unknown")
+        if not isinstance(error, EngineRejected):
+            return broken_off(error)
+        if shares_cache and isinstance(error, CacheFull):
+            return Cancelled(reason=CancelReason.CACHE_FULL)
+        return rejected(error, is_about_the_request=error.is_about_the_request)
+
     async def _params(self, *, is_constrained: bool) -> dict[str, object]:
-        """Return the caller's parameters, with those that constrain only where nothing but an answer is expected."""
+        """Return the caller's parameters; constraining ones only if nothing but an answer is expected."""
         params = dict(self._request.params)
         demand = self._request.demand
         self._answer.constrained_by = None
@@ -172,27 +206,27 @@ class ToolLoop:
             self._answer.constrained_by = next(iter(own))
             params |= own
             if self._documents:
-                params["tool_choice"] = "none"  # engines take no grammar beside tools that may be called
+                params["tool_choice"] = "none"  # engines accept no grammar beside tools that may be called
         return params
 
     def _must_call(self, params: Mapping[str, object]) -> bool:
-        """Whether the model has to call a tool now, and to write that as text: the first of its messages, and no other.
+        """Whether the model must call a tool now, as text: only in the first of its messages.
 
-        One that had to call at each would never come to an answer.
+        One that had to call in every message would never answer.
         """
         is_first = not self._answer.exchanges and self._request.tools
         is_read = fallback_of(self._request, self._budget) is Fallback.JSON
         return bool(is_first and is_read and self._settings.forces_calls and params.get("tool_choice") == "required")
 
     async def _after_thought(self, demand: Demand, params: Mapping[str, object]) -> Constraint:
-        """Return the constraint of an answer, behind the thought that its model begins with by itself.
+        """Return the constraint of an answer, after the thought that its model begins by itself.
 
         A retry answers at once: the thought before it may have left no room for an answer. A thought that the prompt
-        begins has to end first, since llama.cpp takes all before that end for the thought. A schema leaves thoughts
-        free by itself: llama.cpp makes a grammar of it that knows the template.
+        begins must end first, since llama.cpp takes all text before that end for the thought. A schema allows thoughts
+        by itself: llama.cpp turns it into a grammar that knows the template.
         """
         constraint = demand.constraint
-        assert constraint is not None  # noqa: S101 - the caller has looked
+        assert constraint is not None  # noqa: S101 - the caller has checked
         self._answer.thought = constraint.thought
         if constraint.json_schema is not None:
             return constraint
@@ -216,11 +250,18 @@ class ToolLoop:
         reading = read_message(generation.text, generation.tool_call_fragments, fallback, names)
         is_after_thought = self._answer.constrained_by is not None and self._answer.thought is not Thought.NONE
         self._answer.take_words(reading.text.lstrip() if is_after_thought else reading.text)
-        self._answer.signals += [signal_of(call) for call in reading.calls if call.name in self._exit_names]
+        self._answer.has_unread_call = reading.has_unread_call
+        whole = reading.calls[:-1] if self._is_cut_off(reading) else reading.calls
+        self._answer.signals += [signal_of(call) for call in whole if call.name in self._exit_names]
         return reading
 
+    def _is_cut_off(self, reading: ParsedMessage) -> bool:
+        """Whether the last call of a message was cut off, or may have been."""
+        finish = self._answer.finish
+        return finish in (Finish.CUT_OFF, Finish.FILTERED) or (reading.is_open and finish is Finish.UNKNOWN)
+
     async def _run_tools(self, reading: ParsedMessage, calls: Sequence[ToolCall]) -> Outcome | None:
-        """Run the calls of one message and put them into the conversation; return what ends the request, if any."""
+        """Run the calls of one message and add them to the conversation; return the outcome if that ends it."""
         answer = self._answer
         desk = MessageTools(
             self._tools,
@@ -234,7 +275,14 @@ class ToolLoop:
         try:
             if self._request.slot is not None:
                 self._request.slot.begin_tools([call.name for call in calls], answer.context_tokens)
-            results = await desk.run(calls, answer.iterations_used, reading.text, answer.tool_calls, reading.fallback)
+            results = await desk.run(
+                calls,
+                answer.iterations_used,
+                reading.text,
+                answer.tool_calls,
+                reading.fallback,
+                cut_off=calls[-1] if self._is_cut_off(reading) and calls[-1] is reading.calls[-1] else None,
+            )
             if self._request.slot is not None:
                 lost = await self._wait_for_slot(self._request.slot)
         finally:
@@ -255,7 +303,7 @@ class ToolLoop:
         return lost
 
     async def _wait_for_slot(self, slot: SlotHolder) -> Outcome | None:
-        """Return when the engine may be asked; others' turns do not count against this one's time."""
+        """Return when the engine may be asked; waiting for other turns does not count against the time limit."""
         began_at = anyio.current_time()
         lost = await slot.end_tools()
         if self._answer.deadline is not None:
@@ -267,50 +315,32 @@ async def _is_met(demand: Demand, text: str) -> bool:
     return demand.is_met is not None and await demand.is_met(text)
 
 
-async def ask_once(
-    client: EngineClient,
-    chat: ChatRequest,
-    generation: Generation,
-    scope: str | None = None,
-    *,
-    shares_cache: bool = False,
-) -> Outcome:
-    """Return how one generation ended; its connection is kept for requests of the same ``scope``.
-
-    ``shares_cache`` says that its room in the engine's cache is looked after: that this is full is no fault then.
-    """
-    try:
-        await client.stream(chat, generation, scope)
-    except EngineRejected as error:
-        if shares_cache and isinstance(error, CacheFull):
-            return Cancelled(reason=CancelReason.CACHE_FULL)
-        return rejected(error, is_about_the_request=error.is_about_the_request)
-    except EngineError as error:
-        return broken_off(error)
-    return Completed(finish_reason=generation.finish_reason or "unknown")
+def _chars_of(chat: ChatRequest) -> int:
+    return sum(len(message.content) for message in chat.messages)
 
 
 def broken_off(error: EngineError) -> Outcome:
-    """Return the ending of a request whose answer has broken off; one that was too large would be so again."""
+    """Return the ending for an answer that broke off; one that was too large would be so again."""
     if isinstance(error, AnswerTooLarge):
         return RequestFailed(reason=FailureReason.ENGINE_REJECTED, detail=str(error))
-    return EngineFailed(reason=FailureReason.ENGINE_UNREACHABLE, detail=str(error), brought_down=False)
+    reason = FailureReason.ENGINE_REJECTED if isinstance(error, UnreadableFrame) else FailureReason.ENGINE_UNREACHABLE
+    return EngineFailed(reason=reason, detail=str(error), brought_down=False)
 
 
 def loop_failure(what: str) -> RequestFailed:
-    """Return the ending of a request whose model repeats itself."""
+    """Return the ending for a model that repeats itself."""
     return RequestFailed(reason=FailureReason.REPEATED_LINE_LOOP, detail=what)
 
 
 def _wellformed(call: ToolCall) -> ToolCall:
-    """Return the call as it may stand in a history: malformed arguments would be refused at every later request."""
+    """Return a call fit for a history: later requests with malformed arguments would be refused."""
     if read_arguments(call.arguments) is None or not call.arguments.strip():
         return ToolCall(id=call.id, name=call.name, arguments="{}")
     return call
 
 
 def rejected(error: EngineRejected, *, is_about_the_request: bool) -> Outcome:
-    """Return the ending of a request that its engine has refused."""
+    """Return the ending for a request that its engine refused."""
     if isinstance(error, ContextOverflow):
         return RequestFailed(reason=FailureReason.CONTEXT_OVERFLOW, detail=error.message)
     if is_about_the_request:

@@ -1,1 +1,1 @@
-"""Tools: what a model may call, how its calls are read, run and answered, and what of them is kept."""
+"""Tools: their definitions, how calls are read, run and answered, and the records of them."""

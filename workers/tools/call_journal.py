@@ -1,4 +1,4 @@
-"""The seam to the journal of tool calls, which survives crashes: told before each call and after it."""
+"""The interface to the journal of tool calls, which survives crashes: it records each call before and after it."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -8,17 +8,17 @@ import msgspec
 
 
 class Unverified(StrEnum):
-    """The treatment of a call that was begun before, and of whose outcome nothing is known."""
+    """The treatment of an earlier call whose outcome is unknown."""
 
     RETRY = "retry"  # make it again, with the same key: it is idempotent
-    ASK_MODEL = "ask_model"  # tell the model, which may call once more
+    ASK_MODEL = "ask_model"  # say so to the model, which may call once more
     FAIL = "fail"  # end the request
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that is noted; ``key`` is the same for the same call in another attempt.
+    """A recorded call; ``key`` is the same for the same call in another attempt.
 
-    ``was_begun`` says that it is one of those; ``result`` is then what came of it, as JSON, None where that is unknown.
+    ``was_begun`` says that an earlier attempt began it; ``result`` is then its result as JSON, None if that is unknown.
     """
 
     key: str

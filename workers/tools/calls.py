@@ -1,7 +1,7 @@
-"""The calls of one message: checked, run at the same time, and turned into what the model is told next.
+"""The calls of one message: checked, run at the same time, and turned into the model's next input.
 
-Specification, "Tool failures": a limit outrun, an exception, arguments that are malformed, a result that is no
-JSON and an unknown name end the request, each with its own reason; an outcome that disappoints never does.
+Specification, "Tool failures": a timeout, an exception, malformed arguments, a result that is not JSON and an unknown
+name end the request, each with its own reason; a disappointing outcome never does.
 """
 
 import asyncio
@@ -27,24 +27,24 @@ from workers.tools.results import ResultTooLarge, encode_bounded, encode_result
 from workers.tools.runner import ToolRunner, ToolUse
 
 DETAIL_CHARS: Final = 500
-MOST_SAID_CHARS: Final = 64 * 1024  # of an error of a tool that is logged whole
-STUCK: Final = 3  # iterations in which nothing new was asked or heard
+MOST_SAID_CHARS: Final = 64 * 1024  # longest error of a tool that is logged whole
+STUCK: Final = 3  # iterations in which nothing new was asked or returned
 logger = logging.getLogger(__name__)
 
 
 class WrongArguments(StrEnum):
-    """The treatment of a call whose arguments are malformed or do not fit the tool's schema."""
+    """The treatment of a call with an unknown name, or with arguments that are malformed or break the tool's schema."""
 
     FAIL = "fail"  # it ends the request (specification, "Tool failures")
-    TELL = "tell"  # the model hears what is wrong, and may call again within its budget
+    TELL = "tell"  # the model gets the fault, and may call again within its budget
 
 
 class ToolLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of tools: iterations of one request, seconds of one call, and the form of calls.
 
-    ``fallback`` lets it write a call as text where it gives no structured one. ``arguments`` says what becomes of a
-    call whose arguments do not fit. Once the same calls have brought the same results in ``stuck`` iterations running
-    it may call none; None is never.
+    ``fallback`` lets a model write a call as text if it gives no structured one. ``arguments`` is the treatment of
+    calls with wrong arguments. After the same calls have brought the same results in ``stuck`` iterations in a row no
+    more calls are allowed; None is never.
     """
 
     iterations: int = 8
@@ -55,7 +55,7 @@ class ToolLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of an exit tool: recorded and never run. ``raw`` is what the model wrote, where that is no JSON object."""
+    """A call of an exit tool: recorded and never run. ``raw`` is the model's text if that is no JSON object."""
 
     name: str
     arguments: Mapping[str, object] | None
@@ -63,9 +63,9 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of a tool as it is kept: what was asked, and what came of it, in the iteration counted from 0.
+    """The record of one tool call: its arguments and its result, in the iteration counted from 0.
 
-    ``said`` is what the model said in the message that held the call; ``reason`` is None where the call has a result.
+    ``said`` is the model's text in the message with the call; ``reason`` is None if the call has a result.
     """
 
     iteration: int
@@ -88,7 +88,7 @@ class ToolTrouble(Exception):
 
 
 def read_arguments(text: str) -> dict[str, Any] | None:
-    """Return the arguments that a model wrote, None where they are no JSON object; nothing at all is an empty one."""
+    """Return the arguments that a model wrote, None if they are no JSON object; empty text is an empty object."""
     if not text.strip():
         return {}
     try:
@@ -99,7 +99,7 @@ def read_arguments(text: str) -> dict[str, Any] | None:
 
 
 def signal_of(call: ToolCall) -> Signal:
-    """Return the signal that a call of an exit tool stands for; a malformed one is a signal too."""
+    """Return the signal that a call of an exit tool stands for; a malformed call is a signal too."""
     arguments = read_arguments(call.arguments)
     return Signal(name=call.name, arguments=arguments, raw=call.arguments if arguments is None else None)
 
@@ -131,10 +131,13 @@ class MessageTools:
         said: str,
         records: list[ToolRecord],
         fallback: Fallback | None = None,
+        *,
+        cut_off: ToolCall | None = None,
     ) -> list[str] | RequestFailed:
-        """Return each call's result as JSON, in their order; ``records`` takes every call, failed ones too.
+        """Return each call's result as JSON, in order; ``records`` takes every call, failed ones too.
 
-        ``fallback`` is how they were read from the message's words, None where the engine gave them.
+        ``fallback`` is how they were read from the message's text, None if the engine gave them. The call that is
+        ``cut_off`` at the bound of tokens is never made: some engines report half a call as whole.
         """
         results: list[str | None] = [None] * len(calls)
         kept: dict[int, ToolRecord] = {}
@@ -142,9 +145,9 @@ class MessageTools:
         uses: list[tuple[int, ToolUse]] = []
         for place, call in enumerate(calls):
             try:
-                uses.append((place, await self._check(call, fallback)))
+                uses.append((place, await self._check(call, fallback, is_cut_off=call is cut_off)))
             except ToolTrouble as trouble:
-                if trouble.reason is not FailureReason.TOOL_ARGUMENTS or self._limits.arguments is WrongArguments.FAIL:
+                if self._limits.arguments is WrongArguments.FAIL:
                     records += [_refused(each, iteration, said, trouble) for each in calls]
                     return RequestFailed(reason=trouble.reason, detail=str(trouble))
                 error = {"error": str(trouble).encode("utf-8", "replace").decode()}
@@ -182,10 +185,15 @@ class MessageTools:
             )
         return known
 
-    async def _check(self, call: ToolCall, fallback: Fallback | None) -> ToolUse:
+    async def _check(self, call: ToolCall, fallback: Fallback | None, *, is_cut_off: bool) -> ToolUse:
+        if is_cut_off:
+            text = f"{call.name}: the call was cut off: at the bound of tokens (max_tokens), or by a filter"
+            raise ToolTrouble(FailureReason.TOOL_ARGUMENTS, text)
         tool = self._tools.get(call.name)
         if tool is None:
-            raise ToolTrouble(FailureReason.TOOL_UNKNOWN, f"the model called {call.name!r}, which it was not given")
+            given = ", ".join(self._tools)
+            text = f"the model called {call.name!r}, which it was not given; it has {given or 'no tools'}"
+            raise ToolTrouble(FailureReason.TOOL_UNKNOWN, text)
         arguments = read_arguments(call.arguments)
         if arguments is None and fallback is Fallback.MARKUP:
             arguments = tool.of_text(call.arguments)
@@ -201,7 +209,7 @@ class MessageTools:
         )
 
     async def _run_noted(self, use: ToolUse) -> str:
-        """Run a call between two notes of it; one that was begun in an earlier attempt is not simply made again."""
+        """Run a call and record it before and after; one that an earlier attempt began is not simply made again."""
         if self._journal is None:
             return await self._run_one(use)
         policy = self._tools[use.name].unverified
@@ -238,7 +246,7 @@ class MessageTools:
                     raise
                 raise self._failed(use, error) from error  # the tool's own doing, and not asked for
             except BaseException as error:
-                raise self._failed(use, error) from error  # whatever a library of the operator's ends processes with
+                raise self._failed(use, error) from error  # the operator's libraries may raise any error
         if limit.cancelled_caught:
             raise ToolTrouble(
                 FailureReason.TOOL_TIMEOUT, f"{use.name}: no result within tools.timeout_s = {self._limits.timeout_s:g}"
@@ -249,7 +257,7 @@ class MessageTools:
         said = str(error)
         if len(said) <= MOST_SAID_CHARS:
             logger.warning("%s: tool %s failed", self._job_name, use.name, exc_info=error)
-        else:  # to write it out would hold the event loop
+        else:  # formatting it would hold the event loop
             where = "".join(traceback.format_tb(error.__traceback__))
             logger.warning("%s: tool %s failed: %s...\n%s", self._job_name, use.name, said[:DETAIL_CHARS], where)
         text = f"{use.name}: {type(error).__name__}: {said[:DETAIL_CHARS]}"
@@ -267,7 +275,7 @@ def _unverified(use: ToolUse, policy: Unverified) -> str:
 
 
 def _is_cancelled() -> bool:
-    """Whether the task that runs this was cancelled."""
+    """Whether the current task was cancelled."""
     task = asyncio.current_task()
     return anyio.current_effective_deadline() == -math.inf or (task is not None and task.cancelling() > 0)
 

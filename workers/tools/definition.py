@@ -1,5 +1,6 @@
 """Tools as a model is shown them: OpenAI tool definitions, checked once, before anything runs."""
 
+import difflib
 import json
 from collections.abc import Mapping
 from typing import Any, Final, Self
@@ -11,28 +12,30 @@ from workers.offload.pool import judge
 from workers.tools.call_journal import Unverified
 from workers.tools.schemas import schema_fault, schema_trouble
 
-OURS: Final = frozenset({"unverified", "mcp"})  # what Roundhouse adds to OpenAI definitions
+OURS: Final = frozenset({"unverified", "mcp"})  # keys that Roundhouse adds to OpenAI definitions
+KEYS: Final = ("type", "function", *sorted(OURS))
+FUNCTION_KEYS: Final = ("name", "description", "parameters", "strict")
 
 
 class ToolOrigin(msgspec.Struct, frozen=True, kw_only=True):
-    """The MCP server that has a tool, and what the server calls it."""
+    """The MCP server that has a tool, and the server's name for it."""
 
     server: str
     tool: str
 
 
 class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
-    """One tool; ``document`` is its OpenAI definition, and goes to the engine so.
+    """One tool; ``document`` is its OpenAI definition as the engine gets it.
 
-    ``unverified`` and ``mcp`` are additions of ours to such definitions: what is done with a call whose outcome is not
-    known, and where the tool is from; None is whichever runner knows its name.
+    ``unverified`` and ``mcp`` are our additions to such definitions: the treatment of a call with an unknown outcome,
+    and the tool's server; None is whichever runner knows its name.
     """
 
     name: str
     description: str
     parameters: dict[str, object]
     document: Mapping[str, object]
-    schema_chars: int = 0  # how long the schema is
+    schema_chars: int = 0  # length of the schema
     unverified: Unverified = Unverified.ASK_MODEL
     origin: ToolOrigin | None = None
 
@@ -48,6 +51,8 @@ class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidTool('a tool is {"type": "function", "function": {"name": ..., "parameters": ...}}')
         if document.get("type", "function") != "function":
             raise InvalidTool(f"type: {document['type']!r} is not 'function'")
+        _check_keys("", document, KEYS)
+        _check_keys("function.", function, FUNCTION_KEYS)
         name = function.get("name")
         if not isinstance(name, str) or not name.strip():
             raise InvalidTool("function.name: a tool needs a name")
@@ -63,16 +68,16 @@ class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
             description=description,
             parameters=parameters,
             schema_chars=len(json.dumps(parameters)),
-            document={key: value for key, value in document.items() if key not in OURS},
+            document={"type": "function", **{key: value for key, value in document.items() if key not in OURS}},
             unverified=Unverified(policy),
             origin=_origin(document.get("mcp")),
         )
 
     def of_text(self, text: str) -> dict[str, Any] | None:
-        """Return the arguments that a bare text stands for, where the tool has one parameter, and that takes text.
+        """Return the arguments that a bare text stands for, if the tool's only parameter is a string; else None.
 
-        None for what begins as JSON's objects and lists do: it was to be one, and is cut off or malformed.
-        Source: specification, "Fallback calls" (``<tool_request name="get_role">Bodyguard</tool_request>``).
+        None for text that begins like a JSON object or list: that is JSON cut off or malformed. Source: specification,
+        "Fallback calls" (``<tool_request name="get_role">Bodyguard</tool_request>``).
         """
         if text.lstrip().startswith(("{", "[")):
             return None
@@ -96,6 +101,14 @@ class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
             return "it cannot be told in time whether they fit the schema"
 
 
+def _check_keys(place: str, document: Mapping[object, object], known: tuple[str, ...]) -> None:
+    for key in document:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.6)
+            told = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+            raise InvalidTool(f"{place}{key}: unknown key; {told}")
+
+
 def _origin(given: object) -> ToolOrigin | None:
     if given is None:
         return None
@@ -113,7 +126,7 @@ def _check_schema(parameters: object) -> dict[str, object]:
 
 
 def check_names(tools: tuple[ToolDefinition, ...], exit_tools: tuple[ToolDefinition, ...]) -> None:
-    """Check that every name is given once.
+    """Check that every name is used once.
 
     Raises:
         InvalidTool: a call could mean two tools.

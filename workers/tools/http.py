@@ -20,7 +20,8 @@ class HttpTools:
 
     The header ``Idempotency-Key`` is the same when the same call is made again after a crash.
 
-    404 says that there is no such tool; any other status, and a body that is no JSON, is a failure of the tool.
+    Status 404 means that there is no such tool; any other status, and a body that is not JSON, is a failure of the
+    tool.
     """
 
     def __init__(self, client: httpx.AsyncClient, url: str) -> None:
@@ -31,11 +32,11 @@ class HttpTools:
         return f"<HttpTools {self._url}>"
 
     async def close(self) -> None:
-        """Close what connections there are."""
+        """Close its connections."""
         await self._client.aclose()
 
     def knows(self, _name: str) -> None:
-        """Only the endpoint itself can tell."""
+        """Return None: only the endpoint itself knows."""
         return
 
     async def run(self, use: ToolUse) -> object:
@@ -56,7 +57,7 @@ class HttpTools:
 
 
 def open_http_tools(url: str, headers: Mapping[str, str]) -> HttpTools:
-    """Return the tools of an endpoint with a connection pool of their own, to be closed; callers bound each call."""
+    """Return the tools of an endpoint with their own connection pool, to be closed; callers bound each call."""
     return HttpTools(
         httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(trust_env=False, socket_options=LITTLE_AHEAD),

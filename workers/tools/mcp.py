@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 CONNECT_LIMIT_S: Final = 60.0  # the first start of a server may fetch its packages
 RECONNECTS: Final = Backoff(first_s=0.5, last_s=30.0)
-PING_AFTER_S: Final = 1.0  # without a word of the server's
+PING_AFTER_S: Final = 1.0  # without a message from the server
 PING_LIMIT_S: Final = 5.0
 MOST_TOOLS: Final = 10_000
-MOST_PAGES: Final = 100  # of a list of tools
-LISTING_S: Final = 1.0  # that a listing is good for
-LIST_LIMIT_S: Final = 2.0  # a job that is posted waits for it
-SPARED_S: Final = 30.0  # by those who would list, of a server that has not done so in time: it is at work, or hangs
+MOST_PAGES: Final = 100  # pages of a list of tools
+LISTING_S: Final = 1.0  # how long a listing stays valid
+LIST_LIMIT_S: Final = 2.0  # a posted job waits for it
+SPARED_S: Final = 30.0  # pause in listing a server that did not answer in time: it is busy or hangs
 logger = logging.getLogger(__name__)
 
 
 class McpServer(msgspec.Struct, frozen=True, kw_only=True):
-    """One server: a program and its further environment, or an address and its headers."""
+    """One server: a program and its additional environment, or an address and its headers."""
 
     name: str
     command: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def launch(self) -> str:
-        """A digest of what its program is started as: another one is another server."""
+        """A digest of its program's command and environment: another digest is another server."""
         text = json.dumps([self.command, sorted(self.env.items())])
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -65,7 +65,7 @@ class ListedTool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class McpState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of one server: ``tools`` counts those that it listed last, None where it was never reached.
+    """The state of one server: ``tools`` counts those that it listed last, None if it was never reached.
 
     ``trouble`` is why it is not connected, None while it is.
     """
@@ -76,11 +76,11 @@ class McpState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class McpTools:
-    """The tools of one server; ``run_connection`` must be running, and connects again whenever the connection ends.
+    """The tools of one server; ``run_connection`` must be running, and reconnects whenever the connection ends.
 
-    A call that is under way when the connection ends fails, since what it has done is unknown; one that comes while
-    the server is being connected to waits. ``left`` is the server as an earlier program of this process has left it:
-    the first connection goes on with its session.
+    A call in progress when the connection ends fails, since its effect is unknown; one that comes during connecting
+    waits. ``left`` is the server as an earlier program of this process handed it over: the first connection continues
+    its session.
     """
 
     def __init__(self, server: McpServer, environment: Mapping[str, str], left: HeldServer | None = None) -> None:
@@ -90,11 +90,11 @@ class McpTools:
         self._stderr = StderrLog(server.name)
         self._link: StdioLink | None = None
         self._client: Client | None = None
-        self.listed: tuple[ListedTool, ...] | None = None  # what the server listed last, None where it never did
+        self.listed: tuple[ListedTool, ...] | None = None  # last listing, None if there was none
         self._names: frozenset[str] = frozenset()
         self._trouble = "not connected yet"
         self._broken = anyio.Event()
-        self._settled = anyio.Event()  # the present try to connect has come to something
+        self._settled = anyio.Event()  # the present try to connect has succeeded or failed
         self._asking = anyio.Lock()
         self._connections = 0
         self._calls = 0
@@ -107,7 +107,7 @@ class McpTools:
 
     @property
     def state(self) -> McpState:
-        """The state of the server; one that died with nothing to do is found out at the next call."""
+        """The state of the server; one that died while idle is noticed at the next call."""
         return McpState(
             name=self._server.name,
             tools=None if self.listed is None else len(self.listed),
@@ -120,7 +120,7 @@ class McpTools:
         return self._calls
 
     def knows(self, name: str) -> bool | None:
-        """Whether the server listed that tool; one that was never reached may have any."""
+        """Whether the server listed that tool; None if it was never reached."""
         return None if self.listed is None else name in self._names
 
     async def list_again(self) -> None:
@@ -128,7 +128,7 @@ class McpTools:
         client = self._client
         if client is None or anyio.current_time() < self._list_due_at:
             return
-        self._list_due_at = anyio.current_time() + SPARED_S  # unless it answers; nobody else asks meanwhile
+        self._list_due_at = anyio.current_time() + SPARED_S  # unless it answers; no other caller asks meanwhile
         with anyio.move_on_after(LIST_LIMIT_S):
             listed = await _listing(client)
             if client is self._client and listed is not None:
@@ -136,13 +136,13 @@ class McpTools:
                 self._take(listed)
 
     async def wait_settled(self) -> None:
-        """Return when the present try to connect has come to something; the caller bounds that."""
+        """Return when the present try to connect has succeeded or failed; the caller bounds the wait."""
         await self._settled.wait()
 
     def hand_over_server(self, model: str) -> HeldServer | None:
-        """Return the server as the next program of this process would find it; None where it has no session to keep.
+        """Return the server for the next program to take over; None without a session to keep.
 
-        What is asked of it at the moment is not handed over: an answer to that is nobody's.
+        Requests in progress are not handed over: their answers are dropped.
         """
         link = self._link.hand_over_link() if self._client is not None and self._link is not None else None
         if self._client is None or link is None:
@@ -179,7 +179,7 @@ class McpTools:
             if error.error.code == METHOD_NOT_FOUND:
                 raise UnknownTool(use.name) from error
             raise ToolRunFailed(f"the MCP server {self._server.name}: {error}") from error
-        except (RuntimeError, ValueError) as error:  # an answer that is not what the protocol says
+        except (RuntimeError, ValueError) as error:  # the answer breaks the protocol
             raise ToolRunFailed(f"the MCP server {self._server.name}: {_say(error)}") from error
         finally:
             self._calls -= 1
@@ -204,7 +204,7 @@ class McpTools:
                 logger.error("MCP server %s: it is ended, and started anew: %s", self._server.name, self._trouble)
                 continue
             else:
-                self._settled.set()  # a waiting caller is told the trouble
+                self._settled.set()  # waiting callers get the trouble
             failures += 1
             pause_s = RECONNECTS.after(failures)
             logger.error("MCP server %s: %s; trying again in %g s", self._server.name, self._trouble, pause_s)
@@ -213,16 +213,16 @@ class McpTools:
                 self._settled = anyio.Event()
 
     async def _connected(self) -> "Client":
-        """Return the client once the present try to connect has succeeded; the caller bounds that.
+        """Return the client once the present try to connect has succeeded; the caller bounds the wait.
 
-        A server that has died with nothing to do is found out before it is asked, so that no call is lost with it.
+        A server that died while idle is noticed before a call is sent, so that no call is lost with it.
         """
         while True:
             settled = self._settled
             await settled.wait()
             client = self._client
             if client is not None:
-                async with self._asking:  # one asks whether it is still there; others wait for it
+                async with self._asking:  # one caller asks whether it is alive; others wait for it
                     is_idle = not self._calls and anyio.current_time() - self._heard_at > PING_AFTER_S
                     if client is self._client and is_idle:
                         if await _is_alive(client):
@@ -231,7 +231,7 @@ class McpTools:
                             self._break()
                 if client is self._client:
                     return client
-            elif settled is self._settled:  # and not that of a connection that another call found broken meanwhile
+            elif settled is self._settled:  # another call may have found a later connection broken meanwhile
                 raise ToolRunFailed(f"the MCP server {self._server.name} is not connected: {self._trouble}")
 
     def _take(self, listed: tuple[ListedTool, ...]) -> None:
@@ -254,7 +254,7 @@ class McpTools:
                     limit.deadline = math.inf  # it bounds the connecting; the caller bounds a call
                     self._client, self._broken = client, anyio.Event()
                     self._take(listed)
-                    # One that was left is asked whether it is there before it is asked for anything else.
+                    # A server taken over must answer a ping before any other request.
                     self._heard_at = anyio.current_time() if left is None else -math.inf
                     self._connections += 1
                     goes_on = "" if left is None else f", going on with process {left.link.pid}"
@@ -282,7 +282,7 @@ class McpTools:
             return Client(streams, client_info=who, cache=None)
         if left is not None:
             self._link = StdioLink.adopt(name, left.link, self._stderr)
-            # A fixed version is taken for granted: nothing is sent, and ``_go_on`` says what was negotiated.
+            # With a fixed version nothing is sent; ``_go_on`` restores the negotiated session.
             return Client(self._link.open(), client_info=who, cache=None, mode=LATEST_MODERN_VERSION)
         env = {**self._environment, **self._server.env}
         self._link = StdioLink.start(name, self._server.command, env, self._stderr)
@@ -290,10 +290,10 @@ class McpTools:
 
 
 def _go_on(client: "Client", left: HeldServer) -> tuple[ListedTool, ...]:
-    """Restore the session that an earlier program has negotiated, without a word to the server; return its tools.
+    """Restore the session that an earlier program negotiated, without a message to the server; return its tools.
 
     Raises:
-        ValueError: what was negotiated cannot be read, or is of a version that this SDK does not speak.
+        ValueError: the session cannot be read, or has a version that this SDK does not speak.
     """
     from mcp.types import DiscoverResult, InitializeResult  # noqa: PLC0415 - see above
     from mcp.types.version import HANDSHAKE_PROTOCOL_VERSIONS  # noqa: PLC0415
@@ -317,7 +317,7 @@ async def _is_alive(client: "Client") -> bool:
 
     with anyio.move_on_after(PING_LIMIT_S):
         try:
-            await client.session.send_ping()  # the client's own says that it is deprecated, where this is refused
+            await client.session.send_ping()  # the client's own call reports itself deprecated if this is refused
         except MCPError as error:
             return error.error.code == METHOD_NOT_FOUND  # an answer like any other
         except Exception:  # noqa: BLE001 - a transport may fail in any way

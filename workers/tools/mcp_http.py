@@ -1,4 +1,4 @@
-"""MCP over HTTP, bounded: the SDK bounds the events of a stream, and reads any other answer whole."""
+"""MCP over HTTP, bounded: the SDK bounds the events of a stream, but reads any other answer whole."""
 
 from collections.abc import AsyncIterator, Mapping
 
@@ -11,7 +11,7 @@ EVENT_STREAM = "text/event-stream"
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
-    """A transport whose answers are not packed, and end where they grow too large."""
+    """A transport that refuses packed answers and cuts off large ones."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
         self._inner = inner
@@ -20,14 +20,14 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         return f"<BoundedTransport {self._inner!r}>"
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request; what streams events is bounded by the SDK."""
+        """Send a request; the SDK bounds event streams itself."""
         answer = await self._inner.handle_async_request(request)
         coding = answer.headers.get("content-encoding", "").strip().lower()
         if coding not in {"", "identity"}:
             await answer.aclose()
             raise httpx2.DecodingError(f"an answer that is packed ({coding[:50]}), which nobody asked for")
         if not answer.headers.get("content-type", "").lower().startswith(EVENT_STREAM):
-            assert isinstance(answer.stream, httpx2.AsyncByteStream)  # noqa: S101 - as every such transport gives
+            assert isinstance(answer.stream, httpx2.AsyncByteStream)  # noqa: S101 - every such transport gives one
             answer.stream = _Bounded(answer.stream)
         return answer
 
@@ -53,7 +53,7 @@ class _Bounded(httpx2.AsyncByteStream):
 
 
 def open_client(headers: Mapping[str, str]) -> httpx2.AsyncClient:
-    """Return a client for one server; what it does is bounded in time by its caller."""
+    """Return a client for one server; its caller bounds the time."""
     return httpx2.AsyncClient(
         headers={**UNPACKED, **headers},
         timeout=None,

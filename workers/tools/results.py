@@ -1,7 +1,7 @@
-"""The bounds of what tools bring, whatever kind they are: more than this fits no model's context.
+"""The bounds of tool results of any kind: more than this fits no model's context.
 
-A long document is encoded and decoded in a thread. That of many values is refused before it is, since a thread that
-makes objects holds the event loop as well.
+A long document is encoded and decoded in a thread. One with too many values is refused before that, since a thread that
+makes objects also holds the event loop.
 """
 
 import json
@@ -10,20 +10,20 @@ from typing import Final
 import anyio.to_thread
 
 MAX_RESULT_BYTES: Final = 4 * 1024 * 1024
-MAX_RESULT_VALUES: Final = 100_000  # of which Python makes objects in some 20 ms
+MAX_RESULT_VALUES: Final = 100_000  # Python makes that many objects in some 20 ms
 SMALL_BYTES: Final = 64 * 1024
 SMALL_VALUES: Final = 1000
 
 
 class ResultTooLarge(ValueError):
-    """A result is larger than any may be; its text says by which bound."""
+    """A result is too large; the text says by which bound."""
 
 
 def check_document(document: bytes) -> None:
     """Check that a document may be decoded.
 
     Raises:
-        ResultTooLarge: it is too long, or of too many values.
+        ResultTooLarge: it is too long, or has too many values.
     """
     if len(document) > MAX_RESULT_BYTES:
         raise ResultTooLarge(f"a result of more than {MAX_RESULT_BYTES} bytes")
@@ -35,8 +35,8 @@ async def decode_result(document: bytes) -> object:
     """Decode a JSON document.
 
     Raises:
-        ResultTooLarge: it is too long, or of too many values.
-        ValueError, RecursionError: it is no JSON.
+        ResultTooLarge: it is too long, or has too many values.
+        ValueError, RecursionError: it is not JSON.
     """
     check_document(document)
     if len(document) <= SMALL_BYTES:
@@ -48,8 +48,8 @@ async def encode_bounded(result: object) -> str:
     """Return the JSON of a call's result, as the model is shown it.
 
     Raises:
-        ResultTooLarge: it is too long, or of too many values.
-        TypeError, ValueError, RecursionError: it is no JSON.
+        ResultTooLarge: it is too long, or has too many values.
+        TypeError, ValueError, RecursionError: it is not JSON.
     """
     if _is_within(result, SMALL_BYTES, SMALL_VALUES):
         return encode_result(result)
@@ -60,16 +60,16 @@ def encode_result(result: object) -> str:
     """Return the JSON of a result that is known to be small.
 
     Raises:
-        TypeError, ValueError, RecursionError: it is no JSON.
+        TypeError, ValueError, RecursionError: it is not JSON.
     """
-    # The standard library's encoder, and strict: NaN is no JSON, and an object of the runner's own is a defect of it.
+    # The standard library's encoder, and strict: NaN is not JSON, and other objects are a defect of the runner.
     encoded = json.dumps(result, allow_nan=False, ensure_ascii=False)
     encoded.encode()
     return encoded
 
 
 def is_bounded(result: object) -> bool:
-    """Whether a result has no more letters and values than any may have."""
+    """Whether a result is within the bounds of letters and values."""
     return _is_within(result, MAX_RESULT_BYTES, MAX_RESULT_VALUES)
 
 
@@ -83,7 +83,7 @@ def _encode_large(result: object) -> str:
 
 
 def _is_within(result: object, most_chars: int, most_values: int) -> bool:
-    """Tell whether a result has at most so many letters and values; a circle has more than any."""
+    """Return whether a result has at most that many letters and values; a circular one never does."""
     left: list[object] = [result]
     chars = values = 0
     while left:

@@ -1,4 +1,4 @@
-"""The seam to tool runners of every kind, and the runner of Python callables."""
+"""The interface to tool runners of every kind, and the runner of Python callables."""
 
 import contextlib
 import contextvars
@@ -40,7 +40,7 @@ class ToolThreads:
         return f"<ToolThreads {self._limiter.borrowed_tokens}/{self._limiter.total_tokens:g}>"
 
     async def run(self, name: str, function: Callable[[], object]) -> object:
-        """Run the function in a thread; return its result. If nobody waits any more, it goes on and its result is lost.
+        """Run a function in a thread; return its result. If its caller goes away, it goes on and its result is lost.
 
         Raises:
             BaseException: whatever the function raises.
@@ -61,7 +61,7 @@ class ToolThreads:
         def work() -> None:
             try:
                 value, error = in_context(function), None
-            except BaseException as raised:  # noqa: BLE001 - it is raised where the call is waited for
+            except BaseException as raised:  # noqa: BLE001 - it is raised to the waiting caller
                 value, error = None, raised
             with contextlib.suppress(RuntimeError):  # the loop is closed: no caller is left
                 loop.call_soon_threadsafe(deliver, value, error)
@@ -85,7 +85,7 @@ class ToolThreads:
         return await result
 
     def _tell_crowd(self, name: str, own: anyio.CapacityLimiter) -> None:
-        """Say that a call has to wait for a thread: those that hang come back at no time."""
+        """Log that a call must wait for a thread: hanging functions never free theirs."""
         full = own if not own.available_tokens else self._limiter
         if full.available_tokens or anyio.current_time() - self._told_at < TOLD_AGAIN_S:
             return
@@ -95,7 +95,7 @@ class ToolThreads:
 
 
 def _deliverable(error: BaseException) -> BaseException:
-    if isinstance(error, StopIteration):  # no future takes one
+    if isinstance(error, StopIteration):  # no future accepts one
         raised = RuntimeError(f"StopIteration: {error}")
         raised.__cause__ = error
         return raised
@@ -106,7 +106,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
     """One call to run; ``arguments`` fit the tool's schema. ``job_name`` is the caller's, to correlate.
 
     ``key`` is the same when the same call is made again after a crash: a tool that keeps it acts once. ``origin`` is
-    where the tool is from, None where that is not said.
+    the tool's server, None if none is given.
     """
 
     call_id: str
@@ -121,10 +121,10 @@ class ToolRunner(Protocol):
     """Runs one call at a time, several at the same time; it may be cancelled at any moment."""
 
     def knows(self, name: str) -> bool | None:
-        """Whether a call of that name may be given to this runner; None where only trying it tells."""
+        """Whether a call of that name may be given to this runner; None if only a try can tell."""
 
     async def run(self, use: ToolUse) -> object:
-        """Return the result as anything that is JSON; an outcome that disappoints is a result like any other.
+        """Return the result as any JSON value; a disappointing outcome is a result like any other.
 
         Raises:
             UnknownTool: there is no tool of that name.
@@ -135,7 +135,7 @@ class ToolRunner(Protocol):
 class PythonTools:
     """Runs callables of this process: coroutine functions in the event loop, all others in a thread.
 
-    One that has a parameter ``idempotency_key`` is given the call's key in it.
+    A parameter ``idempotency_key`` gets the call's key.
     """
 
     def __init__(self, callables: Callables) -> None:
@@ -169,7 +169,7 @@ class PythonTools:
 
 
 def _call(function: Callable[..., object], arguments: Mapping[str, object]) -> object:
-    """Return a function's result; one that is larger than any may be is let go of here, beside the event loop."""
+    """Return a function's result; one that is too large is freed here, outside the event loop."""
     result = function(**arguments)
     if inspect.isawaitable(result) or is_bounded(result):
         return result
@@ -180,14 +180,14 @@ def _call(function: Callable[..., object], arguments: Mapping[str, object]) -> o
 def _takes_key(function: Callable[..., object]) -> bool:
     try:
         return KEY_PARAMETER in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # of a builtin that tells no signature
+    except (TypeError, ValueError):  # a builtin without a signature
         return False
 
 
 class ToolRunners:
-    """Several runners as one: the server that a tool is from, or the first that has it, or the first that may have it.
+    """Several runners as one: a tool's own server, else the first that has it, else the first that may have it.
 
-    ``servers`` are those of the runners that are MCP servers, by their names.
+    ``servers`` are the runners that are MCP servers, by name.
     """
 
     def __init__(self, runners: Sequence[ToolRunner], servers: Mapping[str, ToolRunner] | None = None) -> None:
@@ -219,9 +219,9 @@ class ToolRunners:
 
 
 class SwitchedTools:
-    """The runners of one model, which may be others from one moment to the next: a call stays with those it began by.
+    """The runners of one model, which may be replaced at any moment: a call stays with the runners it began with.
 
-    ``current`` None has no tool.
+    ``current`` None has no tools.
     """
 
     def __init__(self, current: ToolRunners | None = None) -> None:
@@ -242,7 +242,7 @@ class SwitchedTools:
         self._current = current
 
     async def wait_unused(self, runners: ToolRunners) -> None:
-        """Return when no call is with runners any more that were current before."""
+        """Return when former runners have no calls left."""
         await self._ended.wait_until(lambda: not self._calls[runners])
 
     def knows(self, name: str) -> bool | None:

@@ -1,8 +1,8 @@
 """JSON schemas that come with jobs: checked before anything runs, applied without trusting them.
 
-A schema and a model's answer can be such that applying the one to the other takes for ever: by a regular expression, by
-references that double at each step, by sheer size. So every keyword looks at a clock; and since some take long between
-two looks, only what is small is judged where it is asked for, for a moment, and everything else in another process.
+Applying a schema to a model's answer may take for ever: by a regular expression, by references that double at each
+step, by sheer size. So every keyword checks a clock. Since some take long between two checks, only small input is
+judged in process, for a moment, and everything else in another process.
 """
 
 import functools
@@ -10,13 +10,12 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, cast
 from urllib.parse import unquote
 
-import anyio.to_thread
 import jsonschema
 import regex
 from jsonschema.protocols import Validator
@@ -26,22 +25,23 @@ from referencing.exceptions import Unresolvable
 
 from workers.offload.pool import ELSEWHERE_S, Purpose, offload
 
-PATTERN_LIMIT_S: Final = 0.05  # of one match
-CHECK_LIMIT_S: Final = 30.0  # of all schemas of one job together: the library's own check is slow
+PATTERN_LIMIT_S: Final = 0.05  # for one match
+CHECK_LIMIT_S: Final = 30.0  # for all schemas of one job together: the library's own check is slow
 PATTERN_CHARS: Final = 16_384  # compiling takes a second for some 130,000
-KNOWN: Final = 10_000  # schemas and patterns of which it is known whether they are any
-VALUES: Final = frozenset({"const", "enum", "default", "examples"})  # which hold instances
+KNOWN: Final = 10_000  # schemas and patterns whose check is remembered
+VALUES: Final = frozenset({"const", "enum", "default", "examples"})  # they hold instances
 NAMED: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 MESSAGE_CHARS: Final = 1000
+Asked = dict[bytes, tuple[str, str]]  # by digest: "schema" or "pattern", and its text
 Keyword = Callable[[Any, Any, Any, Any], Iterator[jsonschema.ValidationError] | None]
-_deadline: ContextVar[float] = ContextVar("deadline")  # of this thread's own time
-_trusts: ContextVar[bool] = ContextVar("trusts", default=False)
+_deadline: ContextVar[float] = ContextVar("deadline")  # in this thread's own time
+_postponed: ContextVar[Asked | None] = ContextVar("postponed", default=None)
 _troubles: dict[bytes, str | None] = {}  # by digest
 TYPES: Final = "array, boolean, integer, null, number, object and string"
 
 
 def schema_trouble(schema: object) -> str | None:
-    """Return why ``schema`` is no JSON schema, None where it is one; what was found out stands for all equal ones."""
+    """Return why ``schema`` is no JSON schema, None if it is one; the finding is kept for equal schemas."""
     if not isinstance(schema, dict):
         return "is not a JSON schema"
     try:
@@ -52,14 +52,16 @@ def schema_trouble(schema: object) -> str | None:
 
 
 def pattern_trouble(pattern: str) -> str | None:
-    """Return why ``pattern`` is no regular expression, None where it is one."""
+    """Return why ``pattern`` is no regular expression, None if it is one."""
     return _known("pattern", pattern, lambda: _pattern_trouble(pattern))
 
 
 def _known(kind: str, text: str, find_out: Callable[[], str | None]) -> str | None:
-    if _trusts.get():
-        return None
     digest = _digest(kind, text)
+    postponed = _postponed.get()
+    if postponed is not None:
+        postponed[digest] = kind, text
+        return None
     if digest not in _troubles:
         _keep(digest, find_out())
     return _troubles[digest]
@@ -72,34 +74,33 @@ def _keep(digest: bytes, trouble: str | None) -> None:
 
 
 @contextmanager
-def trusting() -> Iterator[None]:
-    """Check nothing for a block: what is read there was accepted before."""
-    token = _trusts.set(True)
+def postponing() -> Iterator[Asked]:
+    """Check no schema and no pattern for a block; yield those that it would have checked, for ``find_troubles``."""
+    asked: Asked = {}
+    token = _postponed.set(asked)
     try:
-        yield
+        yield asked
     finally:
-        _trusts.reset(token)
+        _postponed.reset(token)
 
 
-async def find_troubles(schemas: Collection[dict[str, object]], patterns: Collection[str], *, is_small: bool) -> None:
-    """Find out, in another process, what is wrong with each: from then on it is known at once.
+async def find_troubles(asked: Asked) -> bool:
+    """Find out in another process what is wrong with schemas and patterns; return whether anything is.
+
+    From then on ``schema_trouble`` and ``pattern_trouble`` know the answers.
 
     Raises:
-        TimeoutError: that takes too long.
-        OffloadCrowded: too many wait for that already.
+        TimeoutError: the checks take too long.
+        OffloadCrowded: too many checks wait already.
     """
-    asked = _asked(schemas, patterns) if is_small else await anyio.to_thread.run_sync(_asked, schemas, patterns)
-    new = {digest: what for digest, what in asked.items() if digest not in _troubles}
+    troubles = {digest: _troubles[digest] for digest in asked if digest in _troubles}
+    new = {digest: what for digest, what in asked.items() if digest not in troubles}
     if new:
         found = await offload(_all_troubles, list(new.values()), limit_s=CHECK_LIMIT_S, purpose=Purpose.DOCUMENTS)
         for digest, trouble in zip(new, found, strict=True):
+            troubles[digest] = trouble
             _keep(digest, trouble)
-
-
-def _asked(schemas: Collection[dict[str, object]], patterns: Collection[str]) -> dict[bytes, tuple[str, str]]:
-    texts = [("schema", json.dumps(schema, sort_keys=True)) for schema in schemas]
-    texts += [("pattern", pattern) for pattern in patterns]
-    return {_digest(kind, text): (kind, text) for kind, text in texts}
+    return any(trouble is not None for trouble in troubles.values())
 
 
 def _digest(kind: str, text: str) -> bytes:
@@ -118,7 +119,7 @@ def _schema_trouble(schema: dict[str, object]) -> str | None:
         lost = next((target for target in _references(schema) if not _is_there(schema, target)), None)
     except jsonschema.SchemaError as error:
         return _schema_fault(error)
-    except Exception as error:  # noqa: BLE001 - the library trips over much that is no schema, each time otherwise
+    except Exception as error:  # noqa: BLE001 - the library fails on many invalid schemas, in many ways
         return f"cannot be checked: {type(error).__name__}: {error}"
     return None if lost is None else f"refers to {lost!r}, which is not in it"
 
@@ -144,7 +145,7 @@ def _pattern_trouble(pattern: str) -> str | None:
 
 
 def cut(message: str) -> str:
-    """Return a message without most of an instance that it quotes: it goes into prompts and answers."""
+    """Shorten a message that may quote a long instance: it goes into prompts and answers."""
     return message if len(message) <= MESSAGE_CHARS else f"{message[:MESSAGE_CHARS]} …"
 
 
@@ -173,14 +174,14 @@ def schema_fault(schema: dict[str, object], instance: Any, limit_s: float = ELSE
             return cut(f"the schema refers to {unresolvable}")
         except TimeoutError:
             raise
-        except Exception as trouble:  # noqa: BLE001 - a schema may refer to itself without end, or divide by nothing
+        except Exception as trouble:  # noqa: BLE001 - a schema may refer to itself without end, or divide by zero
             return cut(f"the schema cannot be applied: {type(trouble).__name__}: {trouble}")
     return None if error is None else cut(f"{error.json_path}: {error.message}")
 
 
 @contextmanager
 def within(limit_s: float) -> Iterator[None]:
-    """Bound what is found out in a block by this thread's own time."""
+    """Bound the checks in a block by this thread's own time."""
     token = _deadline.set(time.thread_time() + limit_s)
     try:
         yield
@@ -189,8 +190,8 @@ def within(limit_s: float) -> Iterator[None]:
 
 
 def _validator(schema: dict[str, object]) -> Validator:
-    # An empty registry: a schema comes with a job, and must not make us fetch what it refers to. The root alone says
-    # which dialect it is: at a name of a dialect further down the library would go back to a validator of its own.
+    # An empty registry: a schema comes with a job, and must not make us fetch its references. Only the root names the
+    # dialect: at a dialect's name further down the library would switch to its own validator.
     known = validator_for(schema, default=jsonschema.Draft202012Validator)
     return _bounded(known)(cast("Any", _without_dialects(schema)), registry=Registry())
 
@@ -208,7 +209,7 @@ def _without_dialects(schema: object) -> object:
 
 
 def _schemas_in(schema: object) -> Iterator[dict[str, object]]:
-    """Yield a schema and what may be schemas below it: not values that only look like some, and no names."""
+    """Yield a schema and all possible schemas below it, without instances and names that only look like some."""
     if isinstance(schema, list):
         for each in schema:
             yield from _schemas_in(each)
@@ -227,7 +228,7 @@ def _references(schema: object) -> Iterator[str]:
 
 
 def _is_there(schema: object, target: str) -> bool:
-    """Whether a reference leads to another place of the same schema; names of anchors are left to the library."""
+    """Whether a reference leads to another place of the same schema; the library resolves names of anchors."""
     if target == "#" or not target.startswith("#/"):
         return target.startswith("#") and (target != "#" or not _is_bare_loop(schema))
     place: object = schema
@@ -267,7 +268,7 @@ def _unique_of(
 
 @functools.cache
 def _bounded(known: type[Validator]) -> type[Validator]:
-    """Return the validator of a dialect in which nothing takes for ever."""
+    """Return the validator of a dialect, in which every keyword is bounded in time."""
 
     def properties_of(
         validator: Validator, patterns: Mapping[str, object], instance: object, _schema: object
@@ -302,7 +303,7 @@ def _bounded(known: type[Validator]) -> type[Validator]:
 
 
 def _canonical(value: object) -> str:
-    """Return the same text for what JSON schema takes for equal: 1 and 1.0 are, 1 and true are not."""
+    """Return the same text for values that JSON schema takes as equal: 1 and 1.0 are, 1 and true are not."""
     return json.dumps(_whole(value), sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""The standard error of a tool server: in our log, under its name, with its last words kept."""
+"""The standard error of a tool server: in our log, under its name, with its last line kept."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class StderrLog:
-    """The standard error of one program at a time; ``half`` is the beginning of a line whose end has not come."""
+    """The standard error of one program at a time; ``half`` is the beginning of an unfinished line."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -26,25 +26,25 @@ class StderrLog:
         return f"<StderrLog {self._name}>"
 
     def begin(self, half: bytes = b"") -> None:
-        """Forget what another program said; ``half`` is what this one has begun to say."""
+        """Forget an earlier program's output; ``half`` is the beginning of this one's."""
         self.half, self.last_words = half, ""
 
     async def follow(self, source: int) -> None:
-        """Log what comes on a descriptor that does not block, until its end."""
+        """Log the output on a non-blocking descriptor, until its end."""
         while True:
             await anyio.wait_readable(source)
             if not self._take(source):
                 return
 
     def finish(self, source: int) -> None:
-        """Log what is there still, and what was begun."""
+        """Log the remaining output, and the unfinished line."""
         self._take(source)
         if self.half:
             self._tell(self.half)
             self.half = b""
 
     def _take(self, source: int) -> bool:
-        """Log what is there; return whether more may come."""
+        """Log the available output; return whether more may come."""
         try:
             read = os.read(source, CHUNK_BYTES)
         except BlockingIOError:

@@ -1,9 +1,10 @@
 """MCP over the standard streams of a program that we start: the transport below the SDK's session.
 
-The SDK's own transport holds the program in the event loop, whose buffers nobody can hand on. This one is made of bare
-descriptors, and knows at every moment what was read and written in part: ``held`` tells it, ``take`` goes on.
+The SDK's own transport holds the program in the event loop, whose buffers cannot be handed over. This one uses bare
+descriptors, and always knows the partly read and written messages: ``hand_over_link`` returns them, ``adopt``
+continues.
 
-The program is on a tether, as engines are under a guardian: it must not outlive us, nor leave what it has started.
+The program is on a tether, as engines are under a guardian: it must not outlive us, nor leave processes behind.
 """
 
 import logging
@@ -40,7 +41,7 @@ from workers.tools.server_log import StderrLog
 MOST_DIGITS: Final = 18
 CANCELLED: Final = "notifications/cancelled"
 Id = int | str
-FLUSH_S: Final = 0.5  # for what the session has sent to be written, before its standard input is closed
+FLUSH_S: Final = 0.5  # for the session's messages to be written, before the program's standard input is closed
 EXIT_S: Final = 2.0  # for the program to end by itself then
 TERM_S: Final = 2.0  # for its group to end by SIGTERM, which ends the tether's whole tree
 KILL_S: Final = 2.0
@@ -53,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class MessageIds:
-    """``base`` is the last number of the earlier program, ``last`` the highest that the server has been told."""
+    """``base`` is the earlier program's last number, ``last`` the highest that the server has been sent."""
 
     def __init__(self, base: int = 0) -> None:
         self.base = self.last = base
@@ -63,18 +64,18 @@ class MessageIds:
 
     def told(self, own: Id) -> Id:
         """Return the number of a request for the server."""
-        if not isinstance(own, int):  # of the caller's choosing, which the SDK allows and we do not use
+        if not isinstance(own, int):  # chosen by the caller, which the SDK allows and we do not use
             return own
         self.last = max(self.last, self.base + own)
         return self.base + own
 
     def cancelled(self, params: dict[str, object]) -> dict[str, object]:
-        """Return the parameters of ``notifications/cancelled`` as the server is told them."""
+        """Return the parameters of ``notifications/cancelled`` with the server's number."""
         own = params.get("requestId")
         return {**params, "requestId": self.base + own} if isinstance(own, int) else params
 
     def own(self, told: Id | None) -> Id | None:
-        """Return which of the session's requests an answer is for; None where it is for none of them."""
+        """Return which of the session's requests an answer is for; None if for none of them."""
         number = (
             int(told)
             if isinstance(told, str) and told.isascii() and told.isdecimal() and len(told) <= MOST_DIGITS
@@ -86,7 +87,7 @@ class MessageIds:
 
 
 class StdioLink:
-    """One program; ``open`` is entered once, and ends the program when it is left."""
+    """One program; ``open`` is entered once, and ends the program on leaving."""
 
     def __init__(self, name: str, child: PipedChild, log: StderrLog, left: HeldLink | None = None) -> None:
         self._name = name
@@ -114,7 +115,7 @@ class StdioLink:
 
     @classmethod
     def adopt(cls, name: str, held: HeldLink, log: StderrLog) -> "StdioLink":
-        """Go on with a program that an earlier program of this process has started."""
+        """Go on with a program that an earlier program of this process started."""
         return cls(name, PipedChild(held.pid, *held.descriptors), log, held)
 
     @property
@@ -123,7 +124,7 @@ class StdioLink:
         return self._child.pid
 
     def hand_over_link(self) -> HeldLink | None:
-        """Return it as another program of this process would find it; None where it has died, or is ending."""
+        """Return the link for the next program of this process to adopt; None if it has died or is ending."""
         identity = self._child.identity()
         if identity is None:
             return None
@@ -142,13 +143,13 @@ class StdioLink:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Streams]:
-        """Give the session its streams for a block; then the program and its whole tree are ended."""
+        """Give the session its streams for a block; then end the program and its whole tree."""
         to_session, of_program = anyio.create_memory_object_stream[Incoming](0)
         to_program, of_session = anyio.create_memory_object_stream[SessionMessage](0)
         try:
             async with anyio.create_task_group() as tasks:
                 written = anyio.Event()
-                # Shielded: a program that cannot write, or has not read our last words, does not end by itself.
+                # Shielded: a program that cannot write, or has not read our last messages, does not end by itself.
                 reading, writing = anyio.CancelScope(shield=True), anyio.CancelScope(shield=True)
                 tasks.start_soon(_within, reading, self._read_all, to_session)
                 tasks.start_soon(_within, writing, self._write, of_session, to_session, written)
@@ -156,7 +157,7 @@ class StdioLink:
                     yield of_program, to_program
                 finally:
                     with anyio.CancelScope(shield=True):
-                        of_program.close()  # what it says from now on is read, and thrown away
+                        of_program.close()  # later output is read and dropped
                         to_program.close()
                         with anyio.move_on_after(FLUSH_S):
                             await written.wait()
@@ -175,7 +176,7 @@ class StdioLink:
         self._child.let_go()
         for number, limit_s in ((None, EXIT_S), (signal.SIGTERM, TERM_S), (signal.SIGKILL, KILL_S)):
             if number is signal.SIGKILL:
-                self._child.kill()  # the kernel kills the program after it, and ``patrol`` what that has left
+                self._child.kill()  # the kernel kills the program with it, and ``patrol`` the rest of its tree
             elif number is not None:
                 self._child.signal_group(number)
             with anyio.move_on_after(limit_s):
@@ -189,7 +190,7 @@ class StdioLink:
             tasks.start_soon(self._read, session)
 
     async def _read(self, session: MemoryObjectSendStream[Incoming]) -> None:
-        """Give the session one message after another; once it takes none, throw them away."""
+        """Give the session one message after another; once it takes none, drop them."""
         with session, suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             at = 0  # no line ends before it
             while True:
@@ -229,7 +230,7 @@ class StdioLink:
         return SessionMessage(message)
 
     def _too_large(self, line: bytes, error: ResultTooLarge) -> Incoming | None:
-        """Return the failure of the request that a line answers, where it tells so at its beginning."""
+        """Return the failure of the request that a line answers, if its beginning shows which."""
         logger.warning("MCP server %s: %s", self._name, error)
         told = ANSWERED.match(line)
         own = None if told is None else self._ids.own(int(told[1]))
@@ -245,10 +246,10 @@ class StdioLink:
         to_session: MemoryObjectSendStream[Incoming],
         written: anyio.Event,
     ) -> None:
-        """Write one message after another; where the program takes none, the session sees the connection's end."""
+        """Write one message after another; if the program takes none, the session sees the connection's end."""
         try:
             with session:
-                await self._flush()  # what an earlier program has begun
+                await self._flush()  # a message that an earlier program began
                 async for each in session:
                     self._unsent += self._line(each.message)
                     await self._flush()

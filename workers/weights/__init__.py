@@ -1,1 +1,1 @@
-"""Weights that change while the engine talks: one update at a time for all workers of a model."""
+"""Weights that change while the engine runs: one update at a time for all workers of a model."""

@@ -1,4 +1,4 @@
-"""Brings engines that have other weights than the model's to its version, before they take traffic."""
+"""Brings engines with other weights than the model's to its version, before they take traffic."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from workers.weights.transfer import reload_checkpoint
 
 KEEP_POLL_S: Final = 0.2
 DROP_LIMIT_S: Final = 30.0
-BRING_AGAIN_S: Final = 5.0  # between two looks at a checkpoint that is not there
+BRING_AGAIN_S: Final = 5.0  # between two looks at a missing checkpoint
 logger = logging.getLogger(__name__)
 
 
@@ -34,11 +34,11 @@ async def keep_weights(
     folder: Path | None,
     limit_s: float,
 ) -> bool:
-    """Return whether one of the engines has written them to ``folder``; then all forget what they had received.
+    """Have one engine write the weights to ``folder``, then all forget them; return whether one did.
 
-    ``update`` is the number of the one that brought them: what a later one has brought is not touched.
+    ``update`` is the update that brought them: weights of a later one are not touched.
 
-    Engines are given with the incarnation that has them. One that dies meanwhile is followed by the next.
+    Engines are given with the incarnation that has the weights. If one dies meanwhile, the next one tries.
     """
     is_kept = False
     for worker, incarnation in engines if folder is not None else ():
@@ -71,7 +71,7 @@ async def _write(worker: SupervisedWorker, files: ReceiverFiles, update: int, fo
 
 
 class CatchUp:
-    """Of one model; ``current`` tells its version at any moment, ``lock`` is held while an engine is changed."""
+    """Brings one model's engines up to date; ``current`` gives its version, ``lock`` guards each engine's change."""
 
     def __init__(
         self,
@@ -87,24 +87,24 @@ class CatchUp:
         self._current = current
         self._start_soon = start_soon
         self._under_way: set[tuple[str, int]] = set()
-        self._fault: str | None = None  # why no engine can be brought to the version from its checkpoint
+        self._fault: str | None = None  # why no engine can load the version from its checkpoint
 
     def __repr__(self) -> str:
         return f"<CatchUp {sorted(self._under_way)} fault={self._fault!r}>"
 
     def forget_fault(self) -> None:
-        """Forget the fault: the model has another version, with a checkpoint of its own."""
+        """Forget the fault: the model has another version, with its own checkpoint."""
         self._fault = None
 
     def bring(self, worker: SupervisedWorker) -> None:
-        """Begin to bring a worker's present engine to the version, unless that is under way."""
+        """Begin to bring a worker's present engine to the version, unless that has begun."""
         place = (worker.spec.id, worker.now.incarnation)
         if place not in self._under_way:
             self._under_way.add(place)
             self._start_soon(self._bring, worker, worker.now.incarnation)
 
     def waits_for(self, worker: SupervisedWorker, *, is_keeping: bool) -> str:
-        """Return the reason why a worker with other weights waits; ``is_keeping``: the newest are being written."""
+        """Return why a worker with other weights waits; ``is_keeping``: the newest are being written."""
         if not worker.now.is_serving:
             return f"its engine: {worker.supervisor.because}"
         current = self._current()
@@ -140,7 +140,7 @@ class CatchUp:
             self._under_way.discard((worker.spec.id, incarnation))
 
     async def _load_current(self, worker: SupervisedWorker, incarnation: int) -> str | None:
-        """Load the version; return why that cannot be done now, where an engine that tried would break."""
+        """Load the version; return why that is impossible now, if trying would break the engine."""
         current, weights = self._current(), worker.weights
         if weights is None:
             return None
@@ -162,7 +162,7 @@ class CatchUp:
 
     async def _load(self, worker: SupervisedWorker, version: int, checkpoint: str) -> None:
         control = EngineControl(worker.endpoint)
-        worker.watch.pause()  # it may have turns in flight: it came up before the update that it missed had ended
+        worker.watch.pause()  # it may have turns in flight: it started before the end of the update that it missed
         try:
             with anyio.fail_after(self._limit_s):
                 await control.pause(clear_cache=True)

@@ -1,4 +1,4 @@
-"""Which version of its weights a model has, and where they are: kept over restarts of Roundhouse."""
+"""The version of a model's weights, and where they are: kept across restarts of Roundhouse."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -54,10 +54,10 @@ def _tensors(folder: Path) -> Shapes:
 
 
 class CurrentWeights(Struct, frozen=True, kw_only=True):
-    """A model's version; ``launched`` is that of the weights that an engine is started with, from ``model``.
+    """A model's version; ``launched`` is the version that an engine starts with, from ``model``.
 
-    ``checkpoint`` is the folder that an engine started anew is brought to the version from. None where it has it
-    already, or where what a trainer sent was not kept.
+    ``checkpoint`` is the folder from which a new engine loads the version. None if it starts with that version, or if a
+    trainer's weights were not kept.
     """
 
     version: int = LAUNCHED
@@ -67,21 +67,21 @@ class CurrentWeights(Struct, frozen=True, kw_only=True):
 
 
 class CurrentWeightsFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of a model's standing; in memory alone where there is no state directory."""
+    """The file of a model's version; without a state directory it is only in memory."""
 
     name: str
     state_dir: Path | None
 
     @property
     def folder(self) -> Path | None:
-        """The folder of all that belongs to this model's weights."""
-        return self.state_dir / "weights" / quote(self.name, safe="") if self.state_dir else None
+        """The folder for this model's weights."""
+        # Absolute: engines with another working directory read it too.
+        return self.state_dir.absolute() / "weights" / quote(self.name, safe="") if self.state_dir else None
 
     def read(self, model: str | None) -> CurrentWeights:
         """Read the stored version.
 
-        An engine that is configured with other weights than before starts with a version of their own: versions only
-        rise.
+        An engine that is configured with other weights than before starts with a new version: versions only rise.
         """
         folder = self.folder
         try:
@@ -95,14 +95,14 @@ class CurrentWeightsFile(msgspec.Struct, frozen=True, kw_only=True):
         return kept
 
     def write(self, current: CurrentWeights) -> None:
-        """Keep it; what is there is always whole.
+        """Store the version; the file is always whole.
 
         Raises:
-            OSError: it cannot be.
+            OSError: it cannot be written.
         """
         if self.folder is not None:
             replace_file(self.folder / "standing.json", msgspec.json.encode(current))
 
     def kept_folder(self, version: int) -> Path | None:
-        """Return where what a trainer sent as a version is kept."""
+        """Return the folder for a trainer's weights of a version."""
         return self.folder / f"version-{version}" if self.folder else None

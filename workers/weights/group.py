@@ -1,4 +1,4 @@
-"""The group in which a trainer broadcasts: rank 0 is the trainer's, the engines' processes have the others."""
+"""The group in which a trainer broadcasts: the trainer has rank 0, the engines' processes have the others."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -15,11 +15,11 @@ class GroupState(StrEnum):
 
     JOINING = "joining"
     READY = "ready"
-    BROKEN = "broken"  # one of it is gone: it has to be made again
+    BROKEN = "broken"  # a member is gone: the group must be made again
 
 
 class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The address of the trainer's store, and the seconds in which all are to come together."""
+    """The address of the trainer's store, and the seconds within which all must join."""
 
     backend: Backend
     address: str
@@ -28,7 +28,7 @@ class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine's place: its first rank, and how many processes it has."""
+    """One engine's place: its first rank, and its number of processes."""
 
     incarnation: int
     first_rank: int
@@ -36,7 +36,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Group:
-    """A trainer and the engines that it made a group with; written by the model's owner."""
+    """A trainer and the engines of its group; written by the model's owner."""
 
     def __init__(self, number: int, request: GroupRequest) -> None:
         self.number = number
@@ -59,7 +59,7 @@ class Group:
         return 1 + sum(member.size for member in self.members.values())
 
     def note_member(self, worker: WorkerId, incarnation: int | None, because: str) -> None:
-        """Record a worker's incarnation, or None if it serves with none; a group that lacks one breaks."""
+        """Record a worker's serving incarnation, None without one; a group that lacks one breaks."""
         member = self.members.get(worker)
         if incarnation is None and member is not None:
             self.fail(f"{worker} is gone: {because}")

@@ -22,11 +22,11 @@ JOIN_POLL_S: Final = 0.05
 async def join_engines(
     group: Group, workers: Sequence[SupervisedWorker], files: ReceiverFiles, start_soon: Callable[..., None]
 ) -> Mapping[WorkerId, Member]:
-    """Tell engines their ranks; return when all have been told. Whether they have joined shows later.
+    """Send engines their ranks; return when all have them. Whether they have joined shows later.
 
     Raises:
         NoWorkerReady: there is none.
-        EngineError: one cannot be told.
+        EngineError: one cannot be reached.
     """
     if not workers:
         raise NoWorkerReady("no engine answers that could join")
@@ -62,7 +62,7 @@ async def _tell(group: Group, worker: SupervisedWorker, file: str) -> None:
 
 
 async def _join_natively(group: Group, workers: Sequence[SupervisedWorker], start_soon: Callable[..., None]) -> None:
-    """Let each engine's call wait for the trainer, and return when all calls have been sent."""
+    """Let each engine's call wait for the trainer; return when all calls have been sent."""
     sent = {worker.spec.id: anyio.Event() for worker in workers}
     left = set(sent)
 
@@ -85,7 +85,7 @@ async def _join_natively(group: Group, workers: Sequence[SupervisedWorker], star
                 and worker.now.incarnation == member.incarnation
                 and worker.now.is_serving
             ):
-                # Its worker processes may wait in the collective for as long as they like, and nothing ends that.
+                # Its worker processes may wait in the collective without end.
                 because = "it waits for a trainer that has not come"
                 worker.break_engine(FailureReason.ENGINE_UNREACHABLE, because, {})
         finally:
@@ -101,7 +101,7 @@ async def _join_natively(group: Group, workers: Sequence[SupervisedWorker], star
 
 
 async def watch_joining(group: Group, files: ReceiverFiles) -> None:
-    """Look until all engines have joined, or one has not: then say which."""
+    """Wait until all engines have joined, or fail the group with those that have not."""
     if group.request.backend is Backend.NCCL:
         return
     missing: dict[WorkerId, str] = {}
@@ -120,7 +120,7 @@ async def watch_joining(group: Group, files: ReceiverFiles) -> None:
 
 
 def _how_joined(group: Group, files: ReceiverFiles, worker: WorkerId, size: int) -> str:
-    """Return how an engine's processes stand: the worst of them."""
+    """Return the state of an engine's processes: the worst of them."""
     try:
         states = files.read(worker, size)
     except EngineError as error:

@@ -1,4 +1,4 @@
-"""The weights of one model: which version its workers have, one update of them at a time, and who is behind."""
+"""The weights of one model: its workers' versions, one update at a time, and workers that must catch up."""
 
 import logging
 import shutil
@@ -37,9 +37,9 @@ logger = logging.getLogger(__name__)
 
 
 class ModelWeights:
-    """Written by its own tasks alone; ``run`` must be running for anything to happen.
+    """Written only by its own tasks; nothing happens unless ``run`` is running.
 
-    ``lock`` is held while a model's engines are changed, by whomever.
+    ``lock`` is held during every change to the model's engines.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ModelWeights:
         self.workers = {worker.spec.id: worker for worker in workers}
         self.updates: deque[WeightUpdate] = deque(maxlen=REMEMBERED)
         self.group: Group | None = None
-        self.scratch: Path | None = None  # where engines write how far they are; it may be an earlier program's
+        self.scratch: Path | None = None  # folder of the engines' progress files; it may be an earlier program's
         self.is_keeping = False
         self.ended: Counter[UpdateState] = Counter()
         self._policy = workers[0].spec.weights
@@ -89,22 +89,22 @@ class ModelWeights:
         finally:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
-    # What a trainer asks for
+    # A trainer's calls
 
     @property
     def running(self) -> WeightUpdate | None:
-        """The update that is under way."""
+        """The update in progress."""
         newest = self.updates[-1] if self.updates else None
         return newest if newest is not None and newest.state is UpdateState.RUNNING else None
 
     async def init(self, request: GroupRequest) -> Group:
-        """Tell every engine to join a trainer's group; return when all have been told, and the trainer may join.
+        """Send every engine to a trainer's group; return when all have their ranks, and the trainer may join.
 
         Raises:
             UpdateRunning: not now.
-            NoWorkerReady: no engine can be told.
+            NoWorkerReady: no engine can be reached.
             InvalidUpdate: the model's engines know no such backend.
-            EngineError: an engine cannot be told.
+            EngineError: an engine cannot be reached.
         """
         if self.running is not None:
             raise UpdateRunning(f"model {self.name}: weights {self.running.version} are on their way")
@@ -128,7 +128,7 @@ class ModelWeights:
         return group
 
     async def update(self, request: UpdateRequest) -> WeightUpdate:
-        """Begin an update; return when every engine was told to receive, so that a trainer may send, or at its end.
+        """Begin an update; return when every engine is ready to receive, so that a trainer may send, or at its end.
 
         Raises:
             WeightsUpdateError: it cannot begin.
@@ -142,10 +142,10 @@ class ModelWeights:
         return update
 
     async def _keep_for_load(self, request: UpdateRequest) -> WeightUpdate:
-        """Take a checkpoint as the model's though no engine of it is there: the next that is loaded is brought to it.
+        """Make a checkpoint the model's without an engine: the next that is loaded is brought to it.
 
         Raises:
-            WeightsUpdateError: it cannot be.
+            WeightsUpdateError: it cannot begin.
         """
         self._check_turn(request)
         await anyio.to_thread.run_sync(check_checkpoint, Path(str(request.checkpoint)), self._model)
@@ -154,7 +154,7 @@ class ModelWeights:
             update.complete()
             self.ended[update.state] += 1
             await self._commit(update)
-            self._bring_all()  # what was loaded meanwhile
+            self._bring_all()  # engines that were loaded meanwhile
         return update
 
     async def wait_over(self, number: int, limit_s: float) -> bool:
@@ -164,7 +164,7 @@ class ModelWeights:
         return not self._is_running(number)
 
     async def wait_kept(self) -> None:
-        """Return when nothing is being written for workers that start later."""
+        """Return when no weights are being written for workers that start later."""
         await self._kept.wait_until(lambda: not self.is_keeping)
 
     def _is_running(self, number: int) -> bool:
@@ -199,7 +199,7 @@ class ModelWeights:
             )
             raise GroupMissing(f"model {self.name}: no group with a trainer ({detail}); make it with weights/init")
         for name in group.members:
-            if not self.workers[name].now.is_serving:  # no change of its state tells that
+            if not self.workers[name].now.is_serving:  # a sleeping engine reports no change of state
                 group.fail(f"{name} sleeps")
                 raise GroupMissing(f"model {self.name}: {name} sleeps, and is in the trainer's group; make it again")
         for worker in self._serving():
@@ -212,12 +212,12 @@ class ModelWeights:
         workers = {worker.spec.id: worker for worker in self._serving()}
         update = self._new_update(request, workers)
         for worker in self.workers.values():
-            if worker.now.state is WorkerState.STARTING:  # it would talk with other weights when the update has ended
+            if worker.now.state is WorkerState.STARTING:  # it would serve other weights after the update
                 worker.drain_nowait(f"weights {update.version} are on their way", Hold.STALE_WEIGHTS)
         return update, UpdateRun(self.name, update, workers, transfer, self._policy, self._observe)
 
     def _new_update(self, request: UpdateRequest, workers: Mapping[WorkerId, SupervisedWorker]) -> WeightUpdate:
-        self._check_turn(request)  # again: another caller may have been quicker while a checkpoint was looked at
+        self._check_turn(request)  # again: another caller may have been quicker while a checkpoint was checked
         self._numbers += 1
         update = WeightUpdate(
             self._numbers,
@@ -251,7 +251,7 @@ class ModelWeights:
         self._bring_all()
 
     async def _commit(self, update: WeightUpdate) -> None:
-        """Take the new version as the model's, before anybody goes on with it."""
+        """Make the new version the model's, before any worker goes on with it."""
         await self._make_current(
             CurrentWeights(
                 version=update.version,
@@ -264,7 +264,7 @@ class ModelWeights:
         for worker in self.workers.values():
             if worker.spec.id in survivors:
                 worker.resume_nowait(f"weights {update.version}", Hold.STALE_WEIGHTS)
-            else:  # it was starting as the update began: it has what it was launched with, or got last
+            else:  # it was starting when the update began: it has its launch weights, or the last ones
                 worker.drain_nowait(f"it lacks weights {update.version}", Hold.STALE_WEIGHTS)
 
     async def _make_current(self, current: CurrentWeights) -> None:
@@ -275,10 +275,10 @@ class ModelWeights:
         except OSError:
             logger.exception("model %s: weights %d: the version could not be kept", self.name, current.version)
 
-    # Who is behind
+    # Workers that must catch up
 
     def note_change(self, worker: SupervisedWorker) -> None:
-        """Follow a worker's change of state, without waiting."""
+        """Handle a worker's change of state, without waiting."""
         weights = worker.weights
         if weights is None:
             return
@@ -302,11 +302,11 @@ class ModelWeights:
 
     @property
     def init_s(self) -> float:
-        """The seconds in which a trainer's group is to come together, by default."""
+        """The default seconds within which a trainer's group must form."""
         return self._policy.init_s
 
     def waits_for(self, worker: SupervisedWorker) -> str:
-        """Return the reason why a worker waits whose weights are not the model's."""
+        """Return why a worker waits whose weights are not the model's."""
         return self._catch_up.waits_for(worker, is_keeping=self.is_keeping)
 
     async def _keep(self, update: WeightUpdate) -> None:
@@ -338,7 +338,7 @@ class ModelWeights:
 
 
 def _remove_useless(folder: Path, checkpoint: str | None) -> None:
-    """Remove what was kept, up to the version in ``folder``, but for the checkpoint that is in use."""
+    """Remove stored weights up to the version in ``folder``, except the checkpoint in use."""
     for other in folder.parent.glob("version-*"):
         if _version(other) <= _version(folder) and str(other) != checkpoint:
             shutil.rmtree(other, ignore_errors=True)

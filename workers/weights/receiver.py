@@ -1,6 +1,6 @@
-"""Answers of the extension in an engine (``extension/roundhouse_weights.py``): asked for, or read from a file.
+"""Answers of the extension in an engine (``extension/roundhouse_weights.py``), from calls or from a file.
 
-To be read costs an engine nothing, so a waiting engine may read; only what an engine is to do is a call.
+Reading the file costs an engine nothing, so a waiting caller reads; only commands are calls.
 """
 
 from collections.abc import Mapping
@@ -37,14 +37,14 @@ class ReceiverFiles:
         return f"<ReceiverFiles {self._folder}>"
 
     def clear(self, worker: WorkerId) -> str:
-        """Forget what an engine of before has written; return how the files of the present one begin."""
+        """Delete an earlier engine's files; return the prefix of the present one's."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for file in self._folder.glob(f"{quote(worker, safe='')}.*"):
             file.unlink(missing_ok=True)
         return str(self._folder / quote(worker, safe=""))
 
     def read(self, worker: WorkerId, size: int) -> list[ReceiverState]:
-        """Return the state of each of an engine's ``size`` processes; one that has written none is in no group."""
+        """Return the state of each of an engine's ``size`` processes; one without a file is in no group."""
         states = (self._read(self._folder / f"{quote(worker, safe='')}.{number}") for number in range(size))
         return list(states)
 
@@ -58,7 +58,7 @@ class ReceiverFiles:
 
 
 async def ask(control: EngineControl, what: str, arguments: Mapping[str, object] | None = None) -> list[ReceiverState]:
-    """Call the extension in every process of an engine, and return what each says.
+    """Call the extension in every process of an engine; return each one's state.
 
     Raises:
         EngineError: one of them failed.

@@ -1,4 +1,4 @@
-"""The ways in which weights get into an engine: each says what it does in the phases of an update."""
+"""The ways in which weights get into an engine, with their work in each phase of an update."""
 
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -15,10 +15,10 @@ STATE_POLL_S: Final = 0.02
 
 
 class Transfer(Protocol):
-    """One way. ``tell`` must be called in ``receive`` when the engine has been told, so that a trainer may send."""
+    """One way. ``receive_weights`` must call ``tell`` once the engine has begun, so that a trainer may send."""
 
-    needs_all: bool  # whether nothing can be received where one worker is missing
-    is_staged: bool  # whether a worker that could not receive still has all of its old weights
+    needs_all: bool  # whether nothing can be received while one worker is missing
+    is_staged: bool  # whether a worker that failed to receive still has all of its old weights
 
     async def start(self, control: EngineControl, update: int, request: UpdateRequest) -> None:
         """Make the engine ready to receive."""
@@ -34,14 +34,14 @@ class Transfer(Protocol):
         """Return when the engine has received."""
 
     async def finish(self, control: EngineControl, update: int, version: int) -> None:
-        """Return when the engine has its new weights, and nothing of the old ones."""
+        """Return when the engine has only its new weights."""
 
     async def drop(self, control: EngineControl) -> None:
         """Drop the tensors that the engine was about to receive."""
 
 
 async def reload_checkpoint(control: EngineControl, folder: str, *, is_extended: bool) -> None:
-    """Reload a checkpoint in an engine that stands still; our extension reaches layers that share weights too.
+    """Reload a checkpoint in a paused engine; our extension also reaches layers that share weights.
 
     Raises:
         EngineError: it has not, or not all of it.
@@ -60,7 +60,7 @@ class CheckpointTransfer:
         self._is_extended = is_extended
 
     async def start(self, control: EngineControl, update: int, request: UpdateRequest) -> None:
-        """Do nothing: the checkpoint was looked at before any engine was touched."""
+        """Do nothing: the checkpoint was checked before any engine was changed."""
 
     async def receive_weights(
         self,
@@ -75,15 +75,15 @@ class CheckpointTransfer:
         await reload_checkpoint(control, str(request.checkpoint), is_extended=self._is_extended)
 
     async def finish(self, control: EngineControl, _update: int, version: int) -> None:
-        """Tell the engine what they are called."""
+        """Set the engine's version label."""
         await control.label(version)
 
     async def drop(self, control: EngineControl) -> None:
-        """Do nothing: there is nothing to forget."""
+        """Do nothing: there is nothing to drop."""
 
 
 class GlooTransfer:
-    """A trainer broadcasts over gloo to an extension of ours inside the engines; applied when all have received."""
+    """A trainer broadcasts over gloo to our extension inside the engines; applied when all have received."""
 
     needs_all = True
     is_staged = True
@@ -93,7 +93,7 @@ class GlooTransfer:
         self._files = files
 
     async def start(self, control: EngineControl, _update: int, _request: UpdateRequest) -> None:
-        """Look whether the engine's place in the group is still there."""
+        """Check that the engine still has its place in the group."""
         for state in await ask(control, "state"):
             if (state.key, state.group) != (self._group.key, "ready"):
                 raise EngineRejected(409, "no_group", f"its place in the trainer's group is {state.group}")
@@ -122,12 +122,12 @@ class GlooTransfer:
         share.received = share.total
 
     async def finish(self, control: EngineControl, update: int, version: int) -> None:
-        """Put what was received in place."""
+        """Put the received weights in place."""
         await ask(control, "apply", {"update": update})
         await control.label(version)
 
     async def drop(self, control: EngineControl) -> None:
-        """Stop receiving, and forget."""
+        """Stop receiving, and drop the tensors."""
         await ask(control, "drop")
 
 
@@ -149,7 +149,7 @@ class NativeTransfer:
         _share: WorkerProgress,
         tell: Callable[[], None],
     ) -> None:
-        """Receive the tensors; nothing inside bounds that."""
+        """Receive the tensors; the caller bounds the time."""
         info = {
             "names": [tensor.name for tensor in request.tensors],
             "dtype_names": [tensor.dtype.removeprefix("torch.") for tensor in request.tensors],
@@ -162,4 +162,4 @@ class NativeTransfer:
         await control.post("/finish_weight_update", {"weight_version": str(version)})
 
     async def drop(self, control: EngineControl) -> None:
-        """Do nothing: who was to receive and did not is started again."""
+        """Do nothing: an engine that failed to receive is restarted."""

@@ -1,4 +1,4 @@
-"""One update of weights as it is asked for, and as it goes. Values and what is measured; no I/O."""
+"""One update of weights: the request, and its progress. Values and measurements; no I/O."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,7 +10,7 @@ from workers.spec import WorkerId
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor that a trainer broadcasts; ``dtype`` is torch's word for it (``bfloat16``)."""
+    """One tensor that a trainer broadcasts; ``dtype`` is torch's name for it (``bfloat16``)."""
 
     name: str
     dtype: str
@@ -18,16 +18,16 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def document(self) -> dict[str, object]:
-        """The form in which an engine is told of it."""
+        """The form in which an engine receives it."""
         return {"name": self.name, "dtype": self.dtype.removeprefix("torch."), "shape": list(self.shape)}
 
 
 class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A caller's update: the folder of a checkpoint, or tensors that a trainer will broadcast in their order.
+    """A caller's update: the folder of a checkpoint, or tensors that a trainer will broadcast in order.
 
-    ``version`` None is the next one. With ``clear_cache`` requests that are kept read their prompts again. Tensors are
-    broadcast together until they are ``bucket_bytes``; with 0 each by itself. ``group`` is the number of the group that
-    the trainer is in, where it says so.
+    ``version`` None is the next one. With ``clear_cache`` kept requests read their prompts again. Tensors are broadcast
+    together until they are ``bucket_bytes``; with 0 one by one. ``group`` is the number of the trainer's group, if it
+    gives one.
     """
 
     version: int | None = None
@@ -40,7 +40,7 @@ class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerProgress:
-    """The progress of one worker in an update; it is in its ``stage`` since ``since``, in monotonic seconds."""
+    """The progress of one worker in an update; it has been in its ``stage`` since ``since``, in monotonic seconds."""
 
     def __init__(self, worker: WorkerId, incarnation: int, now: float) -> None:
         self.worker = worker
@@ -66,7 +66,7 @@ class WorkerProgress:
         return self.part.error
 
     def take_part(self, part: WorkerPart, now: float) -> None:
-        """Take the worker's new part."""
+        """Set the worker's new part."""
         if part.stage is not self.part.stage:
             self.since = now
         self.part = part
@@ -100,11 +100,11 @@ class WeightUpdate:
 
     @property
     def survivors(self) -> list[WorkerProgress]:
-        """The workers that have failed in nothing."""
+        """The workers that have not failed."""
         return [share for share in self.shares.values() if share.error is None]
 
     def take_progress(self, progress: UpdateProgress) -> None:
-        """Take the decided progress."""
+        """Set the decided progress."""
         self.state, self.phase, self.error = progress.state, progress.phase, progress.error
         for worker, part in progress.parts.items():
             self.shares[WorkerId(worker)].take_part(part, self.clock())
@@ -114,5 +114,5 @@ class WeightUpdate:
         self.state = UpdateState.COMPLETED
 
     def fail(self, because: str) -> None:
-        """Break the update off."""
+        """End the update as failed."""
         self.state, self.error = UpdateState.FAILED, because

@@ -1,6 +1,6 @@
-"""Runs one update: acts on what ``policy.weight_update`` decides, and tells it what came of that.
+"""Runs one update: carries out the actions of ``policy.weight_update``, and reports their results to it.
 
-Whatever takes time is a task of the run, and comes back as an event.
+Actions that take time are tasks of the run, and return as events.
 """
 
 import logging
@@ -52,7 +52,7 @@ Work = Callable[[], Awaitable[UpdateEvent | None]]
 
 
 class UpdateRun:
-    """One update on its way; ``begun`` is set when every engine was asked to receive it, or when it is over."""
+    """One update in progress; ``begun`` is set when every engine was asked to receive it, or when it is over."""
 
     def __init__(
         self,
@@ -84,7 +84,10 @@ class UpdateRun:
         return f"<UpdateRun {self._model} {self.update.version} {self.update.state} {self.update.phase}>"
 
     async def run(self, commit: Commit) -> None:
-        """Run it to its end; ``commit`` is called when the model's version changes. Nothing is left held or paused."""
+        """Run it to its end; ``commit`` is called when the model's version changes.
+
+        No worker is left held or paused.
+        """
         update = self.update
         try:
             async with anyio.create_task_group() as tasks:
@@ -114,7 +117,7 @@ class UpdateRun:
             logger.info("model %s: weights %d: %s %s", self._model, update.version, update.state, update.error or "")
 
     def note_change(self, worker: SupervisedWorker) -> None:
-        """Follow a worker's change of state: a step that waits for a lost engine ends."""
+        """Handle a worker's change of state: a step that waits for a lost engine ends."""
         share, scope = self.update.shares.get(worker.spec.id), self._scopes.get(worker.spec.id)
         if share is not None and scope is not None and self._is_gone(share):
             scope.cancel()
@@ -122,7 +125,7 @@ class UpdateRun:
     # Actions
 
     def _act(self, action: UpdateAction, commit: Commit) -> Work | None:
-        """Do what takes no time, or return what takes some; what that returns is the event of its end."""
+        """Do an instant action, or return the work of a slow one, which returns the event of its end."""
         match action:
             case BeginStep():
                 self._phase_at = self.update.clock()
@@ -173,7 +176,7 @@ class UpdateRun:
             with anyio.fail_after(limit_s) as self._scopes[share.worker]:
                 self._check_same(share)
                 await self._do(worker, share, phase)
-            self._check_same(share)  # and the scope may have been left because it is not
+            self._check_same(share)  # the scope may have ended because it is not
         except TimeoutError:
             return self._failed(share, Failure.TIMED_OUT, f"not within {limit_s:g} s")
         except EngineError as error:
@@ -222,7 +225,7 @@ class UpdateRun:
                 with anyio.fail_after(self._limits.wait_s):
                     await worker.slots.wait_empty()
             case UpdateMode.ABORT:
-                while worker.slots.in_use:  # one that has its slot and is not in flight yet is ended when it is
+                while worker.slots.in_use:  # one with a slot that is not in flight yet is ended once it is
                     worker.end_requests(Cancelled(reason=CancelReason.WEIGHTS))
                     with anyio.move_on_after(ABORT_POLL_S):
                         await worker.slots.wait_empty()
@@ -243,7 +246,7 @@ class UpdateRun:
     # Notes
 
     def _note_told(self, share: WorkerProgress) -> None:
-        """Record that an engine was told to receive, or will not be any more."""
+        """Record that an engine was asked to receive, or never will be."""
         self._untold.discard(share.worker)
         if not self._untold:
             self.begun.set()

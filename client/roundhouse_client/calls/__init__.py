@@ -1,1 +1,1 @@
-"""Every request that Roundhouse answers, each as one value: its path, its body, and how the answer is read."""
+"""Every request to Roundhouse as one value: its path, its body, and the reader of its answer."""

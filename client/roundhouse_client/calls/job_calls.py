@@ -1,4 +1,4 @@
-"""Jobs: posted, looked at, read, ended."""
+"""Calls that post, read, end and delete jobs."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Literal, TypeVar
@@ -30,9 +30,9 @@ def post_job(
 ) -> Call[Job]:
     """Post a job; it is durable when this returns.
 
-    With an ``idempotency_key`` the same job is posted once, however often it is sent, so what passes is waited out.
-    Without one it is sent once: after ``AnswerLost`` nobody knows whether it was posted. With ``queue`` false it is
-    refused unless every first turn can start at once.
+    With an ``idempotency_key`` the job is posted once, however often it is sent, so passing failures are retried.
+    Without one it is sent once: after ``AnswerLost`` it may have been posted or not. With ``queue`` false it is refused
+    unless every first turn can start at once.
 
     Raises:
         InvalidRequest: ``faults`` lists everything that is wrong with the job.
@@ -45,12 +45,12 @@ def post_job(
 def post_jobs(
     jobs: Iterable[JobDocument | Mapping[str, object]], *, idempotency_key: str | None = None
 ) -> Call[tuple[BatchLine, ...]]:
-    """Post many jobs in one request; return what became of each, in their order. Each is taken or refused by itself.
+    """Post many jobs in one request; return the result of each, in order. Each is accepted or refused by itself.
 
-    An ``idempotency_key`` counts for each line.
+    An ``idempotency_key`` applies to each line.
 
     Raises:
-        InvalidRequest: the whole batch cannot be taken.
+        InvalidRequest: the whole batch is refused.
     """
     body = b"\n".join(map(encoded, jobs))
     return _posting(body, NDJSON, _batch_lines, idempotency_key)
@@ -70,12 +70,12 @@ def _batch_lines(body: bytes) -> tuple[BatchLine, ...]:
 
 
 def list_jobs(*, state: str | None = None, limit: int = 100, cursor: str | None = None) -> Call[JobPage]:
-    """Return a page of jobs, the newest first, at most 1,000; ``cursor`` is ``next_cursor`` of the page before."""
+    """Return a page of jobs, the newest first, at most 1,000; ``cursor`` is the previous page's ``next_cursor``."""
     return get(JOBS, into(JobPage), state=state, limit=limit, cursor=cursor)
 
 
 def get_job(job_id: str, *, wait_s: float | None = None) -> Call[Job]:
-    """Return a job; with ``wait_s``, when it has ended or after that time, which is at most 60 s.
+    """Return a job; with ``wait_s``, at most 60, once it has ended or after that time.
 
     Raises:
         NotFound: there is no such job.
@@ -93,12 +93,12 @@ def cancel_job(job_id: str) -> Call[Job]:
 
 
 def delete_job(job_id: str, *, heirs: Literal["keep", "drop"] = "keep") -> Call[None]:
-    """Release all that is stored of a job that has ended.
+    """Delete an ended job from the store.
 
-    What conversations of the same key have inherited of it is kept for them, or their jobs are dropped as well.
+    Turns that conversations of the same key have inherited from it are kept for them, or their jobs are dropped too.
 
     Raises:
-        StateConflict: it has not ended, or one of those.
+        StateConflict: it has not ended, or a job to drop has not.
         NotFound: there is no such job.
     """
     query = {} if heirs == "keep" else {"heirs": heirs}
@@ -106,7 +106,7 @@ def delete_job(job_id: str, *, heirs: Literal["keep", "drop"] = "keep") -> Call[
 
 
 def get_conversation(job_id: str, conversation_id: str) -> Call[Transcript]:
-    """Return one transcript as it is so far, turns in flight with what they have said.
+    """Return a transcript so far, with the words so far of turns in flight.
 
     Raises:
         NotFound: there is no such job or conversation.
@@ -117,7 +117,7 @@ def get_conversation(job_id: str, conversation_id: str) -> Call[Transcript]:
 def get_prompts(
     job_id: str, conversation_id: str, agent: str, round_number: int, *, kind: Literal["turn", "summary"] = "turn"
 ) -> Call[AskedPrompts]:
-    """Return the exact prompts of a turn, or of its summary, attempt by attempt; rounds count from 0.
+    """Return the exact prompts of a turn, or of its summary, one per attempt; rounds count from 0.
 
     Raises:
         NotFound: there is no such turn.
@@ -129,19 +129,22 @@ def get_prompts(
 def awaited(
     job_id: str | None = None, conversation_id: str | None = None, *, limit: int = 100, after: int = 0
 ) -> Call[AwaitedTurns]:
-    """Return turns that callers are to speak, the oldest first, without the first ``after``: of a job, or of all.
+    """Return turns that wait for a caller, the oldest first, after the first ``after``: of a job, or of all.
 
-    With a ``conversation_id`` of the job only those of that one.
+    A ``conversation_id`` restricts them to that conversation of the job.
 
     Raises:
-        NotFound: there is no such job.
+        NotFound: there is no such job or conversation.
+        ValueError: a conversation is given without a job.
     """
+    if job_id is None and conversation_id is not None:
+        raise ValueError(f"conversation_id: {conversation_id!r} is of a job; give its job_id")
     path = "/v1/awaited" if job_id is None else f"{JOBS}{place(job_id)}/awaited"
     return get(path, into(AwaitedTurns), conversation=conversation_id, limit=limit, after=after)
 
 
 def get_document(job_id: str, conversations: str = "all") -> Call[str]:
-    """Return the JSON of the job as it was posted, with ``all`` of its conversations, ``none``, or those in a state.
+    """Return the JSON of a job as posted, with ``all`` conversations, ``none``, or those in one state.
 
     Raises:
         NotFound: there is no such job.
@@ -150,7 +153,7 @@ def get_document(job_id: str, conversations: str = "all") -> Call[str]:
 
 
 def get_timeline(job_id: str) -> Call[str]:
-    """Return the JSON of which attempt of the job held which slot when; of a large job it is megabytes.
+    """Return the JSON of the job's attempts on slots over time; for a large job it is megabytes.
 
     Raises:
         NotFound: there is no such job.

@@ -1,10 +1,9 @@
-"""Models: their tools, adapters and weights. What engines have to load for may take minutes: ``limit_s`` bounds it."""
+"""Calls for models, tools, adapters and weights. Loading may take minutes: ``limit_s`` bounds it."""
 
 from collections.abc import Mapping
 from typing import Final
-from urllib.parse import quote
 
-from roundhouse_client.request import Call, Request, as_nothing, get, into, model_place, post
+from roundhouse_client.request import Call, Request, as_nothing, get, into, model_place, post, slashed
 from roundhouse_client.values.models import Adapter, Adapters, Models, Tools, Weights, WeightUpdate
 from roundhouse_client.values.workers import Workers
 
@@ -17,7 +16,7 @@ def list_models() -> Call[Models]:
 
 
 def load_model(model: str) -> Call[Workers]:
-    """Have a model's engines started, or have it loaded on a lane; return its workers as they are now.
+    """Start a model's engines, or load it on a lane; return its workers as they are now.
 
     Raises:
         NotFound: there is no such model.
@@ -27,9 +26,9 @@ def load_model(model: str) -> Call[Workers]:
 
 
 def unload_model(model: str) -> Call[Workers]:
-    """Have a model's engines end, each after its requests; return its workers as they are now.
+    """End a model's engines, each after its requests; return its workers as they are now.
 
-    On lanes the next turn loads it again, else ``load_model`` does.
+    On lanes the next turn loads it again, elsewhere ``load_model`` does.
 
     Raises:
         NotFound: there is no such model.
@@ -39,7 +38,7 @@ def unload_model(model: str) -> Call[Workers]:
 
 
 def get_tools(model: str) -> Call[Tools]:
-    """Return the tools that agents of a model may ask for, and the servers that they are from.
+    """Return the tools that agents of a model may ask for, and their servers.
 
     Raises:
         NotFound: there is no such model.
@@ -57,13 +56,13 @@ def list_adapters(model: str) -> Call[Adapters]:
 
 
 def load_adapter(model: str, name: str, path: str, *, limit_s: float = LOAD_S) -> Call[Adapter]:
-    """Load a LoRA adapter by ``name`` onto every engine of a model; return it when agents may ask for it.
+    """Load a LoRA adapter as ``name`` onto every engine of a model; return it once agents may ask for it.
 
-    ``path`` is on the service's machine: a folder in PEFT's form for vLLM, a GGUF file for llama.cpp.
+    ``path`` is on the service's machine: a folder in PEFT's format for vLLM, a GGUF file for llama.cpp.
 
     Raises:
         InvalidRequest: it is not an adapter of the model.
-        StateConflict: the name stands for another (``name_taken``), or there is no room (``adapters_full``).
+        StateConflict: the name is another's (``name_taken``), or there is no room (``adapters_full``).
     """
     return post(f"{model_place(model)}/adapters", into(Adapter), {"name": name, "path": path}, limit_s)
 
@@ -74,21 +73,21 @@ def unload_adapter(model: str, name: str, *, limit_s: float = LOAD_S) -> Call[No
     Raises:
         StateConflict: an unfinished job uses it (``adapter_in_use``).
     """
-    path = f"{model_place(model)}/adapters/{quote(name, safe='/')}"
+    path = f"{model_place(model)}/adapters{slashed(name)}"
     return Call(request=Request(method="DELETE", path=path, limit_s=limit_s), read=as_nothing)
 
 
 def get_weights(model: str, *, update: int | None = None, wait_s: float | None = None) -> Call[Weights]:
-    """Return how a model's weights stand; with ``wait_s``, at most 60, when ``update`` is over or after that time.
+    """Return the state of a model's weights; with ``wait_s``, at most 60, once ``update`` is over or after that time.
 
     Raises:
-        NotFound: the model has no weights that can change, or nothing is known of the update.
+        NotFound: the model's weights cannot change, or the update is not known.
     """
     return get(f"{model_place(model)}/weights", into(Weights), update=update, wait_s=wait_s)
 
 
 def init_weights(model: str, body: Mapping[str, object], *, limit_s: float = LOAD_S) -> Call[Weights]:
-    """Open a trainer's group of every engine of a model (``POST …/weights/init``); ``TrainerClient`` is its rank 0.
+    """Open a trainer's group with every engine of a model (``POST …/weights/init``); ``TrainerClient`` is its rank 0.
 
     Raises:
         StateConflict: an update is under way.
@@ -97,11 +96,11 @@ def init_weights(model: str, body: Mapping[str, object], *, limit_s: float = LOA
 
 
 def update_weights(model: str, body: Mapping[str, object], *, limit_s: float = LOAD_S) -> Call[WeightUpdate]:
-    """Give all engines of a model new weights (``POST …/weights/update``): ``{"checkpoint": FOLDER}``, for one.
+    """Give all engines of a model new weights (``POST …/weights/update``), for example ``{"checkpoint": FOLDER}``.
 
     Raises:
         InvalidRequest: they are not weights of this model.
         StateConflict: another update runs, the version is not newer, or the group is gone.
-        ServiceFailed: the update has failed; the model has the version that it had.
+        ServiceFailed: the update has failed; the model keeps its version.
     """
     return post(f"{model_place(model)}/weights/update", into(WeightUpdate), body, limit_s)

@@ -1,4 +1,4 @@
-"""A node: its status, its lanes, its health and its metrics."""
+"""Calls for a node: status, lanes, usage, configuration, upgrade, health and metrics."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from roundhouse_client.values.node import (
     UsageReport,
 )
 
-CHECK_LIMIT_S: Final = 90.0  # for the new code to say whether it can go on
+CHECK_LIMIT_S: Final = 90.0  # time for the new code to say whether it can take over
 
 
 def get_status() -> Call[Status]:
@@ -27,12 +27,12 @@ def get_status() -> Call[Status]:
 
 
 def get_speaking(*, limit: int = 20, chars: int = 200) -> Call[Speaking]:
-    """Return the last words of turns in flight: of at most 100 turns, at most 1,000 characters each."""
+    """Return the last words of turns in flight: at most 100 turns and 1,000 characters of each."""
     return get("/v1/speaking", into(Speaking), limit=limit, chars=chars)
 
 
 def list_lanes() -> Call[Lanes]:
-    """Return all lanes, and what stands on each."""
+    """Return all lanes with their models."""
     return get("/v1/lanes", into(Lanes))
 
 
@@ -52,17 +52,17 @@ def get_usage(
 
 
 def get_upgrade() -> Call[ServiceProgram]:
-    """Return which program serves, and what became of the last upgrade in place."""
+    """Return the serving program, and the result of the last upgrade in place."""
     return get("/v1/upgrade", into(ServiceProgram))
 
 
 def upgrade() -> Call[AgreedUpgrade]:
-    """Replace the program of the service by the one that is installed now; engines stay.
+    """Replace the service's program by the one that is installed now; engines stay.
 
-    Returns when the new code has agreed: ``get_upgrade`` tells when it serves.
+    Returns when the new code has agreed; ``get_upgrade`` shows when it serves.
 
     Raises:
-        StateConflict: it has not; the service goes on as it was.
+        StateConflict: it has not agreed; the service goes on unchanged.
     """
     return post("/v1/upgrade", into(AgreedUpgrade), limit_s=CHECK_LIMIT_S)
 
@@ -72,13 +72,13 @@ def reload_configuration() -> Call[Reload]:
 
     Raises:
         InvalidRequest: the configuration is not usable; nothing has changed.
-        StateConflict: something in it cannot change while the service runs; nothing has changed.
+        StateConflict: a changed setting needs a restart; nothing has changed.
     """
     return post("/v1/config/reload", into(Reload))
 
 
 def get_health() -> Call[Health]:
-    """Return when the process serves; it needs no key."""
+    """Return the health of the process; it needs no key."""
     return get("/healthz", into(Health))
 
 
@@ -86,7 +86,7 @@ def get_readiness() -> Call[Readiness]:
     """Return at once whether models and store are ready.
 
     Raises:
-        NotNow: they are not; the text says which.
+        NotNow: they are not; the text says what is missing.
     """
     return replace(get("/readyz", into(Readiness)), is_repeatable=False)  # a 503 is an answer here
 

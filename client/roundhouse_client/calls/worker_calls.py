@@ -1,4 +1,4 @@
-"""Workers: looked at, drained, resumed, restarted; what their engines print and leave."""
+"""Calls that show, drain, resume and restart workers, and read their logs and incidents."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ from roundhouse_client.request import Call, get, into, place, post
 from roundhouse_client.values.workers import Incidents, Worker, WorkerLog, Workers
 
 WORKERS: Final = "/v1/workers"
-MOST_LINES: Final = 10_000  # of one look at a log
+MOST_LINES: Final = 10_000  # most lines of a log in one answer
 
 
 def list_workers() -> Call[Workers]:

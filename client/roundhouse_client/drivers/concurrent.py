@@ -1,4 +1,4 @@
-"""The driver of asyncio: takes the steps of flows with ``httpx.AsyncClient``."""
+"""The driver for asyncio: takes the steps of flows with ``httpx.AsyncClient``."""
 
 import asyncio
 import time
@@ -31,7 +31,7 @@ class AsyncDriver:
         return f"<AsyncDriver {self._address!r}>"
 
     async def close(self) -> None:
-        """Close all connections, if nobody else owns them."""
+        """Close all connections, unless the caller owns them."""
         if self._is_ours:
             await self._http.aclose()
 
@@ -44,7 +44,7 @@ class AsyncDriver:
         return runner.result
 
     def stream(self, gives: Gives[T]) -> AsyncGenerator[T, None]:
-        """Yield what a flow gives; its connection is closed when the generator is."""
+        """Yield a flow's values; its connection is closed with the generator."""
         return self._drive(Runner(gives.flow))
 
     async def _drive(self, runner: Runner[Any]) -> AsyncGenerator[Any, None]:
@@ -64,7 +64,7 @@ class AsyncDriver:
 
 
 class _AsyncExchange:
-    """Takes the steps of one flow, and holds the one answer that it may have open."""
+    """Takes the steps of one flow, which may have one answer open."""
 
     def __init__(self, address: Address, http: httpx.AsyncClient, on_pause: OnPause | None) -> None:
         self._address = address

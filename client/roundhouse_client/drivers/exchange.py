@@ -1,4 +1,4 @@
-"""The drivers' common parts: the service's address, httpx's arguments for a request, and the meaning of its errors."""
+"""Common parts of the drivers: the service's address, httpx's arguments for a request, and errors for httpx's."""
 
 import os
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from roundhouse_client.errors import AnswerLost, Unreachable
 from roundhouse_client.request import Reply, Request
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
-LIMIT_S: Final = 30.0  # of silence; a stream that has nothing to say says so twice in that time
+LIMIT_S: Final = 30.0  # longest silence; an idle stream sends two keep-alives in that time
 CALL_PATIENCE_S: Final = 10.0
-# Before a request has left nothing can have been done; after that, everything can.
+# Errors before a request was sent mean that nothing was done; after it, everything may have been.
 BEFORE: Final = (
     httpx.ConnectError,
     httpx.ConnectTimeout,
@@ -36,12 +36,12 @@ AFTER: Final = (
 
 
 class Address:
-    """The address of the service, the key for it, and the seconds for which its answers may be silent.
+    """The address of the service, its key, and the longest silence of its answers in seconds.
 
-    What is not given is taken from ``ROUNDHOUSE_URL`` and ``ROUNDHOUSE_API_KEY``.
+    Address and key default to ``ROUNDHOUSE_URL`` and ``ROUNDHOUSE_API_KEY``.
 
     Raises:
-        Unreachable: the URL is none of HTTP.
+        Unreachable: the URL is not an HTTP URL.
     """
 
     def __init__(self, url: str | None, api_key: str | None, timeout_s: float) -> None:
@@ -56,7 +56,7 @@ class Address:
             raise Unreachable(url, "not a URL of HTTP")
 
     def __repr__(self) -> str:
-        return f"<Address {self.url}>"  # and never the key
+        return f"<Address {self.url}>"  # never the key
 
     def arguments(self, request: Request) -> dict[str, Any]:
         """Return httpx's arguments for a request."""
@@ -74,11 +74,11 @@ class Address:
 
 @contextmanager
 def translated(url: str) -> Iterator[None]:
-    """Raise errors of this package in place of those of httpx.
+    """Raise errors of this package in place of httpx's.
 
     Raises:
         Unreachable: nothing was sent.
-        AnswerLost: something was.
+        AnswerLost: the request may have been sent.
     """
     try:
         yield

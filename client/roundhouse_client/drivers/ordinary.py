@@ -1,4 +1,4 @@
-"""The driver of ordinary code: takes the steps of flows with ``httpx.Client``."""
+"""The driver for ordinary code: takes the steps of flows with ``httpx.Client``."""
 
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -30,7 +30,7 @@ class Driver:
         return f"<Driver {self._address!r}>"
 
     def close(self) -> None:
-        """Close all connections, if nobody else owns them."""
+        """Close all connections, unless the caller owns them."""
         if self._is_ours:
             self._http.close()
 
@@ -42,7 +42,7 @@ class Driver:
         return runner.result
 
     def stream(self, gives: Gives[T]) -> Generator[T, None, None]:
-        """Yield what a flow gives; its connection is closed when the generator is."""
+        """Yield a flow's values; its connection is closed with the generator."""
         return self._drive(Runner(gives.flow))
 
     def _drive(self, runner: Runner[Any]) -> Generator[Any, None, None]:
@@ -62,7 +62,7 @@ class Driver:
 
 
 class _Exchange:
-    """Takes the steps of one flow, and holds the one answer that it may have open."""
+    """Takes the steps of one flow, which may have one answer open."""
 
     def __init__(self, address: Address, http: httpx.Client, on_pause: OnPause | None) -> None:
         self._address = address

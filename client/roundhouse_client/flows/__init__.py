@@ -1,1 +1,1 @@
-"""Calls of more than one request, as generators that do no I/O: they yield steps, and a driver takes them."""
+"""Calls of several requests, as generators without I/O: they yield steps, and a driver takes them."""

@@ -1,4 +1,4 @@
-"""Live streams: the events of a job, and the lines that an engine prints."""
+"""Live streams: the events of a job, and the lines of an engine's log."""
 
 from typing import Any, Final
 
@@ -14,18 +14,18 @@ from roundhouse_client.values.events import END, KINDS, Event
 from roundhouse_client.values.workers import LogLine
 
 RECONNECT_S: Final = 1.0
-LOOK_S: Final = 0.5  # between two looks at a log
+LOOK_S: Final = 0.5  # time between two reads of a log
 
 
 def follow_job(job_id: str, *, after: int = 0, patience_s: float = PATIENCE_S) -> Gives[Event]:
-    """Yield the events of a job to its end, from the one after number ``after``, each stored one exactly once.
+    """Yield the events of a job after number ``after`` to its end, each stored one exactly once.
 
-    A connection that breaks is made again after the last number. A service that is away is waited for: ``patience_s``
-    at most each time. What is not stored (progress, swap) is not told again.
+    A broken connection resumes after the last number, and waits up to ``patience_s`` each time for a service that is
+    away. Events that are not stored (progress, swap) are not repeated.
 
     Raises:
         NotFound: there is no such job, or it was deleted.
-        RoundhouseError: as its tree says.
+        RoundhouseError: any error of its tree.
     """
     return Gives(_follow_job(job_id, after, patience_s))
 
@@ -51,18 +51,18 @@ def _follow_job(job_id: str, last: int, patience_s: float) -> Flow[None]:
         if failure is not None:
             patience.next_pause_s(failure, (yield from now()))
         elif is_over:
-            return  # its end was among the events before ``after``, or is kept no more
-        # A stream ends before its job where the service stops, and where the store is in trouble: the job tells.
+            return  # its end event lies before ``after``, or is no longer stored
+        # A stream may end before its job, as the service stops or the store is in trouble: the job's state decides.
         is_over = (yield from ask(get_job(job_id), patience_s)).has_ended
         if not is_over:
             yield Pause(seconds=RECONNECT_S)
 
 
 def event_of(frame: Frame) -> Event:
-    """Return an event of the stream.
+    """Return the event of a frame.
 
     Raises:
-        AnswerMalformed: it is not one of Roundhouse's.
+        AnswerMalformed: it is not Roundhouse's.
     """
     data: Any = parse(frame.data)
     if not isinstance(data, dict) or not (frame.id.isdecimal() or not frame.id):
@@ -82,14 +82,14 @@ def _events_after(job_id: str, number: int) -> Request:
 
 
 def follow_log(worker_id: str, *, tail: int = 100, patience_s: float = PATIENCE_S) -> Gives[LogLine]:
-    """Yield the last ``tail`` lines of a worker's engine, and go on with new ones until the caller stops.
+    """Yield the last ``tail`` lines of a worker's engine, then new ones until the caller stops.
 
-    A service that is away is waited for: ``patience_s`` at most each time. One that was started again counts its lines
-    anew, and is read from its first.
+    It waits up to ``patience_s`` each time for a service that is away. A restarted service counts its lines from the
+    start, and is read from its first line.
 
     Raises:
         NotFound: there is no such worker.
-        RoundhouseError: as its tree says.
+        RoundhouseError: any error of its tree.
     """
     return Gives(_follow_log(worker_id, tail, patience_s))
 
@@ -97,6 +97,9 @@ def follow_log(worker_id: str, *, tail: int = 100, patience_s: float = PATIENCE_
 def _follow_log(worker_id: str, tail: int, patience_s: float) -> Flow[None]:
     patience = Patience(patience_s)
     after = 0
+    if tail == 0:  # the first read must not return old lines
+        newest = (yield from ask(get_log(worker_id, tail=1), patience_s)).lines
+        after, tail = newest[-1].number if newest else 0, MOST_LINES
     while True:
         failure: RoundhouseError | None = None
         try:

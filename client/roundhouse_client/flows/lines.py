@@ -1,6 +1,6 @@
-"""Bytes as they come, cut into lines and into server-sent events.
+"""Cutting of a stream of bytes into lines and into server-sent events.
 
-Lines end in LF or CRLF and nothing else: U+2028 and U+0085 are ordinary characters inside JSON strings.
+Lines end only in LF or CRLF: U+2028 and U+0085 are ordinary characters inside JSON strings.
 """
 
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from roundhouse_client.errors import AnswerMalformed
 
-MOST_LINE_BYTES = 1 << 30  # of one line: a transcript is one, and what sends more without an end is not Roundhouse
+MOST_LINE_BYTES = 1 << 30  # longest line: one holds a transcript, and Roundhouse sends none longer
 
 
 class LineCutter:
-    """Cuts a stream into lines; any other division of the same bytes gives the same lines."""
+    """Cuts a stream into lines, however its bytes are divided."""
 
     def __init__(self) -> None:
-        self._parts: list[bytes] = []  # of a line whose end has not come yet
+        self._parts: list[bytes] = []  # parts of an unfinished line
         self._size = 0
 
     def __repr__(self) -> str:
@@ -47,7 +47,7 @@ class LineCutter:
 
 
 class Frame(NamedTuple):
-    """One server-sent event: its id, which is empty where it has none of its own, its name and its data."""
+    """One server-sent event: its id, empty if it has none of its own, its name and its data."""
 
     id: str
     event: str
@@ -55,7 +55,7 @@ class Frame(NamedTuple):
 
 
 class FrameCutter:
-    """Cuts a stream into server-sent events (WHATWG HTML); one that lacks its blank line at the end is dropped."""
+    """Cuts a stream into server-sent events (WHATWG HTML); one without its final blank line is dropped."""
 
     def __init__(self) -> None:
         self._lines = LineCutter()
@@ -86,4 +86,4 @@ class FrameCutter:
             case "data":
                 self._data.append(text)
             case _:
-                pass  # a comment, or a field that says nothing about an event
+                pass  # a comment, or another field

@@ -1,4 +1,4 @@
-"""Readings too large for one answer: all transcripts of a job, and all jobs."""
+"""Reads that are too large for one answer: all transcripts of a job, and all jobs."""
 
 from typing import Final
 
@@ -16,14 +16,14 @@ PAGE: Final = 100
 
 
 def read_result(job_id: str, *, patience_s: float = PATIENCE_S) -> Gives[Transcript]:
-    """Yield the transcripts of a job that has ended, in the order of its conversations, one in memory at a time.
+    """Yield the transcripts of an ended job, in the order of its conversations, one in memory at a time.
 
-    A connection that breaks is made again, and goes on with the transcript that was cut.
+    A broken connection is made again, and resumes with the transcript that was cut.
 
     Raises:
         StateConflict: the job has not ended.
         NotFound: there is no such job.
-        RoundhouseError: as its tree says.
+        RoundhouseError: any error of its tree.
     """
     return Gives(_read_result(job_id, patience_s))
 
@@ -54,15 +54,15 @@ def _read_result(job_id: str, patience_s: float) -> Flow[None]:
 
 
 def download_result(job_id: str, form: str, *, patience_s: float = PATIENCE_S) -> Gives[bytes]:
-    """Yield the bytes of a result in a form of the service: ``json``, ``jsonl`` or ``csv``.
+    """Yield the bytes of a result in one of the service's formats: ``json``, ``jsonl`` or ``csv``.
 
-    It is asked for again only until its first bytes are there: what was written then stands already.
+    It is retried only until its first bytes are there: those are already handed out.
 
     Raises:
-        AnswerLost: the connection broke, so that the bytes are only a part of it.
+        AnswerLost: the connection broke, so the bytes are incomplete.
         StateConflict: the job has not ended.
         NotFound: there is no such job.
-        RoundhouseError: as its tree says.
+        RoundhouseError: any error of its tree.
     """
     return Gives(_download_result(job_id, form, patience_s))
 
@@ -86,7 +86,7 @@ def read_jobs(*, state: str | None = None, patience_s: float = PATIENCE_S) -> Gi
     """Yield all jobs, or those in a state, the newest first, page by page.
 
     Raises:
-        RoundhouseError: as its tree says.
+        RoundhouseError: any error of its tree.
     """
     return Gives(_read_jobs(state, patience_s))
 

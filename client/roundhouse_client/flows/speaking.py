@@ -1,4 +1,4 @@
-"""Words of a caller, for a turn that need not be named where only one is awaited."""
+"""A caller's words, for a turn that need not be named if only one waits for a caller."""
 
 import json
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ def say(
     round_number: int | None = None,
     patience_s: float = PATIENCE_S,
 ) -> Flow[Turn]:
-    """Speak a turn that is awaited; the words are durable when this returns. The same again changes nothing.
+    """Speak a turn that waits for a caller; the words are durable when this returns. A repeat changes nothing.
 
-    Where ``agent`` or ``round_number`` is not given, it is that of the one turn of the conversation that is awaited.
+    ``agent`` and ``round_number`` default to those of the conversation's one turn that waits for a caller.
 
     Raises:
-        NothingAwaited: no such turn is, or several are.
-        StateConflict: the turn is not awaited, not yet or not any more, or was spoken in other words.
-        InvalidRequest: the words are not what the agent has to say.
+        NothingAwaited: no such turn waits, or several do.
+        StateConflict: the turn does not wait for a caller, not yet or no longer, or was spoken in other words.
+        InvalidRequest: the words do not fit the agent's validation.
         NotFound: there is no such job or conversation.
     """
     if agent is None or round_number is None:
@@ -36,11 +36,17 @@ def say(
         fitting = [
             turn for turn in listed.awaited if agent in {None, turn.agent} and round_number in {None, turn.round}
         ]
-        if len(fitting) != 1:
+        spoken: Sequence[AwaitedTurn | Turn] = ()
+        if not fitting and round_number is not None:
+            told = (yield from ask(get_conversation(job_id, conversation_id), patience_s)).turns
+            same = (turn for turn in told if turn.by == "caller" and (turn.round, turn.text) == (round_number, text))
+            spoken = [turn for turn in same if agent in {None, turn.agent}]
+        meant = fitting or spoken
+        if len(meant) != 1:
             raise NothingAwaited(
                 (yield from _why_not_one(job_id, conversation_id, agent, fitting or listed.awaited, patience_s))
             )
-        agent, round_number = fitting[0].agent, fitting[0].round
+        agent, round_number = meant[0].agent, meant[0].round
     turn = place("conversations", conversation_id, "turns", agent, round_number)
     call = post(f"{JOBS}{place(job_id)}{turn}", into(Turn), {"text": text})
     return (yield from ask(replace(call, is_repeatable=True), patience_s))
@@ -49,13 +55,13 @@ def say(
 def _why_not_one(
     job_id: str, conversation_id: str, agent: str | None, known: Sequence[AwaitedTurn], patience_s: float
 ) -> Flow[str]:
-    """Return why not exactly one turn fits; the job's document tells what the list of awaited turns does not.
+    """Return why not exactly one turn fits, using the job's document where the awaited turns do not tell.
 
     Raises:
         NotFound: there is no such conversation.
     """
     there = ", ".join(f"{turn.agent} in round {turn.round}" for turn in known) or "nothing"
-    awaited_there = f"not one such turn is awaited in {conversation_id} of {job_id}, but: {there}"
+    awaited_there = f"no such turn, or more than one, is awaited in {conversation_id} of {job_id}; awaited is {there}"
     if not known:
         yield from ask(get_conversation(job_id, conversation_id), patience_s)
     if agent is None or any(turn.agent == agent for turn in known):

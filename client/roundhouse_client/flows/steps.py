@@ -1,6 +1,6 @@
-"""The steps that flows are made of, and the runner that takes a flow from one to the next.
+"""The steps of flows, and the runner that takes a flow from one step to the next.
 
-A flow yields a step and is given its outcome, or has an error thrown in. It never waits, sends or reads a clock itself,
+A flow yields a step and gets its outcome, or an error thrown in. It never waits, sends or reads a clock itself,
 so the same flow serves both drivers, and tests walk through it with ``==``.
 """
 
@@ -24,19 +24,19 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """Send a request and leave the body of its answer for ``Read``; an answer that is no success is read whole."""
+    """Send a request and leave its answer's body for ``Read``; the answer of an error is read whole."""
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """Read on in what was opened last; the outcome are bytes, none at the end."""
+    """Read more of the opened answer; the outcome is bytes, empty at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """Wait; ``because`` is the error that is waited out, where there is one, and ``number`` counts from 1 for each."""
+    """Wait; ``because`` is the error that causes the wait, if any, and ``number`` counts its waits from 1."""
 
     seconds: float
     because: RoundhouseError | None = None
@@ -45,7 +45,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Now:
-    """The outcome is the time in seconds of a clock that only rises."""
+    """The outcome is the time of a monotonic clock in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +56,11 @@ class Give:
 
 
 Step = Send | Open | Read | Pause | Now | Give
-Flow = Generator[Step, Any, T]  # with what it returns
+Flow = Generator[Step, Any, T]  # T is its result
 
 
 class Gives(Generic[T]):
-    """A flow that hands out values of a type, and returns nothing."""
+    """A flow that yields values of a type, and returns nothing."""
 
     def __init__(self, flow: Flow[None]) -> None:
         self.flow = flow
@@ -79,7 +79,7 @@ def open_stream(request: Request) -> Flow[Reply]:
 
 
 def read() -> Flow[bytes]:
-    """Return the next bytes of what was opened, none at its end."""
+    """Return the next bytes of the opened answer, empty at its end."""
     chunk: bytes = yield Read()
     return chunk
 
@@ -91,7 +91,7 @@ def now() -> Flow[float]:
 
 
 class Runner(Generic[R]):
-    """Takes a flow from step to step: None in place of a step means that it has returned, and ``result`` is there."""
+    """Takes a flow from step to step; a step of None means that it has returned, and ``result`` is set."""
 
     def __init__(self, flow: Flow[R]) -> None:
         self._flow = flow
@@ -110,7 +110,7 @@ class Runner(Generic[R]):
             return None
 
     def fail(self, error: RoundhouseError) -> Step | None:
-        """Give the error that a step ended with; return the next."""
+        """Give the error of a step; return the next."""
         try:
             return self._flow.throw(error)
         except StopIteration as end:

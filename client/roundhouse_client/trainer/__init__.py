@@ -1,5 +1,5 @@
-"""A trainer's side of weights that change while the engines work: for training loops, which are ordinary code.
+"""A trainer's side of weight updates while engines work, for training loops in ordinary code.
 
-It needs httpx alone; broadcasting needs torch (``torch.distributed`` with gloo), which is imported then. Every wait has
-a limit, and no call that an engine may have begun is ever sent twice.
+It needs only httpx; broadcasting needs torch (``torch.distributed`` with gloo), which is imported then. Every wait has
+a limit, and no call that an engine may have begun is sent twice.
 """

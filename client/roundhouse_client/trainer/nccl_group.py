@@ -1,7 +1,7 @@
-"""The trainer's end of NCCL's group, through vLLM's own classes: from this process's GPU to those of the engines.
+"""The trainer's end of an NCCL group, through vLLM's own classes: from this process's GPU to the engines' GPUs.
 
 Sources: vLLM, ``vllm.distributed.utils.StatelessProcessGroup`` and ``device_communicators.pynccl.PyNcclCommunicator``,
-which its engines join with; ``weight_transfer.nccl_engine`` for what they receive: each tensor by itself, in order.
+which its engines join with; ``weight_transfer.nccl_engine`` for the receiving side: each tensor by itself, in order.
 """
 
 import socket
@@ -13,9 +13,9 @@ from roundhouse_client.trainer.tensors import SentTensor
 
 
 class NcclGroup:
-    """One group after another, as ``ProcessGroup`` is over gloo; it needs vLLM, and a GPU, in this environment.
+    """One group after another, like ``ProcessGroup`` over gloo; it needs vLLM and a GPU in this environment.
 
-    NCCL knows no limit of time: what waits in it is left behind in a thread of its own when its time is over.
+    NCCL has no time limits: a wait that takes too long is left behind in its own thread.
     """
 
     def __init__(self) -> None:
@@ -27,10 +27,10 @@ class NcclGroup:
 
     @property
     def is_made(self) -> bool:
-        """Whether there is a group here; whether the others are still in it the service knows."""
+        """Whether there is a group here; only the service knows whether the others are still in it."""
         return self._communicator is not None
 
-    def listen(self, address: str, port: int, timeout_s: float) -> int:  # noqa: ARG002 - its store listens as it is joined
+    def listen(self, address: str, port: int, timeout_s: float) -> int:  # noqa: ARG002 - the store listens in join()
         """Choose where the store will listen; return its port, which is free where ``port`` is 0."""
         if port == 0:
             with socket.socket() as probe:
@@ -39,16 +39,16 @@ class NcclGroup:
         self._place = (address, port)
         return port
 
-    def join(self, key: str, world_size: int, timeout_s: float) -> None:  # noqa: ARG002 - who knows the port is in the group
+    def join(self, key: str, world_size: int, timeout_s: float) -> None:  # noqa: ARG002 - the port identifies the group
         """Make the group with all engines.
 
         Raises:
-            RuntimeError: not all have come in time.
+            RuntimeError: not all engines joined in time.
         """
-        import torch  # noqa: PLC0415 - only a broadcast needs it, and vLLM
+        import torch  # noqa: PLC0415 - only a broadcast needs it
 
         address, port = self._place
-        device = torch.device("cuda", torch.cuda.current_device())  # of the caller's thread: another's is the first GPU
+        device = torch.device("cuda", torch.cuda.current_device())  # another thread's is the first GPU
 
         def make() -> object:
             from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator  # noqa: PLC0415
@@ -65,16 +65,16 @@ class NcclGroup:
         """Drop the group."""
         self._communicator = None
 
-    def broadcast(self, sent: Sequence[SentTensor], in_flight: int, timeout_s: float) -> None:  # noqa: ARG002 - a stream's order
+    def broadcast(self, sent: Sequence[SentTensor], in_flight: int, timeout_s: float) -> None:  # noqa: ARG002 - a stream keeps order
         """Send tensors to all, one after the other.
 
         Raises:
-            RuntimeError: NCCL has failed, or the time is over.
+            RuntimeError: NCCL failed, or the time limit passed.
         """
         import torch  # noqa: PLC0415 - as above
 
         communicator = self._communicator
-        # The tensors are sent from where they are, by another thread's stream: this one's has to have made them.
+        # Another thread's stream sends the tensors in place, so this one's must have finished them.
         torch.cuda.current_stream(communicator.device).synchronize()
 
         def send() -> None:
@@ -98,7 +98,7 @@ def _within(limit_s: float, what: str, act: Callable[[], object]) -> object:
     def run() -> None:
         try:
             done.append(act())
-        except BaseException as error:  # noqa: BLE001 - told to who waits
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
             failed.append(error)
 
     thread = threading.Thread(target=run, name="roundhouse nccl", daemon=True)

@@ -1,4 +1,4 @@
-"""The trainer's end of torch's group: this process is rank 0, and every engine of the model has a rank."""
+"""The trainer's end of a torch group: this process is rank 0, and every engine of the model has a rank."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _ABANDONED: Final[list[Any]] = []
 
 
 class ProcessGroup:
-    """One group after another: a store that listens, and the group that comes together in it."""
+    """One group after another: a listening store, and the group that meets in it."""
 
     def __init__(self) -> None:
         self._store: Any = None
@@ -23,7 +23,7 @@ class ProcessGroup:
 
     @property
     def is_made(self) -> bool:
-        """Whether there is a group here; whether the others are still in it the service knows."""
+        """Whether there is a group here; only the service knows whether the others are still in it."""
         return self._group is not None
 
     def listen(self, address: str, port: int, timeout_s: float) -> int:
@@ -34,10 +34,10 @@ class ProcessGroup:
         return int(self._store.port)
 
     def join(self, key: str, world_size: int, timeout_s: float) -> None:
-        """Make the group with all who meet in the store under ``key``.
+        """Make the group with all engines that join in the store under ``key``.
 
         Raises:
-            RuntimeError: not all have come in time.
+            RuntimeError: not all engines joined in time.
         """
         from torch.distributed import PrefixStore, ProcessGroupGloo  # noqa: PLC0415 - as above
 
@@ -45,7 +45,7 @@ class ProcessGroup:
         self._group = ProcessGroupGloo(store, 0, world_size, timedelta(seconds=timeout_s))
 
     def leave(self) -> None:
-        """Drop the group; to free one with a broadcast under way would block for as long as its limit."""
+        """Drop the group; freeing one with a broadcast under way would block until its limit."""
         if self._is_sending:
             _ABANDONED.append(self._group)
         self._group = self._store = None
@@ -55,7 +55,7 @@ class ProcessGroup:
         """Send tensors to all; at most ``in_flight`` broadcasts are under way at once.
 
         Raises:
-            RuntimeError: a connection broke, or a time is over.
+            RuntimeError: a connection broke, or a time limit passed.
         """
         limit = timedelta(seconds=timeout_s)
         under_way: deque[Any] = deque()

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     import torch
 
 JOIN_POLL_S: Final = 0.1
-IN_FLIGHT: Final = 5  # broadcasts under way at once
+IN_FLIGHT: Final = 5  # most broadcasts under way at once
 ATTEMPTS: Final = 2
 
 
 class TrainerClient:
     """Changes the weights of one model of a running Roundhouse; a context manager that closes its connections.
 
-    ``model`` is the model's name in the configuration. ``timeout_s`` bounds an update. Where ``url`` or ``api_key`` is
-    None, ``ROUNDHOUSE_URL`` or ``ROUNDHOUSE_API_KEY`` counts. ``backend`` is the model's ``weights.backend``: ``gloo``,
-    or ``nccl``, which needs vLLM and a GPU here. Use one from one thread at a time. What is returned are the service's
+    ``model`` is the model's name in the configuration. ``timeout_s`` bounds an update. ``url`` and ``api_key`` default
+    to ``ROUNDHOUSE_URL`` and ``ROUNDHOUSE_API_KEY``. ``backend`` is the model's ``weights.backend``: ``gloo``, or
+    ``nccl``, which needs vLLM and a GPU here. Use a client from one thread at a time. Methods return the service's
     documents.
     """
 
@@ -44,15 +44,15 @@ class TrainerClient:
         self._door = WeightsDoor(url, model, api_key, timeout_s)
         self._group: ProcessGroup | NcclGroup = NcclGroup() if backend == "nccl" else ProcessGroup()
         self._group_number = 0
-        self._place = ("127.0.0.1", 0, 300.0)  # where the store listens, and how long all may take to come together
+        self._place = ("127.0.0.1", 0, 300.0)  # the store's address and port, and the time for all to join
         self._digests: dict[str, str] = {}
-        self._made = 0  # the version that these digests are of
+        self._made = 0  # the version of these digests
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._model}>"
 
     def __enter__(self) -> Self:
-        """Use it for a block."""
+        """Use the client for a block."""
         return self
 
     def __exit__(
@@ -67,7 +67,7 @@ class TrainerClient:
         self._door.close()
 
     def look(self) -> dict[str, Any]:
-        """Return how the model's weights stand (``GET /v1/models/{model}/weights``).
+        """Return the state of the model's weights (``GET /v1/models/{model}/weights``).
 
         Raises:
             WeightsError: the service refused.
@@ -78,7 +78,7 @@ class TrainerClient:
 
     @property
     def version(self) -> int:
-        """The version that the model has now."""
+        """The model's present version."""
         return int(self.look()["version"])
 
     # A checkpoint
@@ -86,12 +86,12 @@ class TrainerClient:
     def update_checkpoint(
         self, folder: str, *, version: int | None = None, mode: str = "keep", clear_cache: bool = True
     ) -> dict[str, Any]:
-        """Load a checkpoint into every engine: safetensors in ``folder``, which the engines' machine can read.
+        """Load a checkpoint into every engine: safetensors in ``folder``, readable on the engines' machine.
 
         Returns the update, ``completed`` or ``partial``.
 
         Raises:
-            WeightsError: it was refused, or has failed; the model has the version that it had.
+            WeightsError: it was refused, or failed; the model keeps its version.
         """
         body = {"checkpoint": folder, "version": version, "mode": mode, "clear_cache": clear_cache, "wait": False}
         return self._door.wait_over(self._door.update(body))
@@ -99,10 +99,10 @@ class TrainerClient:
     # Adapters
 
     def load_adapter(self, name: str, path: str) -> dict[str, Any]:
-        """Load a LoRA adapter onto every engine as a model of that name; return it when agents may ask for it.
+        """Load a LoRA adapter onto every engine as a model of that name; return it once agents may ask for it.
 
-        ``path`` is on the service's machine: a folder in PEFT's form for vLLM, a GGUF file for llama.cpp. What is there
-        may go away afterwards. A name stands for one version for ever.
+        ``path`` is on the service's machine: a folder in PEFT's format for vLLM, a GGUF file for llama.cpp. It may be
+        deleted afterwards. A name belongs to one version for ever.
 
         Raises:
             WeightsError: it was refused; nothing has changed.
@@ -110,7 +110,7 @@ class TrainerClient:
         return self._door.load_adapter(name, path)
 
     def unload_adapter(self, name: str) -> None:
-        """Unload a LoRA adapter that no unfinished job uses from every engine.
+        """Unload a LoRA adapter from every engine, if no unfinished job uses it.
 
         Raises:
             WeightsError: it was refused (``adapter_in_use``); nothing has changed.
@@ -122,13 +122,13 @@ class TrainerClient:
     def init(self, *, address: str = "127.0.0.1", port: int = 0, timeout_s: float = 300.0) -> None:
         """Make a group with every engine of the model; this process is rank 0, and its store listens at ``address``.
 
-        ``port`` 0 takes a free one. Call it again when the group is broken: engines that were started again are not in
-        it. ``update`` does so by itself.
+        ``port`` 0 takes a free one. Call it again when the group is broken: restarted engines are not in it. ``update``
+        does so by itself.
 
         Raises:
-            WeightsError: an engine has not joined; the text says which.
+            WeightsError: an engine did not join; the text says which.
         """
-        self._group.leave()  # a port that was given comes free with the store of before
+        self._group.leave()  # the old store frees a given port
         self._digests = {}
         self._place = (address, port, timeout_s)
         listens_at = self._group.listen(address, port, timeout_s)
@@ -142,7 +142,7 @@ class TrainerClient:
         self._group_number = group["number"]
         try:
             self._group.join(group["key"], group["world_size"], timeout_s)
-        except RuntimeError as error:  # not all have come; the service knows who
+        except RuntimeError as error:  # not all joined; the service knows which
             document = self.look()
             failure = (document["group"] or {}).get("error") or error
             raise WeightsError(f"the group has not come together: {failure}", "group_missing", document) from error
@@ -151,10 +151,10 @@ class TrainerClient:
     def take_for_served(
         self, tensors: "Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]", *, version: int = 0
     ) -> None:
-        """Mark these tensors as sent: a trainer and the engines were started from one checkpoint.
+        """Mark these tensors as sent: the trainer and the engines started from the same checkpoint.
 
-        The next ``update`` with the same bytes sends nothing. ``version`` is what the model has, 0 where nothing was
-        changed since the engines' start.
+        The next ``update`` with the same bytes sends nothing. ``version`` is the model's, 0 if none has come
+        since the engines' start.
 
         Raises:
             WeightsError: the model has another version, so these are not its weights.
@@ -176,15 +176,15 @@ class TrainerClient:
         in_flight: int = IN_FLIGHT,
         attempts: int = ATTEMPTS,
     ) -> dict[str, Any] | None:
-        """Broadcast a model's tensors, by the names that its checkpoint has, and return the update when it is over.
+        """Broadcast a model's tensors, by their names in the checkpoint, and return the finished update.
 
-        All of the model's tensors are wanted in one go, since engines fuse them; at most ``in_flight`` broadcasts are
-        under way at once. None is returned, and nothing sent, where no byte differs from this client's last update.
-        An update that has failed left every engine as it was, so it is made again, ``attempts`` times in all, with
-        what serves by then; a checkpoint is not, since an engine that it broke is not to be broken twice.
+        Give all of the model's tensors at once, since engines fuse them; at most ``in_flight`` broadcasts are under way
+        at once. If no byte differs from this client's last update, nothing is sent and None returned.
+        A failed update leaves every engine as it was, so it is repeated, up to ``attempts`` in all, with the engines
+        that serve by then. A checkpoint is not repeated: it may have broken an engine, and would break another.
 
         Raises:
-            WeightsError: it was refused, or has failed; the text names who.
+            WeightsError: it was refused, or failed; the text names the engine.
         """
         sent = sent_tensors(tensors)
         digests = {each.name: each.digest() for each in sent}
@@ -204,7 +204,7 @@ class TrainerClient:
     def _send(
         self, body: dict[str, object], sent: Sequence[SentTensor], in_flight: int, attempts: int
     ) -> dict[str, Any]:
-        """Return an update when it is over; one that failed is made again while there are attempts left."""
+        """Return a finished update; a failed one is repeated while attempts are left."""
         for left in reversed(range(attempts)):
             try:
                 return self._send_once(body, sent, in_flight)
@@ -220,7 +220,7 @@ class TrainerClient:
         update = self._post(body | {"group": self._group_number})
         try:
             self._broadcast(sent, in_flight)
-        except RuntimeError as error:  # torch's word for a connection that broke, and for a time that is over
+        except RuntimeError as error:  # torch's error for broken connections and for time limits
             self._group.leave()
             raise WeightsError(*self._blame(update, error)) from error
         return self._door.wait_over(update)
@@ -229,7 +229,7 @@ class TrainerClient:
         self._group.broadcast(sent, in_flight, self._timeout_s)
 
     def _post(self, body: dict[str, object]) -> dict[str, Any]:
-        """Post an update; where an engine has come or gone just now, the group is made again once."""
+        """Post an update; if an engine has just come or gone, make the group again once."""
         try:
             return self._door.update(body)
         except WeightsError as refused:
@@ -240,7 +240,7 @@ class TrainerClient:
         return self._door.update(body | {"group": self._group_number})
 
     def _blame(self, update: dict[str, Any], error: Exception) -> tuple[str, str, Mapping[str, Any]]:
-        """Return the service's account of a broadcast that broke here: message, code and document."""
+        """Return the service's message, code and document for a broadcast that broke here."""
         try:
             ended = self._door.wait_over(update)
         except WeightsError as refusal:
@@ -248,7 +248,7 @@ class TrainerClient:
         return f"the broadcast has failed: {error}; the update is {ended['state']}", "broadcast_failed", ended
 
     def _is_everywhere(self) -> bool:
-        """Whether what was sent last is what every engine has, or is being brought to by itself."""
+        """Whether every engine has the last sent version, or will get it by itself."""
         document = self.look()
         behind = [worker for worker in document["workers"] if worker["waits_for"] is not None]
         return document["version"] == self._made and (not behind or document["checkpoint"] is not None)
@@ -275,7 +275,7 @@ class TrainerClient:
             time.sleep(JOIN_POLL_S)
 
     def _wait_serving(self) -> None:
-        """Return when an engine serves, or when none has for as long as a group may take to come together."""
+        """Return when an engine serves, or after the time limit for joining a group."""
         until = time.monotonic() + self._place[2]
         while not any(worker["in_rotation"] for worker in self.look()["workers"]) and time.monotonic() < until:
             time.sleep(AWAY_S)

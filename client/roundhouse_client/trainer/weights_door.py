@@ -1,4 +1,4 @@
-"""A trainer's calls to the service about one model, in a trainer's errors."""
+"""A trainer's calls to the service for one model, with a trainer's errors."""
 
 import time
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from roundhouse_client.request import Call
 from roundhouse_client.values.value import Value
 
 ASK_LIMIT_S: Final = 60.0
-POLL_S: Final = 20.0  # of one look that waits for an end
+POLL_S: Final = 20.0  # longest wait of one request
 AWAY_S: Final = 1.0
 Answer = TypeVar("Answer")
 Document = dict[str, Any]
@@ -36,7 +36,7 @@ class WeightsDoor:
         self._http.close()
 
     def look(self, *, update: int | None = None, wait_s: float | None = None) -> Document:
-        """Return how the model's weights stand."""
+        """Return the state of the model's weights."""
         return self._ask(model_calls.get_weights(self._model, update=update, wait_s=wait_s))
 
     def init(self, body: Mapping[str, object]) -> Document:
@@ -56,10 +56,10 @@ class WeightsDoor:
         self._sent(model_calls.unload_adapter(self._model, name, limit_s=self._timeout_s))
 
     def wait_over(self, update: Document) -> Document:
-        """Return an update when it is over.
+        """Return an update once it is over.
 
         Raises:
-            WeightsError: it has failed, is not over in time, or nothing is known of it any more.
+            WeightsError: it failed, is not over in time, or is no longer known.
         """
         until = time.monotonic() + self._timeout_s
         while update["state"] == "running":
@@ -67,7 +67,7 @@ class WeightsDoor:
                 raise WeightsError(f"not over within {self._timeout_s:g} s", "timeout", update)
             try:
                 document = self.look(update=update["number"], wait_s=POLL_S)
-            except (Unreachable, AnswerLost):  # it may be starting again; to look changes nothing
+            except (Unreachable, AnswerLost):  # it may be restarting, and a read is safe to repeat
                 time.sleep(AWAY_S)
                 continue
             known = [each for each in document["updates"] if _identity(each) == _identity(update)]
@@ -93,5 +93,5 @@ class WeightsDoor:
 
 
 def _identity(update: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the identity of an update; a service that was restarted counts its numbers anew."""
+    """Return the identity of an update; a restarted service reuses its numbers."""
     return update["number"], update["version"]

@@ -1,1 +1,1 @@
-"""Roundhouse's answers as values: frozen, typed, each with the JSON that it was read from."""
+"""Roundhouse's answers as values: frozen, typed, each with its original JSON."""

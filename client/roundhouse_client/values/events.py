@@ -1,6 +1,6 @@
-"""The events of a job's stream, and the decoder that cuts the stream into them.
+"""The events of a job's stream.
 
-A kind of event that this version does not know has None as its ``value``, and all of it in ``data``.
+An event of a kind that this version does not know has a ``value`` of None, and its content in ``data``.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class ConversationChange(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnChange(Value):
-    """A turn is in another state; ``detail`` says in words why it runs again."""
+    """A turn's change of state; ``detail`` says in words why it runs again."""
 
     conversation: str
     agent: str
@@ -64,14 +64,14 @@ class TurnProgress(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Value):
-    """The progress of the turns in flight; not kept."""
+    """The progress of the turns in flight; not stored."""
 
     turns: tuple[TurnProgress, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swap(Value):
-    """A model of the job was loaded on a lane, in ``seconds``; not kept."""
+    """A model of the job was loaded on a lane, in ``seconds``; not stored."""
 
     lane: str
     model: str
@@ -83,7 +83,7 @@ class Swap(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap(Value):
-    """Events that are kept no more, by their numbers."""
+    """The numbers of events that are no longer stored."""
 
     first: int
     last: int
@@ -111,7 +111,7 @@ KINDS: Final[Mapping[str, type[News]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One event of a job: its number within the job, None of what is not kept; its kind, its JSON and its value."""
+    """One event of a job: its number within the job, None if it is not stored; its kind, its JSON and its value."""
 
     number: int | None
     kind: str

@@ -23,9 +23,9 @@ class ConversationCounts(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnCounts(Value):
-    """The number of a job's turns in each state; ``pending`` wait for other turns, ``ready`` for a slot.
+    """The number of a job's turns in each state; ``pending`` ones wait for other turns, ``ready`` ones for a slot.
 
-    ``awaited`` wait for a caller to speak.
+    ``awaited`` ones wait for a caller.
     """
 
     total: int
@@ -40,7 +40,7 @@ class TurnCounts(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobProgress(Value):
-    """The state of a job."""
+    """The progress of a job."""
 
     conversations: ConversationCounts
     turns: TurnCounts
@@ -58,20 +58,20 @@ class Job(Value):
     finished_at: datetime | None
     progress: JobProgress
     metadata: Mapping[str, object]
-    is_metadata_cut: bool  # in a list, where it is larger than 4 KiB: the job itself has it
-    key: str | None  # the name of the key that it was posted with
-    waits_for: tuple[str, ...] = ()  # what it waits for that only an operator brings: models that were removed
+    is_metadata_cut: bool  # in lists, metadata above 4 KiB is cut: the job itself has all
+    key: str | None  # name of the key that posted it
+    waits_for: tuple[str, ...] = ()  # needs that only an operator can meet: models that were removed
     given_up: tuple[GivenUp, ...] = ()  # the first ten, patterns cut; the result has all
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it runs or waits any more."""
+        """Whether the job is over."""
         return self.state not in GOING_ON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPage(Value):
-    """Jobs, the newest first; ``next_cursor`` asks for those after them, and is None where there are none."""
+    """Jobs, the newest first; ``next_cursor`` gets the next page, and is None at the end."""
 
     jobs: tuple[Job, ...]
     next_cursor: str | None
@@ -79,7 +79,7 @@ class JobPage(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineFault(Value):
-    """One thing that is wrong with a line of a batch."""
+    """One fault of a line of a batch."""
 
     path: str
     message: str
@@ -89,7 +89,7 @@ class LineFault(Value):
 class BatchLine(Value):
     """The result of one line of a batch: a job with its ``id``, or a problem with its ``code``.
 
-    ``status`` is 202 of a new job, 200 of one that was posted before with the same key, and that of the problem else.
+    ``status`` is 202 for a new job, 200 for one that the same key posted before, or the problem's.
     """
 
     line: int

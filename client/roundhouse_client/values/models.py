@@ -1,4 +1,4 @@
-"""A model's tools, adapters and weights."""
+"""Models, and their tools, adapters and weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Model(Value):
     created: int
     owned_by: str
     root: str
-    max_model_len: int | None = None  # None of an older service as well
+    max_model_len: int | None = None  # None from an older service as well
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Models(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool(Value):
-    """One tool; ``server`` is the MCP server that lists it, None where it is a Python callable."""
+    """One tool; ``server`` is its MCP server, None for a Python callable."""
 
     name: str
     description: str
@@ -42,7 +42,7 @@ class Tool(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpServer(Value):
-    """An MCP server of the model; ``trouble`` is why it is not connected, ``tools`` how many it listed last."""
+    """An MCP server of the model; ``trouble`` is why it is not connected, ``tools`` the number that it listed last."""
 
     name: str
     tools: int | None
@@ -51,7 +51,7 @@ class McpServer(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools(Value):
-    """A model's tools by name, and the servers that they are from."""
+    """A model's tools by name, and their servers."""
 
     model: str
     tools: tuple[Tool, ...]
@@ -60,7 +60,7 @@ class Tools(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter(Value):
-    """One LoRA adapter; ``workers`` are those whose engines have it at this moment."""
+    """One LoRA adapter; ``workers`` are those whose engines have it now."""
 
     name: str
     is_configured: bool
@@ -73,7 +73,7 @@ class Adapter(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters(Value):
-    """A model's adapters, how many there may be, and the change that is under way."""
+    """A model's adapters, their most number (``room``), and the change under way."""
 
     model: str
     room: int
@@ -106,7 +106,7 @@ class TrainerGroup(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateShare(Value):
-    """One worker's part in an update: what it does, for how many seconds, and how much it has received."""
+    """One worker's part in an update: its stage, for how many seconds, and how much it has received."""
 
     worker: str
     incarnation: int
@@ -137,7 +137,7 @@ class WeightUpdate(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerWeights(Value):
-    """Which weights a worker has, and what it waits for where they are not the model's."""
+    """A worker's weights, and what it waits for if they are not the model's."""
 
     worker: str
     state: str

@@ -1,4 +1,4 @@
-"""A whole node: its status, its lanes and its health."""
+"""A node: its status, lanes, usage, health and upgrades."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from roundhouse_client.values.workers import Pools, Worker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationsSoFar(Value):
-    """The conversations that this life of the service has taken up: ended, and durably so."""
+    """The conversations since the service's start: all, ended ones, and durably ended ones."""
 
     total: int
     finished: int
@@ -19,7 +19,7 @@ class ConversationsSoFar(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixTokens(Value):
-    """The tokens of agents' last prompts that engines could have reused, and those that they report to have."""
+    """Prompt tokens that engines could have reused from agents' last prompts, and those that they report as reused."""
 
     reusable: int
     reused: int
@@ -27,7 +27,7 @@ class PrefixTokens(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingTurn(Value):
-    """One turn that waits, and for what."""
+    """One waiting turn, with what it waits for."""
 
     job: str
     name: str
@@ -41,7 +41,7 @@ class WaitingTurn(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolHeads(Value):
-    """The turns that wait at the heads of the pools."""
+    """The first waiting turns of the pools."""
 
     pending: tuple[WaitingTurn, ...]
     ready: tuple[WaitingTurn, ...]
@@ -49,7 +49,7 @@ class PoolHeads(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStatus(Value):
-    """The store as the node sees it; ``trouble`` is what ails it."""
+    """The store as the node sees it; ``trouble`` is its present problem."""
 
     node: str
     trouble: str | None
@@ -57,7 +57,7 @@ class StoreStatus(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolServer(Value):
-    """An MCP server of a model; ``trouble`` is why it is not connected, ``tools`` how many it listed last."""
+    """An MCP server of a model; ``trouble`` is why it is not connected, ``tools`` the number that it listed last."""
 
     model: str
     name: str
@@ -75,7 +75,7 @@ class DeviceMemory(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane(Value):
-    """A lane: its place, the model whose engine is there, the one that it is kept for, and what its loads took."""
+    """A lane: its place, its model, the next one, and the times of its loads."""
 
     lane: str
     device: str
@@ -105,7 +105,7 @@ class Lanes(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReloadFailure(Value):
-    """The last reload of the configuration, where it changed nothing."""
+    """The last reload of the configuration, if it failed and changed nothing."""
 
     at: datetime
     detail: str
@@ -113,7 +113,7 @@ class ReloadFailure(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration(Value):
-    """The configuration in force; ``under_way`` says what workers have yet to do until they are as it wants them."""
+    """The configuration in force; ``under_way`` lists the changes that workers have yet to make for it."""
 
     loaded_at: datetime
     failure: ReloadFailure | None
@@ -122,9 +122,9 @@ class Configuration(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reload(Value):
-    """The changes of a reload: settings that are in force by now, and models by their names.
+    """The changes of a reload: settings now in force, and models by name.
 
-    ``restarted`` and ``resized`` models are changed worker after worker, from then on.
+    ``restarted`` and ``resized`` models change afterwards, worker after worker.
     """
 
     changed: tuple[str, ...]
@@ -138,9 +138,9 @@ class Reload(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status(Value):
-    """A moment of a node; ``jobs`` are those that have not ended, ``ended_turns`` those of jobs since its start.
+    """A node at one moment; ``jobs`` counts unfinished jobs, ``ended_turns`` jobs' turns since its start.
 
-    ``unclaimed`` says of each model what the conversations wait for that need it next and that no node runs.
+    ``unclaimed`` says, per model, what conversations that need it next and that no node runs wait for.
     """
 
     jobs: int
@@ -154,13 +154,13 @@ class Status(Value):
     tool_servers: tuple[ToolServer, ...]
     lanes: tuple[Lane, ...]
     workers: tuple[Worker, ...]
-    configuration: Configuration | None = None  # None of an older service
-    awaited: int = 0  # turns that wait for a caller to speak, in the whole store
+    configuration: Configuration | None = None  # None from an older service
+    awaited: int = 0  # turns in the whole store that wait for a caller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeakingTurn(Value):
-    """A turn on a slot; ``words`` are the last that it has said, or thought where it ``is_thinking``."""
+    """A turn on a slot; ``words`` are its last words, or thoughts if it ``is_thinking``."""
 
     job: str
     name: str
@@ -176,7 +176,7 @@ class SpeakingTurn(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speaking(Value):
-    """The turns on slots, those that started last first; ``is_cut``: there are more."""
+    """The turns on slots, the newest first; ``is_cut``: there are more."""
 
     turns: tuple[SpeakingTurn, ...]
     is_cut: bool
@@ -184,10 +184,10 @@ class Speaking(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageLine(Value):
-    """One line of usage; the first five fields say of what, as far as was asked for.
+    """One line of usage; the first five fields are the requested dimensions.
 
-    ``prompt_tokens``, of which ``cached_tokens`` were in a cache, and ``answer_tokens`` are of attempts that stand,
-    ``wasted_tokens`` of those that do not. ``slot_s`` is for how long slots were held, in seconds.
+    ``prompt_tokens``, including ``cached_tokens`` from a cache, and ``answer_tokens`` count attempts that stand,
+    ``wasted_tokens`` those that do not. ``slot_s`` is the time on slots in seconds.
     """
 
     key: str | None = None
@@ -206,7 +206,7 @@ class UsageLine(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReport(Value):
-    """Usage, in a line for each combination of ``by``; ``is_cut``: there are more than were asked for."""
+    """Usage, in a line for each combination of ``by``; ``is_cut``: there are more lines than the limit."""
 
     by: tuple[str, ...]
     usage: tuple[UsageLine, ...]
@@ -230,7 +230,7 @@ class Readiness(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpgradeEnd(Value):
-    """The result of an upgrade in place; ``detail`` is why it was refused, None where it was done.
+    """The result of an upgrade in place; ``detail`` is why it was refused, None if it was done.
 
     ``roundhouse`` is the version that left, or stayed. ``seconds`` is how long no program served. ``kept_servers`` and
     ``ended_servers`` are MCP servers over stdio, as MODEL/SERVER.
@@ -248,7 +248,7 @@ class UpgradeEnd(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceProgram(Value):
-    """The program that serves, and how many upgrades in place its process has seen."""
+    """The serving program, and the number of upgrades in place of its process."""
 
     version: str
     pid: int
@@ -259,7 +259,7 @@ class ServiceProgram(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgreedUpgrade(ServiceProgram):
-    """An upgrade in place that has begun: to which version, and what becomes of workers' engines."""
+    """An upgrade in place that has begun: its version, and the fate of workers' engines."""
 
     to_version: str
     kept: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Conversations as they were held, and what was really asked."""
+"""Transcripts of conversations, and their exact prompts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from roundhouse_client.values.value import Value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenUsage(Value):
-    """The tokens of a turn; None is not known."""
+    """The tokens of a turn; None where not known."""
 
     prompt_tokens: int | None
     completion_tokens: int | None
@@ -18,9 +18,9 @@ class TokenUsage(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt(Value):
-    """One try of a turn on one engine; ``text`` is what came, whole or not.
+    """One try of a turn on one engine; ``text`` is its answer, complete or not.
 
-    ``constrained_by`` is the engine's parameter that held the model to its validation, None where none did.
+    ``constrained_by`` is the engine's parameter that enforced the validation, None without one.
     """
 
     outcome: str
@@ -37,7 +37,7 @@ class Attempt(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inherited(Value):
-    """The conversation of a job in which a turn was spoken; the job may have been deleted."""
+    """The job and conversation in which an inherited turn was spoken; the job may be deleted."""
 
     job: str
     conversation: str
@@ -45,9 +45,9 @@ class Inherited(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnMemory(Value):
-    """The part of the discussion that a turn was shown: from a round on.
+    """A turn's memory window: the discussion from a round on.
 
-    ``summary_of`` are the first and the last of the rounds for which a summary stood, None where nothing did.
+    ``summary_of`` are the first and last rounds that a summary replaced, None without a summary.
     """
 
     from_round: int
@@ -56,10 +56,10 @@ class TurnMemory(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn(Value):
-    """One agent speaking once in one round; rounds count from 0. It was spoken ``by`` a model or a caller.
+    """One agent's words in one round; rounds count from 0. It was spoken ``by`` a model or a caller.
 
-    One that is ``inherited`` was spoken in another conversation; of ``kind`` ``summary`` it sums up what its agent is
-    shown no more.
+    An ``inherited`` one was spoken in another conversation; one of ``kind`` ``summary`` sums up rounds outside its
+    agent's memory window.
     """
 
     agent: str
@@ -87,11 +87,12 @@ class Turn(Value):
     kind: str = "turn"
     inherited: Inherited | None = None
     memory: TurnMemory | None = None
+    findings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitedTurn(Value):
-    """A turn that a caller is to speak; it is waited for ``until`` then, or for ever."""
+    """A turn that waits for a caller, ``until`` then or for ever."""
 
     job: str
     conversation: str
@@ -103,18 +104,18 @@ class AwaitedTurn(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitedTurns(Value):
-    """Turns that callers are to speak, the oldest first."""
+    """Turns that wait for callers, the oldest first."""
 
     awaited: tuple[AwaitedTurn, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript(Value):
-    """One conversation; turns in the order in which they became visible.
+    """One conversation; turns are in the order in which they became visible.
 
-    ``ended_by`` is ``rounds``, or the condition that ended it: its place in ``until``, and the ``agent`` alone in it;
-    or the ``leader`` that did.
-    None where it is not completed. ``left`` are the agents that left before that.
+    ``ended_by`` is ``rounds``, the condition that ended it, by its place in ``until`` with the ``agent`` that met it,
+    or the ``leader`` that ended it.
+    It is None unless the conversation is completed. ``left`` are the agents that left before the end.
     """
 
     id: str
@@ -137,9 +138,9 @@ class TurnPlace(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUp(Value):
-    """A pattern, or without one a schema, that is not tried any more from a turn on: it ran out of time too often.
+    """A pattern, or without one a schema, that is not tried from a turn on, as it ran out of time too often.
 
-    ``path`` is where it stands in the job; of a condition, in its conversation's ``until``.
+    ``path`` is its path in the job; for a condition, in its conversation's ``until``.
     """
 
     path: str
@@ -149,7 +150,7 @@ class GivenUp(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result(Value):
-    """All transcripts of a job that has ended; the client gives them one by one."""
+    """All transcripts of an ended job; the client yields them one by one."""
 
     id: str
     state: str
@@ -159,9 +160,9 @@ class Result(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedPrompt(Value):
-    """The prompt of one attempt: messages as the engine was sent them, parameters, and definitions of tools.
+    """The prompt of one attempt: messages as sent to the engine, parameters, and tool definitions.
 
-    None where an older version of Roundhouse asked, and kept nothing of it.
+    None if it is not known: the turn was inherited from a job that was deleted since.
     """
 
     messages: tuple[Mapping[str, object], ...] | None
@@ -171,6 +172,6 @@ class AskedPrompt(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedPrompts(Value):
-    """The prompts of a turn: an entry for each of its attempts, in their order."""
+    """The prompts of a turn, one per attempt, in order."""
 
     attempts: tuple[AskedPrompt, ...]

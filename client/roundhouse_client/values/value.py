@@ -5,10 +5,10 @@ from typing import Any
 
 
 class Value:
-    """Something that Roundhouse answers; ``document`` is its JSON as it came, with fields of newer versions too.
+    """A value of an answer; ``document`` is its original JSON, including fields of newer versions.
 
-    States and reasons are plain words: a newer service may have more of them. The service fills the same values; those
-    have no ``document``.
+    States and reasons are plain words: a newer service may have more. The service uses the same values, without a
+    ``document``.
     """
 
     __slots__ = ("document",)
@@ -16,7 +16,7 @@ class Value:
     document: Mapping[str, Any]
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Keep the document in a copy, and in what is pickled."""
+        """Keep the document in copies and pickles."""
         slots = {name: getattr(self, name) for name in _slots(type(self)) if hasattr(self, name)}
         return _restored, (type(self), slots)
 

@@ -1,4 +1,4 @@
-"""Workers, what their engines do, print and leave."""
+"""Workers, and their engines' requests, logs and incidents."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from roundhouse_client.values.value import Value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots(Value):
-    """A worker's slots; those that are ``held`` wait for the next requests of their programs."""
+    """A worker's slots; ``held`` ones are kept for the next requests of their programs."""
 
     total: int
     in_use: int
@@ -29,7 +29,7 @@ class EngineExit(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence(Value):
-    """Why a verdict was given; times are in seconds before it, None where it never was."""
+    """The evidence for a verdict; times are in seconds before it, None for never."""
 
     silent_s: float
     limit_s: float | None
@@ -45,7 +45,7 @@ class Evidence(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRequest(Value):
-    """One request in flight; ``held_s`` is for how many seconds it has been there."""
+    """One request in flight; ``held_s`` is its time there in seconds."""
 
     id: int
     job_name: str
@@ -56,7 +56,7 @@ class WorkerRequest(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread(Value):
-    """A measure in milliseconds: the middle of the newest, the least and the most of them."""
+    """A measure in milliseconds: median, minimum and maximum of the newest values."""
 
     middle: float
     least: float
@@ -65,7 +65,7 @@ class Spread(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace(Value):
-    """The pace of an engine, for a token read and written; ``error`` is by what part predictions were off."""
+    """The pace of an engine, per token read and written; ``error`` is the relative error of predictions."""
 
     prefill_ms: Spread | None
     decode_ms: Spread | None
@@ -74,7 +74,7 @@ class Pace(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCache(Value):
-    """A KV cache that is lent by tokens: how many in all, how many to turns, how many the engine uses."""
+    """A KV cache that is lent by tokens: all tokens, those reserved for turns, and those that the engine uses."""
 
     budget: int
     reserved: int
@@ -106,6 +106,7 @@ class Worker(Value):
     pace: Pace
     kv: KvCache | None
     weight_version: int | None
+    ignored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +138,7 @@ class WorkerLog(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process(Value):
-    """One process of an engine as the kernel saw it."""
+    """One process of an engine, as seen by the kernel."""
 
     pid: int
     name: str
@@ -150,14 +151,14 @@ class Process(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessTree(Value):
-    """An engine's whole tree at one moment."""
+    """An engine's whole process tree at one moment."""
 
     processes: tuple[Process, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryAtIncident(Value):
-    """MiB of a device's memory at the last look before, and what each process had by its pid, where that was seen."""
+    """A device's memory in MiB at the last look before, and each process's by its pid, where seen."""
 
     total_mib: int
     used_mib: int
@@ -166,7 +167,7 @@ class MemoryAtIncident(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools(Value):
-    """The number of turns in each of the three pools, and of slots for them."""
+    """The number of turns in each of the three pools, and the number of slots."""
 
     pending: int
     ready: int
@@ -176,7 +177,7 @@ class Pools(Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident(Value):
-    """One broken incarnation: what was decided and why, how it ended, and what it said last."""
+    """One broken incarnation: the decision and its cause, its end, and its last output."""
 
     worker: str
     incarnation: int

@@ -1,7 +1,7 @@
-"""Callers' rights: the one table of routes and scopes, and how a route learns its caller.
+"""Callers' rights: the one table of routes and scopes, and a route's access to its caller.
 
-``Gate`` puts the ``Caller`` into the request's state before any route is known; ``AccessCheck`` stands before every
-route of the app and asks this table. A route that is missing here is for ``admin`` alone. A HEAD is a GET here.
+``Gate`` puts the ``Caller`` into the request's state before the route is known; ``AccessCheck`` runs before every
+route and looks it up in this table. A route that is missing here needs ``admin``. A HEAD counts as a GET.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,16 +10,17 @@ from typing import Annotated, Final
 import msgspec
 from fastapi import Depends, Request
 
+from service.api.door.parameters import check_parameters
 from service.api.errors.forms import SERVED
 from service.api.errors.refusals import ScopeMissing, TooManyRequests
 from service.conversations.callers import Caller, KeyScope
 
-BURST_S: Final = 1.0  # of its rate, and one request at least
-CALLER: Final = "caller"  # its place in the state of an ASGI scope
+BURST_S: Final = 1.0  # a bucket holds what its rate gives in this time, at least one request
+CALLER: Final = "caller"  # key in the state of an ASGI scope
 
 
 class TokenBucket:
-    """Holds at most what comes in ``BURST_S``; it begins full."""
+    """Holds at most the tokens of ``BURST_S``; it begins full."""
 
     def __init__(self, per_s: float, now: float) -> None:
         self._per_s = per_s
@@ -31,7 +32,7 @@ class TokenBucket:
         return f"<TokenBucket {self._level:.1f} of {self._most:g}>"
 
     def take_token(self, now: float) -> float:
-        """Take one and return 0, or take none and return after how many seconds there is one."""
+        """Take a token and return 0, or take none and return the seconds until there is one."""
         self._level = min(self._most, self._level + (now - self._at) * self._per_s)
         self._at = now
         if self._level < 1:
@@ -51,7 +52,7 @@ class Rates:
         return f"<Rates {self._buckets}>"
 
     def admit_submission(self, caller: Caller) -> float:
-        """Count one submission of a caller and return 0, or none and return after how many seconds it may come."""
+        """Count a caller's submission and return 0, or count none and return the seconds until it is allowed."""
         if caller.requests_per_s is None:
             return 0.0
         now = self._clock()
@@ -131,13 +132,13 @@ ROUTES: Final[Mapping[tuple[str, str], Access]] = {
 
 
 def caller_of(request: Request) -> Caller:
-    """Return who asks, as the gate found it."""
+    """Return the caller that the gate found."""
     caller: Caller = request.scope["state"][CALLER]
     return caller
 
 
 def is_unknown(request: Request) -> bool:
-    """Whether nobody is known to ask: it has no key, and the path needs none."""
+    """Whether the caller is unknown: the request has no key, and the path needs none."""
     return request.scope["state"][CALLER] is None
 
 
@@ -145,7 +146,7 @@ CallerNow = Annotated[Caller, Depends(caller_of)]
 
 
 class AccessCheck:
-    """Stands before every route: lets a caller pass who may do what the route does, as often as it may."""
+    """Runs before every route: checks the caller's scope, the request's parameters and the key's rate."""
 
     def __init__(self, rates: Rates) -> None:
         self._rates = rates
@@ -157,16 +158,18 @@ class AccessCheck:
         """Let a request pass.
 
         Raises:
-            ScopeMissing: the key has not the scope that the route needs.
+            ScopeMissing: the key lacks the scope that the route needs.
+            InvalidParameter: it has a query parameter, or a header of ours, that the route does not know.
             TooManyRequests: the key has submitted too often.
         """
         access = ROUTES.get((request.method, request.scope["route"].path), _ADMIN)
-        if access.scope is None:  # on open paths nobody may be known
+        if access.scope is None:  # open paths may have no caller, and probes may add any parameters
             return
         caller = caller_of(request)
         if not caller.may(access.scope):
             needed = f"{request.method} {request.url.path} needs the scope {access.scope}"
-            raise ScopeMissing(f"{needed}, which this key has not")
+            raise ScopeMissing(f"{needed}, which this key lacks")
+        check_parameters(request)
         wait_s = self._rates.admit_submission(caller) if access.is_metered else 0.0
         if wait_s > 0:
             raise TooManyRequests(caller.requests_per_s or 0.0, wait_s)

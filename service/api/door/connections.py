@@ -1,6 +1,6 @@
-"""A connection's bounds in time, bytes and number, before the service hears of its request.
+"""A connection's bounds in time, bytes and number, before the service gets its request.
 
-uvicorn itself bounds none of these: a half-sent request holds its connection for ever, and a header may be of any size.
+uvicorn bounds none of these: a half-sent request holds its connection for ever, and a header may have any size.
 """
 
 import asyncio
@@ -21,28 +21,28 @@ from service.api.errors.refusals import HeadTooLarge, RequestMalformed, RequestT
 from service.errors import ServiceError
 
 FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
-MOST_FILES: Final = 1 << 16  # engines inherit the limit, and some programs walk over all of it
-FILES_KEPT: Final = 128  # for the store, its readers, logs, tool servers and webhooks
-FILES_A_WORKER: Final = 16  # its pipes, its probes and its log
+MOST_FILES: Final = 1 << 16  # engines inherit the limit, and some programs loop over all of it
+FILES_KEPT: Final = 128  # descriptors for the store, its readers, logs, tool servers and webhooks
+FILES_A_WORKER: Final = 16  # descriptors for its pipes, its probes and its log
 FILES_A_SLOT: Final = 2
-CROWDED: Final = "roundhouse.crowded"  # its place in an ASGI scope
+CROWDED: Final = "roundhouse.crowded"  # key in an ASGI scope
 
 
 def parser_behind_head(door: HttpToolsProtocol) -> httptools.HttpRequestParser:
-    """Return a parser that tells ``door`` of all that follows the first head that it is fed."""
+    """Return a parser that reports to ``door`` all that follows the first head that it parses."""
     parser = httptools.HttpRequestParser(_BehindHead(door))
-    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # like uvicorn's own parser
     return parser
 
 
 def framing_head(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return a head that says no more than how long the body is that follows a head with these headers."""
+    """Return a head that only gives the length of the body that follows a head with these headers."""
     framing = b"".join(b"%b: %b\r\n" % header for header in headers if header[0] in FRAMING)
     return b"POST / HTTP/1.1\r\n%b\r\n" % framing
 
 
 class _BehindHead:
-    """Tells a door of what a parser finds behind the first head."""
+    """Reports to a door what a parser finds after the first head."""
 
     def __init__(self, door: HttpToolsProtocol) -> None:
         self._door = door
@@ -83,18 +83,18 @@ class Stage(Enum):
 
     HEAD = auto()
     BODY = auto()
-    NOTHING = auto()  # its request is whole; the next may begin
+    NOTHING = auto()  # the request is complete; the next may begin
     REFUSED = auto()
 
 
-HEAD, BODY, NOTHING, REFUSED = Stage  # found far faster by these names than as members, in Python 3.11
+HEAD, BODY, NOTHING, REFUSED = Stage  # Python 3.11 looks up globals far faster than enum members
 
 
 class Crowd:
-    """Shared by a server's connections: those that idle, the longest first, and what all have not taken."""
+    """State that a server's connections share: the idle ones, the longest first, and all unread bytes."""
 
     def __init__(self, unread: int) -> None:
-        self.idle: dict[Door, float] = {}  # since when
+        self.idle: dict[Door, float] = {}  # when each became idle
         self.backlogs = Backlogs(unread)
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ class Crowd:
 
     @classmethod
     def of(cls, server_state: ServerState, unread: int) -> "Crowd":
-        """Return the one of a server, whose clients may leave so many bytes unread."""
+        """Return a server's crowd, whose clients may leave ``unread`` bytes."""
         crowd: Crowd | None = getattr(server_state, "crowd", None)
         if crowd is None:
             crowd = server_state.crowd = cls(unread)  # type: ignore[attr-defined]
@@ -110,22 +110,22 @@ class Crowd:
 
 
 class Door(HttpToolsProtocol):
-    """A connection with limits; ``limit_concurrency`` of its configuration is how many there may be, and no more.
+    """A connection with limits; ``limit_concurrency`` of its configuration is the most connections.
 
-    Time is counted in ticks, of which a stall of the event loop is one, so that no client is blamed for it.
+    Time is counted in ticks; a stall of the event loop is one tick, so that no client is blamed for it.
     """
 
     HEAD_BYTES: ClassVar = 64 * 1024
     HEAD_S: ClassVar[float] = 10.0  # from the connection, or a later request's first byte, to the end of its headers
-    BODY_S: ClassVar[float] = 30.0  # of silence in a body
-    BODY_RATE: ClassVar = 16 * 1024  # so many bytes of a body buy another second
-    CLOSING_S: ClassVar[float] = 5.0  # for a last answer that the client does not read
-    CROWDED_HEAD_S: ClassVar[float] = 2.0  # where only places are left that are kept
-    GIVES_WAY_S: ClassVar[float] = 1.0  # of idling: what a client has just sent may not have been read yet
-    KEPT: ClassVar = 32  # places for who brings a key, and for probes
-    UNREAD_S: ClassVar[float] = 60.0  # in which a client takes no byte of what is written to it
-    UNREAD_BYTES: ClassVar = 128 * 1024 * 1024  # of all clients together
-    PIPELINED: ClassVar = 16  # requests that wait for the answer to one before them: 14,000 fit into one read
+    BODY_S: ClassVar[float] = 30.0  # longest silence in a body
+    BODY_RATE: ClassVar = 16 * 1024  # bytes of a body that buy another second
+    CLOSING_S: ClassVar[float] = 5.0  # time for a last answer that the client does not read
+    CROWDED_HEAD_S: ClassVar[float] = 2.0  # the same as HEAD_S once only reserved places are left
+    GIVES_WAY_S: ClassVar[float] = 1.0  # idle time before it may be closed: bytes just sent may still be unread
+    KEPT: ClassVar = 32  # places reserved for callers with a key, and for probes
+    UNREAD_S: ClassVar[float] = 60.0  # time without a byte taken before a client is cut off
+    UNREAD_BYTES: ClassVar = 128 * 1024 * 1024  # most unread bytes of all clients together
+    PIPELINED: ClassVar = 16  # requests that may wait behind an unanswered one: 14,000 fit into one read
 
     def __init__(
         self,
@@ -137,12 +137,12 @@ class Door(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._most, self.limit_concurrency = self.limit_concurrency, None
         self._stage, self._left_s = HEAD, self.HEAD_S
-        self._overhead = 0  # bytes since the last one of a body, or since the end of a head or a request
-        self._request: RequestResponseCycle | None = None  # the last whose head is whole
-        self._open: list[RequestResponseCycle] = []  # those that are not answered yet
+        self._overhead = 0  # bytes since the last body byte, or since the end of a head or a request
+        self._request: RequestResponseCycle | None = None  # the last with a complete head
+        self._open: list[RequestResponseCycle] = []  # requests not answered yet
         self._crowd = Crowd.of(server_state, self.UNREAD_BYTES)
         self._is_crowded = False
-        self._is_ending = False  # once what was asked is answered
+        self._is_ending = False  # closes after the open answers
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, or refuse it."""
@@ -160,14 +160,14 @@ class Door(HttpToolsProtocol):
             self._refuse(TooManyConnections(f"{self._most} connections are open; try again"))
 
     def give_way(self) -> None:
-        """Close: nothing is under way, and another connection has no place."""
+        """Close this idle connection, since another needs its place."""
         self._crowd.idle.pop(self, None)
         self._expect(REFUSED, self.CLOSING_S)
         self._disconnect()
         self.transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Hand on no more at once than there may be of what is no body."""
+        """Parse received bytes in pieces no larger than what may still come outside a body."""
         if self._is_ending:
             return
         self._crowd.idle.pop(self, None)
@@ -177,7 +177,7 @@ class Door(HttpToolsProtocol):
         while at < len(data) and not self.transport.is_closing():
             room = self.HEAD_BYTES - self._overhead
             if room <= 0:
-                self._refuse(HeadTooLarge(f"more than {self.HEAD_BYTES} bytes of request line and headers"))
+                self._refuse(HeadTooLarge(f"request line and headers exceed {self.HEAD_BYTES} bytes"))
                 return
             piece = data[at : at + room]
             at += len(piece)
@@ -185,7 +185,7 @@ class Door(HttpToolsProtocol):
             self._parse(piece)
 
     def _parse(self, data: bytes) -> None:
-        """Parse data; this replaces uvicorn's ``data_received``, which logs all that a client sends amiss."""
+        """Parse data; this replaces uvicorn's ``data_received``, which logs every malformed request."""
         self._unset_keepalive_if_required()
         try:
             while data:
@@ -194,16 +194,16 @@ class Door(HttpToolsProtocol):
             if self._stage is not BODY and (self._is_busy() or self.pipeline):
                 self._end_when_answered()
             else:
-                self._refuse(RequestMalformed("it is not HTTP/1.1"))
+                self._refuse(RequestMalformed("the request is not HTTP/1.1"))
 
     def _end_when_answered(self) -> None:
-        """Take nothing more, and close once what was asked before is answered: that is owed, whatever follows it."""
+        """Read nothing more, and close once the earlier requests are answered: a bad one does not cancel them."""
         self._is_ending = True
         self._expect(NOTHING, 0)
         self.transport.pause_reading()
 
     def on_response_complete(self) -> None:
-        """Begin the next request that has come, or close behind the last one."""
+        """Begin the next request that has come, or close after the last one."""
         super().on_response_complete()
         self._end_if_answered()
 
@@ -214,7 +214,7 @@ class Door(HttpToolsProtocol):
         return is_over
 
     def _parse_to_upgrade(self, data: bytes) -> bytes:
-        """Parse to the end of a head that offers an upgrade; return what follows, which is HTTP/1.1 as well."""
+        """Parse to the end of a head that offers an upgrade; return the rest, which is HTTP/1.1 as well."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -223,7 +223,7 @@ class Door(HttpToolsProtocol):
         return b""
 
     def on_message_begin(self) -> None:
-        """Begin a request whose first byte came together with the end of the one before."""
+        """Begin a request whose first byte came with the end of the one before."""
         super().on_message_begin()
         if self._stage is NOTHING:
             self._expect(HEAD, self.HEAD_S)
@@ -233,7 +233,7 @@ class Door(HttpToolsProtocol):
         if len(self.pipeline) >= self.PIPELINED:
             raise ValueError("too many requests at once")  # the parser ends, and what came is refused
         super().on_headers_complete()
-        self.headers = []  # what trails the body is no header of a request that is being answered
+        self.headers = []  # trailers must not become headers of the request that is being answered
         self._request = self.cycle
         self.scope[WRITER] = BodyWriter(self.cycle, self._backlog)  # type: ignore[typeddict-unknown-key]
         self.scope[CROWDED] = self._is_crowded  # type: ignore[typeddict-unknown-key]
@@ -241,7 +241,7 @@ class Door(HttpToolsProtocol):
         self._expect(BODY, self.BODY_S)
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of the body; it gives more time as long as anybody waits for it."""
+        """Take a part of the body; it extends the time limit while the request is unanswered."""
         super().on_body(body)
         self._overhead = 0
         if not self.cycle.response_complete:
@@ -250,12 +250,12 @@ class Door(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """End the request's sending."""
         if self.parser.should_upgrade():
-            return  # the parser ends at a head that offers an upgrade, as if no body followed
+            return  # at a head that offers an upgrade the parser ends as if no body followed
         super().on_message_complete()
         self._expect(NOTHING, 0)
 
     def tick(self) -> None:
-        """Let a second pass, if it is the client that is to do something."""
+        """Count a second if the connection waits for its client."""
         self._note_silence()
         if self._end_if_answered():
             return
@@ -270,10 +270,10 @@ class Door(HttpToolsProtocol):
         if stage is REFUSED:
             self.transport.abort()
         elif not self.transport.is_closing():
-            self._refuse(RequestTooSlow("the rest of it did not come in time"))
+            self._refuse(RequestTooSlow("the rest of the request did not arrive in time"))
 
     def _note_silence(self) -> None:
-        """Let a second pass in which a client may take what is written to it."""
+        """Count a second in which the client could read its answer."""
         self._backlog.tick()
         if self._backlog.silent_s >= self.UNREAD_S:
             self._backlog.cut_off(f"a client has taken nothing of its answer for {self.UNREAD_S:g} s")
@@ -282,7 +282,7 @@ class Door(HttpToolsProtocol):
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing is asked and all is answered."""
+        """Whether no request is under way and all answers are sent."""
         is_between = self._stage is NOTHING or (self._stage is HEAD and not self._overhead)
         return (
             is_between
@@ -293,19 +293,19 @@ class Door(HttpToolsProtocol):
         )
 
     def rest(self) -> bool:
-        """Read nothing more if it is at rest; return whether it is."""
+        """Stop reading if the connection is at rest; return whether it is."""
         is_resting = self.is_at_rest
         if is_resting and self.transport.is_reading():
             self.transport.pause_reading()
         return is_resting
 
     def end_rest(self) -> None:
-        """Read on."""
+        """Resume reading."""
         if not self.transport.is_closing() and not self.transport.is_reading():
             self.transport.resume_reading()
 
     def rest_is_over(self) -> None:
-        """Take a connection that an earlier program has accepted as one that has been answered."""
+        """Treat a connection that an earlier program accepted as one that has been answered."""
         self._expect(NOTHING, 0)
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
@@ -314,14 +314,14 @@ class Door(HttpToolsProtocol):
         return int(self.transport.get_extra_info("socket").fileno())
 
     def _is_busy(self) -> bool:
-        """Whether the last request whose head is whole is still to be answered, or its answer to end."""
+        """Whether the last request with a complete head still waits for its answer or the answer's end."""
         return self._request is not None and not self._request.response_complete
 
     def _expect(self, stage: Stage, left_s: float) -> None:
         self._stage, self._left_s, self._overhead = stage, left_s, 0
 
     def _refuse(self, error: ServiceError) -> None:
-        """Close the connection, with an answer where none could take it for another request's."""
+        """Close the connection, with an answer unless it could be taken for another request's."""
         is_body = self._stage is BODY
         is_ours = not (self.cycle.response_started or self.pipeline) if is_body else not self._is_busy()
         is_unused = isinstance(error, RequestTooSlow) and not is_body and not self._overhead  # nothing has come
@@ -335,14 +335,14 @@ class Door(HttpToolsProtocol):
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of what was asked on a connection that is gone."""
+        """Drop the requests of a connection that is gone."""
         self._disconnect()
         self._crowd.idle.pop(self, None)
         self._backlog.end()
         super().connection_lost(exc)
 
     def _disconnect(self) -> None:
-        """Disconnect every open request: uvicorn tells the newest alone, and the others' writes would raise."""
+        """Disconnect every open request: uvicorn disconnects only the newest, and others' writes would raise."""
         cycles, self._open = self._open, []
         for cycle in cycles:
             cycle.disconnected = True
@@ -351,7 +351,7 @@ class Door(HttpToolsProtocol):
 
 
 def most_connections(workers: int, slots: int) -> int:
-    """Return how many connections there may be, so that engines and the store always find a descriptor.
+    """Return the most connections that leave descriptors for engines and the store.
 
     A batch holds a second one, for its answers. The soft limit on files is raised to the hard one first.
     """
@@ -360,7 +360,7 @@ def most_connections(workers: int, slots: int) -> int:
 
 
 def _raise_file_limit() -> int:
-    """Raise the soft limit of open files to the hard one, or to what engines can inherit without harm; return it."""
+    """Raise the soft limit of open files to the hard one, at most to what engines can safely inherit; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft == resource.RLIM_INFINITY or soft >= wanted:

@@ -1,7 +1,7 @@
-"""The gate: no page of another origin, no caller by a rebound name, and with keys only callers that have one.
+"""The gate: refuses pages of other origins, rebound host names, and, where there are keys, callers without one.
 
-A browser sends a POST of another page's making unasked, and lets that page read nothing; with a name that its owner
-rebinds to our address it lets it read everything. Neither knows a key, and without keys neither gets past here.
+A browser sends another page's POST without asking, though that page cannot read the answer; under a host name that
+its owner rebinds to our address the page can read everything. Neither has a key; without keys the gate stops both.
 """
 
 import hashlib
@@ -25,16 +25,16 @@ from service.errors import NotAuthorised, PathNotFound, ServiceError
 from service.web.page_files import page_files
 
 _END: Final[Message] = {"type": "http.response.body", "body": b"", "more_body": False}
-OPEN_PATHS: Final = frozenset({"/healthz", *page_files()})  # the page asks for what it shows with a key
-BARE_PATH: Final = "/readyz"  # to whom has no key it tells a status, and no names
-HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz"})  # orchestrators have any name for us
+OPEN_PATHS: Final = frozenset({"/healthz", *page_files()})  # the page itself sends a key for its data
+BARE_PATH: Final = "/readyz"  # without a key it gives a status but no names
+HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz"})  # orchestrators use any host name for us
 MEDIA_TYPES: Final = frozenset({"application/json", "application/x-ndjson", "application/yaml"})
 HOST: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{0,5})?")
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class KeyRing:
-    """The callers by the SHA-256 digests of their keys; without any key everybody who gets here is ``ANYBODY``."""
+    """The callers by the SHA-256 digests of their keys; without any key every caller is ``ANYBODY``."""
 
     def __init__(self, callers: Mapping[bytes, Caller]) -> None:
         self._callers = dict(callers)
@@ -47,9 +47,9 @@ class KeyRing:
         return len(self._callers)
 
     def find(self, authorization: str) -> Caller | None:
-        """Return who brings a header ``Authorization: Bearer KEY``; None where no key is that one.
+        """Return the caller of a header ``Authorization: Bearer KEY``; None for an unknown key.
 
-        Every digest is compared in constant time, whichever fits: so the time is the same for all keys and for none.
+        Every digest is compared, in constant time, so the time is the same for all keys, known or not.
         """
         if not self._callers:
             return ANYBODY
@@ -63,16 +63,16 @@ class KeyRing:
 
 
 class Heads:
-    """ASGI middleware: what is behind it knows GET alone, its scopes and limits too.
+    """ASGI middleware that turns a HEAD into a GET, so that routes, scopes and limits only know GET.
 
-    An answer is over with its headers, so that a stream, which has no end of its own, does not go on for nobody.
+    The answer ends with its headers, so that an endless stream does not go on unread.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on; a HEAD as a GET, in a scope of its own, since the server goes by the other to leave out a body."""
+        """Pass on; a HEAD gets a scope of its own: the server leaves out the body by the original one."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return
@@ -86,26 +86,26 @@ class Heads:
         try:
             await self._app(asked, receive, send_head)
         finally:
-            scope["route"] = asked.get("route")  # what is measured goes by it
+            scope["route"] = asked.get("route")  # measurements use it
 
 
 class Gate:
-    """ASGI middleware: lets through who brings a key, or without keys who is of this machine.
+    """ASGI middleware that admits callers with a key, or, where there are no keys, those of this machine.
 
-    The ``Caller`` is in the state of what it lets through (``service.api.door.access``), but on open paths.
+    It puts the ``Caller`` into the request's state (``service.api.door.access``), except on open paths.
 
-    ``hosts`` are names besides those of loopback that requests without keys may be sent to, ``origins`` the pages that
-    may send requests.
+    ``hosts`` are host names beside loopback's that are allowed where there are no keys, ``origins`` the pages that may
+    send requests.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing, hosts: Collection[str], origins: Collection[str]) -> None:
         self._app = app
         self._keys = keys
-        self._hosts = frozenset(hosts)  # and origins: as the configuration writes them, in small letters
+        self._hosts = frozenset(hosts)  # lower case, like origins: the configuration writes them so
         self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, or answer 400, 401, 403 or 415; of a path that no name of ours can have, 404."""
+        """Pass on, or answer 400, 401, 403 or 415; 404 for a path that cannot exist."""
         if scope["type"] == "http":
             headers = Headers(scope=scope)
             caller = self._keys.find(_key_of(headers))
@@ -125,18 +125,18 @@ class Gate:
         await self._app(scope, receive, send)
 
     def _crowd_fault(self, scope: Scope, caller: Caller | None) -> ServiceError | None:
-        """Return the refusal of who brings no key on a connection that is kept for those who do, and for probes."""
+        """Return the refusal of a caller without a key on a connection reserved for keys and probes."""
         is_known = bool(self._keys) and caller is not None
         if not scope.get(CROWDED) or is_known or scope["path"] in HEALTH_PATHS:
             return None
-        return TooManyConnections("the connections that are left are for who brings a key")
+        return TooManyConnections("the remaining connections are reserved for requests with a key")
 
     def _refusal(self, method: str, path: str, headers: Headers, caller: Caller | None) -> ServiceError | None:
         is_open = path in OPEN_PATHS or (path == BARE_PATH and not _brings_key(headers))
         if not is_open and caller is None:
             told = "this key is not known here" if _brings_key(headers) else "send Authorization: Bearer KEY"
-            return NotAuthorised(f"{told}; server.api_keys, server.keys and server.keys_file hold those that are")
-        if not is_served(path):  # whatever else is wrong with it
+            return NotAuthorised(f"{told}; known keys are in server.api_keys, server.keys and server.keys_file")
+        if not is_served(path):  # before any other fault
             return PathNotFound(not_served(path))
         fault = self._origin_fault(headers) if path not in HEALTH_PATHS else None
         if fault is not None:
@@ -144,21 +144,21 @@ class Gate:
         media = headers.get("content-type", "").partition(";")[0].strip().lower()
         if method not in SAFE and (media or _has_body(headers)) and media not in MEDIA_TYPES:
             shown = f"Content-Type {media[:100]}" if media else "a body without a Content-Type"
-            return MediaTypeUnknown(f"{shown} is not taken; send application/json")
+            return MediaTypeUnknown(f"{shown} is not supported; send application/json")
         coding = headers.get("content-encoding", "identity").strip().lower()
         if method not in SAFE and coding not in {"", "identity"}:
-            return MediaTypeUnknown(f"Content-Encoding {coding[:100]} is not taken; send the body as it is")
+            return MediaTypeUnknown(f"Content-Encoding {coding[:100]} is not supported; send the body unencoded")
         return None
 
     def _origin_fault(self, headers: Headers) -> str | None:
         host, origins = headers.get("host", ""), headers.getlist("origin")
         if not self._keys and not self._is_ours(host):
-            return f"Host {host[:100]!r} is not a name of this machine's own; server.hosts lists further ones"
+            return f"Host {host[:100]!r} is not a name of this machine; add it to server.hosts"
         for origin in origins:
             named_origin = origin.lower()
             if named_origin in self._origins or named_origin.partition("://")[2] == host.lower():
-                continue  # our own page's: with keys one that has a key, whatever name it reached us by
-            return f"Origin {origin[:100]!r} is another page's; server.origins lists those that may ask"
+                continue  # our own page; with keys, under any host name, since the caller has a key
+            return f"Origin {origin[:100]!r} is not allowed; add it to server.origins"
         return None
 
     def _is_ours(self, host: str) -> bool:
@@ -179,7 +179,7 @@ def _is_loopback(name: str) -> bool:
 
 
 def _key_of(headers: Headers) -> str:
-    """Return the key as ``Authorization`` has it; clients of Anthropic bring ``x-api-key``, some of them both."""
+    """Return the key in the form of ``Authorization``; Anthropic's clients send ``x-api-key``, some send both."""
     key = headers.get("x-api-key")
     return headers.get("authorization", "" if key is None else f"Bearer {key}")
 
@@ -187,12 +187,12 @@ def _key_of(headers: Headers) -> str:
 def _fault_of(path: str, headers: Headers) -> ServiceError | None:
     """Return the fault that a request has for every caller: an impossible path, or a header with two meanings."""
     if "\0" in path:
-        return PathNotFound("no name of ours holds a NUL")
-    if len({name for name, _ in headers.raw}) == len(headers.raw):  # as good as always: none was sent twice
+        return PathNotFound("no path holds a NUL")
+    if len({name for name, _ in headers.raw}) == len(headers.raw):  # nearly always: no header was sent twice
         return None
     for name in ("Host", "Authorization", "X-Api-Key", "Content-Type"):
         if len(set(headers.getlist(name))) > 1:
-            return RequestMalformed(f"{name} was sent twice, and not the same: a proxy may go by the other one")
+            return RequestMalformed(f"{name} was sent twice with different values: a proxy may use the other one")
     return None
 
 

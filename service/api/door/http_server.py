@@ -1,7 +1,7 @@
-"""uvicorn as the service runs it: without hands on our signals, with a clock for its connections, and able to rest.
+"""uvicorn as the service runs it: without its signal handlers, with a clock for connections, and able to rest.
 
-While it rests nothing is accepted and nothing is read: who connects waits in the backlog, and what clients send waits
-in their sockets, for this program or for the next one of this process.
+While it rests it accepts and reads nothing: new connections wait in the backlog, and clients' bytes in their sockets,
+for this program or for the next one of this process.
 """
 
 import asyncio
@@ -22,25 +22,25 @@ from service.api.door.writer import WRITER, BodyWriter
 from service.telemetry.telemetry import trace_parent
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-OTHER: Final = "other"  # a route or a method that is none of ours
-UNANSWERED: Final = 499  # the client has gone before there was an answer
-CANCEL_S: Final = 1.0  # for what is cancelled to end
-HTTP_GRACE_S: Final = 5  # for answers under way when everything else has stopped; streams were told to end before
-KEEP_ALIVE_S: Final = 60  # longer than clients keep a connection that they may be about to use
-TICKS_A_SECOND: Final = 10  # of uvicorn's main loop
+OTHER: Final = "other"  # label for an unknown route or method
+UNANSWERED: Final = 499  # status when the client left before an answer
+CANCEL_S: Final = 1.0  # time for cancelled answers to end
+HTTP_GRACE_S: Final = 5  # time for answers under way once all else has stopped; streams have ended before
+KEEP_ALIVE_S: Final = 60  # longer than clients keep an idle connection for reuse
+TICKS_A_SECOND: Final = 10  # rate of uvicorn's main loop
 BACKLOG: Final = 2048
 POLL_S: Final = 0.005
 
 
 class Measuring:
-    """ASGI middleware; ``observe`` takes route, method, status and seconds until the answer began."""
+    """ASGI middleware; ``observe`` gets the route, method, status and seconds until the answer began."""
 
     def __init__(self, app: ASGIApp, observe: Callable[[str, str, int, float], None]) -> None:
         self._app = app
         self._observe = observe
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, and measure; a piece of a stream costs one call more, and one that is relayed none."""
+        """Pass on, and measure; this costs one more call per piece of a stream, none for a relayed piece."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -65,12 +65,12 @@ class Measuring:
 
 
 def server_config(app: ASGIApp, most: int) -> uvicorn.Config:
-    """Return how ``app`` is served, on at most ``most`` connections."""
+    """Return uvicorn's configuration for ``app``, with at most ``most`` connections."""
     return uvicorn.Config(
         app,
         lifespan="off",
         http=Door,
-        ws="none",  # an upgrade would leave the door
+        ws="none",  # an upgrade would bypass the door
         limit_concurrency=most,
         proxy_headers=False,  # no proxy between us and a client is trusted
         timeout_keep_alive=KEEP_ALIVE_S,
@@ -83,9 +83,9 @@ def server_config(app: ASGIApp, most: int) -> uvicorn.Config:
 
 
 class HttpServer(uvicorn.Server):
-    """The server of one listening socket, which stays its caller's.
+    """The server of one listening socket, which its caller owns.
 
-    ``connections`` are descriptors of those that an earlier program of this process has accepted.
+    ``connections`` are descriptors of connections that an earlier program of this process accepted.
     """
 
     def __init__(self, config: uvicorn.Config, listener: socket.socket, connections: Sequence[int] = ()) -> None:
@@ -102,13 +102,13 @@ class HttpServer(uvicorn.Server):
         Raises:
             OSError: it ended by itself.
         """
-        await self.serve(sockets=[self._listener.dup()])  # uvicorn closes what it is given
+        await self.serve(sockets=[self._listener.dup()])  # uvicorn closes its sockets
         await self._end_answers()
         if not self.should_exit:
             raise OSError("the HTTP server ended by itself")
 
     async def _end_answers(self) -> None:
-        """Cancel what is still answered, all before any goes on: what one of them lets in would outlive the loop."""
+        """Cancel all open answers at once: a request that one of them admits would outlive the loop."""
         left = set(self.server_state.tasks)
         for task in left:
             task.cancel()
@@ -117,11 +117,11 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
+        """Install no signal handlers."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and go on with connections that were accepted already."""
+        """Listen, and continue connections that were accepted before."""
         await super().startup(sockets)
         loop = asyncio.get_running_loop()
         while self._inherited:
@@ -132,31 +132,31 @@ class HttpServer(uvicorn.Server):
                 door.rest_is_over()
 
     async def on_tick(self, counter: int) -> bool:
-        """Do what is done ten times a second."""
+        """Tick each connection once a second; uvicorn calls this ten times a second."""
         if counter % TICKS_A_SECOND == 0:
             for connection in self._doors():
                 connection.tick()
         return await super().on_tick(counter)
 
     async def wait_answered(self, limit_s: float) -> None:
-        """Return when for a moment no connection has a request under way, or time is up; requests are taken on."""
+        """Return at a moment when no request is under way, or at the limit; new requests are accepted meanwhile."""
         with anyio.move_on_after(limit_s):
-            while not all(door.is_at_rest for door in self._doors()):  # noqa: ASYNC110 - a moment, of many owners
+            while not all(door.is_at_rest for door in self._doors()):  # noqa: ASYNC110 - no single event marks the moment
                 await anyio.sleep(POLL_S)
 
     async def quiesce(self, limit_s: float) -> None:
-        """Accept nothing, and return when no connection has a request under way, or time is up."""
+        """Accept nothing more, and return when no request is under way, or at the limit."""
         for server in self.servers:
             server.close()  # its duplicate of the listening socket
-        await anyio.lowlevel.checkpoint()  # what was accepted at this moment becomes a connection
+        await anyio.lowlevel.checkpoint()  # lets sockets that were just accepted become connections
         await anyio.lowlevel.checkpoint()
         with anyio.move_on_after(limit_s):
-            # Each is to rest at once when its answer has ended, before its client asks again.
-            while not all([door.rest() for door in self._doors()]):  # noqa: C419, ASYNC110 - each of them, by turns
+            # Each connection rests as soon as its answer ends, before its client asks again.
+            while not all([door.rest() for door in self._doors()]):  # noqa: C419, ASYNC110 - rest() has to run for each
                 await anyio.sleep(POLL_S)
 
     def resting(self) -> list[int]:
-        """Return the descriptors of connections on which nothing is asked and nothing is left to be sent."""
+        """Return the descriptors of connections without a request under way or bytes to send."""
         return [door.fileno() for door in self._doors() if door.rest()]
 
     async def resume(self) -> None:
@@ -171,7 +171,7 @@ class HttpServer(uvicorn.Server):
     def _doors(self) -> list[Door]:
         return [connection for connection in self.server_state.connections if isinstance(connection, Door)]
 
-    def _door(self, *_arguments: Any) -> Door:  # noqa: ANN401 - what a loop gives a factory
+    def _door(self, *_arguments: Any) -> Door:  # noqa: ANN401 - a loop's arguments for a factory
         door: Door = self.config.http_protocol_class(  # type: ignore[call-arg, assignment]
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )

@@ -1,4 +1,4 @@
-"""Pieces of a streamed answer, written at once: for ASGI's ``send`` a task would have to be woken for each token."""
+"""Direct writing of a streamed answer's pieces: ASGI's ``send`` would have to wake a task for each token."""
 
 import asyncio
 import logging
@@ -9,16 +9,16 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from service.api.door.backlog import Backlog
 
-WRITER: Final = "roundhouse.writer"  # its place in an ASGI scope
-MOST_BUFFERED: Final = 8 * 1024 * 1024  # some 30,000 tokens that a client has not read
+WRITER: Final = "roundhouse.writer"  # key in an ASGI scope
+MOST_BUFFERED: Final = 8 * 1024 * 1024  # unread bytes of a client, some 30,000 tokens
 logger = logging.getLogger(__name__)
 
 
 class BodyWriter:
     """Writes to the connection of one request, once its answer has begun and until ``send`` ends it.
 
-    A client that is slow is not waited for, so that no slot is held for it; one that is ``MOST_BUFFERED`` behind is
-    taken for gone. ``backlog`` counts what it has not taken.
+    It does not wait for a slow client, whose slot would stay taken; one that is ``MOST_BUFFERED`` behind counts as
+    gone. ``backlog`` counts the unread bytes.
     """
 
     def __init__(self, cycle: RequestResponseCycle, backlog: Backlog) -> None:
@@ -30,20 +30,24 @@ class BodyWriter:
         return f"<BodyWriter begun={self._cycle.response_started} over={self._cycle.response_complete}>"
 
     def on_gone(self, tell: Callable[[], None]) -> None:
-        """Call ``tell`` once the client goes away before its answer is whole; at once where it has."""
+        """Call ``tell`` when the client leaves before its answer is complete; at once if it has left."""
         if self._cycle.disconnected:
             tell()
         else:
             self._gone = tell
 
+    def forget_gone(self) -> None:
+        """Drop the callback: with the scope it forms a reference cycle that would keep body and answer."""
+        self._gone = None
+
     def note_gone(self) -> None:
-        """Tell that the client has gone; a task that waits for ``receive`` would be one more of each request."""
+        """Report that the client has gone; waiting for ``receive`` would take one more task per request."""
         tell, self._gone = self._gone, None
         if tell is not None and not self._cycle.response_complete:
             tell()
 
     def write_nowait(self, piece: bytes) -> None:
-        """Write a piece; nothing where the client has gone."""
+        """Write a piece, unless the client has gone."""
         cycle = self._cycle
         if cycle.disconnected or cycle.response_complete or not piece:
             return

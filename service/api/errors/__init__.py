@@ -1,1 +1,1 @@
-"""Errors over HTTP: problems (RFC 9457), or the form of the surface that was asked."""
+"""Errors over HTTP: problems (RFC 9457), or the form of the client's API."""

@@ -1,8 +1,9 @@
-"""Errors as clients of OpenAI's and Anthropic's surfaces know them: one table of reasons, and a form for each surface.
+"""Errors as clients of OpenAI's and Anthropic's APIs expect them: one table of reasons, and a form for each API.
 
 Source: specification, "Errors at the front door".
 """
 
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final
@@ -21,27 +22,27 @@ CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 NATIVE: Final = "/completion"  # llama.cpp's own
 RERANK: Final = "/v1/rerank"
-# Those that count tokens or render texts: an engine needs no slot for them.
+# Paths that count tokens or render texts: an engine needs no slot for them.
 SLOTLESS: Final = (
     *("/tokenize", "/detokenize", "/apply-template"),
     *(f"{CHAT}/input_tokens", f"{RESPONSES}/input_tokens", f"{MESSAGES}/count_tokens"),
 )
-WRITING: Final = (CHAT, COMPLETIONS, NATIVE, RESPONSES, MESSAGES)  # whose answers are text: parameters are theirs
+WRITING: Final = (CHAT, COMPLETIONS, NATIVE, RESPONSES, MESSAGES)  # answers are text; model parameters apply
 PATHS: Final = (*WRITING, "/v1/embeddings", RERANK, "/v1/score", "/pooling", *SLOTLESS)
-NEEDS: Final[Mapping[str, tuple[str, ...]]] = {  # what a body has to hold
+NEEDS: Final[Mapping[str, tuple[str, ...]]] = {  # required fields of a body
     **dict.fromkeys((CHAT, f"{CHAT}/input_tokens", MESSAGES, f"{MESSAGES}/count_tokens"), ("messages",)),
 }
-# Paths that engines have without the version, for the same.
+# Unversioned paths of engines for the same.
 ALIASES: Final[Mapping[str, str]] = {"/chat/completions": CHAT, "/rerank": RERANK, "/score": "/v1/score"}
 SERVED: Final = frozenset({*PATHS, *ALIASES})
-# The first parts of the surfaces' paths; Roundhouse's own have none of them.
+# The first parts of these APIs' paths; Roundhouse's own paths have none of them.
 FAMILIES: Final = frozenset(
-    {"chat", "completions", "embeddings", "messages", "responses"}  # of which something is served
+    {"chat", "completions", "embeddings", "messages", "responses"}  # these have served paths
     | {"assistants", "audio", "batches", "containers", "conversations", "evals", "files", "fine_tuning", "images"}
     | {"moderations", "organization", "realtime", "rerank", "score", "skills", "threads", "uploads", "vector_stores"}
     | {"videos"}
 )
-NO_RETRY: Final = {"x-should-retry": "false"}  # stock clients ask three times whatever the status is above 499
+NO_RETRY: Final = {"x-should-retry": "false"}  # stock clients try three times on any status above 499
 
 STATUS: Final[Mapping[str, int]] = {
     FailureReason.ENGINE_DIED: 502,
@@ -76,7 +77,7 @@ ANTHROPIC_TYPES: Final = {
 
 
 class ClientError(msgspec.Struct, frozen=True, kw_only=True):
-    """A failure as its client hears of it; ``after_s`` is when to ask again, None is never."""
+    """A failure as its client sees it; ``after_s`` is when to ask again, None is never."""
 
     status: int
     code: str
@@ -85,7 +86,7 @@ class ClientError(msgspec.Struct, frozen=True, kw_only=True):
     after_s: int | None = None
 
     def document(self, path: str) -> dict[str, object]:
-        """Return it in the form of a surface."""
+        """Return the error in the form of the path's API."""
         if path.startswith(MESSAGES):
             fallback = "invalid_request_error" if self.is_clients else "api_error"
             kind = ANTHROPIC_TYPES.get(self.status, fallback)
@@ -99,7 +100,7 @@ class ClientError(msgspec.Struct, frozen=True, kw_only=True):
         return self.status < HTTPStatus.INTERNAL_SERVER_ERROR
 
     def response(self, path: str, headers: Mapping[str, str]) -> Response:
-        """Return the answer of a surface."""
+        """Return the response in the form of the path's API."""
         advice = NO_RETRY if self.after_s is None else {"Retry-After": str(self.after_s)}
         content = msgspec.json.encode(self.document(path))
         return Response(content, self.status, {**headers, **advice}, media_type="application/json")
@@ -128,21 +129,32 @@ def error_of_service(error: ServiceError, param: str | None = None) -> ClientErr
 
 
 def is_served(path: str) -> bool:
-    """Whether anything is served below the first part of a surface's path, or it is of no surface."""
+    """Whether a path is served, or belongs to none of these APIs."""
     family = path.removeprefix("/v1/").partition("/")[0] if path.startswith("/v1/") else ""
     return family not in FAMILIES or path in SERVED
 
 
 def not_served(path: str) -> str:
-    """Return the message for a path of a client's API that Roundhouse does not serve."""
-    return f"Roundhouse does not serve {path}"
+    """Return the message for a path that is not served, with the path that may be meant."""
+    meant = _without_slips(path)
+    hint = f"; it serves {meant}" if meant != path and (meant in SERVED or meant == MODELS) else ""
+    return f"Roundhouse does not serve {path}{hint}"
+
+
+def _without_slips(path: str) -> str:
+    """Return a path without the doubled slashes or versions of a wrong base URL."""
+    plain = re.sub("/+", "/", path).rstrip("/")
+    while plain.startswith("/v1/v1/"):
+        plain = plain.removeprefix("/v1")
+    return plain
 
 
 def is_of_surface(path: str) -> bool:
-    """Whether a path is of one of these surfaces, served here or not: their clients know no other form of errors.
+    """Whether a path is of one of these APIs, served here or not: their clients know no other form of errors.
 
-    Those of a model's tools, adapters and weights are Roundhouse's own, and are longer.
+    The longer paths of a model's tools, adapters and weights are Roundhouse's own.
     """
+    path = _without_slips(path)
     above, _, name = path.rpartition("/")
     family = path.removeprefix("/v1/").partition("/")[0] if path.startswith("/v1/") else ""
     return path in SERVED or family in FAMILIES or path == MODELS or (above == MODELS and bool(name))

@@ -31,14 +31,14 @@ from workers.errors import (
 )
 
 MEDIA_TYPE: Final = "application/problem+json"
-DOOR: Final = (401, 403, 408, 431)  # what any request may be refused for before its route is known
+DOOR: Final = (401, 403, 408, 431)  # statuses of any request that is refused before its route is known
 TOO_LARGE: Final = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 logger = logging.getLogger(__name__)
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to an error of workers; ``path`` is that of the one fault, if it has one."""
+    """The answer to an error of workers; ``path`` is that of its one fault, if any."""
 
     status: int
     code: str
@@ -55,37 +55,37 @@ _UNAVAILABLE: Final = ErrorAnswer(
     status=503, code="no_worker_ready", title="No engine of the model answers", retry_after_s=5
 )
 _REFUSED: Final = ErrorAnswer(status=502, code="engine_refused", title="An engine refused")
-ANSWERS: Final[Mapping[type[Exception], ErrorAnswer]] = {  # by the nearest class of an error's tree
+ANSWERS: Final[Mapping[type[Exception], ErrorAnswer]] = {  # an error's nearest base class decides
     InvalidAdapter: _like(AdapterInvalid, path="path"),
-    AdapterTaken: ErrorAnswer(status=409, code="name_taken", title="The name means something else"),
-    AdaptersFull: ErrorAnswer(status=409, code="adapters_full", title="There is room for no more adapters"),
+    AdapterTaken: ErrorAnswer(status=409, code="name_taken", title="The name is taken"),
+    AdaptersFull: ErrorAnswer(status=409, code="adapters_full", title="There is no room for another adapter"),
     NoEngineReady: _UNAVAILABLE,
     AdapterError: _REFUSED,
     UpdateRunning: ErrorAnswer(status=409, code="update_running", title="Another update is under way", retry_after_s=1),
     VersionNotNewer: ErrorAnswer(status=409, code="version_not_newer", title="The version is not newer"),
-    GroupMissing: ErrorAnswer(status=409, code="group_missing", title="The trainer's group has to be made again"),
+    GroupMissing: ErrorAnswer(status=409, code="group_missing", title="The trainer's group must be formed again"),
     NoWorkerReady: _UNAVAILABLE,
     InvalidUpdate: _like(UpdateInvalid, path=""),
-    OffloadCrowded: ErrorAnswer(status=503, code="crowded", title="Too much waits to be looked at", retry_after_s=5),
+    OffloadCrowded: ErrorAnswer(status=503, code="crowded", title="Too many documents await a check", retry_after_s=5),
     EngineError: _REFUSED,
 }
 
 
 def problem(error: Exception) -> Response:
-    """Return the response that an error of the service, or one of workers, stands for."""
+    """Return the response for an error of the service or of workers."""
     after_s = (error if isinstance(error, ServiceError) else _answer_to(error)).retry_after_s
     return _render(describe(error), {} if after_s is None else {"Retry-After": str(after_s)})
 
 
 def refusal(error: ServiceError, path: str, param: str | None = None) -> Response:
-    """Return the response to a request for a path: a problem, or what the path's surface has in its place."""
-    if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:  # a 503 is told by whatever is not available
+    """Return the response to a refused request: a problem, or the error form of the path's API."""
+    if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:  # a 503 is logged by its cause
         logger.error("%s: %s", error.code, error)
     return error_of_service(error, param).response(path, {}) if is_of_surface(path) else problem(error)
 
 
 def describe(error: Exception) -> dict[str, object]:
-    """Return the fields of a problem that callers decide by."""
+    """Return the fields of a problem that programs use."""
     if isinstance(error, ServiceError):
         return _fields(error.status, error.title, str(error), error.code, error.faults)
     answer = _answer_to(error)
@@ -94,7 +94,7 @@ def describe(error: Exception) -> dict[str, object]:
 
 
 class ProblemFault(BaseModel):
-    """One thing that is wrong with a request; ``line`` of a job's text, where it is known."""
+    """One fault of a request; ``line`` is that of the job's text, if known."""
 
     path: str
     message: str
@@ -113,15 +113,15 @@ class Problem(BaseModel):
 
 
 def refused(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the errors that a route can answer with, for its description: those of the door too."""
+    """Return the errors of a route for its description, including those of the door."""
     statuses = (*statuses, *DOOR, *((HTTPStatus.UNSUPPORTED_MEDIA_TYPE,) if TOO_LARGE in statuses else ()))
-    # By reference: FastAPI would make a validator for each model of each, 300 of them, at every start.
+    # A reference, since FastAPI would make a validator for each of them, 300 in all, at every start.
     content = {MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}}
     return {status: {"content": content, "description": HTTPStatus(status).phrase} for status in statuses}
 
 
 def install(app: FastAPI) -> None:
-    """Render every error of ``app`` here."""
+    """Make this module render every error of ``app``."""
 
     @app.exception_handler(ServiceError)
     async def service_error(request: Request, error: ServiceError) -> Response:
@@ -146,7 +146,7 @@ def install(app: FastAPI) -> None:
         headers = dict(error.headers or {})
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             headers["Allow"] = allowed = _allowed(request)
-            detail = f"{request.method} is not served at {request.url.path}; it takes {allowed}"
+            detail = f"{request.url.path} does not take {request.method}; it takes {allowed}"
         path = request.url.path
         if is_of_surface(path):
             message = not_served(path) if error.status_code == HTTPStatus.NOT_FOUND else detail
@@ -164,7 +164,7 @@ def _answer_to(error: Exception) -> ErrorAnswer:
 
 
 def _allowed(request: Request) -> str:
-    """Return the methods that a path knows, by any of its routes; the framework names those of one."""
+    """Return the methods of all of a path's routes; the framework names those of one route."""
     root = request.scope.get("root_path", "")
     path = {"type": "http", "path": request.scope["path"], "root_path": root, "headers": []}
     below = {**path, "path": f"{path['path']}/-/-", "method": "GET"}
@@ -176,15 +176,15 @@ def _allowed(request: Request) -> str:
         return any(match(route, method) is Match.FULL for route in known)
 
     found = [route for route in request.app.routes if match(route, "GET") is not Match.NONE]
-    # One that takes slashes takes whatever is below it as well, and knows nothing of what is there: where all do, the
-    # first is meant, since it says the most of the path.
+    # A route with a ``path`` parameter also matches any path below. Where all do, the first is meant: it is the most
+    # specific.
     exact = [route for route in found if route.matches(below)[0] is Match.NONE]
     known = exact or [route for route in found if _shape_of(route) == _shape_of(found[0])]
     return ", ".join(method for method in METHODS if knows("GET" if method == "HEAD" else method))
 
 
 def _shape_of(route: BaseRoute) -> object:
-    """Return the path of one route; FastAPI has a whole router as one, of which there is one alone."""
+    """Return the path of one route; FastAPI may hold a whole router as one route, which has no path."""
     return getattr(route, "path", route)
 
 

@@ -1,1 +1,1 @@
-"""OpenAI's surface, and Anthropic's Messages: relayed to engines, not rebuilt."""
+"""OpenAI's API, and Anthropic's Messages: relayed to engines, not rebuilt."""

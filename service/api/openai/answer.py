@@ -1,5 +1,6 @@
-"""The answer to a relayed request: a stream as its engine sends it, or what is known once it is whole."""
+"""The answer to a relayed request: a stream as its engine sends it, or a whole answer or error."""
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,25 +13,32 @@ from starlette.types import Receive, Scope, Send
 
 from service.api.door.writer import WRITER, BodyWriter
 from service.api.errors.forms import MESSAGES, ClientError, error_of_failure
-from service.scheduling.relayed.request import RelayedRequest, RelayFailure, WholeAnswer
+from service.scheduling.relayed.posted import WholeAnswer
+from service.scheduling.relayed.request import RelayedRequest, RelayFailure
+from transport.dialects.refusals import read_refusal
+from transport.errors import UNDECODABLE
 from workers.outcome import FailureReason
 
 EVENT_STREAM: Final = "text/event-stream"
 WAITING: Final = b": waiting\n\n"
 QUEUE_TIMEOUT: Final = "queue_timeout"
 AGAIN_S: Final = 5
-NO_PATH: Final = "File Not Found"  # llama.cpp, of a path that it has not
-WORDS: Final = 500  # bytes of a refusal in a form that nobody knows
+# Messages for an unknown path, from llama.cpp, FastAPI, OpenAI, Go and web servers.
+_NO_PATH: Final = re.compile(
+    r"\A(?:\{\}|\[\]|null)\Z|\A(?:File )?Not Found\W*\Z|\A404 page not found|Invalid (?:request )?URL|<html"
+    r"|no route|cannot POST",
+    re.IGNORECASE,
+)
+WORDS: Final = 500  # most characters of a reason
 _NOT_FOUND: Final = 404
 _NOT_SERVED: Final = 501
 _LEAST_ERROR: Final = 400
 Withdraw = Callable[[RelayedRequest, RelayFailure | None], None]
-NO_STREAM: Final = RelayFailure(reason="engine_rejected", detail="a stream was asked for, and the engine sent none")
+NO_STREAM: Final = RelayFailure(reason="engine_rejected", detail="a stream was requested, but the engine sent none")
 
 
 class _Error(msgspec.Struct):
     message: str = ""
-    type: str = ""
 
 
 class _Told(msgspec.Struct):
@@ -39,12 +47,12 @@ class _Told(msgspec.Struct):
 
 
 class RelayedAnswer:
-    """An ASGI application that waits for its request; ``withdraw`` ends a request that nobody waits for any more.
+    """An ASGI application that waits for its request; ``withdraw`` ends a request that no client waits for.
 
-    ``trouble`` tells why no worker serves its model, None where one does; ``place`` is its place in the queue, None
-    where it waits no more.
+    ``trouble`` gives the reason why no worker serves its model, None where one does; ``place`` gives its place in the
+    queue, None once it has left the queue.
 
-    Headers are held until the engine's first byte, for ``heartbeat_s`` at most where a stream is asked for.
+    Headers wait for the engine's first byte, for a stream ``heartbeat_s`` at most.
     """
 
     def __init__(
@@ -64,17 +72,18 @@ class RelayedAnswer:
         self._heartbeat_s = heartbeat_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, unless the client goes away before; however it ends, the request holds no slot afterwards."""
+        """Answer, unless the client leaves first; in any case the request holds no slot afterwards."""
         scope[WRITER].on_gone(partial(self._withdraw, self._request, None))
         try:
             await self._answer(scope, receive, send)
         finally:
+            scope[WRITER].forget_gone()
             self._withdraw(self._request, None)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, writer = self._request, scope[WRITER]
         has_started = await self._wait(send, writer)
-        if not has_started and not request.has_begun:
+        if not has_started and not request.asked.has_begun:
             await self._whole()(scope, receive, send)
             return
         if has_started:
@@ -82,7 +91,7 @@ class RelayedAnswer:
             writer.write_nowait(b": roundhouse %b\n\n" % place.encode())
         else:
             await self._start(send, self._told())
-        request.stream_to(writer.write_nowait)
+        request.asked.stream_to(writer.write_nowait)
         await request.changed.wait_until(lambda: request.is_over)
         error = self._last_error()
         if error is not None:
@@ -90,7 +99,7 @@ class RelayedAnswer:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _wait(self, send: Send, writer: BodyWriter) -> bool:
-        """Return when there is something to answer with, and whether headers have gone out meanwhile."""
+        """Wait until there is something to send; return whether headers have gone out meanwhile."""
         request, posted = self._request, self._request.posted
         has_started, beat_at = False, time.monotonic() + self._heartbeat_s
         while self._is_silent():
@@ -120,11 +129,11 @@ class RelayedAnswer:
             writer.write_nowait(b": %b\n\n" % " ".join(trouble.split()).encode("utf-8", "replace"))
 
     def _is_silent(self) -> bool:
-        return not (self._request.has_begun or self._request.is_over)
+        return not (self._request.asked.has_begun or self._request.is_over)
 
     async def _start(self, send: Send, headers: Mapping[str, str]) -> None:
         fields = {
-            "Content-Type": self._request.content_type or EVENT_STREAM,
+            "Content-Type": self._request.asked.content_type or EVENT_STREAM,
             "Cache-Control": "no-store",
             "X-Accel-Buffering": "no",
             **headers,
@@ -143,11 +152,11 @@ class RelayedAnswer:
     def _whole(self) -> Response:
         """Return the engine's answer, or the reason for its absence."""
         request = self._request
-        if request.whole is not None and (request.failure is None or request.engine_refused):
-            missing = _missing_path(request.whole, request.posted.model, self._path)
+        if request.asked.whole is not None and (request.failure is None or request.engine_refused):
+            missing = _missing_path(request.asked.whole, request.posted.model, self._path)
             if missing is not None:
                 return missing.response(self._path, self._told())
-            whole = request.whole
+            whole = request.asked.whole
             headers = {**self._told(), "Content-Type": whole.content_type}
             error = _other_form(whole, self._path)
             return Response(whole.body, whole.status, headers) if error is None else error.response(self._path, headers)
@@ -155,18 +164,18 @@ class RelayedAnswer:
         return error_of_failure(failure).response(self._path, self._told())
 
     def _last_error(self) -> ClientError | None:
-        """Return the error of a failed stream, unless the engine has sent it in the stream."""
+        """Return the error of a failed stream, unless the engine sent it in the stream."""
         request = self._request
         if request.failure is None:
-            return None if request.has_begun else error_of_failure(NO_STREAM)
-        if request.engine_refused and request.whole is not None:
-            words = request.whole.body.decode("utf-8", "replace")
-            return ClientError(status=request.whole.status, code=request.failure.reason, message=words)
-        return None if request.has_begun and request.was_told else error_of_failure(request.failure)
+            return None if request.asked.has_begun else error_of_failure(NO_STREAM)
+        if request.engine_refused and request.asked.whole is not None:
+            words = read_refusal(request.asked.whole.body).message
+            return ClientError(status=request.asked.whole.status, code=request.failure.reason, message=words)
+        return None if request.asked.has_begun and request.was_told else error_of_failure(request.failure)
 
 
 async def _wait_for(changed: anyio.Event, limit_s: float | None) -> None:
-    if limit_s is None:  # a scope costs more than all else of it
+    if limit_s is None:  # a cancel scope would cost more than the wait itself
         await changed.wait()
         return
     with anyio.move_on_after(limit_s):
@@ -174,43 +183,38 @@ async def _wait_for(changed: anyio.Event, limit_s: float | None) -> None:
 
 
 def _timed_out(wait_s: float, trouble: str | None) -> RelayFailure:
-    detail = f"no slot was free for it within {wait_s:g} s" + (f": {trouble}" if trouble else "")
+    detail = f"no slot was free within {wait_s:g} s" + (f": {trouble}" if trouble else "")
     return RelayFailure(reason=QUEUE_TIMEOUT, detail=detail, after_s=AGAIN_S)
 
 
 def _missing_path(whole: WholeAnswer, model: str, path: str) -> ClientError | None:
-    """Return an error if the engine does not know or serve the path; other errors pass as the engine sent them.
+    """Return an error if the engine does not know or serve the path; other errors keep the engine's words.
 
-    A 404 of its own making names its error. Stock clients would ask again three times after a 501.
+    Stock clients would try three times after a 501.
     """
     if whole.status not in {_NOT_FOUND, _NOT_SERVED}:
         return None
-    error = _read(whole.body).error
-    if error is not None and whole.status == _NOT_FOUND and error.message != NO_PATH:
+    words = read_refusal(whole.body).message if whole.body.strip() else ""
+    if whole.status == _NOT_FOUND and words and _NO_PATH.search(words) is None:
         return None
-    reason = f": {error.message}" if error is not None and error.message else ""
+    reason = f": {words[:WORDS]}" if whole.status == _NOT_SERVED and words else ""
     return ClientError(status=_NOT_FOUND, code="not_found", message=f"the engine of {model} has no {path}{reason}")
 
 
 def _other_form(whole: WholeAnswer, path: str) -> ClientError | None:
-    """Return an engine's refusal that is not in the form of the surface that was asked; None where it is."""
-    if whole.status < _LEAST_ERROR:
+    """Return an engine's refusal if it is not in the form of the requested API, else None."""
+    if whole.status < _LEAST_ERROR or _is_in_form(whole.body, path):
         return None
-    told = _read(whole.body)
-    is_in_form = told.error is not None and (told.type == "error" or not path.startswith(MESSAGES))
-    if is_in_form:
-        return None
-    words = told.error.message if told.error is not None else whole.body[:WORDS].decode("utf-8", "replace")
-    return ClientError(
-        status=whole.status, code=FailureReason.ENGINE_REJECTED, message=words or "the engine refuses it"
-    )
+    words = read_refusal(whole.body).message if whole.body.strip() else "the engine refused it without a reason"
+    return ClientError(status=whole.status, code=FailureReason.ENGINE_REJECTED, message=words)
 
 
-def _read(body: bytes) -> _Told:
+def _is_in_form(body: bytes, path: str) -> bool:
     try:
-        return msgspec.json.decode(body, type=_Told)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _Told()
+        told = msgspec.json.decode(body, type=_Told)
+    except UNDECODABLE:
+        return False
+    return bool(told.error and told.error.message) and (told.type == "error" or not path.startswith(MESSAGES))
 
 
 def _ms(seconds: float) -> int:

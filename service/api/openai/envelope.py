@@ -1,4 +1,4 @@
-"""The envelope of a posted body: its model, and its size. The rest is the engine's.
+"""The envelope of a posted body: the fields that the service needs. The rest is for the engine.
 
 Source: specification, "Front door".
 """
@@ -12,23 +12,25 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
-from service.api.errors.forms import NATIVE, NEEDS, RESPONSES
+from service.api.errors.forms import CHAT, NATIVE, NEEDS, RESPONSES
 from service.errors import BodyMalformed
-from transport.dialects.openai import UNDECODABLE
+from transport.answer_bound import laid_over
+from transport.errors import UNDECODABLE
 
 MARK_BYTES: Final = 16
-CHUNK: Final = 1024  # bytes of a prompt that is one text: it is known up to the last whole chunk
-MOST_MARKS: Final = 512  # that are looked up: older ones are the shorter ones
-SMALL_BYTES: Final = 16 * 1024  # of a body that is looked at in the event loop
-# Of pictures and sounds: a thousand letters without a space or a sign of JSON are no words. A run is tried once, from
-# its beginning: from each of its letters, runs of a thousand less one took their length squared.
+CHUNK: Final = 1024  # a prompt that is one text is recognised in whole chunks of this many bytes
+MOST_MARKS: Final = 512  # marks that are looked up; older ones cover less of the prompt
+SMALL_BYTES: Final = 16 * 1024  # largest body that is parsed in the event loop
+# Pictures and sounds: a thousand letters without a space or a sign of JSON are not words. The lookbehind tries a run
+# only at its start: trying it at each letter takes quadratic time for runs that are just too short.
 _BINARY: Final = re.compile(rb"(?<![A-Za-z0-9+/_=-])[A-Za-z0-9+/_=-]{1024,}+")
 _BINARY_END: Final = re.compile(rb"[^A-Za-z0-9+/_=-]")
-BINARY_CHARS: Final = 2048  # that such a piece counts as
-WINDOW: Final = 64 * 1024  # bytes that a pattern looks at in one go
-_WITHIN_CHARACTERS: Final = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin none
+BINARY_CHARS: Final = 2048  # characters that such a run counts as
+WINDOW: Final = 64 * 1024  # bytes that one search covers
+_WITHIN_CHARACTERS: Final = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that do not begin a character
 _NOTHING: Final = Raw(b"null")
-BOUNDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")  # on an answer
+BOUNDS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")  # bounds of an answer
+READ: Final = {CHAT: ("max_tokens", "max_completion_tokens"), RESPONSES: ("max_output_tokens",)}  # else max_tokens
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_list = msgspec.json.Decoder(list[Raw]).decode
 _decode_number = msgspec.json.Decoder(float).decode
@@ -58,7 +60,7 @@ _decode = msgspec.json.Decoder(_Body).decode
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """A body as far as routing needs it; ``chars`` is about its prompt's length, ``answers`` how many it asks for."""
+    """The part of a body that routing needs; ``chars`` is its prompt's rough length, ``answers`` their number."""
 
     model: str | None
     is_streamed: bool
@@ -71,30 +73,30 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
 def open_envelope(
     body: bytes, path: str, session: str | None, owner: str | None = None, *, is_apart: bool = False
 ) -> Envelope:
-    """Read the fields of a body that the service needs; ``session`` is the client's name for its program, if any.
+    """Read the fields of a body that the service needs; ``session`` is the client's name for its program, or None.
 
-    Such a name is one of ``owner``'s, the key: clients of others may have chosen the same. What was said is known for
-    any key's, unless it ``is_apart``.
+    A session belongs to ``owner``, the key: another key may use the same name. Marks of prompts are shared across keys
+    unless ``is_apart``.
 
     Raises:
-        BodyMalformed: it is no JSON object, or one of these fields is of no usable kind.
+        BodyMalformed: it is not a JSON object, or one of these fields has an unusable type.
     """
     try:
         if not body.isascii():
-            _check_text(body)  # what is kept raw is not looked at, and names are read when some are ours
+            _check_text(body)  # raw fields are not decoded here, nor all names
         read = _decode(body)
     except msgspec.ValidationError as error:
         raise BodyMalformed(f"the body cannot be used: {error}") from error
     except UNDECODABLE as error:
         raise BodyMalformed(f"the body is not usable JSON: {error}") from error
     if read.n is not None and read.n < 1:
-        raise BodyMalformed("the body cannot be used: n has to be a number from 1")
+        raise BodyMalformed("the body cannot be used: n must be a whole number from 1")
     if read.background not in (_NOTHING, Raw(b"false")):
-        raise BodyMalformed("the body cannot be used: background: answers are given while one waits; leave it out")
+        raise BodyMalformed("the body cannot be used: background is not supported; leave it out")
     if path in NEEDS and read.messages == _NOTHING:
-        raise BodyMalformed("the body cannot be used: messages: has to be given")
+        raise BodyMalformed("the body cannot be used: messages is required")
     if path in NEEDS and not bytes(read.messages).startswith(b"["):  # llama.cpp takes {} for an empty list
-        raise BodyMalformed("the body cannot be used: messages: must be a list")
+        raise BodyMalformed("the body cannot be used: messages must be a list")
     asked = next((each for each in (read.messages, read.prompt, read.input, read.content) if each != _NOTHING), None)
     texts = b"" if asked is None else bytes(asked)
     bounds = map(_number, (read.max_completion_tokens, read.max_tokens, read.max_output_tokens, read.n_predict))
@@ -108,22 +110,23 @@ def open_envelope(
     )
 
 
-def fill_body(body: bytes, path: str, params: Mapping[str, object]) -> bytes:
-    """Return a body with what a model's ``params`` say and it does not; the rest stays as it was written.
+def fill_body(body: bytes, path: str, params: Mapping[str, object], *, reads_all: bool = True) -> bytes:
+    """Return a body with those of a model's ``params`` that it lacks; the rest stays as written.
 
-    One bound on the answer is as good as another: where it has any, none is added. Its name is that of the surface.
+    No bound on the answer is added where the body has any that the engine reads; llama.cpp ``reads_all`` names. An
+    added bound has the name that the path's API uses.
 
     Raises:
-        BodyMalformed: a name in it is no text.
+        BodyMalformed: it cannot be decoded.
     """
     try:
         given = _decode_fields(body)
     except UNDECODABLE as error:
         raise BodyMalformed(f"the body is not usable JSON: {error}") from error
     said = {name for name, value in given.items() if value != _NOTHING}
-    has_bound = not said.isdisjoint(BOUNDS)
+    has_bound = not said.isdisjoint(BOUNDS if reads_all else READ.get(path, ("max_tokens",)))
     more: dict[str, object] = {}
-    for name, value in params.items():
+    for name, value in laid_over({}, params).items():
         if name in BOUNDS and not has_bound:
             more.setdefault({RESPONSES: "max_output_tokens", NATIVE: "n_predict"}.get(path, "max_tokens"), value)
         elif name not in BOUNDS and name not in said:
@@ -132,7 +135,7 @@ def fill_body(body: bytes, path: str, params: Mapping[str, object]) -> bytes:
 
 
 def _check_text(body: bytes) -> None:
-    """Check that bytes are UTF-8, as JSON is.
+    """Check that bytes are UTF-8, as JSON requires.
 
     Raises:
         UnicodeDecodeError: they are not.
@@ -144,13 +147,13 @@ def _check_text(body: bytes) -> None:
 
 
 def _chars_of(texts: bytes) -> int:
-    """Count the characters of a prompt, a window at a time: the longest body must not hold the interpreter for long."""
+    """Count the characters of a prompt, a window at a time, so that a long body does not block the interpreter."""
     count = at = 0
     while at < len(texts):
         window = texts[at : at + WINDOW]
         found = _BINARY.search(texts, at, at + WINDOW)
         end = at + len(window) if found is None else found.start()
-        if found is None and end < len(texts):  # a run may begin in this window, and be long enough in the next
+        if found is None and end < len(texts):  # a run may begin in this window and continue in the next
             tail = window.rfind(b" ", len(window) - 1024)
             end = at + tail + 1 if tail >= 0 else end
         count += len(texts[at:end].translate(None, _WITHIN_CHARACTERS))
@@ -171,7 +174,7 @@ def _run_end(texts: bytes, at: int) -> int:
 
 
 def _number(told: Raw) -> int | None:
-    """Return a number that a body tells; what is none is for the engine to refuse, or to take as it likes."""
+    """Return a number in a body; None for anything else, which is left to the engine."""
     try:
         return int(_decode_number(told))
     except (*UNDECODABLE, OverflowError):
@@ -181,12 +184,12 @@ def _number(told: Raw) -> int | None:
 def _text(told: Raw) -> str | None:
     try:
         return _decode_text(told)
-    except UNDECODABLE:  # what is kept raw has not been looked at: it may be no UTF-8
+    except UNDECODABLE:  # a raw field is not decoded yet: it may not be text
         return None
 
 
 def _prompts(prompt: Raw) -> int:
-    """Count the prompts of a request for completions, which may hold several."""
+    """Count the prompts of a completions request, which may hold several."""
     several = _listed(bytes(prompt)) if prompt != _NOTHING else None
     return max(1, sum(bytes(each)[:1] in (b'"', b"[") for each in several)) if several else 1
 
@@ -203,7 +206,7 @@ def _listed(text: bytes) -> list[Raw] | None:
 def _marks(
     read: _Body, texts: bytes, path: str, session: str | None, owner: str | None, *, is_apart: bool
 ) -> Iterator[bytes]:
-    """Yield what a program is known by, the surest first: its name, or all that was said, then ever less of it."""
+    """Yield a program's marks, the surest first: its name, or digests of the whole prompt and of ever less of it."""
     root = blake2b(digest_size=MARK_BYTES)
     root.update(repr((read.model, path if session is None else None)).encode())
     root.update(repr(owner).encode() if is_apart else b"")
@@ -220,6 +223,6 @@ def _marks(
     for number in range(count):
         root.update(texts[number * CHUNK : (number + 1) * CHUNK] if listed is None else bytes(listed[number]))
         root.update(b"\n")
-        if number >= count - MOST_MARKS:  # older ones are not looked up
+        if number >= count - MOST_MARKS:  # older marks are not looked up
             marks.append(root.digest())
     yield from reversed(marks)

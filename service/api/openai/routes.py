@@ -1,4 +1,4 @@
-"""The routes of OpenAI's and Anthropic's surfaces."""
+"""The routes of OpenAI's and Anthropic's APIs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -31,23 +31,25 @@ from service.api.openai.answer import RelayedAnswer
 from service.api.openai.envelope import SMALL_BYTES, Envelope, fill_body, open_envelope
 from service.config.schema import ServerConfig
 from service.conversations.callers import Caller
-from service.conversations.limits import Limits
+from service.conversations.document.limits import Limits
 from service.errors import InvalidParameter, ModelNotFound, PathNotFound, ServiceError
 from service.node.node import Node
-from service.scheduling.relayed.request import PostedRequest, RelayedRequest
+from service.scheduling.relayed.posted import PostedRequest
+from service.scheduling.relayed.request import RelayedRequest
 from service.scheduling.relayed.token_counts import TokenCounts
+from transport.answer_bound import laid_over
 from transport.errors import EngineRejected
 from workers.errors import NoEngineReady
-from workers.spec import ANSWER_BOUNDS, EngineKind
+from workers.spec import LLAMA_CPP, EngineKind
 from workers.states import LEASABLE
 
 MOST_PRIORITY: Final = 1_000_000
 MOST_SECONDS: Final = 1e9
 JSON: Final = "application/json"
 ERROR: Final = {"type": "object", "required": ["error"], "properties": {"error": {"type": "object"}}}
-REFUSALS: Final = (400, 401, 403, 404, 408, 413, 415, 429, 431, 500, 502, 503, 504)  # an engine's own 4xx beside them
+REFUSALS: Final = (400, 401, 403, 404, 408, 413, 415, 429, 431, 500, 502, 503, 504)  # beside an engine's own 4xx
 ANSWERED: Final[dict[int | str, dict[str, Any]]] = {
-    200: {"description": "The engine's answer, as it came", "content": {JSON: {}, "text/event-stream": {}}},
+    200: {"description": "The engine's answer, unchanged", "content": {JSON: {}, "text/event-stream": {}}},
     **{status: {"description": HTTPStatus(status).phrase, "content": {JSON: {"schema": ERROR}}} for status in REFUSALS},
     "4XX": {"description": "The engine's own refusal", "content": {JSON: {"schema": ERROR}}},
 }
@@ -58,13 +60,13 @@ SUMMARIES: Final = {
     "/v1/embeddings": "Embed texts",
     "/v1/responses": "Ask by OpenAI's Responses",
     "/v1/messages": "Ask by Anthropic's Messages",
-    "/completion": "Complete a text by llama.cpp's own surface",
-    "/v1/rerank": "Order texts by how well they fit a question",
+    "/completion": "Complete a text with llama.cpp's own route",
+    "/v1/rerank": "Rank texts by how well they fit a question",
     "/v1/score": "Score pairs of texts",
-    "/pooling": "Ask a model that embeds for what it makes of each token",
+    "/pooling": "Get an embedding model's output for each token",
     "/tokenize": "Count or list the tokens of a text",
-    "/detokenize": "Make a text of tokens",
-    "/apply-template": "Render a chat as the model's template does",
+    "/detokenize": "Turn tokens into text",
+    "/apply-template": "Render a chat with the model's template",
     "/v1/chat/completions/input_tokens": "Count the tokens of a chat",
     "/v1/responses/input_tokens": "Count the tokens of a request of OpenAI's Responses",
     "/v1/messages/count_tokens": "Count the tokens of a request of Anthropic's Messages",
@@ -72,7 +74,7 @@ SUMMARIES: Final = {
 
 
 def openai_router(relays: "Relays") -> APIRouter:
-    """Return the routes of what relayed paths may name; those paths themselves are ``RelayedPaths``."""
+    """Return the routes beside the relayed paths, which ``RelayedPaths`` serves."""
     router, models = APIRouter(tags=["openai"]), Models(relays.node)
 
     @router.get("/version", summary="Ask an engine for its version", responses=refused(400, 401, 404, 502, 503))
@@ -87,7 +89,7 @@ def openai_router(relays: "Relays") -> APIRouter:
 
 
 def model_router(node: Node) -> APIRouter:
-    """Return the route of one model, whose path would take those below it: it comes last."""
+    """Return the route of one model; it comes last, since it also matches all paths below."""
     router, models = APIRouter(tags=["openai"]), Models(node)
 
     @router.get(
@@ -98,7 +100,7 @@ def model_router(node: Node) -> APIRouter:
     )
     async def get_model(model: str) -> Model | Response:
         found = next((each for each in models.listed() if each.id == model), None)
-        if found is None:  # its name may hold slashes, so its path does not tell whose client asks
+        if found is None:  # a name may hold slashes, so the path does not show which API's client asks
             return error_of_service(_unknown(model, node), "model").response(MODELS, {})
         return found
 
@@ -110,13 +112,13 @@ class Models:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._created = int(datetime.now(UTC).timestamp())  # of the list: nobody knows it of a model
+        self._created = int(datetime.now(UTC).timestamp())  # the start's time: a model's own is not known
 
     def __repr__(self) -> str:
         return f"<Models of {self._node.fleet!r}>"
 
     def listed(self) -> list[Model]:
-        """List them, models first."""
+        """List all names, models first."""
         fleet, adapters = self._node.fleet, self._node.adapters
         names = {**{model: model for model in fleet.models()}, **adapters.names()}
         return [
@@ -132,13 +134,13 @@ class Models:
         ]
 
     def _context_of(self, model: str) -> int | None:
-        """Return the tokens of context that a request may have; None where another server decides."""
+        """Return the context in tokens; None where an attached server decides."""
         config = self._node.live.config.models.get(model)
         return None if config is None or EngineKind(config.engine) is EngineKind.ATTACHED else config.context
 
 
 class Relays:
-    """Takes posted bodies to the queue; what is wrong with one is answered in the form of its surface."""
+    """Takes posted bodies to the queue; errors are answered in the form of the path's API."""
 
     def __init__(self, node: Node, limits: Limits, server: ServerConfig, *, has_several_keys: bool) -> None:
         self.node = node
@@ -151,7 +153,7 @@ class Relays:
         return f"<Relays {self.node.scheduler.requests!r}>"
 
     async def answer(self, request: Request, path: str) -> ASGIApp:
-        """Take a posted body to the queue; return what answers it.
+        """Take a posted body to the queue; return its answer as an application.
 
         Raises:
             ServiceError: it is refused.
@@ -160,7 +162,7 @@ class Relays:
         trouble = partial(self._trouble_of, taken.posted.model)
         requests = self.node.scheduler.requests
         return RelayedAnswer(
-            taken, requests.withdraw, self._server.heartbeat_s, trouble=trouble, place=requests.place_in_queue
+            taken, requests.withdraw, self._server.heartbeat_s, trouble=trouble, place=requests.queue.place_in_queue
         )
 
     def _trouble_of(self, model: str) -> str | None:
@@ -198,7 +200,7 @@ class Relays:
         counted = await self._counts.ask(posted) if path in SLOTLESS else None
         if counted is not None:
             return counted
-        await self.node.jobs.bounds.check_request(caller)
+        await self.node.door.bounds.check_request(caller)
         slots = self.node.scheduler.view.slots(model) or self.node.fleet.slots_on_demand(model)
         return self.node.scheduler.requests.submit(posted, slots)
 
@@ -206,7 +208,7 @@ class Relays:
         """Open the envelope of a body within its bounds; a large body is read in a thread.
 
         Raises:
-            BodyMalformed: it is not, or cannot be used.
+            BodyMalformed: it exceeds its bounds, or cannot be used.
         """
         if len(body) <= SMALL_BYTES:
             return self._open_now(body, path, session, owner)
@@ -219,28 +221,26 @@ class Relays:
         return open_envelope(body, path, session, owner, is_apart=is_apart)
 
     async def _fill(self, body: bytes, path: str, model: str) -> bytes:
-        """Return a body with what the model's parameters say and it does not."""
+        """Return a body with those of the model's parameters that it lacks."""
         params = self._params_of(model) if path in WRITING else {}
         if not params:
             return body
+        fill = partial(fill_body, reads_all=self.node.live.config.models[model].engine in LLAMA_CPP)
         if len(body) <= SMALL_BYTES:
-            return fill_body(body, path, params)
-        return await anyio.to_thread.run_sync(fill_body, body, path, params)
+            return fill(body, path, params)
+        return await anyio.to_thread.run_sync(fill, body, path, params)
 
     def _params_of(self, model: str) -> Mapping[str, object]:
-        """Return the parameters that hold at the door: the author's, and the bound that he has given."""
+        """Return the parameters that apply to requests: the author's ``params`` and ``max_answer``."""
         config = self.node.live.config.models.get(model)
         if config is None or not config.door.params:
             return {}
-        has_bound = not ANSWER_BOUNDS.isdisjoint(config.params)
-        return (
-            config.params
-            if has_bound or config.max_answer is None
-            else {**config.params, "max_tokens": config.max_answer}
-        )
+        if config.max_answer is None:
+            return config.params
+        return laid_over({"max_tokens": config.max_answer}, config.params)
 
     async def read_version(self, model: str | None) -> bytes:
-        """Return the answer of an engine to ``/version``, unchanged.
+        """Return an engine's answer to ``/version``, unchanged.
 
         Raises:
             NoEngineReady: no engine of the model answers now.
@@ -256,11 +256,11 @@ class Relays:
         raise NoEngineReady(f"no engine of {name} is ready")
 
     def _find(self, name: str | None) -> tuple[str, str, str | None]:
-        """Return the name that a request gives, the model behind it, and the adapter if it names one."""
+        """Return a request's name, the model behind it, and the adapter if it names one."""
         models = self.node.fleet.models()
         if name is None:
             if len(models) > 1:
-                raise InvalidParameter(f"model: has to be given; one of {', '.join(models)}")
+                raise InvalidParameter(f"model is required; one of {', '.join(models)}")
             return models[0], models[0], None
         if name in models:
             return name, name, None
@@ -271,15 +271,15 @@ class Relays:
 
 
 class RelayedPath(NamedTuple):
-    """One path; what is measured goes by it."""
+    """A relayed path, used as the label of measurements."""
 
     path: str
 
 
 class RelayedPaths:
-    """ASGI middleware behind the gate: the relayed paths, for which a framework costs more than all else does.
+    """ASGI middleware behind the gate that serves relayed paths, where a framework would cost more than all else.
 
-    ``app`` has all others.
+    ``app`` serves all other paths.
     """
 
     def __init__(self, app: ASGIApp, relays: Relays, access: AccessCheck) -> None:
@@ -301,7 +301,7 @@ class RelayedPaths:
 
     async def _respond(self, request: Request, path: str) -> ASGIApp:
         if request.method != "POST":
-            detail = f"{request.method} is not served at {request.url.path}; it takes POST"
+            detail = f"{request.url.path} does not take {request.method}; it takes POST"
             error = ClientError(status=405, code="method_not_allowed", message=detail)
             return error.response(path, {"Allow": "POST"})
         try:
@@ -349,7 +349,7 @@ def _priority(request: Request, caller: Caller) -> int:
     """Return the priority that a request asks for.
 
     Raises:
-        InvalidParameter: it is no number that a job may have, or more than the caller may give.
+        InvalidParameter: it is not a number that a job may have, or is more than the caller may give.
     """
     given = request.headers.get("x-roundhouse-priority", "0").strip()
     try:

@@ -1,1 +1,1 @@
-"""The routes of Roundhouse's own surface, a file for each resource."""
+"""The routes of Roundhouse's own API, a file for each resource."""

@@ -1,4 +1,4 @@
-"""The HTTP surface of a model's tools and LoRA adapters; adapters come and go as models of their own names."""
+"""The HTTP API of a model's tools and LoRA adapters; adapters come and go as models with their own names."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -13,7 +13,7 @@ from service.api.body import body_of, read_document
 from service.api.errors.problems import refused
 from service.config.model import ModelName
 from service.config.source import outside_with_files
-from service.conversations.limits import Limits
+from service.conversations.document.limits import Limits
 from service.errors import AdapterInvalid, Fault, ModelNotFound
 from service.formats.faults import StrictModel, faults_of
 from service.node.node import Node
@@ -25,7 +25,7 @@ def tools_router(catalog: ToolCatalog) -> APIRouter:
     """Return the route of tools."""
     router = APIRouter(prefix="/v1/models/{model:path}/tools", tags=["tools"])
 
-    @router.get("", summary="The tools of a model", responses=refused(401, 404))
+    @router.get("", summary="List the tools of a model", responses=refused(401, 404))
     async def look(model: str) -> Tools:
         if model not in catalog.models:
             raise ModelNotFound(model, catalog.models, catalog.models, "of this node")
@@ -64,15 +64,15 @@ def adapters_router(node: Node, limits: Limits, roots: Sequence[Path]) -> APIRou
     router = APIRouter(prefix="/v1/models/{model:path}/adapters", tags=["adapters"])
     adapters = node.adapters
 
-    @router.get("", summary="The adapters of a model", responses=refused(401, 404))
+    @router.get("", summary="List the adapters of a model", responses=refused(401, 404))
     async def look(model: str) -> Adapters:
         return _adapters(adapters.of_model(model))
 
     @router.post(
         "",
         status_code=201,
-        summary="Have a model's engines serve an adapter by its name",
-        description="Answered when agents may ask for it: 201, or 200 where they could before.",
+        summary="Load an adapter into a model's engines",
+        description="Answered when agents may name it: 201, or 200 if it was loaded before.",
         responses={200: {"model": Adapter}, **refused(400, 401, 404, 409, 413, 422, 502, 503)},
         openapi_extra=body_of(AdapterSpec),
     )
@@ -93,11 +93,11 @@ def adapters_router(node: Node, limits: Limits, roots: Sequence[Path]) -> APIRou
     @router.delete(
         "/{name:path}",
         status_code=204,
-        summary="Have a model's engines forget an adapter that no unfinished job uses",
+        summary="Unload an adapter that no unfinished job uses",
         responses=refused(401, 404, 409, 502, 503),
     )
     async def unload(model: str, name: str) -> None:
-        await adapters.unload(model, name, node.jobs, node.scheduler.view.users)
+        await adapters.unload(model, name, node.door, node.scheduler.view.users)
 
     return router
 

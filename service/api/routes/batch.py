@@ -1,4 +1,4 @@
-"""Many jobs in one request, one a line (NDJSON): each is taken or refused by itself."""
+"""Many jobs in one request, one per line (NDJSON); each is accepted or refused by itself."""
 
 import logging
 import tempfile
@@ -14,14 +14,14 @@ from starlette.responses import StreamingResponse
 
 from service.api.body import BYTE_ORDER_MARK, HUNG_UP
 from service.api.errors.problems import describe
-from service.conversations.limits import Limits
+from service.conversations.document.limits import Limits
 from service.errors import BodyMalformed, BodyTooLarge, ServiceError
 from service.store.records import StoredJob
 from workers.errors import OffloadCrowded
 
 MEDIA_TYPE: Final = "application/x-ndjson"
-AT_ONCE: Final = 64  # lines that are being stored at the same time: they share commits
-BYTES_AT_ONCE: Final = 1 << 24  # of such lines together, or one line of more
+AT_ONCE: Final = 64  # lines that are stored at the same time and share commits
+BYTES_AT_ONCE: Final = 1 << 24  # bytes of such lines together, or one longer line
 IN_MEMORY: Final = 1 << 20
 CHUNK: Final = 1 << 16
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Post(Protocol):
     """Takes one job."""
 
     def __call__(self, document: object, key: str | None, *, size: int) -> Awaitable[tuple[StoredJob, bool]]:
-        """Return it, and whether it is new."""
+        """Return the job, and whether it is new."""
 
 
 def is_batch(request: Request) -> bool:
@@ -45,9 +45,9 @@ def is_batch(request: Request) -> bool:
 async def post_batch(
     request: Request, decode: Decode, post: Post, limits: Limits, key: str | None
 ) -> StreamingResponse:
-    """Post every line's job; answer with a line for each, in their order.
+    """Post every line's job; answer with a line for each, in order.
 
-    The answer begins when the body has ended, since most clients read nothing before that; it waits on the disk.
+    The answer begins when the body has ended, since most clients read nothing before; until then it waits on disk.
     """
     answers: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 - closed when it was sent
     number = 0
@@ -60,10 +60,10 @@ async def post_batch(
                 await _post_group(group, number - len(group), decode, post, key, answers)
                 group = []
         await _post_group(group, number - len(group), decode, post, key, answers)
-    except ClientDisconnect as error:  # its whole lines are taken: with a key, posting again tells which
+    except ClientDisconnect as error:  # complete lines are accepted; posting again with a key shows which
         await _post_group(group, number - len(group), decode, post, key, answers)
         raise BodyMalformed(HUNG_UP) from error
-    except BodyTooLarge as error:  # what came before it is taken, and its caller has to learn of that
+    except BodyTooLarge as error:  # earlier lines are accepted, and the caller must learn their jobs
         await _post_group(group, number - len(group), decode, post, key, answers)
         answers.write(_line(number + 1, error))
     answers.seek(0)
@@ -84,7 +84,7 @@ async def _post_group(
             return
         except Exception:
             logger.exception("line %d of a batch: a defect of Roundhouse", number)
-            answered[number] = _line(number, ServiceError("the service failed at this line; its log says more"))
+            answered[number] = _line(number, ServiceError("the service failed at this line; see its log"))
             return
         status = 202 if is_new else 200
         job = {"id": stored.id, "name": stored.name, "state": stored.state}
@@ -104,7 +104,7 @@ def _line(number: int, error: Exception) -> bytes:
 
 
 async def _lines(request: Request, limits: Limits) -> AsyncIterator[bytes]:
-    """Yield the lines of a body that hold anything.
+    """Yield the lines of a body that are not blank.
 
     Raises:
         BodyTooLarge: a line is too long, or there are too many; the rest is not read.

@@ -1,4 +1,4 @@
-"""The HTTP surface of turns that callers speak."""
+"""The HTTP API of turns that callers speak."""
 
 from typing import Annotated, Final
 
@@ -10,9 +10,9 @@ from roundhouse_client.values.transcripts import AwaitedTurn, AwaitedTurns, Turn
 from service.api.body import body_of, read_document
 from service.api.door.access import CallerNow
 from service.api.errors.problems import refused
-from service.conversations.job import JobId, TurnKey
-from service.conversations.limits import Limits
-from service.conversations.transcript import turn_document
+from service.conversations.document.limits import Limits
+from service.conversations.job.job import JobId, TurnKey
+from service.conversations.record.transcript import turn_document
 from service.errors import InvalidWords
 from service.formats.faults import StrictModel, faults_of
 from service.node.callers_turns import CallersTurns
@@ -23,7 +23,7 @@ MOST_LISTED: Final = 1000
 MOST_ROUND: Final = 2**31 - 1
 JSON: Final = "application/json"
 Limit = Annotated[int, Query(ge=1, le=MOST_LISTED)]
-After = Annotated[int, Query(ge=0, le=MOST_ROUND, description="without the first so many")]
+After = Annotated[int, Query(ge=0, le=MOST_ROUND, description="leave out the first N")]
 
 
 class WordsSpec(StrictModel):
@@ -36,7 +36,7 @@ CALLERS_BODIES: Final = (WordsSpec,)
 
 
 def callers_turns_router(jobs: Jobs, callers: CallersTurns, limits: Limits) -> APIRouter:
-    """Return the routes of turns that callers speak; to whom a job is another's, it is not there."""
+    """Return the routes of turns that callers speak; another key's job is a 404."""
 
     async def check_seen(job_id: str, caller: CallerNow) -> None:
         await jobs.check_seen(JobId(job_id), caller)
@@ -46,7 +46,7 @@ def callers_turns_router(jobs: Jobs, callers: CallersTurns, limits: Limits) -> A
     @router.get(
         "/v1/awaited",
         response_model=AwaitedTurns,
-        summary="List the turns that callers are waited for, the oldest first",
+        summary="List the turns that wait for a caller, the oldest first",
         responses=refused(400, 401),
     )
     async def list_awaited(caller: CallerNow, limit: Limit = 100, after: After = 0) -> Response:
@@ -56,13 +56,13 @@ def callers_turns_router(jobs: Jobs, callers: CallersTurns, limits: Limits) -> A
     @router.get(
         "/v1/jobs/{job_id}/awaited",
         response_model=AwaitedTurns,
-        summary="List the turns of a job that callers are waited for, the oldest first",
+        summary="List the turns of a job that wait for a caller, the oldest first",
         responses=refused(400, 401, 404),
         dependencies=[Depends(check_seen)],
     )
     async def list_awaited_of_job(
         job_id: str,
-        conversation: Annotated[str | None, Query(description="of this one alone")] = None,
+        conversation: Annotated[str | None, Query(description="only of this conversation")] = None,
         limit: Limit = 100,
         after: After = 0,
     ) -> Response:
@@ -73,8 +73,8 @@ def callers_turns_router(jobs: Jobs, callers: CallersTurns, limits: Limits) -> A
         "/v1/jobs/{job_id}/conversations/{conversation_id}/turns/{agent}/{round_number}",
         status_code=201,
         response_model=Turn,
-        summary="Speak a turn that is awaited",
-        description="201 when the words are durable, 200 where they were said before.",
+        summary="Speak a turn that waits for a caller",
+        description="201 when the words are durable, 200 if the same words were said before.",
         responses={200: {"model": Turn}, **refused(400, 401, 404, 409, 413, 422, 503)},
         openapi_extra=body_of(WordsSpec),
         dependencies=[Depends(check_seen)],

@@ -1,4 +1,4 @@
-"""A job as it goes: server-sent events, durable ones with a number, progress between them; and its timeline."""
+"""A running job: server-sent events, numbered ones that are stored and progress between them; and its timeline."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
@@ -11,8 +11,8 @@ from starlette.responses import StreamingResponse
 
 from service.api.door.access import CallerNow
 from service.api.errors.problems import refused
-from service.conversations.job import JobId
-from service.conversations.transcript import rfc3339
+from service.conversations.job.job import JobId
+from service.conversations.record.transcript import rfc3339
 from service.errors import JobNotFound
 from service.node.jobs import Jobs
 from service.node.node import Node
@@ -20,18 +20,18 @@ from service.scheduling.jobs.turn_record import Progress
 from service.store.records import StoredEvent
 from workers.lanes.swap_log import Swap
 
-PROGRESS_INTERVAL_S: Final = 0.5  # as often as a person reads; tokens are coalesced in between
-KEEP_ALIVE_S: Final = 15.0  # proxies close what is silent for longer, often after 30 or 60 seconds
+PROGRESS_INTERVAL_S: Final = 0.5  # as often as a person reads; progress in between is merged
+KEEP_ALIVE_S: Final = 15.0  # proxies close silent connections, often after 30 or 60 seconds
 JSON: Final = "application/json"
 
 
 async def follow(jobs: Jobs, job_id: JobId, after: int) -> StreamingResponse:
-    """Return the events of a job, from the one after number ``after`` to its end.
+    """Return the events of a job after number ``after``, up to its end.
 
     The watcher reads the store at its own pace: a slow one delays no other and loses nothing.
 
     Raises:
-        JobNotFound: there is none.
+        JobNotFound: there is no such job.
     """
     await jobs.events_after(job_id, after)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -41,13 +41,13 @@ async def follow(jobs: Jobs, job_id: JobId, after: int) -> StreamingResponse:
 async def _events(jobs: Jobs, job_id: JobId, after: int) -> AsyncIterator[bytes]:
     reported: Sequence[Progress] = ()
     silent_s = 0.0
-    told = [swap.number for swap in jobs.swaps(job_id)]  # those before are no news
+    told = [swap.number for swap in jobs.swaps(job_id)]  # earlier swaps are not news
     while not jobs.watch.is_closed:
         change = jobs.watch.next_change(job_id)
         try:
             events, is_over = await jobs.events_after(job_id, after)
         except JobNotFound:
-            return  # deleted while it was followed
+            return  # deleted meanwhile
         if events:
             if events[0].number > after + 1:
                 yield _gap(after + 1, events[0].number - 1)
@@ -79,7 +79,7 @@ def _frame(event: StoredEvent) -> bytes:
 
 
 def _gap(first: int, last: int) -> bytes:
-    """Say which events are there no more: of each job the newest are kept."""
+    """Return the frame for events that are gone: only a job's newest are kept."""
     return b"event: gap\ndata: %s\n\n" % msgspec.json.encode({"first": first, "last": last})
 
 
@@ -88,7 +88,7 @@ def _swap_frame(swap: Swap) -> bytes:
 
 
 def swap_document(swap: Swap) -> dict[str, object]:
-    """Return the load of a model on a lane as it is shown."""
+    """Return the JSON of a model's load on a lane."""
     return {
         "lane": swap.lane,
         "model": swap.model,
@@ -115,7 +115,7 @@ def _turn(progress: Progress) -> dict[str, object]:
 
 
 def timeline_router(node: Node) -> APIRouter:
-    """Return the route: to whom a job is another's, it is not there."""
+    """Return the route; another key's job is a 404."""
 
     async def check_seen(job_id: str, caller: CallerNow) -> None:
         await node.jobs.check_seen(JobId(job_id), caller)
@@ -125,7 +125,7 @@ def timeline_router(node: Node) -> APIRouter:
     @router.get(
         "/timeline",
         response_class=StreamingResponse,
-        summary="See which attempt held which slot when",
+        summary="See which attempt used which slot, and when",
         responses={
             200: {"content": {JSON: {"schema": {"$ref": "#/components/schemas/Timeline"}}}},
             **refused(401, 404, 503),
@@ -138,7 +138,7 @@ def timeline_router(node: Node) -> APIRouter:
 
 
 async def _sent(pieces: list[bytes]) -> AsyncIterator[bytes]:
-    """Send piece by piece, and let everybody else have a turn between them."""
+    """Send piece by piece, and let other tasks run in between."""
     for piece in pieces:
         yield piece
         await anyio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""The HTTP surface of jobs."""
+"""The HTTP API of jobs."""
 
 from functools import partial
 from typing import Annotated, Final, Literal
@@ -16,11 +16,12 @@ from service.api.errors.problems import refused
 from service.api.routes.batch import MEDIA_TYPE as NDJSON
 from service.api.routes.batch import is_batch, post_batch
 from service.api.routes.events import follow
-from service.conversations.job import JobId, TurnKey, TurnKind
-from service.conversations.limits import Limits
-from service.conversations.states import ENDED_TURNS, ConversationState, JobState, TurnState
+from service.conversations.document.limits import Limits
+from service.conversations.job.job import JobId, TurnKey, TurnKind
+from service.conversations.job.states import ENDED_TURNS, ConversationState, JobState, TurnState
 from service.errors import InvalidJob, InvalidParameter
 from service.formats.result_form import ResultForm
+from service.node.job_door import JobDoor
 from service.node.jobs import Jobs, JobView
 from service.node.prompt_history import AskedPrompt, PromptHistory
 from service.node.results import result_pieces, spread
@@ -28,7 +29,7 @@ from service.store.records import GivenUp
 from transport.dialects.openai import message_document
 
 CSV: Final = "text/csv"
-WHOLE_AT_ONCE: Final = 4  # documents and prompts, which may be of many megabytes, in the making
+WHOLE_AT_ONCE: Final = 4  # documents and prompts, of many megabytes maybe, that are built at once
 MAX_KEY_LENGTH: Final = 255
 MOST_WAIT_S: Final = 60.0
 MOST_TURNS: Final = 2**31
@@ -44,16 +45,16 @@ BODY: Final = {
 }
 
 
-def jobs_router(jobs: Jobs, limits: Limits) -> APIRouter:
+def jobs_router(jobs: Jobs, door: JobDoor, limits: Limits) -> APIRouter:
     """Return the routes of all jobs."""
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
-    _add_posting(router, jobs, limits)
+    _add_posting(router, jobs, door, limits)
     _add_listing(router, jobs)
     return router
 
 
 def job_router(jobs: Jobs, prompts: PromptHistory) -> APIRouter:
-    """Return the routes of one job: to whom it is another's, it is not there."""
+    """Return the routes of one job; another key's is a 404."""
 
     async def check_seen(job_id: str, caller: CallerNow) -> None:
         await jobs.check_seen(JobId(job_id), caller)
@@ -65,7 +66,7 @@ def job_router(jobs: Jobs, prompts: PromptHistory) -> APIRouter:
     return router
 
 
-def _add_posting(router: APIRouter, jobs: Jobs, limits: Limits) -> None:
+def _add_posting(router: APIRouter, jobs: Jobs, door: JobDoor, limits: Limits) -> None:
     @router.post(
         "",
         status_code=202,
@@ -75,7 +76,7 @@ def _add_posting(router: APIRouter, jobs: Jobs, limits: Limits) -> None:
         responses={
             200: {
                 "model": values.Job,
-                "description": "The job of the same Idempotency-Key and body; of a batch, a line for each job",
+                "description": "The job posted before with this Idempotency-Key and body; for a batch, a line per job",
                 "content": {NDJSON: {"schema": {"$ref": "#/components/schemas/BatchLine"}}},
             },
             **refused(400, 401, 409, 413, 422, 429, 503),
@@ -92,16 +93,16 @@ def _add_posting(router: APIRouter, jobs: Jobs, limits: Limits) -> None:
         if idempotency_key is not None and not 0 < len(idempotency_key) <= MAX_KEY_LENGTH:
             raise InvalidParameter(f"Idempotency-Key: 1 to {MAX_KEY_LENGTH} characters, not {len(idempotency_key)}")
         if is_batch(request):
-            decode = partial(decode_soon, limits=limits, handle=partial(jobs.large.handle, caller))
-            post = partial(jobs.post, queue=queue, caller=caller)
+            decode = partial(decode_soon, limits=limits, handle=partial(door.large.handle, caller))
+            post = partial(door.post, queue=queue, caller=caller)
             return await post_batch(request, decode, post, limits, idempotency_key)
         posted = content = await read_body(request, limits)
         is_yaml = request.headers.get("content-type", "").partition(";")[0].strip().lower() == YAML
         if is_yaml:
             content = await yaml_as_json(content, limits)
-        document = await decode_soon(content, limits, partial(jobs.large.handle, caller))
+        document = await decode_soon(content, limits, partial(door.large.handle, caller))
         try:
-            stored, is_new = await jobs.post(document, idempotency_key, queue=queue, size=len(content), caller=caller)
+            stored, is_new = await door.post(document, idempotency_key, queue=queue, size=len(content), caller=caller)
         except InvalidJob as refusal:
             raise await with_lines(refusal, posted) from refusal
         body = shown_job(jobs.view_of_new(stored) if is_new else await jobs.get(stored.id))
@@ -116,21 +117,21 @@ def _add_listing(router: APIRouter, jobs: Jobs) -> None:
         state: JobState | None = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
         cursor: Annotated[
-            str | None, Query(description="next_cursor of the page before", json_schema_extra={"pattern": CURSOR})
+            str | None, Query(description="next_cursor of the previous page", json_schema_extra={"pattern": CURSOR})
         ] = None,
     ) -> Response:
         if cursor is not None and not _is_number(cursor):
-            raise InvalidParameter("cursor: not one of ours; take next_cursor of the page before")
+            raise InvalidParameter("cursor: not a cursor of this service; use next_cursor of the previous page")
         views = await jobs.page(state, limit, int(cursor) if cursor else None, caller)
         more = str(views[-1].stored.number) if len(views) == limit else None
         return _json(values.JobPage(jobs=tuple(map(shown_job, views)), next_cursor=more))
 
 
 def _add_looking(router: APIRouter, jobs: Jobs) -> None:
-    @router.get("", response_model=values.Job, summary="Look at a job", responses=refused(400, 401, 404))
+    @router.get("", response_model=values.Job, summary="Read a job", responses=refused(400, 401, 404))
     async def get_job(
         job_id: str,
-        wait_s: Annotated[float, Query(ge=0, le=MOST_WAIT_S, description="wait so long for its end")] = 0.0,
+        wait_s: Annotated[float, Query(ge=0, le=MOST_WAIT_S, description="wait up to this long for its end")] = 0.0,
     ) -> Response:
         if wait_s:
             await jobs.wait_ended(JobId(job_id), wait_s)
@@ -150,7 +151,7 @@ def _add_looking(router: APIRouter, jobs: Jobs) -> None:
         last_event_id: Annotated[str, Header(json_schema_extra={"pattern": f"^[0-9]{{0,{MAX_DIGITS}}}$"})] = "",
     ) -> Response:
         if last_event_id and not _is_number(last_event_id):
-            raise InvalidParameter("Last-Event-ID: not one of ours; it is the id of the last event that was read")
+            raise InvalidParameter("Last-Event-ID: not an event's id; send the id of the last event that you read")
         return await follow(jobs, JobId(job_id), int(last_event_id or 0))
 
 
@@ -183,13 +184,13 @@ def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
     @router.get(
         "/conversations/{conversation_id}",
         response_model=transcripts.Transcript,
-        summary="Read one transcript as it is so far",
+        summary="Read one transcript, as far as it is",
         responses=refused(400, 401, 404),
     )
     async def get_conversation(
         job_id: str,
         conversation_id: str,
-        after: Annotated[int, Query(ge=0, le=MOST_TURNS, description="without the first so many ended turns")] = 0,
+        after: Annotated[int, Query(ge=0, le=MOST_TURNS, description="leave out the first N ended turns")] = 0,
     ) -> Response:
         pieces = await jobs.transcript_json(JobId(job_id), conversation_id, after)
         return StreamingResponse(spread(pieces), media_type=JSON)
@@ -197,7 +198,7 @@ def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
     @router.get(
         "/conversations/{conversation_id}/turns/{agent}/{round_number}/prompt",
         response_model=transcripts.AskedPrompts,
-        summary="Read what was really asked for a turn",
+        summary="Read the prompt of a turn as it was sent",
         responses=refused(400, 401, 404),
     )
     async def get_prompt(
@@ -205,7 +206,7 @@ def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
         conversation_id: str,
         agent: str,
         round_number: int,
-        kind: Annotated[TurnKind, Query(description="summary: of what the turn is shown no more")] = TurnKind.TURN,
+        kind: Annotated[TurnKind, Query(description="summary: of what left the memory window")] = TurnKind.TURN,
     ) -> Response:
         async with few:
             asked = await prompts.of_turn(TurnKey(JobId(job_id), conversation_id, agent, round_number), kind)
@@ -214,7 +215,7 @@ def _add_reading(router: APIRouter, jobs: Jobs, prompts: PromptHistory) -> None:
     @router.get(
         "/deliveries",
         response_model=values.Deliveries,
-        summary="See what became of the job's webhook",
+        summary="See the deliveries of the job's webhook",
         responses=refused(401, 404),
     )
     async def get_deliveries(job_id: str) -> Response:
@@ -236,13 +237,13 @@ def _add_ending(router: APIRouter, jobs: Jobs) -> None:
     @router.delete(
         "",
         status_code=204,
-        summary="Release all that is stored of an ended job",
+        summary="Delete everything stored about an ended job",
         responses=refused(401, 404, 409),
     )
     async def delete_job(
         job_id: str,
         heirs: Annotated[
-            Literal["keep", "drop"], Query(description="drop: those that have inherited of it too")
+            Literal["keep", "drop"], Query(description="drop: also the jobs that inherit from it")
         ] = "keep",
     ) -> Response:
         await jobs.delete(JobId(job_id), with_heirs=heirs == "drop")
@@ -250,7 +251,7 @@ def _add_ending(router: APIRouter, jobs: Jobs) -> None:
 
 
 def _shown_prompt(prompt: AskedPrompt) -> transcripts.AskedPrompt:
-    """Return an attempt's prompt as callers see it: the messages as the engine was sent them."""
+    """Return an attempt's prompt as callers see it, with the messages that the engine got."""
     messages = prompt.messages
     return transcripts.AskedPrompt(
         messages=None if messages is None else tuple(map(message_document, messages)),

@@ -1,4 +1,4 @@
-"""The HTTP surface that loads and unloads models: their engines start, or end after their requests."""
+"""The HTTP API that loads and unloads models: their engines start, or end after their requests."""
 
 from fastapi import APIRouter
 
@@ -28,7 +28,7 @@ def loading_router(node: Node) -> APIRouter:
         if not all(worker.owns_engine for worker in fleet.workers_of(model)):
             raise NotOurEngine(model)
 
-    @router.post("/load", summary="Have a model's engines started", status_code=202, responses=refused(401, 404, 409))
+    @router.post("/load", summary="Start a model's engines", status_code=202, responses=refused(401, 404, 409))
     async def load(model: str, caller: CallerNow) -> values.Workers:
         check(model)
         fleet.load(model)
@@ -36,7 +36,7 @@ def loading_router(node: Node) -> APIRouter:
 
     @router.post(
         "/unload",
-        summary="Have a model's engines end after their requests",
+        summary="Stop a model's engines after their requests",
         status_code=202,
         responses=refused(401, 404, 409),
     )

@@ -1,6 +1,6 @@
-"""The dashboard's frames, as server-sent events: one encoding for all who may see the same.
+"""The dashboard's frames, as server-sent events: callers that may see the same share one encoding.
 
-These routes are the page's own. Programs use the routes of the reference, which promise to stay.
+These routes are for the page only. Programs use the routes of the reference, which are stable.
 """
 
 import time
@@ -24,8 +24,8 @@ from service.api.errors.problems import refused
 from service.api.routes.jobs import shown_job
 from service.api.routes.status import NOTHING_AWAITED, shown_status
 from service.conversations.callers import Caller
-from service.conversations.job import JobId, TurnKey
-from service.conversations.states import ENDED_JOBS, ConversationState
+from service.conversations.job.job import JobId, TurnKey
+from service.conversations.job.states import ENDED_JOBS, ConversationState
 from service.errors import InvalidParameter, JobNotFound, PathNotFound, StoreUnavailable
 from service.node.conversation_list import MOST_TERMS, ListQuery, Order, terms_of
 from service.node.glances import Glances
@@ -42,19 +42,19 @@ HEADERS: Final = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # it is asked each time whether it has changed, so an upgrade shows at once
+    "Cache-Control": "no-cache",  # browsers revalidate each time, so an upgrade shows at once
 }
 INTERVAL_S: Final = 1.0  # as often as a person reads figures
-REST: Final = 20.0  # times what a frame took to make: at most a twentieth of the time is spent on making one
-KEEP_ALIVE_S: Final = 15.0  # proxies close what is silent for longer, often after 30 or 60 seconds
-MOST_KEPT: Final = 64  # subjects whose last frames are kept for who comes next
+REST: Final = 20.0  # least interval in times of a frame's cost: frames take a twentieth of the time at most
+KEEP_ALIVE_S: Final = 15.0  # proxies close silent connections, often after 30 or 60 seconds
+MOST_KEPT: Final = 64  # subjects whose last frames are kept for the next viewer
 Make = Callable[[], Awaitable[tuple[bytes, bool]]]
 NEWEST_JOBS: Final = 20
-CONVERSATIONS: Final = 100  # a page
-AWAITED: Final = 100  # turns, the oldest
-REQUESTS: Final = 8  # of a worker, those that have been silent for longest; its slots count the others
+CONVERSATIONS: Final = 100  # conversations per page
+AWAITED: Final = 100  # oldest awaited turns
+REQUESTS: Final = 8  # a worker's requests that have been silent for longest; its slots count the others
 LAST_PAGE: Final = 2**31
-MOST_TEXT: Final = 200  # characters of a filter
+MOST_TEXT: Final = 200  # most characters of a filter
 
 
 def page_router() -> APIRouter:
@@ -87,11 +87,11 @@ def speaking_router(node: Node) -> APIRouter:
     """Return the route."""
     router = APIRouter(prefix="/v1", tags=["status"])
 
-    @router.get("/speaking", summary="Read the last words of turns in flight", responses=refused(400, 401))
+    @router.get("/speaking", summary="Read the latest words of turns in flight", responses=refused(400, 401))
     async def get_speaking(
         caller: CallerNow,
-        limit: Annotated[int, Query(ge=1, le=100, description="so many turns at most")] = FEW,
-        chars: Annotated[int, Query(ge=1, le=1000, description="so many characters of each")] = WORDS,
+        limit: Annotated[int, Query(ge=1, le=100, description="the most turns")] = FEW,
+        chars: Annotated[int, Query(ge=1, le=1000, description="characters of each turn")] = WORDS,
     ) -> Speaking:
         turns, is_cut = speaking(node.scheduler, limit, chars, None if caller.sees_all else caller.sees)
         return Speaking(turns=tuple(turns), is_cut=is_cut)
@@ -100,9 +100,9 @@ def speaking_router(node: Node) -> APIRouter:
 
 
 class SharedFrames:
-    """The frames of one subject; ``make`` returns the newest, and whether it is the last that there will be.
+    """The frames of one subject; ``make`` returns the newest, and whether it is the last.
 
-    Whoever waits first makes it; the others wait for that one, and get the same bytes.
+    The first viewer to wait makes a frame; the others wait for it, and get the same bytes.
     """
 
     def __init__(self, make: Make) -> None:
@@ -113,9 +113,9 @@ class SharedFrames:
         self._due_at = 0.0
 
     async def newest(self) -> tuple[bytes, bool]:
-        """Return a frame that is at most as old as the interval, and whether it is the last; raise what ``make`` does.
+        """Return a frame no older than the interval, and whether it is the last; errors of ``make`` pass through.
 
-        A viewer that goes away while it makes one leaves that to the next.
+        If a viewer leaves while it makes a frame, the next one makes it.
         """
         async with self._lock:
             began_at = anyio.current_time()
@@ -127,11 +127,11 @@ class SharedFrames:
 
     @property
     def due_in_s(self) -> float:
-        """In how many seconds a newer frame may be had."""
+        """Seconds until a newer frame may be made."""
         return max(0.0, self._due_at - anyio.current_time())
 
     async def follow(self, is_closed: Callable[[], bool]) -> AsyncIterator[bytes]:
-        """Iterate over frames as they change, to the last or until ``is_closed``; empty bytes tell of long silence."""
+        """Yield frames as they change, to the last or until ``is_closed``; after long silence, empty bytes."""
         sent, silent_since = b"", anyio.current_time()
         while not is_closed():
             frame, is_last = await self.newest()
@@ -147,13 +147,13 @@ class SharedFrames:
 
 
 class FramesBySubject:
-    """The shared frames of each subject that was looked at lately; who follows an older one keeps it."""
+    """The shared frames of recent subjects; followers of an older subject keep their frames."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, SharedFrames] = OrderedDict()
 
     def get_or_make(self, subject: Hashable, make: Make) -> SharedFrames:
-        """Return the frames of a subject, made by ``make`` at first."""
+        """Return the frames of a subject, new ones of ``make`` if there are none."""
         frames = self._kept.pop(subject, None) or SharedFrames(make)
         self._kept[subject] = frames
         while len(self._kept) > MOST_KEPT:
@@ -208,7 +208,7 @@ def overview_router(node: Node) -> APIRouter:
 
 
 async def _stream(node: Node, frames: SharedFrames) -> StreamingResponse:
-    """Return the stream of frames; the first is made before the answer begins, so that its errors are answers."""
+    """Build the first frame before the headers go out, so that an error is still an HTTP error; return the stream."""
     await frames.newest()
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(_events(node, frames), media_type="text/event-stream", headers=headers)
@@ -218,7 +218,7 @@ async def _events(node: Node, frames: SharedFrames) -> AsyncIterator[bytes]:
     try:
         async for frame in frames.follow(lambda: node.jobs.watch.is_closed):
             yield b"event: frame\ndata: %b\n\n" % frame if frame else b": keep-alive\n\n"
-    except (JobNotFound, StoreUnavailable):  # it was deleted, or the page asks again and is told the trouble
+    except (JobNotFound, StoreUnavailable):  # deleted, or the page reconnects and gets the trouble
         return
     yield b"event: %b\ndata: {}\n\n" % (b"stopping" if node.jobs.watch.is_closed else b"end")
 
@@ -237,9 +237,9 @@ async def _overview(node: Node, glances: Glances, caller: Caller) -> tuple[bytes
 
 
 def _turns_of(node: Node, workers: Iterable[Worker]) -> dict[str, TurnKey]:
-    """Return the turns that requests are of, by the requests' names: a page leads from the one to the other.
+    """Return the turns of requests by the requests' names, for the page's links.
 
-    A name that two of them have, of jobs that are named alike, leads nowhere.
+    A name that two turns share, since their jobs have the same name, has no link.
     """
     named = {request.job_name for worker in workers for request in worker.requests} - {""}
     if not named:
@@ -248,7 +248,7 @@ def _turns_of(node: Node, workers: Iterable[Worker]) -> dict[str, TurnKey]:
     doubled = set()
     for run in node.scheduler.turns.in_flight():
         job_id, conversation_id, agent_id, round_number = run.key
-        name = f"{node.scheduler.job_name(job_id)}/{conversation_id}/{agent_id}/{round_number}"
+        name = f"{node.scheduler.works.job_name(job_id)}/{conversation_id}/{agent_id}/{round_number}"
         if name in turns:
             doubled.add(name)
         if name in named:
@@ -280,5 +280,5 @@ def _wanted(
     descending: bool = False,
 ) -> ListQuery:
     if len(terms_of(text)) > MOST_TERMS:
-        raise InvalidParameter(f"text: at most {MOST_TERMS} words are looked for")
+        raise InvalidParameter(f"text: at most {MOST_TERMS} words")
     return ListQuery(state=state, is_awaited=awaited, text=text, order=order, is_descending=descending, page=page)

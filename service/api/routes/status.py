@@ -27,7 +27,7 @@ def configuration_router(reloader: Reloader) -> APIRouter:
     """Return the route."""
     router = APIRouter(prefix="/v1/config", tags=["configuration"])
 
-    @router.post("/reload", summary="Read the configuration anew", responses=refused(401, 409, 422, 503))
+    @router.post("/reload", summary="Reload the configuration", responses=refused(401, 409, 422, 503))
     async def reload() -> values.Reload:
         plan = await reloader.reload()
         return values.Reload(
@@ -37,14 +37,14 @@ def configuration_router(reloader: Reloader) -> APIRouter:
             resized=plan.resized,
             restarted=plan.restarted,
             unchanged=plan.unchanged,
-            refused=(),  # where anything is, the answer is 409 and nothing has changed
+            refused=(),  # with any, the answer is 409 and nothing has changed
         )
 
     return router
 
 
 def shown_configuration(node: Node) -> values.Configuration:
-    """Return how the configuration stands."""
+    """Return the state of the configuration."""
     failure = node.live.failure
     return values.Configuration(
         loaded_at=node.live.loaded_at,
@@ -54,7 +54,7 @@ def shown_configuration(node: Node) -> values.Configuration:
 
 
 def metrics_router(metrics: Metrics) -> APIRouter:
-    """Return the route that Prometheus asks."""
+    """Return the route for Prometheus."""
     router = APIRouter(tags=["health"])
 
     @router.get(
@@ -73,7 +73,7 @@ def status_router(node: Node) -> APIRouter:
     """Return the route."""
     router = APIRouter(prefix="/v1", tags=["status"])
 
-    @router.get("/status", summary="See what runs, what waits, and for what", responses=refused(401, 503))
+    @router.get("/status", summary="See what runs and what waits for what", responses=refused(401, 503))
     async def status(caller: CallerNow) -> values.Status:
         return shown_status(node, await node.unclaimed(), caller, await node.callers.count(caller.owner))
 
@@ -86,12 +86,12 @@ def shown_status(
     caller: Caller = ANYBODY,
     awaited: Awaited = NOTHING_AWAITED,
 ) -> values.Status:
-    """Return a snapshot as a caller is shown it: the heads are of jobs that it may know of."""
+    """Return a snapshot for a caller: the pools' heads are turns of jobs that it may see."""
     pools = node.scheduler.view
     now = status_of(node.scheduler, node.fleet, is_seen=None if caller.sees_all else caller.sees)
     return values.Status(
         jobs=now.jobs + len(awaited.parked.keys() - pools.jobs()),
-        # One that only a caller can move is on no scheduler, and is under way all the same.
+        # A conversation that waits for a caller is on no scheduler, but is under way.
         conversations=replace(now.conversations, total=now.conversations.total + sum(awaited.parked.values())),
         ended_turns=now.ended_turns,
         pools=now.pools,

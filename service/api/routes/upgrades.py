@@ -24,7 +24,7 @@ def upgrade_router(upgrader: Upgrader) -> APIRouter:
 
     @router.post(
         "/upgrade",
-        summary="Replace the program of the service by the one that is installed now; engines stay",
+        summary="Replace the service's program with the one now installed; engines stay loaded",
         status_code=202,
         responses=refused(401, 409),
     )

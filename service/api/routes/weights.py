@@ -1,4 +1,4 @@
-"""The HTTP surface of weights: a trainer makes a group with a model's engines, and updates them while they work."""
+"""The HTTP API of weights: a trainer makes a group with a model's engines, and updates them while they work."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from roundhouse_client.values import models
 from service.api.body import body_of, read_document
 from service.api.errors.problems import refused
 from service.config.source import outside_with_files
-from service.conversations.limits import Limits
+from service.conversations.document.limits import Limits
 from service.errors import Fault, ModelNotFound, UpdateInvalid, UpdateNotFound, WeightsFailed
 from service.formats.faults import StrictModel, faults_of
 from workers.fleet import Fleet
@@ -23,13 +23,13 @@ from workers.weights.group import Group, GroupRequest
 from workers.weights.model_weights import ModelWeights
 from workers.weights.update import Tensor, UpdateRequest, WeightUpdate, WorkerProgress
 
-MOST_VERSION: Final = 2**53 - 1  # which every reader of JSON can count to; versions only rise
+MOST_VERSION: Final = 2**53 - 1  # largest integer of every JSON reader; versions only rise
 MOST_WAIT_S: Final = 60.0
 Spec = TypeVar("Spec", bound=StrictModel)
 
 
 def shown_weights(weights: ModelWeights) -> models.Weights:
-    """Return a model's weights as they are shown."""
+    """Return a model's weights as the API shows them."""
     updates = tuple(shown_update(update) for update in weights.updates)
     return models.Weights(
         model=weights.name,
@@ -43,7 +43,7 @@ def shown_weights(weights: ModelWeights) -> models.Weights:
 
 
 def shown_update(update: WeightUpdate) -> models.WeightUpdate:
-    """Return an update as it is shown."""
+    """Return an update as the API shows it."""
     return models.WeightUpdate(
         number=update.number,
         version=update.version,
@@ -131,7 +131,7 @@ class UpdateSpec(StrictModel):
     @model_validator(mode="after")
     def _is_one_of_both(self) -> "UpdateSpec":
         if (self.checkpoint is None) is (self.tensors is None):
-            raise ValueError("either checkpoint: a folder, or tensors: what will be broadcast")
+            raise ValueError("give either checkpoint (a folder) or tensors (what will be broadcast)")
         return self
 
 
@@ -151,7 +151,7 @@ def weights_router(fleet: Fleet, limits: Limits, roots: Sequence[Path]) -> APIRo
     @router.post(
         "/init",
         status_code=202,
-        summary="Have every engine of a model join a trainer's group",
+        summary="Make every engine of a model join a trainer's group",
         responses=refused(400, 401, 404, 409, 413, 422, 502, 503),
         openapi_extra=body_of(InitSpec),
     )
@@ -170,7 +170,7 @@ def weights_router(fleet: Fleet, limits: Limits, roots: Sequence[Path]) -> APIRo
     @router.post(
         "/update",
         summary="Give all engines of a model new weights",
-        description="202 when every engine was told to receive what a trainer broadcasts; a checkpoint is waited for.",
+        description="202 when every engine is told to receive the trainer's broadcast; a checkpoint is waited for.",
         responses={202: {"model": models.WeightUpdate}, **refused(400, 401, 404, 409, 413, 422, 502, 503)},
         openapi_extra=body_of(UpdateSpec),
     )
@@ -186,7 +186,7 @@ def weights_router(fleet: Fleet, limits: Limits, roots: Sequence[Path]) -> APIRo
         response.status_code = 202 if begun.state is UpdateState.RUNNING else 200
         return shown_update(begun)
 
-    @router.get("", summary="How a model's weights stand", responses=refused(400, 401, 404))
+    @router.get("", summary="Read the state of a model's weights", responses=refused(400, 401, 404))
     async def look(
         model: str,
         update: Annotated[int | None, Query(description="wait for the end of this update")] = None,
@@ -195,7 +195,7 @@ def weights_router(fleet: Fleet, limits: Limits, roots: Sequence[Path]) -> APIRo
         weights = find(model)
         if update is not None:
             if all(each.number != update for each in weights.updates):
-                raise UpdateNotFound(f"model {model}: nothing is known of update {update}, or no more")
+                raise UpdateNotFound(f"model {model}: update {update} is unknown, or no longer kept")
             await weights.wait_over(update, wait_s)
         return shown_weights(weights)
 

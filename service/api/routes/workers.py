@@ -1,4 +1,4 @@
-"""The HTTP surface of workers and of the service's own health."""
+"""The HTTP API of workers and of the service's own health."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -35,7 +35,7 @@ def lanes_router(pool: LanePool) -> APIRouter:
     """Return the route."""
     router = APIRouter(prefix="/v1/lanes", tags=["lanes"])
 
-    @router.get("", summary="List lanes, and what stands on each", responses=refused(401))
+    @router.get("", summary="List lanes, and the model on each", responses=refused(401))
     async def list_lanes() -> node_values.Lanes:
         return node_values.Lanes(lanes=tuple(shown_lane(pool, lane) for lane in pool.lanes))
 
@@ -43,7 +43,7 @@ def lanes_router(pool: LanePool) -> APIRouter:
 
 
 def shown_lane(pool: LanePool, workers: LaneWorkers) -> node_values.Lane:
-    """Return a lane as it is shown."""
+    """Return a lane as the API shows it."""
     lane, resident = workers.lane, workers.resident
     memory = pool.health.memory.get(lane.device.uuid) if pool.health is not None else None
     return node_values.Lane(
@@ -72,7 +72,7 @@ def _memory(memory: DeviceMemory | None) -> node_values.DeviceMemory | None:
 
 
 def workers_router(fleet: Fleet, view: Callable[[], PoolsView]) -> APIRouter:
-    """Return the routes of workers; ``view`` gives the scheduler's, which is another one after a takeover."""
+    """Return the routes of workers; ``view`` gets the scheduler's view, since a takeover replaces the scheduler."""
     router = APIRouter(prefix="/v1/workers", tags=["workers"])
 
     shown = partial(shown_worker, view)
@@ -99,7 +99,7 @@ def workers_router(fleet: Fleet, view: Callable[[], PoolsView]) -> APIRouter:
         lines = tuple(_line(line) for line in worker.supervisor.log.tail(tail, after=after))
         return values.WorkerLog(id=worker.spec.id, incarnation=worker.now.incarnation, lines=lines)
 
-    @router.get("/{worker_id:path}/incidents", summary="Read what broke incarnations left", responses=refused(401, 404))
+    @router.get("/{worker_id:path}/incidents", summary="Read a worker's incidents", responses=refused(401, 404))
     async def get_incidents(worker_id: str) -> values.Incidents:
         worker = find(worker_id)
         incidents = tuple(_incident(each) for each in worker.recorder.incidents)
@@ -107,8 +107,8 @@ def workers_router(fleet: Fleet, view: Callable[[], PoolsView]) -> APIRouter:
 
     _add_operating(router, fleet, find, shown)
 
-    # Last: a model's name, and so a worker's id, may hold slashes.
-    @router.get("/{worker_id:path}", summary="Look at a worker", responses=refused(401, 404))
+    # This route is last: a worker's id may hold slashes, as its model's name does.
+    @router.get("/{worker_id:path}", summary="Read a worker", responses=refused(401, 404))
     async def get_worker(worker_id: str, caller: CallerNow) -> values.Worker:
         return shown(find(worker_id), is_named=caller.sees_all)
 
@@ -126,13 +126,13 @@ def _add_operating(
     )
     async def restart(worker_id: str) -> values.Worker:
         worker = find(worker_id)
-        if fleet.forgive(worker_id):  # its model was unloaded: it is started, and takes turns
+        if fleet.forgive(worker_id):  # its model was unloaded: start it and let it take turns
             worker.resume_nowait("an operator asked for a restart")
         else:
             worker.restart_nowait("an operator asked for a restart")
         return shown(worker)
 
-    @router.post("/{worker_id:path}/drain", summary="Admit nothing new", status_code=202, responses=refused(401, 404))
+    @router.post("/{worker_id:path}/drain", summary="Drain a worker", status_code=202, responses=refused(401, 404))
     async def drain(worker_id: str) -> values.Worker:
         worker = find(worker_id)
         worker.drain_nowait("drained by an operator")
@@ -140,7 +140,7 @@ def _add_operating(
 
     @router.post(
         "/{worker_id:path}/resume",
-        summary="Take a drain back, or start a worker that gave up",
+        summary="Undo a drain, or start a worker that gave up",
         status_code=202,
         responses=refused(401, 404),
     )
@@ -162,7 +162,7 @@ def health_router(fleet: Fleet, store: Store, tools: Equipment) -> APIRouter:
     @router.get("/readyz", summary="200 when models and store are ready", responses=refused(401, 503))
     async def readyz(request: Request) -> node_values.Readiness:
         missing = fleet.models_without_ready_worker()
-        if is_unknown(request):  # names are for who has a key
+        if is_unknown(request):  # only callers with a key see names
             if missing or store.trouble is not None:
                 raise NotReady({})
             return node_values.Readiness(status="ready", without=())
@@ -177,7 +177,7 @@ def health_router(fleet: Fleet, store: Store, tools: Equipment) -> APIRouter:
 
 
 def tool_servers(tools: Equipment) -> tuple[node_values.ToolServer, ...]:
-    """Return the MCP servers as they are shown."""
+    """Return the MCP servers as the API shows them."""
     return tuple(
         node_values.ToolServer(model=model, name=state.name, tools=state.tools, trouble=state.trouble)
         for model, state in tools.states()
@@ -185,9 +185,9 @@ def tool_servers(tools: Equipment) -> tuple[node_values.ToolServer, ...]:
 
 
 def shown_worker(view: Callable[[], PoolsView], worker: SupervisedWorker, *, is_named: bool = True) -> values.Worker:
-    """Return a worker as it is shown; ``view`` tells what turns and programs have of it.
+    """Return a worker as the API shows it; ``view`` gives the slots and KV cache that turns and programs hold.
 
-    ``is_named``: the names of the jobs whose requests it has are shown.
+    ``is_named`` shows the job names of its requests.
     """
     now, pools = worker.snapshot(), view()
     return values.Worker(
@@ -198,7 +198,7 @@ def shown_worker(view: Callable[[], PoolsView], worker: SupervisedWorker, *, is_
         because=now.because,
         next_at=now.next_at,
         pid=now.pid,
-        pgid=now.pid,  # the engine leads a session and a group of its own
+        pgid=now.pid,  # the engine leads its own session and group
         port=now.port,
         incarnation=now.incarnation,
         restarts=max(0, now.incarnation - 1),
@@ -212,6 +212,7 @@ def shown_worker(view: Callable[[], PoolsView], worker: SupervisedWorker, *, is_
         pace=_pace(worker.requests.latency),
         kv=_kv(worker.kv, pools.reserved(now.id)),
         weight_version=now.weight_version,
+        ignored=now.ignored,
     )
 
 

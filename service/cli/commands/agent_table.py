@@ -1,4 +1,4 @@
-"""The table of agents that ``launch`` knows, and what a row means for one start. Pure."""
+"""The table of agents that ``launch`` knows, and the start that a row describes. Pure."""
 
 import json
 import re
@@ -8,17 +8,19 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import PurePath
 from typing import Annotated, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
 from service.errors import ConfigError
 from service.formats.documents import parse_document
 
+NO_PROXY: Final = ("NO_PROXY", "no_proxy")
 MASK: Final = "***"
-NO_KEY: Final = "roundhouse"  # for a service that asks for none: agents refuse to start without
+NO_KEY: Final = "roundhouse"  # for a service without keys: agents refuse to start without one
 LEAST_ANSWER, MOST_ANSWER = 512, 8192
-ANSWER_PART: Final = 8  # of the context, which an answer may take
-_QUOTE: Final = re.compile(r"\\.")  # what is escaped ends no text
+ANSWER_PART: Final = 8  # an answer may take 1/8 of the context
+_QUOTE: Final = re.compile(r"\\.")  # an escaped quote ends no text
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 FileName = Annotated[str, msgspec.Meta(pattern=r"^(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}$")]
 
@@ -39,18 +41,18 @@ class AgentRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class AgentTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rows by the agents' names; ``unset`` are patterns of variables that no agent gets."""
+    """Rows by agent name; ``unset`` are patterns of variables that no agent gets."""
 
     unset: tuple[str, ...] = ()
     agents: dict[Name, AgentRow] = msgspec.field(default_factory=dict)
 
     def with_rows(self, more: "AgentTable") -> "AgentTable":
-        """Return a table with further rows, each in place of one of the same name."""
+        """Return the table with more rows, each replacing one of the same name."""
         return AgentTable(unset=(*self.unset, *more.unset), agents={**self.agents, **more.agents})
 
 
 class LaunchFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The service and the model of one start; ``context`` is in tokens, None where nobody knows it."""
+    """The service and the model of one start; ``context`` is in tokens, None where it is not known."""
 
     url: str
     key: str | None
@@ -61,7 +63,7 @@ class LaunchFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentStart(msgspec.Struct, frozen=True, kw_only=True):
-    """One start of an agent: ``unset`` are the variables of the person's own that the agent does not get."""
+    """One start of an agent: ``unset`` are the user's own variables that the agent does not get."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
@@ -74,7 +76,7 @@ def read_table(text: str, source: str) -> AgentTable:
     """Read a table.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not a valid table.
     """
     try:
         document, _ = parse_document(text, source)
@@ -86,7 +88,7 @@ def read_table(text: str, source: str) -> AgentTable:
 def prepare(
     table: AgentTable, name: str, facts: LaunchFacts, environment: Mapping[str, str], arguments: tuple[str, ...]
 ) -> AgentStart:
-    """Return an agent's start: its program, environment and files; ``environment`` is the person's own.
+    """Return an agent's start: its program, environment and files; ``environment`` is the user's own.
 
     Raises:
         ConfigError: there is no such agent, or its row cannot be filled in.
@@ -113,17 +115,31 @@ def prepare(
 
     given = {key: fill(value).strip() for key, value in row.environment.items()}
     patterns = (*table.unset, *row.unset)
+    unset = sorted(key for key in environment if any(fnmatchcase(key, each) for each in patterns))
+    kept = {key: value for key, value in environment.items() if key not in unset}
     return AgentStart(
         argv=(row.program, *map(fill, row.arguments), *arguments),
-        environment=given,
-        unset=tuple(sorted(key for key in environment if any(fnmatchcase(key, each) for each in patterns))),
+        environment={**given, **past_proxies(facts.url, {**kept, **given})},
+        unset=tuple(unset),
         files={key: fill(value) for key, value in row.files.items()},
         once={key: fill(value) for key, value in row.once.items()},
     )
 
 
+def past_proxies(url: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that make programs reach an address without the environment's proxies.
+
+    Some programs read the upper-case name, others the lower-case one, so each gets the hosts of both.
+    """
+    host = urlsplit(url).hostname or ""
+    wanted = [host, f"[{host}]"] if ":" in host else [host]
+    said = [each.strip() for name in NO_PROXY for each in environment.get(name, "").split(",") if each.strip()]
+    hosts = dict.fromkeys(["*"] if "*" in said else [*said, *wanted])
+    return dict.fromkeys(NO_PROXY, ",".join(hosts))
+
+
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    """Return a text with values in it; one within double quotes is written as JSON, TOML and YAML have it there."""
+    """Return a text with its values filled in; within double quotes they are escaped for JSON, TOML and YAML."""
     pieces: list[str] = []
     end, is_quoted = 0, False
     for found in string.Template.pattern.finditer(text):
@@ -141,7 +157,7 @@ def _escaped(value: str) -> str:
 
 
 def too_small(agent: str, row: AgentRow, facts: LaunchFacts) -> str | None:
-    """Return why a model's context is too small for an agent; None where it is not, or nobody knows."""
+    """Return why a model's context is too small for an agent; None where it is not, or is not known."""
     if facts.context is None or facts.context >= row.reads + LEAST_ANSWER:
         return None
     return (
@@ -152,7 +168,7 @@ def too_small(agent: str, row: AgentRow, facts: LaunchFacts) -> str | None:
 
 
 def shown(launch: AgentStart, key: str | None) -> str:
-    """Return all of a start as a person reads it, with the key masked."""
+    """Return a whole start as readable text, with the key masked."""
     lines = [f"unset {name}" for name in launch.unset]
     lines += [f"{name}={value}" for name, value in launch.environment.items()]
     for files, when in ((launch.files, "written at each start"), (launch.once, "written once")):

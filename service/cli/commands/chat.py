@@ -1,4 +1,4 @@
-"""A chat in the terminal: through the front door of a service, in the queue of all its requests."""
+"""A chat in the terminal, through a service's HTTP API and its queue for all requests."""
 
 import json
 import os
@@ -24,20 +24,20 @@ from transport.events import Event, ReasoningDelta, TextDelta
 MOST_INPUT: Final = 4 * 1024 * 1024  # characters of a piped prompt
 # States in which an engine takes no request.
 DOWN: Final = ("starting", "backoff", "failed", "stopped", "stopping", "draining")
-MOST_HISTORY: Final = 1000  # lines that were typed
+MOST_HISTORY: Final = 1000  # typed lines that are kept
 HELP: Final = """\
-/model [NAME]          show the models, or speak with another
+/model [NAME]          show the models, or switch to another
 /system [TEXT]         show the system text, or set it; /system - removes it
-/set [NAME VALUE]      show the parameters, or set one, as temperature 0.2; /set NAME - removes it
-/again, /retry         take the last answer back, and ask once more
+/set [NAME VALUE]      show the parameters, or set one, e.g. temperature 0.2; /set NAME - removes it
+/again, /retry         drop the last answer and ask again
 /clear                 forget the conversation
 /help                  show this
 /quit                  leave, as Ctrl-D does
-A line that ends with \\ goes on in the next. Ctrl-C ends an answer; what came of it stays."""
+A line that ends with \\ continues on the next. Ctrl-C ends an answer; its words so far stay."""
 
 
 class ChatDisplay:
-    """The terminal's side of a chat: lines that a person types, answers as they come, and the cost of each."""
+    """The terminal's side of a chat: typed lines, answers as they come, and the cost of each."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
@@ -100,7 +100,7 @@ class ChatDisplay:
             self._print(self._wrap.break_lines(plain(event.text)) if self._console.is_terminal else plain(event.text))
 
     def _flush(self) -> None:
-        """Show the last word, which may have no end yet; what comes next begins a line."""
+        """Show the last word, even if unfinished; the next text begins a line."""
         self._print(self._wrap.flush())
 
     def _print(self, text: str) -> None:
@@ -163,7 +163,7 @@ def _value(text: str) -> object:
 
 
 def _typed() -> str:
-    """Return the prompt that a person types, over as many lines as end with a backslash."""
+    """Return the typed prompt; a line that ends with a backslash goes on in the next."""
     lines = [input("> ")]
     while lines[-1].endswith("\\"):
         lines[-1] = lines[-1].removesuffix("\\")
@@ -181,7 +181,7 @@ def chat(
     config: StartConfigOption = None,
     system: Annotated[str, typer.Option(help="The system text.")] = "",
 ) -> None:
-    """Chat with a model of a running service, or of one that ends with the chat. Piped text is asked once."""
+    """Chat with a model of a running service, or of one that ends with the chat. Piped text is one question."""
     wanted = Wanted(url=url, api_key=api_key, config=config, model=model)
     piped = None if sys.stdin.isatty() else _piped()
     with open_service(wanted) as service:
@@ -203,16 +203,16 @@ def chat(
 def _piped() -> str:
     text = sys.stdin.read(MOST_INPUT + 1)
     if not text.strip():
-        raise ConfigError("nothing is piped to the chat, so nothing is asked")
-    if len(text) > MOST_INPUT:  # half a question would get an answer too
-        raise ConfigError(f"more than {MOST_INPUT} characters are piped to the chat")
+        raise ConfigError("the piped text is empty, so nothing is asked")
+    if len(text) > MOST_INPUT:  # a cut question would get an answer too
+        raise ConfigError(f"the piped text is longer than {MOST_INPUT} characters")
     return text
 
 
 def _tell_down(found: FoundService) -> None:
-    """Say at once why a model's server does not answer: a question would wait for it without a word."""
+    """Say at once why a model's engines do not answer: a question would wait for them silently."""
     with Client(found.url, api_key=found.api_key, patience_s=0.0) as service, suppress(Refused):
-        of_model = {found.model.id, found.model.root}  # an adapter is asked of its model's engines
+        of_model = {found.model.id, found.model.root}  # an adapter runs on its base model's engines
         workers = [worker for worker in service.list_workers().workers if worker.model in of_model]
         if all(worker.state in DOWN for worker in workers):
             for worker in workers:
@@ -225,7 +225,7 @@ def _greet(service: FoundService) -> None:
 
 
 class _History:
-    """The prompts that were typed before, for the arrow keys: a file that only its owner reads."""
+    """Earlier prompts for the arrow keys, in a file that only its owner can read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -236,7 +236,7 @@ class _History:
             readline.read_history_file(self._path)
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):  # a home that cannot be written keeps nobody from a chat
+        with suppress(OSError):  # a chat works without a writable home
             self._path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o600))
             readline.write_history_file(self._path)

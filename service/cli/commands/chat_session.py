@@ -1,4 +1,4 @@
-"""A chat's session: its messages, and answers to them through the front door of a service."""
+"""A chat's session: its messages, and a service's answers to them over HTTP."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from transport.stream import ChatStream
 
 PATH: Final = "/v1/chat/completions"
 CONNECT_S: Final = 10.0
-SILENCE_S: Final = 600.0  # a stream that waits hears a comment every few seconds
+SILENCE_S: Final = 600.0  # longest silence of a stream; a waiting one gets a comment every few seconds
 MOST_ERROR_BYTES: Final = 64 * 1024
 MS: Final = 1000.0
 USUAL: Final[Mapping[str, object]] = {"max_tokens": 1024}
@@ -27,7 +27,7 @@ WAIT: Final = "wait_ms="
 
 
 class ChatAnswer(msgspec.Struct):
-    """The text of an answer so far, and its cost; ``waited_s`` is the wait for a slot, None as long as nobody told."""
+    """The text of an answer so far, and its cost; ``waited_s`` is the wait for a slot, None until it is known."""
 
     text: str = ""
     usage: Usage | None = None
@@ -37,7 +37,7 @@ class ChatAnswer(msgspec.Struct):
     seconds: float = 0.0
 
     def take(self, events: list[Event]) -> Iterator[Event]:
-        """Take the events of a piece, and give on those that a person reads."""
+        """Take the events of a piece, and yield those that a person reads."""
         for event in events:
             match event:
                 case TextDelta():
@@ -54,7 +54,7 @@ class ChatAnswer(msgspec.Struct):
 
     @property
     def cost(self) -> str:
-        """One line: its tokens, its pace, its wait."""
+        """Tokens, pace and wait on one line."""
         parts = []
         if self.usage is not None:
             pace = f" ({self.usage.completion_tokens / self.seconds:.0f}/s)" if self.seconds else ""
@@ -65,17 +65,17 @@ class ChatAnswer(msgspec.Struct):
         if self.worker:
             parts.append(self.worker)
         if self.ending == "length":
-            parts.append("cut at max_tokens")
+            parts.append("cut off at max_tokens")
         return " · ".join(parts)
 
 
 class Chat:
-    """A conversation of one person with one model; the service keeps nothing of it."""
+    """A conversation of one person with one model; the service stores none of it."""
 
     def __init__(self, service: FoundService) -> None:
         self._service = service
         headers = {} if service.api_key is None else {"Authorization": f"Bearer {service.api_key}"}
-        # One session, so that the engine that knows the conversation is asked again.
+        # One session id brings each question to the engine that has the conversation in its cache.
         headers["X-Session-Id"] = f"chat-{os.getpid()}-{int(time.time())}"
         limits = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
         self._http = httpx.Client(base_url=service.url, headers=headers, timeout=limits, trust_env=False)
@@ -89,7 +89,7 @@ class Chat:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        """All that it may be with."""
+        """All models that the chat can switch to."""
         return self._service.models
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class Chat:
         self._http.close()
 
     def ask(self, text: str, show: Callable[[Event], None]) -> ChatAnswer:
-        """Ask, and show what comes; Ctrl-C ends the answer, and what came of it stays in the conversation.
+        """Ask, and show the answer as it comes; Ctrl-C ends it, and its text so far stays in the conversation.
 
         Raises:
             AnswerRefused: there is no answer; the conversation is as it was before.
@@ -163,7 +163,7 @@ def _words(reply: httpx.Response) -> str:
 
 
 def _told_wait(piece: bytes) -> float | None:
-    """Return the wait that the comment of a stream tells whose headers had gone out before it was known."""
+    """Return the wait from a stream's comment, which reports it if the headers went out too early."""
     _, mark, rest = piece.partition(WAIT.encode())
     return _seconds(rest.split(b" ", 1)[0].decode("ascii", "replace")) if mark else None
 

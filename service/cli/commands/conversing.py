@@ -1,4 +1,4 @@
-"""The commands that take part in conversations of a running service, and go on with those that are recorded."""
+"""The commands that take part in a running service's conversations, and continue recorded ones."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from roundhouse_client import Client, InvalidRequest, NotFound, NothingAwaited, NothingToFork
-from roundhouse_client.drivers.exchange import DEFAULT_URL
+from roundhouse_client.flows.asking import PATIENCE_S
 from roundhouse_client.values.transcripts import AwaitedTurn
 from service.cli.commands.remote import follow_posted
 from service.cli.connection import JsonOption, KeyOption, UrlOption, connect, print_document
@@ -19,7 +19,7 @@ from service.cli.conventions import Panel
 from service.cli.displays.console import plain
 from service.errors import ConfigError
 
-MOST_LAST: Final = 100  # turns of which the last words are shown; each is a question to the service
+MOST_LAST: Final = 100  # turns whose last words are shown; each costs a request to the service
 LAST_CHARS: Final = 200
 NOTHING_LEFT: Final = "nothing is left to say"
 
@@ -33,34 +33,37 @@ def add_commands(app: typer.Typer) -> None:
 def say(  # noqa: PLR0913 - one for each option
     job_id: str,
     conversation_id: str,
-    text: Annotated[str, typer.Argument(help="The words; - reads them from the standard input.")],
-    agent: Annotated[str | None, typer.Option(help="Whose turn it is, where several are awaited.")] = None,
+    text: Annotated[str, typer.Argument(help="The words; - reads them from standard input.")],
+    agent: Annotated[str | None, typer.Option(help="The agent whose turn it is, if several wait.")] = None,
     round_number: Annotated[int | None, typer.Option("--round", min=0, help="The round, from 0.")] = None,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     api_key: KeyOption = None,
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """Speak a turn that is awaited, of an agent with by: caller."""
+    """Speak a turn that waits for a caller, of an agent with by: caller."""
     words = sys.stdin.read().rstrip("\n") if text == "-" else text
     if not words.strip():
-        raise ConfigError("the words are empty, and what is said cannot be taken back")
+        raise ConfigError("the words are empty, and a turn cannot be taken back")
     with connect(url, api_key) as service:
+        service.get_health()  # fails at once for a service that is not there
         try:
-            turn = service.say(job_id, conversation_id, words, agent=agent, round_number=round_number)
+            turn = service.say(
+                job_id, conversation_id, words, agent=agent, round_number=round_number, patience_s=PATIENCE_S
+            )
         except NothingAwaited as error:
             raise ConfigError(plain(str(error))) from error
     print_document(turn.document, f"{turn.agent} has spoken in round {turn.round}", as_json=as_json)
 
 
 def awaited(
-    job_id: Annotated[str | None, typer.Argument(help="Without one, the turns of all jobs.")] = None,
-    url: UrlOption = DEFAULT_URL,
+    job_id: Annotated[str | None, typer.Argument(help="Default: the turns of all jobs.")] = None,
+    url: UrlOption = None,
     api_key: KeyOption = None,
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """List the turns that callers are to speak, the oldest first."""
+    """List the turns that wait for a caller, the oldest first."""
     with connect(url, api_key) as service:
         answer = service.awaited(job_id, limit=1000)
         last = [] if as_json else [_last_said(service, turn) for turn in answer.awaited[:MOST_LAST]]
@@ -73,7 +76,7 @@ def awaited(
 
 
 def _last_said(service: Client, awaited: AwaitedTurn) -> str:
-    """Return the last words of the conversation that a turn is awaited in, and whose they are."""
+    """Return the last words of an awaited turn's conversation, with their speaker."""
     try:
         turns = service.get_conversation(awaited.job, awaited.conversation).turns
     except NotFound:  # deleted since it was listed
@@ -84,27 +87,28 @@ def _last_said(service: Client, awaited: AwaitedTurn) -> str:
 
 def fork(  # noqa: PLR0913 - one for each option
     job_id: str,
-    conversation_id: Annotated[str | None, typer.Argument(help="Without one, all conversations of the job.")] = None,
+    conversation_id: Annotated[str | None, typer.Argument(help="Default: all conversations of the job.")] = None,
     *,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Take so many rounds of it, in place of all.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Take the first N rounds instead of all.")] = None,
     before: Annotated[
         str | None,
-        typer.Option(metavar="AGENT:ROUND", help="What was said before this turn; rounds count from 0."),
+        typer.Option(metavar="AGENT:ROUND", help="Take what was said before this turn; rounds count from 0."),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change the job, as agents.pro.params.seed=7."),
+        typer.Option("--set", metavar="PATH=VALUE", help="Change the job, e.g. agents.pro.params.seed=7."),
     ] = None,
-    more: Annotated[int, typer.Option(min=0, help="So many more rounds than it had.")] = 0,
-    times: Annotated[int, typer.Option(min=1, help="So many conversations of each.")] = 1,
+    more: Annotated[int, typer.Option(min=0, help="Add N rounds to those of the job.")] = 0,
+    times: Annotated[int, typer.Option(min=1, help="Make N conversations from each.")] = 1,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the new job to its end.")] = False,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     api_key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Post a job that goes on with what another has recorded: longer, from an earlier turn, or changed."""
+    """Post a job that continues another job's record: longer, from an earlier turn, or changed."""
     changes = dict(map(_change_of, set_ or ()))
     with connect(url, api_key) as service:
+        service.get_health()
         try:
             posted = service.fork(
                 job_id,
@@ -114,6 +118,7 @@ def fork(  # noqa: PLR0913 - one for each option
                 more=more,
                 changes=changes,
                 times=times,
+                patience_s=PATIENCE_S,
             )
         except NothingToFork as error:
             raise ConfigError(plain(str(error))) from error
@@ -125,7 +130,7 @@ def fork(  # noqa: PLR0913 - one for each option
 
 
 def _grouped(refused: InvalidRequest) -> str:
-    """Return a refusal with one line for all conversations of which the same is wrong."""
+    """Return a refusal with one line for all conversations that have the same fault."""
     places: dict[str, list[str]] = {}
     for fault in refused.faults:
         places.setdefault(fault.message, []).append(fault.path)
@@ -135,14 +140,14 @@ def _grouped(refused: InvalidRequest) -> str:
         is_one_line = len(paths) > 1 and len(conversations) == len(paths)
         told += [f"  {place}: {message}" for place in ([f"{len(paths)} conversations"] if is_one_line else paths)]
     if any(NOTHING_LEFT in message for message in places):
-        told.append("  --more N asks for N more rounds, --rounds or --before takes less of the source")
+        told.append("  --more N adds N rounds; --rounds or --before takes less of the source")
     return "\n".join(told)
 
 
 def _change_of(text: str) -> tuple[str, object]:
     path, is_given, value = text.partition("=")
     if not is_given:
-        raise ConfigError(f"--set {plain(text)}: write PATH=VALUE, as agents.pro.model=m")
+        raise ConfigError(f"--set {plain(text)}: write PATH=VALUE, e.g. agents.pro.model=m")
     try:
         return path, json.loads(value)
     except ValueError:
@@ -152,5 +157,5 @@ def _change_of(text: str) -> tuple[str, object]:
 def _turn_of(text: str) -> tuple[str, int]:
     agent, _, number = text.rpartition(":")
     if not agent or not number.isdecimal():
-        raise ConfigError(f"--before {plain(text)}: write AGENT:ROUND, as pro:2")
+        raise ConfigError(f"--before {plain(text)}: write AGENT:ROUND, e.g. pro:2")
     return agent, int(number)

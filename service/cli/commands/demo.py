@@ -1,6 +1,6 @@
-"""The demo: a service with its dashboard, a debate on it, an engine that is killed in the middle, and a call of a tool.
+"""The demo: a service with its dashboard, a debate, an engine that is killed in the middle, and a tool call.
 
-It is a service as any other, on which a client of its own posts jobs and follows them.
+It is an ordinary service, and a client posts jobs to it and follows them.
 """
 
 import json
@@ -24,11 +24,11 @@ from service.config.source import LoadedConfig
 from service.serve import page_address, serve
 from workers.errors import StartFailed
 
-KILL_AFTER: Final = 6  # turns that have ended, on the other engine
-TAIL: Final = 10  # lines of an engine that could not be started
-LINE: Final = 110  # characters of what a turn says
+KILL_AFTER: Final = 6  # turns that end, on the other engine, before the kill
+TAIL: Final = 10  # shown log lines of an engine that could not be started
+LINE: Final = 110  # shown characters of a turn's text
 LOOK_S: Final = 0.1
-READY_LIMIT_S: Final = 120.0  # for the next engine
+READY_LIMIT_S: Final = 120.0  # time for the next engine to get ready
 DONE: Final = "completed"
 FAILED: Final = frozenset({"backoff", "failed"})
 
@@ -36,9 +36,9 @@ FAILED: Final = frozenset({"backoff", "failed"})
 async def play(
     loaded: LoadedConfig, listener: socket.socket, jobs: Sequence[Mapping[str, object]], stays: bool
 ) -> bool:
-    """Serve, run ``jobs`` one after the other, and stop; return whether all of them have completed.
+    """Serve, run ``jobs`` one after the other, and stop; return whether all completed.
 
-    An engine is killed in the midst of the first. With ``stays`` the service runs until a person stops it.
+    An engine is killed during the first. With ``stays`` the service runs until a person stops it.
 
     Raises:
         StartFailed: an engine could not be started.
@@ -55,7 +55,7 @@ async def play(
         except RoundhouseError as error:  # it was stopped meanwhile
             typer.echo(f"the demo ends early: {error}", err=True)
         if stays and results:
-            typer.echo(f"\nThe service goes on at {page_address(listener)} until Ctrl-C; then its state is deleted.")
+            typer.echo(f"\nThe service runs at {page_address(listener)} until Ctrl-C; then its state is deleted.")
         else:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -69,21 +69,21 @@ async def play(
 
 
 class _Demo:
-    """The printed side of the demo, a line a thing."""
+    """The printed side of the demo, one line per event."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
         self._ended = 0
 
     async def run(self, jobs: Sequence[Mapping[str, object]]) -> bool:
-        """Run the jobs, print what happens, and return whether all of them have completed."""
+        """Run the jobs, print their events, and return whether all completed."""
         await self._wait_started()
         typer.echo(f"Watch it in a browser: {self._client.url}\n")
         states = [await self._run_job(job, is_hurt=number == 0) for number, job in enumerate(jobs)]
         return states == [DONE] * len(states)
 
     async def _wait_started(self) -> None:
-        """Return when all engines are ready; the first that ends before it is stands for a machine that runs none."""
+        """Return when all engines are ready; one that ends before that means a machine that can run none."""
         while True:
             workers = (await self._client.list_workers()).workers
             for worker in workers:
@@ -130,10 +130,10 @@ class _Demo:
         _tell(f"{_who(change)}: {_short(_said(turn))}")
 
     async def _kill(self, victim: Worker) -> None:
-        """Kill the engine that was stopped, with the turns on it that cannot end, and tell what comes of it."""
+        """Kill the stopped engine with its unfinished turns, and print the recovery."""
         worker = await self._client.get_worker(victim.id)
         if worker.pid is None or worker.pid != victim.pid:
-            return  # the machine is so slow that its supervisor took the stopped engine for a hung one, which it is
+            return  # on a slow machine the supervisor has replaced the stopped engine as hung
         began_at = anyio.current_time()
         turns = _turns(worker.slots.in_use)
         os.kill(worker.pid, signal.SIGKILL)
@@ -150,7 +150,7 @@ class _Demo:
 
 @contextmanager
 def _stopped(worker: Worker | None) -> Iterator[None]:
-    """Keep a worker's engine from ending a turn in the block: a small model's job is over before a kill hits one."""
+    """Keep a worker's engine from ending turns in the block: a small model's job would end before the kill."""
     if worker is None or worker.pid is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""The commands that run engines here."""
+"""The commands that run engines in this process."""
 
 import ctypes
 import logging
@@ -21,19 +21,29 @@ from service.cli.commands.known_configurations import note_known
 from service.cli.conventions import PARENT, Exit
 from service.cli.displays.console import given_up_line, plain
 from service.cli.displays.fetch_display import FetchBars
+from service.config.environment import unknown_variables
 from service.config.lane_plan import with_mig
 from service.config.load import build_config, load_config, naming_lines
 from service.config.schema import Config
 from service.config.source import ConfigSource, LoadedConfig, usable_specs
 from service.config.workers import TINY, models_without_file, tiny_model_path
-from service.conversations.states import JobState
+from service.conversations.job.states import JobState
 from service.errors import ConfigError
 from service.export import Export, failures_in, folder_for
 from service.formats.documents import parse_document, read_text
 from service.formats.result_form import ResultForm
 from service.node.jobs import JobView
 from service.node.node import Node
-from service.run import STORE_FOLDER, JobFile, ended_before, has_failures, read_job_file, result_file, run_jobs
+from service.run import (
+    STORE_FOLDER,
+    JobFile,
+    ended_before,
+    has_failures,
+    read_job_file,
+    result_file,
+    run_jobs,
+    with_models_of,
+)
 from service.serve import listen
 from service.serve import serve as serve_until_stopped
 from service.telemetry.logs import set_format
@@ -45,17 +55,18 @@ from workers.models.small_model import ensure_small_model
 from workers.spec import WorkerSpec
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 DEMO: Final = resources.files("service.cli")
-UVX_FOLDER: Final = "archive-v0"  # of uv's cache: where uvx keeps the environment of a program
+UVX_FOLDER: Final = "archive-v0"  # folder in uv's cache with the environments of uvx
 DEMO_HTTP_PORT: Final = 9180
 DEMO_PORT: Final = 9190
-LOOKED_AT: Final = 100  # ports, for those of the demo's engines
+LOOKED_AT: Final = 100  # ports that are tried for the demo's engines
 PR_SET_PDEATHSIG: Final = 1
 MOST_FAILURES: Final = 5
 
 
 def _end_with_parent(parent: str) -> None:
-    """Let SIGTERM come when the command whose own service this is ends, however it ends."""
+    """Get SIGTERM when the command that owns this service ends, however it ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if str(os.getppid()) != parent:  # it has ended before
         raise typer.Exit(Exit.INTERRUPTED)
@@ -70,11 +81,11 @@ def serve(
     enable_mig: bool,
     is_check: bool = False,
 ) -> None:
-    """Run the service until it is stopped; ``is_check`` only says whether it could take over from one that runs."""
+    """Run the service until it is stopped; ``is_check`` only says whether it could replace a running one."""
     if (parent := os.environ.pop(PARENT, None)) is not None:
         _end_with_parent(parent)
-    inherited = take_handover()  # before anything is started that could keep a copy of what is in it
-    os.umask(0o077)  # what it writes holds prompts and answers
+    inherited = take_handover()  # before a child could keep copies of its descriptors
+    os.umask(0o077)  # files hold prompts and answers
     overrides = {"host": host, "port": port, "state_dir": state_dir}
     source = ConfigSource(path=config, overrides=overrides, enable_mig=enable_mig)
     with FetchBars() as bars:
@@ -86,6 +97,8 @@ def serve(
     if parent is None and inherited is None:
         note_known(config, loaded.config)
     set_format(server.log)
+    for told in unknown_variables(os.environ, loaded.variables):
+        logger.warning("%s", told)
     _tell_stand_ins(loaded.config, server.state_dir)
     listener = inherited.listener() if inherited else listen(server.host, server.port)
     run_async(serve_until_stopped, loaded, source.load, listener, inherited)
@@ -102,13 +115,18 @@ def run(  # noqa: PLR0913 - one for each option
     words: bool,
     enable_mig: bool,
 ) -> None:
-    """Run job files to their ends, all agents on ``model`` where it is named."""
+    """Run job files to their ends, with all agents on ``model`` if given."""
     settings = with_mig(load_config(config), enable_mig=enable_mig)
     files = [read_job_file(str(path), read_text(path), settings, model) for path in jobs]
+    used = with_models_of(settings, [file.job for file in files])
     _check_writable(output)
     known = [ended_before(file, output) for file in files]
     has_results = all(form is None or _has_result(file, output, form) for file in files)
     is_over = all(state is not None for state in known)
+    looks = {"--show-prompts": show_prompts, "--words": words}
+    if is_over and any(looks.values()):
+        told = " and ".join(name for name, is_asked in looks.items() if is_asked)
+        typer.echo(f"{told}: every job has ended, so nothing is asked; give another folder with --output", err=True)
     if has_results and is_over:
         for file, state in zip(files, known, strict=True):
             _tell_end(file.job.name, str(state), output, " already", form)
@@ -116,20 +134,20 @@ def run(  # noqa: PLR0913 - one for each option
     with naming_lines(config):
         if is_over and not (output / STORE_FOLDER).is_dir():
             raise ConfigError(
-                f"{output / STORE_FOLDER}: it is gone, and with it what results are made of; the transcripts are there"
+                f"{output / STORE_FOLDER} is gone, so no result can be written; the transcripts are there"
             )
-        # What is over needs no engine: its result is written from what is stored.
-        specs = [] if is_over else on_free_ports(_specs(settings, config.parent, settings.server.state_dir))
+        # An ended job needs no engine: its result is written from the store.
+        specs = [] if is_over else on_free_ports(_specs(used, config.parent, used.server.state_dir))
     note_known(config, settings)
     seen: list[JobView] = []
     try:
-        views = _run(settings, specs, files, output, seen, form, show_prompts=show_prompts, words=words)
+        views = _run(used, specs, files, output, seen, form, show_prompts=show_prompts, words=words)
     except KeyboardInterrupt:
         from service.cli.displays.run_display import progress_line  # noqa: PLC0415 - it is there already
 
         for view in seen:
             typer.echo(f"interrupted: {progress_line(view)}", err=True)
-        typer.echo("stopped; the same command goes on where it was", err=True)
+        typer.echo("stopped; run the same command again to continue", err=True)
         raise
     for view in views:
         _tell_end(view.stored.name, view.stored.state, output, form=form)
@@ -142,7 +160,7 @@ def _has_result(file: JobFile, output: Path, form: ResultForm) -> bool:
 
 
 def _tell_end(name: str, state: str, output: Path, when: str = "", form: ResultForm | None = None) -> None:
-    """Say how a job has ended and where its transcripts are; of conversations that failed, why the first did."""
+    """Print a job's end, the place of its transcripts, and why the first failed conversations failed."""
     folder = folder_for(output, name)
     failures = list(failures_in(folder))
     for failure in failures[:MOST_FAILURES]:
@@ -156,12 +174,12 @@ def _tell_end(name: str, state: str, output: Path, when: str = "", form: ResultF
 
 
 def demo(port: int | None, http_port: int | None, *, stays: bool) -> None:
-    """Run the built-in debate, with an engine that is killed in the middle, and a call of a tool."""
-    from service.cli.commands.demo import play  # noqa: PLC0415 - it needs the client, which a service that starts does not
+    """Run the built-in debate, with an engine that is killed in the middle, and a tool call."""
+    from service.cli.commands.demo import play  # noqa: PLC0415 - it needs the client, which a starting service does not
 
     document, lines = parse_document((DEMO / "demo_config.yaml").read_text(), "demo")
     if not isinstance(document, dict):
-        raise ConfigError("demo: its configuration is damaged")
+        raise ConfigError("demo: the built-in configuration is damaged")
     small = document["models"]["small"]
     small["port"] = _demo_port(small["replicas"]) if port is None else port
     model = _demo_model(small)
@@ -173,10 +191,10 @@ def demo(port: int | None, http_port: int | None, *, stays: bool) -> None:
         loaded = LoadedConfig(config=settings, specs=_specs(settings, Path(name), Path(name)))
         debates, agents = (len(jobs[0][part]) for part in ("conversations", "agents"))
         typer.echo(f"{debates} debates of {agents} agents on two supervised llama.cpp engines with {model}")
-        logging.getLogger().setLevel(logging.CRITICAL)  # what happens to the engine is told by the demo itself
+        logging.getLogger().setLevel(logging.CRITICAL)  # the demo itself reports on the engine
         is_well = run_async(play, loaded, listener, jobs, stays)
     if not stays:
-        typer.echo("The dashboard has ended with this; roundhouse demo --open keeps it.")
+        typer.echo("The dashboard has ended with the demo; roundhouse demo --open keeps it.")
     command = _own_command()
     typer.echo(f"One of your own: {command} init && {command} run job.yaml; {command} examples lists more")
     if not is_well:
@@ -184,19 +202,19 @@ def demo(port: int | None, http_port: int | None, *, stays: bool) -> None:
 
 
 def _own_command() -> str:
-    """Return the command as it can be typed: an environment of uvx is on the path only while it runs."""
+    """Return the command to type: uvx's environment is on the path only while it runs."""
     return f"uvx --from {distribution.NAME} roundhouse" if UVX_FOLDER in Path(sys.prefix).parts else "roundhouse"
 
 
 def _demo_job(file: str) -> dict[str, Any]:
     document, _ = parse_document((DEMO / file).read_text(), file)
     if not isinstance(document, dict):
-        raise ConfigError(f"{file}: it is damaged")
+        raise ConfigError(f"{file} is damaged")
     return document
 
 
 def _demo_listener(port: int | None) -> socket.socket:
-    """Return a socket for the demo's service: at the port that was asked for, else at the usual one or a free one."""
+    """Return a socket for the demo's service: at the given port, else at the default or a free one."""
     try:
         return listen("127.0.0.1", DEMO_HTTP_PORT if port is None else port)
     except ConfigError:
@@ -208,7 +226,7 @@ def _demo_listener(port: int | None) -> socket.socket:
 
 
 def _demo_port(engines: int) -> int:
-    """Return the first of so many ports that nobody listens on: from the usual one on."""
+    """Return the first of a row of free ports, one per engine, from the default on."""
     for port in range(DEMO_PORT, DEMO_PORT + LOOKED_AT, engines):
         if all(map(is_free, range(port, port + engines))):
             if port != DEMO_PORT:
@@ -218,19 +236,19 @@ def _demo_port(engines: int) -> int:
 
 
 def _demo_model(model: dict[str, object]) -> str:
-    """Set the demo's model and return its label; a made model stands in for a small one that cannot be had."""
+    """Set the demo's model and return its label; a made model stands in if the small one cannot be fetched."""
     try:
         with FetchBars() as bars:
             path = ensure_small_model(bars.in_any_case())
     except ModelUnavailable as error:
         model["model"] = TINY
-        typer.echo(f"the small model cannot be had, so a made one stands in: {error}", err=True)
-        return "a made model, whose text is noise:"
+        typer.echo(f"the small model cannot be fetched, so a generated one stands in: {error}", err=True)
+        return "a generated model, whose text is noise:"
     return f"{path.stem}:"
 
 
 def run_async(main: Callable[..., Coroutine[Any, Any, T]], *arguments: object) -> T:
-    """Run the event loop that everything here is measured on."""
+    """Run ``main`` on uvloop, which all measurements use."""
     return anyio.run(main, *arguments, backend_options={"use_uvloop": True})
 
 
@@ -245,7 +263,7 @@ def _run(  # noqa: PLR0913 - one for each option
     show_prompts: bool = False,
     words: bool = False,
 ) -> list[JobView]:
-    from service.cli.displays.caller_prompt import CallerPrompt  # noqa: PLC0415 - of run alone
+    from service.cli.displays.caller_prompt import CallerPrompt  # noqa: PLC0415 - only run needs it
     from service.cli.displays.run_display import PromptDisplay, display  # noqa: PLC0415
 
     console = Console(emoji=False)
@@ -264,7 +282,7 @@ def _run(  # noqa: PLR0913 - one for each option
 
 
 async def _interruptible(main: Callable[..., Coroutine[Any, Any, T]], *arguments: object) -> T:
-    """Run ``main``; SIGINT and SIGTERM end it in order, so that nothing of it is left."""
+    """Run ``main``; SIGINT and SIGTERM cancel it, so that it cleans up."""
     results: list[T] = []
     async with anyio.create_task_group() as tasks:
 

@@ -1,4 +1,4 @@
-"""The gallery of jobs: what there is, and one of them written into this folder."""
+"""The gallery of jobs: its list, and one of them written into this folder."""
 
 from importlib import resources
 from pathlib import Path
@@ -6,21 +6,21 @@ from typing import Annotated, Final
 
 import typer
 
-from service.cli.commands.first_steps import FILE
+from service.cli.conventions import FILE
 from service.config.load import load_config
 from service.errors import ConfigError
 from workers.files.atomic import replace_file
 
 GALLERY: Final = resources.files("service.web") / "gallery"
-BESIDE: Final = {"tools": "town_server.py", "interviews": "personas.csv"}  # what an example needs in its folder
-CONFIGURED: Final = frozenset({"tools"})  # those that need a line in the configuration
+BESIDE: Final = {"tools": "town_server.py", "interviews": "personas.csv"}  # file that an example needs beside it
+CONFIGURED: Final = frozenset({"tools"})  # examples that need a line in the configuration
 MODEL: Final = "model: small\n"
 
 
 def examples(
-    name: Annotated[str | None, typer.Argument(help="One of them; without it, list them.", metavar="[NAME]")] = None,
+    name: Annotated[str | None, typer.Argument(help="The example; without it, list them.", metavar="[NAME]")] = None,
 ) -> None:
-    """List the jobs of the gallery, or write one into this folder."""
+    """List the example jobs, or write one into this folder."""
     titles = {each.name.removesuffix(".yaml"): each.read_text() for each in GALLERY.iterdir() if _is_job(each.name)}
     if name is None:
         for known, text in sorted(titles.items()):
@@ -33,7 +33,7 @@ def examples(
         files[BESIDE[name]] = (GALLERY / BESIDE[name]).read_text()
     for file in files:
         if Path(file).exists():
-            raise ConfigError(f"{file} is there already, and is left as it is")
+            raise ConfigError(f"{file} already exists, and is not overwritten")
     for file, text in files.items():
         replace_file(Path(file), text.encode())
         typer.echo(f"written: {file}")
@@ -53,7 +53,7 @@ def _title(text: str) -> str:
 
 
 def _model() -> str:
-    """Return the first model of this folder's configuration, and the small one where there is none."""
+    """Return the first model of this folder's configuration, or the small one without a configuration."""
     return next(iter(load_config(Path(FILE)).models)) if Path(FILE).is_file() else "small"
 
 
@@ -61,5 +61,5 @@ def _next(name: str) -> str:
     if Path(FILE).is_file():
         return f"next: roundhouse run {name}.yaml"
     if name in CONFIGURED:
-        return f"next: roundhouse init, the line above into {FILE}, roundhouse run {name}.yaml"
+        return f"next: roundhouse init; add the line above to {FILE}; roundhouse run {name}.yaml"
     return f"next: roundhouse run {name}.yaml --model roundhouse:small"

@@ -18,30 +18,33 @@ def gpus(
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="Show the engines and lanes of this configuration too."
+            "--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="Also show the engines and lanes of this configuration."
         ),
     ] = None,
     *,
-    enable_mig: Annotated[bool, typer.Option("--enable-mig", help="Over gpus.enable_mig.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
+    enable_mig: Annotated[bool, typer.Option("--enable-mig", help="Use slices of GPUs in MIG mode.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Show the GPUs and MIG slices of this machine, and what a configuration puts on them. Nothing is started."""
-    from service.config.lane_plan import plan_of  # noqa: PLC0415 - what it imports takes a second
+    from service.config.lane_plan import plan_of  # noqa: PLC0415 - its imports take a second
 
     plan = plan_of(config, enable_mig=enable_mig)
     if as_json:
         typer.echo(json.dumps(plan))
         return
     console = Console(emoji=False)
-    _print_devices(console, plan["devices"])
+    _print_devices(console, plan["devices"], is_any_hidden=bool(plan["hidden"]))
+    for each in plan["hidden"]:
+        what = ", ".join(plain(each[key]) for key in ("uuid", "name") if each[key])
+        console.print(f"GPU {each['index']}{what and f' ({what})'}: {plain(each['because'])}", markup=False)
     if config is not None:
         _print_engines(console, plan["engines"])
         _print_lanes(console, plan["lanes"])
 
 
-def _print_devices(console: Console, devices: Sequence[Mapping[str, Any]]) -> None:
+def _print_devices(console: Console, devices: Sequence[Mapping[str, Any]], *, is_any_hidden: bool) -> None:
     if not devices:
-        console.print("no GPU: lanes are on the CPU")
+        console.print("no GPU may be used: lanes are on the CPU" if is_any_hidden else "no GPU: lanes are on the CPU")
         return
     table = Table("index", "name", "memory", "uuid", box=None)
     for device in devices:
@@ -63,7 +66,7 @@ def _print_engines(console: Console, engines: Sequence[Mapping[str, Any]]) -> No
 
 
 def _print_lanes(console: Console, lanes: Sequence[Mapping[str, Any]]) -> None:
-    table = Table("lane", "device", "layout", "its part", "port", "stands there first", "takes", box=None)
+    table = Table("lane", "device", "layout", "its part", "port", "loaded first", "needs", box=None)
     for lane in lanes:
         residents = ", ".join(map(plain, lane["resident"])) or "-"
         table.add_row(
@@ -74,8 +77,14 @@ def _print_lanes(console: Console, lanes: Sequence[Mapping[str, Any]]) -> None:
     for device, room in {lane["device"]: lane["room_mib"] for lane in lanes}.items():
         needs = [lane["need_mib"] for lane in lanes if lane["device"] == device and lane["resident"]]
         if needs:
-            console.print(f"{plain(device)}: {_memory(sum(needs))} of {_memory(room)} taken", markup=False)
+            console.print(f"{plain(device)}: {_sum(needs)} of {_memory(room)} taken", markup=False)
 
 
 def _memory(mib: int | None) -> str:
     return UNKNOWN if mib is None else f"{mib} MiB"
+
+
+def _sum(sizes: Sequence[int | None]) -> str:
+    known = [size for size in sizes if size is not None]
+    parts = [_memory(sum(known))] if known else []
+    return " + ".join([*parts, UNKNOWN] if len(known) < len(sizes) else parts)

@@ -1,4 +1,4 @@
-"""Configurations that a person has used before: what lies in a folder may be somebody else's, and holds commands."""
+"""Configurations that a person has used before: one found in a folder may be a stranger's, and runs commands."""
 
 import hashlib
 import os
@@ -15,12 +15,12 @@ from service.config.schema import Config
 from service.errors import ConfigError
 from workers.files.atomic import replace_file
 
-FILE: Final = "known-configurations"  # a line of hexadecimal digits each, below the folder of a user's state
+FILE: Final = "known-configurations"  # one hexadecimal digest per line, in the user's state folder
 MOST: Final = 1000
 
 
 def note_known(path: Path, config: Config) -> None:
-    """Take a configuration as one that its person uses; what is no file is asked about again."""
+    """Record that the user uses a configuration; one that is not a regular file is asked about each time."""
     if not path.is_file():
         return
     known, digest = _read(), _digest(path, config)
@@ -34,10 +34,10 @@ def note_known(path: Path, config: Config) -> None:
 
 
 def ask_for(path: Path, config: Config) -> None:
-    """Name a configuration that was found, and ask once whether it is to be used.
+    """Name a found configuration, and ask once whether to use it.
 
     Raises:
-        ConfigError: it is not, or nobody can be asked.
+        ConfigError: the answer is no, or there is no terminal to ask on.
     """
     typer.echo(f"configuration: {plain(path)}", err=True)
     if _digest(path, config) in _read():
@@ -51,17 +51,17 @@ def ask_for(path: Path, config: Config) -> None:
         if server.command
     ]
     runs = "; ".join(plain(each) for each in (*commands, *servers, *python))
-    what = f"{path} was not used here before, and a configuration runs programs" + (f" ({runs})" if runs else "")
+    what = f"{path} was not used before, and a configuration can run programs" + (f" ({runs})" if runs else "")
     if not sys.stdin.isatty():
-        raise ConfigError(f"{what}; --config {path} uses it")
+        raise ConfigError(f"{what}; use it with --config {path}")
     typer.echo(f"{plain(what)}. Use it? [y/N] ", err=True, nl=False)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-        raise ConfigError(f"{path} is not used; --config names another configuration, --url a service")
+        raise ConfigError(f"{path} is not used; give another configuration with --config, or a service with --url")
     note_known(path, config)
 
 
 def _digest(path: Path, config: Config) -> str:
-    """Return the digest of a file, of where it lies, and of the Python files that it has run."""
+    """Return one digest of a file, its path, and the Python files that it runs."""
     digest = hashlib.sha256(os.fsencode(path.resolve()) + b"\0" + path.read_bytes())
     for model in config.models.values():
         for place in model.tools.python.values():

@@ -1,4 +1,4 @@
-"""``launch``: an agent's command line on the local service, with settings of its own and nothing of a provider's."""
+"""``launch``: an agent's command line on the local service, with its own settings and none of a provider's."""
 
 import json
 import os
@@ -47,34 +47,36 @@ SESSION_BYTES: Final = 4
 GRACE_S: Final = 10.0
 ASKED_S: Final = 5.0
 MOST_BYTES: Final = 64 * 1024
-MOST_TOLD: Final = 500  # characters of a refusal
+MOST_TOLD: Final = 500  # printed characters of a refusal
 RESPONSES: Final = "/v1/responses"
-PRINTED: Final = "MODEL"  # stands for a model as long as no service tells of one
+PRINTED: Final = "MODEL"  # placeholder for the model where no service runs
 
 
 def launch(
     agent: Annotated[
         str | None,
-        typer.Argument(help="claude, codex, opencode, aider, pi, or a row of yours; without it: list them."),
+        typer.Argument(help="claude, codex, opencode, aider, pi, or one of yours; without it, list them."),
     ] = None,
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGS]", help="For the agent.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGS]", help="Passed to the agent.")] = None,
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="As of chat; without it the first one.", metavar="M")
+        str | None, typer.Option("--model", "-m", help="As for chat; default: the first model.", metavar="M")
     ] = None,
     url: FoundUrlOption = None,
     api_key: KeyOption = None,
     config: StartConfigOption = None,
     *,
-    only_print: Annotated[bool, typer.Option("--print", help="Show all of it, keys masked; start nothing.")] = False,
+    only_print: Annotated[bool, typer.Option("--print", help="Only show what would run, with keys masked.")] = False,
 ) -> None:
-    """Start an agent's command line on the service that runs here, or on one that ends with it."""
+    """Start an agent's command line on the service here, or on one that starts and ends with it."""
     table = _table()
+    if agent is None and only_print:
+        raise ConfigError("--print: name the agent to show")
     if agent is None:
         _list_agents(table)
         return
     if agent not in table.agents:
         known = ", ".join(table.agents)
-        raise ConfigError(f"{agent}: no such agent; known are {known}; {_own_table()} takes a row of yours")
+        raise ConfigError(f"{agent}: no such agent; known are {known}; add your own to {_own_table()}")
     row = table.agents[agent]
     wanted = Wanted(url=url, api_key=api_key, config=config, model=model, context=row.context)
     if only_print:
@@ -111,7 +113,7 @@ def _list_agents(table: AgentTable) -> None:
     for name, row in table.agents.items():
         place = shutil.which(row.program) or f"not installed: {row.install}"
         typer.echo(f"{name:<12} {place}")
-    typer.echo(f"A row of yours goes into {_own_table()}; roundhouse launch --print NAME shows what one does.")
+    typer.echo(f"Add your own to {_own_table()}; roundhouse launch --print NAME shows what an agent would run.")
 
 
 def _facts(agent: str, service: FoundService) -> LaunchFacts:
@@ -126,9 +128,9 @@ def _facts(agent: str, service: FoundService) -> LaunchFacts:
 
 
 def _missing(agent: str, row: AgentRow, facts: LaunchFacts) -> str | None:
-    """Return the refusal of the path that the agent asks, if the model's engine lacks it.
+    """Return the refusal of the path that the agent requests, if the model's engine lacks it.
 
-    An engine that takes longer than a moment, or fails otherwise, is left to the agent.
+    A slow engine, or one that fails otherwise, is left to the agent.
     """
     if not row.asks:
         return None
@@ -154,7 +156,7 @@ def _missing(agent: str, row: AgentRow, facts: LaunchFacts) -> str | None:
 
 
 def _beginning(answer: httpx.Response) -> bytes:
-    """Return the beginning of a body, whose end need never come."""
+    """Return the beginning of a body, which may never end."""
     text, until = b"", time.monotonic() + ASKED_S
     for piece in answer.iter_raw():
         text += piece
@@ -167,7 +169,7 @@ def _print(
     table: AgentTable, agent: str, service: FoundService | None, wanted: Wanted, arguments: tuple[str, ...]
 ) -> None:
     if service is None:
-        typer.echo("# no service runs here, so one would be started, and its address and model would stand here")
+        typer.echo("# no service runs here, so one would be started; its address and model would be shown here")
         facts = LaunchFacts(
             url="http://127.0.0.1:PORT",
             key=wanted.api_key,
@@ -184,7 +186,7 @@ def _print(
 
 
 def _write(start: AgentStart, folder: Path) -> None:
-    """Write the agent's files, for their owner alone."""
+    """Write the agent's files, readable by their owner only."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     once = {name: text for name, text in start.once.items() if not (folder / name).exists()}
     for name, text in {**start.files, **once}.items():
@@ -194,7 +196,7 @@ def _write(start: AgentStart, folder: Path) -> None:
 def _run(start: AgentStart) -> int:
     """Run the agent in this terminal, and return its exit status; a signal that ends this command ends it too."""
     environment = {name: value for name, value in os.environ.items() if name not in start.unset}
-    # Ctrl-C is the agent's, which has the terminal. To ignore it here would have the agent begin with it ignored.
+    # Ctrl-C is for the agent. A handler, not SIG_IGN: the agent would inherit an ignored signal.
     previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGQUIT)}
     try:
         process = subprocess.Popen(start.argv, env={**environment, **start.environment})

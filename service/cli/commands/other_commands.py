@@ -1,4 +1,4 @@
-"""The table of the commands that run no engine: they ask a running service, or tell of this machine."""
+"""The table of commands that run no engine: they ask a running service, or describe this machine."""
 
 import secrets
 from collections.abc import Mapping
@@ -21,18 +21,18 @@ from service.cli.conventions import Panel
 from service.cli.displays.top import top
 from service.conversations.callers import USUAL_SCOPES, KeyScope
 
-KEY_BYTES: Final = 32  # none can be guessed, so a plain hash of one keeps it
+KEY_BYTES: Final = 32  # too many to guess, so a plain hash is enough
 
 
 def key(
     name: Annotated[str, typer.Argument(help="The key's name.", metavar="NAME")],
     scope: Annotated[
         list[KeyScope] | None,
-        typer.Option(help="What it is for; may be given several times. Without it: read and submit.", metavar="SCOPE"),
+        typer.Option(help="A scope; may be repeated. Default: read and submit.", metavar="SCOPE"),
     ] = None,
 ) -> None:
-    """Make a key: print it, for its holder, and its entry of server.keys or of a keys_file. Nothing is kept."""
-    from service.config.keys import digest_of, named_key  # noqa: PLC0415 - what it imports takes a second
+    """Make a key: print it, and its entry for server.keys or a keys_file. Nothing is stored."""
+    from service.config.keys import digest_of, named_key  # noqa: PLC0415 - its imports take a second
 
     made = f"rh-{secrets.token_urlsafe(KEY_BYTES)}"
     entry = named_key(name, digest_of(made), dict.fromkeys(scope or USUAL_SCOPES))
@@ -49,7 +49,7 @@ _TABLE: Final[Mapping[Panel, tuple[Any, ...]]] = {
 
 @cache
 def commands() -> Mapping[str, Any]:
-    """Return them by their names, as Typer has made them."""
+    """Return Typer's commands by name."""
     app = typer.Typer(add_completion=False)
     remote.add_commands(app)
     conversing.add_commands(app)
@@ -57,5 +57,5 @@ def commands() -> Mapping[str, Any]:
         for command in those:
             app.command(rich_help_panel=panel)(command)
     group = get_command(app)
-    assert isinstance(group, TyperGroup)  # noqa: S101 - of several commands it is one
+    assert isinstance(group, TyperGroup)  # noqa: S101 - several commands make a group
     return group.commands

@@ -1,4 +1,4 @@
-"""The service that a command speaks to: one that runs, or one of its own, which ends with it."""
+"""The service that a command uses: a running one, or one of its own, which ends with it."""
 
 import os
 import re
@@ -19,10 +19,10 @@ from rich.console import Console
 from roundhouse_client import Client
 from roundhouse_client.errors import Refused, RoundhouseError
 from roundhouse_client.values.models import Model
-from service.cli.commands.first_steps import FILE, HTTP_PORTS, is_reference, write_passing
+from service.cli.commands.first_steps import HTTP_PORTS, is_reference, write_passing
 from service.cli.commands.known_configurations import ask_for, note_known
 from service.cli.connection import connect
-from service.cli.conventions import PARENT
+from service.cli.conventions import FILE, PARENT
 from service.cli.displays.console import can_draw, plain
 from service.cli.displays.fetch_display import FetchBars
 from service.config.load import load_config
@@ -35,25 +35,25 @@ from workers.errors import StartFailed
 from workers.process.listeners import foreign_listener
 
 LOOK_S: Final = 0.1
-FIND_S: Final = 3.0  # for an answer of what may listen at a port
-TAIL: Final = 10  # lines of an engine, or of a service, that could not be started
-GRACE_S: Final = 20.0  # of a service that was told to end; then once more, and then by force
+FIND_S: Final = 3.0  # time for an answer from a port
+TAIL: Final = 10  # shown log lines of an engine or a service that could not be started
+GRACE_S: Final = 20.0  # time to end after SIGTERM, which is sent twice; then SIGKILL
 FAILED: Final = frozenset({"backoff", "failed"})
-# A name becomes settings of an agent, which hold commands, and goes to the terminal.
+# A name goes to the terminal and into an agent's settings, which hold commands.
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
 SHOWN: Final = 100
 
 
 FoundUrlOption = Annotated[
-    str | None, typer.Option("--url", envvar="ROUNDHOUSE_URL", help="Where the service is; it is not started then.")
+    str | None, typer.Option("--url", envvar="ROUNDHOUSE_URL", help="Address of a running service; none is started.")
 ]
 StartConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="What a service is started with.")
+    Path | None, typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="Configuration of a service to start.")
 ]
 
 
 class FoundService(msgspec.Struct, frozen=True, kw_only=True):
-    """A service that answers, and the model that is meant there; ``is_own`` tells whether it ends with this command."""
+    """A service that answers, and the chosen model; ``is_own`` says whether it ends with this command."""
 
     url: str
     api_key: str | None
@@ -63,10 +63,10 @@ class FoundService(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """A person's words on the service: its address, or the model and configuration to start one with.
+    """The user's options for the service: its address, or the model and configuration to start one with.
 
-    ``model`` is a name that a service has, or a model's files; ``context`` is what a model that is started for this
-    should have, in tokens.
+    ``model`` is a model of a service, or a model's files; ``context`` is the context in tokens of a model that is
+    started for this.
     """
 
     url: str | None = None
@@ -78,11 +78,11 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def open_service(wanted: Wanted) -> Iterator[FoundService]:
-    """Find a service, or start one; what was started has ended after the block, whatever ends the block.
+    """Find a service, or start one, which ends with the block in any case.
 
     Raises:
         ConfigError: there is no such model, or a service cannot be started with it.
-        ServiceAway: no service answers at the address that was given.
+        ServiceAway: no service answers at the given address.
         StartFailed: an engine of a started service cannot be started.
     """
     running = find_service(wanted)
@@ -106,11 +106,11 @@ def open_service(wanted: Wanted) -> Iterator[FoundService]:
 
 
 def find_service(wanted: Wanted) -> FoundService | None:
-    """Return the service that runs where a person has said, or here; None where one has to be started.
+    """Return the running service at the given address, or here; None where one has to be started.
 
     Raises:
         ConfigError: it has no such model.
-        ServiceAway: none answers at the address that was given.
+        ServiceAway: none answers at the given address.
     """
     if wanted.url is not None:
         with connect(wanted.url, wanted.api_key) as client:
@@ -119,24 +119,24 @@ def find_service(wanted: Wanted) -> FoundService | None:
     path = _own_configuration(wanted)
     port = HTTP_PORTS[0] if path is None else load_config(path).server.port
     if wanted.config is None and (owner := foreign_listener(port)) is not None:
-        text = f"a program of another user ({owner}) listens at port {port}, and is not asked; --url asks it"
+        text = f"a program of another user ({owner}) listens at port {port}, and is not asked; use --url to ask it"
         typer.echo(text, err=True)
         return None
     return _running(f"http://127.0.0.1:{port}", wanted)
 
 
 def _own_configuration(wanted: Wanted) -> Path | None:
-    """Return the configuration of a person's own, that was named or is in this folder."""
+    """Return the named configuration, or this folder's; None without either."""
     return wanted.config or (Path(FILE) if Path(FILE).is_file() else None)
 
 
 def _running(url: str, wanted: Wanted) -> FoundService | None:
-    """Return the service that runs at an address; None if none does, or it has not the model whose files are meant."""
+    """Return the service that runs at an address; None if none does, or it lacks the model of the given files."""
     with Client(url, api_key=wanted.api_key, patience_s=0.0, timeout_s=FIND_S) as client:
         try:
             client.get_readiness()
         except Refused as error:
-            if not error.code:  # something else, which listens there
+            if not error.code:  # another program listens there
                 return None
         except RoundhouseError:
             return None
@@ -152,7 +152,7 @@ def _chosen(wanted: Wanted, url: str, models: Sequence[Model]) -> FoundService:
     for model in models:
         if NAME.fullmatch(model.id) is None:
             shown = plain(ascii(model.id))[:SHOWN]
-            raise ConfigError(f"{url} has a model whose name is none: {shown}; nothing is started with it")
+            raise ConfigError(f"{url} has a model with an unusable name: {shown}; nothing is started")
     names = {wanted.model, None if wanted.model is None else name_of(wanted.model)}
     found = next((model for model in models if wanted.model is None or model.id in names), None)
     if found is None:
@@ -162,7 +162,7 @@ def _chosen(wanted: Wanted, url: str, models: Sequence[Model]) -> FoundService:
 
 
 def _configuration(wanted: Wanted, path: Path | None, config: Config | None, folder: Path) -> Path:
-    """Return the configuration to start with: a person's own, or one that is made for a model."""
+    """Return the configuration to start with: the user's own, or one made for a model."""
     if config is not None and path is not None and (wanted.model is None or wanted.model in config.models):
         return path
     if wanted.model is not None and not is_reference(wanted.model):
@@ -173,7 +173,7 @@ def _configuration(wanted: Wanted, path: Path | None, config: Config | None, fol
 
 @contextmanager
 def _started(wanted: Wanted, path: Path, folder: Path) -> Iterator[str]:
-    """Run a service for a block, and return its address once a model of it can be asked."""
+    """Run a service for a block, and return its address once its models can be asked."""
     config = load_config(path)
     state_dir = (path.parent / config.server.state_dir).resolve()
     with FetchBars() as bars:
@@ -188,7 +188,7 @@ def _started(wanted: Wanted, path: Path, folder: Path) -> Iterator[str]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # Ctrl-C is this command's affair
+            start_new_session=True,  # only this command gets Ctrl-C
         )
     try:
         with Client(url, api_key=wanted.api_key, patience_s=0.0, timeout_s=FIND_S) as client:
@@ -199,7 +199,7 @@ def _started(wanted: Wanted, path: Path, folder: Path) -> Iterator[str]:
 
 
 def _wait_started(client: Client, process: "subprocess.Popen[bytes]", log: Path, models: str) -> None:
-    """Return when all models can be asked. An engine's own limit bounds it: one that does not come is said to fail."""
+    """Return when all models can be asked. An engine's own start limit bounds the wait: it is then failed."""
     console = Console(stderr=True)
     with console.status(f"starting {plain(models)}") if can_draw(console) else nullcontext():
         while True:
@@ -230,10 +230,10 @@ def _check_engines(client: Client) -> None:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a service and all that is its own; an impatient person need not press Ctrl-C twice."""
+    """End a service and its engines; Ctrl-C is ignored meanwhile, so that the cleanup is complete."""
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        for _ in range(2):  # the first is a drain, the second does not wait
+        for _ in range(2):  # the first drains, the second stops at once
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_S)

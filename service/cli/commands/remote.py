@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ from rich.table import Column, Table
 
 from roundhouse_client import AnswerLost, Client, Event, Refused, Unreachable
 from roundhouse_client.calls import job_calls, node_calls
-from roundhouse_client.drivers.exchange import DEFAULT_URL
 from roundhouse_client.flows.asking import PATIENCE_S
 from roundhouse_client.values.events import END, ConversationChange, Gap, Progress, Swap, TurnChange
 from roundhouse_client.values.jobs import ConversationCounts, Job, JobPage, TurnCounts
@@ -26,16 +25,16 @@ from service.cli.connection import JsonOption, KeyOption, ServiceAway, UrlOption
 from service.cli.conventions import Exit, FormOption, Panel
 from service.cli.displays.console import given_up_line, plain, print_transcript
 from service.errors import ConfigError, Fault
-from service.formats.documents import Place, parse_document, read_text
+from service.formats.documents import Place, lines_of_file, parse_document, read_text
 from service.formats.result_form import ResultForm
-from service.run import refuse_shape, told_with_lines, with_rows_of
+from service.run import refuse_configuration, refuse_shape, told_with_lines, with_rows_of
 from workers.requests.prompts.bios import signature_text
 
 DONE: Final = "completed"
-SECOND_S: Final = 1.0  # between two looks of a line of progress
-MOST_GIVEN_UP: Final = 10  # that a job tells
-FILE_AT_FAULT: Final = (400, 413, 422)  # statuses of a job that the service does not take
-NO_SLOT: Final = "a slot of "  # what a turn waits for that needs nothing but one
+SECOND_S: Final = 1.0  # time between two updates of a progress line
+MOST_GIVEN_UP: Final = 10  # given-up patterns that a job lists
+FILE_AT_FAULT: Final = (400, 413, 422)  # statuses for which the job file is at fault
+NO_SLOT: Final = "a slot of "  # start of the reason of a turn that waits only for a slot
 SHOWN = ("changed", "added", "removed", "resized", "restarted", "unchanged")
 
 
@@ -51,36 +50,43 @@ def submit(
     job: Annotated[Path, typer.Argument(help="A job file, YAML or JSON.")],
     *,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="With --wait: print each event, as watch.")] = False,
-    idempotency_key: Annotated[str | None, typer.Option(help="Posting again with the same key posts nothing.")] = None,
-    url: UrlOption = DEFAULT_URL,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="With --wait: print each event.")] = False,
+    idempotency_key: Annotated[str | None, typer.Option(help="A second post with this key posts nothing.")] = None,
+    url: UrlOption = None,
     api_key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Post a job. --wait waits for a service that is starting, too; with --json: the job as posted and as it ended."""
-    document, lines = parse_document(read_text(job), str(job))
+    """Post a job. --wait also waits for a starting service; with --json it prints the job as posted and as ended."""
+    if verbose and not wait:
+        raise ConfigError("--verbose prints events as they come; it needs --wait")
+    if idempotency_key == "":
+        raise ConfigError("--idempotency-key is empty")
+    text = read_text(job)
+    document, lines = parse_document(text, str(job))
+    refuse_configuration(document, str(job))
     read = with_rows_of(document, str(job), lines)
     document = document if read is None else read.document
     if read is not None and read.file is not None:
         typer.echo(plain(f"{len(read.lines)} conversations of {read.file}"), err=True)
-    with _shape_told(document, str(job), lines), connect(url, api_key) as service:
-        if wait:  # one that is starting may not listen yet; the job itself is posted once
+    with _shape_told(document, str(job), text, lines), connect(url, api_key) as service:
+        if wait:  # a starting service may not listen yet; the job itself is posted once
             service.ask(node_calls.get_health(), patience_s=PATIENCE_S)
         try:
-            posted = service.post_job(cast("dict[str, object]", document), idempotency_key=idempotency_key or None)
+            posted = service.post_job(cast("dict[str, object]", document), idempotency_key=idempotency_key)
         except Refused as refused:
             if refused.status not in FILE_AT_FAULT:
                 raise
             faults = [Fault(path=fault.path, message=fault.message) for fault in refused.faults]
-            raise ConfigError(told_with_lines(faults, str(job), lines, read) or f"{job}: {refused}") from refused
-        # Alone on the standard output, for the script that goes on with it.
+            told = told_with_lines(faults, str(job), lines_of_file(text, lines), read)
+            raise ConfigError(told or f"{job}: {refused}") from refused
+        # The id alone goes to standard output, for scripts.
         print_document(posted.document, posted.id, as_json=as_json)
         if wait:
             follow_posted(service, posted.id, verbose=verbose, as_json=as_json)
 
 
 def follow_posted(service: Client, job_id: str, *, verbose: bool = False, as_json: bool = False) -> NoReturn:
-    """Follow a job that was posted to its end, and leave with the exit status of that."""
+    """Follow a posted job to its end, and exit with its status."""
     _tell_waits(service, job_id)
     show = partial(_print_event, as_json=as_json, is_aside=True)
     end = follow(service, job_id, show if verbose or as_json else ProgressLine(service, job_id).show)
@@ -92,7 +98,7 @@ def follow_posted(service: Client, job_id: str, *, verbose: bool = False, as_jso
 
 
 def _tell_given_up(job: Job) -> None:
-    """Say which patterns and schemas of a job ran out of time: its end is otherwise read as their verdict."""
+    """Report patterns and schemas that ran out of time: the job's end would otherwise pass for their verdict."""
     for each in job.given_up:
         typer.echo(given_up_line(each.document), err=True)
     if len(job.given_up) >= MOST_GIVEN_UP:
@@ -100,25 +106,25 @@ def _tell_given_up(job: Job) -> None:
 
 
 @contextmanager
-def _shape_told(document: object, source: str, lines: Mapping[Place, int]) -> Iterator[None]:
-    """Tell what is wrong with the file itself where no service is there that would."""
+def _shape_told(document: object, source: str, text: str, lines: dict[Place, int]) -> Iterator[None]:
+    """Report the faults of the file itself where no service is there to do so."""
     try:
         yield
     except ServiceAway:
-        refuse_shape(document, source, lines)
+        refuse_shape(document, source, lines_of_file(text, lines))
         raise
 
 
 def status(
-    job_id: Annotated[str | None, typer.Argument(help="Without one, all jobs are listed.")] = None,
-    url: UrlOption = DEFAULT_URL,
+    job_id: Annotated[str | None, typer.Argument(help="Default: list all jobs.")] = None,
+    url: UrlOption = None,
     api_key: KeyOption = None,
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one job, or list them."""
+    """Show one job, or list jobs."""
     with connect(url, api_key) as service:
-        answer = service.get_job(job_id) if job_id else service.list_jobs()
+        answer = service.list_jobs() if job_id is None else service.get_job(job_id)
     jobs = answer.jobs if isinstance(answer, JobPage) else (answer,)
     if job_id and not as_json:
         _tell_given_up(jobs[0])
@@ -151,7 +157,7 @@ def status(
 
 
 def _ended(counts: ConversationCounts | TurnCounts, what: str = "") -> str:
-    """Return how many have ended, of how many, and how many of these have failed."""
+    """Return the numbers of ended, all and failed ones, as ``3/4 turns, 1 failed``."""
     failed = f", {counts.failed} failed" if counts.failed else ""
     return f"{counts.completed + counts.failed + counts.cancelled}/{counts.total} {what}".rstrip() + failed
 
@@ -159,12 +165,14 @@ def _ended(counts: ConversationCounts | TurnCounts, what: str = "") -> str:
 def result(
     job_id: str,
     form: FormOption = None,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     api_key: KeyOption = None,
     *,
     as_json: JsonOption = False,
 ) -> None:
     """Print the transcripts of a job that has ended."""
+    if as_json and form not in {None, ResultForm.JSON}:
+        raise ConfigError(f"--json and --format {form}: give one of them")
     with connect(url, api_key) as service:
         job = service.get_job(job_id)
         _tell_given_up(job)
@@ -180,7 +188,7 @@ def result(
     raise typer.Exit(Exit.DONE if job.state == DONE else Exit.FAILED)
 
 
-def watch(job_id: str, url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:
+def watch(job_id: str, url: UrlOption = None, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:
     """Follow a job's events to its end."""
     with connect(url, api_key) as service:
         end = follow(service, job_id, partial(_print_event, as_json=as_json, is_aside=False))
@@ -188,19 +196,17 @@ def watch(job_id: str, url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, 
     raise typer.Exit(Exit.DONE if end == DONE else Exit.FAILED)
 
 
-def cancel(
-    job_id: str, url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json: JsonOption = False
-) -> None:
-    """End a job early; what was said is kept."""
+def cancel(job_id: str, url: UrlOption = None, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:
+    """End a job early; turns already spoken are kept."""
     with connect(url, api_key) as service:
         had_ended = service.get_job(job_id).has_ended
         job = service.cancel_job(job_id)
-    # A quick service has ended the job before it answers.
+    # A quick service ends the job before it answers.
     told = ", nothing to cancel" if had_ended else "" if job.has_ended else ", to be cancelled"
     print_document(job.document, f"{job.id}: {job.state}{told}", as_json=as_json)
 
 
-def workers(url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:
+def workers(url: UrlOption = None, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:
     """List the workers."""
     with connect(url, api_key) as service:
         answer = service.list_workers()
@@ -216,9 +222,9 @@ def workers(url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json:
 def logs(
     worker_id: str,
     *,
-    follow_on: Annotated[bool, typer.Option("-f", "--follow", help="Go on with new lines.")] = False,
+    follow_on: Annotated[bool, typer.Option("-f", "--follow", help="Keep printing new lines.")] = False,
     tail: Annotated[int, typer.Option(min=0, max=10_000, help="How many lines.")] = 100,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     api_key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -228,8 +234,8 @@ def logs(
             for line in service.get_log(worker_id, tail=tail).lines:
                 _print_line(line, as_json=as_json)
             return
-        service.get_worker(worker_id)  # a service that is not there, or knows no such worker, is said at once
-        for line in service.follow_log(worker_id, tail=tail):
+        service.get_worker(worker_id)  # reports a missing service or worker at once
+        for line in service.follow_log(worker_id, tail=tail, patience_s=PATIENCE_S):
             _print_line(line, as_json=as_json)
 
 
@@ -238,7 +244,7 @@ def _print_line(line: LogLine, *, as_json: bool) -> None:
 
 
 class ProgressLine:
-    """A job's progress on the standard error: one line that moves, or where that is no terminal a line a second."""
+    """A job's progress on standard error: one line that is redrawn, or a line a second without a terminal."""
 
     def __init__(self, service: Client, job_id: str) -> None:
         self._service = service
@@ -248,7 +254,7 @@ class ProgressLine:
         self._moves = Console(stderr=True).is_terminal
 
     def show(self, event: Event) -> None:
-        """Show how far the job is by now, if it is time for that, and if it has got on."""
+        """Show the job's progress if it has changed and the last line is a second old."""
         is_end = event.kind == END
         if time.monotonic() - self._shown_at < SECOND_S and not is_end:
             return
@@ -273,25 +279,25 @@ def _print_event(event: Event, *, as_json: bool, is_aside: bool) -> None:
 
 
 def follow(service: Client, job_id: str, show: Callable[[Event], None]) -> str:
-    """Show a job's events to its end, over reconnections; return the state that it ended in.
+    """Show a job's events to its end, across reconnections; return its final state.
 
     Raises:
         ServiceAway: the service does not answer any more.
         Refused: there is no such job.
     """
-    service.get_job(job_id)  # a service that is not there, or knows no such job, is said at once
+    service.get_job(job_id)  # reports a missing service or job at once
     try:
-        for event in service.follow_job(job_id):
+        for event in service.follow_job(job_id, patience_s=PATIENCE_S):
             show(event)
             if event.kind == END:
                 return str(event.data["state"])
         return service.ask(job_calls.get_job(job_id), patience_s=PATIENCE_S).state
     except (Unreachable, AnswerLost) as error:
-        raise ServiceAway.at(error, f"; to go on: roundhouse watch {job_id}") from error
+        raise ServiceAway.at(error, f"; to continue: roundhouse watch {job_id}") from error
 
 
 def _tell_waits(service: Client, job_id: str) -> None:
-    """Say what a job waits for that no slot brings: a model without a worker, say."""
+    """Report what a job waits for other than a slot, such as a model without a worker."""
     heads = service.ask(node_calls.get_status()).heads
     waits = {head.waits_for for head in heads.ready if head.job == job_id and NO_SLOT not in head.waits_for}
     for waits_for in sorted(waits):
@@ -313,25 +319,25 @@ def _event_line(event: Event) -> str:
             left = f" in place of {swap.left}" if swap.left else ""
             return f"{swap.lane}: {swap.model} is loaded{left} in {swap.seconds:.1f} s: {swap.because}"
         case Gap() as gap:
-            return f"events {gap.first} to {gap.last} are kept no more"
+            return f"events {gap.first} to {gap.last} are no longer kept"
         case _:
             return f"job: {event.data.get('state', event.kind)}"
 
 
 def tools(
-    model: Annotated[str | None, typer.Argument(help="Without one, those of all models.")] = None,
+    model: Annotated[str | None, typer.Argument(help="Default: the tools of all models.")] = None,
     *,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     api_key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the tools that agents of a model may ask for, and the MCP servers that are down."""
+    """List the tools that agents of a model may call, and the MCP servers that are down."""
     with connect(url, api_key) as service:
-        names = [model] if model else list(dict.fromkeys(each.model for each in service.list_workers().workers))
-        listings = [service.get_tools(name) for name in names]
+        models = (each.model for each in service.list_workers().workers) if model is None else (model,)
+        listings = [service.get_tools(name) for name in dict.fromkeys(models)]
     if as_json:
         documents = [listing.document for listing in listings]
-        typer.echo(json.dumps(documents[0] if model else documents))
+        typer.echo(json.dumps(documents if model is None else documents[0]))
         return
     console = Console(emoji=False)
     for listing in listings:
@@ -347,12 +353,12 @@ def _print(console: Console, listing: Tools) -> None:
     console.print(table, markup=False)
     for server in listing.servers:
         if server.trouble:
-            known = f"; its last {server.tools} tools stand" if server.tools is not None else ""
+            known = f"; its last {server.tools} tools are still known" if server.tools is not None else ""
             console.print(f"mcp {plain(server.name)} is down: {plain(server.trouble)}{known}", markup=False)
 
 
-def reload(url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:
-    """Have the service read its configuration anew; what is refused or not usable changes nothing."""
+def reload(url: UrlOption = None, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:
+    """Make the service reload its configuration; if it is refused or not usable, nothing changes."""
     with connect(url, api_key) as service:
         answer = service.reload_configuration()
     listing = Table("what", "settings and models", box=None)

@@ -1,4 +1,4 @@
-"""``roundhouse timeline``: which turn held which slot when, on the terminal or in a file."""
+"""``roundhouse timeline``: the turns on each slot over time, on the terminal or in a file."""
 
 from collections.abc import Iterator
 from enum import StrEnum
@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.text import Text
 
 from roundhouse_client.calls import job_calls
-from roundhouse_client.drivers.exchange import DEFAULT_URL
 from service.cli.connection import JsonOption, KeyOption, ServiceAway, UrlOption, connect
 from service.cli.displays.console import can_draw, plain
 from service.errors import ConfigError
@@ -30,7 +29,7 @@ STYLES: Final = {IDLE: "dim", FAILED: "bold red", CANCELLED: "dim", RUNNING: "gr
 class TimelineFormat(StrEnum):
     """The file format of a timeline."""
 
-    HTML = "html"  # a page that needs nothing else
+    HTML = "html"  # a self-contained page
     TRACE = "trace"  # Chrome's trace format, for Perfetto
     TEXT = "text"  # the chart of the terminal
 
@@ -50,13 +49,15 @@ def timeline(
         Path | None, typer.Option("-o", "--output", help="Write a file: .html, .json (for Perfetto) or .txt.")
     ] = None,
     form: Annotated[
-        TimelineFormat | None, typer.Option("--format", help="Over what the file's name says; without a file, text.")
+        TimelineFormat | None, typer.Option("--format", help="Overrides the file's ending; without a file, text.")
     ] = None,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     api_key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which turn held which slot when: a chart on the terminal, one HTML file, or a trace for Perfetto."""
+    """Show which turn used which slot, and when: as a text chart, one HTML file, or a trace for Perfetto."""
+    if as_json and (output is not None or form is not None):
+        raise ConfigError("--json prints the service's answer: leave out --output and --format, or --json")
     chosen = _format(output, form)
     if output is not None and not output.parent.is_dir():
         raise ConfigError(f"-o {output}: there is no folder {output.parent}")
@@ -82,10 +83,10 @@ def _format(output: Path | None, form: TimelineFormat | None) -> TimelineFormat:
 
 
 def write(text: str, form: TimelineFormat, output: Path) -> None:
-    """Write a file, whole or not at all.
+    """Write a file atomically.
 
     Raises:
-        ServiceAway: the text is no timeline.
+        ServiceAway: the text is not a timeline.
         OSError: it cannot be written.
     """
     told = _read(text)
@@ -94,10 +95,10 @@ def write(text: str, form: TimelineFormat, output: Path) -> None:
 
 
 def show(text: str, form: TimelineFormat) -> None:
-    """Print a timeline; the chart as wide as the terminal.
+    """Print a timeline; the chart is as wide as the terminal.
 
     Raises:
-        ServiceAway: the text is no timeline.
+        ServiceAway: the text is not a timeline.
     """
     told, console = _read(text), Console(emoji=False)
     if form is not TimelineFormat.TEXT or not can_draw(console):
@@ -120,7 +121,7 @@ def _read(text: str) -> Timeline:
     try:
         return read_timeline(text)
     except msgspec.DecodeError as error:
-        raise ServiceAway(f"its timeline cannot be read: {error}") from error
+        raise ServiceAway(f"the service's timeline cannot be read: {error}") from error
 
 
 def _pieces(told: Timeline, form: TimelineFormat) -> Iterator[bytes]:

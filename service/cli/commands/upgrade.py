@@ -1,4 +1,4 @@
-"""The command that has a running service replace its own program, and says what came of it."""
+"""The command that makes a running service replace its own program, and reports the result."""
 
 import json
 import time
@@ -7,7 +7,6 @@ from typing import Annotated, Final
 import typer
 
 from roundhouse_client import AnswerLost, Client, Unreachable
-from roundhouse_client.drivers.exchange import DEFAULT_URL
 from roundhouse_client.values.node import AgreedUpgrade, ServiceProgram
 from service.cli.connection import JsonOption, KeyOption, UrlOption, connect
 from service.cli.conventions import Exit
@@ -19,11 +18,11 @@ POLL_S: Final = 0.1
 def upgrade(
     *,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds until the new program must serve.")] = 120.0,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     api_key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Replace the program of the running service by the one that is installed now; its engines stay loaded."""
+    """Replace the running service's program with the one now installed; its engines stay loaded."""
     with connect(url, api_key) as service:
         agreed = service.upgrade()
         if not as_json:
@@ -31,14 +30,14 @@ def upgrade(
                 typer.echo(line)
         now = _wait(service, agreed, timeout)
     if now is None:
-        typer.echo(f"the new program has not served within {timeout:g} s; look at the log of the service", err=True)
+        typer.echo(f"the new program does not serve after {timeout:g} s; see the service's log", err=True)
         raise typer.Exit(Exit.SERVICE)
     if as_json:
         typer.echo(json.dumps(now.document))
     end = now.last
     if now.upgrades == agreed.upgrades:
         detail = end.detail if end is not None and end.detail else "it was given up"
-        typer.echo(f"not upgraded, {now.version} goes on: {plain(detail)}", err=True)
+        typer.echo(f"not upgraded, {now.version} keeps running: {plain(detail)}", err=True)
         raise typer.Exit(Exit.SERVICE)
     if not as_json:
         seconds = f"; no program served for {end.seconds:.1f} s" if end is not None and end.seconds is not None else ""
@@ -58,12 +57,12 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _wait(service: Client, agreed: AgreedUpgrade, limit_s: float) -> ServiceProgram | None:
-    """Return the program that serves once the upgrade is over; None where that takes too long."""
+    """Return the serving program once the upgrade is over; None if that takes too long."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         try:
             now = service.get_upgrade()
-        except (Unreachable, AnswerLost):  # a moment between two programs, or a connection of the first
+        except (Unreachable, AnswerLost):  # between two programs, or on a connection of the first
             now = None
         if now is not None and (now.upgrades > agreed.upgrades or now.phase == "idle"):
             return now

@@ -1,1 +1,1 @@
-"""The output of commands: live views, tables, and words that a terminal may take."""
+"""The output of commands: live views, tables, and text that is safe for a terminal."""

@@ -1,4 +1,4 @@
-"""The words of callers from the terminal, or from a pipe: a line is a turn."""
+"""Callers' turns from the terminal or from a pipe: a line is a turn."""
 
 import os
 import queue
@@ -11,7 +11,7 @@ from rich.console import Console
 
 from service.cli.displays.console import plain
 from service.cli.displays.run_display import Display
-from service.conversations.job import JobId, TurnKey
+from service.conversations.job.job import JobId, TurnKey
 from service.errors import ConfigError, InvalidWords, NotAwaited
 from service.node.jobs import JobView
 from service.node.node import Node
@@ -19,20 +19,20 @@ from service.store.awaited_turns import OpenTurn, Which
 
 READ_BYTES: Final = 4096
 MOST_LINE: Final = 1024 * 1024
-LINES_AHEAD: Final = 16  # that a pipe may be read before they are wanted
+LINES_AHEAD: Final = 16  # lines of a pipe that may be read ahead
 
 
 class CallerPrompt:
-    """Asks for one turn at a time, the oldest first; whoever is asked sees what its agent may hear.
+    """Asks for one turn at a time, the oldest first, and shows what its agent may hear.
 
-    Nothing else is shown meanwhile. What is read for a turn that is not awaited any more is said to nobody.
+    Nothing else is shown meanwhile. A line for a turn that no longer waits for a caller is dropped.
     """
 
     def __init__(self, console: Console, shown: Display) -> None:
         self._console = console
         self._shown = shown
         self._asked: OpenTurn | None = None
-        self._told: dict[tuple[JobId, str, str], int] = {}  # how much each agent of a conversation was shown
+        self._told: dict[tuple[JobId, str, str], int] = {}  # utterances shown for each agent of a conversation
         self._lines: queue.Queue[str | None] = queue.Queue(LINES_AHEAD)
         self._is_read = False
         self._is_over = False
@@ -41,10 +41,10 @@ class CallerPrompt:
         return f"<CallerPrompt for {self._asked}>"
 
     async def look(self, node: Node, views: Sequence[JobView]) -> None:
-        """Ask for a turn that is awaited, and say what was read; nothing here waits for a person.
+        """Ask for an awaited turn, and speak the line that was read; this never blocks on a person.
 
         Raises:
-            ConfigError: nobody can speak: the input is at its end, and nothing else goes on.
+            ConfigError: the input is at its end, and only turns that wait for a caller are left.
         """
         if not any(view.tally.awaited for view in views):
             self._drop_question("spoken otherwise" if self._asked is not None else "")
@@ -60,8 +60,8 @@ class CallerPrompt:
             without_end = [turn for turn in listed if turn.until is None]
             if without_end:
                 key = without_end[0].key
-                text = f"{key.agent_id} is to speak in {key.conversation_id}, and the standard input is at its end"
-                raise ConfigError(f"{text}; run the same again to go on")
+                text = f"{key.agent_id} has a turn in {key.conversation_id}, but standard input has ended"
+                raise ConfigError(f"{text}; run the same command again to continue")
 
     async def _ask(self, node: Node, turn: OpenTurn) -> None:
         self._shown.hold(is_held=True)
@@ -110,7 +110,7 @@ class CallerPrompt:
 
 
 def _read_lines(lines: "queue.Queue[str | None]") -> None:
-    """Read the standard input to its end; past Python's buffers, whose locks a daemon must not hold at exit."""
+    """Read standard input to its end, without Python's buffers, whose locks a daemon must not hold at exit."""
     rest = b""
     try:
         while chunk := os.read(sys.stdin.fileno(), READ_BYTES):

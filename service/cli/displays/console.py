@@ -8,7 +8,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 
-# What commands a terminal, or turns the direction of what follows (Unicode, "Explicit Directional Formatting").
+from service.conversations.record.findings import told_of
+
+# Terminal control codes, and marks that change the text's direction (Unicode, "Explicit Directional Formatting").
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 GLUE: Final = "\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}"
@@ -16,12 +18,12 @@ TAB: Final = 8
 
 
 def plain(text: object) -> str:
-    """Return a text with each control but line feeds and tabs made visible, those of direction too."""
+    """Return a text with control and direction characters made visible, except for line feeds and tabs."""
     return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", str(text))
 
 
 def can_draw(console: Console) -> bool:
-    """Whether a display can be drawn anew in its place: on a terminal, and none that only takes lines."""
+    """Whether a display can be redrawn in place: on a terminal that takes more than lines."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
@@ -31,13 +33,13 @@ class WordWrap:
     def __init__(self, width: Callable[[], int]) -> None:
         self._width = width
         self._column = 0
-        self._word = ""  # whose end has not come
+        self._word = ""  # an unfinished word
 
     def __repr__(self) -> str:
         return f"<WordWrap at column {self._column}>"
 
     def break_lines(self, text: str) -> str:
-        """Return all of the text so far that ends with a whole word and was not returned before."""
+        """Return the new text up to its last whole word."""
         return "".join(map(self._take, text))
 
     def flush(self) -> str:
@@ -56,7 +58,7 @@ class WordWrap:
             self._column += len(space) if fits else 0
             return word + space if fits else word
         self._word += char
-        # A word of a script without spaces may be as long as its text.
+        # In a script without spaces a word may be as long as the text.
         is_whole = cell_len(char) > 1 or cell_len(self._word) >= self._width() - 1
         return self._taken() if is_whole else ""
 
@@ -69,15 +71,27 @@ class WordWrap:
 
 
 def given_up_line(given_up: Mapping[str, Any]) -> str:
-    """Return the sentence on a pattern or a schema that ran out of time too often; ``given_up`` as in a job."""
+    """Return the sentence for a pattern or a schema that ran out of time too often; ``given_up`` is a job's entry."""
     path, turn = given_up["path"], "{agent} in round {round} of {conversation}".format(**given_up["since"])
-    return plain(f"{path}: ran out of time too often, and is not tried from {turn} on")
+    return plain(f"{path}: ran out of time too often; not tried from {turn} on")
+
+
+def _ended_in_words(ended_by: object, left: object) -> str:
+    """Return how a conversation ended before its rounds were over, and the agents that left it."""
+    told = ""
+    if isinstance(ended_by, Mapping) and ended_by.get("leader"):
+        told = f", ended by {ended_by['leader']} in round {ended_by['round']}"
+    elif isinstance(ended_by, Mapping):
+        by = f" ({ended_by['agent']})" if ended_by.get("agent") else ""
+        told = f", ended by until[{ended_by['until']}]{by} in round {ended_by['round']}"
+    return told + (f"; left: {', '.join(map(str, left))}" if isinstance(left, Sequence) and left else "")
 
 
 def print_transcript(console: Console, name: str, transcript: Mapping[str, object]) -> None:
     """Print one conversation, turn by turn."""
     reason = f" ({transcript['reason']})" if transcript.get("reason") else ""
-    place, state = f"{name}, conversation {transcript['id']}", f"{transcript['state']}{reason}"
+    place = f"{name}, conversation {transcript['id']}"
+    state = f"{transcript['state']}{reason}{_ended_in_words(transcript.get('ended_by'), transcript.get('left'))}"
     console.print(f"\n[bold]{escape(plain(place))}[/]: {escape(plain(state))}")
     turns = transcript["turns"]
     for turn in turns if isinstance(turns, Sequence) else ():
@@ -85,10 +99,12 @@ def print_transcript(console: Console, name: str, transcript: Mapping[str, objec
         if turn.get("kind", "turn") != "turn":
             known.append(turn["kind"])
         if turn.get("inherited"):
-            known.append("inherited of {job}/{conversation}".format(**turn["inherited"]))
+            known.append("inherited from {job}/{conversation}".format(**turn["inherited"]))
         details = ", ".join(known)
         speaker = f"[round {turn['round']}] {turn['agent']}"
         console.print(f"\n[cyan]{escape(plain(speaker))}[/] ({escape(plain(details))})")
         if turn.get("detail"):
             console.print(f"  {plain(turn['detail'])}", markup=False, highlight=False, soft_wrap=True, style="red")
+        if found := told_of(turn.get("findings")):
+            console.print(f"  {plain(found)}", markup=False, highlight=False, soft_wrap=True, style="yellow")
         console.print(plain(turn["text"]), markup=False, highlight=False, soft_wrap=True)

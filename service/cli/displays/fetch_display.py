@@ -1,4 +1,4 @@
-"""A bar for each file that is fetched before anything runs."""
+"""A bar for each file that is fetched before the start."""
 
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # most starts fetch nothing
 
 
 class FetchBars(ExitStack):
-    """Bars on standard error for a block, one a file; a ``workers.models.download.Progress`` where a terminal is."""
+    """Bars on standard error for a block, one per file; each call is a ``workers.models.download.Progress``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,15 +25,15 @@ class FetchBars(ExitStack):
         return f"<FetchBars {sorted(self._tasks)}>"
 
     def on_terminal(self) -> Self | None:
-        """Return the bars; None where they cannot be drawn, and the log is to tell."""
+        """Return the bars; None where they cannot be drawn, so that the log reports instead."""
         return self if can_draw(self._console) else None
 
     def in_any_case(self) -> Self:
-        """Return the bars, which are a line a file where they cannot be drawn: for commands without a log."""
+        """Return the bars, for commands without a log; where they cannot be drawn each file gets a line."""
         return self
 
     def __call__(self, name: str, there: int, size: int | None) -> None:
-        """Show how many bytes of a file are there."""
+        """Show the number of bytes that a file has so far."""
         if not can_draw(self._console):
             if name not in self._told:
                 self._console.print(f"fetching {name}" + (f", {size / 1e6:.0f} MB" if size else ""), markup=False)

@@ -1,9 +1,9 @@
-"""The pace at which turns end, and the time that is left: told only once enough have ended to know."""
+"""The pace at which turns end, and the time left: shown only once enough turns have ended."""
 
 from collections import deque
 from typing import Final
 
-WINDOW_S: Final = 60.0  # what was longer ago says nothing about now
+WINDOW_S: Final = 60.0  # older counts say nothing about the present pace
 LEAST_S: Final = 5.0
 LEAST_TURNS: Final = 10
 SOON: Final = 10
@@ -12,7 +12,7 @@ HOUR: Final = 3600
 
 
 class Pace:
-    """Takes counts of ended turns as they are seen, with the times of a clock that only goes on."""
+    """Takes counts of ended turns, with times of a monotonic clock."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
@@ -21,17 +21,17 @@ class Pace:
         return f"<Pace {self.turns_per_s}>"
 
     def note(self, at: float, ended: int) -> None:
-        """Record the number of ended turns; a smaller one is another life of the service."""
+        """Record the number of ended turns; a smaller one means that the service has restarted."""
         if self._seen and ended < self._seen[-1][1]:
             self._seen.clear()
         self._seen.append((at, ended))
-        # One that is older stays: the window is to begin with it.
+        # One older count stays, as the start of the window.
         while len(self._seen) > 1 and self._seen[1][0] <= at - WINDOW_S:
             self._seen.popleft()
 
     @property
     def turns_per_s(self) -> float | None:
-        """Over the last minute; None until ten turns have ended in five seconds or more."""
+        """Turns per second over the last minute; None until ten turns have ended in five seconds or more."""
         if not self._seen:
             return None
         (began_at, before), (at, ended) = self._seen[0], self._seen[-1]
@@ -40,13 +40,13 @@ class Pace:
         return (ended - before) / (at - began_at)
 
     def left_s(self, turns: int) -> float | None:
-        """Return how long so many turns will take at this pace, in seconds; None while that is not known."""
+        """Return the seconds that ``turns`` will take at this pace; None while it is not known."""
         rate = self.turns_per_s
         return None if rate is None else turns / rate
 
 
 def about(seconds: float) -> str:
-    """Return an estimate as exactly as it is known: ``about 40 s``, ``about 12 min``, ``about 3 h 20 min``."""
+    """Return an estimate, rounded as it deserves: ``about 40 s``, ``about 12 min``, ``about 3 h 20 min``."""
     if seconds < SOON:
         return f"less than {SOON} s"
     if seconds < MINUTE:
@@ -59,7 +59,7 @@ def about(seconds: float) -> str:
 
 
 def pace_text(pace: Pace, turns_left: int, tokens_per_s: float) -> str:
-    """Return rates and the estimate of the end, of what is known."""
+    """Return the rates and the estimated time left, as far as they are known."""
     parts = [f"{tokens_per_s:.0f} tokens/s"]
     if pace.turns_per_s is not None:
         parts.append(f"{pace.turns_per_s:.1f} turns/s")
@@ -70,7 +70,7 @@ def pace_text(pace: Pace, turns_left: int, tokens_per_s: float) -> str:
 
 
 def bar(done: float, total: float, width: int) -> str:
-    """Return a bar of ``width`` characters; full only where all is done, empty only where nothing is."""
+    """Return a bar of ``width`` characters; full only if all is done, empty only if nothing is."""
     if total <= 0:
         return "░" * width
     full = round(width * min(1.0, max(0.0, done / total)))

@@ -1,4 +1,4 @@
-"""The display in the terminal while jobs run in this process."""
+"""The terminal's display while jobs run in this process."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,17 +27,17 @@ from service.cli.displays.status_table import (
     tokens_per_s,
     who,
 )
-from service.conversations.job import JobId, TurnKey, TurnKind
-from service.conversations.states import ENDED_CONVERSATIONS, ENDED_TURNS, ConversationState
+from service.conversations.job.job import JobId, TurnKey, TurnKind
+from service.conversations.job.states import ENDED_CONVERSATIONS, ENDED_TURNS, ConversationState
 from service.node.jobs import JobView
 from service.node.node import Node
 from service.node.prompt_history import AskedPrompt
 from service.node.status import speaking
 
 TURN: Final = "turn"
-READY: Final = "ready"  # again, where the event has a reason
-PLAIN_INTERVAL_S: Final = 1.0  # where the output is no terminal: a line a second at most
-WORDS_INTERVAL_S: Final = 5.0  # and the last words of turns more seldom
+READY: Final = "ready"  # an event with a reason means that the turn is ready again
+PLAIN_INTERVAL_S: Final = 1.0  # least time between two lines where the output is not a terminal
+WORDS_INTERVAL_S: Final = 5.0  # least time between two prints of last words there
 REFRESH_HZ: Final = 4
 
 
@@ -46,11 +46,11 @@ class PromptDisplay:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._read: dict[JobId, int] = {}  # the number of each job's last event
-        self._printed: dict[TurnKey, int] = {}  # how many attempts of each turn
+        self._read: dict[JobId, int] = {}  # number of each job's last read event
+        self._printed: dict[TurnKey, int] = {}  # printed attempts of each turn
 
     async def show(self, node: Node, jobs: Iterable[JobId]) -> None:
-        """Print what was asked since the last look."""
+        """Print the prompts since the last call."""
         for job_id in jobs:
             events, _ = await node.jobs.events_after(job_id, self._read.get(job_id, 0))
             for event in events:
@@ -76,7 +76,7 @@ class PromptDisplay:
         place = f"{key.conversation_id}, {key.agent_id}, round {key.round}, attempt {number}"
         self._console.print(Rule(plain(place), align="left"))
         if prompt.messages is None:
-            self._line("(asked by an older version of Roundhouse, which kept no prompts)")
+            self._line("(unknown: the turn was inherited from a job that was deleted)")
             return
         for message in prompt.messages:
             self._line(f"[{message.role}]\n{plain(message.content)}")
@@ -89,13 +89,13 @@ class PromptDisplay:
 
 
 class Display(Protocol):
-    """Shows how far jobs are."""
+    """Shows the progress of jobs."""
 
     def show(self, views: Sequence[JobView], node: Node) -> None:
-        """Show all jobs as they are now, and what runs and waits."""
+        """Show all jobs as they are now, with running and waiting turns."""
 
     def hold(self, *, is_held: bool) -> None:
-        """Show nothing meanwhile: somebody is asked on the terminal."""
+        """Stop showing anything while a person is asked on the terminal."""
 
 
 class _Table:
@@ -124,14 +124,14 @@ class _Table:
 
 
 class _Lines:
-    """Plain lines, when something has changed: each change of a worker, and how far jobs are, once a second at most."""
+    """Plain lines for changes: each change of a worker, and the jobs' progress once a second at most."""
 
     def __init__(self, console: Console, *, words: bool) -> None:
         self._console = console
         self._words = words
         self._pace = Pace()
         self._before: Document | None = None
-        self._last: dict[str, tuple[str, float]] = {}  # of each job: its last line, and when it was shown
+        self._last: dict[str, tuple[str, float]] = {}  # each job's last line, and when it was shown
         self._told_words_at = 0.0
         self._is_held = False
 
@@ -169,7 +169,7 @@ class _Lines:
 
 @contextmanager
 def display(console: Console, *, words: bool = False) -> Iterator[Display]:
-    """Show progress for a block; afterwards the terminal and its cursor are as before, even after errors.
+    """Show progress for a block; the terminal and its cursor are restored afterwards, even after errors.
 
     ``words`` shows the last words of turns.
     """
@@ -181,7 +181,7 @@ def display(console: Console, *, words: bool = False) -> Iterator[Display]:
 
 
 def progress_line(view: JobView) -> str:
-    """Return how far a job is, as plain text."""
+    """Return a job's progress as plain text."""
     by_state = view.tally.conversations
     conversations = sum(by_state.get(state, 0) for state in ENDED_CONVERSATIONS)
     failed = by_state.get(ConversationState.FAILED, 0)

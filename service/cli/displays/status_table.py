@@ -1,4 +1,4 @@
-"""The live table (specification, "The terminal"): progress, pools, their heads and why they wait, and the workers."""
+"""The live table (specification, "The terminal"): progress, pools, their first turns with reasons, and workers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -20,12 +20,12 @@ STATE_STYLES: Final[Mapping[str, str]] = {
     "backoff": "red",
     "failed": "bold red",
 }
-SPEAKING: Final = 8  # turns in flight that are shown
-PIPE_WORDS: Final = 120  # characters of a turn's last words
+SPEAKING: Final = 8  # shown turns in flight
+PIPE_WORDS: Final = 120  # characters of a turn's last words in a pipe
 TABLE_WORDS: Final = 70
 PROGRESS_BAR: Final = 24  # characters
-MOST_SLOTS: Final = 16  # that have a character each in a bar
-Document = Mapping[str, Any]  # of GET /v1/status, or a turn of GET /v1/speaking
+MOST_SLOTS: Final = 16  # up to this number each slot has a character in the bar
+Document = Mapping[str, Any]  # a document of GET /v1/status, or a turn of GET /v1/speaking
 PLACE: Final = "id"
 
 
@@ -41,14 +41,14 @@ def summary(status: Document) -> str:
 
 
 def rates(status: Document, pace: Pace) -> str:
-    """Return how fast it goes, and when it will have ended, as plain text; pace is that of the service's turns."""
+    """Return the rates and the time left as plain text; ``pace`` is that of the service's turns."""
     pools = status["pools"]
     left = pools["pending"] + pools["ready"] + pools["in_flight"]
     return pace_text(pace, left, tokens_per_s(status))
 
 
 def tokens_per_s(status: Document) -> float:
-    """Return how many tokens all workers write a second."""
+    """Return the tokens that all workers write per second."""
     return sum(float(worker["tokens_per_s"]) for worker in status["workers"])
 
 
@@ -67,9 +67,9 @@ def plain_lines(status: Document, said: Sequence[Document] = ()) -> list[str]:
 def table(
     status: Document, title: str = "", *, pace: Pace, said: Sequence[Document] | None = None, hint: str = ""
 ) -> RenderableType:
-    """Return the table for a terminal; ``title`` is markup that goes above it, ``hint`` a text below it.
+    """Return the table for a terminal; ``title`` is markup above it, ``hint`` a text below it.
 
-    ``pace`` is that of all turns; with ``said`` the last words of turns in flight stand in place of how far they are.
+    ``pace`` is that of all turns; ``said`` shows the last words of turns in flight in place of their progress.
     """
     heads = status["heads"]
     pools = Table(
@@ -105,7 +105,7 @@ def _progress_line(status: Document, pace: Pace) -> Text:
 
 
 def _slots(in_use: int, total: int) -> str:
-    """Return slots as a bar, a character each where they are few, and as numbers."""
+    """Return slots as numbers and as a bar, with a character per slot where they are few."""
     return f"[cyan]{bar(in_use, total, min(total, MOST_SLOTS))}[/] {in_use}/{total}"
 
 
@@ -126,14 +126,14 @@ def _words_table(said: Sequence[Document]) -> Table:
 
 
 def who(turn: Document) -> str:
-    """Return which turn speaks, and where."""
+    """Return the speaking turn and its worker on one line."""
     return plain(f"{turn['name']}/{turn['conversation']} r{turn['round']} {turn['agent']} on {turn['worker']}").replace(
         "\n", " "
     )
 
 
 def last_words(turn: Document, most: int) -> str:
-    """Return the last words of a turn on one line of at most ``most`` characters, the end of them."""
+    """Return the end of a turn's last words, on one line of at most ``most`` characters."""
     words = " ".join(plain(turn["words"]).split())
     if not words:
         return "(reads)"
@@ -141,7 +141,7 @@ def last_words(turn: Document, most: int) -> str:
 
 
 def _lanes(status: Document) -> list[str]:
-    """Return a line for each lane: its device, who is there, who comes, and what the last load took."""
+    """Return a line for each lane: its device, its model, the next one, and the time of the last load."""
     lines = []
     for lane in status["lanes"]:
         resident = ", ".join(lane["resident"]) or "empty"
@@ -153,7 +153,7 @@ def _lanes(status: Document) -> list[str]:
 
 
 def _speaking(status: Document) -> list[tuple[str, str, str]]:
-    """Return who speaks: the worker, the turn, and how far it is; the last come first, as many as a screen can take."""
+    """Return worker, turn and progress of the turns in flight, the newest first, as many as fit on a screen."""
     requests = [(worker["id"], request) for worker in status["workers"] for request in worker["requests"]]
     requests.sort(key=lambda each: each[1]["held_s"])
     return [
@@ -194,7 +194,7 @@ def _turn(head: Document) -> str:
 
 
 def _cache(worker: Document) -> str:
-    """Return how much of a KV cache is reserved that is lent by tokens, in thousands of tokens."""
+    """Return the reserved and total thousands of tokens of a KV cache that is lent by tokens."""
     cache = worker.get("kv")
     return f"{cache['reserved'] / 1000:.1f}k/{cache['budget'] / 1000:.1f}k" if cache else ""
 
@@ -223,7 +223,7 @@ def changes(before: Document, now: Document) -> list[str]:
             told = server["trouble"] if server["trouble"] is not None else "is back"
             lines.append(f"the MCP server {server['name']} of {server['model']}: {told}")
     if before["store"]["trouble"] != now["store"]["trouble"]:
-        lines.append(f"the store: {now['store']['trouble'] or 'is well again'}")
+        lines.append(f"the store: {now['store']['trouble'] or 'works again'}")
     return [plain(line).replace("\n", " ") for line in lines]
 
 
@@ -232,6 +232,6 @@ def _worker(before: Document | None, now: Document) -> list[str]:
         return [f"{now[PLACE]}: {now['state']}: {now['because']}"]
     if before["state"] != now["state"]:
         return [f"{now[PLACE]}: {before['state']} -> {now['state']}: {now['because']}"]
-    if before["incarnation"] != now["incarnation"]:  # what happened in between was too quick to be seen
+    if before["incarnation"] != now["incarnation"]:  # the states in between were too short to be seen
         return [f"{now[PLACE]}: engine {now['incarnation']} in place of {before['incarnation']}: {now['because']}"]
     return []

@@ -1,4 +1,4 @@
-"""``roundhouse top``: a running service, live on a terminal, or as lines that a person can follow in a pipe."""
+"""``roundhouse top``: a running service, live on a terminal, or as lines in a pipe."""
 
 import json
 import os
@@ -17,7 +17,6 @@ from rich.live import Live
 
 from roundhouse_client import Client
 from roundhouse_client.calls import node_calls
-from roundhouse_client.drivers.exchange import DEFAULT_URL
 from roundhouse_client.flows.asking import PATIENCE_S
 from service.cli.connection import JsonOption, KeyOption, UrlOption, connect
 from service.cli.displays.console import can_draw
@@ -33,37 +32,46 @@ from service.cli.displays.status_table import (
     table,
     who,
 )
+from service.errors import ConfigError
 
-HINT: Final = "w: last words   q: leave"
+HINT: Final = "w: latest words   q: leave"
 WORDS_KEY, LEAVE_KEY = "w", "q"
-LINE_INTERVAL_S: Final = 1.0  # between two lines of progress
-Wait = Callable[[float], str]  # for so many seconds; return the key that was typed, or nothing
+INTERVAL_S: Final = 0.5
+LINE_INTERVAL_S: Final = 1.0  # least time between two lines of progress
+Wait = Callable[[float], str]  # waits for some seconds; returns the typed key, or ""
 
 
 def top(
     *,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 0.5,
-    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
-    words: Annotated[bool, typer.Option("--words", help="Show the last words of turns; w does on a terminal.")] = False,
-    url: UrlOption = DEFAULT_URL,
+    interval: Annotated[
+        float | None, typer.Option(min=0.1, help="Seconds between updates.", show_default="0.5")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Show the state once and exit.")] = False,
+    words: Annotated[bool, typer.Option("--words", help="Show the latest words of turns; also key w.")] = False,
+    url: UrlOption = None,
     api_key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show live what runs, what waits, and for what; plain lines where the output is no terminal."""
+    """Show live what runs and what waits for what; plain lines if the output is not a terminal."""
+    if once and interval is not None:
+        raise ConfigError("--once shows the state once: leave out --interval")
+    if as_json and words:
+        raise ConfigError("--json prints the status, which does not include words: leave out --words")
+    pause_s = INTERVAL_S if interval is None else interval
     console = Console(emoji=False)
     is_live = can_draw(console) and not (once or as_json)
     with connect(url, api_key) as service:
         if once or as_json:
-            _look(service, console, interval, is_once=once, words=words, as_json=as_json)
+            _look(service, console, pause_s, is_once=once, words=words, as_json=as_json)
         elif is_live:
-            with _keys() as wait, Live(console=console, screen=True) as live:  # the cursor comes back, whatever happens
-                _watch(service, live, wait, interval, words=words)
+            with _keys() as wait, Live(console=console, screen=True) as live:  # restores the cursor in any case
+                _watch(service, live, wait, pause_s, words=words)
         else:
-            _tell(service, interval, words=words)
+            _tell(service, pause_s, words=words)
 
 
 def _look(service: Client, console: Console, interval: float, *, is_once: bool, words: bool, as_json: bool) -> None:
-    """Print the present moment, as JSON again and again."""
+    """Print the status, once or, as JSON, repeatedly."""
     patience_s = 0.0
     while True:
         now = service.ask(node_calls.get_status(), patience_s=patience_s).document
@@ -82,7 +90,7 @@ def _look(service: Client, console: Console, interval: float, *, is_once: bool, 
 
 
 def _watch(service: Client, live: Live, wait: Wait, interval: float, *, words: bool) -> None:
-    """Draw the table anew until the key for leaving is typed."""
+    """Redraw the table until the key for leaving is typed."""
     pace, patience_s = Pace(), 0.0
     while True:
         now = service.ask(node_calls.get_status(), patience_s=patience_s).document
@@ -97,7 +105,7 @@ def _watch(service: Client, live: Live, wait: Wait, interval: float, *, words: b
 
 
 def _tell(service: Client, interval: float, *, words: bool) -> None:
-    """Print all once, then a line for each change, and of how far it is a line a second at most."""
+    """Print the whole status once, then a line for each change, and progress once a second at most."""
     pace = Pace()
     before = service.ask(node_calls.get_status(), patience_s=0.0).document
     typer.echo("\n".join(plain_lines(before)))
@@ -124,7 +132,7 @@ def _said(service: Client) -> list[Document]:
 
 @contextmanager
 def _keys() -> Iterator[Wait]:
-    """Give what waits for a key; the terminal takes keys without Return for the block, and is as before after it."""
+    """Yield a function that waits for a key; for the block the terminal gives keys without Return."""
     stdin = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
     if stdin is None or _is_behind(stdin):
         yield _sleep
@@ -147,10 +155,10 @@ def _keys() -> Iterator[Wait]:
 
 
 def _is_behind(terminal: int) -> bool:
-    """Whether this process runs in the background of its terminal, which stops it where it changes it."""
+    """Whether this process is in the terminal's background: changing the terminal would stop it."""
     try:
         return os.tcgetpgrp(terminal) != os.getpgrp()
-    except OSError:  # not its own: nobody stops it
+    except OSError:  # not its controlling terminal: nothing stops it
         return False
 
 

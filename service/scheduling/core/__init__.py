@@ -1,1 +1,1 @@
-"""The scheduler's decisions. Pure: events in, actions out."""
+"""The scheduler's decisions: events in, actions out. Pure."""

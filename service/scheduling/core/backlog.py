@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from service.conversations.dependencies import dependencies_of
-from service.conversations.job import Conversation, Job, Mode
-from service.conversations.turn_order import Place
+from service.conversations.job.job import Conversation, Job, Mode
+from service.conversations.talk.dependencies import dependencies_of
+from service.conversations.talk.turn_order import Place
 from service.scheduling.core.queue.ready_queue import JobLoad
 from workers.policy.pace import Mean
 

@@ -17,8 +17,8 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from service.conversations.job import JobId, TurnKey
-from service.conversations.transcript import Charges
+from service.conversations.job.job import JobId, TurnKey
+from service.conversations.record.transcript import Charges
 from service.scheduling.core.deaths import MOST_DEATHS, TurnRecord
 from workers.health.recovery import SHORTLY_S
 

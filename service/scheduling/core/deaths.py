@@ -1,4 +1,4 @@
-"""The rate of an engine's unexplained deaths, the deaths that convict a turn, and the retries that it gets. Pure.
+"""The rate of an engine's unexplained deaths, the deaths that convict a turn, and the retries of a turn. Pure.
 
 Source: the exact (Clopper-Pearson) bound of a binomial rate, C. J. Clopper and E. S. Pearson, Biometrika 26 (1934).
 """
@@ -9,24 +9,24 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from service.conversations.transcript import Charges
+from service.conversations.record.transcript import Charges
 from workers.outcome import EngineFailed, FailureReason
 
-DOUBT: Final = 0.001  # the chance that an innocent turn is convicted: that all of its deaths came by chance
-UNSURE: Final = 0.05  # the rate is below its bound with 95 % certainty
+DOUBT: Final = 0.001  # chance that an innocent turn is convicted: all its deaths came by chance
+UNSURE: Final = 0.05  # chance that the rate is above its bound (95 % certainty)
 LEAST_DEATHS: Final = 2
 MOST_DEATHS: Final = 5
-REMEMBERED: Final = 1000  # turns: what an engine did long ago says little of it
+REMEMBERED: Final = 1000  # turns that a record remembers: older ones say little of the engine
 _HALVINGS: Final = 40
-LEAST_REFUSALS: Final = 5  # of engines that answered others meanwhile
+LEAST_REFUSALS: Final = 5  # refusals by engines that answered others meanwhile
 MOST_REFUSALS: Final = 10
-MOST_STALLS: Final = 5  # while the engine answered a canary, or another turn
-PAUSE_S: Final = 30.0  # between two attempts, at most: while nobody asks, nobody is refused
+MOST_STALLS: Final = 5  # stalls while the engine answered a canary, or another turn
+PAUSE_S: Final = 30.0  # longest pause between two attempts that counts as time of refusals
 STALLED: Final = frozenset({FailureReason.STALLED_PREFILL, FailureReason.STALLED_DECODE})
 
 
 class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of one model's turns: how many ended, and how many met a fault that was not theirs."""
+    """The record of one model's turns: how many ended, and how many met a fault of another cause."""
 
     acquitted: float = 0
     unexplained: float = 0
@@ -41,7 +41,7 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rate_bound(self) -> float:
-        """The upper bound of the rate of unexplained faults a turn; 1 where nothing is known."""
+        """The upper bound of unexplained faults per turn; 1 where nothing is known."""
         return upper_bound(self.unexplained, self.acquitted + self.unexplained)
 
     def faults_to_convict(self, least: int = LEAST_DEATHS, most: int = MOST_DEATHS) -> int:
@@ -58,7 +58,7 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def upper_bound(faults: float, turns: float) -> float:
-    """Return the rate that explains at most ``faults`` in ``turns`` with a chance of UNSURE; 1 without turns."""
+    """Return the highest rate at which ``faults`` or fewer in ``turns`` have a chance of UNSURE; 1 without turns."""
     if turns <= faults:
         return 1.0
     if faults <= 0:
@@ -95,15 +95,17 @@ def refuse(
     refusal_s: float | None,
     record: TurnRecord,
 ) -> tuple[Charges, FailureReason | None]:
-    """Return the charges after one more refusal, and the reason to give up, if that was one too many.
+    """Return the charges after one more refusal, and a reason to give up if it was one too many.
 
-    A refusal by an engine that was not seen to answer anybody else speaks against neither: the turn is asked again, for
-    ``refusal_s`` in all from the first on. ``asked_s`` is how long this attempt has asked. ``record`` is what is known
-    of refusals by engines of the model: the more of them fall on turns that end well, the more it takes. ``now`` is in
-    seconds since the epoch.
+    A refusal counts only if the engine was seen to answer another turn meanwhile. Otherwise the turn is retried, for
+    ``refusal_s`` in all since the first refusal. ``asked_s`` is the length of this attempt. ``record`` counts refusals
+    by
+    engines of the model: the more turns end well after refusals, the more refusals it takes. ``now`` is in seconds
+    since
+    the epoch.
     """
     if failed.reason is FailureReason.ENGINE_DIED:
-        return charges, None  # it was killed for another's silence
+        return charges, None  # it was killed because another turn stalled
     is_stall = failed.reason in STALLED
     refused = replace(
         charges,
@@ -120,7 +122,7 @@ def refuse(
 
 
 def _refused_s(charges: Charges, now: float, asked_s: float) -> float:
-    """Return the seconds that an attempt adds to the time of refusals: its pause and its own; 0 the first time."""
+    """Return the seconds that an attempt and its pause add to the time of refusals; 0 for the first."""
     if charges.refused_at is None:
         return 0.0
     return asked_s + min(max(0.0, now - asked_s - charges.refused_at), PAUSE_S)

@@ -1,18 +1,17 @@
 """Which ready turn starts on which worker now. Pure: it takes turns from the ready pool and puts them in flight."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
-from service.conversations.job import Agent, JobId, Mode, TurnKey
+from service.conversations.job.job import Agent, JobId, Mode, TurnKey
 from service.scheduling.core import events
 from service.scheduling.core.blame import Trial
+from service.scheduling.core.costs import Costs
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.kv_budgets import NOTHING, KvNeed
 from service.scheduling.core.lending import SlotLending
 from service.scheduling.core.live import LiveConversation, LiveJob
-from service.scheduling.core.program_slots import ProgramSlots
-from service.scheduling.core.queue.affinity import PromptReading, SpeedEstimates
 from service.scheduling.core.queue.groups import GroupedQueue, Shifts
 from service.scheduling.core.queue.ready_queue import ReadyQueue, ReadyTurn
 from service.scheduling.core.ready_pool import ReadyPool
@@ -37,82 +36,42 @@ class Dispatcher:
     """Starts what can be started; it shares both pools, their room and the jobs with the core, in the same task."""
 
     def __init__(
-        self, jobs: Mapping[JobId, LiveJob], ready: ReadyPool, in_flight: InFlightPool, room: RoomKeeper
+        self,
+        jobs: Mapping[JobId, LiveJob],
+        ready: ReadyPool,
+        in_flight: InFlightPool,
+        room: RoomKeeper,
+        out: list[events.Action],
     ) -> None:
         self._jobs = jobs
         self._ready = ready
         self._in_flight = in_flight
+        self._out = out
         self._shifts = Shifts()
-        self._speeds = SpeedEstimates()
-        self.lending = SlotLending(in_flight, self._speeds)
-        self.programs = ProgramSlots(in_flight, self._speeds, ready.waiting)
         self._room = room
         self.trials = Trials(ready, in_flight)
+        self.costs = Costs(ready, in_flight, self.trials)
+        self.lending = SlotLending(in_flight, self.costs.speeds)
         self.distrusted: set[tuple[str, str]] = set()  # keys, each at a model
-        self.kept: dict[TurnKey, int] = {}  # how many slots stand idle now until a turn has as many as it needs
+        self.reserved: dict[TurnKey, int] = {}  # slots that stand idle until a turn has as many as it needs
 
     def __repr__(self) -> str:
         return f"<Dispatcher {self._ready!r} {self._in_flight!r}>"
 
-    def learn(self, model: str, seconds: float, reading: PromptReading | None) -> None:
-        """Learn what turns of a model take."""
-        self._speeds.learn(model, seconds, reading)
-
-    def read_s(self, model: str) -> float | None:
-        """Return the seconds that a model's engine takes for one token of a prompt; None until known."""
-        return self._speeds.read_s(model)
-
-    def settle(self, spent: events.TurnSpent) -> None:
-        """Set right what a turn's key was charged with when it started, and what a trial has taken of others' time.
-
-        A slot that was held is charged by time where the engine has not told what it did there, or where one turn held
-        several: else those who leave before the end would have slots for nothing.
-        """
-        if self._in_flight.is_on_trial(spent.key):
-            self.trials.note_trial(self._conversation(spent.key).model(spent.key), spent.seconds)
-        model = self._ready.fair.model_of(spent.key) if self._ready.fair is not None else None
-        if self._ready.fair is None or model is None:
-            return
-        weight = self._speeds.weigh(model, spent.fresh_tokens, spent.answer_tokens)
-        slots = self._in_flight.slots_of(spent.key)
-        if spent.is_told and slots == 1:
-            self._speeds.learn_rate(model, weight, spent.seconds)
-        else:
-            weight = max(weight, self._speeds.tokens_in(model, slots * spent.seconds))
-        self._ready.fair.settle(spent.key, weight)
-
-    def charge_idle(self, owner: str | None, model: str, slot_s: float) -> None:
-        """Charge a key with slots that have stood idle, for so many seconds in all, for a turn or a program of it."""
-        if self._ready.fair is not None:
-            weight = self._speeds.tokens_in(model, slot_s)
-            self._ready.fair.times(model).charge(owner, weight)
-
-    def end_hold(self, key: TurnKey, seconds: float) -> None:
-        """Let others have a slot that has waited for a program in vain, for which its key is charged."""
-        stay = self.programs.expire(key)
-        if stay is not None:
-            self.charge_idle(stay.owner, stay.model, seconds)
-
-    def note_worker(self, worker: events.WorkerReady) -> None:
-        """Take what is known of a worker that is ready: how its engine keeps caches, and how fast it reads."""
-        self.programs.note_worker(worker)
-        if worker.read_s is not None:
-            self._speeds.note_pace(worker.model, worker.read_s)
-
-    def start_all(self) -> Iterator[events.Action]:
+    def start_all(self) -> None:
         """Start turns until no slot is free that one of them may have."""
-        self.kept.clear()
-        yield from self._start_trials()
+        self.reserved.clear()
+        self._start_trials()
         for model, ready in self._ready.queues.items():
             if ready.has_front:
-                yield from self._start_ready(model, ready, front_alone=True)
-        yield from self._start_deferred()
+                self._start_ready(model, ready, front_alone=True)
+        self._start_deferred()
         for model, ready in self._ready.queues.items():
             if isinstance(ready, GroupedQueue):
-                yield from self._start_grouped(model, ready)
+                self._start_grouped(model, ready)
             elif ready:
-                yield from self._start_ready(model, ready)
-        yield from self._start_trials()  # of those whose jobs have turned out to be distrusted
+                self._start_ready(model, ready)
+        self._start_trials()  # of those whose jobs have turned out to be distrusted
 
     def judge(
         self, turn: ReadyTurn, model: str, without_room: Sequence[ReadyTurn] = (), worker: str | None = None
@@ -141,7 +100,8 @@ class Dispatcher:
         if is_distrusted and not turn.is_front:
             return ReadyVerdict.TRIED
         if worker is not None:
-            fits = self._in_flight.fits(worker, self._agent(turn).slots, self._need(turn.key))
+            on = self._in_flight.worker(worker)
+            fits = on.is_offering and on.fits(self._agent(turn).slots, self._need(turn.key))
             return ReadyVerdict.STARTED if fits else ReadyVerdict.PASSED
         if not self._may_begin(model, turn):
             return ReadyVerdict.BLOCKED
@@ -149,25 +109,27 @@ class Dispatcher:
             return ReadyVerdict.PASSED
         return ReadyVerdict.STARTED if self._deferral(model, turn) is None else ReadyVerdict.DEFERRED
 
-    def _start_trials(self) -> Iterator[events.Action]:
+    def _start_trials(self) -> None:
+        if not self._ready.suspects:
+            return
         for model, turn, worker in self.trials.due():
-            yield from self._start(model, turn, is_suspect=True, worker=worker)
+            self._start(model, turn, is_suspect=True, worker=worker)
 
-    def _start_ready(self, model: str, ready: ReadyQueue, *, front_alone: bool = False) -> Iterator[events.Action]:
+    def _start_ready(self, model: str, ready: ReadyQueue, *, front_alone: bool = False) -> None:
         """Start turns of a queue in their order; ``front_alone`` are those that were on a slot before."""
         passed_over, without_room = 0, list[ReadyTurn]()
-        while (ready.has_front if front_alone else ready) and self._in_flight.has_free(model):
+        while (ready.has_front if front_alone else ready) and self._in_flight.models[model].has_free:
             if passed_over == PASSED_AT_ONCE:
-                yield events.ContinueDispatch()
+                self._out.append(events.ContinueDispatch())
                 break
             turn = self._first_in_line(ready.pop(), model, ready)
             verdict = self.judge(turn, model, without_room)
             if verdict is ReadyVerdict.STARTED:
                 self._room.note_passed(without_room)
-                yield from self._start(model, turn)
+                self._start(model, turn)
             elif verdict is ReadyVerdict.DEFERRED:
                 self._room.note_passed(without_room)  # it starts ahead of them as well
-                yield self._defer(model, turn)
+                self._out.append(self._defer(model, turn))
             elif verdict is ReadyVerdict.PASSED:
                 without_room.append(turn)
                 if front_alone or not self._may_pass(without_room, model):
@@ -182,7 +144,7 @@ class Dispatcher:
             # Whoever was passed often enough is next, whatever comes that would go before it by its order.
             is_next = not turn.is_front and not self._room.may_pass(turn.key, 0)
             self._put_back(turn.after_deferral() if is_next else turn, model, ready)
-        self._end_keeping(others=len(ready) - len(without_room))
+        self._end_wide(model, others=len(ready) - len(without_room))
 
     def _put_back(self, turn: ReadyTurn, model: str, ready: ReadyQueue) -> None:
         self._conversation(turn.key).back_in_line(turn, model)
@@ -198,25 +160,26 @@ class Dispatcher:
     def _may_pass(self, without_room: Sequence[ReadyTurn], model: str) -> bool:
         """Whether turns may start behind the last of these that have no room.
 
-        One that was passed often enough has a worker kept for it: then others start on the model's other workers.
+        One that was passed often enough has a worker reserved for it: then others start on the model's other workers.
         """
         last = without_room[-1]
         if not self._room.may_pass(last.key, len(without_room)):
-            if self._in_flight.is_keeping:
+            slots = self._in_flight.models[model]
+            if slots.is_reserved_for_wide:
                 return False
-            self._in_flight.keep(model, last.key, self._agent(last).slots)
+            slots.reserve_for_wide(last.key, self._agent(last).slots)
         return True
 
-    def _end_keeping(self, others: int) -> None:
+    def _end_wide(self, model: str, others: int) -> None:
         """Record the slots that stand idle for a turn on several, and that as many ``others`` would take."""
-        kept = self._in_flight.end_keeping()
-        if kept is None:
+        ended = self._in_flight.models[model].end_wide()
+        if ended is None:
             return
-        key, free = kept
+        key, free = ended
         agent = self._conversation(key).agent(key)
         idle = min(free, others, agent.slots - 1)
         if idle > 0:
-            self.kept[key] = idle
+            self.reserved[key] = idle
 
     def _may_begin(self, model: str, turn: ReadyTurn) -> bool:
         """Whether a turn's conversation has begun, or may: those that have begun go before it in the queue."""
@@ -231,7 +194,7 @@ class Dispatcher:
         slots = self._agent(turn).slots
         if slots == 1 and not self._room.is_bounded:
             return True
-        return self._in_flight.best(model, need=self._need(turn.key), slots=slots) is not None
+        return self._in_flight.models[model].best(None, self._need(turn.key), slots) is not None
 
     def _agent(self, turn: ReadyTurn) -> Agent:
         return self._jobs[turn.key.job_id].conversations[turn.key.conversation_id].agents[turn.agent_order]
@@ -242,28 +205,28 @@ class Dispatcher:
         conversation = self._conversation(key)
         return self._room.need(key, conversation.agent(key), conversation.definition)
 
-    def _start_grouped(self, model: str, ready: GroupedQueue) -> Iterator[events.Action]:
+    def _start_grouped(self, model: str, ready: GroupedQueue) -> None:
         fronts = ready.heads(1) if ready.has_front else []  # without room: those with it have started
         if not fronts or self._may_pass(fronts, model):
-            yield from self._fill_grouped(model, ready, fronts)
-            self._end_keeping(others=len(ready) - 1)
+            self._fill_grouped(model, ready, fronts)
+            self._end_wide(model, others=len(ready) - 1)
 
-    def _fill_grouped(self, model: str, ready: GroupedQueue, fronts: Sequence[ReadyTurn]) -> Iterator[events.Action]:
+    def _fill_grouped(self, model: str, ready: GroupedQueue, fronts: Sequence[ReadyTurn]) -> None:
         passed_over = 0
-        for worker in self._in_flight.with_room(model):
-            while (offer := self._in_flight.offer(worker))[0]:
+        for on in self._in_flight.models[model].offering:
+            worker = on.name
+            while on.offer:
                 if passed_over == PASSED_AT_ONCE:
-                    yield events.ContinueDispatch()
+                    self._out.append(events.ContinueDispatch())
                     return
-                free, slots = offer
-                head = self._shifts.take_turn(worker, ready, slots=slots, is_empty=free == slots)
+                head = self._shifts.take_turn(worker, ready, slots=on.total, is_empty=on.free == on.total)
                 if head is None:
                     break
                 turn = self._first_in_line(head, model, ready)
                 verdict = self.judge(turn, model, worker=worker)
                 if verdict is ReadyVerdict.STARTED:
                     self._room.note_passed(fronts)
-                    yield from self._start(model, turn, worker=worker)
+                    self._start(model, turn, worker=worker)
                     continue
                 self._shifts.take_back(worker)  # its slot is free still, for another
                 if verdict is ReadyVerdict.PASSED:
@@ -280,17 +243,17 @@ class Dispatcher:
             ready.push(turn)
         return first
 
-    def _start_deferred(self) -> Iterator[events.Action]:
+    def _start_deferred(self) -> None:
         """Start those whose worker has a slot for them now."""
         for worker in self._ready.deferred.workers:
-            for turn in self._ready.deferred.all_for(worker)[: self._in_flight.offer(worker)[0]]:
+            for turn in self._ready.deferred.all_for(worker)[: self._in_flight.worker(worker).offer]:
                 model = self._conversation(turn.key).model(turn.key)
                 verdict = self.judge(turn, model, worker=worker)
                 if verdict is ReadyVerdict.PASSED:
                     break
                 self._ready.deferred.discard(turn.key)
                 if verdict is ReadyVerdict.STARTED:
-                    yield from self._start(model, turn)
+                    self._start(model, turn)
                 else:
                     self._set_aside(turn, model, verdict)
 
@@ -301,10 +264,10 @@ class Dispatcher:
         # In free mode no agent overtakes another: who speaks when is what the others hear.
         if cached is None or turn.is_front or turn.was_deferred or conversation.live.job.mode is Mode.FREE:
             return None
-        free, slots = self._in_flight.offer(cached.worker)
-        if free or not slots or not self._in_flight.has_model(cached.worker, model):
+        on = self._in_flight.worker(cached.worker)
+        if on.offer or not on.is_offering or on.model != model:
             return None
-        seconds = self._speeds.worth_waiting(model, cached, slots, self._ready.deferred.count(cached.worker))
+        seconds = self.costs.speeds.worth_waiting(model, cached, on.total, self._ready.deferred.count(cached.worker))
         return None if seconds is None else (cached.worker, seconds)
 
     def _defer(self, model: str, turn: ReadyTurn) -> events.DeferTurn:
@@ -315,17 +278,17 @@ class Dispatcher:
         self._ready.deferred.put(turn, worker)
         return events.DeferTurn(key=turn.key, worker=worker, seconds=seconds)
 
-    def _start(
-        self, model: str, turn: ReadyTurn, *, is_suspect: bool = False, worker: str | None = None
-    ) -> Iterator[events.Action]:
+    def _start(self, model: str, turn: ReadyTurn, *, is_suspect: bool = False, worker: str | None = None) -> None:
         key = turn.key
         conversation = self._conversation(key)
         cached = conversation.cached(turn.agent_order)
         need = self._need(key)
         live = conversation.live
         agent = conversation.agents[turn.agent_order]
-        worker = worker or self._in_flight.best(model, cached.worker if cached else None, need, agent.slots)
-        assert worker is not None  # noqa: S101 - the dispatcher has looked
+        if worker is None:
+            best = self._in_flight.models[model].best(cached.worker if cached else None, need, agent.slots)
+            assert best is not None  # noqa: S101 - the dispatcher has looked
+            worker = best.name
         slots = self._in_flight.add(key, worker, need, slots=agent.slots, is_suspect=is_suspect)
         self._ready.note_start(turn, model)
         self._room.note_start(key, agent, hears_all=live.job.mode is not Mode.ROUNDS)
@@ -336,8 +299,8 @@ class Dispatcher:
             conversation.is_started = True
             for sibling in conversation.open:
                 self._ready.note_begun(sibling, conversation.model(sibling))
-            yield events.ConversationStarted(job_id=key.job_id, conversation_id=key.conversation_id)
-        yield events.StartTurn(key=key, worker=worker, slots=slots, is_suspect=is_suspect)
+            self._out.append(events.ConversationStarted(job_id=key.job_id, conversation_id=key.conversation_id))
+        self._out.append(events.StartTurn(key=key, worker=worker, slots=slots, is_suspect=is_suspect))
 
     def _conversation(self, key: TurnKey) -> LiveConversation:
         return self._jobs[key.job_id].conversations[key.conversation_id]

@@ -4,15 +4,16 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from service.conversations.job import Job, JobId, TurnKey
-from service.conversations.states import ConversationState, TurnState
-from service.conversations.until import NOTHING, Ending, TurnDigest
+from service.conversations.job.job import Job, JobId, TurnKey
+from service.conversations.job.states import ConversationState, TurnState
+from service.conversations.job.until import NOTHING, Ending, TurnDigest
 from service.scheduling.core.blame import SourceDistrusted, SourceTrusted, SuspectsCleared, Trial
 from service.scheduling.core.kv_budgets import KvUse
 from service.scheduling.core.queue.affinity import CacheLocation, PromptReading
 
 # Events
 
+EndedBefore = tuple[TurnState, str | None]  # the state of a turn that ended in an earlier life, and its reason
 Suspicion = SuspectsCleared | SourceDistrusted | SourceTrusted
 
 
@@ -35,12 +36,19 @@ class JobAdmitted(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     job: Job
-    ended: Mapping[TurnKey, tuple[TurnState, str | None]] = msgspec.field(default_factory=dict)
+    ended: Mapping[TurnKey, EndedBefore] = msgspec.field(default_factory=dict)
     digests: Mapping[TurnKey, TurnDigest] = msgspec.field(default_factory=dict)
     suspects: Mapping[TurnKey, Trial] = msgspec.field(default_factory=dict)
     cached: Mapping[TurnKey, CacheLocation] = msgspec.field(default_factory=dict)
     is_cancelled: bool = False  # a caller asked for its end in that earlier life
     program: ProgramReturn | None = None  # of a client's request
+
+    def ended_by_conversation(self) -> Mapping[str, Mapping[TurnKey, EndedBefore]]:
+        """Return the turns that ended before, in their order, by conversation."""
+        ended: dict[str, dict[TurnKey, EndedBefore]] = {}
+        for key, how in self.ended.items():
+            ended.setdefault(key.conversation_id, {})[key] = how
+        return ended
 
 
 class CallerSpoke(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +152,7 @@ class TurnSpent(msgspec.Struct, frozen=True, kw_only=True):
     is_told: bool = True
 
 
-class SlotsKept(msgspec.Struct, frozen=True, kw_only=True):
+class SlotsReserved(msgspec.Struct, frozen=True, kw_only=True):
     """Slots have stood idle for so many seconds, in all, until a turn on several had them, or waited no longer."""
 
     owner: str | None
@@ -190,7 +198,7 @@ class TurnRejected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn has failed for good, and its conversation with it."""
+    """A turn has failed for good; its conversation fails too, unless the agent's ``on_failure`` lets it go on."""
 
     key: TurnKey
     reason: str
@@ -222,8 +230,8 @@ class ToolsBegan(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int
 
 
-class KeepOver(msgspec.Struct, frozen=True, kw_only=True):
-    """The seconds of a ``KeepSlot`` have passed."""
+class LendingDue(msgspec.Struct, frozen=True, kw_only=True):
+    """The seconds of a ``LendSlotLater`` have passed."""
 
     key: TurnKey
     number: int
@@ -243,10 +251,10 @@ class AnswerWhole(msgspec.Struct, frozen=True, kw_only=True):
     key: TurnKey
 
 
-SlotEvent = ToolsBegan | KeepOver | ToolsEnded | AnswerWhole
+SlotEvent = ToolsBegan | LendingDue | ToolsEnded | AnswerWhole
 TurnEvent = TurnCompleted | TurnInterrupted | TurnRejected | TurnFailed | TurnCutOff
 WorkerEvent = WorkerReady | WorkerNotReady | ModelLost | ModelRegained
-Note = KvUseTold | PromptRead | TimeTold | TurnSpent | SlotsKept | DeferralOver | HoldOver
+Note = KvUseTold | PromptRead | TimeTold | TurnSpent | SlotsReserved | DeferralOver | HoldOver
 OfJob = JobAdmitted | JobCancelled | ConversationSpoiled | CallerSpoke
 Event = OfJob | WorkerEvent | TurnEvent | SlotEvent | Note | Paused | Unpaused | Suspicion
 
@@ -282,7 +290,7 @@ class DeferTurn(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class KeepSlot(msgspec.Struct, frozen=True, kw_only=True):
+class LendSlotLater(msgspec.Struct, frozen=True, kw_only=True):
     """Tell when so many seconds have passed: for so long a turn whose tools run keeps its slot."""
 
     key: TurnKey
@@ -380,6 +388,7 @@ class JobEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Move = ConversationStarted | ConversationEnded | ConversationReleased | JobEnded
-OfSlot = KeepSlot | LendSlot | TakeBackSlot | LoseSlot
+OfSlot = LendSlotLater | LendSlot | TakeBackSlot | LoseSlot
+Later = DeferTurn | HoldSlot | ContinueCancel | ContinueDispatch  # an event follows by itself
 Step = TurnIsReady | AwaitTurn | StartTurn | DeferTurn | HoldSlot | OfSlot | AbandonTurn | CutOffTurn
 Action = Step | ContinueCancel | ContinueDispatch | Move

@@ -1,9 +1,9 @@
-"""Conversations that begin alike: the first reads the prompt that they share, and the others wait for it. Pure.
+"""Conversations that begin alike: the first reads the shared prompt, and the others wait for it. Pure.
 
-An engine that holds once what prompts begin with alike has it for all with the first one's first token. One whose
-slots have caches of their own reads it once in each slot that takes such a turn, and answers nobody meanwhile. There n
-answers of A seconds on w slots take n A / w, and each slot more a reading of R seconds: one more is worth it as long as
-n A is more than R w (w + 1).
+An engine that holds equal beginnings of prompts once has the prompt for all turns at the first one's first token. An
+engine whose slots have caches of their own reads it once in each slot that takes such a turn, and answers nothing
+meanwhile. There n answers of A seconds on w slots take n A / w, and each further slot a reading of R seconds: it pays
+as long as n A is more than R w (w + 1).
 
 Source: specification, "Begun from a record".
 """
@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from service.conversations.job import Agent, Conversation, JobId, TurnKey
+from service.conversations.job.job import Agent, Conversation, JobId, TurnKey
 from service.scheduling.core.events import WorkerReady
 from service.scheduling.core.queue.affinity import PromptReading
 
@@ -25,11 +25,11 @@ class _Alike:
     """The first turns of conversations that begin alike."""
 
     def __init__(self) -> None:
-        self.running: dict[TurnKey, None] = {}  # ready or in flight, the one that reads first
+        self.running: dict[TurnKey, None] = {}  # ready or in flight; the first one reads first
         self.held: dict[TurnKey, None] = {}
-        self.read_s: float | None = None  # that the prompt took the first
+        self.read_s: float | None = None  # seconds that the first turn took to read the prompt
         self.answer_s = math.inf  # the shortest: one that waits for others' readings is longer
-        self.is_read = False  # for all
+        self.is_read = False  # read for all turns
 
     @property
     def most(self) -> int:
@@ -44,7 +44,7 @@ class _Alike:
 
 
 class FirstReaders:
-    """Written by the core alone; it knows nothing of turns that are not the first of an heir."""
+    """Written by the core alone; it knows only the first turns of heirs."""
 
     def __init__(self) -> None:
         self._alike: dict[Beginning, _Alike] = {}
@@ -55,33 +55,33 @@ class FirstReaders:
         return f"<FirstReaders of {len(self._alike)} beginnings>"
 
     def note_worker(self, worker: WorkerReady) -> None:
-        """Take whether a model's engine holds once what prompts begin with alike."""
+        """Record whether a model's engine holds equal beginnings of prompts once."""
         if worker.shares_prefixes:
             self._sharing.add(worker.model)
 
     @property
     def are_any(self) -> bool:
-        """Whether conversations begin alike here."""
+        """Whether any conversations begin alike here."""
         return bool(self._alike)
 
     def held(self, model: str) -> int:
-        """Count the turns of a model that wait for another to read."""
+        """Count the turns of a model that are held for a first reader."""
         return sum(len(alike.held) for (of_agent, *_), alike in self._alike.items() if of_agent[0] == model)
 
     @property
     def waited_for(self) -> Mapping[TurnKey, TurnKey]:
-        """The turns that wait, each with the one that reads for it."""
+        """The held turns, each with its first reader."""
         return {key: next(iter(alike.running)) for alike in self._alike.values() for key in alike.held}
 
     @property
     def readers(self) -> tuple[TurnKey, ...]:
-        """The turns whose first token others wait for."""
+        """The first readers whose first token other turns wait for."""
         return tuple(next(iter(alike.running)) for alike in self._alike.values() if alike.held and alike.read_s is None)
 
     def hold(self, key: TurnKey, rank: Rank, agent: Agent, conversation: Conversation) -> bool:
-        """Whether the first turn of a conversation waits for another to read what both begin with.
+        """Whether a conversation's first turn must wait for another to read their shared beginning.
 
-        Nobody waits for whoever has another ``rank``: a priority, and a key.
+        A turn waits only for one of the same ``rank``: its priority and key.
         """
         beginning = _beginning(rank, agent, conversation)
         if beginning is None:
@@ -94,13 +94,13 @@ class FirstReaders:
         alike.held[key] = None
         return True
 
-    def is_any_held(self, job_id: JobId, conversation_id: str) -> bool:
-        """Whether a turn of a conversation waits for another to read."""
+    def held_of(self, job_id: JobId, conversation_id: str) -> list[TurnKey]:
+        """List the turns of a conversation that are held for a first reader."""
         of = self._of.get((job_id, conversation_id), {})
-        return any(key in self._alike[beginning].held for key, beginning in of.items())
+        return [key for key, beginning in of.items() if key in self._alike[beginning].held]
 
     def note_read(self, key: TurnKey, model: str, seconds: float) -> list[TurnKey]:
-        """Take the first token of a turn; return whose wait is over."""
+        """Record a turn's first token; return the turns whose wait is over."""
         alike = self._alike_of(key)
         if alike is None:
             return []
@@ -110,15 +110,15 @@ class FirstReaders:
     def take_answer(
         self, key: TurnKey, reading: PromptReading | None, seconds: float | None, token_s: float | None
     ) -> list[TurnKey]:
-        """Take the end of a turn that is completed, with the engine's reading; return whose wait is over.
+        """Record a completed turn with the engine's reading; return the turns whose wait is over.
 
-        A token of a prompt takes the model ``token_s`` seconds to read, None is not known.
+        ``token_s`` is the model's time per prompt token in seconds, None if unknown.
         """
         alike = self._alike_of(key)
         if alike is None:
             return []
         if reading is None or seconds is None:
-            alike.is_read = True  # nothing is told here by which a wait could be weighed
+            alike.is_read = True  # no measure to weigh a wait by
         else:
             # The first may have found the prompt in a slot that is warm from its source: another slot would read it.
             prompt = reading.context_tokens - reading.answer_tokens
@@ -127,11 +127,13 @@ class FirstReaders:
         return self._forget(key)
 
     def forget_turn(self, key: TurnKey) -> list[TurnKey]:
-        """Forget a turn that came to nothing; return whose wait is over."""
+        """Forget a turn that came to nothing; return the turns whose wait is over."""
         return [] if self._alike_of(key) is None else self._forget(key)
 
     def forget_conversation(self, job_id: JobId, conversation_id: str) -> list[TurnKey]:
-        """Forget a conversation that is over, or elsewhere; return whose wait is over."""
+        """Forget a conversation that is over or elsewhere; return the turns whose wait is over."""
+        if not self._of:
+            return []
         return [free for key in list(self._of.get((job_id, conversation_id), ())) for free in self._forget(key)]
 
     def _forget(self, key: TurnKey) -> list[TurnKey]:
@@ -148,7 +150,7 @@ class FirstReaders:
         return free
 
     def _alike_of(self, key: TurnKey) -> _Alike | None:
-        beginning = self._of.get(key[:2], {}).get(key)
+        beginning = self._of.get(key[:2], {}).get(key) if self._of else None
         return None if beginning is None else self._alike[beginning]
 
     @staticmethod

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from service.conversations.job import JobId, TurnKey
+from service.conversations.job.job import JobId, TurnKey
 
 PrefixId = tuple[JobId, str]  # a job's agent: the prompts of all its conversations begin alike
 

@@ -11,11 +11,11 @@ Source: specification, "While tools run".
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from service.conversations.job import TurnKey
+from service.conversations.job.job import TurnKey
 from service.scheduling.core.events import (
     AnswerWhole,
-    KeepSlot,
     LendSlot,
+    LendSlotLater,
     LoseSlot,
     SlotEvent,
     TakeBackSlot,
@@ -24,6 +24,7 @@ from service.scheduling.core.events import (
 )
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.queue.affinity import SpeedEstimates
+from service.scheduling.core.slots import WorkerSlots
 from workers.policy.pace import Mean
 
 UNKNOWN_READ_S: Final = 0.001  # a token of a prompt, until an engine of the model has shown it
@@ -39,12 +40,13 @@ class SlotLending:
         self._running: dict[TurnKey, int] = {}  # turns whose tools run, each with the number of its hold
         self._wanted: dict[TurnKey, None] = {}  # by turns whose tools have ended, the longest wait first
         self._took: dict[str, Mean] = {}  # by tool, in seconds
+        self._owing: list[WorkerSlots] = []  # workers that start nothing before they have given a slot back
         self._numbers = 0
 
     def __repr__(self) -> str:
         return f"<SlotLending running={len(self._running)} wanted={len(self._wanted)}>"
 
-    def apply_event(self, event: SlotEvent) -> Iterator[KeepSlot | LendSlot]:
+    def apply_event(self, event: SlotEvent) -> Iterator[LendSlotLater | LendSlot]:
         """Apply an event of a turn's tools."""
         number = self._running.get(event.key)
         if event.key not in self._in_flight:
@@ -70,20 +72,23 @@ class SlotLending:
 
     def give_back(self) -> Iterator[TakeBackSlot | LoseSlot]:
         """Give slots back to those whose tools have ended, as far as there is room; others wait meanwhile."""
-        self._in_flight.owing.clear()
+        for owing in self._owing:
+            owing.owe(owes=False)
+        self._owing.clear()
         for key in list(self._wanted):
             worker = self._in_flight.lender(key)
             if worker is None:
                 del self._wanted[key]
                 if key in self._in_flight:
                     yield LoseSlot(key=key)
-            elif worker not in self._in_flight.owing and self._in_flight.take_back(key):
+            elif not worker.owes and self._in_flight.take_back(key):
                 del self._wanted[key]
-                yield TakeBackSlot(key=key, worker=worker)
+                yield TakeBackSlot(key=key, worker=worker.name)
             else:
-                self._in_flight.owing.add(worker)
+                worker.owe(owes=True)
+                self._owing.append(worker)
 
-    def _begin(self, event: ToolsBegan) -> Iterator[KeepSlot]:
+    def _begin(self, event: ToolsBegan) -> Iterator[LendSlotLater]:
         if not self._in_flight.may_lend(event.key):
             return
         self._numbers += 1
@@ -91,7 +96,7 @@ class SlotLending:
         again_s = event.context_tokens * (self._speeds.read_s(event.model) or UNKNOWN_READ_S)
         expected_s = max((self._took[name].value for name in event.tools if name in self._took), default=0.0)
         seconds = 0.0 if expected_s > again_s else again_s
-        yield KeepSlot(key=event.key, number=self._numbers, seconds=seconds)
+        yield LendSlotLater(key=event.key, number=self._numbers, seconds=seconds)
 
     def _learn(self, tools: Sequence[str], seconds: float) -> None:
         """Take what the calls of one message took together: its slowest tool counts, and which that is, is not told."""

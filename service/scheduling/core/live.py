@@ -5,11 +5,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final, overload
 
-from service.conversations.job import Agent, Conversation, Job, Mode, TurnKey
-from service.conversations.states import ConversationState
-from service.conversations.turn_order import LedOrder, Place, speaking_order
+from service.conversations.job.job import Agent, Conversation, Job, Mode, TurnKey
+from service.conversations.job.states import ConversationState, TurnState
+from service.conversations.job.until import NOTHING, TurnDigest
+from service.conversations.talk.turn_failures import digest_of_failure
+from service.conversations.talk.turn_order import LedOrder, Place, speaking_order
 from service.scheduling.core.backlog import Estimates, JobBacklog
 from service.scheduling.core.blame import Trial
+from service.scheduling.core.events import ConversationEnded, EndedBefore, JobAdmitted
 from service.scheduling.core.queue.affinity import CacheLocation
 from service.scheduling.core.queue.ready_queue import ReadyTurn
 
@@ -19,16 +22,14 @@ NONE_AWAITED: Final[frozenset[TurnKey]] = frozenset()  # one for all conversatio
 class LiveJob:
     """One job that has not ended."""
 
-    def __init__(
-        self, job: Job, estimates: Estimates, suspects: Mapping[TurnKey, Trial], *, is_cancelled: bool = False
-    ) -> None:
-        self.job = job
-        self.suspects = dict(suspects)  # of an earlier life of the service
+    def __init__(self, event: JobAdmitted, estimates: Estimates) -> None:
+        job = self.job = event.job
+        self.suspects = dict(event.suspects)  # of an earlier life of the service
         self.backlog = JobBacklog(job, estimates)
         self.places = {agent.id: number for number, agent in enumerate(job.agents)}
         self.names = tuple(self.places)
         self.conversations: dict[str, LiveConversation] = {}
-        self.is_cancelled = is_cancelled
+        self.is_cancelled = event.is_cancelled
         self.is_distrusted = False  # its turns were convicted one after the other: the others are tried as well
 
     def __repr__(self) -> str:
@@ -38,6 +39,15 @@ class LiveJob:
         """Take further conversations of the job."""
         self.suspects |= suspects
         self.backlog.extend(job.conversations)
+
+    def take_conversations(self, event: JobAdmitted, orders: Iterator[int]) -> list["LiveConversation"]:
+        """Take the conversations of an admission; return them, each with the next number."""
+        fresh = [LiveConversation(self, each, next(orders)) for each in event.job.conversations]
+        self.conversations |= {conversation.definition.id: conversation for conversation in fresh}
+        self.backlog.refresh()
+        for key, location in event.cached.items():
+            self.conversations[key.conversation_id].note_cache(self.places[key.agent_id], location)
+        return fresh
 
     def uses_adapter(self, name: str) -> bool:
         """Whether an agent asks for an adapter, in any conversation that has not ended."""
@@ -100,7 +110,7 @@ class Unspoken(Sequence[TurnKey]):
 class LiveConversation:
     """One conversation that has not ended, with its ``agents``.
 
-    ``open`` are its turns that are ready or in flight, ``awaited`` those that wait for callers: these are in no pool.
+    ``open`` are its turns that are ready or in flight, ``awaited`` those that wait for callers, in no pool.
     """
 
     __slots__ = (
@@ -111,7 +121,7 @@ class LiveConversation:
         "awaited",
         "definition",
         "ending",
-        "is_awaited",
+        "has_held_slot",
         "is_started",
         "live",
         "number",
@@ -129,7 +139,7 @@ class LiveConversation:
         self.open: set[TurnKey] = set()
         self.awaited = NONE_AWAITED
         self.is_started = False
-        self.is_awaited = False  # by a slot that was held for its program
+        self.has_held_slot = False  # its program's slot was held for it
         self.ending: tuple[ConversationState, str | None] | None = None
         # None until there is anything: a hundred thousand conversations may wait at once.
         self._ended: set[TurnKey] | None = None
@@ -172,6 +182,61 @@ class LiveConversation:
             self._ended = set()
         self._ended.add(key)
         self.live.backlog.count_end(self.definition, self.live.places[key.agent_id], is_earlier=is_earlier)
+
+    def resume(self, ended: Mapping[TurnKey, EndedBefore], digests: Mapping[TurnKey, TurnDigest]) -> Sequence[Place]:
+        """Take the turns that ended before, here or on another node; return those whose order has come."""
+        spoken: dict[Place, TurnDigest] = {}
+        failure: str | None = None
+        for key, (state, reason) in ended.items():
+            self.end_turn(key, is_earlier=True)
+            digest = digests.get(key, NOTHING)
+            self.is_started = self.is_started or not digest.is_inherited
+            if digest.is_inherited or state is TurnState.COMPLETED:
+                spoken[self.place(key)] = digest
+            elif state is TurnState.FAILED:
+                silence, failure = digest_of_failure(self.agent(key), reason), reason
+                if silence is not None:
+                    spoken[self.place(key)] = silence
+                else:  # its neighbours were cut off because of it, whichever was stored first
+                    self.ending = (ConversationState.FAILED, reason)
+            elif self.ending is None:
+                self.ending = (ConversationState.CANCELLED, reason)
+        places = self.order.replay(spoken)
+        if failure is not None and self.order.is_deserted:
+            self.ending = (ConversationState.FAILED, failure)
+        return places
+
+    def ready_turn(self, place: Place, ready_order: int, signature: str, *, is_front: bool) -> ReadyTurn:
+        """Return a turn as it waits for a slot; with ``is_front`` it goes ahead of those that were on none."""
+        job = self.live.job
+        return ReadyTurn(
+            key=self.key(place),
+            job_priority=job.priority,
+            rounds_completed=self.order.rounds_completed,
+            conversation_order=self.number,
+            agent_order=place.agent,
+            ready_order=ready_order,
+            path=self.live.backlog.path(place, self.definition.rounds),
+            is_front=is_front,
+            was_deferred=self.has_held_slot,
+            signature=signature,
+            owner=job.owner,
+        )
+
+    def ended(self) -> ConversationEnded:
+        """Return the end of a conversation of which nothing is in flight."""
+        state, reason = self.ending or (ConversationState.COMPLETED, None)
+        job, is_completed = self.live.job, state is ConversationState.COMPLETED
+        unspoken: Sequence[TurnKey] = () if is_completed else self.unspoken()
+        return ConversationEnded(
+            job_id=job.id,
+            conversation_id=self.definition.id,
+            state=state,
+            reason=reason,
+            unspoken=unspoken,
+            ending=self.order.ending if is_completed else None,
+            absent=job.most_turns(self.definition) - self.turns_spoken - len(unspoken),
+        )
 
     def in_order(self, keys: Iterable[TurnKey]) -> list[TurnKey]:
         """Return turns in the order of rounds and agents."""
@@ -223,6 +288,12 @@ class LiveConversation:
         """Put a turn back at the front of its line."""
         if self._lines is not None and not turn.is_front:
             self._lines.setdefault((model, turn.signature), deque()).appendleft(turn)
+
+    def leave_line(self, key: TurnKey) -> None:
+        """Take a turn out of its line that will not start."""
+        for line in (self._lines or {}).values():
+            for turn in [each for each in line if each.key == key]:
+                line.remove(turn)
 
     def in_line(self, turn: ReadyTurn, model: str, place: int) -> ReadyTurn:
         """Return who would start with the n-th place of this conversation among the ready turns of a model."""

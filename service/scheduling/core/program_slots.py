@@ -1,10 +1,10 @@
-"""Whose slot waits for the next request of its program, and for how long. Pure.
+"""The slots held for the next request of a program, and for how long. Pure.
 
-An agent asks, runs its tools, and asks again with all that was said before. On an engine whose slots hold caches of
-their own, a request of another program in between costs it that cache, unless the engine has put it elsewhere. Whether
-it does is learned from programs that came back to such a slot. What was lost so is read again; for no longer than that
-would take, and than the program's own pauses so far suggest, its slot is kept for it while others wait. At worst that
-costs twice what the best choice would have (ski rental: Karlin et al., "Competitive snoopy caching", 1988).
+An agent asks, runs its tools, and asks again with all that was said before. On an engine whose slots have caches of
+their own, a request of another program in between costs it that cache, unless the engine saved it elsewhere. Programs
+that come back to such a slot show whether it does. A lost cache is read again; a slot is held while others wait for
+no longer than that reading would take, nor than the program's own pauses so far suggest. At worst that costs twice
+what the best choice would have (ski rental: Karlin et al., "Competitive snoopy caching", 1988).
 
 Source: specification, "Programs of clients".
 """
@@ -15,23 +15,25 @@ from typing import Final
 
 import msgspec
 
-from service.conversations.job import Job, JobId, TurnKey
+from service.conversations.job.job import Job, JobId, TurnKey
 from service.scheduling.core.events import HoldSlot, ProgramReturn, TurnCompleted, WorkerReady
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.queue.affinity import PromptReading, SpeedEstimates
+from service.scheduling.core.slots import WorkerSlots
 from workers.policy.pace import Mean
 
-PATIENCE: Final = 4.0  # times its longest pause so far a program is waited for
-REMEMBERED: Final = 4096  # programs whose slots others have had
-LEAST_S: Final = 1.0  # for which it is waited, whatever its pauses were
-STAY: Final = 8.0  # times what reading again costs, a program may go before all others; then they have their turn
+PATIENCE: Final = 4.0  # a slot is held for this multiple of the program's longest pause so far
+REMEMBERED: Final = 4096  # programs remembered whose slots others have had
+LEAST_S: Final = 1.0  # least time for which a slot is held
+STAY: Final = 8.0  # a program may stay this multiple of its reading time; then others have their turn
 
 
 class ProgramStay(msgspec.Struct):
-    """The stay of a program on its slot: for how many ``seconds`` running, and with which longest pause.
+    """The stay of a program on its slot: ``seconds`` without a break, and its longest pause.
 
-    After its last request the slot ``was_held`` for this one, or it ``was_let_go`` to others that waited. One that has
-    never come back has no ``pause_s``; perhaps it never will.
+    After its last request the slot ``was_held`` for this one, or ``was_let_go`` to others that waited. ``pause_s`` is
+    None
+    for a program that has never come back, and perhaps never will.
     """
 
     model: str
@@ -44,15 +46,15 @@ class ProgramStay(msgspec.Struct):
 
 
 class ProgramSlots:
-    """Follows programs from one request to the next; it writes what is held of the in-flight pool."""
+    """Follows programs from one request to the next, and holds slots in the in-flight pool."""
 
     def __init__(self, in_flight: InFlightPool, speeds: SpeedEstimates, waiting: Callable[[str], int]) -> None:
         self._in_flight = in_flight
         self._speeds = speeds
-        self._waiting = waiting  # turns of a model
-        self._losses: dict[str, Mean] = {}  # by model: the share of what was known that had to be read again
-        self.stays: dict[JobId, ProgramStay] = {}  # of requests that have not ended
-        self._holds: dict[TurnKey, ProgramStay] = {}  # of requests that have; their slots are held, or were just now
+        self._waiting = waiting  # counts the waiting turns of a model
+        self._losses: dict[str, Mean] = {}  # by model: the share of known tokens that had to be read again
+        self.stays: dict[JobId, ProgramStay] = {}  # for requests that have not ended
+        self._holds: dict[TurnKey, tuple[ProgramStay, WorkerSlots]] = {}  # for ended requests: held, or just now
         self._let_go: OrderedDict[TurnKey, None] = OrderedDict()  # the newest whose slots others have had
         self._keeping: set[str] = set()  # models whose engines keep a cache for each slot
 
@@ -60,16 +62,16 @@ class ProgramSlots:
         return f"<ProgramSlots stays={len(self.stays)} held={len(self._holds)}>"
 
     def note_worker(self, worker: WorkerReady) -> None:
-        """Take how a model's engines keep caches."""
+        """Record whether a model's engines keep a cache for each slot."""
         if worker.has_slot_caches:
             self._keeping.add(worker.model)
 
     def admit_request(self, job: Job, back: ProgramReturn) -> float | None:
-        """Take a request of a program; return for how many seconds its slot has stood idle for it, if it has."""
+        """Admit a request of a program; return the seconds for which its held slot stood idle, None without a hold."""
         stay = ProgramStay(model=job.agents[0].model, owner=job.owner, known_tokens=back.known_tokens)
         self.stays[job.id] = stay
-        before = self._holds.pop(back.last, None) if back.last is not None and self._holds else None
-        if before is not None and back.last is not None and self._in_flight.end_hold(back.last):
+        before = None if back.last is None else self._end(back.last)
+        if before is not None:
             stay.was_held, stay.seconds = True, before.seconds + back.pause_s
             stay.pause_s = max(before.pause_s or 0.0, back.pause_s)
             return back.pause_s
@@ -78,9 +80,9 @@ class ProgramSlots:
         return None
 
     def end_request(self, event: TurnCompleted, worker: str) -> HoldSlot | None:
-        """Take the end of a request of ``stays``; hold its slot where that pays."""
-        stay = self.stays[event.key.job_id]
-        if event.reading is None or stay.model not in self._keeping:
+        """End a request; hold its slot if it is a program's, and that pays."""
+        stay = self.stays.get(event.key.job_id)
+        if stay is None or event.reading is None or stay.model not in self._keeping:
             return None
         if stay.was_let_go:
             self._learn(stay, event.reading)
@@ -98,16 +100,25 @@ class ProgramSlots:
             return None
         again_s = loss.value * tokens * (self._speeds.read_s(stay.model) or 0.0)
         pays = stay.pause_s <= again_s and stay.seconds <= STAY * again_s
-        if not (pays and self._in_flight.hold(key, worker)):
+        holder = self._in_flight.worker(worker)
+        if not (pays and holder.hold(key)):
             return None
-        self._holds[key] = stay
+        self._holds[key] = stay, holder
         return HoldSlot(key=key, seconds=min(again_s, max(LEAST_S, PATIENCE * stay.pause_s)))
 
+    def forget_request(self, job_id: JobId) -> None:
+        """Forget a request that is over."""
+        self.stays.pop(job_id, None)
+
     def expire(self, key: TurnKey) -> ProgramStay | None:
-        """Let others have a slot that was held; return whose stay it was, if it was held still."""
-        stay = self._holds.pop(key, None)
+        """Let others have a slot that was held; return the stay that it was still held for."""
+        stay = self._end(key)
         self._let_others(key)
-        return stay if self._in_flight.end_hold(key) else None
+        return stay
+
+    def _end(self, key: TurnKey) -> ProgramStay | None:
+        stay, holder = self._holds.pop(key, (None, None))
+        return stay if holder is not None and holder.end_hold(key) else None
 
     def _let_others(self, key: TurnKey) -> None:
         self._let_go[key] = None
@@ -115,7 +126,7 @@ class ProgramSlots:
             self._let_go.popitem(last=False)
 
     def _learn(self, stay: ProgramStay, reading: PromptReading) -> None:
-        """Learn from a program whose slot others have had what it has found again."""
+        """Learn how much a program found again on a slot that others have had."""
         found = reading.context_tokens - reading.answer_tokens - reading.fresh_tokens
         lost = max(0, stay.known_tokens - found) / max(1, stay.known_tokens)
         self._losses.setdefault(stay.model, Mean()).add(lost)

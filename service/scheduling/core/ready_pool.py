@@ -6,7 +6,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Final
 
-from service.conversations.job import JobId, TurnKey
+from service.conversations.job.job import JobId, TurnKey
 from service.scheduling.core.backlog import JobBacklog
 from service.scheduling.core.blame import Trial
 from service.scheduling.core.queue.affinity import Deferrals
@@ -270,7 +270,10 @@ class ReadyPool:
                 for turn in turns:
                     left[turn] -= 1
                     yield f"{turn} waits in the queue of {owner}" if owner_of(turn) != owner else None
-            yield from (f"{model}: {turn} waits, and not with its key, or there alone" for turn in +left + -left)
+            yield from (
+                f"{model}: {turn} waits, and not with its key, or there alone" if count else None
+                for turn, count in left.items()
+            )
         if waiting != fair.times(model).waiting:
             yield f"{model}: keys {dict(waiting)} wait, {fair.times(model).waiting} are counted"
 

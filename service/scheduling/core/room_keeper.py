@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from service.conversations.job import Agent, Conversation, JobId, TurnKey
+from service.conversations.job.job import Agent, Conversation, JobId, TurnKey
 from service.scheduling.core.events import WorkerReady
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.kv_budgets import KvNeed, KvUse
@@ -18,12 +18,12 @@ from service.scheduling.core.turn_needs import TurnNeeds
 from service.scheduling.core.working_set import WorkingSet
 
 PASSES: Final = 8  # turns that may start ahead of one that has no room
-GROWTH: Final = 32  # tokens that an answer is expected to have left when it is longer than was expected
-LOOKED_AT: Final = 16  # turns without room, at one moment: a decision takes a millisecond at most
+GROWTH: Final = 32  # tokens expected to be left of an answer that is longer than expected
+LOOKED_AT: Final = 16  # turns without room per moment: a decision takes a millisecond at most
 
 
 class RoomKeeper:
-    """Estimates what turns take, and keeps room for those that were passed often enough."""
+    """Estimates the needs of turns, and keeps room for those that were passed often enough."""
 
     def __init__(self, in_flight: InFlightPool) -> None:
         self._in_flight = in_flight
@@ -32,7 +32,7 @@ class RoomKeeper:
         self._most_answer: dict[str, int] = {}  # by model
         self._sharing: set[str] = set()  # models
         self.working_set = WorkingSet(in_flight)
-        self.is_bounded = False  # whether any worker has a budget: else nothing is estimated
+        self.is_bounded = False  # any worker has a budget; otherwise nothing is estimated
 
     def __repr__(self) -> str:
         return f"<RoomKeeper {self.needs!r} passed={len(self._passes)}>"
@@ -59,19 +59,19 @@ class RoomKeeper:
         return need if agent.model in self._sharing else replace(need, shared=0, prefix=None)
 
     def correct(self, key: TurnKey, agent: Agent, conversation: Conversation, use: KvUse) -> None:
-        """Reserve for a turn in flight what it is seen to take: its prompt as counted, and an answer that goes on."""
+        """Reserve the seen use of a turn in flight: its prompt as counted, and an answer that goes on."""
         worker = self._in_flight.worker_of(key)
-        before = None if worker is None else self._in_flight.kv.need_of(worker, key)
+        before = None if worker is None else self._in_flight.kv.need_of(worker.name, key)
         if worker is None or before is None:
             return
         self.needs.tell(key, agent, conversation, use.prompt)
         answer = max(before.answer, use.answer + GROWTH)
         now = replace(before, prompt=use.prompt, answer=answer, shared=min(before.shared, use.prompt))
         if now != before:
-            self._in_flight.kv.reserve(worker, key, now)
+            self._in_flight.kv.reserve(worker.name, key, now)
 
     def may_pass(self, key: TurnKey, without_room: int) -> bool:
-        """Whether turns behind one without room may start; ``without_room`` have none so far at this moment."""
+        """Whether turns behind one without room may start; ``without_room`` turns have none so far at this moment."""
         return self._passes.get(key, 0) < PASSES and without_room < LOOKED_AT
 
     def note_passed(self, turns: Iterable[ReadyTurn]) -> None:
@@ -80,14 +80,14 @@ class RoomKeeper:
             self._passes[turn.key] = self._passes.get(turn.key, 0) + 1
 
     def note_start(self, key: TurnKey, agent: Agent, *, hears_all: bool) -> None:
-        """Record the start of a turn in its room; ``hears_all`` that was said, as in rounds it may not."""
+        """Record a turn's start in its room; ``hears_all`` that was said, which in rounds it may not."""
         self._passes.pop(key, None)
         if self.is_bounded:
             self.needs.start(key, agent, hears_all=hears_all)
             self.working_set.start(key, agent.model)
 
     def learn(self, key: TurnKey, agent: Agent, conversation: Conversation, reading: PromptReading | None) -> None:
-        """Take a turn that has ended."""
+        """Learn from a turn that has ended."""
         if self.is_bounded and reading is not None:
             self.needs.learn(key, agent, conversation, reading)
             is_last = key.round + 1 >= conversation.rounds
@@ -98,7 +98,7 @@ class RoomKeeper:
         self._passes.pop(key, None)
 
     def forget_conversation(self, job_id: JobId, conversation_id: str) -> None:
-        """Forget a conversation that is over, or elsewhere."""
+        """Forget a conversation that is over or elsewhere."""
         self.needs.forget_conversation(job_id, conversation_id)
         self.working_set.forget(job_id, conversation_id)
 

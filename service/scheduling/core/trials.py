@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from service.scheduling.core.blame import Trial
+from service.scheduling.core.events import TimeTold
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.queue.ready_queue import ReadyTurn
 from service.scheduling.core.ready_pool import ReadyPool
+from service.scheduling.core.slots import WorkerSlots
 
 TRIALS_IN_A_ROW: Final = 4  # where no other worker serves the turns that wait; one that died alone counts as two
 TRIAL_S: Final = 1.25  # of a trial, which counts as one more: a row is at an end after five seconds
@@ -36,21 +38,26 @@ class Trials:
     def due(self) -> Iterator[tuple[str, ReadyTurn, str]]:
         """Take each suspect that is due for a trial, with its model and the worker; the caller puts it there."""
         for model, suspects in self._ready.suspects.items():
-            trial, worker = suspects.next_trial, self._in_flight.reserved(model)
-            if worker is not None and self._in_flight.is_trying(worker):
+            slots = self._in_flight.models[model]
+            trial, worker = suspects.next_trial, slots.trial_worker
+            if worker is not None and worker.trial is not None:
                 continue
             if trial is None or not self._may_try(model, trial):
-                self._in_flight.ungroup_model(model)
+                slots.release_trial_worker()
                 continue
             worker = worker or self._choose(model)
             if worker is None:
                 continue
-            self._in_flight.reserve(model, worker)
-            for turn in self._ready.deferred.all_for(worker):
+            slots.reserve_for_trials(worker)
+            for turn in self._ready.deferred.all_for(worker.name):
                 self._ready.end_deferral(turn.key, model)
-            if self._in_flight.is_empty(worker):
-                self._measures[model].note_trial(trial, self._in_flight.total(model), self.now)
-                yield model, suspects.pop(), worker
+            if not worker.taken:
+                self._measures[model].note_trial(trial, slots.total, self.now)
+                yield model, suspects.pop(), worker.name
+
+    def take_time(self, event: TimeTold) -> None:
+        """Set the time of this moment."""
+        self.now = event.at
 
     def rests_until(self, model: str) -> float | None:
         """Return until when suspects of distrusted jobs and keys let others go first; None where they need not."""
@@ -65,22 +72,23 @@ class Trials:
     def note_trial(self, model: str, seconds: float) -> None:
         """Record the length of a trial that has ended."""
         if model in self._measures:
-            self._measures[model].note_time(seconds, self._in_flight.total(model))
+            self._measures[model].note_time(seconds, self._in_flight.models[model].total)
 
     def _may_try(self, model: str, trial: Trial) -> bool:
-        measure = self._measures.setdefault(model, TrialMeasure())
-        has_others, is_alone = self._ready.has_others(model), self._in_flight.is_alone(model)
+        measure, slots = self._measures.setdefault(model, TrialMeasure()), self._in_flight.models[model]
         if trial is Trial.LAST and measure.rests(self.now):
             return False
-        return measure.allows(trial, self._in_flight.total(model), has_others=has_others, is_alone=is_alone)
+        has_others, is_alone = self._ready.has_others(model), len(slots.workers) <= 1
+        return measure.allows(trial, slots.total, has_others=has_others, is_alone=is_alone)
 
-    def _choose(self, model: str) -> str | None:
+    def _choose(self, model: str) -> WorkerSlots | None:
         """Return an empty worker, as a new engine's is, else one that has to drain first; None is to wait."""
-        worker = self._in_flight.emptiest(model)
-        if worker is None or self._in_flight.is_empty(worker):
+        slots = self._in_flight.models[model]
+        worker = slots.emptiest
+        if worker is None or not worker.taken:
             return worker
         # What comes back is empty, and no slot need stand idle for a trial until then.
-        return None if self._in_flight.is_coming(model) and self._ready.has_others(model) else worker
+        return None if slots.coming and self._ready.has_others(model) else worker
 
 
 class TrialMeasure:

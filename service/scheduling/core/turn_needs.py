@@ -15,9 +15,10 @@ from bisect import insort
 from collections import deque
 from typing import Final
 
-from service.conversations.job import Agent, Conversation, JobId, TurnKey
+from service.conversations.job.job import Agent, Conversation, JobId, TurnKey
 from service.scheduling.core.kv_budgets import KvNeed
 from service.scheduling.core.queue.affinity import PromptReading
+from transport.answer_bound import bound_of
 
 NEWEST: Final = 50  # answers of an agent that are remembered
 LEAST: Final = 5  # before its answers tell anything
@@ -26,7 +27,6 @@ TOKENS_A_CHAR: Final = 0.5  # until prompts have told: high for English, right f
 MOST_A_CHAR: Final = 4.0  # bytes of a character that no token of several letters stands for
 SHARED: Final = 5  # newest first prompts that tell what they share
 TEMPLATE_TOKENS: Final = 64  # of words that are not the author's: roles, names, the BIOS of an agent without tools
-BOUNDS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
 
 
 class AnswerLengths:
@@ -132,7 +132,7 @@ class TurnNeeds:
 
     def answer_tokens(self, key: TurnKey, agent: Agent, most: int) -> int:
         """Return the expected tokens of a turn's answer; ``most`` bounds it if the agent's parameters do not."""
-        bound = next((int(v) for name in BOUNDS if isinstance(v := agent.params.get(name), int) and v > 0), most)
+        bound = bound_of(agent.params) or most
         lengths = self._answers.get((key.job_id, key.agent_id))
         expected = lengths.expected if lengths is not None else None
         return bound if expected is None else min(bound, expected)

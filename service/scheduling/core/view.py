@@ -7,8 +7,8 @@ from itertools import islice
 import msgspec
 from msgspec.structs import replace
 
-from service.conversations.job import GroupBy, JobId, TurnKey
-from service.conversations.states import TurnState
+from service.conversations.job.job import GroupBy, JobId, TurnKey
+from service.conversations.job.states import TurnState
 from service.scheduling.core.first_readers import FirstReaders
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.kv_budgets import KvNeed
@@ -19,9 +19,9 @@ from workers.policy.placement import Waiting
 
 
 class WorkerRoom(msgspec.Struct, frozen=True, kw_only=True):
-    """The KV cache of one worker, in tokens: what it has room for, what is reserved of it, and by which turns.
+    """The KV cache of one worker, in tokens: its size, the part that is reserved, and by which turns.
 
-    Without a ``budget`` the worker's slots bound it, or it is not ready.
+    ``budget`` is None if its slots bound it, or it is not ready.
     """
 
     budget: int | None
@@ -32,17 +32,17 @@ class WorkerRoom(msgspec.Struct, frozen=True, kw_only=True):
 class CapacityView(msgspec.Struct, frozen=True, kw_only=True):
     """The shares of the KV caches, the turns passed for want of room, and the estimates behind both."""
 
-    workers: Mapping[str, WorkerRoom]  # that are ready, or have turns on them
+    workers: Mapping[str, WorkerRoom]  # workers that are ready, or have turns on them
     passed: Mapping[TurnKey, int]  # ready turns, and how many others have started ahead of each
     pressed: frozenset[str]  # models whose conversations that have begun go before new ones
-    idle: Mapping[str, int]  # by model, the tokens of contexts between two turns
+    idle: Mapping[str, int]  # tokens of conversations between turns, per model
     kept: frozenset[tuple[JobId, str]]  # the conversations of those contexts
-    conversations: int  # of which something is known to estimate their next turns by
-    agents: int  # the same of agents, over all conversations of a job
+    conversations: int  # number of conversations with estimates of their next turns
+    agents: int  # number of agents with estimates, over all conversations of a job
 
 
 class ReadyTurns(msgspec.Struct, frozen=True, kw_only=True):
-    """The ready turns of one model: those that wait for any slot, to be tried as suspects, or each for one worker."""
+    """The ready turns of one model: those that wait for any slot, for a trial as suspects, or each for one worker."""
 
     queued: frozenset[TurnKey]
     suspects: tuple[TurnKey, ...]  # the next one first
@@ -50,7 +50,7 @@ class ReadyTurns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolsView:
-    """The present moment of a core that is not running meanwhile: all of it is one thread's."""
+    """A snapshot of a core that is not running meanwhile: all of it belongs to one thread."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class PoolsView:
         return {TurnState.PENDING: left - ready - in_flight, TurnState.READY: ready, TurnState.IN_FLIGHT: in_flight}
 
     def by_model(self) -> Mapping[str, Mapping[TurnState, int]]:
-        """Count the turns of all jobs in each pool, by model; all jobs are gone through for it."""
+        """Count the turns of all jobs in each pool, by model; walks all jobs."""
         left: Counter[str] = Counter()
         for live in self._jobs.values():
             left.update(live.backlog.left_by_model)
@@ -108,15 +108,15 @@ class PoolsView:
         return {job_id: count for job_id, count in self._in_flight.by_job.items() if count}
 
     def users(self, adapter: str) -> int:
-        """Count the jobs with turns that are not over whose agents ask for an adapter."""
+        """Count the unfinished jobs whose agents ask for an adapter."""
         return sum(live.uses_adapter(adapter) for live in self._jobs.values())
 
     def models(self) -> frozenset[str]:
-        """Return every model that a job asks for whose turns are not over."""
+        """Return every model that an unfinished job asks for."""
         return frozenset(model for live in self._jobs.values() for model in live.backlog.models)
 
     def models_of(self, job_id: JobId) -> frozenset[str]:
-        """Return the models that the agents of a job have; none of a job that has no turn here which is not over."""
+        """Return the models that the agents of a job have; none if the job has no unfinished turn here."""
         live = self._jobs.get(job_id)
         return frozenset(live.backlog.models) if live is not None else frozenset()
 
@@ -138,16 +138,16 @@ class PoolsView:
 
     @property
     def readers(self) -> tuple[TurnKey, ...]:
-        """The turns whose first token others wait for, since their prompts begin alike."""
+        """The first readers whose first token other turns wait for, since their prompts begin alike."""
         return self._readers.readers
 
     def jobs(self) -> tuple[JobId, ...]:
-        """List the jobs that have turns here which are not over."""
+        """List the jobs that have unfinished turns here."""
         return tuple(self._jobs)
 
     def free(self, model: str) -> int:
-        """Count the slots of a model that are free and not waited for; below zero is a queue."""
-        free = self._in_flight.free(model) - self._ready.waiting(model)
+        """Count the free slots of a model less its waiting turns; negative if there is a queue."""
+        free = self._in_flight.models[model].free - self._ready.waiting(model)
         return free - self._readers.held(model) if self._readers.are_any else free
 
     def is_hopeless(self, model: str) -> bool:
@@ -161,24 +161,28 @@ class PoolsView:
 
     def _is_full(self, model: str) -> bool:
         """Whether turns wait though a slot is free, since no KV cache has room for the next."""
-        return self._ready.has_others(model) and self._in_flight.kv_budget(model) is not None and self.has_free(model)
+        return (
+            self._ready.has_others(model)
+            and self._in_flight.models[model].kv_budget is not None
+            and self.has_free(model)
+        )
 
     def slots(self, model: str) -> int:
         """Count the slots of a model's ready workers."""
-        return self._in_flight.total(model)
+        return self._in_flight.models[model].total
 
     def reserved(self, worker: str) -> int:
         """Return how many tokens of a worker's KV cache the turns on it have reserved."""
         return self._in_flight.kv.reserved(worker)
 
     def held(self, worker: str) -> int:
-        """Count the slots of a worker that wait for the next requests of programs."""
-        return self._in_flight.held_on(worker)
+        """Count the slots of a worker that are held for programs."""
+        return self._in_flight.worker(worker).held
 
     def capacity(self) -> CapacityView:
-        """Show how far KV caches bound what starts, at this moment; all workers are gone through for it."""
+        """Show how far KV caches bound starts at this moment; walks all workers."""
         kv, needs, working_set = self._in_flight.kv, self._room.needs, self._room.working_set
-        ready = self._in_flight.workers
+        ready = self._in_flight.ready
         return CapacityView(
             workers={
                 worker: WorkerRoom(
@@ -198,23 +202,24 @@ class PoolsView:
 
     def kv(self, model: str) -> tuple[int, int] | None:
         """Return the tokens reserved on a model's workers, and their KV budget in tokens; None if slots bound them."""
-        budget = self._in_flight.kv_budget(model)
-        return None if budget is None else (self._in_flight.kv_reserved(model), budget)
+        budget = self._in_flight.models[model].kv_budget
+        return None if budget is None else (self._in_flight.models[model].kv_reserved, budget)
 
     def has_free(self, model: str) -> bool:
         """Whether a slot of a model is free, with or without turns that wait for it."""
-        return self._in_flight.has_free(model)
+        return self._in_flight.models[model].has_free
 
     def is_on_trial(self, key: TurnKey) -> bool:
         """Whether a turn in flight is tried as a suspect."""
         return self._in_flight.is_on_trial(key)
 
     def trial_worker(self, model: str) -> str | None:
-        """Return the worker of a model that tries suspects, and takes nothing else meanwhile."""
-        return self._in_flight.reserved(model)
+        """Return the worker of a model that is reserved for trials."""
+        worker = self._in_flight.models[model].trial_worker
+        return None if worker is None else worker.name
 
     def is_put_behind(self, key: TurnKey) -> bool:
-        """Whether a ready turn waits for conversations that have begun, since its own has not."""
+        """Whether a ready turn of a conversation that has not begun waits for those that have."""
         conversation = self._jobs[key.job_id].conversations[key.conversation_id]
         return not conversation.is_started and self._room.working_set.is_pressed(conversation.model(key))
 
@@ -223,7 +228,7 @@ class PoolsView:
         return self._ready.deferred.worker_of(key)
 
     def ready_turns(self, model: str) -> ReadyTurns:
-        """Show where the ready turns of a model wait; each is gone through for it."""
+        """Show where the ready turns of a model wait; walks all of them."""
         deferred = {turn.key: worker for turn, worker in self._ready.deferred if self._model_of(turn.key) == model}
         return ReadyTurns(
             queued=frozenset(self._ready.queues.get(model, ())),
@@ -232,11 +237,11 @@ class PoolsView:
         )
 
     def places_kept(self, model: str) -> int:
-        """Count the places in the order of a model's ready turns, of turns that have gone as well: it is bounded."""
+        """Count the places in the order of a model's ready turns, with those of turns that have gone: it is bounded."""
         return self._ready.queues[model].entries if model in self._ready.queues else 0
 
     def ready_heads(self, count: int) -> list[tuple[TurnKey, bool]]:
-        """Return the ready turns that go next, of all models in turn, and whether each is a suspect."""
+        """Return the next ready turns of all models in turn, and whether each is a suspect."""
         seen: Counter[tuple[JobId, str, str, str]] = Counter()
         heads: list[tuple[TurnKey, bool]] = []
         for turn, suspect in self._ready.next_turns(count):
@@ -248,7 +253,7 @@ class PoolsView:
         return heads
 
     def pending_heads(self, count: int) -> list[tuple[TurnKey, tuple[str, ...], int]]:
-        """Return the first turns that wait for others to speak, for whom, and in which round."""
+        """Return the first turns that wait for others, with the agents they wait for and their round."""
         found: list[tuple[TurnKey, tuple[str, ...], int]] = [
             (key, (f"{reader.conversation_id}/{reader.agent_id}",), reader.round)
             for key, reader in islice(self._readers.waited_for.items(), count)

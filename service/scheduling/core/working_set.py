@@ -7,16 +7,16 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-from service.conversations.job import JobId, TurnKey
+from service.conversations.job.job import JobId, TurnKey
 from service.scheduling.core.in_flight_pool import InFlightPool
 
-PRESSED: Final = 0.95  # of the KV caches
+PRESSED: Final = 0.95  # full share of the KV caches from which new conversations wait
 RELIEVED: Final = 0.8
-BUSY: Final = 0.5  # of them, by turns in flight: with less no slot is left idle for what others would find again
+BUSY: Final = 0.5  # least share used by turns in flight: below it no slot stands idle for what others would find again
 
 
 class WorkingSet:
-    """By model: the contexts of agents that are between two turns, and whether they and those in flight fill it."""
+    """By model: the contexts of agents between two turns, and whether they and those in flight fill it."""
 
     def __init__(self, in_flight: InFlightPool) -> None:
         self._in_flight = in_flight
@@ -34,7 +34,7 @@ class WorkingSet:
 
     @property
     def conversations(self) -> tuple[tuple[JobId, str], ...]:
-        """The conversations of which any agent's context would be found again."""
+        """The conversations with an agent's context that would be found again."""
         return tuple(self._contexts)
 
     @property
@@ -50,11 +50,11 @@ class WorkingSet:
         """Whether a new conversation may begin now."""
         if model not in self._pressed:
             return True
-        budget = self._in_flight.kv_budget(model)
-        return budget is None or self._in_flight.kv_reserved(model) < BUSY * budget
+        budget = self._in_flight.models[model].kv_budget
+        return budget is None or self._in_flight.models[model].kv_reserved < BUSY * budget
 
     def start(self, key: TurnKey, model: str) -> None:
-        """Take a turn that starts: what it finds again is its own now."""
+        """Record a turn's start: the context that it finds again is its own now."""
         self._drop(key[:2], key.agent_id)
         self.measure(model)
 
@@ -67,17 +67,17 @@ class WorkingSet:
         self.measure(model)
 
     def forget(self, job_id: JobId, conversation_id: str) -> None:
-        """Forget a conversation that is over, or elsewhere."""
+        """Forget a conversation that is over or elsewhere."""
         place = job_id, conversation_id
         for agent, (model, _) in list(self._contexts.get(place, {}).items()):
             self._drop(place, agent)
             self.measure(model)
 
     def measure(self, model: str) -> None:
-        """Look how full the caches of a model are."""
-        budget = self._in_flight.kv_budget(model)
+        """Measure how full the caches of a model are."""
+        budget = self._in_flight.models[model].kv_budget
         idle = self._idle[model]
-        load = idle + (self._in_flight.kv_reserved(model) if idle else 0)
+        load = idle + (self._in_flight.models[model].kv_reserved if idle else 0)
         if budget is None or load < RELIEVED * budget:
             self._pressed.discard(model)
         elif idle and load > PRESSED * budget:

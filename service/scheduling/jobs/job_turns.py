@@ -7,24 +7,27 @@ from typing import assert_never
 from msgspec.structs import replace
 from typing_extensions import override
 
-from service.conversations.awaited_turn import await_agent
-from service.conversations.job import Agent, Job, JobId, PromptAt, TurnKey
-from service.conversations.states import ConversationState, TurnState
-from service.conversations.transcript import Turn
-from service.conversations.until import NOTHING, TurnDigest
+from service.conversations.job.job import Agent, JobId, PromptAt, TurnKey
+from service.conversations.job.states import ConversationState, TurnState
+from service.conversations.job.until import NOTHING, TurnDigest
+from service.conversations.record.awaited_turn import await_agent
+from service.conversations.record.transcript import Turn
+from service.scheduling.admission import Piece
 from service.scheduling.attempt import RunningAttempt
 from service.scheduling.core import events
 from service.scheduling.core.blame import Blame
+from service.scheduling.jobs.composed import AskingSurroundings
 from service.scheduling.jobs.lent_slots import LentSlots, Post
 from service.scheduling.jobs.prompts import JobPrompts
 from service.scheduling.jobs.turn import JobTurn, TurnSurroundings
 from service.scheduling.jobs.turns import Turns
+from service.scheduling.recovery import SET_ASIDE, Recovered
 from service.scheduling.work import RunCounters, SchedulerStore, Work
 from service.store import records
 from service.store.records import Record
 from workers.fleet import Fleet
 from workers.outcome import FailureReason
-from workers.requests.prompts.bios import BiosPolicy
+from workers.requests.bios_words import BiosPolicy
 from workers.supervised import SupervisedWorker
 
 Conversation = events.ConversationStarted | events.ConversationEnded
@@ -55,23 +58,37 @@ class JobTurns(Work):
         self._around = TurnSurroundings(
             jobs=self.prompts,
             note_end=self._note_end,
-            outlet=outlet,
             counters=counters,
-            slots=self._slots,
-            has_several_keys=has_several_keys,
+            asking=AskingSurroundings(outlet=outlet, slots=self._slots, has_several_keys=has_several_keys),
         )
 
     def __repr__(self) -> str:
         return f"<JobTurns jobs={len(self.prompts)} {self.turns!r}>"
 
-    def admit(self, job: Job) -> JobPrompts:
-        """Take conversations of a job; return what its turns are asked."""
+    def restore(self, piece: Piece, recovered: Recovered) -> JobPrompts:
+        """Take conversations of a job with what was recorded of them; return the job's prompts."""
+        job = piece.job
         live = self.prompts.get(job.id)
         if live is None:
             live = self.prompts[job.id] = JobPrompts(job)
         else:
-            live.extend(job.conversations)
+            live.talks.extend(job.conversations)
+        live.resume_words(piece.words)
+        live.memories.resume(piece.cuts)
+        live.overruns.resume((each.path, each.pattern) for each in piece.given_up)
+        live.hear_again(recovered.spoken, recovered.unfinished)
+        self.turns.restore(recovered.unfinished)
         return live
+
+    def set_aside(self, key: TurnKey) -> records.TurnEnded:
+        """Fail a turn under which the service itself has ended again and again."""
+        agent = self.agent_of(key)
+        turn = self.turns.end_waiting(key, agent, TurnState.FAILED, FailureReason.POISONED, SET_ASIDE)
+        if turn.leaves:
+            self.prompts[key.job_id].hear_leave(key)
+        return records.TurnEnded(
+            turn=turn, at=datetime.now(UTC), model=agent.model, waited_for=agent.waits_for, readers=agent.visible_to
+        )
 
     @property
     @override
@@ -200,7 +217,7 @@ class JobTurns(Work):
                 # What is asked for late must not look here: the job may have ended by then.
                 live = self.prompts[action.job_id]
                 most = live.job.most_turns(live.conversations[action.conversation_id]) if action.absent else None
-                return self._end_conversation(action, live.agents, most, now)
+                return self._end_conversation(action, live.casts[action.conversation_id], most, now)
             case events.ConversationReleased():
                 self.prompts[action.job_id].forget(action.conversation_id)
                 self._blame.forget(self.turns.forget_conversation(action.job_id, action.conversation_id))

@@ -3,12 +3,11 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Final
 
-from service.conversations.job import Agent
-from service.conversations.until import Condition, Judged, Until, conditions_of, find_fulfilled
-from service.conversations.validation import Validation
+from service.conversations.job.job import Agent
+from service.conversations.job.until import Condition, Judged, Until, conditions_of, find_fulfilled
+from service.conversations.job.validation import Validation, read_words
 from transport.request import Constraint, Thought
 from workers.offload.pool import ELSEWHERE_S, JUDGE_LIMIT_S, QUICK_CHARS, QUICK_S, offload
 from workers.offload.pool import judge as judge_offloaded
@@ -57,27 +56,24 @@ async def judge_conditions(
     words: str,
     signals: Sequence[str],
     aside: Callable[[], None] = do_nothing,
-    *,
-    has_markup: bool = False,
 ) -> Judged:
     """Return the conditions that a turn fulfils, and those that take too long and count as not fulfilled.
 
-    ``aside`` is called before others are to judge, which may take long. ``has_markup``: the words are a model's, and
-    what its markup means is not read yet.
+    ``words`` are as they were read (``read_words``). ``aside`` is called before others are to judge, which may take
+    long.
     """
-    find = partial(find_fulfilled, has_markup=has_markup)
     size = max(len(words), sum(condition.chars for condition in conditions.values()))
     if size <= QUICK_CHARS:
-        quick = find(conditions, words, signals, QUICK_S)
+        quick = find_fulfilled(conditions, words, signals, QUICK_S)
         if not quick.overran:
             return quick
     aside()
     try:
-        judged = await offload(find, conditions, words, signals, ELSEWHERE_S, limit_s=JUDGE_LIMIT_S)
+        judged = await offload(find_fulfilled, conditions, words, signals, ELSEWHERE_S, limit_s=JUDGE_LIMIT_S)
     except TimeoutError:
         patterns = {place: each for place, each in conditions.items() if each.matches is not None}
         others = {place: each for place, each in conditions.items() if each.matches is None}
-        judged = Judged(fulfils=find(others, words, signals, 0.0).fulfils, overran=tuple(patterns))
+        judged = Judged(fulfils=find_fulfilled(others, words, signals, 0.0).fulfils, overran=tuple(patterns))
     if judged.overran:
         logger.warning("a pattern of until takes too long on %d characters, and counts as not matched", len(words))
     return judged
@@ -167,8 +163,8 @@ class AnswerJudge:
         conditions = {n: each for n, each in known.items() if self._overruns.may_try(_path_of(n), each.matches)}
         if not conditions:
             return ()
-        has_markup = not self._agent.markup
-        judged = await judge_conditions(conditions, words, signals, self._leave_slot, has_markup=has_markup)
+        read = read_words(words, self._agent.validation, has_markup=True)
+        judged = await judge_conditions(conditions, read, signals, self._leave_slot)
         for place in judged.overran:
             self._note_overrun(_path_of(place), conditions[place].matches)
         return judged.fulfils

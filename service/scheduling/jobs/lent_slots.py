@@ -6,7 +6,7 @@ from typing import Self
 
 import anyio
 
-from service.conversations.job import TurnKey
+from service.conversations.job.job import TurnKey
 from service.scheduling.attempt import RunningAttempt
 from service.scheduling.core import events
 from workers.fleet import Fleet
@@ -103,7 +103,7 @@ class LentSlots:
         match action:
             case _ if slot is None:
                 pass
-            case events.KeepSlot():
+            case events.LendSlotLater():
                 start_soon(self._end_keep, action)
             case events.LendSlot():
                 slot.lend()
@@ -115,6 +115,6 @@ class LentSlots:
             case events.LoseSlot():
                 slot.lose()
 
-    async def _end_keep(self, hold: events.KeepSlot) -> None:
+    async def _end_keep(self, hold: events.LendSlotLater) -> None:
         await anyio.sleep(hold.seconds)
-        self._post(events.KeepOver(key=hold.key, number=hold.number))
+        self._post(events.LendingDue(key=hold.key, number=hold.number))

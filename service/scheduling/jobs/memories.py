@@ -1,25 +1,26 @@
 """The memories of one job's agents: what each is shown of the past, what that takes, and what stands for the rest."""
 
-import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from string import Template
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 from msgspec.structs import replace
 
-from service.conversations.discussion import Discussion, Utterance, is_visible_later
-from service.conversations.heritage import is_own_memory, open_to, with_formers
-from service.conversations.job import Agent, Conversation, Job, Mode, PromptAt, TurnKey, View
-from service.conversations.memory import CHARS_A_TOKEN, MARGIN, Cuts, first_shown
-from service.conversations.prompt_messages import agent_request, opened
-from service.conversations.prompt_record import PromptRecord
-from service.conversations.states import TurnState
-from service.conversations.transcript import Turn
-from service.conversations.wording import ConversationWords, Wording
+from service.conversations.job.job import Agent, Conversation, Mode, PromptAt, TurnKey, View
+from service.conversations.job.memory import CHARS_A_TOKEN, MARGIN, Cuts, first_shown
+from service.conversations.job.states import TurnState
+from service.conversations.job.wording import Wording
+from service.conversations.record.heritage import is_own_memory, open_to, with_formers
+from service.conversations.record.transcript import Turn
+from service.conversations.talk.discussion import Utterance, is_visible_later
+from service.conversations.talk.prompt_messages import agent_request, opened
+from service.conversations.talk.prompt_record import PromptRecord
+from service.scheduling.jobs.talks import JobTalks
 from service.store.records import MemoryCut
+from transport.answer_bound import NAMES, bounds_in
 from workers.requests.request import CONSTRAINTS, Request
 from workers.spec import WorkerSpec
 
@@ -27,48 +28,17 @@ EVERYBODY: Final = ""  # the reader of a shared view
 SUM_UP: Final = 96  # tokens of the words that ask for a summary
 COUNTS: Final = 64  # of prompts of one conversation whose tokens are known
 AROUND: Final = 8  # tokens around the words of a turn in a prompt: its speaker, and the template
-BOUNDS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
 # Parameters of an agent's answers that mean nothing, or harm, where it sums up.
-OF_ANSWERS: Final = frozenset({*CONSTRAINTS, *BOUNDS, "min_tokens", "tool_choice", "parallel_tool_calls", "stop"})
+OF_ANSWERS: Final = frozenset({*CONSTRAINTS, *NAMES, "min_tokens", "tool_choice", "parallel_tool_calls", "stop"})
 
 Hearing = tuple[frozenset[str], frozenset[str]]  # the agents that one may read later, and within a round
-
-
-class RememberedJob(Protocol):
-    """A job with its conversations as they are here."""
-
-    @property
-    def job(self) -> Job:
-        """The job."""
-
-    @property
-    def agents(self) -> Mapping[str, Agent]:
-        """Its agents, by their ids."""
-
-    @property
-    def conversations(self) -> Mapping[str, Conversation]:
-        """Its conversations, by their ids."""
-
-    @property
-    def casts(self) -> Mapping[str, Mapping[str, Agent]]:
-        """The agents of each conversation."""
-
-    @property
-    def words(self) -> Mapping[str, ConversationWords]:
-        """The words around conversations that have begun."""
-
-    def discussion(self, conversation_id: str) -> Discussion:
-        """Return the words of a conversation."""
-
-    def agent(self, key: TurnKey) -> Agent:
-        """Return the agent of a turn."""
 
 
 class Memories:
     """Written by the scheduler alone, of one job; where no agent has a memory, nothing is kept."""
 
-    def __init__(self, of: RememberedJob) -> None:
-        self._of: RememberedJob = weakref.proxy(of)  # a circle would keep all that was posted until the collector looks
+    def __init__(self, of: JobTalks) -> None:
+        self._of = of
         self.are_any = any(agent.memory is not None for agent in of.job.agents)
         self._cuts: dict[tuple[str, str], Cuts] = {}  # by conversation and reader
         self._sizes: dict[str, dict[tuple[str, int], int]] = {}  # of conversations: the tokens of each turn, about
@@ -203,7 +173,7 @@ class Memories:
             heard=self._of.discussion(key.conversation_id).heard_turns(key.agent_id, key.round),
             addition=asked,
             defaults=defaults,
-            changes=dict.fromkeys({"max_tokens", *(set(BOUNDS) & defaults.keys())}, wanted.max_tokens),
+            changes=dict.fromkeys({"max_tokens", *bounds_in(defaults)}, wanted.max_tokens),
             from_round=before,
             is_summed=self.summary_before(key, before) is not None,
         )
@@ -257,11 +227,7 @@ class Memories:
         least = (len(self._of.job.system) + len(agent.system) + len(conversation.prompt)) // CHARS_A_TOKEN
         past = self._shown(agent, key, at, self._cuts_of(key).shown_in(at)) if asked else Counter[int]()
         base = max(least, asked - past.total())
-        given = {**spec.defaults_beside(agent.params), **agent.params}
-        longest = next(
-            (each for name in BOUNDS if isinstance(each := given.get(name), int) and each > 0), spec.most_answer
-        )
-        return max(0, spec.context - longest - base - present - MARGIN)
+        return max(0, spec.context - spec.longest_answer(agent.params) - base - present - MARGIN)
 
     def _shown(self, agent: Agent, key: TurnKey, number: int, first: int) -> Counter[int]:
         """Count the tokens that an agent is shown of each round in its turn of round ``number``.

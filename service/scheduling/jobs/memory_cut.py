@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 import anyio
 from msgspec.structs import replace
 
-from service.conversations.job import TurnKey, TurnKind, View
-from service.conversations.transcript import Turn
+from service.conversations.job.job import TurnKey, TurnKind, View
+from service.conversations.record.transcript import Turn
 from service.scheduling.attempt import RunningAttempt, usage_key
 from service.scheduling.endings import Proof, ending_of, proof_of
 from service.scheduling.jobs.prompts import JobPrompts
@@ -74,7 +74,7 @@ async def _sum_up(
     own.answer.own_tokens = None if cache_owner is None else prompts.own_tokens(key)
     asked = replace(asked, cache_owner=cache_owner, owner=job.owner)
     attempt.summary = own
-    own.request = attempt.request = worker.requests.prepare(asked, own.answer)
+    own.request = attempt.request = worker.requests.prepare(asked.job_name, own.answer)
     outcome = await worker.requests.perform(asked, own.answer, own.request)
     attempt.request = None
     own.end()

@@ -3,93 +3,54 @@
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Final
 
 from msgspec.structs import replace
 
-from service.conversations.discussion import Discussion
-from service.conversations.heritage import digest_of_inherited, waiting_for_formers, with_formers
-from service.conversations.job import END, Agent, Conversation, Job, Mode, PromptAt, TurnKey, TurnKind
-from service.conversations.prompt_messages import Rejected, agent_request, changes_of_retry
-from service.conversations.prompt_record import PromptRecord
-from service.conversations.states import TurnState
-from service.conversations.transcript import Attempt, Turn, UnfinishedTurn
-from service.conversations.until import NOTHING, TurnDigest, digest_of
-from service.conversations.validation import Validation, chosen_in
-from service.conversations.wording import UNSTORED, ConversationWords, wording_of
+from service.conversations.job.job import END, Job, Mode, PromptAt, SpokenBy, TurnKey, TurnKind
+from service.conversations.job.states import TurnState
+from service.conversations.job.until import NOTHING, TurnDigest, digest_of
+from service.conversations.job.validation import chosen_in, read_words
+from service.conversations.job.wording import ConversationWords, wording_of
+from service.conversations.record.heritage import digest_of_inherited
+from service.conversations.record.transcript import Attempt, Turn, UnfinishedTurn
+from service.conversations.talk.prompt_messages import Rejected, agent_request, changes_of_retry
+from service.conversations.talk.prompt_record import PromptRecord
 from service.scheduling.jobs.judging import Overruns
 from service.scheduling.jobs.memories import Memories
+from service.scheduling.jobs.talks import JobTalks
 from workers.outcome import FailureReason
-from workers.requests.prompts.bios import BiosPolicy
+from workers.requests.bios_words import BiosPolicy
 from workers.requests.request import Request
 from workers.spec import WorkerSpec
-
-# An older version labelled each answer that was not valid as if it were the last one.
-CHOICE_RETRIES: Final = 3  # of a leader's answer that names nobody
-REJECTED: Final = frozenset({FailureReason.INVALID_ANSWER, FailureReason.VALIDATION_EXHAUSTED})
 
 
 class JobPrompts:
     """A job that has not ended, with the words that its prompts are made of; written by the scheduler alone."""
 
     def __init__(self, job: Job) -> None:
-        self.job = job
-        self.agents = {agent.id: agent for agent in job.agents}
-        self.places = {agent.id: number for number, agent in enumerate(job.agents)}
-        self.conversations: dict[str, Conversation] = {}
-        self.casts: dict[str, Mapping[str, Agent]] = {}  # the agents of each conversation
-        self.extend(job.conversations)
-        self._discussions: dict[str, Discussion] = {}
+        self.talks = JobTalks(job)
+        self.job, self.agents, self.places = job, self.talks.agents, self.talks.places
+        self.conversations, self.casts, self.words = self.talks.conversations, self.talks.casts, self.talks.words
+        self.discussion, self.agent = self.talks.discussion, self.talks.agent
         self._known_tokens: dict[tuple[str, str], int] = {}  # of each agent's last prompt and answer
-        self.words: dict[str, ConversationWords] = {}  # of conversations that have begun
-        self._began_unstored: set[str] = set()  # before their words were stored with them
-        self.memories = Memories(self)
+        self.memories = Memories(self.talks)
         self.overruns = Overruns()
         self._pins: dict[tuple[str, str], int] = {}  # of conversations that want one version: the first, by model
-
-    def extend(self, conversations: Iterable[Conversation]) -> None:
-        """Take further conversations of the job."""
-        for conversation in conversations:
-            self.conversations[conversation.id] = conversation
-            cast = {**self.agents, **conversation.cast} if conversation.cast else self.agents
-            heritage = conversation.heritage
-            if heritage is not None and heritage.formers:
-                cast = {name: waiting_for_formers(agent, heritage) for name, agent in cast.items()}
-            self.casts[conversation.id] = cast
-
-    def discussion(self, conversation_id: str) -> Discussion:
-        """Return the words of a conversation."""
-        if conversation_id not in self._discussions:
-            heritage = self.conversations[conversation_id].heritage
-            self._discussions[conversation_id] = Discussion(
-                self.job if heritage is None else with_formers(self.job, heritage)
-            )
-        return self._discussions[conversation_id]
-
-    def agent(self, key: TurnKey) -> Agent:
-        """Return the agent of a turn; a leader's answer is one of those whom it may name in that turn."""
-        agent = self.casts[key.conversation_id][key.agent_id]
-        if self.job.mode is not Mode.LED or agent.id != self.job.leader:
-            return agent
-        return replace(agent, validation=Validation(retries=CHOICE_RETRIES, choices=self._may_name(key)))
-
-    def _may_name(self, key: TurnKey) -> tuple[str, ...]:
-        left = self.discussion(key.conversation_id).left_before(key.round)
-        return (*(name for name in self.agents if name not in {*left, self.job.leader}), END)
 
     def digest(self, key: TurnKey, fulfils: tuple[int, ...], words: str, tokens: int | None) -> TurnDigest:
         """Return the digest of a completed turn."""
         until = self.conversations[key.conversation_id].until
-        digest = digest_of(until, fulfils, words, tokens) if until else NOTHING
+        agent = self.agent(key)
+        read = read_words(words, agent.validation, has_markup=agent.by is not SpokenBy.CALLER)
+        digest = digest_of(until, fulfils, read, tokens) if until else NOTHING
         if self.job.mode is not Mode.LED or key.agent_id != self.job.leader:
             return digest
-        chosen = chosen_in(self._may_name(key), words)
+        chosen = chosen_in(self.talks.may_name(key), words)
         return replace(digest, chosen=None if chosen == END else chosen)
 
     def forget(self, conversation_id: str) -> None:
         """Drop the words of a conversation that has ended."""
-        self._discussions.pop(conversation_id, None)
-        self.words.pop(conversation_id, None)
+        self.talks.forget_words(conversation_id)
         if self.memories.are_any:
             self.memories.forget_conversation(conversation_id)
         for agent_id in self.agents:
@@ -147,9 +108,13 @@ class JobPrompts:
                     self.discussion(conversation_id).make_prompt_once(agent.id, 0, 0)
 
     def _hear_turn(self, turn: Turn, earlier: list[datetime]) -> None:
-        """Take one turn; ``earlier`` are the ends of those before it in its conversation."""
+        """Take one turn; ``earlier`` are the ends of those before it in its conversation.
+
+        Of one that failed it counts what it had heard: its agent's next words come behind that.
+        """
         if turn.kind is TurnKind.SUMMARY:
-            self.memories.hear_summary(turn)
+            if turn.is_heard:
+                self.memories.hear_summary(turn)
             return
         conversation_id, agent_id, number = turn.key[1:]
         if turn.state is TurnState.COMPLETED and turn.inherited is None:
@@ -161,10 +126,11 @@ class JobPrompts:
             # How many turns an inherited one has heard is told by its source's record alone.
             attempts = turn.attempts if turn.inherited is None else ()
             discussion.make_prompt(agent_id, number, _heard(attempts, earlier, made_at))
-        discussion.add(agent_id, number, None if turn.leaves else turn.text)
-        self.memories.hear_again(turn)
-        if turn.finished_at is not None:
-            earlier.append(turn.finished_at)
+        if turn.is_heard:
+            discussion.add(agent_id, number, None if turn.leaves else turn.text)
+            self.memories.hear_again(turn)
+            if turn.finished_at is not None:
+                earlier.append(turn.finished_at)
         if self.job.prompt_at is PromptAt.QUEUE:  # with its end the agent was queued again
             discussion.make_prompt(agent_id, number + 1, len(earlier))
 
@@ -211,7 +177,7 @@ class JobPrompts:
 
     def begin_words(self, conversation_id: str, now: datetime) -> ConversationWords | None:
         """Let a conversation begin that speaks to no model yet; return what is new."""
-        if conversation_id in self.words or conversation_id in self._began_unstored:
+        if conversation_id in self.words:
             return None
         self.words[conversation_id] = ConversationWords(began_at=now, models={})
         return self.words[conversation_id]
@@ -222,20 +188,14 @@ class JobPrompts:
         words = self.words.get(place)
         if words is not None and model in words.models:
             return words
-        has_old_words = words is not None and any(each.repeats_all for each in words.models.values())
-        base = UNSTORED if has_old_words or place in self._began_unstored else None
-        models = {**(words.models if words else {}), model: wording_of(policy, base)}
+        models = {**(words.models if words else {}), model: wording_of(policy)}
         began_at = words.began_at if words else now
         return ConversationWords(began_at=began_at, models=models)
 
-    def resume_words(self, words: Mapping[str, ConversationWords | None]) -> None:
+    def resume_words(self, words: Mapping[str, ConversationWords]) -> None:
         """Take the words of conversations that have begun."""
         for conversation_id in self.conversations.keys() & words.keys():
-            known = words[conversation_id]
-            if known is None:
-                self._began_unstored.add(conversation_id)
-            else:
-                self.words[conversation_id] = known
+            self.words[conversation_id] = words[conversation_id]
 
     def request(
         self,
@@ -281,12 +241,12 @@ class JobPrompts:
 
 def _prompted_at(attempts: Sequence[Attempt]) -> datetime | None:
     """Return when the newest prompt was made: a rejected answer is asked again with its own, however often."""
-    rejected = (each for each in attempts if each.reason in REJECTED)
+    rejected = (each for each in attempts if each.reason == FailureReason.INVALID_ANSWER)
     made = next(rejected, attempts[-1] if attempts else None)
     return made.started_at if made is not None else None
 
 
 def _heard(attempts: Sequence[Attempt], ends: Sequence[datetime], made_at: datetime) -> int:
-    """Return how many turns were visible when a prompt was made; what an older version kept is told by the times."""
+    """Return how many turns were visible when a prompt was made; without a record the ends of the turns tell."""
     kept = attempts[-1].prompt if attempts else None
     return kept.heard if kept is not None and kept.heard is not None else bisect_right(ends, made_at)

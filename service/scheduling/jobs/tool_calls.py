@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from service.conversations.job import TurnKey
+from service.conversations.job.job import TurnKey
 from service.store.records import Record, StoredToolCall, ToolCallEnded, ToolCallStarted
 from workers.errors import JournalClosed
 from workers.tools.call_journal import Begun, Unverified

@@ -1,50 +1,33 @@
-"""One turn of a job from its first slot to its end: what its workers are asked, and what each end means for it."""
+"""One turn of a job from its first slot to its end: its record, and the effect of each end on it."""
 
 import logging
-import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Final
 
-import anyio
 import msgspec
 from msgspec.structs import replace
 from typing_extensions import override
 
-from service.conversations.job import JobId, Mode, TurnKey
-from service.conversations.log_fields import of_job
-from service.conversations.measures import AttemptMeasures
-from service.conversations.prompt_messages import Rejected
-from service.conversations.prompt_record import PromptRecord
-from service.conversations.states import ENDED_TURNS, TurnState
-from service.conversations.transcript import Attempt, Charges, Turn, UnfinishedTurn
-from service.conversations.turn_failures import leaves
-from service.conversations.until import NOTHING, TurnDigest
-from service.errors import StoreUnavailable
+from service.conversations.job.job import JobId, Mode, TurnKey
+from service.conversations.job.states import ENDED_TURNS, TurnState
+from service.conversations.job.until import NOTHING, TurnDigest
+from service.conversations.record.measures import AttemptMeasures
+from service.conversations.record.transcript import Attempt, Charges, Turn, UnfinishedTurn
+from service.conversations.talk.prompt_messages import Rejected
+from service.conversations.talk.turn_failures import leaves
 from service.scheduling.attempt import RunningAttempt, usage_key
 from service.scheduling.core import events
 from service.scheduling.core.blame import Trial
 from service.scheduling.endings import ending_of
-from service.scheduling.jobs.judging import TRIES, AnswerJudge, constraint_of
-from service.scheduling.jobs.lent_slots import LentSlots, TurnSlot
-from service.scheduling.jobs.memory_cut import cut_memory
+from service.scheduling.jobs.composed import AskingSurroundings, ComposedAsking
 from service.scheduling.jobs.prompts import JobPrompts
-from service.scheduling.jobs.tool_calls import TurnCalls, describe_calls
 from service.scheduling.jobs.turn_record import record_so_far, said_in, with_answer
-from service.scheduling.work import End, OnSlot, RunCounters, SchedulerStore
+from service.scheduling.work import End, OnSlot, RunCounters
 from service.store import records
-from service.store.records import StoredToolCall
-from transport.request import Constraint
-from workers.log_context import line_about
-from workers.offload.pool import asked_for
-from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed
-from workers.requests.request import CONSTRAINTS, Demand
+from workers.outcome import Completed, FailureReason, Outcome
 from workers.requests.slots import Lease
 from workers.supervised import SupervisedWorker
 
-MOST_JUDGED: Final = 64  # answers of a key that are judged without a slot: their turns would pile up
-STORE_PAUSE_S: Final = 1.0  # before a turn is ready again whose calls of tools could not be read
 logger = logging.getLogger(__name__)
 
 
@@ -56,11 +39,8 @@ class TurnSurroundings(msgspec.Struct, frozen=True, kw_only=True):
 
     jobs: Mapping[JobId, JobPrompts]
     note_end: Callable[[Turn], None]
-    outlet: SchedulerStore
     counters: RunCounters
-    slots: LentSlots
-    judged: Counter[str | None] = msgspec.field(default_factory=Counter)  # answers without a slot, by their keys
-    has_several_keys: Callable[[], bool] = lambda: False
+    asking: AskingSurroundings
 
 
 class JobTurn(OnSlot):
@@ -82,13 +62,7 @@ class JobTurn(OnSlot):
         self._around = around
         self._prompts = around.jobs[key.job_id]
         self._agent = self._prompts.agent(key)
-        self._until = self._prompts.conversations[key.conversation_id].until
-        self._prompt: PromptRecord | None = None  # of the attempt, once it was made
-        self._slot: TurnSlot | None = None  # while it runs
-        self._has_left = False  # its slot, while its answer is judged
-        self._owner = self._prompts.job.owner
-        self._fault: str | None = None  # of the answer that was judged
-        self._fulfils: tuple[int, ...] = ()  # the conditions that it fulfils by itself
+        self._asked = ComposedAsking(key, self._agent, self._prompts, around.asking)
         self.charges = so_far.charges if so_far else Charges()
         self.attempts: list[Attempt] = list(so_far.attempts) if so_far else []
         self.rejected: list[Rejected] = list(so_far.rejected) if so_far else []
@@ -106,7 +80,7 @@ class JobTurn(OnSlot):
 
     def begin_attempt(self, attempt: RunningAttempt) -> None:
         """Begin another attempt."""
-        self.attempt, self._prompt = attempt, None
+        self.attempt, self._asked.prompt = attempt, None
 
     # Looking
 
@@ -125,7 +99,7 @@ class JobTurn(OnSlot):
     @property
     def attempt_so_far(self) -> Attempt:
         """The attempt that runs, as far as it is."""
-        return record_so_far(self.attempt, self._prompt)
+        return record_so_far(self.attempt, self._asked.prompt)
 
     def attempts_so_far(self, *, is_running: bool) -> Turn:
         """Return the turn with its attempts and times alone, which costs less than all of it; the running one too."""
@@ -159,117 +133,7 @@ class JobTurn(OnSlot):
 
     @override
     async def run(self, worker: SupervisedWorker, lease: Lease) -> Outcome:
-        slots = self._around.slots
-        asked_for.set(self._owner)
-        try:
-            with slots.hold(self.key, worker.spec.name, self.attempt, lease) as self._slot:
-                outcome = await self._ask(worker)
-            if isinstance(outcome, Completed) and (self._until or self._agent.validation is not None):
-                await self._judge()
-        except StoreUnavailable as error:
-            logger.warning("turn %s: %s", self.key, error)
-            await anyio.sleep(STORE_PAUSE_S)
-            return Cancelled(reason=CancelReason.STORE_LOST)
-        finally:
-            slots.forget(self.key)
-            if self._has_left:
-                self._around.judged[self._owner] -= 1
-                self._has_left = False
-        return outcome
-
-    async def _judge(self) -> None:
-        """Judge a complete answer: whether it is valid, and then which conditions it fulfils."""
-        answer, began_at, judge = self.attempt.answer, time.monotonic(), self._answer_judge()
-        self._fault = await judge.find_fault(answer.text)
-        if self._fault is None and self._until:
-            words = said_in(answer, has_markup=self._agent.markup).words
-            self._fulfils = await judge.find_fulfilled(words, [signal.name for signal in answer.signals])
-        if self._has_left:
-            self.attempt.lent_s += time.monotonic() - began_at
-
-    def _answer_judge(self) -> AnswerJudge:
-        place, overruns = self._prompts.places[self._agent.id], self._prompts.overruns
-        return AnswerJudge(self._agent, place, self._until, overruns, self._leave_slot, self._give_up)
-
-    def _leave_slot(self) -> None:
-        """Let another turn have the slot while others judge the answer, unless too many are judged by now."""
-        judged = self._around.judged
-        if self._slot is not None and not self._has_left and judged[self._owner] < MOST_JUDGED:
-            self._has_left = True
-            judged[self._owner] += 1
-            self._slot.leave_for_good()
-
-    def _give_up(self, path: str, pattern: str | None) -> None:
-        text = "job %s: %s ran out of time %d times, and is not tried any more: %s"
-        logger.warning(text, self.key.job_id, path, TRIES, pattern, extra=line_about(of_job(self.key.job_id)))
-        self._around.outlet.append_nowait([records.GivenUp(key=self.key, path=path, pattern=pattern)], lambda: None)
-
-    async def _ask(self, worker: SupervisedWorker) -> Outcome:
-        version = worker.weights.version if worker.weights else None
-        fault = self._prompts.check_weights(self.key, version)
-        if fault is not None:
-            return RequestFailed(reason=FailureReason.WEIGHTS_CHANGED, detail=fault)
-        earlier: Sequence[StoredToolCall] = ()
-        if self._agent.tools:  # once: what this attempt calls is no earlier one's
-            with anyio.CancelScope() as self.attempt.scope:
-                earlier = await self._around.outlet.calls_of(self.key)
-        is_own = not CONSTRAINTS.isdisjoint(worker.spec.params)  # the operator's, who has the last word on a model
-        constraint = None if is_own else constraint_of(self._agent)
-        if constraint is None:
-            return await self._perform(worker, earlier, self._demand(None, is_own=is_own), is_told=False)
-        plan = worker.requests.constraints.plan(constraint)
-        demand = self._demand(constraint) if plan.is_sent else None
-        outcome = await self._perform(worker, earlier, demand, is_told=plan.is_told)
-        answer = self.attempt.answer
-        if plan.is_sent and isinstance(outcome, Completed) and answer.constrained_by is not None:
-            worker.requests.constraints.note_answer(constraint, answer.text)
-        if answer.constrained_by is not None and _is_refused(outcome):
-            without = await self._perform(worker, earlier, None, is_told=True)
-            if isinstance(without, Completed):
-                logger.warning("turn %s: its constraint is told in words: %s", self.key, outcome)
-                worker.requests.constraints.note_refused(constraint)
-            return without
-        return outcome
-
-    def _demand(self, constraint: Constraint | None, *, is_own: bool = False) -> Demand | None:
-        """Return the demand on the answer: ``constraint``, or that of the author's or the model's parameters.
-
-        ``is_own``: the model's say something.
-        """
-        if constraint is None and not is_own and not self._agent.is_constrained:
-            return None
-        is_met = self._answer_judge().is_worth_keeping if self._agent.validation is not None else None
-        return Demand(constraint=constraint, is_met=is_met, at_once=bool(self.rejected))
-
-    async def _perform(
-        self, worker: SupervisedWorker, earlier: Sequence[StoredToolCall], demand: Demand | None, *, is_told: bool
-    ) -> Outcome:
-        attempt, key, prompts, outlet = self.attempt, self.key, self._prompts, self._around.outlet
-        owner = prompts.job.owner if self._around.has_several_keys() else None
-        if self._agent.memory is not None:
-            ending = await cut_memory(prompts, key, attempt, worker, outlet.append, owner)
-            if ending is not None:
-                return ending
-        if attempt.cancelled is not None:
-            return attempt.cancelled
-        journal = addition = None
-        if self._agent.tools:
-            journal, addition = TurnCalls(key, earlier, outlet.append), describe_calls(earlier)
-        request, self._prompt = prompts.request(
-            key, self.rejected, attempt.started_at, worker.spec, is_told=is_told, addition=addition
-        )
-        attempt.answer.own_tokens = None if owner is None else prompts.own_tokens(key)
-        asked = replace(
-            request,
-            cache_owner=owner,
-            owner=prompts.job.owner,
-            journal=journal,
-            demand=demand,
-            is_watched=outlet.is_followed(key.job_id),
-            slot=self._slot,
-        )
-        attempt.request = worker.requests.prepare(asked, attempt.answer)
-        return await worker.requests.perform(asked, attempt.answer, attempt.request)
+        return await self._asked.run(self.attempt, self.rejected, worker, lease)
 
     # Ending
 
@@ -290,8 +154,7 @@ class JobTurn(OnSlot):
         if changed is not None:
             self._refuse_answer(FailureReason.WEIGHTS_CHANGED, changed)
             return self.fail(FailureReason.WEIGHTS_CHANGED, changed)
-        fault, self._fault = self._fault, None
-        if fault is not None:
+        if (fault := self._asked.take_fault()) is not None:
             return self._reject(fault)
         words = said_in(answer, has_markup=self._agent.markup).words
         self._prompts.discussion(key.conversation_id).add(key.agent_id, key.round, words)
@@ -299,13 +162,13 @@ class JobTurn(OnSlot):
             key=key,
             seconds=self.attempt.seconds,
             reading=self.attempt.reading,
-            digest=self._digest(words) if self._until or self._prompts.job.mode is Mode.LED else NOTHING,
+            digest=self._digest(words) if self._asked.until or self._prompts.job.mode is Mode.LED else NOTHING,
         )
         return self._finish(completed, TurnState.COMPLETED)
 
     def _digest(self, words: str) -> TurnDigest:
         usage = self.attempt.answer.usage
-        return self._prompts.digest(self.key, self._fulfils, words, usage.completion_tokens if usage else None)
+        return self._prompts.digest(self.key, self._asked.fulfils, words, usage.completion_tokens if usage else None)
 
     def _reject(self, fault: str) -> End:
         """Ask again for an answer that is not valid, unless that was done often enough."""
@@ -357,7 +220,7 @@ class JobTurn(OnSlot):
     ) -> End:
         turn, agent, counters = self.snapshot(state, reason, detail), self._agent, self._around.counters
         if state is TurnState.COMPLETED:
-            turn = replace(turn, fulfils=self._fulfils)
+            turn = replace(turn, fulfils=self._asked.fulfils)
         self._around.note_end(turn)
         if state is TurnState.COMPLETED:
             if self._prompts.memories.are_any:
@@ -384,7 +247,3 @@ class JobTurn(OnSlot):
     @property
     def _whose(self) -> records.UsageKey:
         return usage_key(self._agent, self._prompts.job.owner, self.key.job_id)
-
-
-def _is_refused(outcome: Outcome) -> bool:
-    return isinstance(outcome, RequestFailed) and outcome.reason is FailureReason.ENGINE_REJECTED

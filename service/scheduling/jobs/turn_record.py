@@ -6,14 +6,16 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from service.conversations.job import TurnKey
-from service.conversations.markup import Said, read_markup
-from service.conversations.prompt_record import PromptRecord, keep_exchanges
-from service.conversations.states import TurnState
-from service.conversations.transcript import Attempt, TokenUsage, Turn
+from service.conversations.job.job import TurnKey
+from service.conversations.job.markup import Said, read_markup
+from service.conversations.job.states import TurnState
+from service.conversations.record.findings import findings_of
+from service.conversations.record.transcript import Attempt, TokenUsage, Turn
+from service.conversations.talk.prompt_record import PromptRecord, keep_exchanges
 from service.scheduling.attempt import RunningAttempt
 from workers.policy.liveness import Verdict
 from workers.requests.answer import Answer
+from workers.tools.thoughts import split_thoughts
 
 QUIET: Final = frozenset({Verdict.SILENT, Verdict.STALLED, Verdict.DEAD})
 
@@ -73,7 +75,9 @@ def record_so_far(attempt: RunningAttempt, prompt: PromptRecord | None) -> Attem
 def said_in(answer: Answer, *, has_markup: bool) -> Said:
     """Return an answer so far: its public words, and its thoughts."""
     if not has_markup:
-        return Said(words=answer.text)
+        text = answer.text
+        public, thinking = split_thoughts(text)
+        return Said(words=text if public == text else public.strip(), thinking=thinking)
     said = read_markup(answer.text)
     # The words beside a tool's call are a message of their own, and one for all calls of that message.
     earlier = dict.fromkeys(read_markup(call.said).thinking for call in answer.tool_calls)
@@ -90,7 +94,8 @@ def with_answer(turn: Turn, attempt: RunningAttempt, *, has_markup: bool) -> Tur
         thinking="\n\n".join(thought for thought in (answer.reasoning, said.thinking) if thought),
         tool_calls=tuple(answer.tool_calls),
         signals=tuple(answer.signals),
-        finish_reason=answer.finish_reason,
+        finish_reason=answer.generation.finish_reason,
+        findings=findings_of(answer, said.words) if turn.state is TurnState.COMPLETED else (),
         usage=TokenUsage(
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,

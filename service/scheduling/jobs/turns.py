@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
-from service.conversations.job import Agent, JobId, TurnKey
-from service.conversations.states import TurnState
-from service.conversations.transcript import Attempt, Turn, UnfinishedTurn
-from service.conversations.turn_failures import leaves
+from service.conversations.job.job import Agent, JobId, TurnKey
+from service.conversations.job.states import TurnState
+from service.conversations.record.transcript import Attempt, Turn, UnfinishedTurn
+from service.conversations.talk.turn_failures import leaves
 from service.scheduling.attempt import RunningAttempt
 from service.scheduling.jobs.turn import JobTurn, TurnSurroundings
 from service.scheduling.jobs.turn_record import Progress, progress_of

@@ -1,30 +1,28 @@
-"""One request of a client: what was posted, what has become of it so far, and what each end of an attempt means."""
+"""One request of a client: its state so far, and the effect of each end of an attempt. Nothing of it is recorded."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 from typing_extensions import override
 
-from service.conversations.job import Agent, Conversation, Job, JobId, TurnKey
-from service.conversations.measures import AttemptMeasures, RequestMeasures
-from service.conversations.states import TurnState
-from service.conversations.transcript import Charges
+from service.conversations.job.job import Agent, JobId, TurnKey
+from service.conversations.job.states import TurnState
+from service.conversations.record.measures import AttemptMeasures, RequestMeasures
+from service.conversations.record.transcript import Charges
 from service.scheduling.attempt import RunningAttempt, usage_key
 from service.scheduling.core import events
 from service.scheduling.core.blame import Trial
+from service.scheduling.relayed.posted import AGENT, CONVERSATION, PostedAsking, PostedRequest
 from service.scheduling.work import End, OnSlot
 from service.store.records import Record, RequestUsed
 from workers.notifier import Notifier
 from workers.outcome import EngineFailed, FailureReason, Outcome
-from workers.requests.relay import Relay
 from workers.requests.slots import Lease
 from workers.supervised import SupervisedWorker
 
-AGENT: Final = "request"  # of every one: what they cost is learned together
-CONVERSATION: Final = "0"
 OVERLOADED: Final = frozenset({429, 503})  # what an engine says that would answer later
 AGAIN_S: Final = 5  # after which a client may ask again what failed for no fault of its own
 AGAIN: Final = frozenset(
@@ -42,65 +40,6 @@ AGAIN: Final = frozenset(
 REFUSED: Final = frozenset({FailureReason.ENGINE_REJECTED, FailureReason.CONTEXT_OVERFLOW})
 
 
-class PostedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A client's post: ``body`` for ``path``, of the ``model`` that it names, or of an ``adapter`` on that.
-
-    ``name`` is what the body calls it, ``chars`` about how long its prompt is. ``answers`` is how many it asks for,
-    ``most_tokens`` how long each may be.
-    ``marks`` are what its program is known by, the surest first; the first is what it is known by afterwards.
-    ``owner`` is the name of its key. ``limit_s`` bounds its time on slots, ``wait_s`` the time that it waits for them;
-    None is for ever. ``trace_parent`` is the header of that name (W3C Trace Context), if it came. What is told of
-    prompt caches ``is_apart`` from other keys.
-    """
-
-    path: str
-    body: bytes
-    name: str
-    model: str
-    adapter: str | None = None
-    is_streamed: bool = False
-    answers: int = 1
-    most_tokens: int | None = None
-    chars: int = 0
-    priority: int = 0
-    owner: str | None = None
-    marks: Sequence[bytes] = ()
-    limit_s: float | None = None
-    wait_s: float | None = None
-    trace_parent: str | None = None
-    is_apart: bool = False
-
-    def job(self, job_id: JobId) -> Job:
-        """Return it as the scheduler's core knows it: a job of one turn."""
-        params = {} if self.most_tokens is None else {"max_tokens": self.most_tokens}
-        agent = Agent(
-            id=AGENT,
-            role=AGENT,
-            model=self.model,
-            system="",
-            adapter=self.adapter,
-            params=params,
-            slots=self.answers,
-        )
-        conversation = Conversation(id=CONVERSATION, prompt="", rounds=1, prompt_chars=self.chars)
-        return Job(
-            id=job_id,
-            name=self.name,
-            agents=(agent,),
-            conversations=(conversation,),
-            priority=self.priority,
-            owner=self.owner,
-        )
-
-
-class WholeAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine's unstreamed answer, good or bad."""
-
-    status: int
-    content_type: str
-    body: bytes
-
-
 class RelayFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request has no answer, or none that is whole; ``after_s`` is when it may be asked again, if that helps."""
 
@@ -112,8 +51,8 @@ class RelayFailure(msgspec.Struct, frozen=True, kw_only=True):
 class RelayedRequest(OnSlot):
     """Written by its owner, ``RelayedRequests``, and by the runner of its attempts; read where its client is answered.
 
-    ``changed`` is notified when it gets a slot or loses it, when its answer begins, and at its end. Pieces of a stream
-    are held until ``stream_to`` says where they go. ``on_answer`` is called with it once its answer is complete.
+    ``changed`` is notified when it gets a slot or loses it, when its answer begins, and at its end. ``on_answer`` is
+    called with it once its answer is complete.
     """
 
     attempt: RunningAttempt  # the newest, once there is one
@@ -126,21 +65,18 @@ class RelayedRequest(OnSlot):
         self.key = TurnKey(job_id, CONVERSATION, AGENT, 0)
         self.job = posted.job(job_id)  # as the core knows it
         self.charges = Charges()
-        self.own_tokens = 0  # of its prompt that its program is known to have brought before
+        self.own_tokens = 0  # prompt tokens that its program sent before
         self.attempts = 0
         self.tries: list[AttemptMeasures] = []  # attempts that have ended
         self.posted_at = datetime.now(UTC)
         self.on_slots_s = 0.0  # of attempts that have ended
-        self.content_type: str | None = None  # of a stream that has begun
-        self.whole: WholeAnswer | None = None  # of the newest attempt
         self.failure: RelayFailure | None = None
         self.is_over = False
         self.changed = Notifier()
+        self.asked = PostedAsking(job_id, posted, self.changed)
         self._is_proved = False  # the newest refusal, as one of this request alone
         self._waiting_since: float | None = time.monotonic()
         self._waited_s = 0.0
-        self._buffered: list[bytes] = []
-        self._write: Callable[[bytes], None] | None = None
 
     def __repr__(self) -> str:
         state = "over" if self.is_over else "waits" if self._waiting_since is not None else f"on {self.worker}"
@@ -166,34 +102,6 @@ class RelayedRequest(OnSlot):
         """For how long it has waited for slots so far, in all."""
         return self._waited_s + (time.monotonic() - self._waiting_since if self._waiting_since is not None else 0.0)
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether a piece of its answer was given on: from then on no other attempt can take over."""
-        return self.content_type is not None
-
-    # Passage
-
-    def pass_frames(self, content_type: str, frames: bytes) -> None:
-        """Give on a piece of the engine's stream."""
-        if self._write is not None:
-            self._write(frames)
-            return
-        self._buffered.append(frames)
-        if self.content_type is None:
-            self.content_type = content_type
-            self.changed.notify()
-
-    def pass_whole(self, status: int, content_type: str, body: bytes) -> None:
-        """Keep the engine's answer until the end of the attempt says whether it counts."""
-        self.whole = WholeAnswer(status=status, content_type=content_type, body=body)
-
-    def stream_to(self, write: Callable[[bytes], None]) -> None:
-        """Write pieces from now on; the held ones go first."""
-        self._write = write
-        if self._buffered:
-            write(b"".join(self._buffered))
-            self._buffered.clear()
-
     # Moving
 
     def note_ready(self) -> None:
@@ -208,8 +116,8 @@ class RelayedRequest(OnSlot):
         slots = min(self.posted.answers, worker.slots.total)
         self.attempt = RunningAttempt(worker.spec.id, worker.now.incarnation, slots)
         self.attempt.answer.own_tokens = self.own_tokens if self.posted.is_apart else None
-        self.whole, self._relay = None, self.to_relay()
-        self.attempt.request = worker.requests.prepare(self._relay, self.attempt.answer)
+        self.asked.whole = None
+        self.attempt.request = worker.requests.prepare(self.key.job_id, self.attempt.answer)
         self.changed.notify()
 
     def finish(self, failure: RelayFailure | None = None) -> None:
@@ -225,32 +133,13 @@ class RelayedRequest(OnSlot):
     @property
     def may_run_again(self) -> bool:
         """Unless its client has a part of the answer, or the engine refuses this request alone: its word counts."""
-        has_last_word = self._is_proved and self.whole is not None and self.whole.status not in OVERLOADED
-        return not (self.has_begun or has_last_word)
+        whole = self.asked.whole
+        has_last_word = self._is_proved and whole is not None and whole.status not in OVERLOADED
+        return not (self.asked.has_begun or has_last_word)
 
     @override
     async def run(self, worker: SupervisedWorker, lease: Lease) -> Outcome:
-        with lease:
-            return await worker.requests.perform(self._relay, self.attempt.answer, self.attempt.request)
-
-    def to_relay(self) -> Relay:
-        """Return it as its engine is asked; of its limit there is left what it has not been on slots."""
-        posted = self.posted
-        return Relay(
-            job_name=self.key.job_id,
-            path=posted.path,
-            body=posted.body,
-            model=posted.name,
-            adapter=posted.adapter,
-            chars=posted.chars,
-            is_streamed=posted.is_streamed,
-            passage=self,
-            limit_s=None if posted.limit_s is None else max(0.001, posted.limit_s - self.on_slots_s),
-            cache_owner=posted.owner if posted.is_apart else None,
-            owner=posted.owner,
-            own_tokens=self.attempt.answer.own_tokens,
-            most_tokens=None if posted.most_tokens is None else posted.most_tokens * posted.answers,
-        )
+        return await self.asked.run(self.attempt, self.on_slots_s, worker, lease)
 
     @override
     def end_attempt(self, outcome: Outcome) -> None:
@@ -313,7 +202,7 @@ class RelayedRequest(OnSlot):
     @property
     def engine_refused(self) -> bool:
         """Whether the engine's own answer says why there is none."""
-        return self.whole is not None and self.was_told
+        return self.asked.whole is not None and self.was_told
 
     @property
     def was_told(self) -> bool:

@@ -1,37 +1,32 @@
 """All requests at the door that have not ended: a ``Work`` of which nothing is stored."""
 
 import logging
-import math
 import secrets
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from itertools import count
-from operator import itemgetter
 from typing import Final, NamedTuple
 
-import msgspec
 from typing_extensions import override
 
-from service.conversations.job import Agent, JobId, TurnKey
-from service.conversations.measures import RequestMeasures
-from service.conversations.transcript import Charges
-from service.errors import QueueFull, ShuttingDown
+from service.conversations.job.job import Agent, JobId, TurnKey
+from service.conversations.record.measures import RequestMeasures
+from service.conversations.record.transcript import Charges
+from service.errors import ShuttingDown
 from service.scheduling.core import events
 from service.scheduling.core.blame import Blame
 from service.scheduling.core.queue.affinity import CacheLocation
-from service.scheduling.relayed.request import AGAIN_S, PostedRequest, RelayedRequest, RelayFailure
+from service.scheduling.relayed.posted import PostedRequest
+from service.scheduling.relayed.request import AGAIN_S, RelayedRequest, RelayFailure
+from service.scheduling.relayed.request_queue import QueueRules, RequestQueue
 from service.scheduling.work import RunCounters, Work
 from service.store.records import Record
 from workers.outcome import CancelReason, FailureReason
-from workers.policy.pace import Mean
 from workers.supervised import SupervisedWorker
 
-PLACES_S: Final = 1.0  # after which places in the queue are counted anew
 REMEMBERED: Final = 16_384  # programs; some 4 MB
-QUEUE_FULL: Final = "queue_full"
-MOST_AFTER_S: Final = 60
 PREFIX_BYTES: Final = 4
 NO_RECORDS: Final[Sequence[Record]] = ()
 FIRST_REQUEST: Final = events.ProgramReturn()  # of a program
@@ -78,17 +73,6 @@ class Programs:
             self._known.popitem(last=False)
 
 
-class QueueRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds on the requests that wait for slots, and on the bodies of all requests together.
-
-    ``holds_slots``: slots may wait for the next requests of their programs.
-    """
-
-    requests: int
-    bytes: int
-    holds_slots: bool = True
-
-
 class RelayedRequests(Work):
     """Written by the scheduler, in whose task all of it runs; ``post`` hands events to the core.
 
@@ -105,14 +89,10 @@ class RelayedRequests(Work):
         self._blame = blame
         self._counters = counters
         self._post = post
-        self.rules = rules
-        self._bytes = 0
-        self._requests: dict[JobId, RelayedRequest] = {}
-        self._on_slots: dict[TurnKey, RelayedRequest] = {}
+        self.queue = RequestQueue(rules)
+        self._requests = self.queue.by_job
+        self._on_slots = self.queue.on_slots
         self._programs = Programs()
-        self._places: dict[JobId, int] = {}  # in the queue, as of ``_places_until`` less PLACES_S
-        self._places_until = -math.inf
-        self._seconds = Mean()
         self._prefix = (
             f"request-{secrets.token_hex(PREFIX_BYTES)}"  # random bytes of each would be a call of the kernel
         )
@@ -121,7 +101,7 @@ class RelayedRequests(Work):
         self._on_end: Callable[[RequestMeasures], None] = lambda _: None
 
     def __repr__(self) -> str:
-        return f"<RelayedRequests waiting={self.waiting} on_slots={len(self._on_slots)}>"
+        return f"<RelayedRequests {self.queue!r}>"
 
     def __contains__(self, job_id: object) -> bool:
         """Tell whether a job of the core's is a request of a client."""
@@ -131,41 +111,9 @@ class RelayedRequests(Work):
         """Count those that have not ended."""
         return len(self._requests)
 
-    @property
-    def waiting(self) -> int:
-        """The number of those that wait for a slot."""
-        return len(self._requests) - len(self._on_slots)
-
-    @property
-    def oldest_ready_at(self) -> datetime | None:
-        """When the request came that has waited longest of those that wait now."""
-        return next((request.posted_at for request in self._requests.values() if request.is_waiting), None)
-
     def subscribe(self, on_end: Callable[[RequestMeasures], None]) -> None:
         """Register ``on_end``, which gets the measures of each ended request; it must not wait."""
         self._on_end = on_end
-
-    def place_in_queue(self, request: RelayedRequest) -> int | None:
-        """Return a request's place among those that wait for its model, by priority and by when they came.
-
-        None where it waits no more.
-
-        Places are counted once a second at most: each of very many that wait asks for its own.
-        """
-        now = time.monotonic()
-        if now >= self._places_until:
-            self._places_until = now + PLACES_S
-            counts: Counter[str] = Counter()
-            self._places.clear()
-            waiting = (each for each in self._requests.values() if each.is_waiting)
-            for each in sorted(waiting, key=lambda each: -each.posted.priority):
-                counts[each.posted.model] += 1
-                self._places[each.key.job_id] = counts[each.posted.model]
-        return self._places.get(request.key.job_id) if request.is_waiting else None
-
-    def waiting_of(self, owner: str) -> int:
-        """Return how many of one key wait for a slot."""
-        return sum(request.is_waiting for request in self._requests.values() if request.posted.owner == owner)
 
     # Clients
 
@@ -178,42 +126,20 @@ class RelayedRequests(Work):
         """
         if self._closed_by is not None:
             raise ShuttingDown(f"{self._closed_by} and takes no new requests")
-        if self.waiting >= self.rules.requests:
-            self._make_room(posted, lambda _: 1, f"{self.waiting} requests wait (server.queue)", slots)
-        while self._bytes + len(posted.body) > self.rules.bytes:
-            why = f"the bodies of requests hold {self._bytes} bytes (limits.queue_bytes)"
-            self._make_room(posted, lambda each: len(each.posted.body), why, slots)
-        self._bytes += len(posted.body)
+        for newest, failure in self.queue.make_room(posted, slots):
+            self.withdraw(newest, failure)
         request = RelayedRequest(JobId(f"{self._prefix}{next(self._numbers):08x}"), posted, self._learn_from)
-        self._requests[request.key.job_id] = request
+        self.queue.add(request)
         known = self._programs.find(posted.marks)
         cached = {} if known is None else {request.key: known.place}
         request.own_tokens = 0 if known is None else known.place.tokens
         # Without marks it has no program; one of several answers has several slots.
-        program = FIRST_REQUEST if posted.marks and posted.answers == 1 and self.rules.holds_slots else None
+        program = FIRST_REQUEST if posted.marks and posted.answers == 1 and self.queue.rules.holds_slots else None
         if program is not None and known is not None:
             pause_s = time.monotonic() - known.at
             program = events.ProgramReturn(last=known.key, pause_s=pause_s, known_tokens=known.place.tokens)
         self._post(events.JobAdmitted(job=request.job, cached=cached, program=program))
         return request
-
-    def _make_room(self, posted: PostedRequest, size: Callable[[RelayedRequest], int], why: str, slots: int) -> None:
-        """Refuse the newest of those that wait of the key that holds most: what comes has its key's share like others.
-
-        Raises:
-            QueueFull: that key is the newcomer's own.
-        """
-        held: Counter[str | None] = Counter()
-        for each in self._requests.values():
-            if each.is_waiting:
-                held[each.posted.owner] += size(each)
-        after_s = self._after_s(slots)
-        owner, most = max(held.items(), key=itemgetter(1), default=(posted.owner, 0))
-        if held[posted.owner] >= most:
-            raise QueueFull(why, after_s)
-        waiting = (each for each in reversed(self._requests.values()) if each.is_waiting)
-        newest = next(each for each in waiting if each.posted.owner == owner)
-        self.withdraw(newest, RelayFailure(reason=QUEUE_FULL, detail=f"{why}, most of it of this key", after_s=after_s))
 
     def withdraw(self, request: RelayedRequest, failure: RelayFailure | None = None) -> None:
         """End a request that nobody waits for any more, or for which time is up; its slot is free at once."""
@@ -236,10 +162,6 @@ class RelayedRequests(Work):
         self._closed_by = detail
         for request in [each for each in self._requests.values() if each.is_waiting]:
             self.withdraw(request, RelayFailure(reason=FailureReason.SHUTDOWN, detail=detail, after_s=AGAIN_S))
-
-    def _after_s(self, slots: int) -> int:
-        """Return when there should be room: what waits, at the pace so far."""
-        return max(1, min(MOST_AFTER_S, math.ceil(self._seconds.value * self.waiting / max(1, slots))))
 
     # Work
 
@@ -322,9 +244,7 @@ class RelayedRequests(Work):
                 request.finish(RelayFailure(reason=FailureReason.ENGINE_UNREACHABLE, detail=detail, after_s=AGAIN_S))
                 self._blame.forget([request.key])
             case events.JobEnded():
-                request = self._requests.pop(action.job_id)
-                self._bytes -= len(request.posted.body)
-                self._end(request)
+                self._end(self.queue.remove(action.job_id))
                 self._blame.forget_job(action.job_id)
             case events.ConversationStarted():
                 pass
@@ -335,15 +255,14 @@ class RelayedRequests(Work):
         for request in self._requests.values():
             detail = "this node was taken for dead, and has begun anew"
             request.finish(RelayFailure(reason=FailureReason.SHUTDOWN, detail=detail, after_s=AGAIN_S))
-        self._requests.clear()
-        self._bytes = 0
+        self.queue.clear()
 
     def _learn_from(self, request: RelayedRequest) -> None:
         """Learn from a complete answer."""
         attempt, reading = request.attempt, request.attempt.reading
         if request.failure is not None or reading is None:
             return
-        self._seconds.add(request.on_slots_s)
+        self.queue.pace.add(request.on_slots_s)
         marks = request.posted.marks
         known = self._programs.find(marks)
         if known is not None and attempt.answer.usage is not None:

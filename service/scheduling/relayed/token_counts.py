@@ -9,9 +9,10 @@ from typing import Final
 import anyio
 from msgspec.structs import replace
 
-from service.conversations.job import JobId
+from service.conversations.job.job import JobId
 from service.errors import QueueFull
-from service.scheduling.relayed.request import OVERLOADED, PostedRequest, RelayedRequest, RelayFailure
+from service.scheduling.relayed.posted import PostedRequest
+from service.scheduling.relayed.request import OVERLOADED, RelayedRequest, RelayFailure
 from service.scheduling.relayed.requests import RelayedRequests
 from workers.fleet import Fleet
 from workers.outcome import Completed, EngineFailed, FailureReason, Outcome, RequestFailed
@@ -47,7 +48,7 @@ class TokenCounts:
         Raises:
             QueueFull: too many wait.
         """
-        if self.waiting >= self._requests.rules.requests:
+        if self.waiting >= self._requests.queue.rules.requests:
             raise QueueFull(f"{self.waiting} requests wait to be counted (server.queue)", AFTER_S)
         request = RelayedRequest(JobId(f"count-{secrets.token_hex(ID_BYTES)}"), posted)
         ready = [each for each in self._fleet if each.spec.name == posted.model and each.now.state in LEASABLE]
@@ -70,13 +71,15 @@ class TokenCounts:
 
 def _relay_of(request: RelayedRequest) -> Relay:
     limit_s = min(LIMIT_S, request.posted.limit_s or LIMIT_S)
-    return replace(request.to_relay(), is_streamed=False, limit_s=limit_s, cache_owner=None, most_tokens=None)
+    return replace(
+        request.asked.to_relay(request.attempt), is_streamed=False, limit_s=limit_s, cache_owner=None, most_tokens=None
+    )
 
 
 def _is_last_word(outcome: Outcome, request: RelayedRequest) -> bool:
     """Whether no other engine will be asked: this one has answered, if only that it cannot count this."""
     if isinstance(outcome, EngineFailed):
-        return request.whole is not None and request.whole.status not in OVERLOADED
+        return request.asked.whole is not None and request.asked.whole.status not in OVERLOADED
     return True
 
 

@@ -4,12 +4,12 @@ Statements are written once, in what both understand, with ``?`` for a parameter
 method here. All of a transaction's statements stand between ``begin`` and ``commit`` or ``rollback``.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from service.conversations.job import Job, JobId
+from service.conversations.job.job import Job, JobId
 
 Row = Sequence[Any]
 
@@ -53,6 +53,10 @@ class Connection(Protocol):
 
     def close(self) -> None:
         """Close it; what is open is rolled back."""
+
+
+T = TypeVar("T")
+Query = Callable[[Connection], T]  # reads with one connection, at one moment
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):

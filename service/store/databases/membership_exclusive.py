@@ -3,21 +3,57 @@
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Final
 
-from service.conversations.job import Job, JobId
-from service.store.databases.database import Claim, Connection, Fenced
+from service.conversations.job.job import Job, JobId
+from service.store.databases.database import Claim, Connection, Fenced, Row
 
-UNFINISHED = "state IN ('queued', 'running')"  # the words of the index
+# Three parts of one index: a claim does not look at what this member has already.
+_CLAIM_FREE: Final = (
+    "UPDATE conversations SET owner = ?, fence = fence + 1 WHERE state IN ('queued', 'running') AND awaits = 0"
+    " AND owner IS NULL RETURNING job_id, id, fence, position"
+)
+_CLAIMS: Final = (
+    _CLAIM_FREE,
+    _CLAIM_FREE.replace("owner IS NULL", "owner < ?"),
+    _CLAIM_FREE.replace("owner IS NULL", "owner > ?"),
+)
+_CLAIM_CANCELLED: Final = (
+    "UPDATE conversations SET owner = ?, fence = fence + 1, awaits = 0"
+    " WHERE state IN ('queued', 'running') AND awaits = 1"
+    " AND job_id IN (SELECT id FROM jobs WHERE state IN ('queued', 'running') AND is_cancel_requested = 1)"
+    " RETURNING job_id, id, fence, position"
+)
 
 
-class ExclusiveMembership:
-    """A ``service.store.databases.database.Membership``."""
+class AnyMembership:
+    """The part of a ``service.store.databases.database.Membership`` that is the same for all."""
+
+    last_write = "SELECT last_write FROM nodes WHERE id = ?"
 
     def __init__(self) -> None:
         self.node_id = new_node_id()
 
     def __repr__(self) -> str:
-        return f"<ExclusiveMembership {self.node_id}>"
+        return f"<{type(self).__name__} {self.node_id}>"
+
+    def has_group(self, connection: Connection, number: int) -> bool:
+        """Whether the group of that number was committed."""
+        row = connection.execute(self.last_write, (self.node_id,)).fetchone()
+        return row is not None and row[0] == number
+
+    def owned(self, connection: Connection) -> list[Claim]:
+        """List all unfinished conversations that this member has claimed, in the order of jobs and conversations."""
+        rows = connection.execute(
+            "SELECT c.job_id, c.id, c.fence FROM conversations c JOIN jobs j ON j.id = c.job_id"
+            " WHERE c.owner = ? AND c.state IN ('queued', 'running') ORDER BY j.number, c.position",
+            (self.node_id,),
+        )
+        return [Claim(job_id=JobId(row[0]), conversation_id=row[1], fence=row[2]) for row in rows]
+
+
+class ExclusiveMembership(AnyMembership):
+    """A ``service.store.databases.database.Membership``."""
 
     def register(self, connection: Connection) -> None:
         """Become the only member; the one before is dead."""
@@ -33,10 +69,6 @@ class ExclusiveMembership:
         signed = connection.execute("UPDATE nodes SET last_write = ? WHERE id = ?", (number, self.node_id))
         if signed.rowcount != 1:
             raise Fenced
-
-    def has_group(self, connection: Connection, number: int) -> bool:
-        """Whether the group of that number was committed."""
-        return has_group(connection, self.node_id, number)
 
     def extend_lease(self, connection: Connection) -> None:
         """Do nothing: there is no lease to extend."""
@@ -70,31 +102,16 @@ class ExclusiveMembership:
     def claim(
         self, connection: Connection, _models: Sequence[str], _limit: int | None, job_id: JobId | None
     ) -> list[Claim]:
-        """Claim all that anybody but a caller can move, since no other member would, and what is to be cancelled."""
+        """Claim all that does not wait for callers alone, since no other member would, and what is to be cancelled."""
         of_job, values = ("", ()) if job_id is None else (" AND job_id = ?", (job_id,))
-        claimed = [
-            row
-            # Each a part of the index: what is this member's already is not looked at.
-            for owned_by, owners in (("IS NULL", ()), ("< ?", (self.node_id,)), ("> ?", (self.node_id,)))
-            for row in connection.execute(
-                f"UPDATE conversations SET owner = ?, fence = fence + 1 WHERE {UNFINISHED} AND awaits = 0"  # noqa: S608
-                f" AND owner {owned_by}{of_job} RETURNING job_id, id, fence, position",
-                (self.node_id, *owners, *values),
-            ).fetchall()
-        ]
-        claimed += connection.execute(
-            f"UPDATE conversations SET owner = ?, fence = fence + 1, awaits = 0 WHERE {UNFINISHED} AND awaits = 1"  # noqa: S608
-            " AND job_id IN (SELECT id FROM jobs WHERE state IN ('queued', 'running') AND is_cancel_requested = 1)"
-            " RETURNING job_id, id, fence, position",
-            (self.node_id,),
-        ).fetchall()
+        claimed: list[Row] = []
+        for claim in _CLAIMS:
+            sql = claim.replace(" RETURNING", f"{of_job} RETURNING")
+            claimed += connection.execute(sql, (*(self.node_id,) * claim.count("?"), *values)).fetchall()
+        claimed += connection.execute(_CLAIM_CANCELLED, (self.node_id,)).fetchall()
         numbers = {job: _number(connection, job) for job in {row[0] for row in claimed}}
         claimed.sort(key=lambda row: (numbers[row[0]], row[3]))
         return [Claim(job_id=JobId(row[0]), conversation_id=row[1], fence=row[2]) for row in claimed]
-
-    def owned(self, connection: Connection) -> list[Claim]:
-        """List what is claimed."""
-        return owned(connection, self.node_id)
 
     def release(self, connection: Connection, claim: Claim, wants: Sequence[str]) -> None:
         """Leave a conversation to the next claim, or, where it wants nothing, to none."""
@@ -119,19 +136,3 @@ def _number(connection: Connection, job_id: str) -> int:
 def new_node_id() -> str:
     """Return an id that no node has had."""
     return f"node-{secrets.token_hex(6)}"
-
-
-def has_group(connection: Connection, node_id: str, number: int, lock: str = "") -> bool:
-    """Whether the group of that number was committed by a node; ``lock`` is how to wait for one that is still at it."""
-    row = connection.execute(f"SELECT last_write FROM nodes WHERE id = ?{lock}", (node_id,)).fetchone()  # noqa: S608
-    return row is not None and row[0] == number
-
-
-def owned(connection: Connection, node_id: str) -> list[Claim]:
-    """List all unfinished conversations that a node has claimed, in the order of jobs and conversations."""
-    rows = connection.execute(
-        "SELECT c.job_id, c.id, c.fence FROM conversations c JOIN jobs j ON j.id = c.job_id"
-        " WHERE c.owner = ? AND c.state IN ('queued', 'running') ORDER BY j.number, c.position",
-        (node_id,),
-    )
-    return [Claim(job_id=JobId(row[0]), conversation_id=row[1], fence=row[2]) for row in rows]

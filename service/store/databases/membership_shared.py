@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from service.conversations.job import Job, JobId
+from service.conversations.job.job import Job, JobId
 from service.store.databases.database import Claim, Connection, Fenced
-from service.store.databases.membership_exclusive import has_group, new_node_id, owned
+from service.store.databases.membership_exclusive import AnyMembership, new_node_id
 
 CHANNEL: Final = "roundhouse"
 JOBS_A_NOTICE: Final = 100  # of 20 bytes each, and PostgreSQL takes 8000
@@ -22,7 +22,6 @@ LEAVE: Final = (
     "UPDATE conversations SET owner = NULL, wants = jobs.models FROM jobs"
     " WHERE jobs.id = conversations.job_id AND conversations.owner = ANY(?)"
 )
-LEASE: Final = "make_interval(secs => ?)"
 LONG: Final = 5  # the part of a lease after which a transaction counts as long
 
 
@@ -40,23 +39,23 @@ def _lock_of(key: str) -> int:
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), signed=True)
 
 
-class SharedMembership:
+class SharedMembership(AnyMembership):
     """A ``service.store.databases.database.Membership``."""
 
+    last_write = f"{AnyMembership.last_write} FOR UPDATE"  # waits for a commit that is under way
+
     def __init__(self, lease_s: float, models: Sequence[str]) -> None:
-        self.node_id = new_node_id()
+        super().__init__()
         self._lease_s = lease_s
         self._models = models  # of this moment
         self._signed_at = 0.0
-
-    def __repr__(self) -> str:
-        return f"<SharedMembership {self.node_id}>"
 
     def register(self, connection: Connection) -> None:
         """Become a member."""
         self.node_id = new_node_id()
         connection.execute(
-            f"INSERT INTO nodes (id, is_live, started_at, lease_until, models) VALUES (?, 1, ?, now() + {LEASE}, ?)",  # noqa: S608
+            "INSERT INTO nodes (id, is_live, started_at, lease_until, models)"
+            " VALUES (?, 1, ?, now() + make_interval(secs => ?), ?)",
             (self.node_id, datetime.now(UTC).isoformat(), self._lease_s, list(self._models)),
         )
 
@@ -67,7 +66,8 @@ class SharedMembership:
         that writes all the time has its row locked whenever it is to be renewed apart.
         """
         signed = connection.execute(
-            f"UPDATE nodes SET last_write = ?, lease_until = now() + {LEASE} WHERE id = ? AND is_live = 1",  # noqa: S608
+            "UPDATE nodes SET last_write = ?, lease_until = now() + make_interval(secs => ?)"
+            " WHERE id = ? AND is_live = 1",
             (number, self._lease_s, self.node_id),
         )
         if signed.rowcount != 1:
@@ -78,15 +78,11 @@ class SharedMembership:
         for lock in sorted({_lock_of(key) for key in keys}):
             connection.execute("SELECT pg_advisory_xact_lock(?)", (lock,))
 
-    def has_group(self, connection: Connection, number: int) -> bool:
-        """Whether the group of that number was committed; one whose commit is still under way is waited for."""
-        return has_group(connection, self.node_id, number, " FOR UPDATE")
-
     def extend_lease(self, connection: Connection) -> None:
         """Renew the lease after a long transaction, which held the node's row: it could not be renewed meanwhile."""
         if time.monotonic() - self._signed_at > self._lease_s / LONG:
             connection.execute(
-                f"UPDATE nodes SET lease_until = clock_timestamp() + {LEASE} WHERE id = ?",  # noqa: S608
+                "UPDATE nodes SET lease_until = clock_timestamp() + make_interval(secs => ?) WHERE id = ?",
                 (self._lease_s, self.node_id),
             )
 
@@ -139,10 +135,6 @@ class SharedMembership:
         ).fetchall()
         ordered = sorted(rows, key=lambda row: (row[3], row[4]))
         return [Claim(job_id=JobId(row[0]), conversation_id=row[1], fence=row[2]) for row in ordered]
-
-    def owned(self, connection: Connection) -> list[Claim]:
-        """List what is claimed."""
-        return owned(connection, self.node_id)
 
     def release(self, connection: Connection, claim: Claim, wants: Sequence[str]) -> None:
         """Leave a conversation to a node that has one of these models, without any to none."""

@@ -1,24 +1,33 @@
-"""Numbered SQL files, each applied once, in order and whole; what was applied is known by its checksum."""
+"""The schema's numbered SQL files: each is applied once, in order and whole, and is known by its checksum.
+
+Version 1.0.0 begins with one file for each database. A later change is a further file; the number of the newest file
+that was applied is the version of a store.
+"""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from typing import Final
 
 import msgspec
 
-from service.errors import StoreError
+from service.errors import StateUnusable, StoreError
 from service.store.databases.database import Connection
 
 TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS migrations"
     " (number INTEGER PRIMARY KEY, name TEXT NOT NULL, checksum TEXT NOT NULL, applied_at TEXT NOT NULL)"
 )
+BEFORE_RELEASE: Final = "0001_initial"  # first file of the stores written before 1.0.0
+WRITTEN_BEFORE_RELEASE: Final = (
+    "This store was written before 1.0.0: read its results with the version that wrote it (`roundhouse result`), or "
+    "give an empty state_dir."
+)
 
 
 class Migration(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of the schema, from 1."""
+    """One file of the schema; numbers begin with 1."""
 
     number: int
     name: str
@@ -26,12 +35,12 @@ class Migration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def checksum(self) -> str:
-        """The sum that tells it from another of the same number."""
+        """SHA-256 of the file."""
         return hashlib.sha256(self.sql.encode()).hexdigest()
 
 
 def migrations_of(dialect: str) -> list[Migration]:
-    """Return the steps for ``sqlite`` or ``postgres``, in order."""
+    """Return the files for ``sqlite`` or ``postgres``, in order."""
     folder = resources.files("service.store").joinpath("sql", dialect)
     files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".sql")), key=lambda entry: entry.name)
     return [
@@ -45,33 +54,30 @@ def migrate(
     migrations: Sequence[Migration],
     run: Callable[[str], None],
     *,
-    legacy: int = 0,
     before: Callable[[str], None] = lambda _name: None,
 ) -> None:
-    """Apply what is missing; ``run`` runs the SQL of a step inside the transaction that is begun here.
+    """Apply the files that are missing; ``run`` executes one inside the transaction that is open.
 
-    ``legacy`` is how many steps were applied before there was a table of them; ``before`` is called with the name of
-    the first step that is to be applied to a database that has any.
+    ``before`` is called with the name of the first missing file if the store has data already.
 
     Raises:
-        StoreError: the database is of a newer version, or a step was applied in another form.
+        StateUnusable: the store was written before 1.0.0.
+        StoreError: the store is of a newer version, or another form of a file was applied.
     """
-    if legacy > len(migrations):
-        raise _newer(legacy, len(migrations))
     connection.begin()
     connection.execute(TABLE)
-    for migration in migrations[:legacy]:
-        _note(connection, migration)
     connection.commit()
-    rows = connection.execute("SELECT number, checksum FROM migrations").fetchall()
-    newest = _check_applied({row[0]: row[1] for row in rows}, migrations)
-    if 0 < newest < len(migrations):
-        before(migrations[newest].name)
-    for migration in migrations[newest:]:
+    version = _version(connection, migrations)
+    if 0 < version < len(migrations):
+        before(migrations[version].name)
+    for migration in migrations[version:]:
         connection.begin()
         try:
             run(migration.sql)
-            _note(connection, migration)
+            connection.execute(
+                "INSERT INTO migrations (number, name, checksum, applied_at) VALUES (?, ?, ?, ?)",
+                (migration.number, migration.name, migration.checksum, datetime.now(UTC).isoformat()),
+            )
             connection.commit()
         except BaseException:
             connection.rollback()
@@ -79,45 +85,34 @@ def migrate(
 
 
 def schema_fault(connection: Connection, migrations: Sequence[Migration]) -> str | None:
-    """Return why this Roundhouse cannot go on with a database as it is, None where it can; nothing is written.
+    """Return why this Roundhouse cannot take over the store as it is, or None; only reads.
 
     Raises:
-        StoreError: the database is of a newer version, or a step was applied in another form.
+        StoreError: the store is of a newer version, or another form of a file was applied.
     """
-    rows = connection.execute("SELECT number, checksum FROM migrations").fetchall()
-    newest = _check_applied({row[0]: row[1] for row in rows}, migrations)
-    if newest == len(migrations):
+    try:
+        version = _version(connection, migrations)
+    except StateUnusable as error:
+        return str(error)
+    if version == len(migrations):
         return None
-    return f"the database has to be migrated ({migrations[newest].name}), which only a restart does"
+    return f"the database has to be migrated ({migrations[version].name}), which only a restart does"
 
 
-def _check_applied(applied: Mapping[int, str], migrations: Sequence[Migration]) -> int:
-    """Return the newest step that was applied.
-
-    Raises:
-        StoreError: the database is of a newer version, or a step was applied in another form.
-    """
-    newest = max(applied, default=0)
-    if newest > len(migrations):
-        raise _newer(newest, len(migrations))
-    for migration in migrations[:newest]:
+def _version(connection: Connection, migrations: Sequence[Migration]) -> int:
+    rows = connection.execute("SELECT number, name, checksum FROM migrations ORDER BY number").fetchall()
+    if rows and rows[0][1] == BEFORE_RELEASE:
+        raise StateUnusable(WRITTEN_BEFORE_RELEASE)
+    version = int(rows[-1][0]) if rows else 0
+    if version > len(migrations):
+        raise StoreError(
+            f"the database is of version {version}, and this Roundhouse knows versions up to {len(migrations)}; "
+            "use the newer Roundhouse, or another database"
+        )
+    applied = {row[0]: row[2] for row in rows}
+    for migration in migrations[:version]:
         if applied.get(migration.number) != migration.checksum:
             raise StoreError(
                 f"the database's step {migration.name} is not that of this Roundhouse; was it made by a fork of it?"
             )
-    return newest
-
-
-def _note(connection: Connection, migration: Migration) -> None:
-    connection.execute(
-        "INSERT INTO migrations (number, name, checksum, applied_at) VALUES (?, ?, ?, ?)"
-        " ON CONFLICT (number) DO NOTHING",
-        (migration.number, migration.name, migration.checksum, datetime.now(UTC).isoformat()),
-    )
-
-
-def _newer(version: int, known: int) -> StoreError:
-    return StoreError(
-        f"the database is of version {version}, and this Roundhouse knows versions up to {known}; "
-        "use the newer Roundhouse, or another database"
-    )
+    return version

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from enum import StrEnum
 from functools import lru_cache
 from itertools import chain, islice
@@ -208,33 +208,28 @@ class PostgresDatabase(Database):
         return isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure)
 
     def schema_fault(self) -> str | None:
-        """Return the schema's need of an upgrade, or None; a read alone finds it.
+        """Return why this Roundhouse cannot take over the database as it is, or None; only reads.
 
         Raises:
-            StoreError: it cannot be.
+            StoreError: it cannot be read, or is of a newer version.
         """
         try:
-            connection = self.connect_reader()
-            try:
+            with closing(self.connect_reader()) as connection:
                 return schema_fault(connection, migrations_of("postgres"))
-            finally:
-                connection.close()
         except psycopg.Error as error:
             raise StoreError(f"PostgreSQL at {self.place}: {str(error).strip()}") from error
 
     def prepare(self) -> None:
-        """Bring the schema up to date; nodes that start together take turns.
+        """Migrate the schema; nodes that start together take turns.
 
         Raises:
+            StateUnusable: the database was written before 1.0.0.
             StoreError: the server cannot be reached, or its schema is of a newer version.
         """
         try:
-            connection = self.connect_writer()
-            try:
+            with closing(self.connect_writer()) as connection:
                 connection.execute("SELECT pg_advisory_lock(?)", (MIGRATION_LOCK,))
                 migrate(connection, migrations_of("postgres"), connection.execute_script)
-            finally:
-                connection.close()
         except psycopg.Error as error:
             raise StoreError(f"PostgreSQL at {self.place}: {str(error).strip()}") from error
 

@@ -1,13 +1,11 @@
 """The embedded database: one SQLite file, owned by one process; or one in memory."""
 
-import fcntl
 import logging
-import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Final, cast
 
@@ -16,11 +14,10 @@ from typing_extensions import override
 from service.errors import StateUnusable, StoreError
 from service.store.databases.database import Connection, Cursor, Database
 from service.store.databases.membership_exclusive import ExclusiveMembership
-from service.store.databases.migrations import migrate, migrations_of, schema_fault
+from service.store.databases.migrations import WRITTEN_BEFORE_RELEASE, migrate, migrations_of, schema_fault
 
 FILE_NAME: Final = "roundhouse.db"
-LOCK_NAME: Final = "roundhouse.lock"
-CHECKED_BYTES: Final = 1 << 30  # beyond that the check at the start would take minutes; it is then left to the operator
+CHECKED_BYTES: Final = 1 << 30  # size up to which a start checks a file: beyond it the check would take minutes
 WRITER_PRAGMAS: Final = (
     "journal_mode=WAL",
     "synchronous=FULL",  # a 202 is a promise: NORMAL loses acknowledged commits when the power goes
@@ -38,7 +35,7 @@ PASSING: Final = {
     sqlite3.SQLITE_BUSY: "another process holds the file",
     sqlite3.SQLITE_READONLY: "its files cannot be written",
 }
-FULL_BYTES: Final = 64 * 1024  # less than a page of each of its files
+FULL_BYTES: Final = 64 * 1024  # free space that counts as none: less than a page of each of its files
 NOWHERE = Path(":memory:")
 logger = logging.getLogger(__name__)
 
@@ -133,22 +130,18 @@ class SqliteDatabase(Database):
         return None if trouble is None else f"{self._path.parent}: {trouble} ({error})"
 
     def prepare(self) -> None:
-        """Check the file and bring it up to date; a copy of it is kept before its form is changed.
+        """Check the file and migrate it; a copy is kept before its schema changes.
 
         Raises:
+            StateUnusable: the file was written before 1.0.0.
             StoreError: it is damaged, no database, of a newer version, or cannot be read or written.
         """
         try:
-            connection = self.connect_writer()
-            try:
+            with closing(self.connect_writer()) as connection:
                 self._check(connection)
-                migrations = migrations_of("sqlite")
-                version = int(_first(connection, "PRAGMA user_version"))
-                migrate(connection, migrations, connection.execute_script, legacy=version, before=self._back_up)
-                if version < len(migrations):  # for a Roundhouse of the time before the table of migrations
-                    connection.execute(f"PRAGMA user_version={len(migrations)}")
-            finally:
-                connection.close()
+                if _is_before_release(connection):
+                    raise StateUnusable(WRITTEN_BEFORE_RELEASE)
+                migrate(connection, migrations_of("sqlite"), connection.execute_script, before=self._back_up)
         except sqlite3.Error as error:
             raise StoreError(self.trouble_of(error) or f"{self._path}: {error}") from error
 
@@ -159,19 +152,18 @@ class SqliteDatabase(Database):
             return False
 
     def schema_fault(self) -> str | None:
-        """Return the file's need of an upgrade, or None; a read alone finds it.
+        """Return why this Roundhouse cannot take over the file as it is, or None; only reads.
 
         Raises:
-            StoreError: it cannot be.
+            StoreError: it cannot be read, or is of a newer version.
         """
         if not self._path.exists():
             return None
         try:
-            connection = self.connect_reader()
-            try:
+            with closing(self.connect_reader()) as connection:
+                if _is_before_release(connection):
+                    return WRITTEN_BEFORE_RELEASE
                 return schema_fault(connection, migrations_of("sqlite"))
-            finally:
-                connection.close()
         except sqlite3.Error as error:
             raise StoreError(f"{self._path}: {error}") from error
 
@@ -186,54 +178,14 @@ class SqliteDatabase(Database):
     def _back_up(self, step: str) -> None:
         copy = self._path.with_name(f"{self._path.name}.before-{step}")
         copy.unlink(missing_ok=True)  # of a migration that did not come to its end
-        connection = self.connect_writer()
-        try:
+        with closing(self.connect_writer()) as connection:
             connection.execute("VACUUM INTO ?", (str(copy),))
-        finally:
-            connection.close()
-        logger.info("%s: kept a copy as %s before its form is changed", self._path, copy.name)
+        logger.info("%s: kept a copy as %s before its schema changes", self._path, copy.name)
 
 
-def _make_private(folder: Path) -> None:
-    """Make a folder for us alone: every prompt is in it. One of another user, as a volume, stays as it is."""
-    try:
-        folder.mkdir(parents=True, mode=0o700)
-    except FileExistsError:
-        found = folder.stat()
-        if found.st_uid == os.geteuid() and found.st_gid in {os.getegid(), *os.getgroups()}:
-            folder.chmod(0o700)
-        elif found.st_mode & 0o077:
-            logger.warning("%s: others may read what is kept there; its owner may change that", folder)
-
-
-@contextmanager
-def own_folder(folder: Path, lock_fd: int | None = None) -> Iterator[int]:
-    """Own a state directory for a block: two Roundhouses in one would undo each other's work.
-
-    Gives the descriptor that holds it; ``lock_fd`` is the one that an earlier program of this process has left.
-
-    Raises:
-        StoreError: it cannot be used, or another process has it.
-    """
-    try:
-        _make_private(folder)
-        descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600) if lock_fd is None else lock_fd
-    except OSError as error:
-        raise StateUnusable(f"{folder}: cannot be used as state directory: {error.strerror}") from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            raise StateUnusable(
-                f"{folder}: another Roundhouse (process {owner}) uses this state directory; "
-                "stop it, or give this one another with --state-dir"
-            ) from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def _is_before_release(connection: SqliteConnection) -> bool:
+    """Whether the file was written before 1.0.0: only those versions numbered the schema in the file's header."""
+    return _first(connection, "PRAGMA user_version") != "0"
 
 
 def _first(connection: SqliteConnection, sql: str) -> str:
@@ -271,40 +223,31 @@ class _Shared(SqliteConnection):
         super().close()
 
 
-class MemoryDatabase:
-    """A ``service.store.databases.database.Database``."""
-
-    readers = 4
+class MemoryDatabase(SqliteDatabase):
+    """A database in memory, lost with the process; all of its users share one connection."""
 
     def __init__(self) -> None:
+        super().__init__(NOWHERE)
         self._only = _Shared()
 
     def __repr__(self) -> str:
         return "<MemoryDatabase>"
 
+    @override
     def connect_writer(self) -> SqliteConnection:
-        """Return the connection."""
         return self._only
 
+    @override
     def connect_reader(self) -> SqliteConnection:
-        """Return the connection."""
         return self._only
 
-    def membership(self) -> ExclusiveMembership:
-        """Return the membership of the only one."""
-        return ExclusiveMembership()
-
-    def is_conflict(self, _error: Exception) -> bool:
-        """Return False: no one else writes."""
-        return False
-
+    @override
     def trouble_of(self, error: Exception) -> str | None:
-        """Say that memory is short; nothing else can be wrong with it."""
         code = getattr(error, "sqlite_errorcode", None)
         return "the memory is full" if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_NOMEM) else None
 
+    @override
     def prepare(self) -> None:
-        """Make the tables."""
         migrate(self._only, migrations_of("sqlite"), self._only.execute_script)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""An MCP server with one tool, for tools.yaml, over its standard input and output; it needs nothing but Python.
+"""An MCP server with one tool, for tools.yaml, over standard input and output; it needs only Python.
 
 Source: modelcontextprotocol.io, "Specification".
 """
@@ -32,6 +32,6 @@ def answer(method: str, asked: dict[str, Any]) -> dict[str, Any]:
 
 for line in sys.stdin:
     request = json.loads(line)
-    if "id" in request:  # a notification has none, and no answer
+    if "id" in request:  # a notification has no id and gets no answer
         told = answer(request["method"], request.get("params", {}))
         print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **told}), flush=True)

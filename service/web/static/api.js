@@ -1,9 +1,9 @@
-/** How the page asks: with its key, with a limit on every wait, again and again with growing pauses. */
+/** The page's requests: with its key, a limit on every wait, and retries after growing pauses. */
 
-const KEY = "roundhouse.key"; // in the tab's own storage: it is gone with the tab
+const KEY = "roundhouse.key"; // kept in the tab's session storage
 const LIMIT_MS = 20_000;
-const SILENCE_MS = 40_000; // of a stream, which says something every 15 s
-const ANSWER_MS = 600_000; // of an answer: an engine may read a long prompt for minutes
+const SILENCE_MS = 40_000; // longest silence of a stream, which sends something every 15 s
+const ANSWER_MS = 600_000; // longest silence of an answer: an engine may read a long prompt for minutes
 const FIRST_PAUSE_MS = 500;
 const MOST_PAUSE_MS = 15_000;
 
@@ -13,7 +13,7 @@ export const keys = {
   forget: () => sessionStorage.removeItem(KEY),
 };
 
-/** What the service refused, as it told it. */
+/** A refusal by the service, with its own words. */
 export class Problem extends Error {
   constructor(status, document) {
     super(document.detail || document.error?.message || document.title || `the service answered ${status}`);
@@ -27,11 +27,11 @@ export class Problem extends Error {
 /** The service cannot be reached. */
 export class Unreachable extends Error {}
 
-/** What the page is told of its connection: `up()`, `down(why, pause)`, `needsKey(isWrong)`. */
+/** Callbacks about the page's connection: `up()`, `down(why, pause)`, `needsKey(isWrong)`. */
 export const listener = { up() {}, down() {}, needsKey() {} };
-const waiting = new Set(); // what wakes each loop before its pause is over
+const waiting = new Set(); // functions that end the pauses of waiting loops
 
-/** Have everything that pauses try at once. */
+/** End all pauses, so that every loop tries at once. */
 export function tryNow() {
   for (const wake of [...waiting]) wake();
 }
@@ -55,7 +55,7 @@ async function answerTo(path, { method = "GET", body, headers = {}, signal } = {
   throw new Problem(answer.status, document);
 }
 
-/** Return the JSON of an answer; `read` takes its stream where it is very long. */
+/** Return the JSON of an answer; for very long ones `read` takes the stream. */
 export async function ask(path, { read = null, ...options } = {}) {
   const limit = new AbortController();
   const timer = setTimeout(() => limit.abort("late"), LIMIT_MS);
@@ -71,13 +71,13 @@ export async function ask(path, { read = null, ...options } = {}) {
   }
 }
 
-/** Read a stream whole, as text. */
+/** Read a whole stream as text. */
 export const textOf = (stream) => new Response(stream).text();
 
 /**
- * Post a body and give on the events of the stream that answers, comments too, each as its lines.
+ * Post a body and pass on the events of the answering stream, comments too, each as its lines.
  *
- * It ends with the stream, or with `signal`; a stream that says nothing for long is given up.
+ * It ends with the stream, or with `signal`; a stream that is silent for too long is dropped.
  */
 export async function converse(path, { body, headers, signal, onEvent }) {
   const silence = new AbortController();
@@ -112,7 +112,7 @@ export async function converse(path, { body, headers, signal, onEvent }) {
   }
 }
 
-/** Have the browser save an answer as a file; the key goes with the request, so no plain link can. */
+/** Save an answer as a file; a plain link cannot send the key. */
 export async function download(path, name) {
   const answer = await answerTo(path);
   const link = document.createElement("a");
@@ -123,9 +123,9 @@ export async function download(path, name) {
 }
 
 /**
- * Follow frames of a stream until it has told its last, or until the function that is returned is called.
+ * Follow the frames of a stream to the last, or until the returned function is called.
  *
- * Nothing is open while the page is hidden: a browser has six connections for all tabs of a service.
+ * The stream is closed while the page is hidden: a browser has six connections for all tabs of a service.
  */
 export function follow(path, onFrame, onProblem = () => {}) {
   return again(async (closing, succeeded) => {
@@ -150,12 +150,12 @@ export function follow(path, onFrame, onProblem = () => {}) {
       clearTimeout(timer);
       document.removeEventListener("visibilitychange", hide);
       closing.removeEventListener("abort", close);
-      silence.abort("over"); // a stream that is left open keeps one of the browser's six connections
+      silence.abort("over"); // an open stream would keep one of the browser's six connections
     }
   }, onProblem);
 }
 
-/** Read a stream to its end; return whether it said that nothing will follow. */
+/** Read a stream's events; return true after its "end" event. */
 async function readEvents(stream, heard, onFrame) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   for (let rest = ""; ; ) {
@@ -176,12 +176,12 @@ async function readEvents(stream, heard, onFrame) {
   }
 }
 
-/** Return a field of an event. Lines end at line feeds alone: to a pattern U+2028 in somebody's text ends one as well. */
+/** Return a field of an event. Lines end only at line feeds: in a pattern, U+2028 in a text would end one too. */
 function fieldOf(event, name) {
   return event.split("\n").find((line) => line.startsWith(name))?.slice(name.length);
 }
 
-/** Return the document of a frame; one that cannot be read is passed over, since the next tells the same anew. */
+/** Return the document of a frame; an unreadable one is skipped, since the next has the whole state. */
 function parsed(text) {
   try {
     return JSON.parse(text);
@@ -192,9 +192,9 @@ function parsed(text) {
 }
 
 /**
- * Ask again and again: `look(closing)` returns after how many milliseconds, or null where that was the last time.
+ * Poll: `look(closing)` returns the milliseconds until its next call, or null to stop.
  *
- * What has come once `closing.aborted` is nobody's: another look may stand on the page by then.
+ * Results after `closing.aborted` must be dropped: the page may show another view by then.
  */
 export function poll(look, onProblem = () => {}) {
   return again(async (closing) => {
@@ -204,7 +204,7 @@ export function poll(look, onProblem = () => {}) {
   }, onProblem);
 }
 
-/** Do something for as long as nobody ends it; what fails is done again after a pause that grows. */
+/** Repeat `act` until it is stopped; failures are retried after a growing pause. */
 function again(act, onProblem) {
   const closing = new AbortController();
   (async () => {

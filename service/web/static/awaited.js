@@ -1,4 +1,4 @@
-/** The turns that a person is to speak, the oldest first, with what was said before each. */
+/** The turns that a person is to speak, the oldest first, each with the words before it. */
 
 import { ask } from "./api.js";
 import { h, setText } from "./dom.js";
@@ -9,7 +9,7 @@ import { link, table } from "./table.js";
 
 const LOOK_MS = 2000;
 
-/** Show them. */
+/** Show the view. */
 export function open(root) {
   const faults = h("div");
   const told = h("p", { class: "beside", role: "status" });

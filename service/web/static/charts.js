@@ -1,4 +1,4 @@
-/** The past hour as small charts, from the service's own record: a page that is opened now shows it too. */
+/** The past hour as small charts, from the service's record, so that a newly opened page has it too. */
 
 import { ask, poll } from "./api.js";
 import { h, setAttribute, setText } from "./dom.js";
@@ -8,14 +8,14 @@ const WIDTH = 600;
 const HEIGHT = 60;
 const HOUR_S = 3600;
 const LOOK_MS = 10_000;
-const [AT, TOKENS, FLYING, READY, SLOTS] = [0, 1, 2, 3, 4]; // of a point
+const [AT, TOKENS, FLYING, READY, SLOTS] = [0, 1, 2, 3, 4]; // indexes into a point
 const CHARTS = [
   { title: "Tokens a second", of: TOKENS },
   { title: "Turns in flight", of: FLYING, bound: SLOTS, boundTitle: "slots" },
   { title: "Turns that wait for a slot", of: READY },
 ];
 
-/** Return the charts; `close` ends the looks. */
+/** Return the charts; `close` ends their updates. */
 export function chartsOf() {
   const charts = CHARTS.map(chartOf);
   let points = [];

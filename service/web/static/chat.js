@@ -1,4 +1,4 @@
-/** A chat with a model, through the same door and the same queue as every other request. */
+/** A chat with a model, through the same API and queue as every other request. */
 
 import { ask, converse } from "./api.js";
 import { h, setText } from "./dom.js";
@@ -8,10 +8,10 @@ import { problemNode } from "./problem.js";
 
 const NUMBERS = { max_tokens: "Most tokens", temperature: "Temperature", top_p: "Top p" };
 const DEFAULTS = { max_tokens: "512" };
-// It outlives the view: who looks at the queue meanwhile finds the conversation again.
+// Kept outside the view, so that the conversation survives a look at another view.
 const talk = { model: "", system: "", params: { ...DEFAULTS }, messages: [], session: "" };
 
-/** Show the chat; the function that is returned ends an answer that is coming. */
+/** Show the chat; the returned function ends a running answer. */
 export function open(root) {
   let stopping = null;
   const log = h("div", { class: "chat", role: "log", "aria-live": "polite", "aria-label": "Conversation" });
@@ -33,7 +33,7 @@ export function open(root) {
     h("form", { onsubmit: submit }, h("label", { for: "chat-text" }, "Your words"), text, h("div", { class: "tools" }, send, stop)),
   );
   drawAll();
-  loadMarkdown().then(() => stopping || drawAll(), () => {}); // without it words stay as they are
+  loadMarkdown().then(() => stopping || drawAll(), () => {}); // without it text stays plain
   ask("/v1/models").then(({ data }) => {
     model.replaceChildren(...data.map(({ id }) => h("option", { value: id }, id)));
     if (!data.some(({ id }) => id === talk.model)) talk.model = data[0]?.id ?? "";
@@ -48,7 +48,7 @@ export function open(root) {
     log.replaceChildren();
     talk.messages.forEach(({ role, content, cost, model: by }) => say(role, content, cost, by));
   }
-  /** Take words back into the field, with all that came after them. */
+  /** Move a message back into the field, and drop all messages after it. */
   function edit(content, node) {
     if (stopping) return;
     const place = [...log.children].indexOf(node);
@@ -71,7 +71,7 @@ export function open(root) {
     if (!words || stopping) return;
     text.value = "";
     faults.replaceChildren();
-    const { messages } = talk; // a new conversation has others
+    const { messages } = talk; // a new conversation replaces this list
     const asked = say("user", words);
     const answer = say("assistant", "");
     messages.push({ role: "user", content: words });
@@ -86,7 +86,7 @@ export function open(root) {
       messages.pop();
       asked.node.remove();
       answer.node.remove();
-      text.value ||= words; // to be sent again
+      text.value ||= words; // kept for another try
       refuse(error);
     } finally {
       stopping = null;
@@ -151,7 +151,7 @@ function take(answer, line, shown) {
     answer.waited = /wait_ms=(\d+)/.exec(line)?.[1] ?? answer.waited;
     setText(shown.note, "");
   } else if (line.startsWith(":")) {
-    setText(shown.note, line.slice(2)); // it waits, and for what
+    setText(shown.note, line.slice(2)); // the reason for the wait
   } else if (line.startsWith("data: ") && line !== "data: [DONE]") {
     takeFrame(answer, JSON.parse(line.slice(6)));
   }

@@ -1,4 +1,4 @@
-/** Two conversations side by side, turn by turn: what one has inherited of the other, and where they part. */
+/** Two conversations side by side, turn by turn: inherited turns, and the point where they differ. */
 
 import { ask, poll } from "./api.js";
 import { badge, h, keyed, setAttribute, setBadge, setText } from "./dom.js";
@@ -7,11 +7,11 @@ import { problemNode } from "./problem.js";
 import { failureOf } from "./reasons.js";
 
 const LOOK_MS = 1000;
-const MOST = 5_000; // characters of a turn; its own page has them all
-const MOST_CELLS = 1_000_000; // of a comparison word by word
+const MOST = 5_000; // shown characters of a turn; its own page has all
+const MOST_CELLS = 1_000_000; // bound of a comparison: words of one turn times words of the other
 const ENDED = new Set(["completed", "failed", "cancelled"]);
 
-/** Show them. */
+/** Show the view. */
 export function open(root, [jobId, id, otherJob, otherId], title) {
   title(`${id} and ${otherId}`);
   const places = [[jobId, id], [otherJob, otherId]];
@@ -41,14 +41,14 @@ const pathOf = (job, id) => `/v1/jobs/${encodeURIComponent(job)}/conversations/$
 function headOf([job, id]) {
   const state = badge("queued");
   const name = h("span", {}, `${job} / ${id}`);
-  ask(`/v1/jobs/${encodeURIComponent(job)}`).then((found) => setText(name, `${found.name} / ${id}`), () => {}); // told below
+  ask(`/v1/jobs/${encodeURIComponent(job)}`).then((found) => setText(name, `${found.name} / ${id}`), () => {}); // the transcript's own error is shown
   return {
     node: h("div", { class: "head" }, h("h2", {}, h("a", { href: to("jobs", job, id) }, name)), state),
     update: (transcript) => setBadge(state, transcript.state),
   };
 }
 
-/** Return a row for each turn that either has, by round, in the order in which they became visible. */
+/** Return a row for each turn of either conversation, by round, in the order in which they became visible. */
 function rowsOf(both, names) {
   const rows = new Map();
   both.forEach((transcript, at) => {
@@ -101,7 +101,7 @@ function cellNode(name) {
 
 const wordsOf = (text) => text.match(/\s+|\S+/gu) ?? [];
 
-/** Return words, those that the other side has not in a mark; adjacent ones share it. */
+/** Return words, with those that the other side lacks in marks; adjacent ones share a mark. */
 function marked(words, common) {
   const parts = [];
   let own = "";
@@ -120,7 +120,7 @@ function marked(words, common) {
   return parts;
 }
 
-/** Return for both lists the places of a longest common subsequence; null where they are too long to compare. */
+/** Return the indexes of a longest common subsequence in both lists; null where they are too long to compare. */
 function commonWords(one, other) {
   let begin = 0;
   while (begin < one.length && begin < other.length && one[begin] === other[begin]) begin += 1;

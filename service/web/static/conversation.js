@@ -1,4 +1,4 @@
-/** A conversation as it grows: what each agent said, and folded with it how it came about. */
+/** A conversation as it grows: the words of each turn, with its details folded. */
 
 import { ask, download, poll } from "./api.js";
 import { badge, h, keyed, setAttribute, setBadge, setText } from "./dom.js";
@@ -10,11 +10,11 @@ import { turnNode } from "./turn.js";
 import { wordsOf } from "./words.js";
 
 const LOOK_MS = 1000;
-const A_PAGE = 40; // turns on the page at a time
+const A_PAGE = 40; // turns per page
 const HUES = 8;
 const ENDED = new Set(["completed", "failed", "cancelled"]);
 
-/** Show it. */
+/** Show the view. */
 export function open(root, [jobId, id], title) {
   title(id);
   const path = `/v1/jobs/${encodeURIComponent(jobId)}/conversations/${encodeURIComponent(id)}`;
@@ -22,7 +22,7 @@ export function open(root, [jobId, id], title) {
   const reason = h("span", { class: "beside" });
   const faults = h("div");
   const turns = turnsOf(path);
-  let until = []; // its conditions in words
+  let until = []; // end conditions in words
   let newest = null;
   const words = wordsOf(path);
   const question = h("div", { class: "question", "aria-label": "Prompt", role: "group" });
@@ -46,13 +46,13 @@ export function open(root, [jobId, id], title) {
     }
   }, (problem) => question.replaceChildren(problemNode(problem)));
   const jobLink = h("a", { href: to("jobs", jobId) }, jobId);
-  ask(`/v1/jobs/${encodeURIComponent(jobId)}`).then((job) => setText(jobLink, job.name), () => {}); // told below
+  ask(`/v1/jobs/${encodeURIComponent(jobId)}`).then((job) => setText(jobLink, job.name), () => {}); // the transcript's own error is shown
   function tellReason() {
     if (!newest) return;
     const end = newest.reason ? sentenceOf(newest.reason) : earlyEnd(newest.ended_by, until);
     setText(reason, [end, ...newest.left.map((agent) => `${agent} has left`)].filter(Boolean).join("; "));
   }
-  let ended = []; // they do not change, so only what comes after them is asked for
+  let ended = []; // ended turns do not change, so only later ones are requested
   root.append(
     h("nav", { class: "path", "aria-label": "Where this is" },
       h("a", { href: "#/jobs" }, "Jobs"), " / ", jobLink),
@@ -68,7 +68,7 @@ export function open(root, [jobId, id], title) {
     const places = new Map(ended.map((turn) => [placeOf(turn), turn]));
     const fresh = transcript.turns.filter((turn) => !places.has(placeOf(turn)));
     const isOver = ENDED.has(transcript.state);
-    // A turn that is in flight may be told among those that have ended by the next look: those are counted alone.
+    // Only ended turns are counted: one in flight may have ended before the next request, which must get it again.
     ended = [...ended, ...fresh.filter((turn) => ENDED.has(turn.state))];
     turns.update([...ended, ...fresh.filter((turn) => !ENDED.has(turn.state))], transcript.state);
     const asked = `/v1/jobs/${encodeURIComponent(jobId)}/awaited?conversation=${encodeURIComponent(id)}`;
@@ -77,7 +77,7 @@ export function open(root, [jobId, id], title) {
   }, (problem) => faults.replaceChildren(problemNode(problem)));
 }
 
-/** Which condition, or which leader, ended a conversation before its rounds were over, if one did. */
+/** Return the condition or leader that ended a conversation before its rounds were over, or "". */
 function earlyEnd(by, until) {
   if (by?.leader !== undefined) return `ended by ${by.leader} in ${roundOf(by.round)}`;
   return by?.until === undefined ? "" : `ended early, in ${roundOf(by.round)}: ${until[by.until] ?? `until[${by.until}]`}`;
@@ -86,10 +86,10 @@ function earlyEnd(by, until) {
 const placeOf = (turn) => `${turn.round} ${turn.agent} ${turn.kind}`;
 
 function turnsOf(path) {
-  const agents = new Map(); // the place of each, for its colour
+  const agents = new Map(); // number of each agent, for its colour
   let all = [];
   let state = "queued";
-  let last = null; // the place behind the last turn that is shown; null follows the newest
+  let last = null; // end of the shown range; null follows the newest turn
   const chosen = h("select", { id: "agent", onchange: () => { last = null; draw(); } }, h("option", { value: "" }, "all"));
   const earlier = h("button", { type: "button", onclick: () => move(-A_PAGE) }, "Earlier");
   const later = h("button", { type: "button", onclick: () => move(A_PAGE) }, "Later");
@@ -104,7 +104,7 @@ function turnsOf(path) {
     if (last === rows.length) last = null;
     draw();
   }
-  let hasParser = false; // until then, and where it cannot be loaded, words stay as they are
+  let hasParser = false; // without the parser text stays plain
   loadMarkdown().then(() => {
     hasParser = true;
     drawAnew();

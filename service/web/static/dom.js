@@ -1,10 +1,10 @@
 /**
- * Elements, and lists of them that change.
+ * Elements, and lists of them that are updated.
  *
- * Text is put in as text, never as markup: what jobs are called and what models and tools say is not trusted.
+ * Text is inserted as text, never as markup: names of jobs and words of models and tools are not trusted.
  */
 
-/** Return an element; attributes that begin with "on" are listeners, false and null ones are left out. */
+/** Return an element; attributes that begin with "on" are listeners, those that are false or null are left out. */
 export function h(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -16,12 +16,12 @@ export function h(tag, attributes = {}, ...children) {
   return node;
 }
 
-/** Set an element's text where it is another: a selection and a screen reader's place survive what is the same. */
+/** Set an element's text only if it differs, which keeps a selection and a screen reader's place. */
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** Set or remove an attribute, where it changes. */
+/** Set or remove an attribute, only if it changes. */
 export function setAttribute(node, name, value) {
   if (value === null || value === false) node.removeAttribute(name);
   else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, String(value));
@@ -30,9 +30,9 @@ export function setAttribute(node, name, value) {
 const lists = new WeakMap();
 
 /**
- * Make a parent's children those of a list, each by its key: `make(item)` returns `{node, update}`.
+ * Update a parent's children to match a list, by key: `make(item)` returns `{node, update}`.
  *
- * What stays keeps its element, and with it focus, selection and what is unfolded.
+ * Items that stay keep their elements, and so focus, selection and unfolded parts.
  */
 export function keyed(parent, items, keyOf, make) {
   const known = lists.get(parent) ?? new Map();
@@ -55,21 +55,21 @@ export function keyed(parent, items, keyOf, make) {
   }
 }
 
-/** Return a word with its colour: a state is never told by colour alone. */
+/** Return a word with its colour: a state is never shown by colour alone. */
 export function badge(word) {
   const node = h("span", { class: "state" });
   setBadge(node, word);
   return node;
 }
 
-/** Change such a word. */
+/** Change a badge's word. */
 export function setBadge(node, word) {
   const text = word ?? "none";
   setAttribute(node, "data-state", text);
   setText(node, text.replaceAll("_", " "));
 }
 
-/** Return a bar of parts; `update` takes numbers by kind and their total. */
+/** Return a bar of parts; `update` takes counts by kind and their total. */
 export function bar(label) {
   const node = h("div", { class: "bar", role: "img", "aria-label": label });
   const parts = new Map();
@@ -90,7 +90,7 @@ export function bar(label) {
   };
 }
 
-/** Return a list of terms and values; `update` takes pairs, of which those without a value are left out. */
+/** Return a list of terms and values; `update` takes pairs, and leaves out those without a value. */
 export function facts() {
   const node = h("dl", { class: "facts" });
   return {
@@ -105,7 +105,7 @@ export function facts() {
   };
 }
 
-/** Return a folded part with a title. */
+/** Return a folded section with a title. */
 export function folded(title, ...children) {
   const summary = h("summary", {}, title);
   return { node: h("details", {}, summary, ...children), setTitle: (text) => setText(summary, text) };

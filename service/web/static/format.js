@@ -1,4 +1,4 @@
-/** Figures and times as people read them. */
+/** Figures and times for people. */
 
 const WHOLE = new Intl.NumberFormat("en");
 const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
@@ -8,10 +8,10 @@ export const short = (number) => (number < 10000 ? WHOLE.format(Math.round(numbe
 export const plural = (count, word) => `${whole(count)} ${word}${count === 1 ? "" : "s"}`;
 export const mib = (count) => (count === null || count === undefined ? "" : bytes(count * 1024 * 1024));
 
-/** Return rounds as people count them: the first is 1, in the service 0. */
+/** Return a round as people count: the first is 1; in the service it is 0. */
 export const roundOf = (round) => `round ${round + 1}`;
 
-/** Return a time of the day, with its date where that is not today. */
+/** Return a time of day, with the date unless it is today. */
 export function clock(text) {
   if (!text) return "";
   const at = new Date(text);
@@ -19,12 +19,12 @@ export function clock(text) {
   return isToday ? at.toLocaleTimeString("en-GB") : `${at.toLocaleDateString("en-CA")} ${at.toLocaleTimeString("en-GB")}`;
 }
 
-/** Return why something is as it is, and when it is looked at again of itself. */
+/** Return the cause of a state, and the time of the next automatic try. */
 export function causeOf({ because, next_at: next }) {
   return next ? `${because} (next at ${clock(next)})` : because;
 }
 
-/** Return seconds in one or two units. */
+/** Return a duration in one or two units. */
 export function seconds(count) {
   if (count === null || count === undefined || Number.isNaN(count)) return "";
   if (count > 0 && count < 0.095) return `${Math.ceil(count * 1000)} ms`;
@@ -34,13 +34,13 @@ export function seconds(count) {
   return `${Math.floor(count / 3600)} h ${Math.round((count % 3600) / 60)} min`;
 }
 
-/** Return how long something took, or takes until now. */
+/** Return the duration from begin to end, or to now. */
 export function between(begin, end) {
   if (!begin) return "";
   return seconds(((end ? new Date(end) : new Date()) - new Date(begin)) / 1000);
 }
 
-/** Return bytes in a unit. */
+/** Return bytes in a suitable unit. */
 export function bytes(count) {
   if (count === null || count === undefined) return "";
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];

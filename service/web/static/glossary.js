@@ -1,4 +1,4 @@
-/** What the words of a view mean, folded at its end. */
+/** Meanings of a view's words, folded at its end. */
 
 import { folded, h } from "./dom.js";
 

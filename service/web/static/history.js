@@ -7,9 +7,9 @@ import { watching } from "./problem.js";
 
 const STATES = ["queued", "running", "completed", "completed_with_failures", "failed", "cancelled"];
 const A_PAGE = 50;
-const LOOK_MS = 30_000; // 50 jobs take the service some 10 ms each time
+const LOOK_MS = 30_000; // a page of 50 jobs costs the service some 10 ms
 
-/** Show them. */
+/** Show the view. */
 export function open(root) {
   const jobs = jobsTable("Jobs, the newest first");
   const state = h("select", { id: "state", onchange: () => turn([null]) }, h("option", { value: "" }, "all"),
@@ -17,7 +17,7 @@ export function open(root) {
   const newer = h("button", { type: "button", onclick: () => turn(cursors.slice(0, -2)) }, "Newer");
   const older = h("button", { type: "button", onclick: () => turn(cursors) }, "Older");
   const faults = h("div");
-  let cursors = [null]; // of the pages up to the one that is shown, and of the next
+  let cursors = [null]; // cursors of the pages up to the shown one, and of the next
   let stop = () => {};
 
   function turn(kept) {

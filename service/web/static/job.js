@@ -1,4 +1,4 @@
-/** A job: how far it is, and its conversations, a page at a time. */
+/** A job: its progress, and its conversations, a page at a time. */
 
 import { ask, download, follow } from "./api.js";
 import { badge, bar, facts, folded, h, keyed, setBadge, setText } from "./dom.js";
@@ -12,9 +12,9 @@ import { failureOf } from "./reasons.js";
 import { link, table } from "./table.js";
 
 const STATES = ["queued", "running", "completed", "failed", "cancelled"];
-const AWAITED = "awaited"; // no state of the service's: a person is to speak
-const TYPING_MS = 300; // before a filter is asked for
-const FIRST_DOWN = new Set(["turns", "took", "tokens"]); // who sorts by these wants the most first
+const AWAITED = "awaited"; // not a state of the service: a person is to speak
+const TYPING_MS = 300; // pause in typing before a filter is sent
+const FIRST_DOWN = new Set(["turns", "took", "tokens"]); // these sort with the largest first
 const MODES = {
   rounds: "in rounds, each agent after those that it waits for",
   free: "in the order in which models are free",
@@ -23,14 +23,14 @@ const MODES = {
 const VIEWS = { own: "each turn as a message", shared: "the discussion as one text" };
 const IS_OPEN = new Set(["queued", "running"]);
 
-/** Show it. */
+/** Show the view. */
 export function open(root, [id], title) {
   const heading = h("h1", {}, "Job");
   const state = badge("queued");
   const cancel = h("button", { type: "button", class: "danger", hidden: true }, "Cancel the job");
   const head = headOf(id);
-  const faults = h("div"); // of what was asked of the job
-  const trouble = h("div"); // of what is followed
+  const faults = h("div"); // errors of actions
+  const trouble = h("div"); // errors of the followed stream
   const path = `/v1/jobs/${encodeURIComponent(id)}`;
   const saves = ["json", "jsonl", "csv"].map((kind) => h("button", { type: "button", disabled: true, onclick: () => showing(faults, () =>
     download(`${path}/result?format=${kind}`, `${heading.textContent}.${kind}`)) }, kind.toUpperCase()));
@@ -103,7 +103,7 @@ export function open(root, [id], title) {
   };
 }
 
-/** Return who speaks in a job, and how: as it was posted, which never changes. */
+/** Return the agents and settings of a job as posted, which never change. */
 function definitionNode(path) {
   const agents = table({
     caption: "Agents",
@@ -130,7 +130,7 @@ function definitionNode(path) {
     ];
     tell();
     agents.update(job.agents);
-  }, () => {}); // that there is none is told by what is followed
+  }, () => {}); // the followed stream reports a missing job
   return {
     node,
     update(until) {
@@ -208,7 +208,7 @@ function conversationsTable(id, sort) {
   });
 }
 
-/** Return what is asked for: a state, a text, an order and a page; `watch(query)` follows it and returns how to end that. */
+/** Return the filter of state, text, order and page; `watch(query)` follows it and returns a function to stop. */
 function pager(watch) {
   let page = 1;
   let order = "position";

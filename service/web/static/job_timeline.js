@@ -1,4 +1,4 @@
-/** The timeline of a job, which is asked for and drawn when it is unfolded. */
+/** The timeline of a job, loaded and drawn when it is unfolded. */
 
 import { ask } from "./api.js";
 import { folded, h } from "./dom.js";

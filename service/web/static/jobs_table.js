@@ -1,12 +1,12 @@
-/** The table of jobs, on the overview and in the list of all. */
+/** The table of jobs, for the overview and the list of all. */
 
 import { badge, bar, h, setBadge, setText } from "./dom.js";
 import { between, clock, to, whole } from "./format.js";
 import { link, table } from "./table.js";
 
-const TURNS = ["completed", "failed", "cancelled", "in_flight", "ready"];
+const TURNS = ["completed", "failed", "cancelled", "in_flight"]; // waiting turns are no progress
 
-/** Return a bar with how many turns are how far, and its numbers. */
+/** Return a bar of a job's turns by state, with numbers. */
 export function progress() {
   const shown = bar("Turns");
   const numbers = h("span", { class: "numbers" });
@@ -15,10 +15,12 @@ export function progress() {
     update({ progress: { turns } }) {
       shown.update(Object.fromEntries(TURNS.map((kind) => [kind.replace("_", " "), turns[kind]])), turns.total);
       const ended = turns.completed + turns.failed + turns.cancelled;
-      setText(numbers, `${whole(ended)} of ${whole(turns.total)}`);
+      setText(numbers, `${whole(ended)} of ${whole(turns.total)}${failures(turns)}`);
     },
   };
 }
+
+const failures = ({ failed }) => (failed ? `, ${whole(failed)} failed` : "");
 
 /** Return a cell with a state. */
 export function stateCell(row) {
@@ -26,7 +28,7 @@ export function stateCell(row) {
   return { node, update: ({ state }) => setBadge(node, state) };
 }
 
-/** Return a cell with a job's state, and how many of its turns a person is to speak. */
+/** Return a cell with a job's state and the number of its turns that wait for a person. */
 function jobStateCell(row) {
   const node = badge(row.state);
   const awaited = h("span", { class: "awaits" });
@@ -40,8 +42,7 @@ function jobStateCell(row) {
 }
 
 function conversations({ progress: { conversations: all } }) {
-  const failed = all.failed ? `, ${whole(all.failed)} failed` : "";
-  return `${whole(all.completed + all.failed + all.cancelled)} of ${whole(all.total)}${failed}`;
+  return `${whole(all.completed + all.failed + all.cancelled)} of ${whole(all.total)}${failures(all)}`;
 }
 
 /** Return the table. */

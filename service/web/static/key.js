@@ -1,16 +1,16 @@
-/** Asks for a key, where the service wants one. */
+/** Asks for a key if the service needs one. */
 
 import { keys } from "./api.js";
 import { h, setText } from "./dom.js";
 
 let dialog = null;
 
-/** Ask for a key, once at a time; `isWrong`: the one that was given is not known. */
+/** Ask for a key, in one dialog at a time; `isWrong` says that the last one is not known. */
 export function askForKey(isWrong, onKey) {
   keys.forget();
   if (!dialog) dialog = dialogFor(onKey);
   if (isWrong || !dialog.node.open) setText(dialog.fault, isWrong ? "Roundhouse does not know this key." : "");
-  if (dialog.node.open) return; // several requests were refused alike: whoever types already is not disturbed
+  if (dialog.node.open) return; // several requests were refused: do not disturb the typing
   dialog.node.showModal();
   dialog.input.setAttribute("aria-invalid", isWrong ? "true" : "false");
   dialog.input.value = "";

@@ -1,4 +1,4 @@
-/** Devices and lanes: what is used of each device, which model is on each lane, which comes, and what loads took. */
+/** Devices and lanes: memory in use, the model on each lane, the next one, and the times of loads. */
 
 import { badge, bar, facts, h, setBadge, setText } from "./dom.js";
 import { causeOf, seconds, to, whole } from "./format.js";
@@ -7,7 +7,7 @@ import { link, table } from "./table.js";
 
 const mib = (count) => (count === null || count === undefined ? "" : `${whole(count)} MiB`);
 
-/** Show them. */
+/** Show the view. */
 export function open(root) {
   const devices = devicesTable();
   const lanes = lanesTable();
@@ -18,7 +18,7 @@ export function open(root) {
     devices.node.hidden = all.length === 0;
     devices.update(devicesOf(all));
     lanes.update(all);
-    const models = Object.entries(all[0]?.measured_mib ?? {}); // it is told of all lanes alike
+    const models = Object.entries(all[0]?.measured_mib ?? {}); // the same in every lane
     taken.hidden = models.length === 0;
     measured.update(models.map(([model, count]) => [model, mib(count)]));
   });

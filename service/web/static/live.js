@@ -1,4 +1,4 @@
-/** The snapshot that all views share: one stream for the page, told to whoever has subscribed. */
+/** The snapshot that all views share: one stream for the page, passed to all subscribers. */
 
 import { follow, listener } from "./api.js";
 
@@ -6,14 +6,14 @@ const subscribers = new Set();
 let newest = null;
 let stop = null;
 
-/** Tell a view each snapshot, the last one at once; the function that is returned ends that. */
+/** Call `tell` with each snapshot, the latest at once; the returned function unsubscribes. */
 export function subscribe(tell) {
   subscribers.add(tell);
   if (newest) tell(newest);
   return () => subscribers.delete(tell);
 }
 
-/** Begin to follow, or begin anew: with another key there is another snapshot. */
+/** Start or restart following: another key gets another snapshot. */
 export function start() {
   stop?.();
   newest = null;

@@ -1,13 +1,13 @@
-/** A worker's log, which follows what its engine prints until its reader scrolls away from the end. */
+/** A worker's log, which follows its engine's output while "follow" is checked. */
 
 import { ask, poll } from "./api.js";
 import { h, setText } from "./dom.js";
 import { clock } from "./format.js";
 
 const LOOK_MS = 1000;
-const MOST = 500; // lines on the page
+const MOST = 500; // most lines on the page
 
-/** Whether a line is the last one that is known, or one of those after it. */
+/** Whether a line is the last known one, or a later one. */
 const isNext = (line, last) => line && (line.number > last.number || (line.at === last.at && line.text === last.text));
 
 /** Return the log of the worker at `path`. */
@@ -18,7 +18,7 @@ export function logNode(path) {
   let last = null;
   const read = async (after) => (await ask(`${path}/logs?tail=${MOST}&after=${after}`)).lines;
   const close = poll(async () => {
-    // The last line is asked for once more: where it is another one, the service has begun to count anew.
+    // The last line is requested again: if it differs, the service has restarted and counts from the start.
     let fresh = await read(last ? last.number - 1 : 0);
     if (last && !isNext(fresh[0], last)) {
       lines.replaceChildren();

@@ -1,4 +1,4 @@
-/** The frame around the views: where one is, whether there is a connection, and with which key. */
+/** The frame around the views: navigation, the state of the connection, and the key. */
 
 import { keys, listener, tryNow } from "./api.js";
 import { askForKey } from "./key.js";
@@ -42,7 +42,7 @@ function placeNow() {
   try {
     return { at, parts: parts.map(decodeURIComponent) };
   } catch {
-    return { at: "nowhere", parts: [] }; // a percent sign with nothing behind it
+    return { at: "nowhere", parts: [] }; // a malformed percent escape
   }
 }
 

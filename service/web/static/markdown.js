@@ -1,24 +1,24 @@
 /**
  * Markdown as elements: the parser's tokens become a few kinds of elements, and everything else stays text.
  *
- * What models and tools say is not trusted. HTML in it is text. Nothing is loaded from elsewhere: a picture is a link.
- * Links lead to http, https and mailto alone.
+ * Words of models and tools are not trusted. HTML in them is text. Nothing is loaded from elsewhere: a picture is a
+ * link. Links lead only to http, https and mailto.
  */
 
 import { h } from "./dom.js";
 
-const MOST = 20_000; // characters that are parsed; a longer text stays as it is
+const MOST = 20_000; // longest parsed text in characters; longer ones stay plain
 const DEEPEST = 20; // nested lists and quotes
 const SCHEMES = new Set(["http:", "https:", "mailto:"]);
 const TAGS = new Set([
   "p", "h1", "h2", "h3", "h4", "h5", "h6", "ul", "ol", "li", "blockquote", "table", "thead", "tbody", "tr", "th", "td",
   "strong", "em", "s", "hr", "br",
 ]);
-const HEADINGS = { h1: "h3", h2: "h4", h3: "h5", h4: "h6", h5: "h6", h6: "h6" }; // below those of the page
+const HEADINGS = { h1: "h3", h2: "h4", h3: "h5", h4: "h6", h5: "h6", h6: "h6" }; // below the page's own headings
 let parser = null;
 let loading = null;
 
-/** Load the parser; text is plain until it is there. */
+/** Load the parser; until then text is plain. */
 export function loadMarkdown() {
   loading ??= import("./vendor/markdown-it.js").then(({ default: Parser }) => {
     parser = new Parser("default", { html: false, linkify: false, maxNesting: DEEPEST });
@@ -26,7 +26,7 @@ export function loadMarkdown() {
   return loading;
 }
 
-/** Show a text in an element: as Markdown, or as it is where it is too long or the parser is not there. */
+/** Show a text in an element as Markdown, or plain if it is too long or the parser is missing. */
 export function showMarkdown(node, text) {
   const tokens = parser && text.length <= MOST ? parsed(text) : null;
   node.dataset.markdown = tokens ? "true" : "false";
@@ -45,7 +45,7 @@ function parsed(text) {
   }
 }
 
-/** Return the elements of a flat list of tokens, in which one opens what a later one closes. */
+/** Return the elements of a flat list of opening and closing tokens. */
 function elementsOf(tokens) {
   const root = { node: document.createDocumentFragment(), tag: "" };
   const open = [root];
@@ -77,7 +77,7 @@ function opened(token) {
 function single(token) {
   switch (token.type) {
     case "text": return token.content;
-    case "softbreak": // models end their lines where they mean to
+    case "softbreak": // models break lines on purpose
     case "hardbreak": return h("br");
     case "hr": return h("hr");
     case "code_inline": return h("code", {}, token.content);
@@ -88,7 +88,7 @@ function single(token) {
       link.append(token.content || "picture");
       return link;
     }
-    default: return token.content ?? ""; // of a kind that is not known: its text
+    default: return token.content ?? ""; // the text of an unknown kind
   }
 }
 
@@ -97,13 +97,13 @@ function linkTo(address) {
   try {
     url = new URL(address);
   } catch {
-    // none that stands alone: one of this page is none of theirs to give
+    // relative addresses are refused: models must not link into this page
   }
   if (!url || !SCHEMES.has(url.protocol)) return h("span", { title: address });
   return h("a", { href: url.href, rel: "noreferrer noopener nofollow", target: "_blank", title: url.href });
 }
 
-/** Return a button that copies a text; a browser lets a page do so over https, or from its own machine. */
+/** Return a button that copies a text; browsers allow this over https or on localhost. */
 export function copyButton(textNow) {
   const node = h("button", { type: "button", class: "quiet copy", onclick: async () => {
     try {

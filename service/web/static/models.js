@@ -1,4 +1,4 @@
-/** Models: what each is, where it is loaded and what it takes, its weights and its adapters. */
+/** Models: the engines, memory, weights and adapters of each. */
 
 import { ask, poll, Problem } from "./api.js";
 import { badge, facts, h, keyed, setBadge, setText } from "./dom.js";
@@ -9,18 +9,18 @@ import { link, table } from "./table.js";
 
 const LOOK_MS = 5000;
 const CHANGING_MS = 1000; // while weights or adapters change
-const UPDATES = 5; // of a model, the newest
+const UPDATES = 5; // newest weight updates shown of a model
 
-/** Show them. */
+/** Show the view. */
 export function open(root) {
   const list = h("div", { class: "models" });
   const faults = h("div");
   root.append(h("h1", {}, "Models"), faults, list);
-  let can = null; // which models may get other weights or adapters, loaded or not
+  let can = null; // the frame that lists models with changeable weights or adapters
   let close = null;
   const leave = subscribe((frame) => {
     can = frame;
-    close ??= poll(look, (problem) => faults.replaceChildren(problemNode(problem))); // before that, all would seem fixed
+    close ??= poll(look, (problem) => faults.replaceChildren(problemNode(problem))); // without a frame no model would seem changeable
   });
   async function look() {
     const { models: seen } = await ask("/v1/overview/models");
@@ -45,7 +45,7 @@ const SETTLED = new Set(["ready", "stopped", "failed"]);
 const isChanging = ({ engines, weights, adapters }) => Boolean(
   weights?.update?.state === "running" || adapters?.changing || engines.some((each) => !SETTLED.has(each.state)));
 
-/** Return what a model has of a kind, null where a new configuration has just taken the model away. */
+/** Return a model's weights or adapters; null if a reload has just removed the model. */
 async function partOf(name, kind) {
   try {
     return await ask(`/v1/models/${encodeURIComponent(name)}/${kind}`);
@@ -92,7 +92,7 @@ function modelNode({ name }) {
   };
 }
 
-/** Return the best state of a model's engines; one without an engine is not loaded. */
+/** Return the best state of a model's engines; without engines it is not loaded. */
 function stateOf({ engines }) {
   const states = new Set(engines.map((each) => each.state));
   for (const state of ["ready", "draining", "starting", "stopping", "backoff", "failed"]) if (states.has(state)) return state;
@@ -149,7 +149,7 @@ function behindOf({ version, workers }) {
 }
 
 function took({ state, phase_s: phases }) {
-  return state === "running" ? "" : seconds(Object.values(phases).reduce((sum, s) => sum + s, 0)); // of phases that are over
+  return state === "running" ? "" : seconds(Object.values(phases).reduce((sum, s) => sum + s, 0)); // sum of the finished phases
 }
 
 function updatesTable(name) {

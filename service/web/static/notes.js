@@ -1,16 +1,16 @@
-/** What is amiss: engines, the store, tool servers, and what waits for models that are elsewhere. */
+/** Problems: engines, the store, tool servers, and conversations that no node has claimed. */
 
 import { h, keyed, setText } from "./dom.js";
 import { causeOf } from "./format.js";
 
 const BROKEN = new Set(["failed", "backoff"]);
 
-/** Whether a worker's engine is gone, or a server that should be there is not; an engine of ours takes time to start. */
+/** Whether an engine is gone or an attached server is missing; our own engines take time to start. */
 function isDown({ state, engine, because }) {
   return BROKEN.has(state) || (state === "starting" && engine === "attached" && because.includes("; not ready: "));
 }
 
-/** Return the list; it takes no place while all is well. */
+/** Return the list; it is hidden while all is well. */
 export function notesOf() {
   const node = h("ul", { class: "notes", "aria-label": "What is amiss" });
   return {

@@ -1,4 +1,4 @@
-/** The first view: what runs, how fast, and the newest jobs. */
+/** The first view: running work, its speed, and the newest jobs. */
 
 import { chartsOf } from "./charts.js";
 import { h, keyed, setText } from "./dom.js";
@@ -9,7 +9,7 @@ import { subscribe } from "./live.js";
 import { notesOf } from "./notes.js";
 import { workersTable } from "./workers_table.js";
 
-/** Show it. */
+/** Show the view. */
 export function open(root) {
   const tiles = h("dl", { class: "tiles" });
   const charts = chartsOf();
@@ -35,7 +35,7 @@ export function open(root) {
 }
 
 function tilesOf({ status: { jobs, conversations, pools, workers, awaited }, sees_all: seesAll }) {
-  const ofAll = seesAll ? "" : "of all keys"; // the tables show the own ones alone
+  const ofAll = seesAll ? "" : "of all keys"; // the tables show only the key's own
   const ready = workers.filter((worker) => worker.state === "ready").length;
   return [
     ["Jobs under way", whole(jobs), ofAll],

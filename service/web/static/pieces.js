@@ -1,12 +1,12 @@
-/** A long list at the end of a JSON answer, read as it comes: parsed at once, it would hold the page up. */
+/** Incremental reading of a long list at the end of a JSON answer: parsed at once, it would block the page. */
 
-const AT_ONCE_MS = 8; // then what is painted and pressed has its turn
+const AT_ONCE_MS = 8; // longest work before painting and input get a turn
 
 /**
- * Return the document of a stream whose last field is the list `name`, of objects whose first field is `first`.
+ * Return the document of a stream whose last field is the list `name` of objects whose first field is `first`.
  *
- * No text holds `},{"` with that field's name and a colon behind it: within a text the quotation mark would be escaped,
- * and at its end no field's name follows.
+ * No string can contain `},{"`, that field's name and a colon: the quotation mark would be escaped within a string, and
+ * no field name follows its end.
  */
 export async function readPieces(stream, name, first) {
   const begin = `"${name}":[`;

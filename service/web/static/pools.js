@@ -1,11 +1,11 @@
-/** The three pools: what waits for others, what waits for a slot and for what, and what is on a slot. */
+/** The three pools: turns that wait for others, turns that wait for a slot and why, and turns on a slot. */
 
 import { badge, h, keyed, setBadge, setText } from "./dom.js";
 import { causeOf, plural, roundOf, seconds, to, whole } from "./format.js";
 import { glossary } from "./glossary.js";
 import { subscribe } from "./live.js";
 
-/** Show them. */
+/** Show the view. */
 export function open(root) {
   const pending = pool("Pending", "wait for other turns");
   const ready = pool("Ready", "wait for a slot");
@@ -49,7 +49,7 @@ function headOf(first) {
   const who = h("span", { class: "who" }, `${first.agent}, ${roundOf(first.round)}, ${first.model}`);
   return {
     node: h("li", {}, name, who, waits),
-    update: (head) => setText(waits, `waits for ${causeOf({ because: head.waits_for, next_at: head.next_at })}`),
+    update: (head) => setText(waits, `waits for ${causeOf({ because: countedFromOne(head.waits_for), next_at: head.next_at })}`),
   };
 }
 
@@ -66,7 +66,7 @@ function requestOf(first) {
   };
 }
 
-/** Return the name of a request, which leads to its conversation where it is a turn of a job. */
+/** Return the name of a request, as a link to its conversation if it is a turn of a job. */
 export function turnLink({ id, job_name: name, turn }) {
   if (!turn) return h("span", { class: "name" }, name || `request ${id}`);
   const [job, conversation, agent, round] = turn;
@@ -74,7 +74,7 @@ export function turnLink({ id, job_name: name, turn }) {
   return h("a", { class: "name", href: to("jobs", job, conversation) }, `${jobName} / ${conversation}: ${agent}, ${roundOf(round)}`);
 }
 
-/** Say what a verdict rests on, of the request itself. */
+/** Return the evidence of a verdict from the request itself. */
 export function evidenceOf(evidence) {
   const parts = [];
   if (evidence.output_tokens) parts.push(plural(evidence.output_tokens, "token"));
@@ -84,7 +84,7 @@ export function evidenceOf(evidence) {
   return parts.join(", ");
 }
 
-/** Say what else was seen, which is of the whole engine: its counters, its processes, its log. */
+/** Return the evidence from the whole engine: counters, processes and log. */
 export function engineEvidenceOf(evidence) {
   const ago = (at) => (at === null ? "never" : `${seconds(at)} ago`);
   return [
@@ -92,3 +92,6 @@ export function engineEvidenceOf(evidence) {
     ["CPU", evidence.cpu_percent === null ? null : `${Math.round(evidence.cpu_percent)} %`], ["Log grew", ago(evidence.log_grew_s)],
   ];
 }
+
+/** Return the service's words with the round counted from 1. */
+const countedFromOne = (text) => text.replace(/\bround (\d+)$/, (_, round) => roundOf(Number(round)));

@@ -1,18 +1,18 @@
-/** Posting a job: its document, which the service judges, and every fault that it finds. */
+/** Posting a job: its document, and every fault that the service finds in it. */
 
 import { ask, textOf } from "./api.js";
 import { h } from "./dom.js";
 import { roundOf, to } from "./format.js";
 import { problemNode } from "./problem.js";
 
-const EXAMPLES = { debate: "a debate", translation: "a translation chain", committee: "a committee", jury: "a jury", negotiation: "a negotiation", werewolf: "a night of werewolf", tools: "MCP tools" }; // of the gallery
+const EXAMPLES = { debate: "a debate", translation: "a translation chain", committee: "a committee", jury: "a jury", negotiation: "a negotiation", werewolf: "a night of werewolf", tools: "MCP tools" }; // names in the gallery
 const prompt = (model) => JSON.stringify({
   name: "question",
   agents: [{ id: "a", model, params: { max_tokens: 64 } }],
   conversations: [{ id: "q1", prompt: "Why is the sky blue?" }],
 }, null, 2);
 
-/** Show the form; with a job's document, of all its conversations, of those in a state, or of one before a turn of it. */
+/** Show the form; with a job, its document with all conversations, those in a state, or one forked before a turn. */
 export function open(root, [jobId, only, turn] = []) {
   let model = "MODEL";
   let sent = { text: null, key: null };
@@ -21,13 +21,13 @@ export function open(root, [jobId, only, turn] = []) {
   const send = h("button", { class: "main" }, "Post the job");
   const heading = turn === undefined ? (jobId ? "Post a job again" : "Post a job") : "Fork a conversation";
   const fork = forkForm(turn === undefined ? null : { jobId, conversation: only, turn }, text);
-  let wanted = 0; // the newest example: a later one may come first
+  let wanted = 0; // number of the newest example: answers may come out of order
   const write = async (name, isAsked = true) => {
     const mine = ++wanted;
     faults.replaceChildren();
     try {
       const example = await ask(`/web/gallery/${name}.yaml`, { read: textOf });
-      const isFree = !text.value && document.activeElement !== text; // whoever writes is not disturbed
+      const isFree = !text.value && document.activeElement !== text; // do not overwrite typed text
       if (mine === wanted && (isAsked || isFree)) text.value = example.replaceAll("model: small\n", `model: ${model}\n`);
     } catch (error) {
       refuse(error);
@@ -54,7 +54,7 @@ export function open(root, [jobId, only, turn] = []) {
   }
   ask("/v1/models").then(({ data }) => {
     model = data[0]?.id ?? model;
-  }, () => {}) // the post itself says what is wrong
+  }, () => {}) // posting reports the error
     .then(() => !jobId && write("debate", false));
 
   async function submit(event) {
@@ -67,7 +67,7 @@ export function open(root, [jobId, only, turn] = []) {
       return refuse(new Error(`This is not JSON: ${error.message}`));
     }
     const kind = isJson ? "application/json" : "application/yaml";
-    // The same words again are the same job: who presses twice, or whose connection breaks, gets one.
+    // The same text has the same key: a double click or a broken connection makes one job.
     if (sent.text !== text.value) sent = { text: text.value, key: randomKey() };
     send.disabled = true;
     try {
@@ -87,7 +87,7 @@ export function open(root, [jobId, only, turn] = []) {
   }
 }
 
-/** Return the small form of a fork: where it begins, and what is to be said otherwise; it writes into the document. */
+/** Return the form of a fork: its fork point and changes, which it writes into the document. */
 function forkForm(place, text) {
   const node = h("fieldset", { class: "fork", hidden: !place }, h("legend", {}, "This fork"));
   if (!place) return { node, take() {} };
@@ -115,7 +115,7 @@ function forkForm(place, text) {
       act(document);
       text.value = JSON.stringify(document, null, 2);
     } catch {
-      // somebody writes below: the post says what is wrong there
+      // the document is being edited: posting reports its faults
     }
   }
   return {
@@ -128,13 +128,13 @@ function forkForm(place, text) {
   };
 }
 
-/** Return where a document says how an agent speaks: in the casts of its conversations, else for all of them. */
+/** Return the parts of a document that hold an agent's system prompt: the conversations' casts, else the agent. */
 function speakersOf(document, agent) {
   const casts = document.conversations.map((each) => each.agents?.[agent]).filter((each) => each && "system" in each);
   return casts.length ? casts : document.agents.filter((each) => each.id === agent);
 }
 
-/** Return a job of the one conversation, which begins with what was said before a turn of it. */
+/** Return a job of one conversation that begins with the words before a turn. */
 function forkOf(document, job, conversation, turn) {
   const found = document.conversations.find((each, place) => (each.id ?? `c${place}`) === conversation);
   const { prompt, variables, ...kept } = found;

@@ -1,19 +1,19 @@
-/** Errors of the service, where they belong. */
+/** The display of the service's errors. */
 
 import { poll, Problem } from "./api.js";
 import { h } from "./dom.js";
 
-/** Return what was refused and why, each fault by its path. */
+/** Return an error's title and text, with each fault by its path. */
 export function problemNode(error) {
   const faults = error instanceof Problem ? error.errors : [];
-  const told = faults.length ? "" : ` ${error.message}`; // which would tell all of them once more
+  const told = faults.length ? "" : ` ${error.message}`; // the message would repeat the faults
   return h("div", { class: "problem", role: "alert" },
     h("p", {}, h("strong", {}, error.title || "That did not work"), told),
     faults.length ? h("ul", {}, ...faults.map((fault) => h("li", {}, fault.line ? `Line ${fault.line}: ` : "", h("code", {}, fault.path || "(all)"), ` ${fault.message}`))) : null,
   );
 }
 
-/** Do something; show in `place` what was refused, or nothing. */
+/** Run `act`; show its error in `place`, or clear it. */
 export async function showing(place, act) {
   try {
     const value = await act();
@@ -25,7 +25,7 @@ export async function showing(place, act) {
   }
 }
 
-/** Ask again and again, every `pause` milliseconds; show what has come, or in `place` what was refused. */
+/** Poll every `pause` milliseconds; pass the answer to `update`, or show its error in `place`. */
 export function watching(place, pause, asked, update) {
   return poll(async (closing) => {
     const told = await asked();

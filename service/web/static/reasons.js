@@ -1,4 +1,4 @@
-/** What the codes of failures mean, in sentences. */
+/** Sentences for the codes of failures. */
 
 const SENTENCES = {
   engine_died: "The engine died while it answered.",
@@ -28,8 +28,8 @@ const SENTENCES = {
   internal: "A defect of Roundhouse; its log says more.",
 };
 
-/** Return the sentence of a code, and the code itself where it has none. */
+/** Return the sentence of a code, or the code itself without one. */
 export const sentenceOf = (code) => (code ? SENTENCES[code] ?? code.replaceAll("_", " ") : "");
 
-/** Return why something failed: the sentence, and what was seen. */
+/** Return the sentence of a failure with its detail. */
 export const failureOf = (code, detail) => [sentenceOf(code), detail].filter(Boolean).join(" ");

@@ -1,4 +1,4 @@
-/** A table whose rows are kept by their keys. On a phone each row is a card, whose cells say which column they are. */
+/** A table that keeps its rows by key. On a phone each row is a card whose cells show their column's title. */
 
 import { h, keyed, setAttribute, setText } from "./dom.js";
 
@@ -7,8 +7,8 @@ let tables = 0;
 /**
  * Return a table. A column has a `title`, and `text(row)` or `make(row)`, which returns `{node, update}`; `kind` is a
  * class of its cells, and `says` explains its title. The first column names its row. A column with an `order` can be
- * sorted by: `sort(order)` is called, and `showOrder` says which order is shown. One that `isOptional` is there while a row
- * has a text for it.
+ * sorted by: it calls `sort(order)`, and `showOrder` marks the shown order. One that `isOptional` is hidden unless a row
+ * has text for it.
  */
 export function table({ caption, columns, keyOf, empty, sort }) {
   const id = `table-${(tables += 1)}`;
@@ -17,7 +17,7 @@ export function table({ caption, columns, keyOf, empty, sort }) {
     column.order ? h("button", { type: "button", class: "sort", onclick: () => sort(column.order) }, column.title) : column.title));
   const none = h("p", { class: "empty" }, empty);
   const head = h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, ...heads));
-  // As cards they are no table to a browser any more: the roles say that they still are one.
+  // Shown as cards, browsers do not expose them as a table: the roles keep it one.
   const inner = h("table", { role: "table" }, h("caption", { id }, caption), head, body);
   const node = h("div", { class: "scroll", role: "region", "aria-labelledby": id, tabindex: "0" }, inner, none);
   return {
@@ -33,7 +33,7 @@ export function table({ caption, columns, keyOf, empty, sort }) {
       keyed(body, rows, keyOf, (row) => rowOf(columns, row));
       none.hidden = rows.length > 0;
       head.hidden = rows.length === 0;
-      setAttribute(inner, "role", rows.length ? "table" : "none"); // one without rows is a caption alone
+      setAttribute(inner, "role", rows.length ? "table" : "none"); // without rows only the caption is left
       setAttribute(body, "role", rows.length ? "rowgroup" : "none");
     },
   };
@@ -59,7 +59,7 @@ function rowOf(columns, first) {
   };
 }
 
-/** Return a column's cell that leads somewhere. */
+/** Return a maker of cells that are links. */
 export function link(href, text) {
   return (first) => {
     const node = h("a", { href: href(first) }, text(first));

@@ -1,13 +1,13 @@
-// A job's timeline on a canvas: which attempt held which slot when. Only what is visible is drawn, so a hundred thousand
-// attempts cost what a screen of them costs. Names and words of others reach the page by fillText and textContent alone.
+// A job's timeline on a canvas: the attempts on each slot over time. Only visible ones are drawn, so a hundred thousand
+// attempts cost no more than a screen of them. Untrusted names and words reach the page only by fillText and textContent.
 
 const AXIS = 22, QUEUE = 34, HEAD = 20, ROW = 18, GAP = 8; // heights, in CSS pixels
 const LEAST_S = 1e-4; // the smallest visible range
-const NARROW = 4; // pixels below which an attempt is drawn together with its neighbours
-const NEAR = 6; // pixels within which the pointer is on a mark
-const LISTED = 50; // incidents in the list, the last
+const NARROW = 4; // narrower attempts, in pixels, are merged with their neighbours
+const NEAR = 6; // most pixels between the pointer and a mark that it is on
+const LISTED = 50; // last incidents in the list
 const BAD = new Set(["failed"]);
-const OPEN = new Set(["queued", "running"]); // jobs
+const OPEN = new Set(["queued", "running"]); // states of jobs
 const COLOURS = [
   "ink", "faint", "line", "band", "completed", "reading", "failed", "cancelled", "in_flight", "queue", "incident",
   "ready", "starting", "draining", "stopping", "stopped", "backoff", "down", "select", "over",
@@ -16,7 +16,7 @@ const HELP =
   "Plus and minus zoom, 0 shows all. Left and right go from attempt to attempt, up and down from slot to slot, " +
   "with Shift they move the view. Escape lets go.";
 
-// What a timeline of GET /v1/jobs/{id}/timeline looks like to the painter: rows with sorted, typed times.
+// Turns a timeline of GET /v1/jobs/{id}/timeline into rows with sorted times in typed arrays.
 export function modelOf(data) {
   const attempts = data.attempts;
   const rows = [];
@@ -42,7 +42,7 @@ export function modelOf(data) {
     row.spans.sort((a, b) => attempts[a].started_s - attempts[b].started_s);
     row.starts = Float64Array.from(row.spans, (place) => attempts[place].started_s);
     row.ends = Float64Array.from(row.spans, (place) => endOf(attempts[place]));
-    row.bad = new Int32Array(row.spans.length + 1); // how many before each have failed
+    row.bad = new Int32Array(row.spans.length + 1); // failed attempts before each
     row.spans.forEach((place, at) => (row.bad[at + 1] = row.bad[at] + BAD.has(attempts[place].outcome)));
   }
   let from = Infinity, to = -Infinity, failed = 0;
@@ -52,7 +52,7 @@ export function modelOf(data) {
     failed += BAD.has(span.outcome);
   }
   if (!attempts.length) [from, to] = [0, Math.max(data.until_s, 1)];
-  if (OPEN.has(data.state)) to = Math.max(to, data.until_s); // what stands still is seen to
+  if (OPEN.has(data.state)) to = Math.max(to, data.until_s); // a standstill shows as a gap
   const pad = Math.max((to - from) * 0.01, LEAST_S);
   return {
     data, attempts, lanes, rows, endOf, failed, waiting: waitingOf(attempts, data.waiting ?? []), from: from - pad, to: to + pad,
@@ -60,7 +60,7 @@ export function modelOf(data) {
   };
 }
 
-// How many turns were waiting, from each moment on: [times, counts, the most].
+// The number of waiting turns over time: {times, counts, most}.
 function waitingOf(attempts, waiting) {
   const moves = waiting.map((since) => [since, 1]);
   for (const span of attempts) {
@@ -79,7 +79,7 @@ function waitingOf(attempts, waiting) {
   return { times, counts, most };
 }
 
-// The first place in a sorted array whose value is above a limit.
+// The first index in a sorted array whose value is above a limit.
 function above(sorted, limit, begin = 0) {
   let low = begin, high = sorted.length;
   while (low < high) {
@@ -99,7 +99,7 @@ export function lengthOf(seconds) {
   return `${Math.floor(whole / 3600)}h${String(Math.floor((whole % 3600) / 60)).padStart(2, "0")}m`;
 }
 
-// What is told of an attempt, as pairs of a name and a text.
+// The facts of an attempt, as pairs of a name and a text.
 export function factsOf(model, span) {
   const facts = [
     ["agent", span.agent], ["round", span.round + 1], ["conversation", span.conversation],
@@ -138,7 +138,7 @@ class Chart {
     this.model = modelOf(data);
     this.view = { from: this.model.from, to: this.model.to };
     this.chosen = null; // {row, at}
-    this.over = null; // what is under the pointer: an attempt's place and row, or a mark of a worker
+    this.over = null; // the attempt under the pointer: {row, at}
     this.pointers = new Map();
     this.left = new AbortController();
     this.build(element);
@@ -232,7 +232,7 @@ class Chart {
 
   measure() {
     const style = getComputedStyle(this.root);
-    const probe = make("i", "", this.root); // a property of one's own is not computed, a colour is
+    const probe = make("i", "", this.root); // browsers compute colours, but not custom properties
     this.colour = Object.fromEntries(COLOURS.map((name) => {
       probe.style.color = `var(--tl-${name})`;
       return [name, getComputedStyle(probe).color];
@@ -256,7 +256,7 @@ class Chart {
     this.canvas.width = Math.round(this.width * ratio);
     this.canvas.height = Math.round(this.height * ratio);
     this.paint.setTransform(ratio, 0, 0, ratio, 0, 0);
-    this.draw(); // at once: a canvas of another size is empty, and would be seen so for a frame
+    this.draw(); // at once: a resized canvas is empty and would flash
   }
 
   get seconds() { return this.view.to - this.view.from; }
@@ -269,7 +269,7 @@ class Chart {
     seconds = Math.min(whole, Math.max(LEAST_S, seconds));
     from = Math.min(model.to - seconds, Math.max(model.from, from));
     this.view = { from, to: from + seconds };
-    this.hover(null); // what it told of is elsewhere now
+    this.hover(null); // its subject has moved
   }
 
   fit() { this.show(this.model.from, Infinity); }
@@ -353,7 +353,7 @@ class Chart {
     if (row) this.choose({ row, at: isFirst ? 0 : row.spans.length - 1 }, true);
   }
 
-  // The attempt of the next row that is nearest in time.
+  // Chooses the attempt of the next row that is nearest in time.
   climb(way) {
     const { rows } = this.model, time = this.chosen ? this.focusTime() : this.view.from;
     const row = rows[this.chosen ? Math.min(rows.length - 1, Math.max(0, rows.indexOf(this.chosen.row) + way)) : 0];
@@ -379,7 +379,7 @@ class Chart {
     this.redraw();
   }
 
-  // Moves the view so that an attempt is seen.
+  // Moves the view to show an attempt.
   bring(row, span) {
     if (span.started_s < this.view.from || span.started_s > this.view.to) this.center(span.started_s, this.seconds);
     const top = AXIS + QUEUE, y = row.y - this.scroll.scrollTop;
@@ -387,7 +387,7 @@ class Chart {
     else if (y + ROW > this.height) this.scroll.scrollTop = row.y + ROW - this.height;
   }
 
-  // What is at a point: {row, at} of an attempt, {mark} of a worker, or null.
+  // Returns {row, at} for an attempt at a point, {mark} for a worker's mark, or null.
   at({ x, y }) {
     if (x < this.label || y < AXIS + QUEUE) return null;
     const inside = y + this.scroll.scrollTop, time = this.time(x), near = NEAR / 2 / this.scale;
@@ -486,7 +486,7 @@ function drawAxis(chart, ticks) {
   }
 }
 
-// How many turns wait, as steps over the time; of what falls on one pixel the most.
+// Draws the number of waiting turns as steps over time; each pixel shows its maximum.
 function drawQueue(chart) {
   const { paint, colour } = chart, { times, counts, most } = chart.model.waiting;
   const bottom = AXIS + QUEUE - 4, tall = QUEUE - 8;
@@ -503,7 +503,7 @@ function drawQueue(chart) {
     const next = above(times, chart.time(x + 1), Math.max(0, at));
     for (let each = at + 1; each < next && each < at + 2000; each++) count = Math.max(count, counts[each]);
     const until = next < times.length ? Math.max(x + 1, Math.floor(chart.x(times[next]))) : chart.width;
-    const wide = next === at + 1 ? until - x : 1; // nothing moves before the next time
+    const wide = next === at + 1 ? until - x : 1; // nothing changes before the next time
     if (count) paint.fillRect(x, bottom - (tall * count) / most, Math.min(wide, chart.width - x), (tall * count) / most);
     at = next - 1;
     x += wide;
@@ -555,7 +555,7 @@ function drawState(chart, lane, state) {
   paint.fillStyle = colour[state.state] ?? colour[state.state === "failed" ? "backoff" : "stopped"];
   paint.fillRect(from, lane.y + HEAD - 4, Math.max(1, to - from), 3);
   if (state.state !== "ready" && state.state !== "draining") {
-    paint.fillStyle = colour.down; // no slot is lent meanwhile
+    paint.fillStyle = colour.down; // the worker gives no slots meanwhile
     paint.fillRect(from, lane.y + HEAD, Math.max(1, to - from), lane.height - HEAD);
   }
   if (state.state === "starting" && to - from > 60) {
@@ -564,8 +564,8 @@ function drawState(chart, lane, state) {
   }
 }
 
-// The attempts of a row. What is narrow is drawn together with its neighbours: of those that begin on one pixel the
-// worst gives the colour, and a run of the same colour is one rectangle.
+// Draws the attempts of a row. Narrow ones are merged: of those that begin on one pixel the worst gives the colour, and
+// a run of the same colour is one rectangle.
 function drawRow(chart, row) {
   const { attempts } = chart.model;
   let run = null;
@@ -614,9 +614,9 @@ function drawSpan(chart, row, span, from, to) {
   }
   if (span.number > 1 && wide > 5) {
     paint.fillStyle = colour.queue;
-    paint.fillRect(from, y, 3, tall); // it was tried before
+    paint.fillRect(from, y, 3, tall); // marks a repeated attempt
   }
-  const begin = Math.max(from, read), room = from + wide - begin; // behind what was read, where the words are seen
+  const begin = Math.max(from, read), room = from + wide - begin; // words go after the part that reads the prompt
   if (room > 30) {
     paint.fillStyle = colour.over;
     paint.textAlign = "left";
@@ -625,7 +625,7 @@ function drawSpan(chart, row, span, from, to) {
   }
 }
 
-// What has the focus or the pointer: a frame, and since when it waited.
+// Draws a frame around the attempts under focus and pointer, and a line for their wait.
 function drawChosen(chart) {
   for (const found of [chart.over, chart.chosen]) {
     if (!found) continue;
@@ -652,13 +652,13 @@ function drawChosen(chart) {
   }
 }
 
-// As much of a text as fits, by the width that letters have on average: measuring each would cost more than drawing it.
+// Cuts a text to fit, by an average letter width: measuring would cost more than drawing.
 function cut(text, wide) {
   const most = Math.floor(wide / 6.2);
   return text.length <= most ? text : most > 1 ? `${text.slice(0, most - 1)}…` : "";
 }
 
-// Draws a timeline into an element, in place of what is in it; ``destroy()`` of what is returned takes it away.
+// Draws a timeline in place of an element's content; ``destroy()`` of the returned chart removes it.
 export function drawTimeline(element, data) {
   return new Chart(element, data);
 }

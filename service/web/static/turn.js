@@ -1,4 +1,4 @@
-/** One turn: what was said, and folded below it thoughts, tool calls, signals, attempts, and what was asked. */
+/** One turn: its words, and folded below them thoughts, tool calls, signals, attempts, and the prompt. */
 
 import { ask } from "./api.js";
 import { badge, facts, folded, h, keyed, setAttribute, setBadge, setText } from "./dom.js";
@@ -7,15 +7,25 @@ import { showMarkdown } from "./markdown.js";
 import { problemNode } from "./problem.js";
 import { failureOf } from "./reasons.js";
 
-const MOST = 20_000; // characters of one text on the page; more are shown when they are asked for
+const MOST = 20_000; // shown characters of one text; a button shows the rest
 
-/** Return a turn's place in the list, which says whether words are shown as Markdown; `hue` is its agent's. */
+const FINDINGS = {
+  no_finish_reason: "the server did not say that the answer is whole",
+  cut_off: "the answer was cut off at its bound of tokens",
+  filtered: "the server's filter ended the answer",
+  refusal: "the model declined to answer",
+  nothing_said: "nothing was said",
+  unread_call: "the words look like a tool's call, and none was made",
+};
+
+/** Return a turn's element; `list` says whether words are shown as Markdown, `hue` is its agent's. */
 export function turnNode(first, hue, path, list) {
   const state = badge(first.state);
   const told = h("span", { class: "beside" });
   const fork = h("a", { class: "button quiet", href: forkOf(first, path), "aria-label": `Fork before ${first.agent} in ${roundOf(first.round)}` }, "Fork");
   const words = longText("div", "words", (text, shown) => (list.dataset.markdown === "true" ? showMarkdown(text, shown) : setPlain(text, shown)));
   const failure = h("p", { class: "fault" });
+  const findings = h("p", { class: "beside" });
   const thinking = longText("pre");
   const thoughts = folded("Thoughts", thinking.node);
   const calls = listOf(callNode);
@@ -24,9 +34,9 @@ export function turnNode(first, hue, path, list) {
   const times = facts();
   const node = h("li", { class: "turn", "data-hue": hue },
     h("div", { class: "line" },
-      h("h2", {}, h("span", { class: "agent" }, first.agent), h("span", { class: "beside" }, ` ${first.role}, ${roundOf(first.round)}${first.kind === "summary" ? ", summary" : ""}${first.by === "caller" ? ", spoken by a person" : ""}`)),
+      h("h2", {}, h("span", { class: "agent" }, first.agent), h("span", { class: "beside" }, ` ${first.role}, ${roundOf(first.round)}${first.kind === "summary" ? ", summary" : ""}${first.by === "caller" && first.state === "completed" ? (first.detail ? `, ${first.detail}` : ", spoken by a person") : ""}`)),
       state, told, fork),
-    failure, words.node,
+    failure, findings, words.node,
     h("div", { class: "folds" }, thoughts.node, calls.node, signals.node, attempts.node,
       folded("Times and tokens", times.node).node, promptNode(first, path)),
   );
@@ -41,6 +51,8 @@ export function turnNode(first, hue, path, list) {
       setText(told, lineOf(turn));
       fork.hidden = turn.kind !== "turn" || !["completed", "failed"].includes(turn.state);
       setText(failure, turn.state === "cancelled" ? "" : failureOf(turn.reason, turn.detail));
+      setText(findings, (turn.findings ?? []).map((each) => FINDINGS[each] ?? each).join("; "));
+      findings.hidden = !turn.findings?.length;
       words.update(turn.text || (turn.state === "in_flight" ? "…" : ""));
       setAttribute(words.node, "data-open", turn.state === "in_flight");
       thoughts.node.hidden = turn.thinking === "";
@@ -56,7 +68,7 @@ export function turnNode(first, hue, path, list) {
   };
 }
 
-/** Return the address of a form that lets a turn be said again, and all after it. */
+/** Return the address of the form that forks before a turn. */
 function forkOf(turn, path) {
   const [, , , job, , conversation] = path.split("/").map(decodeURIComponent);
   return to("post", job, conversation, `${turn.agent}:${turn.round}`);
@@ -93,7 +105,7 @@ function setPlain(node, text) {
   else setText(node, text);
 }
 
-/** Return text that is cut where it is very long, until its reader asks for all of it. */
+/** Return an element that cuts long text until the reader asks for all. */
 function longText(tag, kind, show = setText) {
   const text = h(tag, { class: kind });
   const more = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => { isWhole = true; draw(); } });
@@ -113,7 +125,7 @@ function longText(tag, kind, show = setText) {
   };
 }
 
-/** Return a folded list that is hidden while it is empty. */
+/** Return a folded list, hidden while empty. */
 function listOf(make) {
   const list = h("ol", { class: "inner" });
   const shown = folded("", list);
@@ -174,7 +186,7 @@ function attemptNode() {
   };
 }
 
-/** Return what was asked, which is asked for when it is unfolded. */
+/** Return the folded prompt, which is loaded when it is unfolded. */
 function promptNode(turn, path) {
   const place = h("div");
   const { node } = folded("What was asked", place);

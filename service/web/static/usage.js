@@ -1,4 +1,4 @@
-/** Usage: what keys, jobs, agents and models have taken. */
+/** The usage of keys, jobs, agents and models. */
 
 import { ask } from "./api.js";
 import { h, setText } from "./dom.js";
@@ -8,14 +8,14 @@ import { table } from "./table.js";
 
 const BY = ["key", "model", "day", "job", "agent"];
 const FIRST = new Set(["key", "model", "day"]);
-const MOST = 300; // rows on the page
-const LOOK_MS = 30_000; // it is summed up anew each time
+const MOST = 300; // most rows on the page
+const LOOK_MS = 30_000; // each request sums up again
 const COUNTS = [
   ["Turns", "turns"], ["Attempts", "attempts"], ["Prompt tokens", "prompt_tokens"], ["Cached", "cached_tokens"],
   ["Answer tokens", "answer_tokens"], ["Wasted", "wasted_tokens"],
 ];
 
-/** Show it. */
+/** Show the view. */
 export function open(root) {
   const boxes = BY.map((name) => h("input", { type: "checkbox", id: `by-${name}`, checked: FIRST.has(name), onchange: look }));
   const since = h("input", { type: "date", id: "since", onchange: look });

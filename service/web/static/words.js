@@ -1,4 +1,4 @@
-/** A field beneath a conversation for each turn that a caller is to speak. */
+/** A field below a conversation for each turn that waits for a caller. */
 
 import { ask } from "./api.js";
 import { h, keyed } from "./dom.js";
@@ -7,7 +7,7 @@ import { problemNode } from "./problem.js";
 
 const placeOf = (turn) => `${turn.round} ${turn.agent}`;
 
-/** Return the fields, and what shows those of the turns that are awaited now; ``path`` is the conversation's. */
+/** Return the fields; `update` takes the turns that wait for a caller now; `path` is the conversation's. */
 export function wordsOf(path) {
   const node = h("div", { "aria-label": "Awaited turns", role: "group" });
   return {
@@ -36,7 +36,7 @@ function field({ agent, round, until }, path) {
       text.focus();
       return;
     }
-    send.disabled = true; // until the turn is awaited no more
+    send.disabled = true; // until the turn stops waiting
     faults.replaceChildren();
     try {
       const headers = { "Content-Type": "application/json" };

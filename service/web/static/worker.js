@@ -1,4 +1,4 @@
-/** A worker: its engine, what is on it and on what evidence, its log as it grows, and what broke before. */
+/** A worker: its engine, its requests with evidence, its log, and its incidents. */
 
 import { ask, poll } from "./api.js";
 import { badge, facts, folded, h, keyed, setBadge, setText } from "./dom.js";
@@ -13,7 +13,7 @@ import { verdictOf } from "./workers_table.js";
 
 const LOOK_MS = 5000;
 
-/** Show it. */
+/** Show the view. */
 export function open(root, [id], title) {
   title(id);
   const path = `/v1/workers/${encodeURIComponent(id)}`;
@@ -66,6 +66,7 @@ function factsOf(worker, lane) {
     ["Process", worker.pid], ["Port", worker.port], ["Last exit", worker.last_exit?.text],
     ["Reads", pace(prefill)], ["Writes", pace(decode)],
     ["KV cache", kv && `${short(kv.used)} used, ${short(kv.reserved)} reserved of ${short(kv.budget)} tokens`],
+    ["Ignores", worker.ignored?.length ? worker.ignored.join(", ") : null],
     ["Weights", worker.weight_version === null ? null : `version ${worker.weight_version}`],
   ];
 }

@@ -17,7 +17,7 @@ function slots() {
   };
 }
 
-/** Return what the evidence says of a worker's requests; an engine that takes none is not idle. */
+/** Return the verdict on a worker's requests; an engine that takes no requests is not idle. */
 export const verdictOf = ({ verdict, state }) => verdict ?? (["ready", "draining"].includes(state) ? "idle" : "none");
 
 function verdict(row) {

@@ -26,7 +26,10 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     """Return what a command line asks for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, required=True)
+    address = parser.add_mutually_exclusive_group(required=True)
+    address.add_argument("--port", type=int)
+    address.add_argument("--uds", help="listen on this UNIX socket")
+    parser.add_argument("--lives", type=Path, help="append a line, begin or end and the pid: of a start, of a SIGTERM")
     parser.add_argument("--record", type=Path, help="append one JSON line a request: when it came, and its body")
     parser.add_argument(
         "--chooses",
@@ -35,6 +38,11 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
         "allows: the same for the same discussion; CALL NAME is a call of that tool",
     )
     parser.add_argument("--echo", help="answer with what this pattern finds in the messages, instead of counting")
+    parser.add_argument(
+        "--calls",
+        type=json.loads,
+        help="call the tool of this JSON object, {name, arguments}, wherever it may be called and was not just run",
+    )
     parser.add_argument("--tokens", type=int, default=3, help="tokens of an answer")
     parser.add_argument("--interval", type=float, default=0.0, help="seconds between tokens")
     parser.add_argument("--hold", help="wait until there is the file that this pattern finds last in the messages")
@@ -76,6 +84,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--html", action="store_true", help="answer requests with a 200 of HTML")
     parser.add_argument("--parallel", type=int, default=4, help="slots; a request beyond them waits without a byte")
     parser.add_argument("--props-slots", type=int, help="tell so many slots in GET /props; otherwise there is none")
+    parser.add_argument("--cache-metrics", type=Path, help="answer GET /metrics with what is in this file")
     parser.add_argument("--no-slots", action="store_true", help="know no GET /slots")
     parser.add_argument(
         "--thinks",
@@ -175,7 +184,7 @@ class Engine:
         elif path == "/v1/chat/completions/input_tokens":
             self._count(json.loads(body), writer)
         elif path != "/v1/chat/completions":
-            _send(writer, 404, b"{}")
+            self._answer_probe(path, writer)
         elif options.reject and self._may_reject(body):
             _send(writer, options.reject, options.reject_body.encode(), retry_after=options.retry_after)
         elif options.html:
@@ -183,6 +192,15 @@ class Engine:
         else:
             await self._serve_chat(json.loads(body), writer)
         await writer.drain()
+
+    def _answer_probe(self, path: str, writer: asyncio.StreamWriter) -> None:
+        """Answer what is asked of vLLM alone; of anything else there is nothing."""
+        if path == "/health":
+            _send(writer, 200, b"")
+        elif path == "/metrics" and self.options.cache_metrics:
+            _send(writer, 200, self.options.cache_metrics.read_bytes(), "text/plain")
+        else:
+            _send(writer, 404, b"{}")
 
     def _count(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         options = self.options
@@ -269,6 +287,7 @@ class Engine:
             await asyncio.sleep(options.interval or 0.001)
         await self._maybe_fail(len(deltas), request, writer)
         reason = "tool_calls" if any("tool_calls" in delta for delta in deltas) else "stop"
+        reason = next((delta.pop("finish") for delta in deltas if "finish" in delta), reason)
         _event(writer, {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
         usage = {"prompt_tokens": options.prompt_tokens, "completion_tokens": len(deltas)}
         _event(writer, {"choices": [], "usage": usage})
@@ -382,9 +401,11 @@ class Engine:
             if self.options.thinks == "first" and not _may_not_think(request):
                 thought, _, answer = entry["content"].partition("</think>")  # without an end all of it is the thought
                 entry = {"reasoning": thought, "content": answer}
-            return _scripted(entry)
+            return _scripted(entry) + ([{"finish": entry["finish"]}] if "finish" in entry else [])
         if self.options.chooses:
             return _scripted(_chosen(request))
+        if self.options.calls and request.get("tools") and request["messages"][-1]["role"] != "tool":
+            return _scripted({"tool_calls": [self.options.calls]})
         return [{"content": word} for word in self._words(request)]
 
     def _words(self, request: dict[str, Any]) -> list[str]:
@@ -393,6 +414,12 @@ class Engine:
             found = list(dict.fromkeys(re.findall(self.options.echo, text)))
             return [f"{word} " for word in found]
         return [f"word{number} " for number in range(self.options.tokens)]
+
+
+def _note(file: Path | None, what: str) -> None:
+    if file is not None:
+        with file.open("a") as lives:  # several engines share it: one write is one line
+            lives.write(f"{what} {os.getpid()}\n")
 
 
 def _is_there(path: str) -> bool:
@@ -471,20 +498,25 @@ async def _main(options: argparse.Namespace) -> None:
     else:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     # Whoever finds the port open may signal at once, so the handlers stand first.
-    server = await asyncio.start_server(engine.serve, options.host, options.port)
+    if options.uds:
+        server: asyncio.Server = await asyncio.start_unix_server(engine.serve, options.uds)
+    else:
+        server = await asyncio.start_server(engine.serve, options.host, options.port)
     if options.breaks and options.breaks[0] == "age":
         asyncio.get_running_loop().call_later(options.breaks[1], os._exit, 1)
-    print(f"scripted engine: listening on port {options.port}", flush=True)
+    print(f"scripted engine: listening on {options.uds or f'port {options.port}'}", flush=True)
     async with server:
         ends = [asyncio.ensure_future(event.wait()) for event in (stop, engine.deaf)]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     await stop.wait()
+    _note(options.lives, "end")
     os._exit(0)
 
 
 def main() -> None:
     """Fail at once, or serve."""
     options = parse_options()
+    _note(options.lives, "begin")
     if options.exit_if and options.exit_if.exists():
         options.exit_at_once = 3
     if options.exit_at_once is not None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.recorded_sessions import read_sessions
+from bench.parts.recorded_sessions import read_sessions
 
 
 def write(folder: Path, name: str, *requests: dict[str, object]) -> None:

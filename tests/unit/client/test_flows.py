@@ -259,6 +259,15 @@ class TestFollowing:
         ]  # fmt: skip
         assert world.pauses == [0.5, 0.1, 0.1, 0.5, 0.1]
 
+    def test_no_line_at_first_is_none_at_all(self) -> None:
+        """The first look must not give the whole log."""
+        log = {"id": "m-0", "incarnation": 1}
+        old, nothing, new = (ok({**log, "lines": [{**LINE, "number": each}] if each else []}) for each in (7, 0, 8))
+        world = World(old, nothing, new)
+        world.run(follow_log("m-0", tail=0).flow, most=1)
+        assert [line.number for line in world.given] == [8]
+        assert [path.partition("?")[2] for path in world.asked] == ["tail=1&after=0", *["tail=10000&after=7"] * 2]
+
 
 class TestReading:
     def test_a_result_that_is_cut_goes_on_where_it_was(self) -> None:

@@ -1,11 +1,12 @@
 """The document of a fork, changed by paths in it."""
 
+import copy
 from typing import Any
 
 import pytest
 
 from roundhouse_client.errors import NothingToFork
-from roundhouse_client.flows.forking import forked_document, put_value
+from roundhouse_client.flows.forking import copies, forked_document, put_into_conversations, put_value
 
 
 def document(**fields: object) -> dict[str, Any]:
@@ -34,9 +35,61 @@ def test_a_path_that_leads_nowhere_is_refused(path: str) -> None:
 
 def test_each_conversation_goes_on_with_its_own_rounds() -> None:
     """Those of the job where it has none, and so many more."""
-    forked = forked_document(document(), "j", None, {}, 3, 1)["conversations"]
+    forked = forked_document(document(), "j", None, {}, 3)["conversations"]
     assert [(each["id"], each["rounds"]) for each in forked] == [("c0", 5), ("x", 8)]
     with pytest.raises(NothingToFork):
-        forked_document(document(), "j", "y", {}, 3, 1)
+        forked_document(document(), "j", "y", {}, 3)
     with pytest.raises(NothingToFork):
-        forked_document(document(), "j", None, {}, 3, 0)
+        copies(document(), 0)
+
+
+CAST = {"noah": {"id": "noah", "agents": {"a": {"params": {"temperature": 0, "top_k": 1}, "system": "Cast."}}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "left"),
+    [
+        ("agents.a.params.temperature", {"a": {"params": {"temperature": "new", "top_k": 1}, "system": "Cast."}}),
+        ("agents.a.params.seed", {"a": {"params": {"temperature": 0, "top_k": 1, "seed": "new"}, "system": "Cast."}}),
+        ("agents.a.params", {"a": {"params": "new", "system": "Cast."}}),
+        ("agents.a.system", {"a": {"params": {"temperature": 0, "top_k": 1}, "system": "new"}}),
+        ("agents.a.validation.retries", CAST["noah"]["agents"]),
+        ("agents.a", {}),
+        ("agents.a.b.system", CAST["noah"]["agents"]),
+    ],
+)
+def test_a_change_of_the_job_holds_in_each_conversation(path: str, left: object) -> None:
+    """Also where that has a cast of its own: what was asked for is not overridden in silence."""
+    changed = document(conversations=[copy.deepcopy(CAST["noah"]), {"id": "x"}])
+    put_value(changed, path, {"model": "new"} if path == "agents.a" else "new")
+    put_into_conversations(changed, path, {"model": "new"} if path == "agents.a" else "new")
+    assert changed["conversations"] == [{"id": "noah", "agents": left}, {"id": "x"}]
+    assert changed["agents"][0]["id"] == "a"
+
+
+def test_ends_of_the_job_hold_in_each_conversation() -> None:
+    """A conversation's own stand in place of them otherwise."""
+    changed = document(conversations=[{"id": "x", "until": []}])
+    put_value(changed, "until", [{"unchanged": 2}])
+    put_into_conversations(changed, "until", [{"unchanged": 2}])
+    assert (changed["until"], changed["conversations"]) == ([{"unchanged": 2}], [{"id": "x"}])
+
+
+def test_copies_have_other_seeds() -> None:
+    """An agent that has one would say the same in all of them."""
+    agents = [{"id": "a", "params": {"seed": 7}}, {"id": "b"}]
+    cast = {"b": {"params": {"seed": 1, "top_k": 2}}}
+    made = copies(document(agents=agents, conversations=[{"id": "x", "agents": cast}, {"id": "y"}]), 3)
+    assert [each["id"] for each in made] == ["x-1", "x-2", "x-3", "y-1", "y-2", "y-3"]
+    assert made[0]["agents"] == cast
+    assert made[2]["agents"] == {"b": {"params": {"seed": 3, "top_k": 2}}, "a": {"params": {"seed": 9}}}
+    assert [each.get("agents", {}).get("a", {}).get("params") for each in made[3:]] == [None, {"seed": 8}, {"seed": 9}]
+
+
+def test_a_change_of_one_fork_is_none_of_another() -> None:
+    """Forks of a conversation with a cast would share it: ``conversations.x-1.agents.a.params`` changed all of them."""
+    cast = {"id": "x", "prompt": "Go.", "agents": {"a": {"params": {"top_k": 1}}}}
+    made = document(conversations=[cast])
+    made["conversations"] = copies(made, 2)
+    put_value(made, "conversations.x-1.agents.a.params.top_k", 2)
+    assert [each["agents"]["a"]["params"]["top_k"] for each in made["conversations"]] == [2, 1]

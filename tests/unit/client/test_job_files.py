@@ -67,6 +67,13 @@ def test_a_table_names_its_fields_in_its_first_row(tmp_path: Path) -> None:
         ]),
         ("rows.csv", "id,text\na,b\n", ["rows.csv:1: the first row has the names of the fields, and 'question'"]),
         ("rows.csv", 'id,question\na,"b\n', ["rows.csv:2: is not CSV"]),
+        ("rows.csv", "id,question,\na,b,c\n1,,\n", ["rows.csv:3: 'question' is empty"]),
+        ("rows.csv", "id,question,x,x\na,b,c,d\n", ["rows.csv:1: the first row has the names of the fields, and 'x'"]),
+        ("rows.jsonl", '{"id": 1, "question": NaN}\n{"id": 2, "question": -Infinity}', [
+            "rows.jsonl:1: 'question' is no number: NaN",
+            "rows.jsonl:2: 'question' is no number: NaN",
+        ]),
+        ("rows.jsonl", '{"id": 1, "question": ""}', ["rows.jsonl:1: 'question' is empty"]),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, name: str, rows: str, told: list[str]) -> None:
@@ -83,9 +90,35 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_bytes(b'{"id": "\xff"}')
     with pytest.raises(JobFileInvalid, match=r"rows\.jsonl: is not UTF-8"):
         with_rows({"conversations": WANTED}, tmp_path, "job.yaml")
-    rows = '{"id": 1, "question": ""}\n' * 100_001
+    rows = '{"id": 1, "question": "x"}\n' * 100_001
     assert faults(tmp_path, rows) == ["rows.jsonl:100001: more than 100000 rows; give conversations.limit"]
     assert len(read(tmp_path, rows, limit=5)) == 5
+
+
+def test_a_blank_prompt_and_a_metadata_that_is_no_json_are_told_with_their_lines(tmp_path: Path) -> None:
+    """What is not used may be anything."""
+    assert faults(tmp_path, '{"id": 1, "question": " "}', prompt="$question") == ["rows.jsonl:1: the prompt is blank"]
+    rows = '{"id": 1, "question": "x", "gold": {"n": NaN}}'
+    assert "rows.jsonl:1: 'gold' is no number: NaN" in faults(tmp_path, rows, metadata=["gold"])[0]
+    assert len(read(tmp_path, rows)) == 1
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"system": "You are $question."},
+        {"agents": [{"id": "a", "system": "Of ${question}."}]},
+        {"agents": [{"id": "a", "role": "$question"}]},
+        {"agents": [{"id": "a", "validation": {"choices": ["$question"]}}]},
+        {"until": [{"agent": "a", "says": ["$question"]}]},
+    ],
+)
+def test_a_field_that_a_text_names_has_to_be_a_variable(tmp_path: Path, job: dict[str, object]) -> None:
+    """Or else it would go out as it stands, in every row."""
+    (tmp_path / "rows.jsonl").write_text('{"id": 1, "question": "x"}')
+    with pytest.raises(JobFileInvalid, match=r"\$question is a field of the rows; list it in"):
+        with_rows({**job, "conversations": WANTED}, tmp_path, "job.yaml")
+    with_rows({**job, "conversations": {**WANTED, "variables": ["question"]}}, tmp_path, "job.yaml")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +168,7 @@ def test_a_job_is_loaded_with_its_conversations(tmp_path: Path, name: str) -> No
     text = f"agents:\n- {{id: a, model: m, validation: {{choices: [yes, no]}}}}\nconversations: {json.dumps(WANTED)}\n"
     job = {"agents": agents, "conversations": WANTED}
     (tmp_path / name).write_text(json.dumps(job) if name == "job.json" else text)
-    (tmp_path / "rows.jsonl").write_text('{"id": 1, "question": ""}\n' * 2500)
+    (tmp_path / "rows.jsonl").write_text('{"id": 1, "question": "x"}\n' * 2500)
     told: list[int] = []
     loaded = load_job(tmp_path / name, on_progress=told.append)
     assert (loaded["agents"], len(loaded["conversations"]), told) == (agents, 2500, [1000, 2000, 2500])

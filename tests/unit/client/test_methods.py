@@ -1,4 +1,4 @@
-"""Both clients have every call, by one line each; and the old place of the trainer's client leads to the new one."""
+"""Both clients have every call, by one line each."""
 
 import inspect
 import subprocess
@@ -7,8 +7,7 @@ from types import ModuleType
 
 import pytest
 
-import service.client
-from roundhouse_client import AsyncClient, Client, TrainerClient
+from roundhouse_client import AsyncClient, Client
 from roundhouse_client.calls import job_calls, model_calls, node_calls, worker_calls
 from roundhouse_client.flows import following, reading, waiting
 from roundhouse_client.request import encoded, model_place, place
@@ -42,15 +41,6 @@ def test_names_may_hold_anything() -> None:
     assert place("a/b c", 3) == "/a%2Fb%20c/3"
     assert model_place("org/model ü") == "/v1/models/org/model%20%C3%BC"
     assert encoded({"a": "ü\u2028", "b": [1]}) == '{"a":"ü\u2028","b":[1]}'.encode()
-
-
-def test_the_old_name_leads_to_the_new_one() -> None:
-    """``from service.client import WeightsClient`` goes on working, and says where it is."""
-    with pytest.warns(DeprecationWarning, match="is now roundhouse_client.TrainerClient"):
-        from service.client import WeightsClient  # noqa: PLC0415
-    assert WeightsClient is TrainerClient
-    with pytest.raises(AttributeError):
-        _ = service.client.Nothing
 
 
 def test_the_client_takes_nothing_of_the_service_with_it() -> None:

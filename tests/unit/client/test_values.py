@@ -4,16 +4,15 @@ import pickle
 from copy import deepcopy
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from roundhouse_client.decoding import decode, parse
 from roundhouse_client.errors import AnswerMalformed
-from roundhouse_client.values import job_document, jobs, workers
-from service.conversations import spec
+from roundhouse_client.values import jobs, workers
 from tests.unit.client.answers import JOB, LINE
+from tools.job_types import PAGE, generated
 
 
 def test_a_copy_keeps_what_came() -> None:
@@ -25,24 +24,9 @@ def test_a_copy_keeps_what_came() -> None:
     assert (made.name, hasattr(made, "document")) == ("another", False)  # it did not come so
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (job_document.JobDocument, spec.JobSpec),
-        (job_document.AgentDocument, spec.AgentSpec),
-        (job_document.ConversationDocument, spec.ConversationSpec),
-        (job_document.ConditionDocument, spec.ConditionSpec),
-        (job_document.ValidationDocument, spec.ValidationSpec),
-        (job_document.PromptsDocument, spec.PromptsSpec),
-        (job_document.WebhookDocument, spec.WebhookSpec),
-    ],
-    ids=lambda kind: kind.__name__,
-)
-def test_a_job_that_is_posted_has_the_fields_that_the_service_takes(ours: type, theirs: type[BaseModel]) -> None:
-    """And requires those that the service requires."""
-    assert set(get_type_hints(ours)) == {field.alias or name for name, field in theirs.model_fields.items()}
-    required = {name for name, field in theirs.model_fields.items() if field.is_required()}
-    assert getattr(ours, "__required_keys__") == required  # noqa: B009 - of a TypedDict, which type does not know
+def test_the_types_of_a_job_that_is_posted_are_those_that_the_service_reads() -> None:
+    """``python tools/job_types.py`` writes them after a change."""
+    assert PAGE.read_text(encoding="utf-8") == generated()
 
 
 def test_a_job_is_read_with_its_types() -> None:

@@ -7,7 +7,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from service.conversations.job import JobId, Mode
+from service.conversations.job.job import JobId, Mode
 from service.scheduling.admission import TURNS_AT_ONCE, Admission, Piece
 from tests.harness.jobs import agent, job
 

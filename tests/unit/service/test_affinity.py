@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from service.conversations.job import JobId, Mode, TurnKey
+from service.conversations.job.job import JobId, Mode, TurnKey
 from service.scheduling.core.blame import SourceDistrusted
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.events import (

@@ -78,6 +78,39 @@ def test_a_context_that_is_too_small_is_said(context: int | None, is_small: bool
         assert "m has a context of 8192 tokens, and claude reads about 23000" in warning
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("url", "environment", "hosts"),
+    [
+        ("http://127.0.0.1:8080", {}, "127.0.0.1"),
+        ("http://127.0.0.1:8080", {"NO_PROXY": "corp.example, .lan"}, "corp.example,.lan,127.0.0.1"),
+        ("http://127.0.0.1:8080", {"no_proxy": "corp.example"}, "corp.example,127.0.0.1"),
+        ("http://127.0.0.1:8080", {"NO_PROXY": "a", "no_proxy": "b,a"}, "a,b,127.0.0.1"),
+        ("http://localhost:8080", {"NO_PROXY": "localhost"}, "localhost"),
+        ("http://127.0.0.1:8080", {"NO_PROXY": "*"}, "*"),
+        ("http://127.0.0.1:8080", {"NO_PROXY": ""}, "127.0.0.1"),
+        ("http://[::1]:8080", {}, "::1,[::1]"),
+        ("https://Big.Host/prefix", {}, "big.host"),
+    ],
+)
+def test_an_agent_asks_the_service_past_a_persons_proxy(
+    name: str, url: str, environment: dict[str, str], hosts: str
+) -> None:
+    """In either spelling; what the person goes past already stays, and so does the proxy for all others."""
+    proxy = {"HTTP_PROXY": "http://proxy:3128", "http_proxy": "http://proxy:3128", "ALL_PROXY": "socks5://proxy"}
+    begun = prepare(BUILT_IN, name, msgspec.structs.replace(FACTS, url=url), {**proxy, **environment}, ())
+    assert (begun.environment["NO_PROXY"], begun.environment["no_proxy"]) == (hosts, hosts)
+    assert not set(begun.unset) & proxy.keys()
+    assert f"NO_PROXY={hosts}" in shown(begun, None).splitlines()
+
+
+def test_a_row_may_go_past_proxies_for_others_too() -> None:
+    """What it says is added to, and what it takes away does not come back."""
+    row = "{program: x, unset: [no_proxy], environment: {NO_PROXY: other.example}}"
+    table = BUILT_IN.with_rows(read_table(f"agents:\n  mine: {row}", "mine"))
+    assert start("mine", table, no_proxy="gone.example").environment["no_proxy"] == "other.example,127.0.0.1"
+
+
 def test_a_person_adds_a_row_or_changes_one() -> None:
     """A row of the same name stands in place of ours; what nobody gets is added to."""
     more = read_table(
@@ -88,7 +121,9 @@ def test_a_person_adds_a_row_or_changes_one() -> None:
     table = BUILT_IN.with_rows(more)
     begun = start("mine", table, MY_KEY="x", OPENAI_API_KEY="y")
     assert (begun.argv, begun.unset) == (("mine", "--more"), ("MY_KEY", "OPENAI_API_KEY"))
-    assert begun.environment == {"URL": "http://127.0.0.1:8080/v1", "COST": "$5"}
+    assert begun.environment == {
+        "URL": "http://127.0.0.1:8080/v1", "COST": "$5", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1",
+    }  # fmt: skip
     assert start("pi", table).argv == ("other", "--more")
     keyless = start("claude", facts=msgspec.structs.replace(FACTS, key=None))
     assert keyless.environment["ANTHROPIC_AUTH_TOKEN"]  # it refuses to start without one

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from service.conversations.discussion import Discussion
-from service.conversations.job import Agent, Job, JobId, Mode
-from service.conversations.markup import Said, read_markup
-from service.conversations.validation import Validation
+from service.conversations.job.job import Agent, Job, JobId, Mode
+from service.conversations.job.markup import Said, read_markup
+from service.conversations.job.validation import Validation
+from service.conversations.talk.discussion import Discussion
 from service.scheduling.jobs.judging import TOO_LONG, judge_answer
 from workers.offload.pool import offloading
 
@@ -209,3 +209,17 @@ def test_a_later_prompt_extends_an_earlier_one() -> None:
         talk.add("A1", number, "meanwhile")
         talk.add("A2", number, "mine")
         before = [*now, ("A2", number)]
+
+
+def test_a_turn_of_which_nobody_knows_what_it_heard_moves_no_words() -> None:
+    """An heir's new agent has none before it joins, and of one that failed nothing is known after a restart."""
+    a2 = AGENTS[1]
+    talk = Discussion(FREE)
+    talk.add("A1", 0, "first")
+    talk.make_prompt("A2", 1)
+    before = heard(talk, a2, 1)
+    talk.add("A2", 1, "mine")
+    talk.add("A1", 1, "meanwhile")
+    talk.make_prompt("A2", 2)
+    assert before == [("A1", 0)]
+    assert heard(talk, a2, 2) == [*before, ("A2", 1), ("A1", 1)]

@@ -5,7 +5,7 @@ from collections import deque
 import pytest
 from msgspec.structs import replace
 
-from service.conversations.job import Agent, Conversation, GroupBy, JobId, Mode, TurnKey
+from service.conversations.job.job import Agent, Conversation, GroupBy, JobId, Mode, TurnKey
 from service.scheduling.core import events
 from service.scheduling.core.kv_budgets import KvNeed
 from service.scheduling.core.policies import POLICIES

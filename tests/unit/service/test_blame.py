@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.conversations.job import TurnKey
-from service.conversations.transcript import Charges
+from service.conversations.job.job import TurnKey
+from service.conversations.record.transcript import Charges
 from service.scheduling.core.blame import (
     Blame,
     BlameVerdict,

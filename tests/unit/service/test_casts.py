@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from service.config.load import load_config
-from service.conversations.job import Job, JobId, TurnKey
-from service.conversations.job_faults import JobRules
-from service.conversations.job_parser import parse_job
-from service.conversations.limits import Limits
+from service.conversations.document.job_faults import JobRules
+from service.conversations.document.job_parser import parse_job
+from service.conversations.document.limits import Limits
+from service.conversations.job.job import Job, JobId, TurnKey
 from service.errors import InvalidJob
 from service.run import read_job_file
 from service.scheduling.core.backlog import Estimates
+from service.scheduling.core.events import JobAdmitted
 from service.scheduling.core.live import LiveConversation, LiveJob
 
 SIGNAL: dict[str, object] = {"type": "function", "function": {"name": "stop", "parameters": {"type": "object"}}}
@@ -48,6 +49,23 @@ def test_what_is_not_given_is_the_jobs() -> None:
     assert (third.cast_agent(a), third.cast_agent(b)) == (a, b)
 
 
+@pytest.mark.parametrize(
+    ("own", "cast", "both"),
+    [
+        ({"max_tokens": 5}, {"n_predict": 40}, {"n_predict": 40}),
+        ({"n_predict": 5}, {"max_tokens": 40, "seed": 2}, {"max_tokens": 40, "seed": 2}),
+        ({"max_tokens": 5}, {"max_tokens": None}, {"max_tokens": 5}),
+        ({"max_tokens": None}, {"seed": 2}, {"seed": 2}),
+    ],
+)
+def test_a_bound_replaces_one_of_another_name(
+    own: dict[str, object], cast: dict[str, object], both: dict[str, object]
+) -> None:
+    """All of them bound the answer: of two the engine would choose one. Null says nothing."""
+    job = parsed({"a": {"params": cast}}, agents=[{"id": "a", "model": "m", "params": own}])
+    assert job.conversations[0].cast_agent(job.agents[0]).params == both
+
+
 def test_a_job_counts_its_models_as_each_conversation_has_them() -> None:
     """Whoever takes it has to serve all of them, and first turns need the slots of those who speak first."""
     job = parsed({"a": {"model": "n"}}, {"b": {"model": "n"}}, {})
@@ -59,7 +77,7 @@ def test_a_job_counts_its_models_as_each_conversation_has_them() -> None:
 def test_what_is_left_is_counted_by_the_models_of_each_conversation() -> None:
     """From its admission, over ends of turns, to the ends of its conversations."""
     job = parsed({"a": {"model": "n"}}, {})
-    live = LiveJob(job, Estimates(), {})
+    live = LiveJob(JobAdmitted(job=job), Estimates())
     talks = [LiveConversation(live, each, number) for number, each in enumerate(job.conversations)]
     live.conversations = {talk.definition.id: talk for talk in talks}
     assert live.backlog.left_by_model == {"m": 9, "n": 3}
@@ -75,6 +93,12 @@ def test_what_is_left_is_counted_by_the_models_of_each_conversation() -> None:
     [
         ({"c": {}}, "conversations[0].agents.c", "unknown agent 'c'"),
         ({"a": {"model": "o"}}, "conversations[0].agents.a.model", "unknown model 'o'"),
+        (
+            {"a": {"params": {"max_tokens": 2, "n_predict": 3}}},
+            "conversations[0].agents.a.params.n_predict",
+            "one of both",
+        ),
+        ({"a": {"params": {"stream": True}}}, "conversations[0].agents.a.params.stream", "Roundhouse sets it"),
         ({"a": {"params": {"n": 2}}}, "conversations[0].agents.a.params.n", "one answer"),
         ({"a": {"tools": [SIGNAL]}}, "conversations[0].agents.a.tools[0]", "has a tool 'stop' already"),
         ({"a": {"role": "critic"}}, "conversations[0].agents.a.role", "unknown key"),

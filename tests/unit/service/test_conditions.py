@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.conversations import until
-from service.conversations.job_document import posted_conditions
-from service.conversations.until import Condition, digest_of, find_fulfilled
-from service.conversations.validation import folded
+from service.conversations.document.job_document import posted_conditions
+from service.conversations.job import until
+from service.conversations.job.until import Condition, Ending, Ends, TurnDigest, digest_of, find_fulfilled
+from service.conversations.job.validation import Validation, chosen_in, folded, plain, read_words
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,74 @@ def test_conditions_are_told_in_words() -> None:
 def test_a_field_is_read_as_a_validation_reads_it(words: str, *, has_markup: bool, is_fulfilled: bool) -> None:
     """An answer that is valid there is the same JSON here."""
     condition = {0: Condition(agent="a", field="v", equals="yes")}
-    assert bool(find_fulfilled(condition, words, [], 1.0, has_markup=has_markup).fulfils) is is_fulfilled
+    read = read_words(words, None, has_markup=has_markup)
+    assert bool(find_fulfilled(condition, read, [], 1.0).fulfils) is is_fulfilled
+
+
+VOTES = Validation(retries=0, choices=("approve", "reject"))
+APPROVALS = [
+    "approve",
+    '"approve"',
+    "Approve.",
+    "**approve**",
+    "I approve.",
+    "APPROVE!",
+    "`approve`",
+    "My vote: approve",
+    "<think>reject? no</think>approve",
+    "reject it?</think>Approve",
+    "<answer>approve</answer>",
+    "Approve\n\nIt holds.",
+]
+
+
+@pytest.mark.parametrize("words", APPROVALS)
+def test_what_is_valid_as_a_choice_is_that_choice_to_conditions(words: str) -> None:
+    """What one reader takes for "approve" no other one takes for something else."""
+    assert VOTES.fault_of(words) is None
+    read = read_words(words, VOTES, has_markup=True)
+    conditions = {0: Condition(agent="a", says=("approve",)), 1: Condition(agent="a", matches="^approve$")}
+    conditions |= {2: Condition(agent="a", says=("reject",)), 3: Condition(agent="a", matches="reject")}
+    assert find_fulfilled(conditions, read, [], 1.0).fulfils == (0, 1)
+    until = (Condition(agree=("a", "b")),)
+    assert digest_of(until, (), read, 1) == digest_of(until, (), "approve", 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_said"),
+    [
+        ("Thanks!", True),
+        ("“thanks”", True),
+        ("**Thanks.**", True),
+        ("thanks?", False),
+        ("thanks, no", False),
+        ("no thanks", False),
+    ],
+)
+def test_what_stands_around_words_does_not_count(words: str, *, is_said: bool) -> None:
+    """A question or another word does."""
+    condition = {0: Condition(agent="a", says=("thanks",))}
+    assert bool(find_fulfilled(condition, words, [], 1.0).fulfils) is is_said
+
+
+@pytest.mark.parametrize(
+    ("choices", "words", "chosen"),
+    [
+        (("A", "B", "tie"), "I think that a good answer is B.", "B"),
+        (("A", "B", "tie"), "A is a good answer, but B is better.", None),
+        (("A", "B", "tie"), "b", "B"),
+        (("yes", "no", "no opinion"), "No opinion.", "no opinion"),
+        (("CORRECT", "INCORRECT"), "INCORRECT", "INCORRECT"),
+        (("1", "2"), "1 or 2", None),
+    ],
+)
+def test_a_choice_counts_by_its_own_letter_case_among_several(
+    choices: tuple[str, ...], words: str, chosen: str | None
+) -> None:
+    """Letters as choices are articles as well."""
+    validation = Validation(retries=0, choices=choices)
+    assert chosen_in(choices, words) == chosen
+    assert (validation.fault_of(words) is None) is (chosen is not None)
 
 
 @pytest.mark.parametrize(
@@ -115,11 +182,21 @@ def test_words_that_heirs_have_in_common_are_folded_once(monkeypatch: pytest.Mon
 
     def folding(words: str) -> str:
         asked.append(words)
-        return folded(words)
+        return plain(words)
 
-    monkeypatch.setattr(until, "folded", folding)
+    monkeypatch.setattr(until, "plain", folding)
     conditions = (Condition(agree=("a", "b")),)
     said = [f"{number} " + "\u00e9" * 1000 for number in range(30)]
     digests = {digest_of(conditions, (), words, 1).words for words in said * 100}
     assert (len(asked), len(digests)) == (30, 30)
     assert {digest_of(conditions, (), words.upper(), 1).words for words in said} == digests
+
+
+def test_a_round_is_judged_that_is_an_heirs_own_in_part() -> None:
+    """Specification, "Begun from a record": in free mode the first own turn that ends may be rounds ahead of others."""
+    ends = Ends((Condition(answer_tokens=3),), ("a", "b"))
+    for number in range(2):
+        ends.count_turn(0, number, TurnDigest(tokens=1, is_inherited=True))
+    ends.count_turn(0, 2, TurnDigest(tokens=1))
+    ends.count_turn(1, 0, TurnDigest(tokens=1))
+    assert ends.end_round(0) == Ending(until=0, round=0)

@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from service.cli.app import app
-from service.config.load import REMOVED, load_config
+from service.config.load import load_config
 from service.config.schema import Config
 from service.config.workers import worker_specs
 from service.errors import ConfigError
@@ -23,7 +23,7 @@ from workers.spec import Capacity
             "roundhouse.yaml:4: models.m.slot: unknown key 'slot'; did you mean 'slots'?",
         ),
         ("models: {}", "models: dictionary should have at least 1 item, not 0"),
-        ("", "a configuration is a mapping"),
+        ("", "a configuration must be a mapping"),
         ("models: [", "not YAML"),
         ("models: {m: {engine: llama-server, model: gone.gguf}}", "models.m.model: there is no file"),
         ("models: {m: {engine: embedded, model: 'roundhouse:big'}}", "roundhouse:small, roundhouse:tiny"),
@@ -32,8 +32,8 @@ from workers.spec import Capacity
             "models.m.context: llama.cpp has no KV cache",
         ),
         ("models: {m: {engine: llama-server}}", "models.m.model: is required for engine llama-server"),
-        ("models: {m: {engine: embedded, port: 65535, replicas: 2}}", "go beyond 65535"),
-        ("models: {m: {engine: embedded}, n: {engine: embedded}}", "port 9100 of replica 0 is models.m's already"),
+        ("models: {m: {engine: embedded, port: 65535, replicas: 2}}", "exceed 65535"),
+        ("models: {m: {engine: embedded}, n: {engine: embedded}}", "port 9100 of replica 0 is already models.m's"),
         ("models: {m: {engine: embedded, args: {port: 1}}}", "models.m.args.port: is decided by the key 'port'"),
         ("models: {m: {engine: llama-server, command: [no-such-program]}}", "no such program: 'no-such-program'"),
         (
@@ -197,10 +197,10 @@ def test_vllm_lends_its_cache_by_tokens_unless_it_is_told(
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("{engine: attached, model: x, url: 'http://127.0.0.1:9', capacity: tokens}", "capacity: an attached engine"),
-        ("{engine: vllm, model: x, capacity: tokens, kv_tokens: 9999}", "kv_tokens: only of llama.cpp"),
-        ("{engine: embedded, kv_tokens: 9999}", "kv_tokens: only of llama.cpp"),
-        ("{engine: embedded, capacity: tokens, kv_tokens: 4095}", r"kv_tokens: one request may have 4096 tokens"),
+        ("{engine: attached, model: x, url: 'http://127.0.0.1:9', capacity: tokens}", "capacity: not for an"),
+        ("{engine: vllm, model: x, capacity: tokens, kv_tokens: 9999}", "kv_tokens: only for llama.cpp"),
+        ("{engine: embedded, kv_tokens: 9999}", "kv_tokens: only for llama.cpp"),
+        ("{engine: embedded, capacity: tokens, kv_tokens: 4095}", r"kv_tokens: must be at least context .4096 tokens."),
     ],
 )
 def test_a_cache_is_shared_only_where_it_can_be(given: str, told: str, tmp_path: Path) -> None:
@@ -245,11 +245,24 @@ def test_what_may_be_null_is_taken(tmp_path: Path, section: str) -> None:
 
 def test_a_file_may_be_called_as_our_models_are(tmp_path: Path) -> None:
     """Only a name that leads nowhere is taken for a misspelt one."""
-    (tmp_path / "roundhouse:mine.gguf").touch()
+    (tmp_path / "roundhouse:mine.gguf").write_bytes(b"GGUF")
     path = tmp_path / "roundhouse.yaml"
     path.write_text("models: {m: {engine: embedded, model: 'roundhouse:mine.gguf'}}")
     (spec,) = worker_specs(load_config(path), tmp_path, tmp_path / "state")
     assert spec.model == str(tmp_path / "roundhouse:mine.gguf")
+
+
+@pytest.mark.parametrize("engine", ["embedded", "llama-server"])
+def test_a_file_that_no_engine_loads_is_told_before_one_is_started(tmp_path: Path, engine: str) -> None:
+    """A page of a hub, say, that was saved in its place; a program of one's own may take it."""
+    (tmp_path / "model.gguf").write_text("<!doctype html>")
+    path = tmp_path / "roundhouse.yaml"
+    path.write_text(f"models: {{m: {{engine: {engine}, model: model.gguf}}}}")
+    with pytest.raises(ConfigError, match="is not a readable GGUF file"):
+        worker_specs(load_config(path), tmp_path, tmp_path / "state")
+    path.write_text("models: {m: {engine: llama-server, command: [sh], model: model.gguf}}")
+    (spec,) = worker_specs(load_config(path), tmp_path, tmp_path / "state")
+    assert spec.model == str(tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize(
@@ -266,16 +279,3 @@ def test_a_server_that_is_not_ours_has_time_for_its_first_prompt(
     assert load_config(path).models["m"].timeouts.prefill_stall_s == limit_s
     path.write_text("models: {m: {engine: llama-server, model: x.gguf}}")
     assert load_config(path).models["m"].timeouts.prefill_stall_s == 120.0
-
-
-def test_a_key_that_is_gone_is_passed_over_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A service is upgraded with the configuration that it has; whatever else is unknown is refused."""
-    path = tmp_path / "roundhouse.yaml"
-    models = "models: {m: {engine: embedded, model: roundhouse:tiny}}\n"
-    path.write_text(f"{models}scheduling:\n  policy: fifo\n  prewarm: true\n")
-    assert load_config(path).scheduling.policy == "fifo"
-    (told,) = caplog.messages
-    assert told == f"{path}:4: scheduling.prewarm has no effect: {REMOVED['scheduling', 'prewarm']}; remove it"
-    path.write_text(f"{models}scheduling: {{prewarmed: true}}\n")
-    with pytest.raises(ConfigError, match="prewarmed"):
-        load_config(path)

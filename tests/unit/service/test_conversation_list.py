@@ -4,12 +4,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from service.conversations.job import JobId, TurnKey, TurnKind
-from service.conversations.job_document import posted_heads
-from service.conversations.states import ConversationState, TurnState
-from service.conversations.until import Ending
+from service.conversations.document.job_document import posted_heads
+from service.conversations.job.job import JobId, TurnKey, TurnKind
+from service.conversations.job.states import ConversationState, TurnState
+from service.conversations.job.until import Ending
 from service.node.conversation_list import ListQuery, Order, Sums, lines_of, page_of, texts_of
-from service.store.conversation_rows import ConversationRow, TokensSaid, TurnHead
+from service.store.conversation_rows import ConversationRow
+from service.store.turn_rows import TokensSaid, TurnHead
 
 AT = datetime(2026, 11, 26, tzinfo=UTC)
 DOCUMENT = """{"rounds": 2, "until": [{"agent": "a", "says": ["stop", "end"]}, {"agree": ["a", "b"]}],

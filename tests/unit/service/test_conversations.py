@@ -1,20 +1,19 @@
-import json
 from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.conversations import condition_faults
-from service.conversations.discussion import Spoken, Utterance, visible_before
-from service.conversations.job import Agent, Job, JobId
-from service.conversations.job_faults import JobRules, find_cycle
-from service.conversations.job_parser import parse_job, parse_stored
-from service.conversations.limits import Limits
-from service.conversations.prompt_messages import PromptWriter
-from service.conversations.until import scalar_key
-from service.conversations.validation import Validation
-from service.conversations.wording import Wording
+from service.conversations.document import condition_faults
+from service.conversations.document.job_faults import JobRules, find_cycle
+from service.conversations.document.job_parser import parse_job
+from service.conversations.document.limits import Limits
+from service.conversations.job.job import Agent, Job, JobId
+from service.conversations.job.until import scalar_key
+from service.conversations.job.validation import Validation
+from service.conversations.job.wording import Wording
+from service.conversations.talk.discussion import Spoken, Utterance, visible_before
+from service.conversations.talk.prompt_messages import PromptWriter
 from service.errors import InvalidJob
 from tests.harness.jobs import DEBATE, agent, job
 from transport.request import Message
@@ -359,8 +358,8 @@ def test_a_condition_that_can_never_hold_is_refused(until: dict[str, object], pl
 
 
 def test_variables_are_filled_once_and_nowhere_else() -> None:
-    """A dollar before no known name stays what it is, and so does each in a conversation without variables."""
-    agents = [{"id": "a", "model": "m", "system": "$name pays $5 or $$5, ${name}s $names ^DONE$"}]
+    """A dollar before no name stays what it is, and so does each in a conversation without variables."""
+    agents = [{"id": "a", "model": "m", "system": "$name pays $5 or $$5, ${name}s ^DONE$"}]
     text = "$topic costs $5, $$topic, ${topic}!"
     conversations = [
         {"prompt": text, "variables": {"topic": "$name", "name": "Ann"}},
@@ -372,9 +371,9 @@ def test_variables_are_filled_once_and_nowhere_else() -> None:
     writer = PromptWriter(made, Wording())
     systems = [writer.system(each, made.agents[0], is_told=False) for each in made.conversations]
     assert systems == [
-        "Of Ann.\n\nAnn pays $5 or $5, Anns $names ^DONE$",
-        "Of $name.\n\n$name pays $5 or $$5, ${name}s $names ^DONE$",
-        "Of 2.5.\n\n2.5 pays $5 or $5, 2.5s $names ^DONE$",
+        "Of Ann.\n\nAnn pays $5 or $5, Anns ^DONE$",
+        "Of $name.\n\n$name pays $5 or $$5, ${name}s ^DONE$",
+        "Of 2.5.\n\n2.5 pays $5 or $5, 2.5s ^DONE$",
     ]
 
 
@@ -404,12 +403,13 @@ def test_variables_make_no_text_that_is_too_long(where: str) -> None:
         ({"topic": "x", "name": "y", "2nd": "z"}, "conversations[1].variables.2nd", "begins with no digit"),
         ({"topic": "x", "name": "y", "agent": "z"}, "conversations[1].variables.agent", "Roundhouse's own words"),
         ({"topic": "x", "name": ["y"]}, "conversations[1].variables.name", "must be"),
+        ({"topic": "x", "naem": "y"}, "conversations[1].variables", "did you mean $naem?"),
     ],
 )
 def test_a_variable_that_is_not_given_is_refused(variables: dict[str, object], place: str, told: str) -> None:
     """With all places that name it; a conversation without variables wants none."""
     agents = [{"id": "a", "model": "m", "system": "You are $name."}]
-    prompt = "Of $topic and $other."
+    prompt = "Of $topic and $$other."
     conversations = [
         {"prompt": prompt, "variables": {"topic": "x", "name": "y"}},
         {"prompt": prompt, "variables": variables},
@@ -419,6 +419,78 @@ def test_a_variable_that_is_not_given_is_refused(variables: dict[str, object], p
         parse_job(document(agents=agents, system="With $name.", conversations=conversations), JobId("j"), rules())
     assert {fault.path for fault in caught.value.faults} == {place}
     assert told in caught.value.faults[0].message
+
+
+def test_variables_are_filled_in_all_words_of_a_conversation() -> None:
+    """Roles, choices, what is said otherwise, and ends; each conversation has its own."""
+    agents = [
+        {"id": "a", "model": "m", "role": "friend of $name", "validation": {"choices": ["$yes", "no"]}},
+        {"id": "b", "by": "caller", "wait_s": 1, "otherwise": "$name is away"},
+    ]
+    conversations = [
+        {"prompt": "p", "variables": {"name": "Ann", "yes": "ja"}},
+        {"prompt": "p", "variables": {"name": "Bob", "yes": "oui"}, "until": [{"agent": "a", "says": ["$yes!"]}]},
+        {"prompt": "p"},
+    ]
+    until = [{"agent": "a", "says": ["$yes"]}]
+    made = parse_job(document(agents=agents, conversations=conversations, until=until), JobId("j"), rules())
+    cast = [[each.cast_agent(agent) for agent in made.agents] for each in made.conversations]
+    assert [(a.role, a.validation.choices if a.validation else (), b.otherwise) for a, b in cast] == [
+        ("friend of Ann", ("ja", "no"), "Ann is away"),
+        ("friend of Bob", ("oui", "no"), "Bob is away"),
+        ("friend of $name", ("$yes", "no"), "$name is away"),
+    ]
+    assert [each.until[0].says for each in made.conversations] == [("ja",), ("oui!",), ("$yes",)]
+
+
+@pytest.mark.parametrize(
+    ("agent", "place"),
+    [
+        ({"system": "You are $nobody."}, "agents[0].system"),
+        ({"role": "$nobody"}, "agents[0].role"),
+        ({"validation": {"choices": ["$nobody", "x"]}}, "agents[0].validation.choices[0]"),
+        ({"system": "You are $agent."}, "agents[0].system"),
+    ],
+)
+def test_a_name_that_nothing_fills_is_refused(agent: dict[str, object], place: str) -> None:
+    """It would go out as it stands, and nobody means that."""
+    conversations = [{"prompt": "p", "variables": {"a": "x"}}]
+    made = document(agents=[{"id": "a", "model": "m", **agent}], conversations=conversations)
+    with pytest.raises(InvalidJob, match="is not given, which") as caught:
+        parse_job(made, JobId("j"), rules())
+    assert place in caught.value.faults[0].message
+
+
+def test_choices_that_variables_make_the_same_are_refused() -> None:
+    """No answer would be one of them alone."""
+    agents = [{"id": "a", "model": "m", "validation": {"choices": ["$one", "$two"]}}]
+    for values in ({"one": "x", "two": " X "}, {"one": "x", "two": ""}):
+        with pytest.raises(InvalidJob, match="are not distinct words"):
+            parse_job(
+                document(agents=agents, conversations=[{"prompt": "p", "variables": values}]), JobId("j"), rules()
+            )
+
+
+@pytest.mark.parametrize(
+    ("validation", "otherwise", "is_fault"),
+    [
+        ({"pattern": "^q$"}, "zz", True),
+        ({"pattern": "^q$"}, "q", False),
+        ({"json_schema": {"type": "object"}}, "zz", True),
+        ({"json_schema": {"type": "object"}}, "{}", False),
+        ({"choices": ["a", "b"]}, "c", True),
+    ],
+)
+def test_what_is_said_otherwise_is_valid(validation: dict[str, object], otherwise: str, *, is_fault: bool) -> None:
+    """As a caller's own words have to be."""
+    caller = {"id": "b", "by": "caller", "wait_s": 1, "otherwise": otherwise, "validation": validation}
+    made = document(agents=[{"id": "a", "model": "m"}, caller])
+    if not is_fault:
+        parse_job(made, JobId("j"), rules())
+        return
+    with pytest.raises(InvalidJob) as caught:
+        parse_job(made, JobId("j"), rules())
+    assert [fault.path for fault in caught.value.faults] == ["agents[1].otherwise"]
 
 
 @pytest.mark.parametrize(
@@ -465,16 +537,6 @@ def test_a_flood_of_faults_is_cut() -> None:
     assert len(caught.value.faults) == 100
     with pytest.raises(InvalidJob, match="600000 agents"):
         parse_job(document(agents=[{"id": "a", "model": "m"}] * 600_000), JobId("j"), rules())
-
-
-def test_what_an_older_version_accepted_is_read() -> None:
-    """A job that waits over an upgrade must not keep the service from starting, whatever is refused by now."""
-    agents = [{"id": "a", "model": "m", "params": {"n": 2, "id_slot": 3, "temperature": 0.5}}]
-    stored = document(name="night\trun\n2", agents=agents)
-    with pytest.raises(InvalidJob, match=r"name|params\.n"):
-        parse_job(stored, JobId("j"), rules())
-    made = parse_stored(json.dumps(stored), JobId("j"), {})
-    assert (made.name, made.agents[0].params) == ("night run 2", {"temperature": 0.5})
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@ import time
 import pytest
 from msgspec.structs import replace
 
-from service.conversations.job import JobId, TurnKey
-from service.conversations.states import ConversationState, JobState, TurnState, job_state_after
+from service.conversations.job.job import JobId, TurnKey
+from service.conversations.job.states import ConversationState, JobState, TurnState, job_state_after
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.events import (
     Action,
@@ -396,14 +396,14 @@ def test_slots_are_kept_on_one_worker_alone() -> None:
         ended = running.pop(0)
         begun.append([each for each in scheduler.handle(TurnCompleted(key=ended.key)) if isinstance(each, StartTurn)])
         running += begun[-1]
-        idle.append(scheduler.kept.get(key("a", name="wide"), 0))
+        idle.append(scheduler.reserved.get(key("a", name="wide"), 0))
     idle, begun = idle[:-1], begun[:-1]
     assert idle[idle.index(1) :] == [1, 1, 2, 2], "each second end is on the other worker"
     ends = zip(idle, [0, *idle], begun, strict=False)
     assert all((now > before) != bool(started) for now, before, started in ends), "another starts, or one slot is kept"
     (started,) = [each for each in running if each.key.job_id == "wide"]
     assert started.slots == 3
-    assert scheduler.kept == {}
+    assert scheduler.reserved == {}
 
 
 def test_nothing_is_kept_from_nobody() -> None:
@@ -414,9 +414,9 @@ def test_nothing_is_kept_from_nobody() -> None:
     for number in range(1, 10):
         for each in starts(scheduler.handle(JobAdmitted(job=job(agent("a"), name=f"n{number}")))):
             scheduler.handle(TurnCompleted(key=each))
-    assert scheduler.kept == {key("a", name="wide"): 1}
+    assert scheduler.reserved == {key("a", name="wide"): 1}
     scheduler.handle(JobCancelled(job_id=JobId("n9")))
-    assert scheduler.kept == {}
+    assert scheduler.reserved == {}
 
 
 def test_a_first_turn_may_be_in_a_cache_already() -> None:

@@ -2,11 +2,11 @@
 
 from msgspec.structs import replace
 
-from service.conversations.job import Mode, TurnKey
-from service.conversations.turn_order import Place
+from service.conversations.job.job import Mode, TurnKey
+from service.conversations.talk.turn_order import Place
 from service.scheduling.core.backlog import Estimates
 from service.scheduling.core.dispatch import Dispatcher, ReadyVerdict
-from service.scheduling.core.events import WorkerReady
+from service.scheduling.core.events import JobAdmitted, WorkerReady
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.kv_budgets import KvNeed
 from service.scheduling.core.live import LiveConversation, LiveJob
@@ -26,12 +26,12 @@ class Scene:
 
     def __init__(self, *, is_free: bool = False, kv_tokens: int | None = None, slots: int = 1) -> None:
         posted = job(replace(agent("a"), slots=slots), agent("b"))
-        self.live = LiveJob(replace(posted, mode=Mode.FREE) if is_free else posted, Estimates(), {})
+        self.live = LiveJob(JobAdmitted(job=replace(posted, mode=Mode.FREE) if is_free else posted), Estimates())
         self.conversation = LiveConversation(self.live, posted.conversations[0], 1)
         self.live.conversations["c0"] = self.conversation
         self.in_flight = InFlightPool()
         self.room = RoomKeeper(self.in_flight)
-        self.dispatcher = Dispatcher({posted.id: self.live}, ReadyPool(POLICIES["fifo"]), self.in_flight, self.room)
+        self.dispatcher = Dispatcher({posted.id: self.live}, ReadyPool(POLICIES["fifo"]), self.in_flight, self.room, [])
         self.in_flight.open("w", "m", 2, kv_tokens)
         self.room.note_worker(WorkerReady(worker="w", model="m", slots=2, kv_tokens=kv_tokens, most_answer=10))
 
@@ -60,8 +60,8 @@ class Scene:
 
     def know(self, worker: str) -> None:
         """Let a worker have the prompt of a in its cache: reading it elsewhere takes a minute."""
-        self.dispatcher.learn("m", 1.0, None)
-        self.dispatcher.note_worker(WorkerReady(worker=worker, model="m", slots=1, read_s=0.1))
+        self.dispatcher.costs.learn("m", 1.0, None)
+        self.dispatcher.costs.note_worker(WorkerReady(worker=worker, model="m", slots=1, read_s=0.1))
         self.conversation.note_cache(0, CacheLocation(worker=worker, tokens=600))
 
     def fill(self, worker: str, model: str = "m") -> None:

@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from service.conversations.job import JobId, TurnKey
-from service.conversations.transcript import Charges
+from service.conversations.job.job import JobId, TurnKey
+from service.conversations.record.transcript import Charges
 from service.scheduling.core.blame import (
     JUST_S,
     TRUSTED_ENDS,

@@ -3,16 +3,13 @@
 import subprocess
 import sys
 from importlib.metadata import distribution
-from pathlib import Path
 
 import pytest
 
 import roundhouse
 import service
 import workers
-from service.cli import main
-from service.cli.conventions import Exit
-from workers.distribution import COMMAND, FORMER_NAME, NAME, former_version, own_version
+from workers.distribution import NAME, own_version
 
 PARTS = ("roundhouse_client", "service", "workers", "transport", "anyio", "httpx", "msgspec", "importlib.metadata")
 
@@ -35,23 +32,3 @@ def test_the_door_alone_imports_nothing() -> None:
     script = "import sys, roundhouse; print(*sys.modules)"
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=20)
     assert {"roundhouse"} == {"roundhouse", *PARTS} & set(told.stdout.split())
-
-
-def test_beside_an_installation_of_the_former_name_no_command_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Both bring the same files, so the line says how to be rid of the older one; another project's may stay."""
-    assert former_version() is None
-    folder = tmp_path / f"{FORMER_NAME}-0.0.9.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {FORMER_NAME}\nVersion: 0.0.9\n")
-    (folder / "entry_points.txt").write_text("[console_scripts]\nroundhouse = horses.stable:main\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert former_version() is None
-    (folder / "entry_points.txt").write_text(f"[console_scripts]\nroundhouse = {COMMAND}\n")
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    assert ended.value.code == Exit.USAGE
-    told = capsys.readouterr().err
-    assert "Roundhouse 0.0.9 is installed beside this one" in told
-    assert "pip uninstall roundhouse\n" in told

@@ -16,7 +16,7 @@ from service.config.source import outside_of
 from service.errors import ConfigError
 from service.formats.hosts import canonical_host, canonical_origin
 from service.node.webhooks import is_public
-from service.store.databases.sqlite import own_folder
+from service.store.state_folder import own_folder
 
 HEALTHCHECK = Path(__file__).parents[3] / "deploy" / "healthcheck.py"
 
@@ -28,6 +28,14 @@ HEALTHCHECK = Path(__file__).parents[3] / "deploy" / "healthcheck.py"
         ("https://h:443", "https://h"),
         ("http://h:80/", "http://h"),
         ("http://[::1]:3000", "http://[::1]:3000"),
+        ("chrome-extension://abcdefghijklmnopabcdefghijklmnop", "chrome-extension://abcdefghijklmnopabcdefghijklmnop"),
+        ("Chrome-Extension://ABCDEFGHIJKLMNOPabcdefghijklmnop/", "chrome-extension://abcdefghijklmnopabcdefghijklmnop"),
+        (
+            "moz-extension://3F2504E0-4f89-11d3-9a0c-0305e82c3301",
+            "moz-extension://3f2504e0-4f89-11d3-9a0c-0305e82c3301",
+        ),
+        ("app://obsidian.md", "app://obsidian.md"),
+        ("capacitor://localhost", "capacitor://localhost"),
     ],
 )
 def test_origins_are_kept_as_browsers_send_them(written: str, sent: str) -> None:
@@ -37,7 +45,11 @@ def test_origins_are_kept_as_browsers_send_them(written: str, sent: str) -> None
 
 @pytest.mark.parametrize(
     "written",
-    ["h:80", "ftp://h", "http://u:p@h", "http://*", "http://a b", "http://h:99999", "http://h/path", "http://"],
+    [
+        *("h:80", "ftp://h", "http://u:p@h", "http://*", "http://a b", "http://h:99999", "http://h/path", "http://"),
+        *("null", "file://", "file:///x", "javascript://x", "chrome-extension://*", "chrome-extension://", "app://a/b"),
+        *("moz-extension://a:80", "app://a@b", "app://a?b", "app://a b", "chrome-extension:abc", "*", "extension://a"),
+    ],
 )
 def test_what_no_browser_sends_is_no_origin(written: str) -> None:
     """It would be kept and never match."""

@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 
-from service.conversations.transcript import Charges
+from service.conversations.record.transcript import Charges
 from service.scheduling.core.blame import BlameVerdict, Trial
 from service.scheduling.core.deaths import STALLED, TurnRecord
 from service.scheduling.endings import (

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from service.conversations.job import Job, TurnKey
+from service.conversations.job.job import Job, TurnKey
 from service.scheduling.core import events
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES

@@ -2,9 +2,9 @@
 
 from msgspec.structs import replace
 
-from service.conversations.job import Heritage, JobId, TurnKey
-from service.conversations.states import ConversationState, TurnState
-from service.conversations.until import INHERITED
+from service.conversations.job.job import Heritage, JobId, TurnKey
+from service.conversations.job.states import ConversationState, TurnState
+from service.conversations.job.until import INHERITED
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.events import (
     Action,
@@ -99,7 +99,7 @@ def test_the_next_one_reads_where_the_first_comes_to_nothing() -> None:
 
 
 def test_what_waits_to_be_read_ends_with_its_job() -> None:
-    """It is in no pool, and leaves nothing behind."""
+    """It is pending, and leaves nothing behind."""
     scheduler = core(shares=True)
     scheduler.handle(forks(3))
     scheduler.handle(JobCancelled(job_id=J))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from service.conversations.job import GroupBy, Mode, TurnKey
+from service.conversations.job.job import GroupBy, Mode, TurnKey
 from service.scheduling.core.blame import SourceDistrusted
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.events import (

@@ -51,7 +51,7 @@ class TestAllocator:
         with (tmp_path / "model.safetensors").open("wb") as file:
             file.truncate(3 * 2**30)
         spec = WorkerSpec(engine=EngineKind.VLLM, model=str(tmp_path))
-        need = memory_need(spec)
+        need = memory_need(spec, {}, is_on_cpu=False)
         assert need is not None
         assert (need.least, need.taken) == (3072, None)
         small = lanes_of([], LayoutPolicy(), host_memory_mib=1000)

@@ -6,7 +6,7 @@ from typing import cast
 import anyio
 import pytest
 
-from service.conversations.job import JobId
+from service.conversations.job.job import JobId
 from service.node.intake import HOPELESS, Intake
 from service.scheduling.scheduler import Scheduler
 from service.store.databases.database import Claim
@@ -22,8 +22,8 @@ class Parts:
         self.hopeless = hopeless
         self.claims: list[tuple[str, int | None]] = []
         self.is_closing = False
-        self.paused_by = None
-        self.view = self
+        self.detail = None  # nothing is paused
+        self.view = self.pauses = self.fleet = self
 
     def is_hopeless(self, model: str) -> bool:
         return model in self.hopeless

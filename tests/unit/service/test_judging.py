@@ -4,7 +4,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from service.conversations.validation import Validation
+from service.conversations.job.validation import Validation
 from service.scheduling.jobs.judging import GIVEN_UP, AnswerJudge, Overruns, do_nothing
 from tests.harness.jobs import agent
 

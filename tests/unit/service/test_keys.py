@@ -29,10 +29,10 @@ def digest(key: str) -> str:
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        ([{"name": "a", "key": "k"}, {"name": "a", "key": "l"}], "the name a stands twice"),
+        ([{"name": "a", "key": "k"}, {"name": "a", "key": "l"}], "the name a appears twice"),
         ([{"name": "a", "key": "k"}, {"name": "b", "sha256": digest("k")}], "b is the same key as a"),
         ([{"name": "a", "key": "plain"}], "a is the same key as api_keys"),
-        ([{"name": "api_keys", "key": "k"}], "api_keys is no name to give"),
+        ([{"name": "api_keys", "key": "k"}], "the name api_keys is reserved"),
         ([{"name": "a"}], "either key: TEXT or sha256: HEX"),
         ([{"name": "a", "key": "k", "sha256": digest("k")}], "either key: TEXT or sha256: HEX"),
         ([{"name": "a", "sha256": "K" * 64}], "keys[0].sha256"),
@@ -80,7 +80,7 @@ def write(folder: Path, content: object, mode: int = 0o600) -> Path:
     [
         ([{"name": "a", "key": "k-secret"}], "[0].sha256"),
         ([{"name": "a", "sha256": "k-secret"}], "[0].sha256"),
-        ([], "it holds no key"),
+        ([], "holds no key"),
         ({"name": "a"}, "the file: must be a list"),
         ([{"name": "a", "sha256": digest("plain")}], "a is the same key as api_keys"),
     ],

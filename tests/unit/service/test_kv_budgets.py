@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from service.conversations.job import Agent, Job, JobId, Mode, TurnKey
+from service.conversations.job.job import Agent, Job, JobId, Mode, TurnKey
 from service.scheduling.core import events
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.kv_budgets import KvBudgets, KvNeed, KvUse

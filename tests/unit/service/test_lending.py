@@ -2,15 +2,15 @@
 
 from msgspec.structs import replace
 
-from service.conversations.job import Agent, TurnKey
+from service.conversations.job.job import Agent, TurnKey
 from service.scheduling.core.blame import Trial
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.events import (
     Action,
     JobAdmitted,
-    KeepOver,
-    KeepSlot,
+    LendingDue,
     LendSlot,
+    LendSlotLater,
     LoseSlot,
     Paused,
     StartTurn,
@@ -52,15 +52,15 @@ def starts(actions: list[Action]) -> list[TurnKey]:
 
 def lent(scheduler: SchedulingCore, turn: TurnKey = A) -> list[Action]:
     (hold,) = scheduler.handle(began(turn))
-    assert isinstance(hold, KeepSlot)
-    return scheduler.handle(KeepOver(key=turn, number=hold.number))
+    assert isinstance(hold, LendSlotLater)
+    return scheduler.handle(LendingDue(key=turn, number=hold.number))
 
 
 def test_a_slot_is_kept_for_as_long_as_reading_again_would_take() -> None:
     """Then whoever waits has it."""
     scheduler = core()
-    assert scheduler.handle(began()) == [KeepSlot(key=A, number=1, seconds=TOKENS * READ_S)]
-    actions = scheduler.handle(KeepOver(key=A, number=1))
+    assert scheduler.handle(began()) == [LendSlotLater(key=A, number=1, seconds=TOKENS * READ_S)]
+    actions = scheduler.handle(LendingDue(key=A, number=1))
     assert (actions[0], starts(actions)) == (LendSlot(key=A), [B])
 
 
@@ -69,8 +69,8 @@ def test_a_tool_that_has_taken_longer_lends_its_slot_at_once() -> None:
     scheduler = core()
     scheduler.handle(began())
     assert scheduler.handle(ended(seconds=9.0)) == []
-    assert scheduler.handle(began()) == [KeepSlot(key=A, number=2, seconds=0.0)]
-    assert scheduler.handle(began(A, "other")) == [KeepSlot(key=A, number=3, seconds=TOKENS * READ_S)]
+    assert scheduler.handle(began()) == [LendSlotLater(key=A, number=2, seconds=0.0)]
+    assert scheduler.handle(began(A, "other")) == [LendSlotLater(key=A, number=3, seconds=TOKENS * READ_S)]
 
 
 def test_a_tool_that_ends_in_time_lends_nothing() -> None:
@@ -78,9 +78,9 @@ def test_a_tool_that_ends_in_time_lends_nothing() -> None:
     scheduler = core()
     scheduler.handle(began())
     scheduler.handle(ended(seconds=0.5))
-    assert scheduler.handle(KeepOver(key=A, number=1)) == []
+    assert scheduler.handle(LendingDue(key=A, number=1)) == []
     scheduler.handle(began())
-    assert scheduler.handle(KeepOver(key=A, number=1)) == []
+    assert scheduler.handle(LendingDue(key=A, number=1)) == []
 
 
 def test_who_has_lent_its_slot_goes_before_all_that_wait() -> None:
@@ -150,9 +150,9 @@ def test_a_timer_of_an_attempt_that_has_ended_lends_nothing_of_the_next() -> Non
     """Its engine died while its tools ran; by now the turn writes on another slot."""
     scheduler = core(conversations=1)
     (hold,) = scheduler.handle(began())
-    assert isinstance(hold, KeepSlot)
+    assert isinstance(hold, LendSlotLater)
     scheduler.handle(TurnInterrupted(key=A))
-    assert scheduler.handle(KeepOver(key=A, number=hold.number)) == []
+    assert scheduler.handle(LendingDue(key=A, number=hold.number)) == []
 
 
 def test_an_end_while_the_slot_is_lent_takes_none_from_others() -> None:

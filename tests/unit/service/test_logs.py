@@ -8,7 +8,7 @@ from functools import partial
 import anyio
 import pytest
 
-from service.conversations.log_fields import of_turn
+from service.conversations.record.log_fields import of_turn
 from service.telemetry.logs import JsonFormatter, PeopleFormatter
 from tests.harness.jobs import key
 from workers.log_context import about, concerns_now, line_about, of_worker

@@ -16,6 +16,7 @@ from service.config.machine_plan import first_devices
 from service.config.workers import worker_specs
 from service.errors import ConfigError
 from workers.engine.launch import command_for
+from workers.engine.launch.flags import named
 from workers.fleet import Fleet
 from workers.handover import launch_of
 from workers.spec import WorkerSpec
@@ -97,9 +98,9 @@ def test_the_author_says_where(tmp_path: Path, model: dict[str, Any], expected: 
     [
         ({**VLLM, "devices": [7]}, "models.m.devices: 7 is no device; those that are there: 0 (GPU-0), MIG-a, MIG-b"),
         ({**VLLM, "devices": ["GPU-1"]}, "GPU-1 is no device"),
-        ({**VLLM, "devices": [0], "args": {"tp": 2}}, "an engine needs 2 devices, and 1 are named"),
-        ({**VLLM, "devices": [0], "env": {"CUDA_VISIBLE_DEVICES": "0"}}, "devices says so too"),
-        ({**LLAMA, "devices": [0], "placement": "lanes"}, "devices: a lane gives it"),
+        ({**VLLM, "devices": [0], "args": {"tp": 2}}, "an engine needs 2 devices, but 1 are named"),
+        ({**VLLM, "devices": [0], "env": {"CUDA_VISIBLE_DEVICES": "0"}}, "devices sets the same"),
+        ({**LLAMA, "devices": [0], "placement": "lanes"}, "devices: set by the lane"),
         ({**VLLM, "devices": []}, "devices"),
     ],
 )
@@ -114,7 +115,7 @@ def test_engines_on_a_full_device_take_parts_of_its_memory(tmp_path: Path) -> No
     """Unless the author has said how much; who shares a device with nobody is told nothing."""
     models = {"a": {**VLLM, "replicas": 3}, "b": {**VLLM, "args": {"gpu_memory_utilization": 0.2}}}
     specs = specs_of(tmp_path, models, [gpu(0), gpu(1)])
-    assert [spec.args["gpu_memory_utilization"] for spec in specs] == [0.45, 0.45, 0.45, 0.2]
+    assert [named(spec.args)["gpu-memory-utilization"] for spec in specs] == [0.45, 0.45, 0.45, 0.2]
     assert Counter(device for each in devices(specs).values() for device in each) == {"GPU-0": 2, "GPU-1": 2}
 
 

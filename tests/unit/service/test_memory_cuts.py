@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.conversations.memory import SHARE, Cuts, Memory, first_shown
+from service.conversations.job.memory import SHARE, Cuts, Memory, first_shown
 
 SIZES = st.lists(st.integers(0, 50), min_size=1, max_size=60)
 

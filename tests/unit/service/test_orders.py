@@ -6,8 +6,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from service.conversations.job import Agent, Conversation, Job, JobId, Mode, TurnKey
+from service.conversations.job.job import Agent, Conversation, Job, JobId, Mode, OnFailure, TurnKey
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.events import (
     AbandonTurn,
@@ -186,6 +187,20 @@ def _ready(agent: str, order: int, path: float) -> ReadyTurn:
     return ReadyTurn(
         key=key, job_priority=0, rounds_completed=0, conversation_order=0, agent_order=0, ready_order=order, path=path
     )
+
+
+def test_an_abandoned_turn_never_starts() -> None:
+    """In free mode a turn starts in place of another of its conversation: never one that was failed before."""
+    core = SchedulingCore(POLICIES["fifo"])
+    job = free("A", "B", "C", rounds=2)
+    job = replace(job, agents=tuple(replace(agent, on_failure=OnFailure.SKIP) for agent in job.agents))
+    core.handle(WorkerReady(worker="w", model="m", slots=1))
+    (first,) = (each.key for each in core.handle(JobAdmitted(job=job)) if isinstance(each, StartTurn))
+    abandoned = {each.key for each in core.handle(ModelLost(model="m")) if isinstance(each, AbandonTurn)}
+    assert {(key.agent_id, key.round) for key in abandoned} == {("B", 0), ("C", 0), ("B", 1), ("C", 1)}
+    core.handle(ModelRegained(model="m"))
+    told = core.handle(TurnCompleted(key=first))
+    assert [each.key.agent_id for each in told if isinstance(each, StartTurn)] == ["A"]
 
 
 def test_a_lost_model_is_one_until_somebody_helps() -> None:

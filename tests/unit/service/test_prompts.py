@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import replace
 
-from service.conversations.job import Conversation, Job, Mode, TurnKey
-from service.conversations.prompt_messages import Rejected
-from service.conversations.states import TurnState
-from service.conversations.transcript import Attempt, Charges, TokenUsage, Turn, UnfinishedTurn
+from service.conversations.job.job import Conversation, Job, Mode, TurnKey
+from service.conversations.job.states import TurnState
+from service.conversations.record.transcript import Attempt, Charges, TokenUsage, Turn, UnfinishedTurn
+from service.conversations.talk.prompt_messages import Rejected
 from service.scheduling.jobs.prompts import JobPrompts
 from tests.harness.jobs import agent, job, key
 from transport.request import Message
@@ -94,7 +94,7 @@ def test_an_answer_that_was_not_valid_is_asked_again_with_what_it_heard() -> Non
     prompts = JobPrompts(free("a", "b"))
     rejected = UnfinishedTurn(
         key=key("a"),
-        attempts=(attempt(0, FailureReason.ENGINE_DIED), attempt(3, FailureReason.VALIDATION_EXHAUSTED), attempt(9)),
+        attempts=(attempt(0, FailureReason.ENGINE_DIED), attempt(3, FailureReason.INVALID_ANSWER), attempt(9)),
         rejected=(("No.", "too short"),),
         charges=Charges(),
         queued_at=second(0),
@@ -109,7 +109,7 @@ def test_an_answer_that_was_not_valid_is_asked_again_with_what_it_heard() -> Non
 def test_a_turn_that_was_asked_again_stands_where_it_was_first_asked() -> None:
     """What its agent heard is what was there when the answer was asked for that was rejected first."""
     prompts = JobPrompts(free("a", "b"))
-    rejected, stopped = FailureReason.VALIDATION_EXHAUSTED, FailureReason.SHUTDOWN
+    rejected, stopped = FailureReason.INVALID_ANSWER, FailureReason.SHUTDOWN
     late = spoken("a", 0, attempt(0, rejected), attempt(4, stopped), attempt(6))
     prompts.hear_again([spoken("b", 0, attempt(1)), late])
     told = [message.content for message in asked_of(prompts, key("a", 1))]

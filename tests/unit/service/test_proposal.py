@@ -92,7 +92,7 @@ def test_the_small_model_keeps_what_it_needs_for_an_agent() -> None:
     ("model", "machine", "because"),
     [
         (FILE, means(), "no llama-server is on the path"),
-        (CHECKPOINT, means("embedded", "llama-server"), "vllm serves such a model, and is not on the path"),
+        (CHECKPOINT, means("embedded", "llama-server"), "this model needs vllm, which is not on the path"),
         (FILE, means("embedded", memory_mib=4000), f"it needs 5512 MiB with 4 slots of {LEAST_CONTEXT} tokens"),
         (CHECKPOINT, means("vllm", gpus=(CARD,)), "it needs 16000 MiB"),
     ],
@@ -146,7 +146,7 @@ def test_init_writes_two_files_once(here: Path) -> None:
     assert (checked.exit_code, yaml.safe_load(checked.stdout)["models"]["small"]["slots"] >= 2) == (0, True)
     (here / "new" / "roundhouse.yaml").unlink()
     (here / "new" / "job.yaml").write_text("mine")
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         first_steps.write_files("roundhouse:small", here / "new")
     assert [(each.name, each.read_text()) for each in (here / "new").iterdir()] == [("job.yaml", "mine")]
 
@@ -155,7 +155,7 @@ def test_a_command_takes_the_configuration_of_this_folder_or_makes_one(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It says which; the one that is made lies below the user's folders, and so does its state."""
-    with pytest.raises(ConfigError, match="roundhouse init writes one"):
+    with pytest.raises(ConfigError, match="write one with roundhouse init"):
         first_steps.config_path(None, None)
     (here / "roundhouse.yaml").write_text("models: {}\n")
     assert first_steps.config_path(None, None) == Path("roundhouse.yaml")

@@ -6,7 +6,7 @@ import pytest
 
 from service.api.errors.forms import ClientError, error_of_failure
 from service.api.openai.envelope import CHUNK, Envelope, open_envelope
-from service.conversations.job import JobId, TurnKey
+from service.conversations.job.job import JobId, TurnKey
 from service.errors import BodyMalformed
 from service.scheduling.core.queue.affinity import CacheLocation
 from service.scheduling.relayed.request import RelayFailure

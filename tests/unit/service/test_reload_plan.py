@@ -1,8 +1,9 @@
 """What a changed configuration means: for every setting, by the table that the reference prints."""
 
 import copy
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from pydantic import BaseModel
 
 from service.config.load import build_config
 from service.config.model import ModelConfig, ToolsConfig
-from service.config.reload_plan import EFFECTS, Effect, ReloadPlan, plan_reload
+from service.config.reload_plan import EFFECTS, Effect, ReloadPlan, keep_parts, plan_reload
 from service.config.schema import Config
 from service.config.source import LoadedConfig, callers_of_config
 from service.config.workers import worker_specs
@@ -211,3 +212,76 @@ def test_the_reference_prints_the_table() -> None:
         (row,) = [line for line in lines if line.startswith(f"| {effect} |")]
         shown |= {name.strip(" `"): effect for name in row.split("|")[2].split(",")}
     assert shown == dict(EFFECTS)
+
+
+LLAMA = {"engine": "llama-server", "model": "org/name", "command": [sys.executable]}
+VLLM = {**LLAMA, "engine": "vllm"}
+LISTED = {**LLAMA, "devices": [0, 1]}
+Models = Mapping[str, Document]
+
+
+@pytest.fixture
+def reloaded(tmp_path: Path) -> Callable[..., ReloadPlan]:
+    """Plan reloads from one set of models to the next on a machine with two GPUs; return the plan of the last."""
+    gpus = [{"index": n, "uuid": f"GPU-{n}", "name": "NVIDIA H100", "memory_mib": 80_000} for n in range(2)]
+    (tmp_path / "inventory.json").write_text(json.dumps({"devices": gpus}))
+
+    def make(*steps: Models) -> ReloadPlan:
+        plan, old = ReloadPlan(), None
+        for models in steps:
+            new = loaded({"gpus": {"inventory": "inventory.json"}, "models": dict(models)}, tmp_path)
+            if old is not None:
+                new = keep_parts(old, new)
+                plan = plan_reload(old, new)
+            old = new
+        return plan
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ({"m": LLAMA}, {"m": {**LLAMA, "replicas": 2}}, ReloadPlan(resized=("m",))),
+        ({"m": {**LLAMA, "replicas": 2}}, {"m": LLAMA}, ReloadPlan(resized=("m",))),
+        ({"m": LISTED}, {"m": {**LISTED, "replicas": 2}}, ReloadPlan(resized=("m",))),
+        ({"m": {**LISTED, "replicas": 2}}, {"m": LISTED}, ReloadPlan(resized=("m",))),
+        ({"m": {**VLLM, "replicas": 3}}, {"m": {**VLLM, "replicas": 2}}, ReloadPlan(resized=("m",))),
+        (
+            {"m": {**VLLM, "replicas": 2}, "n": VLLM},
+            {"m": {**VLLM, "replicas": 2}},
+            ReloadPlan(removed=("n",), unchanged=("m",)),
+        ),
+        ({"m": LLAMA}, {"m": LISTED}, ReloadPlan(restarted=("m",))),
+        ({"m": LISTED}, {"m": {**LISTED, "devices": [1]}}, ReloadPlan(restarted=("m",))),
+        ({"m": LISTED}, {"m": {**LISTED, "devices": [0, "GPU-1"]}}, ReloadPlan(changed=("models.m.devices",))),
+    ],
+)
+def test_what_an_engine_got_of_the_devices_replaces_none(
+    reloaded: Callable[..., ReloadPlan], before: Models, after: Models, expected: ReloadPlan
+) -> None:
+    """Though a start would choose otherwise now; what the author lists is a setting."""
+    assert reloaded(before, after) == expected
+
+
+def test_an_engine_gives_memory_to_one_that_joins_and_keeps_its_part_then(
+    reloaded: Callable[..., ReloadPlan],
+) -> None:
+    """It is replaced once, since both have no room otherwise; not when the other leaves, nor when it comes back."""
+    few: Models = {"m": VLLM, "n": VLLM}
+    many: Models = {**few, "o": VLLM}
+    assert reloaded(few, many) == ReloadPlan(added=("o",), restarted=("m", "n"))
+    assert reloaded(few, many, few) == ReloadPlan(removed=("o",), unchanged=("m", "n"))
+    assert reloaded(few, many, few, many) == ReloadPlan(added=("o",), unchanged=("m", "n"))
+
+
+def test_a_part_of_the_memory_that_the_author_gives_or_takes_is_a_setting(
+    reloaded: Callable[..., ReloadPlan],
+) -> None:
+    """Whichever is larger; and what is replaced anyway is told what a start would be."""
+    given = {**VLLM, "args": {"gpu_memory_utilization": 0.5}}
+    pair: Models = {"m": {**VLLM, "replicas": 3}}
+    assert reloaded({"m": given}, {"m": VLLM}).restarted == ("m",)
+    assert reloaded(pair, {"m": {**given, "replicas": 3}}).restarted == ("m",)
+    assert reloaded(pair, {"m": {**VLLM, "slots": 9}}, {"m": {**VLLM, "slots": 9}}).unchanged == ("m",)
+    assert reloaded(pair, {"m": {**VLLM, "slots": 9}}, {"m": {**given, "slots": 9}}).restarted == ("m",)

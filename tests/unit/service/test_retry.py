@@ -1,6 +1,6 @@
 import pytest
 
-from service.conversations.transcript import Charges
+from service.conversations.record.transcript import Charges
 from service.scheduling.core.deaths import TurnRecord, refuse
 from workers.outcome import EngineFailed, FailureReason
 

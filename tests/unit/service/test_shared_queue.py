@@ -9,8 +9,10 @@ from service.api.body import HELD, SHARE, BufferedBodies, BufferedBody
 from service.errors import QueueFull
 from service.scheduling.core.blame import Blame
 from service.scheduling.core.events import Event, JobCancelled, JobEnded
-from service.scheduling.relayed.request import PostedRequest, RelayedRequest
-from service.scheduling.relayed.requests import QueueRules, RelayedRequests
+from service.scheduling.relayed.posted import PostedRequest
+from service.scheduling.relayed.request import RelayedRequest
+from service.scheduling.relayed.request_queue import QueueRules
+from service.scheduling.relayed.requests import RelayedRequests
 from service.scheduling.work import RunCounters
 
 

@@ -14,10 +14,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from service.config.schema import Config
-from service.conversations.job import JobId, TurnKey
-from service.conversations.measures import AttemptMeasures, RequestMeasures, UsageCounts
-from service.conversations.states import ConversationState, TurnState
-from service.conversations.transcript import Attempt, Turn
+from service.conversations.job.job import JobId, TurnKey
+from service.conversations.job.states import ConversationState, TurnState
+from service.conversations.record.measures import AttemptMeasures, RequestMeasures, UsageCounts
+from service.conversations.record.transcript import Attempt, Turn
 from service.errors import ConfigError
 from service.node.node import open_node
 from service.store.records import ConversationMoved, TurnEnded

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from service.conversations.document.job_document import PostedValues
 from service.node.results import csv_rows
 
 SAID = {"prompt_tokens": 3, "cached_tokens": 0, "completion_tokens": 2}
@@ -22,7 +23,7 @@ async def rows_of(turn: dict[str, object], conversation: str = "c0") -> list[dic
     async def transcripts() -> AsyncIterator[Iterator[bytes]]:
         yield iter([json.dumps(document).encode()])
 
-    lines = b"".join([line async for line in csv_rows("job_1", {}, transcripts())])
+    lines = b"".join([line async for line in csv_rows("job_1", [PostedValues()], transcripts())])
     return list(csv.DictReader(io.StringIO(lines.decode(), newline="")))
 
 

@@ -5,7 +5,7 @@ from typing import cast
 import anyio
 import pytest
 
-from service.conversations.job import JobId
+from service.conversations.job.job import JobId
 from service.errors import StoreError
 from service.node.followers import JobFollowers
 from service.node.intake import Intake
@@ -34,6 +34,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.told: list[str] = []
+        self.pauses = self.works = self
 
     def pause(self, why: str, _words: str) -> None:
         self.told.append(f"pause {why}")

@@ -180,5 +180,5 @@ def test_what_changes_between_two_looks_is_told_a_line_each() -> None:
         "the store: disk full",
     ]
     back = changes({**now, "workers": before["workers"]}, {**before, "lanes": now["lanes"]})
-    assert back == ["the MCP server files of m: is back", "the store: is well again"]
+    assert back == ["the MCP server files of m: is back", "the store: works again"]
     assert changes(before, before) == []

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from service.conversations.job import JobId, TurnKey
-from service.conversations.states import JobState, TurnState
-from service.conversations.transcript import Attempt, TokenUsage, Turn
+from service.conversations.job.job import JobId, TurnKey
+from service.conversations.job.states import JobState, TurnState
+from service.conversations.record.transcript import Attempt, TokenUsage, Turn
 from service.store.records import encode_turn
 from service.timeline.chart import chart, length, page_pieces
 from service.timeline.rows import lay_rows

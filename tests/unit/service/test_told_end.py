@@ -16,5 +16,5 @@ def test_a_condition_that_was_given_up_is_told(tmp_path: Path, capsys: pytest.Ca
     Export(folder_for(tmp_path, "talk")).write(manifest, [])
     _tell_end("talk", "completed", tmp_path)
     told = capsys.readouterr()
-    assert told.err == ("until[0].matches: ran out of time too often, and is not tried from ann in round 4 of c0 on\n")
+    assert told.err == ("until[0].matches: ran out of time too often; not tried from ann in round 4 of c0 on\n")
     assert told.out.startswith("talk: completed")

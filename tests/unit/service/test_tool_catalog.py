@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from service.conversations.job import JobId
-from service.conversations.job_faults import JobRules
-from service.conversations.job_parser import parse_job
-from service.conversations.limits import Limits
+from service.conversations.document.job_faults import JobRules
+from service.conversations.document.job_parser import parse_job
+from service.conversations.document.limits import Limits
+from service.conversations.document.spec import JobSpec
+from service.conversations.job.job import JobId
 from service.errors import InvalidJob, ToolServerDown
 from service.node.tool_catalog import ToolCatalog, ToolRunnersOfModel, callable_tool
 from workers.tools.mcp import ListedTool, McpServer, McpTools
@@ -43,13 +44,17 @@ def catalog(*servers: McpTools) -> ToolCatalog:
     return ToolCatalog({"m": runners}, lambda: {"adapter": "m"})
 
 
-def job(*tools: object, model: str = "m") -> dict[str, Any]:
-    return {"agents": [{"id": "a", "model": model, "tools": list(tools)}], "conversations": [{"prompt": "Go."}]}
+def job(*tools: object, model: str = "m") -> JobSpec:
+    agents = [{"id": "a", "model": model, "tools": list(tools)}]
+    return JobSpec.model_validate({"agents": agents, "conversations": [{"prompt": "Go."}]})
 
 
-def names(document: object) -> list[str]:
-    assert isinstance(document, dict)
-    return [tool["function"]["name"] for tool in document["agents"][0]["tools"]]
+def tools_of(spec: JobSpec) -> list[Any]:
+    return spec.agents[0].tools
+
+
+def names(spec: JobSpec) -> list[str]:
+    return [tool["function"]["name"] for tool in tools_of(spec)]
 
 
 async def test_tools_of_a_server_are_written_out_with_their_schemas() -> None:
@@ -59,8 +64,7 @@ async def test_tools_of_a_server_are_written_out_with_their_schemas() -> None:
         written = await catalog(files).expand(job({"mcp": "files"}, model=model))
         assert names(written) == ["read", "write"]
     written = await catalog(files).expand(job({"mcp": "files", "only": ["write"]}, {"python": "now"}))
-    assert isinstance(written, dict)
-    first, second = written["agents"][0]["tools"]
+    first, second = tools_of(written)
     assert first["function"] == {
         "name": "write",
         "description": "write!",
@@ -74,8 +78,7 @@ async def test_a_name_that_stands_twice_is_prefixed() -> None:
     """And still means the tool of its own server."""
     written = await catalog(Server("a", ["read"]), Server("b", ["read", "x"])).expand(job({"mcp": "a"}, {"mcp": "b"}))
     assert names(written) == ["a_read", "b_read", "x"]
-    assert isinstance(written, dict)
-    assert written["agents"][0]["tools"][1]["mcp"] == {"server": "b", "tool": "read"}
+    assert tools_of(written)[1]["mcp"] == {"server": "b", "tool": "read"}
     twice = await catalog(Server("a", ["read"])).expand(job({"mcp": "a"}, {"mcp": "a", "only": ["read"]}))
     assert names(twice) == ["read"], "the same tool is no other one"
 
@@ -100,9 +103,8 @@ async def test_a_server_that_never_told_its_tools_is_named() -> None:
 
 async def test_what_names_no_tools_stays_as_it_is() -> None:
     """A job without references is the document that was posted; a malformed reference is the parser's to refuse."""
-    documents: list[object] = [job({"function": {"name": "f"}}), {"agents": 5}, [], job({"mcp": 5})]
-    for document in documents:
-        assert await catalog().expand(document) == document
+    for spec in (job({"function": {"name": "f"}}), job({"mcp": 5})):
+        assert await catalog().expand(spec) == spec
 
 
 def test_a_callable_tells_its_parameters_by_its_annotations() -> None:

@@ -5,10 +5,11 @@ from typing import cast
 
 import pytest
 
-from service.conversations.states import TurnState
+from service.conversations.job.states import TurnState
 from service.scheduling.attempt import RunningAttempt
 from service.scheduling.core.blame import Blame, Trial
 from service.scheduling.core.events import TurnInterrupted
+from service.scheduling.jobs.composed import AskingSurroundings
 from service.scheduling.jobs.lent_slots import LentSlots
 from service.scheduling.jobs.prompts import JobPrompts
 from service.scheduling.jobs.turn import JobTurn, TurnSurroundings
@@ -29,9 +30,8 @@ def running(blame: Blame | None = None) -> tuple[JobTurn, TurnEndings]:
     around = TurnSurroundings(
         jobs={posted.id: JobPrompts(posted)},
         note_end=lambda _turn: None,
-        outlet=outlet,
         counters=RunCounters(),
-        slots=slots,
+        asking=AskingSurroundings(outlet=outlet, slots=slots),
     )
     turn = JobTurn(key("a", 0, 0), RunningAttempt("w", 1), datetime.now(UTC), None, around)
     return turn, TurnEndings(blame or Blame(), lambda _key: "m", lambda _worker: None)

@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.conversations.job import JobId, TurnKey
-from service.conversations.measures import AttemptMeasures, RequestMeasures, UsageCounts
-from service.conversations.states import ConversationState, TurnState
-from service.conversations.transcript import Turn
+from service.conversations.job.job import JobId, TurnKey
+from service.conversations.job.states import ConversationState, TurnState
+from service.conversations.record.measures import AttemptMeasures, RequestMeasures, UsageCounts
+from service.conversations.record.transcript import Turn
 from service.store.records import ConversationMoved, TurnEnded, TurnMoved
 from service.telemetry.metrics import MOST_MODELS, OTHER, CappedNames, Metrics
 from service.telemetry.turn_metrics import MOST_TOOLS

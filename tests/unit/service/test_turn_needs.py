@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from service.conversations.discussion import Discussion
-from service.conversations.job import JobId, Mode, TurnKey
+from service.conversations.job.job import JobId, Mode, TurnKey
+from service.conversations.talk.discussion import Discussion
 from service.scheduling.core import events
 from service.scheduling.core.turn_needs import (
     LEAST,

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from msgspec.structs import replace as with_changed
 
 from service.errors import ConfigError, StoreError
-from service.store.databases.migrations import migrations_of, schema_fault
+from service.store.databases.migrations import Migration, migrations_of, schema_fault
 from service.store.databases.sqlite import MemoryDatabase
 from service.upgrade.handover import VARIABLE, take_handover
 from service.upgrade.verdict import Bounds, Facts, Plan, UpgradeVerdict, judge
@@ -63,22 +63,21 @@ def test_a_store_in_memory_is_refused() -> None:
 
 
 def test_a_schema_is_looked_at_and_not_touched() -> None:
-    """One that lacks a step is named; one with more steps is of a newer Roundhouse."""
+    """A missing step is named; a store with more steps is of a newer Roundhouse."""
     steps = migrations_of("sqlite")
     database = MemoryDatabase()
     database.prepare()
     connection = database.connect_writer()
     assert schema_fault(connection, steps) is None
-    connection.begin()
-    connection.execute("DELETE FROM migrations WHERE number = ?", (len(steps),))
-    connection.commit()
-    fault = schema_fault(connection, steps)
+    later = Migration(number=len(steps) + 1, name="0002_later", sql="")
+    fault = schema_fault(connection, [*steps, later])
     assert fault is not None
-    assert steps[-1].name in fault
-    with pytest.raises(StoreError, match="newer"):
-        schema_fault(connection, steps[:-2])
+    assert later.name in fault
     with pytest.raises(StoreError, match="not that of this"):
         schema_fault(connection, [replace(steps[0], sql="other"), *steps[1:]])
+    connection.execute("INSERT INTO migrations VALUES (?, ?, ?, 'now')", (later.number, later.name, later.checksum))
+    with pytest.raises(StoreError, match="newer"):
+        schema_fault(connection, steps)
     connection.close()
     database.close()
 

@@ -5,13 +5,9 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from msgspec.structs import replace
 
-from service.conversations.discussion import Spoken, shared_before, visible_before
-from service.conversations.job import Agent, Job, View
-from service.conversations.prompt_messages import PromptWriter, Rejected, agent_request, changes_of_retry
-from service.conversations.prompt_record import PromptRecord
-from service.conversations.validation import Validation
-from service.conversations.wording import (
-    UNSTORED,
+from service.conversations.job.job import Agent, Job, View
+from service.conversations.job.validation import Validation
+from service.conversations.job.wording import (
     ConversationWords,
     Phrases,
     Wording,
@@ -22,9 +18,12 @@ from service.conversations.wording import (
     phrase_fault,
     wording_of,
 )
+from service.conversations.talk.discussion import Spoken, shared_before, visible_before
+from service.conversations.talk.prompt_messages import PromptWriter, Rejected, agent_request, changes_of_retry
+from service.conversations.talk.prompt_record import PromptRecord
 from tests.harness.jobs import DEBATE, agent, job
 from transport.request import Message
-from workers.requests.prompts.bios import BiosPolicy, Clock
+from workers.requests.bios_words import BiosPolicy, Clock
 from workers.requests.prompts.render import ToolBudget, render_messages
 
 BEGAN = datetime(2026, 11, 22, 21, 17, 42, tzinfo=timezone(timedelta(hours=1), "CET"))
@@ -107,7 +106,6 @@ def test_only_the_last_answer_is_shown_with_what_was_wrong_with_it() -> None:
         "Well.",
         Wording().invalid.replace("$reason", "too vague"),
     ]
-    assert "Hm." in str(asked(job(agent("a")), agent("a"), 0, {}, UNSTORED, rejected))
 
 
 def test_a_shared_view_is_one_text_for_all_and_ends_with_what_is_each_ones_own() -> None:
@@ -193,20 +191,10 @@ def test_what_is_demanded_is_told_in_one_line_where_no_engine_is(validation: Val
 
 def test_words_come_back_as_they_were_stored() -> None:
     """A conversation keeps the words that it began with."""
-    models = {"m": wording_of(BiosPolicy(template="$now", cue="$round")), "n": UNSTORED}
+    models = {"m": wording_of(BiosPolicy(template="$now", cue="$round")), "n": Wording()}
     assert decode_models(encode_models(models)) == models
     assert decode_clock(encode_clock(BEGAN)) == BEGAN
     assert decode_clock(encode_clock(BEGAN)).tzname() == "CET"
-
-
-def test_a_conversation_of_an_older_version_goes_on_with_its_words() -> None:
-    """What had begun before the words were stored is told what it was told before."""
-    made = job(*DEBATE, rounds=2)
-    messages = asked(made, DEBATE[2], 1, ALL, wording_of(BiosPolicy(), UNSTORED))
-    assert messages[0][1].startswith("You are one of several agents that work together through Roundhouse. Each agent")
-    assert "Now: Monday, 2026-11-23 00:50 CET" in messages[0][1]
-    assert messages[1][1].endswith("b said:\nNo.\n\nYou are m. It is your turn, in round 1 of 2.")
-    assert messages[3][1].endswith("You are m. It is your turn, in round 2 of 2.")
 
 
 def test_a_second_retry_samples_otherwise() -> None:

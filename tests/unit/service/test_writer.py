@@ -8,7 +8,8 @@ from contextlib import closing
 import pytest
 
 from service.store.databases.sqlite import MemoryDatabase
-from service.store.writer import Write, Writer
+from service.store.threads import Write
+from service.store.writer import Writer
 from tests.harness.waiting import LIMIT_S, wait_for
 
 

@@ -27,6 +27,7 @@ from transport.errors import (
     FrameTooLarge,
     MalformedFrame,
     TruncatedStream,
+    UnreadableFrame,
 )
 from transport.events import Event, Finished, TextDelta
 from transport.request import ChatRequest, Message
@@ -158,12 +159,12 @@ OVERFLOW = (
         pytest.param(http(429, b"", b"Retry-After: 7\r\n"), EngineOverloaded, "no body", id="too many"),
         pytest.param(http(500, b"<html>oops"), EngineRejected, "<html>oops", id="an error that is not JSON"),
         pytest.param(
-            http(200, b"<html>", b"Content-Type: text/html\r\n"), MalformedFrame, "text/html", id="HTML with 200"
+            http(200, b"<html>", b"Content-Type: text/html\r\n"), UnreadableFrame, "text/html", id="HTML with 200"
         ),
         pytest.param(b"SSH-2.0-OpenSSH\r\n", MalformedFrame, "not HTTP", id="another protocol"),
         pytest.param(SSE + b"\r\n" + TEXT, TruncatedStream, "before", id="the stream is cut off"),
         pytest.param(SSE + b"\r\n" + TEXT + b'data: {"ch', TruncatedStream, "middle", id="a frame is cut off"),
-        pytest.param(SSE + b"\r\ndata: {]\n\n", MalformedFrame, "{]", id="a bad frame"),
+        pytest.param(SSE + b"\r\ndata: {]\n\n", UnreadableFrame, "{]", id="a bad frame"),
         pytest.param(SSE + b"\r\ndata: " + b"x" * (17 << 20), FrameTooLarge, "larger than", id="a frame over the cap"),
         pytest.param(
             SSE + b'\r\ndata: {"error":{"code":500,"message":"Compute error."}}\n\n',
@@ -227,6 +228,14 @@ FOREIGN_ERRORS = [
     for error in vars(httpx).values()
     if isinstance(error, type) and issubclass(error, httpx.TransportError) and not error.__subclasses__()
 ]
+
+
+@respx.mock
+async def test_a_probe_has_the_query_of_the_address() -> None:
+    """As requests for answers have it."""
+    asked = respx.get(url="http://127.0.0.1:9/a/v1/models?api-version=2").respond(json={"data": []})
+    await EngineClient(Endpoint.of_url("http://127.0.0.1:9/a/v1?api-version=2")).probe_ready()
+    assert asked.called
 
 
 @pytest.mark.parametrize("foreign", FOREIGN_ERRORS, ids=lambda error: error.__name__)

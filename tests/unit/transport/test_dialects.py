@@ -4,6 +4,7 @@ import pytest
 from transport.dialects import openai, vllm
 from transport.dialects.dialect import PLAIN
 from transport.dialects.llama_server import COUNT_PATH, LLAMA_SERVER, decode_count, decode_thought
+from transport.dialects.refusals import decode_error
 from transport.dialects.vllm import VLLM
 from transport.endpoint import Endpoint
 from transport.errors import CacheFull, ContextOverflow, EngineOverloaded, EngineRejected, MalformedFrame
@@ -87,7 +88,7 @@ class TestReading:
         self, answer: bytes, kind: type[EngineRejected], about_the_request: bool
     ) -> None:
         """VLLM sends most of its errors inside a stream that began with 200."""
-        error = openai.decode_error(400 if kind is ContextOverflow else 500, {}, answer)
+        error = decode_error(400 if kind is ContextOverflow else 500, {}, answer)
         with pytest.raises(kind) as raised:
             openai.decode(answer, [])
         assert type(error) is type(raised.value) is kind
@@ -98,7 +99,7 @@ class TestReading:
         answer = (
             b'{"error": {"message": "too long", "type": "invalid_request_error", "code": "context_length_exceeded"}}'
         )
-        assert type(openai.decode_error(400, {}, answer)) is ContextOverflow
+        assert type(decode_error(400, {}, answer)) is ContextOverflow
 
     @pytest.mark.parametrize(
         ("status", "message", "kind"),
@@ -115,12 +116,34 @@ class TestReading:
     ) -> None:
         """Before the stream and in it; it is no overflow of one request, and not about the request."""
         answer = msgspec.json.encode({"error": {"code": status, "message": message, "type": "server_error"}})
-        error = openai.decode_error(status, {}, answer)
+        error = decode_error(status, {}, answer)
         with pytest.raises(kind) as raised:
             openai.decode(answer, [])
         assert type(error) is type(raised.value) is kind
         assert error.is_about_the_request is (status == 400)
         assert not isinstance(error, ContextOverflow)
+
+
+@pytest.mark.parametrize(
+    ("url", "asked"),
+    [
+        ("http://h", "/v1/chat/completions"),
+        ("http://h/", "/v1/chat/completions"),
+        ("http://h/v1", "/v1/chat/completions"),
+        ("http://h/v1/chat/completions", "/v1/chat/completions"),
+        ("http://h/v1/models/", "/v1/chat/completions"),
+        ("http://h/api/paas/v4", "/api/paas/v4/chat/completions"),
+        ("http://h/v3/", "/v3/chat/completions"),
+        ("http://h/v1beta", "/v1beta/chat/completions"),
+        ("http://h/openai", "/openai/v1/chat/completions"),
+        ("http://h/video", "/video/v1/chat/completions"),
+    ],
+)
+def test_the_version_of_an_address_stays(url: str, asked: str) -> None:
+    """Some servers have their API below another one than v1; a whole URL is one of theirs as well."""
+    endpoint = Endpoint.of_url(url)
+    assert endpoint.head("/v1/chat/completions").split()[1].decode() == asked
+    assert f"{endpoint.base_path}{endpoint.path_of('/health')}".endswith("/health")
 
 
 class TestCounting:
@@ -291,3 +314,11 @@ class TestEndpoint:
         assert head.startswith(b"POST /a/v1/chat/completions HTTP/1.1\r\nHost: h:1\r\n")
         assert b"\r\nAuthorization: Bearer k\r\n" in head
         assert head.endswith(b"\r\nContent-Length: ")
+
+    def test_the_query_of_a_url_goes_with_every_request(self) -> None:
+        """Some servers have their version there; what no server is sent is refused."""
+        endpoint = Endpoint.of_url("http://h:1/a/v1?api-version=2&x=%20y")
+        assert endpoint.head("/v1/x").startswith(b"POST /a/v1/x?api-version=2&x=%20y HTTP/1.1\r\n")
+        assert (endpoint.base_url, str(endpoint)) == ("http://h:1/a", "http://h:1/a"), "it may hold a key"
+        with pytest.raises(ValueError, match="sent to no server"):
+            Endpoint.of_url("http://h:1/a#b")

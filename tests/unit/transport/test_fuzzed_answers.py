@@ -8,10 +8,11 @@ import tracemalloc
 import anyio.lowlevel
 import pytest
 
-from service.conversations.measures import UsageCounts
+from service.conversations.record.measures import UsageCounts
 from tests.harness import fuzzed
 from transport.counters import EngineCounters, KvCache
-from transport.dialects import llama_server, openai, vllm
+from transport.dialects import llama_server, vllm
+from transport.dialects.refusals import decode_error
 from transport.errors import EngineError
 from transport.events import Usage
 from transport.exchange import Exchange
@@ -130,7 +131,7 @@ def read(path: str, body: bytes) -> object:
             return vllm.decode_kv_cache(body)
         case _:
             vllm.decode_capacity(fuzzed.METRICS.encode(), body)
-            return openai.decode_error(500, {}, body).status
+            return decode_error(500, {}, body).status
 
 
 ENDLESS = {

@@ -15,6 +15,7 @@ from transport.gathering import GATHERED_BYTES, READS_A_LOOK, Gathering, Reads
 from transport.request import ChatRequest
 
 FRAME = b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n'
+STOP = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
 PROGRESS = b'data: {"prompt_progress":{"total":9,"processed":3}}\n\n'
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
 CLOSES = SSE + b"Connection: close\r\n\r\n"
@@ -190,7 +191,7 @@ async def test_every_token_is_read_soon_and_the_end_at_once() -> None:
         await wait_until(lambda: reader.wakes_at() == GATHERED_BYTES, "reads are gathered")
         writer.write(chunk(FRAME))
         await is_to_end.wait()
-        writer.write(chunk(FRAME) + chunk(b"data: [DONE]\n\n"))
+        writer.write(chunk(FRAME) + chunk(STOP + b"data: [DONE]\n\n"))
         writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
@@ -200,7 +201,7 @@ async def test_every_token_is_read_soon_and_the_end_at_once() -> None:
         is_to_end.set()
         with anyio.fail_after(LIMIT_S):
             await reader.exchange.finished
-        assert len(reader.recorder.events) == many + 2
+        assert len(reader.recorder.events) == many + 3  # and the end
         reader.leave()
 
 
@@ -218,7 +219,7 @@ async def test_only_what_nobody_watches_is_gathered(*, is_watched: bool, expecte
         writer.write(CLOSES + chunk(FRAME))
         await wait_until(lambda: bool(seen), "the first token has come")
         held.append("1 connections" in repr(client))
-        writer.write(chunk(b"data: [DONE]\n\n"))
+        writer.write(chunk(STOP + b"data: [DONE]\n\n"))
         writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:

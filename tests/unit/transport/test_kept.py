@@ -117,6 +117,20 @@ def test_requests_one_after_another_take_one_connection(dialect: Dialect) -> Non
     assert all(b"\r\nConnection: keep-alive\r\n" in head for head in engine.heads)
 
 
+def test_a_client_that_asks_no_more_closes_them_at_once() -> None:
+    """Uvloop refuses to close a loop that has one: a program that stops its worker would end with an error."""
+    engine = Engine([answer()])
+
+    async def scenario(client: EngineClient) -> None:
+        await ask(client)
+        assert engine.gone == 0
+        client.close_idle()
+        await pass_time(IDLE_S / 10)
+        assert engine.gone == 1
+
+    talk(engine, scenario)
+
+
 def test_a_stream_that_is_whole_leaves_its_connection() -> None:
     """Its end is the last chunk, which comes with the last event."""
     engine = Engine([STREAM])

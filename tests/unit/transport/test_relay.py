@@ -8,7 +8,7 @@ import pytest
 
 from transport.dialects.relayed import decode_body, decode_frame
 from transport.errors import EngineError, EngineRejected, TruncatedStream
-from transport.events import Advance, Event, Finished, ReasoningDelta, TextDelta, Usage
+from transport.events import Advance, Event, Finished, PartialUsage, ReasoningDelta, TextDelta, Usage
 from transport.relay import READ_AT_ONCE, RelayExchange
 from workers.requests.generation import Generation
 
@@ -83,6 +83,19 @@ async def test_tokens_are_known_at_once_and_read_a_few_at_a_time() -> None:
     assert generation.text == "".join(f"w{number} " for number in range(READ_AT_ONCE + 1))
 
 
+@pytest.mark.parametrize("behind", [b"", b": bye\n\n"])
+@pytest.mark.parametrize("between", [b"", FRAMES[3]])
+async def test_a_stream_is_over_with_done_whatever_comes_with_it(between: bytes, behind: bytes) -> None:
+    """A server may leave its body open behind it; the last token and this may come in one read."""
+    made, generation, passed = exchange()
+    made.data_received(STREAM_HEAD + chunked(FRAMES[:1]))
+    made.data_received(chunked([FRAMES[2]]))
+    made.data_received(chunked([between + b"data: [DONE]\n\n" + behind]))
+    assert made.finished.result() is None
+    assert passed.frames.endswith(b"[DONE]\n\n" + behind)
+    assert generation.text == ("w0 w1 " if between else "w0 ")
+
+
 async def test_comments_are_no_progress() -> None:
     """A hung engine may ping."""
     made, generation, passed = exchange()
@@ -122,6 +135,7 @@ async def test_a_refusal_in_a_first_event_is_one(code: int, *, is_refusal: bool)
     made.data_received(STREAM_HEAD + chunked(FRAMES[:3]))
     made.data_received(chunked([error]))
     assert (passed.whole, passed.frames.endswith(error)) == (None, True), "in mid-stream it passes as it came"
+    assert isinstance(made.finished.exception(), EngineRejected)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +164,27 @@ async def test_a_broken_stream_is_truncated() -> None:
 
 
 @pytest.mark.parametrize(
+    ("last", "is_whole"),
+    [
+        (b"", False),
+        (b'data: {"choices": [{"index": 0, "delta": {"content": "b"}}]}\n\n', False),
+        (b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n', True),
+        (b'data: {"choices": [{"index": 0, "text": "", "finish_reason": "length"}]}\n\n', True),
+        (b"data: [DONE]\n\n", True),
+        (b'event: message_stop\ndata: {"type": "message_stop"}\n\n', True),
+        (b'data: {"type": "response.incomplete", "response": {}}\n\n', True),
+        (b'data: {"content": "", "stop": true}\n\n', True),
+    ],
+)
+async def test_a_stream_that_ends_without_an_end_is_truncated(last: bytes, *, is_whole: bool) -> None:
+    """The front of a server whose backend went away ends its chunks as it should."""
+    made, _, _ = exchange()
+    made.data_received(STREAM_HEAD + chunked([FRAMES[0], FRAMES[2], *([last] if last else [])]) + b"0\r\n\r\n")
+    assert (made.finished.exception() is None) == is_whole
+    assert is_whole or isinstance(made.finished.exception(), TruncatedStream)
+
+
+@pytest.mark.parametrize(
     ("head", "is_whole"),
     [(b"Content-Length: 60\r\n", False), (b"Transfer-Encoding: chunked\r\n", False), (b"", True)],
 )
@@ -165,6 +200,25 @@ async def test_half_a_body_is_no_answer(head: bytes, *, is_whole: bool) -> None:
     else:
         assert isinstance(made.finished.exception(), EngineError)
         assert passed.whole is None
+
+
+@pytest.mark.parametrize("body", [b"", b"<!doctype html>", b"ok", b'"text"'])
+@pytest.mark.parametrize("kind", [b"application/json", b"text/html"])
+async def test_a_success_without_a_document_is_no_answer(body: bytes, kind: bytes) -> None:
+    """The page of a proxy, say, or of a program that listens where an engine did."""
+    made, _, passed = exchange()
+    made.data_received(b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (kind, len(body), body))
+    assert isinstance(made.finished.exception(), EngineError)
+    assert passed.whole is None
+
+
+@pytest.mark.parametrize("before", [b"", b"\xef\xbb\xbf", b"\n\n\n", b"\xef\xbb\xbf\r\n "])
+async def test_a_document_may_stand_behind_blanks_or_a_mark_of_its_byte_order(before: bytes) -> None:
+    """As RFC 8259 lets readers pass over them, and real servers send blanks while they work."""
+    made, _, passed = exchange()
+    body = before + b'{"choices": []}'
+    made.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    assert (made.finished.result(), passed.whole) == (None, (200, "application/json", body))
 
 
 async def test_a_refusal_passes_and_fails() -> None:
@@ -189,11 +243,29 @@ async def test_a_refusal_passes_and_fails() -> None:
         (b'{"type": "response.reasoning_text.delta", "delta": "x"}', [Advance()]),
         (b'{"type": "content_block_delta", "delta": {"type": "text_delta", "text": "x"}}', [TextDelta("x")]),
         (b'{"type": "ping"}', []),
+        (b'{"index": 0, "content": "x", "stop": false}', [TextDelta("x")]),
+        (b'{"index": 0, "content": "", "stop": true}', [Finished("")]),
         (b'{"type": "message_stop"}', [Finished("")]),
         (
             b'{"type": "response.completed", "response": {"usage": {"input_tokens": 3, "output_tokens": 2}}}',
             [Usage(3, 2, 0), Finished("")],
         ),
+        (
+            (
+                b'{"type": "message_start", "message": {"usage": {"input_tokens": 3, "cache_read_input_tokens": 7,'
+                b' "cache_creation_input_tokens": 1, "output_tokens": 1}}}'
+            ),
+            [PartialUsage(11, None, 7)],
+        ),
+        (
+            b'{"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 5}}',
+            [Advance(), PartialUsage(None, 5)],
+        ),
+        (
+            b'{"type": "message_delta", "delta": {}, "usage": {"input_tokens": 3, "output_tokens": 5}}',
+            [Advance(), Usage(3, 5, 0)],
+        ),
+        (b'{"type": "message_delta", "delta": {}, "usage": {"output_tokens": -5}}', [Advance()]),
         (b'{"choices": "what is this"}', [Advance()]),
         (b"[DONE", []),  # bytes alone are no progress
     ],
@@ -225,3 +297,22 @@ def test_the_cost_of_a_whole_answer_is_read() -> None:
     messages = b'{"usage": {"input_tokens": 3, "cache_read_input_tokens": 9, "output_tokens": 2}}'
     assert decode_body(messages) == [Usage(12, 2, 9)]
     assert decode_body(b"no JSON") == []
+
+
+def test_an_answer_counts_by_its_pieces_until_its_engine_has_told() -> None:
+    """The number at the beginning of Messages counts no answer: one that is cut off has cost what came of it."""
+    generation = Generation(time.monotonic)
+    begin = b'{"type": "message_start", "message": {"usage": {"input_tokens": 3, "output_tokens": 0}}}'
+    piece = b'{"type": "content_block_delta", "delta": {"type": "text_delta", "text": "x"}}'
+    end = b'{"type": "message_delta", "delta": {}, "usage": {"output_tokens": 5}}'
+    events: list[Event] = []
+    for frame in (begin, piece, piece):
+        decode_frame(frame, events)
+    for event in events:
+        generation.receive(event)
+    assert (generation.usage, generation.seen, generation.prompt_tokens) == (None, Usage(3, 2, 0), 3)
+    events.clear()
+    decode_frame(end, events)
+    for event in events:
+        generation.receive(event)
+    assert generation.usage == Usage(3, 5, 0)

@@ -3,7 +3,17 @@ from pathlib import Path
 import pytest
 
 from transport.errors import EngineError, EngineRejected, MalformedFrame, TruncatedStream
-from transport.events import Event, Finished, PromptProgress, ReasoningDelta, TextDelta, Timings, ToolCallDelta, Usage
+from transport.events import (
+    Event,
+    Finished,
+    PromptProgress,
+    ReasoningDelta,
+    RefusalDelta,
+    TextDelta,
+    Timings,
+    ToolCallDelta,
+    Usage,
+)
 from transport.stream import ChatStream
 
 WIRE = Path(__file__).parent / "wire"
@@ -12,9 +22,9 @@ STOP = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 
 
-def read(chunks: list[bytes]) -> tuple[list[Event], EngineError | None]:
+def read(chunks: list[bytes], *, tells_reason: bool = True) -> tuple[list[Event], EngineError | None]:
     """Return the events, and how the stream failed."""
-    stream = ChatStream()
+    stream = ChatStream(tells_reason=tells_reason)
     events = [event for chunk in chunks for event in stream.feed(chunk)] + stream.close()
     assert stream.is_complete == (stream.failure is None)
     return events, stream.failure
@@ -48,6 +58,7 @@ def test_a_captured_stream_gives_its_events_at_every_cut() -> None:
         pytest.param(b'{"choices":[{"delta":{"content":""}}]}', [], id="no text"),
         pytest.param(b'{"choices":[]}', [], id="no choice"),
         pytest.param(b'{"choices":[{"delta":{},"finish_reason":"length"}]}', [Finished("length")], id="finish"),
+        pytest.param(b'{"choices":[{"delta":{"refusal":"No."}}]}', [RefusalDelta("No.")], id="a refusal"),
         pytest.param(
             b'{"choices":[{"delta":{"tool_calls":[{"index":1,"id":"x","function":{"name":"f","arguments":"{"}}]}}]}',
             [ToolCallDelta(1, "x", "f", "{")],
@@ -75,7 +86,60 @@ def test_a_captured_stream_gives_its_events_at_every_cut() -> None:
 )
 def test_each_field_is_its_event(frame: bytes, events: list[Event]) -> None:
     """The llama-server dialect, field by field; what is not known is ignored."""
-    assert events_of([b"data: " + frame + b"\n\n", DONE]) == events
+    found = events_of([b"data: " + frame + b"\n\n", STOP, DONE])
+    assert found == [*events, Finished("stop")]
+
+
+@pytest.mark.parametrize(
+    ("frame", "text"),
+    [
+        (rb'{"choices":[{"delta":{"content":"a\ud83d"}}]}', "a\ufffd"),
+        (rb'{"choices":[{"delta":{"content":"\ud83d\ude00 \\ud83d"}}]}', "\U0001f600 \\ud83d"),
+        (b'{"choices":[{"delta":{"content":"a"},"logprobs":{"x":-Infinity}}]}', "a"),
+        (b'{"choices":[{"index":"0","delta":{"content":"a"}}]}', "a"),
+        (b'{"choices":[{"delta":{},"message":{"content":"a"}}]}', "a"),
+        (b'{"choices":[{"delta":{},"text":"a"}]}', "a"),
+        (b'{"choices":[{"delta":{"content":[{"type":"text","text":"a"}]}}]}', "a"),
+    ],
+)
+def test_what_other_clients_read_is_read(frame: bytes, text: str) -> None:
+    """Half of a letter, a number that is none, a message in place of a delta; and frames of nothing."""
+    assert events_of([b"data: " + frame + b"\n\n", STOP, b"data:\n\n", b"data: [DONE] \n\n"]) == [
+        TextDelta(text),
+        Finished("stop"),
+    ]
+
+
+@pytest.mark.parametrize("reason", ["error", "abort", "internal_error", "timeout", "cancelled"])
+def test_a_reason_that_tells_a_failure_is_one(reason: str) -> None:
+    """Half of an answer is not whole because its server says why it is not."""
+    end = b'data: {"choices":[{"delta":{},"finish_reason":"%s"}]}\n\n' % reason.encode()
+    events, failure = read([TEXT + end + DONE])
+    assert events == [TextDelta("hi")]
+    assert isinstance(failure, EngineRejected)
+    assert not failure.is_about_the_request
+
+
+def test_errors_beside_choices_are_errors() -> None:
+    """Whatever their name."""
+    frame = b'data: {"choices":[{"delta":{"content":"x"}}],"errors":[{"message":"no"}]}\n\n'
+    events, failure = read([frame + DONE])
+    assert (events, isinstance(failure, EngineRejected)) == ([], True)
+
+
+@pytest.mark.parametrize("came", [b"", b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":0}}\n\n'])
+@pytest.mark.parametrize("tells_reason", [True, False])
+def test_done_alone_is_no_answer(came: bytes, tells_reason: bool) -> None:
+    """Some servers answer so to what they have refused."""
+    assert isinstance(read([came + DONE], tells_reason=tells_reason)[1], TruncatedStream)
+
+
+def test_done_after_words_is_the_end_where_a_server_tells_no_reason() -> None:
+    """An engine of ours always tells it: half an answer of it is none."""
+    assert read([TEXT + DONE], tells_reason=False) == ([TextDelta("hi")], None)
+    assert isinstance(read([TEXT + DONE])[1], TruncatedStream)
+    thought = b'data: {"choices":[{"delta":{"reasoning":"hm"}}]}\n\n'
+    assert isinstance(read([thought + DONE], tells_reason=False)[1], TruncatedStream)
 
 
 def test_nothing_after_done_counts() -> None:
@@ -112,7 +176,8 @@ def test_a_frame_that_is_not_the_dialect_is_malformed(frame: bytes) -> None:
     for cut in (0, 5, len(TEXT), len(TEXT) + 9):
         wire = TEXT + b"data: " + frame + b"\n\n" + TEXT
         events, failure = read([wire[:cut], wire[cut:]])
-        assert (events, type(failure)) == ([TextDelta("hi")], MalformedFrame)
+        assert events == [TextDelta("hi")]
+        assert isinstance(failure, MalformedFrame)
 
 
 @pytest.mark.parametrize(

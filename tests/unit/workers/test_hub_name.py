@@ -7,6 +7,16 @@ from workers.models.hub_name import HubName, choose_files, parse_hub_name
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 QUANTS = ["Some-4B-Q8_0.gguf", "Some-4B-Q4_K_M.gguf", "Some-4B-IQ4_K_M.gguf", "mmproj-F16.gguf", "README.md"]
+SPLIT = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
+ORNITH = [f"ornith-9b-kl-{quant}.gguf" for quant in ("Q4_K_M", "Q8_0")] + ["mtp-ornith-9b-kl-Q8_0.gguf"]
+BAKED = [f"ornith-9b-mtp-kl-{quant}.gguf" for quant in ("Q4_K_M", "Q8_0")] + ["mtp-ornith-9b-mtp-kl-Q8_0.gguf"]
+GEMMA = ["gemma-E2B-Q8_0.gguf", "gemma-E2B-Q4_K_M.gguf", "MTP/gemma-E2B-Q8_0-MTP.gguf", "MTP/gemma-E2B-Q4_K_M.gguf"]
+FOLDERS = [
+    "Q4_K_M/model.gguf",
+    "Q8_0/model.gguf",
+    "big-Q6_K/model-00001-of-00002.gguf",
+    "big-Q6_K/model-00002-of-00002.gguf",
+]
 CHECKPOINT = ["config.json", "model.safetensors", "tokenizer.json", "merges.txt", "model.bin", "code.py", "x.pt"]
 
 
@@ -16,6 +26,9 @@ CHECKPOINT = ["config.json", "model.safetensors", "tokenizer.json", "merges.txt"
         ("hf:org/Repo", HubName(owner="org", repository="Repo")),
         ("hf:org/Repo:Q4_K_M", HubName(owner="org", repository="Repo", file="Q4_K_M")),
         (f"hf:org/Repo:a.gguf@{COMMIT}", HubName(owner="org", repository="Repo", file="a.gguf", revision=COMMIT)),
+        ("hf:org/Repo:Q4/a.gguf", HubName(owner="org", repository="Repo", file="Q4/a.gguf")),
+        (f"hf:org/Repo:Q4_K_M@{COMMIT}", HubName(owner="org", repository="Repo", file="Q4_K_M", revision=COMMIT)),
+        (f"hf:org/Repo@{COMMIT}", HubName(owner="org", repository="Repo", revision=COMMIT)),
         ("hf:org/Repo@v1.0", HubName(owner="org", repository="Repo", revision="v1.0")),
     ],
 )
@@ -23,7 +36,8 @@ def test_a_name_is_read_and_written(text: str, name: HubName) -> None:
     """As a person writes it, so that a pinned one can be written into a file."""
     assert parse_hub_name(text) == name
     assert str(name) == text
-    assert name.is_pinned == (COMMIT in text)
+    assert name.is_pinned == (f".gguf@{COMMIT}" in text)
+    assert name.is_of_commit == (COMMIT in text)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +48,10 @@ def test_a_name_is_read_and_written(text: str, name: HubName) -> None:
         "hf:../b",
         "hf:a/..",
         "hf:a/b:../c.gguf",
-        "hf:a/b:x/y.gguf",
+        "hf:a/b:/y.gguf",
+        "hf:a/b:x//y.gguf",
+        "hf:a/b:x/../y.gguf",
+        "hf:a/b:x/",
         "hf:a/b@refs/pr/1",
         "hf:a/b@..",
         "hf:a/b@",
@@ -45,7 +62,7 @@ def test_a_name_is_read_and_written(text: str, name: HubName) -> None:
         "hf:ä/b",
     ],
 )
-def test_what_is_no_single_segment_is_no_name(text: str) -> None:
+def test_what_leads_out_of_a_repository_is_no_name(text: str) -> None:
     """A name becomes a part of paths and addresses."""
     with pytest.raises(InvalidSpec, match="is written hf:ORG/REPO"):
         parse_hub_name(text)
@@ -64,7 +81,10 @@ def test_what_is_no_single_segment_is_no_name(text: str) -> None:
             ["Q6_K/m-Q6_K-00002-of-00002.gguf", "Q6_K/m-Q6_K-00001-of-00002.gguf", "m-Q8_0.gguf"],
             ["Q6_K/m-Q6_K-00001-of-00002.gguf", "Q6_K/m-Q6_K-00002-of-00002.gguf"],
         ),
-        ("hf:o/r:Q8_0", ["Q8_0.gguf", "sub/Q8_0.gguf"], ["Q8_0.gguf"]),
+        ("hf:o/r:Q8_0.gguf", ["Q8_0.gguf", "sub/Q8_0.gguf"], ["Q8_0.gguf"]),
+        ("hf:o/r:sub/Q8_0", ["Q8_0.gguf", "sub/Q8_0.gguf"], ["sub/Q8_0.gguf"]),
+        ("hf:o/r:m-00002-of-00002.gguf", ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"], SPLIT),
+        ("hf:o/r", ["imatrix.gguf", "mmproj-F16.gguf", "config.json", "model.safetensors"], CHECKPOINT[:2]),
         ("hf:o/r", CHECKPOINT, ["config.json", "merges.txt", "tokenizer.json", "model.safetensors"]),
         (
             "hf:o/r",
@@ -109,3 +129,93 @@ def test_a_repository_without_gguf_files_has_none_to_name() -> None:
     """For llama.cpp, where only a checkpoint is there."""
     with pytest.raises(ModelUnavailable, match="there is no such GGUF file; it has none"):
         choose_files(parse_hub_name("hf:o/r", is_gguf=True), CHECKPOINT)
+
+
+@pytest.mark.parametrize(
+    ("name", "paths", "chosen"),
+    [
+        ("hf:o/r:Q8_0", ORNITH, "ornith-9b-kl-Q8_0.gguf"),
+        ("hf:o/r", ORNITH, "ornith-9b-kl-Q4_K_M.gguf"),
+        ("hf:o/ornith-MTP-GGUF:Q8_0", BAKED, "ornith-9b-mtp-kl-Q8_0.gguf"),
+        ("hf:o/r:Q8_0", BAKED, "ornith-9b-mtp-kl-Q8_0.gguf"),
+        ("hf:o/r:mtp-ornith-9b-kl-Q8_0.gguf", ORNITH, "mtp-ornith-9b-kl-Q8_0.gguf"),  # whoever says so has it
+        ("hf:o/r:Q8_0", GEMMA, "gemma-E2B-Q8_0.gguf"),
+        ("hf:o/r", GEMMA, "gemma-E2B-Q4_K_M.gguf"),
+        ("hf:o/r", ["m.gguf", "m-mtp.gguf"], "m.gguf"),
+        ("hf:o/r", ["m.gguf", "m-draft-0.6b.gguf"], "m.gguf"),
+        ("hf:o/r", ["m.gguf", "m_DFlash.gguf"], "m.gguf"),
+        ("hf:o/r", ["m.gguf", "m.eagle3.gguf"], "m.gguf"),
+        ("hf:o/r", ["m.gguf", "dspark/m-2.gguf"], "m.gguf"),
+        ("hf:o/r", ["m.gguf", "imatrix.gguf"], "m.gguf"),
+        ("hf:o/r", ["m.gguf", "m-imatrix.gguf", "imatrix_unsloth.gguf"], "m.gguf"),
+        ("hf:o/r", ["m.gguf", "m-lora-f16.gguf", "adapters/x.gguf"], "m.gguf"),
+        ("hf:o/r:F16", ["m-F16.gguf", "mmproj-F16.gguf", "m-vision-projector-F16.gguf"], "m-F16.gguf"),
+        ("hf:o/r:Q4_K_M", ["m-imatrix-Q4_K_M.gguf", "m.imatrix.gguf"], "m-imatrix-Q4_K_M.gguf"),  # made with one
+        ("hf:o/r:Q4_K_M", ["m-lora-merged-Q4_K_M.gguf"], "m-lora-merged-Q4_K_M.gguf"),
+        ("hf:o/Qwen-0.6B-draft", ["qwen-0.6b-draft-Q8_0.gguf"], "qwen-0.6b-draft-Q8_0.gguf"),
+        ("hf:o/r", ["draftsman-Q4_K_M.gguf"], "draftsman-Q4_K_M.gguf"),
+        ("hf:o/r", ["solar-explorer-Q4_K_M.gguf"], "solar-explorer-Q4_K_M.gguf"),
+        ("hf:o/r:Q4_K_M", FOLDERS, "Q4_K_M/model.gguf"),
+        ("hf:o/r", FOLDERS, "Q4_K_M/model.gguf"),
+        ("hf:o/r:q8_0", FOLDERS, "Q8_0/model.gguf"),
+        ("hf:o/r:Q6_K", FOLDERS, "big-Q6_K/model-00001-of-00002.gguf"),
+        ("hf:o/r:Q8_0/model.gguf", FOLDERS, "Q8_0/model.gguf"),
+        ("hf:o/r:Q4_K_M", ["Q4_K_M/m-Q8_0.gguf", "Q8_0/m-Q4_K_M.gguf"], "Q8_0/m-Q4_K_M.gguf"),  # its own name counts
+    ],
+)
+def test_companions_of_a_model_are_not_taken_for_it(name: str, paths: list[str], chosen: str) -> None:
+    """Drafters, projectors, adapters and importance matrices, by their names or folders; a folder tells a quant."""
+    assert choose_files(parse_hub_name(name), paths)[0] == chosen
+
+
+@pytest.mark.parametrize(
+    ("name", "paths", "because"),
+    [
+        (
+            "hf:o/r:Q8_0",
+            ["Q8_0.gguf", "sub/Q8_0.gguf"],
+            "several files fit: Q8_0.gguf, sub/Q8_0.gguf; name one of them",
+        ),
+        ("hf:o/r:Q8_0", ["a-Q8_0.gguf", "b-Q8_0.gguf"], "as hf:o/r:a-Q8_0.gguf"),
+        (
+            "hf:o/r",
+            ["a-Q4_K_M.gguf", "b-Q4_K_M.gguf", "a-Q8_0.gguf"],
+            "several files fit: a-Q4_K_M.gguf, b-Q4_K_M.gguf;",
+        ),
+        ("hf:o/r:Q8_0", ["m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00001-of-00003.gguf"], "several files fit"),
+        (
+            "hf:o/r:model.gguf",
+            FOLDERS,
+            "several files fit: Q4_K_M/model.gguf, Q8_0/model.gguf; name one of them, as hf:o/r:Q4",
+        ),
+        ("hf:o/r:Q4_K_XL", ["m-Q4_K_XL.gguf", "m-UD-Q4_K_XL.gguf"], "several files fit"),
+        (
+            "hf:o/r",
+            ["mtp-m-Q8_0.gguf"],
+            r"there is no such GGUF file; it has none, and beside it mtp-m-Q8_0.gguf \(a drafter\)",
+        ),
+        (
+            "hf:o/r:Q8_0",
+            ["m-Q4_K_M.gguf", "mtp-m-Q8_0.gguf"],
+            "no such GGUF file; it has m-Q4_K_M.gguf, and beside it mtp",
+        ),
+        (
+            "hf:o/r:mmproj-F16.gguf",
+            ["m-F16.gguf", "mmproj-F16.gguf"],
+            "mmproj-F16.gguf is a projector and no model; it has m-",
+        ),
+        ("hf:o/r:F16", ["mmproj-F16.gguf"], "beside it mmproj-F16.gguf"),
+        ("hf:o/r:imatrix.gguf", ["m.gguf", "imatrix.gguf"], "is an importance matrix and no model"),
+        ("hf:o/m-lora", ["m-lora-f16.gguf"], r"m-lora-f16.gguf \(an adapter\)"),
+    ],
+)
+def test_files_that_fit_alike_are_listed(name: str, paths: list[str], because: str) -> None:
+    """A person has to say which."""
+    with pytest.raises(ModelUnavailable, match=because):
+        choose_files(parse_hub_name(name), paths)
+
+
+def test_an_adapter_of_peft_is_no_checkpoint() -> None:
+    """Though a repository may have its base's configuration beside it."""
+    with pytest.raises(ModelUnavailable, match="there is no checkpoint"):
+        choose_files(parse_hub_name("hf:o/r", is_gguf=False), ["config.json", "adapter_model.safetensors"])

@@ -93,7 +93,7 @@ def test_the_memory_that_is_taken_is_the_pools(tiny_model: Path) -> None:
         ({"capacity": "slots"}, 16_000),
         ({"engine": "vllm"}, 1000),
     ):
-        need = memory_need(spec(model=str(tiny_model), **changes))
+        need = memory_need(spec(model=str(tiny_model), **changes), {}, is_on_cpu=True)
         assert need is not None
         assert need.tokens == tokens
 

@@ -3,14 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from itertools import product
-from pathlib import Path
 from typing import Final, NamedTuple
 
-import psutil
 import pytest
 
 from workers.devices.device import CPU, Gpu, MigSlice, check_devices
-from workers.devices.discovery import MIB, host_memory_mib
 from workers.devices.layout import Device, Lane, Layout, LayoutPolicy, lanes_of
 from workers.errors import InvalidLayout
 
@@ -210,8 +207,8 @@ def test_two_engines_share_a_gpu_by_halves() -> None:
         visible={"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
     )
     assert lanes_of([gpu], LayoutPolicy(), HOST_MIB) == (
-        Lane(number=0, device=device, layout=Layout.B, memory_mib=11667, port=9300),
-        Lane(number=1, device=device, layout=Layout.B, memory_mib=11667, port=9301),
+        Lane(number=0, device=device, layout=Layout.B, memory_mib=11667, port=9300, percent=47),
+        Lane(number=1, device=device, layout=Layout.B, memory_mib=11667, port=9301, percent=47),
     )
     assert not device.is_cpu
 
@@ -310,26 +307,3 @@ def test_ports_that_are_no_range_are_refused(ports: tuple[int, int]) -> None:
         lanes_of(whole(*H100), LayoutPolicy(ports=ports), HOST_MIB)
     first, last = ports
     assert str(caught.value) == f"gpus.ports: [{first}, {last}] is no range of ports; give [9300, 9399], say"
-
-
-TOTAL_MIB: Final = psutil.virtual_memory().total // MIB
-
-
-@pytest.mark.parametrize(
-    ("limit", "wanted"),
-    [
-        (f"{512 * MIB}\n", 512),
-        (f"{512 * MIB + MIB - 1}\n", 512),
-        (f"{2 * TOTAL_MIB * MIB}\n", TOTAL_MIB),
-        ("9223372036854771712\n", TOTAL_MIB),
-        ("max\n", TOTAL_MIB),
-        (None, TOTAL_MIB),
-    ],
-    ids=["below", "part-of-a-mib", "above", "endless", "max", "absent"],
-)
-def test_a_container_has_no_more_memory_than_its_limit(tmp_path: Path, limit: str | None, wanted: int) -> None:
-    """And never more than its machine has."""
-    file = tmp_path / "memory.max"
-    if limit is not None:
-        file.write_text(limit)
-    assert host_memory_mib(file) == wanted

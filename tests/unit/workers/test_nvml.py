@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.nvml_machine import BUSES, H100, MACHINE, MEMORY, SLICES_MEMORY, T4, built, said_with
 from tests.harness.stand_ins import NVML_LIBRARY
-from workers.devices.device import DeviceMemory
+from workers.devices.device import DeviceMemory, Gpu
 
 # The binding loads its library once for a process, so each reading has a process of its own.
 FINDING: Final = """\
@@ -47,9 +47,26 @@ def test_a_driver_from_before_mig_has_whole_gpus(tmp_path: Path) -> None:
     assert said_with(built(tmp_path, "-DWITHOUT_MIG"), FINDING) == [repr(whole)]
 
 
-def test_a_gpu_that_is_lost_is_no_machine_without_it(driver: Path) -> None:
-    """Work that counts on a GPU must not go elsewhere in silence."""
-    assert said_with(driver, FINDING, STAND_IN_LOST="2") == ["unreadable: NVML: GPU is lost"]
+def test_a_gpu_that_is_lost_is_told_by_its_number(driver: Path) -> None:
+    """Work that counts on it must not go elsewhere in silence. CUDA counts no lost one, so the others have UUIDs."""
+    lost = [replace(gpu, shown_as=gpu.uuid) for gpu in MACHINE]
+    lost[2] = Gpu(index=2, uuid="GPU 2", name="", memory_mib=None, lost="GPU is lost", shown_as="GPU 2")
+    assert said_with(driver, FINDING, STAND_IN_LOST="2") == [repr(lost)]
+
+
+def test_a_gpu_that_we_may_not_touch_is_hidden(driver: Path) -> None:
+    """As by the control group of a Slurm job: it is no failure of the machine."""
+    (found,) = said_with(driver, FINDING, STAND_IN_LOST="2", STAND_IN_LOST_AS="4")
+    assert "hidden='the container or its control group, which gives no permission for it'" in found
+    assert f"lost=None, shown_as='{H100}'" in found  # CUDA does not count it
+    assert "is lost" not in found
+
+
+def test_memory_that_is_told_as_nothing_is_not_known(driver: Path) -> None:
+    """A Jetson shares the host's: NVML tells 0 of it."""
+    whole, (memory, *_) = said_with(driver, FINDING), said_with(driver, LOOKING, STAND_IN_TOTAL_0="2")
+    assert said_with(driver, FINDING, STAND_IN_TOTAL_0="2") == [whole[0].replace("15109", "None")]
+    assert T4 not in memory
 
 
 @pytest.mark.parametrize(
@@ -106,7 +123,9 @@ def test_faults_are_told_once_each_with_its_gpu(driver: Path) -> None:
 def test_the_fault_of_a_gpu_that_has_fallen_off_its_bus_is_told(driver: Path) -> None:
     """The driver says nothing else of it any more, its UUID neither."""
     faults, again, memory = said_with(driver, LOOKING, STAND_IN_XIDS="2:79")[2:]
-    assert (faults, again, memory) == (repr([(T4, 79)]), "[]", "unreadable: NVML: GPU is lost")
+    assert (faults, again) == (repr([(T4, 79)]), "[]")
+    assert T4 not in memory
+    assert H100 in memory
 
 
 def test_a_card_that_tells_no_faults_keeps_none_from_telling(driver: Path) -> None:
@@ -131,7 +150,10 @@ def test_a_driver_from_before_events_and_processes_tells_the_rest(tmp_path: Path
     assert (buses, faults) == (repr(BUSES), ["[]", "[]"])
 
 
-def test_a_gpu_that_is_lost_leaves_no_look_at_memory(driver: Path) -> None:
-    """Half of a machine is no machine; its faults are no failure."""
-    lost = "unreadable: NVML: GPU is lost"
-    assert said_with(driver, LOOKING, STAND_IN_LOST="2") == [lost, lost, "[]", "[]", lost]
+def test_a_gpu_that_is_lost_hides_no_other(driver: Path) -> None:
+    """Their memory, their buses and their faults are told."""
+    memory, buses, faults, *_ = said_with(driver, LOOKING, STAND_IN_LOST="2", STAND_IN_XIDS="0:48")
+    told = eval(memory, {"DeviceMemory": DeviceMemory})  # noqa: S307 - printed by us
+    assert told == {uuid: each for uuid, each in {**MEMORY, **SLICES_MEMORY}.items() if uuid != T4}
+    assert buses == repr({bus: uuid for bus, uuid in BUSES.items() if uuid != T4})
+    assert faults == repr([(H100, 48)])

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from service.config.load import build_config
+from service.config.workers import worker_specs
+from service.errors import ConfigError
 from workers.errors import InvalidTensors
-from workers.files.gguf_header import MAX_ENTRIES, read_gguf_header
+from workers.files.gguf_header import MAX_ENTRIES, companion_of, read_gguf_header
 from workers.requests.cache_veil import CacheVeil
 from workers.tools.results import MAX_RESULT_BYTES, MAX_RESULT_VALUES, ResultTooLarge, decode_result, encode_bounded
 
@@ -43,6 +46,23 @@ def test_numbers_texts_and_short_lists_of_a_header_are_read(tmp_path: Path) -> N
         "llama.attention.head_count_kv": [1, 2, 3],
         "llama.block_count": 7,
     }
+
+
+@pytest.mark.parametrize(
+    ("told", "kind"),
+    [("mmproj", "a projector"), ("adapter", "an adapter"), ("imatrix", "an importance matrix"), ("model", None)],
+)
+def test_a_file_says_itself_that_it_is_no_model(tmp_path: Path, told: str, kind: str | None) -> None:
+    """By an entry that converters write; a configuration that names it as a model is refused."""
+    file = tmp_path / "model.gguf"
+    file.write_bytes(gguf(entry("general.type", 8, text(told))))
+    assert companion_of(file) == kind
+    config = build_config({"models": {"m": {"engine": "embedded", "model": "model.gguf"}}}, {}, "a test", {})
+    if kind is None:
+        assert worker_specs(config, tmp_path, tmp_path)
+        return
+    with pytest.raises(ConfigError, match=f"is {kind} by its own header, not a model"):
+        worker_specs(config, tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,10 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
-try:
+if TYPE_CHECKING:
     import xllamacpp
-except ImportError as error:
-    needs = "; install libgomp1 (Debian, Ubuntu) or libgomp (Fedora, SUSE)" if "libgomp" in str(error) else ""
-    sys.exit(f"roundhouse-embedded: the library of the engine cannot be loaded: {error}{needs}")
 
 KEY = "LLAMA_API_KEY"  # llama-server's own name for it
 
@@ -40,13 +38,17 @@ def _alias(params: object, value: object) -> None:
 
 
 def _pooling(params: object, value: object) -> None:
-    """Take a kind of pooling by llama-server's name for it."""
+    """Set the pooling by llama-server's name for it."""
+    import xllamacpp  # noqa: PLC0415 - checking flags must not load the engine
+
     kinds = xllamacpp.llama_pooling_type
     params.pooling_type = kinds[f"LLAMA_POOLING_TYPE_{str(value).upper()}"]  # type: ignore[attr-defined]
 
 
 def _adapters(params: object, value: object) -> None:
-    """Take FILE:SCALE,… as llama-server does."""
+    """Set adapters from FILE:SCALE,… as llama-server does."""
+    import xllamacpp  # noqa: PLC0415
+
     pairs = (part.rpartition(":") for part in str(value).split(","))
     params.lora_adapters = [  # type: ignore[attr-defined]
         xllamacpp.CommonAdapterLoraInfo(file, float(scale)) for file, _, scale in pairs
@@ -102,16 +104,40 @@ SWITCHES: dict[tuple[str, ...], tuple[bool, Callable[[object, object], None]]] =
 }
 
 
-def parse(argv: list[str]) -> xllamacpp.CommonParams:
-    """Return the parameters that ``argv`` asks for; an unknown flag, or a value of the wrong kind, exits with 2."""
-    parser = argparse.ArgumentParser(prog="roundhouse-embedded", description=__doc__, allow_abbrev=False)
+def _fill(parser: argparse.ArgumentParser) -> None:
     for flags, (kind, _) in VALUES.items():
         parser.add_argument(*flags, type=kind, dest=flags[0], required="--model" in flags)
     for flags, (value, _) in SWITCHES.items():
         parser.add_argument(*flags, action="store_const", const=value, dest=flags[0])
+
+
+class _Refusing(argparse.ArgumentParser):
+    """Raises the message that it would print."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def fault_of(argv: list[str]) -> str | None:
+    """Return why the program would refuse these flags; None if it accepts them."""
+    parser = _Refusing(allow_abbrev=False, add_help=False)
+    _fill(parser)
+    try:
+        parser.parse_args(argv)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def parse(argv: list[str]) -> "xllamacpp.CommonParams":
+    """Return the parameters for ``argv``; an unknown flag, or a value of the wrong kind, exits with 2."""
+    import xllamacpp  # noqa: PLC0415
+
+    parser = argparse.ArgumentParser(prog="roundhouse-embedded", description=__doc__, allow_abbrev=False)
+    _fill(parser)
     given = vars(parser.parse_args(argv))
     params = xllamacpp.CommonParams()
-    params.warmup = False  # a first request warms a small model as well, and readiness comes sooner
+    params.warmup = False  # a first request warms a small model just as well, and readiness comes sooner
     params.endpoint_metrics = False  # llama-server's default; the wheel's own is on
     for flags, (_, apply) in (*VALUES.items(), *SWITCHES.items()):
         if given[flags[0]] is not None:
@@ -125,7 +151,12 @@ def parse(argv: list[str]) -> xllamacpp.CommonParams:
 
 def main() -> None:
     """Serve until SIGTERM or SIGINT; a second one ends at once."""
-    # Blocked before the server starts its threads, so that the signal reaches sigwait below and nothing else.
+    try:
+        import xllamacpp  # noqa: PLC0415
+    except ImportError as error:
+        needs = "; install libgomp1 (Debian, Ubuntu) or libgomp (Fedora, SUSE)" if "libgomp" in str(error) else ""
+        sys.exit(f"roundhouse-embedded: the library of the engine cannot be loaded: {error}{needs}")
+    # Blocked before the server starts its threads, so that the signal reaches only sigwait below.
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     server = xllamacpp.Server(parse(sys.argv[1:]))

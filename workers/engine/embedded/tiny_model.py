@@ -1,4 +1,4 @@
-"""A model file made on the spot: weights of a real architecture, small enough for every test. Its text is noise."""
+"""A model file generated on the spot: a real architecture, small enough for every test. Its text is noise."""
 
 import os
 import tempfile
@@ -15,7 +15,7 @@ FEED_FORWARD: Final = 128
 CONTEXT: Final = 131072
 SEED: Final = 20260101
 FIRST_CHARACTER: Final = 3 + 256  # after <unk>, <s>, </s> and the bytes
-# ChatML-like, in plain characters: the tokenizer has one token a character and no special ones for it.
+# ChatML-like, in plain characters: the tokenizer has one token per character and no special ones for it.
 CHAT_TEMPLATE: Final = (
     "{% for m in messages %}{{ '[' + m['role'] + ']\\n' + m['content'] + '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '[assistant]\\n' }}{% endif %}"
@@ -23,7 +23,7 @@ CHAT_TEMPLATE: Final = (
 
 
 def ensure_tiny_model(path: Path) -> Path:
-    """Return ``path``, made if it is not there; two processes may ask at once, and a half-made file is never seen."""
+    """Return ``path``, made if missing; two processes may do so at once, and no half-made file is ever seen."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -1,4 +1,4 @@
-"""From a worker's specification to what is executed, and to how it is spoken to."""
+"""From a worker's specification to its engine's command and dialect."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
@@ -26,7 +26,7 @@ DIALECTS: Final[Mapping[EngineKind, Dialect]] = {
 
 
 def command_for(spec: WorkerSpec, environment: Mapping[str, str]) -> Command:
-    """Return the command of ``spec``'s engine, which is not an attached one, its environment laid over ``environment``.
+    """Return the command of ``spec``'s engine, which must not be attached, with ``environment`` below its own.
 
     Raises:
         InvalidSpec: the specification contradicts itself.
@@ -35,9 +35,9 @@ def command_for(spec: WorkerSpec, environment: Mapping[str, str]) -> Command:
 
 
 def adapted(spec: WorkerSpec, loaded: Collection[str], adapter: str | None) -> tuple[str, Mapping[str, object]]:
-    """Return the model that a request names, and its further parameters, for an answer with an adapter or with none.
+    """Return the model name and the further parameters of a request, for an answer with an adapter or without.
 
-    ``loaded`` are the adapters that the engine has, in its order.
+    ``loaded`` are the engine's adapters, in its order.
 
     Raises:
         AdapterUnknown: ``adapter`` is none of them; llama-server would answer without it.
@@ -50,10 +50,10 @@ def adapted(spec: WorkerSpec, loaded: Collection[str], adapter: str | None) -> t
 
 
 def takes_tools(spec: WorkerSpec) -> bool:
-    """Whether the engine takes definitions of tools with a request."""
+    """Whether the engine accepts definitions of tools with a request."""
     return spec.engine is not EngineKind.VLLM or reads_tool_calls(spec)
 
 
 def starting_devices(spec: WorkerSpec, environment: Mapping[str, str]) -> frozenset[str]:
-    """Return the devices on which nothing else may start while this engine does."""
+    """Return the devices on which no other engine may start while this one does."""
     return devices_of(spec, environment) if spec.engine is EngineKind.VLLM else frozenset()

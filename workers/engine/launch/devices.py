@@ -1,4 +1,4 @@
-"""Whether an engine computes on the CPU, as far as its specification and the machine tell, and what follows from it."""
+"""Whether an engine computes on the CPU, judged by its specification and the machine, and its limits then."""
 
 import functools
 import subprocess
@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from workers.devices.visible import DEVICE_VARIABLES, names_none
 from workers.engine.launch.flags import named
-from workers.spec import EngineKind, WorkerSpec
+from workers.spec import LLAMA_CPP, EngineKind, WorkerSpec
 
-BUSY_STALL_S: Final = 900.0  # a batch of 2,048 tokens at two a second
+BUSY_STALL_S: Final = 900.0  # a batch of 2,048 tokens at two per second
 ASK_LIMIT_S: Final = 30.0
-DEVICE_VARIABLES: Final = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"})
 _LAYERS: Final = frozenset({"ngl", "gpu-layers", "n-gpu-layers"})
+_DEVICES: Final = frozenset({"dev", "device"})
 
 
 def has_gpu(root: Path = Path("/dev")) -> bool:
@@ -24,7 +25,7 @@ def has_gpu(root: Path = Path("/dev")) -> bool:
 
 @functools.cache
 def embedded_has_gpu() -> bool:
-    """Whether the llama.cpp of the wheel knows a device besides the CPU here; it is asked in a process of its own.
+    """Whether the wheel's llama.cpp knows a device besides the CPU here; found out in a separate process.
 
     Most wheels know none, whatever the machine has: an office computer shows a device too.
     """
@@ -39,25 +40,34 @@ def embedded_has_gpu() -> bool:
 
 
 def computes_on_cpu(spec: WorkerSpec, environment: Mapping[str, str], *, is_gpu_there: bool) -> bool:
-    """Whether an engine computes on the CPU: no device is there, or it is told to use none."""
+    """Whether an engine computes on the CPU: there is no device, or its settings use none."""
     if not spec.owns_engine:
         return False
     given = named(spec.args)
     if spec.engine is EngineKind.VLLM and given.get("device") == "cpu":
         return True
-    is_hidden = any(spec.env.get(name, environment.get(name)) in {"", "-1"} for name in DEVICE_VARIABLES)
+    said = [spec.env.get(name, environment.get(name)) for name in DEVICE_VARIABLES]
+    values = [value for value in said if value is not None]
+    is_hidden = bool(values) and all(map(names_none, values))
     has_no_layers = any(str(given.get(name)) == "0" for name in _LAYERS)
-    return not is_gpu_there or is_hidden or has_no_layers
+    has_no_device = spec.engine in LLAMA_CPP and any(str(given.get(name)) == "none" for name in _DEVICES)
+    return not is_gpu_there or is_hidden or has_no_layers or has_no_device
+
+
+def may_use_gpu(spec: WorkerSpec, environment: Mapping[str, str]) -> bool:
+    """Whether an engine would compute on a GPU if the machine had one."""
+    is_built_for_it = spec.engine is not EngineKind.EMBEDDED or bool(spec.command) or embedded_has_gpu()
+    return spec.owns_engine and not computes_on_cpu(spec, environment, is_gpu_there=is_built_for_it)
 
 
 def placed(spec: WorkerSpec, environment: Mapping[str, str]) -> WorkerSpec:
-    """Return a specification that says where its engine computes, and for how long its CPU ticks may speak for it."""
+    """Return a specification with the engine's place, and with the limit on CPU ticks as evidence."""
     on_cpu = spec.on_cpu
     if on_cpu is None:
         is_gpu_there = has_gpu() and (spec.engine is not EngineKind.EMBEDDED or embedded_has_gpu())
         on_cpu = computes_on_cpu(spec, environment, is_gpu_there=is_gpu_there)
     timeouts = spec.timeouts
     if timeouts.busy_stall_s is None:
-        # Of a server that is not ours it says for how long others' answers speak for a request.
+        # For an attached server it bounds how long others' answers speak for a request.
         timeouts = replace(timeouts, busy_stall_s=BUSY_STALL_S if on_cpu or not spec.owns_engine else 0.0)
     return replace(spec, on_cpu=on_cpu, timeouts=timeouts)

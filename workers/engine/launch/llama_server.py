@@ -1,8 +1,8 @@
-"""llama-server, and what takes its flags: argv and environment from a specification. Pure.
+"""llama-server, and programs that take its flags: argv and environment from a specification. Pure.
 
-Source: llama.cpp, ``tools/server/README.md``. What its defaults leave to chance is always given: the port, the slots,
-the context, and that each slot has its own part of the context. With a unified cache one long slot can make the engine
-fail all the others: so it has one only with ``capacity: tokens``, where ``workers.requests.kv_pool`` looks after it.
+Source: llama.cpp, ``tools/server/README.md``. Settings whose defaults vary are always given: the port, the slots, the
+context, and that each slot has its own part of the context. With a unified cache one long slot can make the engine fail
+all the others: so it has one only with ``capacity: tokens``, where ``workers.requests.kv_pool`` manages it.
 """
 
 import sys
@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from workers.engine.launch.flags import named, refuse_owned, render_flags
+from workers.devices.visible import CUDA, ORDER, PCI_ORDER, names_numbers
+from workers.engine.embedded.server import SWITCHES, VALUES, fault_of
+from workers.engine.launch.flags import named, refuse_doubled, refuse_owned, render_flags
 from workers.errors import InvalidSpec
 from workers.process.child import Command
 from workers.spec import EngineKind, Flag, WorkerSpec
@@ -18,7 +20,11 @@ from workers.spec import EngineKind, Flag, WorkerSpec
 PROGRAMS: Final[Mapping[EngineKind, tuple[str, ...]]] = {
     EngineKind.LLAMA_SERVER: ("llama-server",),
     # -P: the program's own folder must not come before the standard library in its module path.
-    EngineKind.EMBEDDED: (sys.executable, "-P", str(Path(__file__).parent.parent / "embedded" / "server.py")),
+    EngineKind.EMBEDDED: (
+        sys.executable,
+        "-P",
+        str(Path(__file__).absolute().parent.parent / "embedded" / "server.py"),
+    ),
 }
 OWNED: Final = {
     "m": "model",
@@ -31,14 +37,30 @@ OWNED: Final = {
     "c": "context",
     "ctx-size": "context",
 }
-OURS: Final = ("ROUNDHOUSE_", "NOTIFY_SOCKET", "WATCHDOG_")  # of the environment
+SHORT: Final = {  # other names of flags that an operator may use
+    "t": "threads",
+    "b": "batch-size",
+    "ub": "ubatch-size",
+    "n": "n-predict",
+    "predict": "n-predict",
+    "ngl": "n-gpu-layers",
+    "gpu-layers": "n-gpu-layers",
+    "fa": "flash-attn",
+    "ctk": "cache-type-k",
+    "ctv": "cache-type-v",
+    "kvu": "kv-unified",
+    "no-kvu": "no-kv-unified",
+    "md": "model-draft",
+    "cram": "cache-ram",
+}
+OURS: Final = ("ROUNDHOUSE_", "NOTIFY_SOCKET", "WATCHDOG_")  # prefixes in the environment
 BATCH_FLAGS: Final = frozenset({"b", "batch-size", "ub", "ubatch-size"})
-CPU_BATCH: Final = 256  # tokens between two signs of life; the default's 2,048 are minutes on a CPU (bench/batches.py)
-# How long a thread that waits for the others spins (GNU libgomp), in iterations: what shares a core with one of them
-# stops all. By libgomp's own choice a debate takes 5 to 24 times as long beside two busy processes, so twice
-# (bench/beside.py).
+CPU_BATCH: Final = 256  # tokens between two signs of life; the default's 2,048 are minutes on a CPU (bench/prompts.py)
+# Iterations that a thread spins while it waits for the others (GNU libgomp): a process that shares a core with one of
+# them stops all. With libgomp's default a debate takes 5 to 24 times as long beside two busy processes, with this twice
+# (bench/studies/beside.py).
 SPINS: Final = {"GOMP_SPINCOUNT": "100"}
-WAITING: Final = frozenset({*SPINS, "OMP_WAIT_POLICY"})  # whoever gives one of them has chosen
+WAITING: Final = frozenset({*SPINS, "OMP_WAIT_POLICY"})  # an operator who sets one of them has chosen
 CACHE_FLAGS: Final = frozenset({"kv-unified", "no-kv-unified", "kvu", "no-kvu"})
 SHARED: Final = dict.fromkeys((*CACHE_FLAGS, "kv-unified-per-slot"), "capacity")
 
@@ -47,9 +69,12 @@ def llama_server_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Co
     """Return the command of a llama-server, or of a program that stands in for it.
 
     Raises:
-        InvalidSpec: ``args`` repeats what a key of its own decides.
+        InvalidSpec: ``args`` repeats a flag, or one that a configuration key sets.
     """
     refuse_owned(spec.args, OWNED | (SHARED if spec.shares_pool else {}))
+    refuse_doubled(spec.args, SHORT)
+    if spec.engine is EngineKind.EMBEDDED and not spec.command:
+        _check_embedded(spec.args)
     file = spec.model
     is_path = file is not None and (file.startswith(("/", ".")) or file.endswith(".gguf"))
     flags: dict[str, Flag] = {
@@ -75,8 +100,40 @@ def llama_server_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Co
     program = spec.command or PROGRAMS[spec.engine]
     return Command(
         argv=(*program, *render_flags(flags), *render_flags(spec.args)),
-        env={**for_engines(environment), **spec.device_variables, **_spins(spec, environment), **spec.env},
+        env={
+            **_order(environment, spec.env),
+            **for_engines(environment),
+            **spec.device_variables,
+            **_spins(spec, environment),
+            **spec.env,
+        },
+        folder=None if spec.folder is None else str(spec.folder),
     )
+
+
+def _check_embedded(args: Mapping[str, Flag]) -> None:
+    """Check that the embedded engine accepts an operator's flags, before it fails over them at each start.
+
+    Raises:
+        InvalidSpec: it would not; the message has the key of the flag, and its spelling.
+    """
+    known = (*VALUES, *SWITCHES)
+    for name, value in args.items():
+        argv = render_flags({name: value})
+        fault = fault_of(["--model", "-", *argv])
+        if fault is None:
+            continue
+        group = next((flags for flags in known if f"-{name.lstrip('-')}" in flags), None)
+        if argv[0] not in {flag for flags in known for flag in flags}:
+            fault = f"the embedded engine has no flag {argv[0]}"
+            spelling = None if group is None else " or ".join(repr(flag) for flag in group)
+            fault += f"; it is written {spelling}" if spelling else "; engine: llama-server has all of llama.cpp's"
+        raise InvalidSpec(f"args.{name}: {fault}")
+
+
+def _order(*environments: Mapping[str, str]) -> Mapping[str, str]:
+    """Make device numbers those of nvidia-smi, as for all our engines; CUDA's own order is by speed."""
+    return {ORDER: PCI_ORDER} if any(names_numbers(each.get(CUDA, "")) for each in environments) else {}
 
 
 def _spins(spec: WorkerSpec, environment: Mapping[str, str]) -> Mapping[str, str]:
@@ -87,16 +144,16 @@ def _spins(spec: WorkerSpec, environment: Mapping[str, str]) -> Mapping[str, str
 def adapter_params(loaded: Iterable[str], adapter: str | None) -> dict[str, object]:
     """Return a request's scales of all adapters; one that is left out keeps its slot's prefix.
 
-    ``loaded`` are those that the engine was started with, in the order in which it was given them.
+    ``loaded`` are those that the engine was started with, in that order.
     """
     scales = [{"id": place, "scale": float(name == adapter)} for place, name in enumerate(loaded)]
     return {"lora": scales} if scales else {}
 
 
 def _adapter_flags(spec: WorkerSpec) -> dict[str, Flag]:
-    """Load adapters that are in force only where a request says so.
+    """Load adapters that apply only to requests that ask for them.
 
-    A repeated flag would keep the last alone, and a list is cut at commas and colons. The cache in RAM is off: it does
+    A repeated flag would keep only the last, and a list is cut at commas and colons. The cache in RAM is off: it does
     not know with which adapter a prompt was read (measured with builds of 2026: answers are wrong with it).
     """
     for name, file in spec.adapters.items():
@@ -107,8 +164,8 @@ def _adapter_flags(spec: WorkerSpec) -> dict[str, Flag]:
 
 
 def for_engines(environment: Mapping[str, str]) -> dict[str, str]:
-    """Leave out what is ours: an engine, and the tools that it may start, have no business with our keys.
+    """Leave out our own variables: an engine, and tools that it may start, must not see our keys.
 
-    Nor has it with who started us: what systemd hears on that socket it takes for our word.
+    Nor may it reach the service manager that started us: systemd takes messages on that socket for ours.
     """
     return {name: value for name, value in environment.items() if not name.startswith(OURS)}

@@ -1,15 +1,15 @@
 """vLLM: argv and environment from a specification. Pure.
 
-Source: vLLM 0.32 and 0.33, ``vllm serve --help`` and ``vllm/envs.py``. What its defaults leave to chance is always
-given: how many sequences it takes at once (the default depends on the card, and on a slice of one is wrong), the length
-of the context, that prefixes are kept, and that answers tell how much of the prompt was.
+Source: vLLM 0.32 and 0.33, ``vllm serve --help`` and ``vllm/envs.py``. Settings whose defaults vary are always given:
+the number of concurrent sequences (the default depends on the card, and is wrong on a slice of one), the length of the
+context, that prefixes are kept, and that answers report the cached part of the prompt.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from workers.engine.launch.flags import named, refuse_owned, render_flags
+from workers.engine.launch.flags import named, refuse_doubled, refuse_owned, render_flags
 from workers.engine.launch.llama_server import for_engines
 from workers.policy.weights import Backend
 from workers.process.child import Command
@@ -25,21 +25,21 @@ OWNED: Final = {
     "max-num-seqs": "slots",
     "max-model-len": "context",
 }
-# Each with the flags that say something else about the same, so that an operator's word stands.
+# Each with the flags that also decide it, so that an operator's choice stands.
 DEFAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "enable-prefix-caching": ("enable-prefix-caching", "no-enable-prefix-caching"),
     "enable-prompt-tokens-details": ("enable-prompt-tokens-details", "no-enable-prompt-tokens-details"),
 }
 ENVIRONMENT: Final = {
-    "VLLM_SERVER_DEV_MODE": "1",  # its control endpoints: pause, weights, what it knows of itself
+    "VLLM_SERVER_DEV_MODE": "1",  # its control endpoints: pause, weights, reports about itself
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # of no effect without --enable-lora
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # no effect without --enable-lora
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that numbers of devices are those of nvidia-smi
 }
 DEVICES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 EXTENSION: Final = "roundhouse_weights.WeightReceiver"
-EXTENSION_FOLDER: Final = Path(__file__).parent.parent.parent / "weights" / "extension"
-DEFAULT_RANK: Final = 16  # of --max-lora-rank
+EXTENSION_FOLDER: Final = Path(__file__).absolute().parent.parent.parent / "weights" / "extension"
+DEFAULT_RANK: Final = 16  # default of --max-lora-rank
 ANY_DEVICE: Final = frozenset({"*"})
 
 
@@ -47,9 +47,10 @@ def vllm_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Command:
     """Return the command of a vLLM API server, whether ``command`` is its CLI (``vllm serve``) or its module.
 
     Raises:
-        InvalidSpec: ``args`` repeats what a key of its own decides.
+        InvalidSpec: ``args`` repeats a flag, or one that a configuration key sets.
     """
     refuse_owned(spec.args, OWNED)
+    refuse_doubled(spec.args, {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size"})
     program = tuple(spec.command) or PROGRAM
     is_cli = program[-1] == "serve"  # the CLI takes the model as its first argument, and warns of the flag
     flags: dict[str, Flag] = {
@@ -78,16 +79,17 @@ def vllm_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Command:
     if is_extended(spec):
         flags["worker-extension-cls"] = EXTENSION
         env["PYTHONPATH"] = ":".join(filter(None, (str(EXTENSION_FOLDER), env.get("PYTHONPATH"))))
-    return Command(argv=(*program, *model, *render_flags(flags), *adapters, *render_flags(spec.args)), env=env)
+    argv = (*program, *model, *render_flags(flags), *adapters, *render_flags(spec.args))
+    return Command(argv=argv, env=env, folder=None if spec.folder is None else str(spec.folder))
 
 
 def is_extended(spec: WorkerSpec) -> bool:
-    """Whether our extension is in the engine's worker processes, where no operator has put one there."""
+    """Whether our extension is in the engine's worker processes: not if an operator has set another."""
     return "worker-extension-cls" not in named(spec.args)
 
 
 def most_rank(spec: WorkerSpec) -> int:
-    """Return the largest rank of an adapter that the engine takes."""
+    """Return the largest rank of an adapter that the engine accepts."""
     rank = named(spec.args).get("max-lora-rank")
     return int(str(rank)) if str(rank).isdigit() else DEFAULT_RANK
 
@@ -97,7 +99,7 @@ def _rooms(rooms: int) -> dict[str, Flag]:
 
 
 def devices_of(spec: WorkerSpec, environment: Mapping[str, str]) -> frozenset[str]:
-    """Return the devices that an engine may use, as far as anybody has said; otherwise it may be any.
+    """Return the devices that an engine may use, as configured; otherwise any.
 
     Two vLLMs that start on one device at the same time each charge the other's memory to themselves (vllm #55827).
     """
@@ -116,10 +118,10 @@ def _named(text: str) -> frozenset[str]:
 
 
 def reads_tool_calls(spec: WorkerSpec) -> bool:
-    """Whether vLLM was told how its model writes calls; otherwise it answers 400 to any request that has tools."""
+    """Whether vLLM knows how its model writes calls; otherwise it answers 400 to any request that has tools."""
     return "enable-auto-tool-choice" in named(spec.args)
 
 
 def socket_of(folder: Path, worker_id: str) -> Path:
-    """Return where a worker's engine listens below the folder that the operator has named."""
+    """Return the path of a worker's socket below the folder that the operator has named."""
     return folder / f"{worker_id}.sock"

@@ -1,11 +1,12 @@
-"""A request to the messages that an engine is sent: the one way, whether it is asked or only shown. Pure."""
+"""A request's messages for an engine: the same, whether it is asked or only shown. Pure."""
 
 from collections.abc import Sequence
 
 import msgspec
 
 from transport.request import Message
-from workers.requests.prompts.bios import BiosFacts, BiosFrame, bios_prompt, tell_left
+from workers.requests.bios_words import BiosFrame
+from workers.requests.prompts.bios import BiosFacts, bios_prompt, tell_left
 from workers.requests.prompts.stack import ToolExchange, stack_messages
 from workers.requests.request import Request
 from workers.tools.call_parser import Fallback
@@ -13,9 +14,9 @@ from workers.tools.calls import STUCK
 
 
 class ToolBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """The iterations that a request has for tools, and whether it may write calls as text (``has_fallback``).
+    """The tool iterations of a request, and whether it may write calls as text (``has_fallback``).
 
-    None is left once the same calls have brought the same results in ``stuck`` iterations running; None is never.
+    None are left after the same calls brought the same results in ``stuck`` iterations in a row; None is never.
     """
 
     iterations: int
@@ -23,11 +24,11 @@ class ToolBudget(msgspec.Struct, frozen=True, kw_only=True):
     stuck: int | None = STUCK
 
     def left(self, exchanges: Sequence[ToolExchange]) -> int:
-        """Return how many iterations are left."""
+        """Return the number of iterations left."""
         return 0 if self.is_stuck(exchanges) else max(0, self.iterations - len(exchanges))
 
     def is_stuck(self, exchanges: Sequence[ToolExchange]) -> bool:
-        """Whether the model makes the same calls again and again, and hears the same."""
+        """Whether the model repeats the same calls and gets the same results."""
         if self.stuck is None or len(exchanges) < self.stuck:
             return False
         last = [
@@ -39,7 +40,7 @@ class ToolBudget(msgspec.Struct, frozen=True, kw_only=True):
 def render_messages(
     request: Request, frame: BiosFrame, budget: ToolBudget, exchanges: Sequence[ToolExchange] = ()
 ) -> tuple[Message, ...]:
-    """Return all messages of a request after so many exchanges with its tools."""
+    """Return all messages of a request after these exchanges with its tools."""
     facts = BiosFacts(
         now=frame.now,
         context=frame.context,
@@ -59,7 +60,7 @@ def note_after(exchanges: Sequence[ToolExchange], frame: BiosFrame, budget: Tool
 
 
 def fallback_of(request: Request, budget: ToolBudget) -> Fallback | None:
-    """Return how a model may write calls as text, None where it may not."""
+    """Return the form in which a model may write calls as text, None if it may not."""
     if request.markup:
-        return Fallback.MARKUP  # the agent's own protocol, whatever the operator thinks of text as calls
+        return Fallback.MARKUP  # the agent's own protocol, whatever the operator's setting for calls as text
     return Fallback.JSON if budget.has_fallback else None

@@ -9,15 +9,15 @@ import msgspec
 from transport.request import Message, ToolCall
 from workers.tools.call_parser import Fallback
 
-RECORDED: Final = '{"recorded": true}'  # what a signal is answered with, where the template wants every call answered
+RECORDED: Final = '{"recorded": true}'  # result of a signal, for templates that want every call answered
 
 
 class ToolExchange(msgspec.Struct, frozen=True, kw_only=True):
-    """A message of the model's with calls, and what they were answered with.
+    """A message of the model's with calls, and their results.
 
-    ``written`` is the message as the model wrote it, ``text`` its words besides the calls; ``fallback`` says how the
-    calls were read from the words, None where they were structured. ``results`` are JSON, one for each call; ``note``
-    is what Roundhouse says after them.
+    ``written`` is the message as the model wrote it, ``text`` its text without the calls; ``fallback`` says how the
+    calls were read from the text, None if they were structured. ``results`` are JSON, one per call; ``note`` is
+    Roundhouse's text after them.
     """
 
     written: str
@@ -33,7 +33,7 @@ def stack_messages(
 ) -> tuple[Message, ...]:
     """Return all messages of a request.
 
-    Both system layers stand in one message: many chat templates refuse a second system message, or drop it.
+    Both system layers are one message: many chat templates refuse a second system message, or drop it.
     """
     layers = [layer for layer in (bios, system) if layer]
     head = (Message(role="system", content="\n\n".join(layers)),) if layers else ()
@@ -44,8 +44,8 @@ def stack_messages(
 def exchange_messages(exchange: ToolExchange) -> tuple[Message, ...]:
     """Return the messages of an exchange: the message with calls, and each call's result as JSON.
 
-    Calls that were read from its text are answered as text: an engine whose template knows no tools has no place for a
-    tool's message.
+    Calls read from text are answered as text: an engine whose template knows no tools has no place for a tool's
+    message.
     """
     if exchange.fallback is None:
         last = len(exchange.calls) - 1

@@ -1,1 +1,1 @@
-"""The code that runs inside vLLM's own processes; nothing of Roundhouse's can be imported there."""
+"""The code that runs inside vLLM's own processes, where Roundhouse cannot be imported."""

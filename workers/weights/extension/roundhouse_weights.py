@@ -1,17 +1,17 @@
-"""Runs inside vLLM's worker processes: takes weights that a trainer broadcasts over gloo.
+"""Runs inside vLLM's worker processes: receives weights that a trainer broadcasts over gloo.
 
 vLLM mixes ``WeightReceiver`` into its worker class (``--worker-extension-cls``) and calls it through
-``/collective_rpc``. While a call runs the engine does nothing else, so every call here returns at once: joining and
-receiving are threads, whose state is asked for. Nothing in here can hang the engine, whatever becomes of the trainer.
+``/collective_rpc``. During a call the engine does nothing else, so every call here returns at once: joining and
+receiving are threads, whose state is polled. No failure of the trainer can hang the engine.
 
-How far they are is written to a file, which costs the engine nothing to be read: a call of the engine has its busy loop
-spin for a while, and gloo has been seen to stand still beside that on few cores.
+Their progress is written to a file, which costs the engine nothing to read: a call makes the engine's busy loop spin
+for a while, and gloo has been seen to stand still beside that on few cores.
 
 Weights are received into memory first and applied in one go, so that until then nothing has changed; they are kept
-afterwards, until they are written for workers to come. torch and safetensors alone, which vLLM brings.
+afterwards, until they are written for later workers. Uses only torch and safetensors, which vLLM brings.
 
-What is broadcast, from rank 0: the bytes of each tensor, in the order of the list. Where ``bucket_bytes`` is given,
-tensors follow each other in one broadcast, each at the next multiple of ``ALIGNMENT``, until a bucket has that many.
+Rank 0 broadcasts the bytes of each tensor, in the order of the list. With ``bucket_bytes``, tensors follow each other
+in one broadcast, each at the next multiple of ``ALIGNMENT``, until a bucket has that many.
 """
 
 import contextlib
@@ -28,20 +28,20 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 POLL_S = 0.002
-WINDOW = 5  # broadcasts under way at once, as on the trainer's side
+WINDOW = 5  # concurrent broadcasts, as on the trainer's side
 ALIGNMENT = 64  # bytes; a view of another type must begin at a multiple of its size
 WORDS = ("key", "group", "stage", "update", "received", "total", "error")
 
 
 class Dropped(Exception):
-    """These weights are not wanted any more."""
+    """These weights are no longer wanted."""
 
 
 class GroupReceiver:
     """One worker process's place in a trainer's group, and the weights that it has received there."""
 
     def __init__(self) -> None:
-        self.key = ""  # of the group
+        self.key = ""  # the group's name in the trainer's store
         self.file: str | None = None
         self.group = "none"  # none | joining | ready | failed
         self.stage = "idle"  # idle | receiving | received | applied | keeping | kept | failed
@@ -52,23 +52,23 @@ class GroupReceiver:
         self._process_group: ProcessGroupGloo | None = None
         self._weights: list[tuple[str, torch.Tensor]] = []
         self._round = 0  # threads of an earlier one change nothing any more
-        self._abandoned: list[Any] = []  # a group with an operation under way blocks the thread that frees it
+        self._abandoned: list[Any] = []  # freeing a group with a running operation blocks the thread
 
     def state(self) -> str:
-        """Return everything that is asked for, as JSON."""
+        """Return the state as JSON."""
         return json.dumps({word: getattr(self, word) for word in WORDS})
 
     def tell(self) -> None:
-        """Write the state to its file; a reader finds it whole."""
+        """Write the state to its file; a reader always finds it whole."""
         if self.file is not None:
             half = f"{self.file}.half"
-            with contextlib.suppress(OSError):  # a reader gets nothing new, and gives up when its time is over
+            with contextlib.suppress(OSError):  # a reader gets nothing new, and gives up at its limit
                 with open(half, "w") as file:  # noqa: PTH123
                     file.write(self.state())
                 os.replace(half, self.file)  # noqa: PTH105
 
     def join(self, place: dict[str, Any], rank: int, file: str) -> None:
-        """Begin to join the group that the trainer is rank 0 of; leave the one before."""
+        """Begin to join the group whose rank 0 is the trainer; leave the earlier one."""
         self.leave()
         self.group, self.error, self.key, self.file = "joining", None, place["key"], file
         self.tell()
@@ -84,14 +84,14 @@ class GroupReceiver:
         self._begin(enter, ready, lambda: setattr(self, "group", "failed"))
 
     def leave(self) -> None:
-        """Leave the group, and drop what was being received."""
+        """Leave the group, and drop weights that are being received."""
         self.drop()
         if self._process_group is not None:
             self._abandoned.append(self._process_group)
         self._process_group, self.group = None, "none"
 
     def receive(self, update: int, tensors: list[dict[str, Any]], bucket_bytes: int) -> None:
-        """Begin to receive ``tensors`` (name, dtype, shape) in their order."""
+        """Begin to receive ``tensors`` (name, dtype, shape) in order."""
         group = self._process_group
         if group is None:
             raise RuntimeError(f"not in a trainer's group: {self.group}")
@@ -129,7 +129,7 @@ class GroupReceiver:
         self.tell()
 
     def apply(self, reload_weights: Callable[..., None], update: int) -> None:
-        """Put the weights that were received into the model."""
+        """Put the received weights into the model."""
         if self.stage != "received" or self.update != update:
             raise RuntimeError(f"update {update} is not received: {self.stage} of update {self.update}")
         reload_weights(weights_iterator=iter(self._weights))
@@ -137,7 +137,7 @@ class GroupReceiver:
         self.tell()
 
     def keep(self, folder: str, update: int) -> None:
-        """Begin to write the weights that were applied as a checkpoint, for workers that start later."""
+        """Begin to write the applied weights as a checkpoint, for workers that start later."""
         if self.stage != "applied" or self.update != update:
             raise RuntimeError(f"there is nothing of update {update} to keep: {self.stage} of update {self.update}")
         self.stage = "keeping"
@@ -150,7 +150,7 @@ class GroupReceiver:
             os.makedirs(folder, exist_ok=True)  # noqa: PTH103
             half = os.path.join(folder, f".half-{os.getpid()}")  # noqa: PTH118
             save_file(weights, half)
-            if self._round != round_:  # given up on, and another may write there
+            if self._round != round_:  # abandoned, and another may write there
                 os.unlink(half)  # noqa: PTH108
                 raise Dropped
             os.replace(half, os.path.join(folder, "model.safetensors"))  # noqa: PTH105, PTH118
@@ -158,15 +158,15 @@ class GroupReceiver:
         self._begin(write, lambda _: setattr(self, "stage", "kept"), self._fail)
 
     def forget(self, update: int) -> None:
-        """Free the memory of what was applied with an update, and by now is kept or not wanted."""
+        """Free the memory of an update's applied weights, which are kept by now or not wanted."""
         if self.stage in {"applied", "keeping", "kept"} and self.update == update:
             self._round += 1
             self._weights, self.stage = [], "idle"
             self.tell()
 
     def drop(self) -> None:
-        """Forget what was received, and stop receiving."""
-        if self.stage == "receiving":  # the group is in the middle of something, and of no more use
+        """Drop the received weights, and stop receiving."""
+        if self.stage == "receiving":  # the group is in the middle of an operation, and useless
             self._abandoned.append(self._process_group)
             self._process_group, self.group = None, "none"
         self._round += 1
@@ -186,7 +186,7 @@ class GroupReceiver:
                 result = what()
             except Dropped:
                 return
-            except Exception as error:  # noqa: BLE001 - whatever it is has to be told
+            except Exception as error:  # noqa: BLE001 - any error is reported
                 if self._round == round_:
                     self.error = f"{type(error).__name__}: {error}".splitlines()[0][:500]
                     otherwise()
@@ -210,7 +210,7 @@ def _size_of(tensor: dict[str, Any]) -> int:
 
 
 def plan(sizes: list[int], bucket_bytes: int) -> list[tuple[int, list[tuple[int, int]]]]:
-    """Return each broadcast's size, and which tensors lie in it from where, as the trainer's side does."""
+    """Return each broadcast's size, with its tensors and their offsets, as the trainer's side does."""
     buckets: list[tuple[int, list[tuple[int, int]]]] = []
     end, places = 0, []
     for each, size in enumerate(sizes):
@@ -226,8 +226,8 @@ def plan(sizes: list[int], bucket_bytes: int) -> list[tuple[int, list[tuple[int,
 def repack_shared(model: torch.nn.Module) -> None:
     """Copy new values of a weight into the layers that share it.
 
-    For a CPU vLLM keeps a packed copy of some weights beside them, and after a reload packs those of the layers that
-    were sent any. An output head that is tied to the input's embedding is sent none, and would go on with the old ones
+    On a CPU vLLM keeps a packed copy of some weights beside them, and after a reload packs those of the layers that
+    received any. An output head that is tied to the input's embedding receives none, and would go on with the old ones
     (0.32, ``model_loader/reload/layerwise.py``).
     """
     owners: dict[int, list[torch.nn.Module]] = {}
@@ -250,7 +250,7 @@ class WeightReceiver:
         return receiver
 
     def roundhouse_state(self) -> str:
-        """Return how far the receiver is."""
+        """Return the receiver's state."""
         return self._roundhouse().state()
 
     def roundhouse_join(self, place: dict[str, Any], first_rank: int, file: str) -> str:
@@ -269,7 +269,7 @@ class WeightReceiver:
         return receiver.state()
 
     def roundhouse_apply(self, update: int) -> str:
-        """Apply what was received; the engine must be paused."""
+        """Apply the received weights; the engine must be paused."""
         receiver = self._roundhouse()
         receiver.apply(self.reload_weights, update)  # type: ignore[attr-defined]
         repack_shared(self.model_runner.get_model())  # type: ignore[attr-defined]
@@ -282,20 +282,20 @@ class WeightReceiver:
         return self._roundhouse().state()
 
     def roundhouse_keep(self, folder: str, update: int) -> str:
-        """Begin to write a checkpoint of what was applied; one of an engine's processes does it, as all have all."""
+        """Begin to write a checkpoint of the applied weights, in one process only: each has them all."""
         receiver = self._roundhouse()
         if self.rank == 0:  # type: ignore[attr-defined]
             receiver.keep(folder, update)
         return receiver.state()
 
     def roundhouse_forget(self, update: int) -> str:
-        """Free the memory of what was applied with an update."""
+        """Free the memory of an update's applied weights."""
         receiver = self._roundhouse()
         receiver.forget(update)
         return receiver.state()
 
     def roundhouse_drop(self) -> str:
-        """Forget what was received."""
+        """Drop the received weights."""
         receiver = self._roundhouse()
         receiver.drop()
         return receiver.state()

@@ -1,4 +1,4 @@
-{{/* The release's name for its objects; the longest suffix is "-0" of a pod and the hash of a revision. */}}
+{{/* The name of the release's objects; the longest suffix is "-0" of a pod and a revision's hash. */}}
 {{- define "roundhouse.name" -}}
 {{- $name := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) -}}
 {{- $name | trunc 50 | trimSuffix "-" -}}
@@ -20,7 +20,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- .Values.auth.existingSecret | default (printf "%s-key" (include "roundhouse.name" .)) -}}
 {{- end -}}
 
-{{/* How long a turn in flight has, then the longest an engine of any model has to stop. */}}
+{{/* The time for turns in flight, then the longest time for any model's engine to stop. */}}
 {{- define "roundhouse.drainSeconds" -}}
 {{- $server := .Values.config.server | default dict -}}
 {{- hasKey $server "drain_s" | ternary $server.drain_s 30 | ceil | int -}}
@@ -35,7 +35,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $longest -}}
 {{- end -}}
 
-{{/* What the container reads: the values' config, with what the chart alone can know. */}}
+{{/* The container's configuration: the values' config, with settings that only the chart knows. */}}
 {{- define "roundhouse.config" -}}
 {{- $name := include "roundhouse.name" . -}}
 {{- $config := deepCopy .Values.config -}}
@@ -55,7 +55,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- toYaml $config -}}
 {{- end -}}
 
-{{/* Values that are each right and together wrong. */}}
+{{/* Checks for values that are valid alone but not together. */}}
 {{- define "roundhouse.check" -}}
 {{- $shared := .Values.postgresql.existingSecret -}}
 {{- if and (gt (int .Values.replicas) 1) (not $shared) -}}

@@ -11,10 +11,11 @@ from typing import Final
 
 from typing_extensions import override
 
-from service.conversations.job import JobId
+from service.conversations.job.job import JobId
 from service.scheduling.core.queue.ready_queue import LEAST, SLACK, JobLoad, Rank, ReadyQueue, ReadyTurn
 
-URGENT_SHARE: Final = 0.5  # of the time that all work left takes: a chain as long as that is urgent (bench/orders.py)
+# Share of the time that all work left takes: a chain as long as that is urgent (bench/studies/orders.py).
+URGENT_SHARE: Final = 0.5
 CHAIN_BOUND: Final = 1.25  # work for the slots, in longest chains: below that the chains decide, and all are urgent
 AGEING_TURNS: Final = 16
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from service.conversations.job import TurnKey
+from service.conversations.job.job import TurnKey
 from service.scheduling.core.queue.ready_queue import ReadyTurn
 from workers.policy.pace import Mean
 

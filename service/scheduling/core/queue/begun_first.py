@@ -12,7 +12,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from service.conversations.job import JobId, TurnKey
+from service.conversations.job.job import JobId, TurnKey
 from service.scheduling.core.queue.ready_queue import JobLoad, PolicyFactory, ReadyQueue, ReadyTurn
 
 MOVED_AT_ONCE: Final = 1000  # turns of new conversations that one search sorts out: some 10 ms, and once

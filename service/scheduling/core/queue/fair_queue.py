@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from typing_extensions import override
 
-from service.conversations.job import JobId, TurnKey
+from service.conversations.job.job import JobId, TurnKey
 from service.scheduling.core.queue.fair_shares import Owner, VirtualTimes
 from service.scheduling.core.queue.ready_queue import JobLoad, PolicyFactory, ReadyQueue, ReadyTurn
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-from service.conversations.job import TurnKey
+from service.conversations.job.job import TurnKey
 from workers.policy.pace import Mean
 
 Owner = str | None  # the name of a key

@@ -8,7 +8,7 @@ those others. So a signature waits for at most so many starts of each other one.
 import heapq
 from typing import Final
 
-from service.conversations.job import JobId, TurnKey
+from service.conversations.job.job import JobId, TurnKey
 from service.scheduling.core.queue.ready_queue import LEAST, SLACK, JobLoad, PolicyFactory, ReadyQueue, ReadyTurn
 
 STREAK: Final = 4  # starts a slot, while others wait

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from service.conversations.job import JobId, TurnKey
+from service.conversations.job.job import JobId, TurnKey
 
 Rank = tuple[float, ...]
 SLACK: Final = 4  # entries of a heap for each turn, before those that are out of date are thrown out

@@ -1,0 +1,330 @@
+"""A job as callers write it.
+
+Source: specification, "Job documents".
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import AfterValidator, Field, HttpUrl, TypeAdapter, ValidationError, ValidationInfo, model_validator
+
+from service.conversations.job.job import Mode, OnFailure, PromptAt, SpokenBy, View
+from service.conversations.job.validation import folded
+from service.conversations.job.variables import written
+from service.conversations.job.wording import DEFAULT_ROLE, phrase_fault
+from service.formats.faults import StrictModel
+from transport.answer_bound import laid_over
+from workers.tools.schemas import pattern_trouble, schema_trouble
+
+NO_CONTROLS: Final = r"[^\x00-\x1f\x7f-\x9f]"
+REFERENCES: Final = "{mcp: SERVER, only: [NAME]} or {python: NAME} names tools that a model has; signals are spelt out"
+MOST_EQUALS: Final = 1000
+MOST_WAIT_S: Final = 10 * 365 * 86_400.0  # longest wait for a caller
+CONDITIONS: Final = ("says", "matches", "field", "signal", "agree", "unchanged", "answer_tokens")
+Name = Annotated[str, Field(max_length=128, pattern=r"^[^\x00]*$")]  # a job or conversation that may not exist
+Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
+
+
+def usable_phrase(text: str | None, info: ValidationInfo) -> str | None:
+    """Check a phrase by the name of its field."""
+    fault = phrase_fault(str(info.field_name), text) if text is not None else None
+    if fault is not None:
+        raise ValueError(fault)
+    return text
+
+
+Phrase = Annotated[str | None, AfterValidator(usable_phrase)]
+
+
+def plain_value(value: object) -> object:
+    """Check that the value of a variable or of a condition's field is no list and no mapping."""
+    if not isinstance(value, str | int | float):
+        raise ValueError("must be text, a number, true or false")  # noqa: TRY004 - the one that pydantic takes
+    return value
+
+
+Scalar = Annotated[object, AfterValidator(plain_value)]
+
+
+class ValidationSpec(StrictModel):
+    """The form that an answer must have: one of three kinds."""
+
+    choices: list[Annotated[str, Field(min_length=1)]] | None = None
+    pattern: str | None = None
+    json_schema: dict[str, object] | None = None
+    retries: int = Field(default=3, ge=0, le=100, strict=True)
+    constrain: Literal["auto", "off"] = "auto"
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        given = [name for name in ("choices", "pattern", "json_schema") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError("a validation has one of choices, pattern and json_schema")
+        distinct = {folded(choice) for choice in self.choices or ()}
+        if self.choices is not None and (len(distinct) < max(1, len(self.choices)) or "" in distinct):
+            raise ValueError("choices: must be given, hold words, and differ by more than letter case and spaces")
+        trouble = pattern_trouble(self.pattern) if self.pattern is not None else None
+        if trouble is None and self.json_schema is not None:
+            trouble = schema_trouble(self.json_schema)
+        if trouble is not None:
+            raise ValueError(f"{given[0]}: {trouble}")
+        return self
+
+
+class McpReference(StrictModel):
+    """Tools of an MCP server of the agent's model: all, or ``only`` some."""
+
+    mcp: str
+    only: list[str] | None = None
+
+
+class PythonReference(StrictModel):
+    """A Python callable of the agent's model."""
+
+    python: str
+
+
+_REFERENCE: Final = TypeAdapter[McpReference | PythonReference](McpReference | PythonReference)
+
+
+class KeepSpec(StrictModel):
+    """The bound of what is shown of the past, in rounds or in tokens."""
+
+    rounds: int | None = Field(default=None, ge=1, strict=True)
+    tokens: int | None = Field(default=None, ge=1, strict=True)
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        if (self.rounds is None) == (self.tokens is None):
+            raise ValueError("all, auto, or one of rounds and tokens")
+        return self
+
+
+class SummarySpec(StrictModel):
+    """The way in which rounds are summed up that are left out: by the agent itself, or by another one."""
+
+    by: str = "self"
+    max_tokens: int = Field(default=200, ge=1, le=100_000, strict=True)
+    prompt: str | None = Field(default=None, min_length=1)
+
+
+class MemorySpec(StrictModel):
+    """The bound of the past that an agent is shown."""
+
+    keep: Literal["all", "auto"] | KeepSpec
+    summary: SummarySpec | None = None
+
+
+class AgentSpec(StrictModel):
+    """One speaker of a job."""
+
+    id: Identifier
+    role: str = DEFAULT_ROLE
+    model: str = Field(default="", json_schema_extra={"minLength": 1})  # the configuration has the models
+    system: str = ""
+    params: dict[str, object] = Field(default_factory=dict)
+    visible_to: list[str] | None = None
+    speak_after_within_round: list[str] = Field(default_factory=list)
+    validation: ValidationSpec | None = None
+    markup: bool = Field(default=False, strict=True)
+    tools: list[object] = Field(default_factory=list)
+    exit_tools: list[object] = Field(default_factory=list)
+    on_failure: OnFailure = OnFailure.END
+    by: SpokenBy = SpokenBy.MODEL
+    wait_s: float | None = Field(default=None, gt=0, le=MOST_WAIT_S)
+    otherwise: str | None = None
+    memory: MemorySpec | None = None
+
+
+class ConditionSpec(StrictModel):
+    """A condition that ends a conversation before its rounds are over: one of seven kinds."""
+
+    agent: str | None = None
+    says: list[Annotated[str, Field(max_length=1000)]] | None = Field(default=None, min_length=1, max_length=100)
+    matches: str | None = None
+    field: str | None = Field(default=None, max_length=1000, pattern=r"^[^.]+(\.[^.]+)*$")
+    equals: Scalar | None = None
+    signal: str | None = None
+    agree: list[str] | None = Field(default=None, min_length=2)
+    unchanged: int | None = Field(default=None, ge=1, strict=True)
+    answer_tokens: int | None = Field(default=None, ge=1, strict=True)
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        given = [name for name in CONDITIONS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"a condition has one of {', '.join(CONDITIONS[:-1])} and {CONDITIONS[-1]}")
+        if given[0] in {"says", "matches", "field"} and self.agent is None:
+            raise ValueError(f"{given[0]} wants an agent beside it")
+        if (self.field is None) != (self.equals is None):
+            raise ValueError("field and equals stand together")
+        if self.agent is not None and given[0] not in {"says", "matches", "field", "signal"}:
+            raise ValueError(f"{given[0]} is of several agents, and has no agent beside it")
+        if self.says is not None and not all(map(folded, self.says)):
+            raise ValueError("says: a turn that says nothing fulfils no condition")
+        if self.agree is not None and len(set(self.agree)) < len(self.agree):
+            raise ValueError("agree: an agent is named twice")
+        if isinstance(self.equals, str) and len(self.equals) > MOST_EQUALS:
+            raise ValueError(f"equals: a text of at most {MOST_EQUALS} characters")
+        trouble = pattern_trouble(self.matches) if self.matches is not None else None
+        if trouble is not None:
+            raise ValueError(f"matches: {trouble}")
+        return self
+
+    @property
+    def told(self) -> str:
+        """The condition in words."""
+        if self.says:
+            return f"{self.agent} says {' or '.join(self.says)}"
+        if self.matches is not None:
+            return f"{self.agent} matches {self.matches}"
+        if self.field is not None:
+            return f"{self.agent} says {self.field}: {written(self.equals)}"
+        return self._told_of_several
+
+    @property
+    def _told_of_several(self) -> str:
+        if self.signal is not None:
+            return f"{self.agent or 'an agent'} sends {self.signal}"
+        if self.agree:
+            return f"{', '.join(self.agree)} agree"
+        if self.unchanged is not None:
+            return f"unchanged for {self.unchanged} rounds"
+        return f"answers of {self.answer_tokens} tokens"
+
+
+class CastSpec(StrictModel):
+    """An agent's fields that differ in one conversation; those that are not given are the job's."""
+
+    system: str = ""
+    params: dict[str, object] = Field(default_factory=dict)
+    model: str = Field(default="", json_schema_extra={"minLength": 1})
+    tools: list[object] = Field(default_factory=list)
+    validation: ValidationSpec | None = None
+
+    def applied_to(self, agent: AgentSpec) -> AgentSpec:
+        """Return an agent with these fields: parameters are merged by name, all other fields are replaced."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        if "params" in given:
+            given["params"] = laid_over(agent.params, self.params)
+        return agent.model_copy(update=given)
+
+
+Conditions = Annotated[list[ConditionSpec], Field(max_length=32)]
+
+
+class BeforeSpec(StrictModel):
+    """A turn of a recorded conversation."""
+
+    agent: str
+    round: int = Field(ge=0, strict=True)
+
+
+class FromSpec(StrictModel):
+    """The recorded conversation with which one begins: all of it, its first rounds, or up to a turn."""
+
+    job: Name
+    conversation: Name
+    rounds: int | None = Field(default=None, ge=1, strict=True)
+    before: BeforeSpec | None = None
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        if self.rounds is not None and self.before is not None:
+            raise ValueError("rounds or before, not both")
+        return self
+
+
+class ConversationSpec(StrictModel):
+    """One conversation of a job; without a prompt of its own it has that of the one which it is ``from``."""
+
+    id: Identifier | None = None
+    prompt: str | None = None
+    source: FromSpec | None = Field(default=None, alias="from")
+    rounds: int | None = Field(default=None, ge=1, strict=True)
+    until: Conditions | None = None
+    variables: dict[str, Scalar] | None = None
+    agents: dict[str, CastSpec] = Field(default_factory=dict)
+    weights: Literal["pinned"] | None = None
+    metadata: dict[str, object] = Field(default_factory=dict)
+
+
+class PromptsSpec(StrictModel):
+    """Words of the author's own in place of Roundhouse's; each is a ``string.Template``."""
+
+    context: Phrase = None
+    cue: Phrase = None
+    quote: Phrase = None
+    invalid: Phrase = None
+    left: Phrase = None
+
+
+class WebhookSpec(StrictModel):
+    """The listener to the job's end, and the name of the secret that the message is signed with."""
+
+    url: HttpUrl
+    secret: str | None = None
+
+
+class JobSpec(StrictModel):
+    """A job: agents, and the conversations that they are to hold."""
+
+    # Databases refuse a NUL, and control characters would reach terminals.
+    name: str = Field(default="job", min_length=1, max_length=200, pattern=f"^{NO_CONTROLS}*$")
+    mode: Mode = Mode.ROUNDS
+    leader: str | None = None
+    prompt_at: PromptAt = PromptAt.START
+    view: View = View.OWN
+    system: str = ""
+    prompts: PromptsSpec = Field(default_factory=PromptsSpec)
+    rounds: int = Field(default=1, ge=1, strict=True)
+    until: Conditions = Field(default_factory=list)
+    memory: MemorySpec | None = None
+    agents: list[AgentSpec] = Field(min_length=1)
+    conversations: list[ConversationSpec] = Field(min_length=1)
+    priority: int = Field(default=0, ge=-1_000_000, le=1_000_000, strict=True)
+    metadata: dict[str, object] = Field(default_factory=dict)
+    webhook: WebhookSpec | None = None
+
+
+def agents_of(spec: JobSpec) -> Iterator[tuple[str, AgentSpec | CastSpec]]:
+    """Yield the agents of a job and their differences in conversations, each with its place."""
+    for index, agent in enumerate(spec.agents):
+        yield f"agents[{index}]", agent
+    for index, conversation in enumerate(spec.conversations):
+        for name, given in conversation.agents.items():
+            yield f"conversations[{index}].agents.{name}", given
+
+
+def cast_specs(spec: JobSpec, conversation: ConversationSpec) -> list[AgentSpec]:
+    """Return the agents that differ in a conversation, with the differences; unknown names are left out."""
+    return [
+        conversation.agents[agent.id].applied_to(agent)
+        for agent in (spec.agents if conversation.agents else ())
+        if agent.id in conversation.agents
+    ]
+
+
+def spoken_with(spec: JobSpec, model: str) -> JobSpec:
+    """Return a job whose agents all speak with one model, except those that a caller speaks for."""
+    asked = {"model": model}
+    agents = [each if each.by is SpokenBy.CALLER else each.model_copy(update=asked) for each in spec.agents]
+    conversations = []
+    for conversation in spec.conversations:
+        casts = {name: cast for name, cast in conversation.agents.items() if "model" in cast.model_fields_set}
+        given = {**conversation.agents, **{name: cast.model_copy(update=asked) for name, cast in casts.items()}}
+        conversations.append(conversation.model_copy(update={"agents": given}) if casts else conversation)
+    return spec.model_copy(update={"agents": agents, "conversations": conversations})
+
+
+def is_tool_reference(entry: object) -> bool:
+    """Whether a tool is a reference to an MCP server or a Python callable, and no definition."""
+    return isinstance(entry, dict) and "function" not in entry and bool({"mcp", "python"} & entry.keys())
+
+
+def reference_of(entry: object) -> McpReference | PythonReference | None:
+    """Return the reference of an agent's tool, None where its form is wrong."""
+    try:
+        return _REFERENCE.validate_python(entry)
+    except ValidationError:
+        return None

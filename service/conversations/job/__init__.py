@@ -1,0 +1,1 @@
+"""The values of a job: agents, conversations, conditions of an end, validations, words. Pure."""

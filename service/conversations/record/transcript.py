@@ -1,0 +1,213 @@
+"""The records of turns, their charges, and conversations, as callers see them (specification, "Transcripts")."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from service.conversations.job.job import JobId, SpokenBy, TurnKey, TurnKind
+from service.conversations.job.states import ConversationState, TurnState
+from service.conversations.job.until import Ending
+from service.conversations.job.wording import DEFAULT_ROLE
+from service.conversations.talk.prompt_record import PromptRecord
+from workers.tools.calls import Signal, ToolRecord
+
+TURNS_A_PIECE: Final = 100
+OF_DECISIONS: Final = ("key", "fulfils", "leaves")  # fields of a turn that no transcript shows
+TIMES: Final = ("queued_at", "started_at", "first_token_at", "finished_at")
+TIMES_OF_ATTEMPTS: Final = ("started_at", "finished_at")
+
+
+class Charges(msgspec.Struct, frozen=True, kw_only=True):
+    """The deaths and refusals that a turn was part of since an engine last answered it.
+
+    ``is_suspect`` says that it was on an engine that died. ``deaths`` are engines that died with it alone; ``outside``
+    those that a signal from outside ended with it on them; ``refusals`` are of engines that answered others, ``stalls``
+    silences of engines that worked meanwhile. ``refused_at`` is when it was last refused, in seconds since the epoch,
+    ``refused_s`` for how long it was asked since the first time. ``service_ends`` counts how often the service itself
+    ended by a defect while it was at work.
+    """
+
+    is_suspect: bool = False
+    deaths: int = 0
+    outside: int = 0
+    refusals: int = 0
+    refused_at: float | None = None
+    refused_s: float = 0.0
+    stalls: int = 0
+    service_ends: int = 0
+
+    def cleared(self) -> "Charges":
+        """Return the remaining charges after an engine's answer, or once another turn explains its death."""
+        return Charges(service_ends=self.service_ends)
+
+
+class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens of a turn; None is not known."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One try of a turn on one incarnation of one worker; ``text`` is what came, whole or not.
+
+    ``constrained_by`` is the engine's parameter that held the model to what was asked for, None where none did;
+    ``prompt`` is what is needed to tell what was asked.
+    """
+
+    outcome: TurnState
+    reason: str | None
+    detail: str | None
+    text: str
+    worker: str
+    incarnation: int
+    started_at: datetime
+    finished_at: datetime
+    tool_calls: tuple[ToolRecord, ...] = ()
+    constrained_by: str | None = None
+    prompt: PromptRecord | None = None
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """The conversation of a job in which an inherited turn was spoken."""
+
+    job: JobId
+    conversation: str
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of a transcript; all times are UTC.
+
+    ``fulfils`` are the places of the conditions that it fulfils by itself, of those that may end its conversation. With
+    a failed turn its agent may have left (``leaves``): it has no further one. ``by`` says who spoke,
+    ``inherited`` where, if in another conversation.
+    """
+
+    key: TurnKey
+    role: str = DEFAULT_ROLE
+    by: SpokenBy = SpokenBy.MODEL
+    kind: TurnKind = TurnKind.TURN
+    inherited: Origin | None = None  # where it was spoken; never stored, but read for an heir
+    state: TurnState
+    reason: str | None = None
+    detail: str | None = None
+    text: str = ""
+    thinking: str = ""
+    tool_calls: tuple[ToolRecord, ...] = ()
+    signals: tuple[Signal, ...] = ()
+    finish_reason: str | None = None
+    findings: tuple[str, ...] = ()  # of a completed one (``findings.Finding``)
+    attempts: tuple[Attempt, ...] = ()
+    usage: TokenUsage = TokenUsage()
+    worker: str | None = None
+    incarnation: int | None = None
+    weight_version: int | None = None  # of its first token
+    weight_version_end: int | None = None  # and of its last
+    queued_at: datetime | None = None
+    started_at: datetime | None = None
+    first_token_at: datetime | None = None
+    finished_at: datetime | None = None
+    fulfils: tuple[int, ...] = ()
+    leaves: bool = False
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether later prompts tell of it; of a summary those of its reader."""
+        return self.state is TurnState.COMPLETED or self.leaves
+
+
+class UnfinishedTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """The attempts and charges of a turn that will run again.
+
+    ``rejected`` are its answers that were not valid, each with the reason.
+    """
+
+    key: TurnKey
+    attempts: tuple[Attempt, ...]
+    rejected: tuple[tuple[str, str], ...]
+    charges: Charges
+    queued_at: datetime
+    started_at: datetime | None
+
+
+def rfc3339(at: datetime | None) -> str | None:
+    """Return a UTC time in RFC 3339, to the microsecond."""
+    return None if at is None else at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def turn_document(turn: Turn) -> dict[str, object]:
+    """Return a turn as it stands in a transcript: its fields, without those that only decisions read."""
+    fields = msgspec.to_builtins(turn, builtin_types=(datetime,))
+    for name in OF_DECISIONS:
+        del fields[name]
+    for attempt in fields["attempts"]:
+        del attempt["prompt"]  # it has a route of its own
+        _write_times(attempt, TIMES_OF_ATTEMPTS)
+    _write_times(fields, TIMES)
+    place = {"agent": turn.key.agent_id, "role": turn.role, "round": turn.key.round}
+    return {**place, "by": turn.by.value, "kind": turn.kind.value, "memory": _memory_of(turn), **fields}
+
+
+def _write_times(fields: dict[str, Any], names: Iterable[str]) -> None:
+    for name in names:
+        fields[name] = rfc3339(fields[name])
+
+
+def _memory_of(turn: Turn) -> object:
+    """Return the part of the discussion that a turn was shown, where that was not all."""
+    prompt = turn.attempts[-1].prompt if turn.attempts else None
+    if prompt is None or not prompt.from_round:
+        return None
+    return {"from_round": prompt.from_round, "summary_of": [0, prompt.from_round - 1] if prompt.is_summed else None}
+
+
+class ConversationRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation with its turns, in the order in which they became visible.
+
+    ``ending`` is what ended it early, ``left`` whoever left before that, in their order.
+    """
+
+    id: str
+    metadata: Mapping[str, object]
+    state: ConversationState
+    reason: str | None
+    ending: Ending | None
+    left: tuple[str, ...]
+    turns: Sequence[Turn]
+
+    @property
+    def head(self) -> dict[str, object]:
+        """The beginning of its transcript."""
+        return {
+            "id": self.id,
+            "state": self.state.value,
+            "reason": self.reason,
+            "ended_by": ended_by(self.state, self.ending),
+            "left": self.left,
+            "metadata": dict(self.metadata),
+        }
+
+
+def ended_by(state: ConversationState, ending: Ending | None) -> object:
+    """Return the ending of a completed conversation as callers see it, None for another."""
+    if state is not ConversationState.COMPLETED:
+        return None
+    return "rounds" if ending is None else ending.document
+
+
+def transcript_pieces(conversation: ConversationRecord) -> Iterator[bytes]:
+    """Yield the JSON of a transcript in pieces of some turns each, so that none takes long to make."""
+    turns = conversation.turns
+    yield msgspec.json.encode(conversation.head)[:-1] + b',"turns":['
+    for begin in range(0, len(turns), TURNS_A_PIECE):
+        piece = msgspec.json.encode([turn_document(turn) for turn in turns[begin : begin + TURNS_A_PIECE]])
+        yield (b"," if begin else b"") + piece[1:-1]
+    yield b"]}"
+
+
+def transcript_document(conversation: ConversationRecord) -> dict[str, object]:
+    """Return a transcript."""
+    return {**conversation.head, "turns": [turn_document(turn) for turn in conversation.turns]}

@@ -1,0 +1,1 @@
+"""The course of a conversation: the order of turns, who hears whom, and the words of prompts. Pure."""

@@ -1,0 +1,184 @@
+"""The door of jobs: a posted document becomes a stored job, or is refused with all its faults."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+import anyio
+import msgspec
+from msgspec.structs import replace
+
+from service.conversations.callers import ANYBODY, Caller
+from service.conversations.document.job_faults import JobRules
+from service.conversations.document.job_parser import make_job
+from service.conversations.document.reading import check_tools, read_document, rewritten
+from service.conversations.document.spec import JobSpec
+from service.conversations.job.job import Job, new_job_id
+from service.errors import Fault, InvalidJob, NoSlotAvailable, ShuttingDown, StoreUnavailable
+from service.formats.documents import digest_of
+from service.node.intake import Intake
+from service.node.large_documents import SMALL_BYTES, LargeDocuments
+from service.node.queue_bounds import QueueBounds
+from service.node.sources import JobBegun, Sources, with_prompts
+from service.node.tool_catalog import ToolCatalog
+from service.scheduling.scheduler import Scheduler
+from service.store import job_rows
+from service.store.records import NewJob, StoredJob
+from service.store.store import Store
+
+
+class JobDoor:
+    """Takes jobs until it is closed; each step of a large document runs in a thread."""
+
+    def __init__(
+        self, store: Store, scheduler: Scheduler, intake: Intake, rules: Callable[[], JobRules], catalog: ToolCatalog
+    ) -> None:
+        self.large = LargeDocuments()
+        self.bounds = QueueBounds(store, scheduler)
+        self._store = store
+        self._scheduler = scheduler
+        self._intake = intake
+        self._rules = rules
+        self._catalog = catalog
+        self._sources = Sources(store, lambda: rules().adapters)
+        self._promised: Counter[str] = Counter()  # slots, by model, of jobs that are being stored with queue=false
+        self._takings: set[anyio.Event] = set()
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<JobDoor closed={self._is_closed} {self._sources!r}>"
+
+    def close(self) -> None:
+        """Take no new jobs."""
+        self._is_closed = True
+
+    async def post(
+        self,
+        document: object,
+        key: str | None = None,
+        *,
+        queue: bool = True,
+        size: int = SMALL_BYTES,
+        caller: Caller = ANYBODY,
+    ) -> tuple[StoredJob, bool]:
+        """Take a caller's job; it is durable when this returns. Return it, and whether it is new.
+
+        ``size`` is the document's size in bytes: large ones are handled in a thread.
+
+        Raises:
+            InvalidJob: with all its faults.
+            IdempotencyConflict: the key belongs to another body.
+            NoSlotAvailable: with ``queue`` false, if a first turn would have to wait; nothing is stored then.
+            ShuttingDown: no new jobs are taken.
+            ToolServerDown: an MCP server whose tools it refers to was never reached.
+            StoreUnavailable: the store is in trouble.
+            TooMuchQueued: as many turns of the caller wait as may.
+            JobNotFound: it forks a job that does not exist, or that the caller may not read.
+            ConversationNotFound: it forks a conversation that does not exist.
+            OffloadCrowded: too many schemas wait for their check.
+        """
+        text, hashed = await self.large.handle_sized(caller, size, _written, document)
+        now = datetime.now(UTC)
+        if key is not None:
+            key = caller.own_key(key)
+            # The key comes first: an accepted job stays accepted, whatever limits and slots say by now.
+            stored = await self._store.read(job_rows.by_key, key, hashed, now)
+            if stored is not None:
+                return stored, False
+        if self._is_closed:
+            raise ShuttingDown("the service is stopping and takes no new jobs")
+        if self._store.trouble is not None:
+            raise StoreUnavailable(self._store.trouble)
+        with self._taking():
+            return await self._take(document, text, hashed, key, now, caller, queue=queue)
+
+    async def _take(
+        self, document: object, text: bytes, hashed: str, key: str | None, now: datetime, caller: Caller, *, queue: bool
+    ) -> tuple[StoredJob, bool]:
+        rules = self._rules()
+        begun, text = await self._parse(document, text, caller, rules)
+        job = begun.job
+        new = NewJob(
+            job=job,
+            shares=begun.shares,
+            inherited=begun.inherited,
+            words=begun.words,
+            document=text.decode(),
+            body_hash=hashed,
+            idempotency_key=key,
+            key_until=now + timedelta(seconds=rules.key_s) if key is not None else None,
+            created_at=now,
+        )
+        async with self.bounds.hold(caller, job.total_turns, begun.turns):
+            if queue:
+                return await self._intake.post(new, claims=self._intake.has_room_for(job))
+            with self._promise(job):
+                return await self._intake.post(new, claims=True)
+
+    async def _parse(self, document: object, text: bytes, caller: Caller, rules: JobRules) -> tuple[JobBegun, bytes]:
+        """Return a document's job, with what its forks inherit, and the text to store.
+
+        The text is the document's own ``text``, unless it refers to tools or forks recorded conversations: a job keeps
+        the schemas and prompts of the moment of its post.
+        """
+        limits, handle = rules.limits, partial(self.large.handle_sized, caller, len(text))
+        posted = await read_document(document, limits, handle)
+        sources = await self._sources.read(posted, caller, limits.body_bytes)
+        spec = with_prompts(await self._catalog.expand(posted), sources, limits.body_bytes)
+        if spec is not posted:
+            text = await self.large.handle(caller, _rewritten, document, posted, spec)
+            handle = partial(self.large.handle_sized, caller, len(text))
+            await check_tools(spec, limits, handle)
+        job = _owned(await handle(make_job, spec, new_job_id(), rules), caller)
+        return await self._sources.inherit_turns(job, spec, sources, limits.turns), text
+
+    @contextmanager
+    def _taking(self) -> Iterator[None]:
+        taken = anyio.Event()
+        self._takings.add(taken)
+        try:
+            yield
+        finally:
+            self._takings.discard(taken)
+            taken.set()
+
+    async def wait_settled(self) -> None:
+        """Return when every job that is being taken or read back now is on the scheduler, or refused."""
+        for taken in list(self._takings):
+            await taken.wait()
+        await self._intake.wait_admitted()
+
+    @contextmanager
+    def _promise(self, job: Job) -> Iterator[None]:
+        """Hold the slots of a job's first turns against other jobs of its kind, from the check to its admission."""
+        wanted = job.first_turns
+        if not all(self._scheduler.free(model) - self._promised[model] >= count for model, count in wanted.items()):
+            raise NoSlotAvailable("not every first turn can start at once")
+        self._promised += wanted
+        try:
+            yield
+        finally:
+            self._promised -= wanted
+
+
+def _written(document: object) -> tuple[bytes, str]:
+    """Return the JSON of a document in its author's order, which prompts show, and its order-independent hash."""
+    return msgspec.json.encode(document), digest_of(document)
+
+
+def _rewritten(document: Mapping[str, object], before: JobSpec, after: JobSpec) -> bytes:
+    return msgspec.json.encode(rewritten(document, before, after))
+
+
+def _owned(job: Job, caller: Caller) -> Job:
+    """Return a job as the caller's own.
+
+    Raises:
+        InvalidJob: its priority is above the highest that the caller may give.
+    """
+    if caller.max_priority is not None and job.priority > caller.max_priority:
+        message = f"{job.priority} is above this key's max_priority, {caller.max_priority}"
+        raise InvalidJob([Fault(path="priority", message=message)])
+    return replace(job, owner=caller.name)

@@ -1,0 +1,209 @@
+"""A composed turn is asked: from its agent and the words of its conversation, with memory, tools and constraints.
+
+A turn that is asked with a client's own body is in ``service/scheduling/relayed``.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import anyio
+import msgspec
+from msgspec.structs import replace
+
+from service.conversations.job.job import Agent, TurnKey
+from service.conversations.record.findings import fault_beside
+from service.conversations.record.log_fields import of_job
+from service.conversations.talk.prompt_messages import Rejected
+from service.conversations.talk.prompt_record import PromptRecord
+from service.errors import StoreUnavailable
+from service.scheduling.attempt import RunningAttempt
+from service.scheduling.jobs.judging import TRIES, AnswerJudge, constraint_of
+from service.scheduling.jobs.lent_slots import LentSlots, TurnSlot
+from service.scheduling.jobs.memory_cut import cut_memory
+from service.scheduling.jobs.prompts import JobPrompts
+from service.scheduling.jobs.tool_calls import TurnCalls, describe_calls
+from service.scheduling.jobs.turn_record import said_in
+from service.scheduling.work import SchedulerStore
+from service.store import records
+from service.store.records import StoredToolCall
+from transport.request import Constraint
+from workers.log_context import line_about
+from workers.offload.pool import asked_for
+from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed
+from workers.requests.request import CONSTRAINTS, Demand
+from workers.requests.slots import Lease
+from workers.supervised import SupervisedWorker
+
+MOST_JUDGED: Final = 64  # answers of a key that are judged without a slot: their turns would pile up
+STORE_PAUSE_S: Final = 1.0  # before a turn is ready again whose calls of tools could not be read
+logger = logging.getLogger(__name__)
+
+
+class AskingSurroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """The surroundings that all composed turns use; ``has_several_keys``: prompt caches are kept apart by key."""
+
+    outlet: SchedulerStore
+    slots: LentSlots
+    judged: Counter[str | None] = msgspec.field(default_factory=Counter)  # answers without a slot, by their keys
+    has_several_keys: Callable[[], bool] = lambda: False
+
+
+class ComposedAsking:
+    """One turn's requests; ``prompt`` is the record of the attempt's prompt, once it was made.
+
+    ``fulfils`` are the conditions of ``until`` that the judged answer fulfils by itself.
+    """
+
+    def __init__(self, key: TurnKey, agent: Agent, prompts: JobPrompts, around: AskingSurroundings) -> None:
+        self._key = key
+        self._agent = agent
+        self._prompts = prompts
+        self._around = around
+        self._owner = prompts.job.owner
+        self.until = prompts.conversations[key.conversation_id].until
+        self.prompt: PromptRecord | None = None
+        self.fulfils: tuple[int, ...] = ()
+        self._attempt: RunningAttempt  # the newest
+        self._rejected: Sequence[Rejected] = ()  # its answers so far
+        self._slot: TurnSlot | None = None  # while it runs
+        self._has_left = False  # its slot, while its answer is judged
+        self._fault: str | None = None  # of the answer that was judged
+
+    def __repr__(self) -> str:
+        return f"<ComposedAsking {self._key}>"
+
+    def take_fault(self) -> str | None:
+        """Return the fault of the judged answer, None if it is valid; the next one is judged by itself."""
+        fault, self._fault = self._fault, None
+        return fault
+
+    async def run(
+        self, attempt: RunningAttempt, rejected: Sequence[Rejected], worker: SupervisedWorker, lease: Lease
+    ) -> Outcome:
+        """Ask a worker, and judge its answer; give the slot back."""
+        self._attempt, self._rejected = attempt, rejected
+        slots = self._around.slots
+        asked_for.set(self._owner)
+        try:
+            with slots.hold(self._key, worker.spec.name, self._attempt, lease) as self._slot:
+                outcome = await self._ask(worker)
+            if isinstance(outcome, Completed) and (self.until or self._agent.validation is not None):
+                await self._judge()
+        except StoreUnavailable as error:
+            logger.warning("turn %s: %s", self._key, error)
+            await anyio.sleep(STORE_PAUSE_S)
+            return Cancelled(reason=CancelReason.STORE_LOST)
+        finally:
+            slots.forget(self._key)
+            if self._has_left:
+                self._around.judged[self._owner] -= 1
+                self._has_left = False
+        return outcome
+
+    async def _judge(self) -> None:
+        """Judge a complete answer: whether it is valid, and then which conditions it fulfils."""
+        answer, began_at, judge = self._attempt.answer, time.monotonic(), self._answer_judge()
+        self._fault = await judge.find_fault(answer.text)
+        if self._agent.validation is not None:
+            self._fault = fault_beside(answer, self._fault)
+        if self._fault is None and self.until and not answer.is_declined:
+            words = said_in(answer, has_markup=self._agent.markup).words
+            self.fulfils = await judge.find_fulfilled(words, [signal.name for signal in answer.signals])
+        if self._has_left:
+            self._attempt.lent_s += time.monotonic() - began_at
+
+    def _answer_judge(self) -> AnswerJudge:
+        place, overruns = self._prompts.places[self._agent.id], self._prompts.overruns
+        return AnswerJudge(self._agent, place, self.until, overruns, self._leave_slot, self._give_up)
+
+    def _leave_slot(self) -> None:
+        """Let another turn have the slot while others judge the answer, unless too many are judged by now."""
+        judged = self._around.judged
+        if self._slot is not None and not self._has_left and judged[self._owner] < MOST_JUDGED:
+            self._has_left = True
+            judged[self._owner] += 1
+            self._slot.leave_for_good()
+
+    def _give_up(self, path: str, pattern: str | None) -> None:
+        text = "job %s: %s ran out of time %d times, and is not tried any more: %s"
+        logger.warning(text, self._key.job_id, path, TRIES, pattern, extra=line_about(of_job(self._key.job_id)))
+        self._around.outlet.append_nowait([records.GivenUp(key=self._key, path=path, pattern=pattern)], lambda: None)
+
+    async def _ask(self, worker: SupervisedWorker) -> Outcome:
+        version = worker.weights.version if worker.weights else None
+        fault = self._prompts.check_weights(self._key, version)
+        if fault is not None:
+            return RequestFailed(reason=FailureReason.WEIGHTS_CHANGED, detail=fault)
+        earlier: Sequence[StoredToolCall] = ()
+        if self._agent.tools:  # once: what this attempt calls is no earlier one's
+            with anyio.CancelScope() as self._attempt.scope:
+                earlier = await self._around.outlet.calls_of(self._key)
+        is_own = not CONSTRAINTS.isdisjoint(worker.spec.params)  # the operator's, who has the last word on a model
+        constraint = None if is_own else constraint_of(self._agent)
+        has_tools = bool(self._agent.tools or self._agent.exit_tools)
+        constraints = worker.requests.constraints
+        if constraints.may_be_ignored:
+            with anyio.CancelScope() as self._attempt.scope:
+                await worker.requests.try_server(has_constraint=constraint is not None, has_tools=has_tools)
+        if constraint is None:
+            return await self._perform(worker, earlier, self._demand(None, is_own=is_own), is_told=False)
+        plan = constraints.plan(constraint)
+        demand = self._demand(constraint) if plan.is_sent else None
+        outcome = await self._perform(worker, earlier, demand, is_told=plan.is_told)
+        answer = self._attempt.answer
+        if plan.is_sent and isinstance(outcome, Completed) and answer.constrained_by is not None:
+            worker.requests.constraints.note_answer(constraint, answer.text)
+        if answer.constrained_by is not None and _is_refused(outcome):
+            without = await self._perform(worker, earlier, None, is_told=True)
+            if isinstance(without, Completed):
+                logger.warning("turn %s: its constraint is told in words: %s", self._key, outcome)
+                worker.requests.constraints.note_refused(constraint)
+            return without
+        return outcome
+
+    def _demand(self, constraint: Constraint | None, *, is_own: bool = False) -> Demand | None:
+        """Return the demand on the answer: ``constraint``, or that of the author's or the model's parameters.
+
+        ``is_own``: the model's say something.
+        """
+        if constraint is None and not is_own and not self._agent.is_constrained:
+            return None
+        is_met = self._answer_judge().is_worth_keeping if self._agent.validation is not None else None
+        return Demand(constraint=constraint, is_met=is_met, at_once=bool(self._rejected))
+
+    async def _perform(
+        self, worker: SupervisedWorker, earlier: Sequence[StoredToolCall], demand: Demand | None, *, is_told: bool
+    ) -> Outcome:
+        attempt, key, prompts, outlet = self._attempt, self._key, self._prompts, self._around.outlet
+        owner = prompts.job.owner if self._around.has_several_keys() else None
+        if self._agent.memory is not None:
+            ending = await cut_memory(prompts, key, attempt, worker, outlet.append, owner)
+            if ending is not None:
+                return ending
+        if attempt.cancelled is not None:
+            return attempt.cancelled
+        journal = addition = None
+        if self._agent.tools:
+            journal, addition = TurnCalls(key, earlier, outlet.append), describe_calls(earlier)
+        request, self.prompt = prompts.request(
+            key, self._rejected, attempt.started_at, worker.spec, is_told=is_told, addition=addition
+        )
+        attempt.answer.own_tokens = None if owner is None else prompts.own_tokens(key)
+        asked = replace(
+            request,
+            cache_owner=owner,
+            owner=prompts.job.owner,
+            journal=journal,
+            demand=demand,
+            is_watched=outlet.is_followed(key.job_id),
+            slot=self._slot,
+        )
+        attempt.request = worker.requests.prepare(asked.job_name, attempt.answer)
+        return await worker.requests.perform(asked, attempt.answer, attempt.request)
+
+
+def _is_refused(outcome: Outcome) -> bool:
+    return isinstance(outcome, RequestFailed) and outcome.reason is FailureReason.ENGINE_REJECTED

@@ -1,0 +1,71 @@
+"""The recorded state of a piece of a job, as the core takes it: turns that ended, go on, or are suspects. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from service.conversations.job.job import TurnKey, TurnKind
+from service.conversations.job.states import TurnState
+from service.conversations.job.until import TurnDigest
+from service.conversations.record.heritage import as_inherited, silent_turns
+from service.conversations.record.transcript import Turn, UnfinishedTurn
+from service.scheduling.admission import Piece
+from service.scheduling.core.blame import Trial
+from service.scheduling.core.events import EndedBefore
+from workers.outcome import FailureReason
+
+MOST_SERVICE_ENDS: Final = 3  # with one turn at work
+SET_ASIDE: Final = f"the service ended by a defect of its own {MOST_SERVICE_ENDS} times while this turn was at work"
+
+
+class Recovered(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of a job as its record tells it.
+
+    ``spoken`` are all recorded turns that have ended, inherited ones first, and ``ended`` the state of each in the
+    core; ``silent`` are turns that heirs never had. The ``set_aside`` are failed: the service itself has ended under
+    them again and again, and no job is to end it for good. ``suspects`` may have ended an engine, or the service.
+    """
+
+    spoken: Sequence[Turn]
+    ended: Mapping[TurnKey, EndedBefore]
+    silent: Mapping[TurnKey, TurnDigest]
+    unfinished: Sequence[UnfinishedTurn]
+    set_aside: Sequence[TurnKey]
+    suspects: Mapping[TurnKey, Trial]
+
+
+def recovered_from(piece: Piece) -> Recovered:
+    """Read what was recorded of a piece before."""
+    job, spoken = piece.job, [*_as_own(piece), *piece.ended]
+    agents = {agent.id for agent in job.agents}
+    own = (turn for turn in spoken if turn.kind is TurnKind.TURN and turn.key.agent_id in agents)
+    ended: dict[TurnKey, EndedBefore] = {turn.key: (turn.state, turn.reason) for turn in own}
+    silent: dict[TurnKey, TurnDigest] = {}
+    for conversation in job.conversations:
+        if conversation.heritage is not None:
+            silent |= silent_turns(job, conversation, ended)
+    ended |= dict.fromkeys(silent, (TurnState.COMPLETED, None))
+    left = {turn.key: turn for turn in piece.unfinished if turn.key not in ended}
+    set_aside = [key for key, turn in left.items() if turn.charges.service_ends >= MOST_SERVICE_ENDS]
+    ended |= dict.fromkeys(set_aside, (TurnState.FAILED, FailureReason.POISONED))
+    charges = {key: turn.charges for key, turn in left.items()}
+    return Recovered(
+        spoken=spoken,
+        ended=ended,
+        silent=silent,
+        unfinished=list(left.values()),
+        set_aside=set_aside,
+        suspects={
+            key: Trial.LAST if each.service_ends else Trial.NEXT
+            for key, each in charges.items()
+            if each.is_suspect or each.service_ends
+        },
+    )
+
+
+def _as_own(piece: Piece) -> Iterator[Turn]:
+    """Yield the inherited turns of a piece as those of its conversations."""
+    for name, turns in piece.inherited.items():
+        for turn in turns:
+            yield as_inherited(turn, piece.job.id, name)

@@ -1,0 +1,117 @@
+"""Whose fault a refusal is: the evidence for the request, and each way in which it may be lacking."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from transport.errors import EngineError, EngineRejected, RequestAtFault, UnreadableFrame
+from workers.requests import asking
+from workers.requests.asking import ask_fairly
+
+MISALIGNED = "the frobnicator of this request is misaligned"
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask again at once."""
+    monkeypatch.setattr(asking, "PAUSES_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(asking, "UNREADABLE_PAUSES_S", (0.0,))
+
+
+def refused(words: str = MISALIGNED, status: int = 500) -> EngineError:
+    return EngineRejected(status, "server_error", words)
+
+
+async def asked(
+    answers: Sequence[EngineError | None],
+    *,
+    serves: Callable[[], bool] = lambda: True,
+    begun: bool = False,
+    is_others: bool = False,
+    is_passed_on: bool = False,
+) -> tuple[EngineError | None, int]:
+    """Return how asking fails where answers come in this order, the last one for ever, and how often it was asked."""
+    count = 0
+
+    async def ask() -> None:
+        nonlocal count
+        count += 1
+        answer = answers[min(count, len(answers)) - 1]
+        if answer is not None:
+            raise answer
+
+    async def excuse() -> bool:
+        return serves()
+
+    error = await ask_fairly(ask, lambda: begun, excuse, is_others=is_others, is_passed_on=is_passed_on)
+    return error, count
+
+
+async def test_the_same_words_each_time_are_the_requests_own() -> None:
+    """They are told as they were, with a status that is the client's."""
+    error, count = await asked([refused()])
+    assert isinstance(error, RequestAtFault)
+    assert (count, error.status, str(error)) == (4, 400, f"500 server_error: {MISALIGNED}")
+
+
+@pytest.mark.parametrize(
+    ("answers", "count"), [([refused(), None], 2), ([refused(), refused(), refused(), None], 4)], ids=["once", "thrice"]
+)
+async def test_what_passes_was_never_a_fault(answers: list[EngineError | None], count: int) -> None:
+    """An engine in trouble for a moment."""
+    assert await asked(answers) == (None, count)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [refused("another thing is wrong here"), refused(status=503), EngineError("gone")],
+    ids=["words", "503", "x"],
+)
+async def test_other_words_prove_nothing(other: EngineError) -> None:
+    """They are judged as any refusal."""
+    error, count = await asked([refused(), other])
+    assert (error, count) == (other, 2)
+
+
+async def test_an_engine_that_serves_nobody_is_not_excused() -> None:
+    """Its canary is refused as well: it is ill."""
+    error, count = await asked([refused()], serves=lambda: False)
+    assert (isinstance(error, RequestAtFault), count) == (False, 1)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "no", "Internal Server Error", "no body", "CUDA error: out of memory", "llama runner process has terminated",
+        "all slots are in use", "queue is full", "model not loaded", "The server is restarting", "database is locked",
+        "Compute error.", "unexpected EOF", "NaN in logits", "bad allocation", "litellm.InternalServerError: x y",
+        "An error occurred during generation", "no healthy replicas", "socket hang up", "tensor x has another shape",
+    ],
+)  # fmt: skip
+async def test_trouble_of_an_engines_own_is_no_fault_of_a_request(words: str) -> None:
+    """It is asked again as ever, over minutes."""
+    error, count = await asked([refused(words)])
+    assert (isinstance(error, RequestAtFault), count) == (False, 1)
+
+
+@pytest.mark.parametrize("status", [400, 429, 502, 503, 504])
+async def test_only_a_500_is_looked_into(status: int) -> None:
+    """The others say whose fault they are."""
+    error, count = await asked([refused(status=status)])
+    assert (isinstance(error, RequestAtFault), count) == (False, 1)
+
+
+async def test_what_a_client_has_had_of_a_stream_is_not_asked_for_again() -> None:
+    """Two answers would stand behind each other."""
+    for failure in (refused(), UnreadableFrame("{]")):
+        assert await asked([failure], begun=True, is_passed_on=True) == (failure, 1)
+    error, count = await asked([UnreadableFrame("{]")], begun=True)
+    assert (isinstance(error, RequestAtFault), count) == (True, 2)
+
+
+async def test_a_server_of_others_that_nobody_can_read_is_told_at_once() -> None:
+    """It says the same to everybody, and is never replaced."""
+    error, count = await asked([UnreadableFrame("{]")], serves=lambda: False, is_others=True)
+    assert (isinstance(error, RequestAtFault), count) == (True, 2)
+    error, count = await asked([UnreadableFrame("{]")], serves=lambda: False)
+    assert (isinstance(error, RequestAtFault), count) == (False, 1)
