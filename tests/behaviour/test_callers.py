@@ -13,6 +13,7 @@ import pytest
 from standardwebhooks import Webhook
 
 from service.formats.hosts import canonical_host
+from tests.harness.processes import running_program
 from tests.harness.service import ROUNDHOUSE, Document, Service, run_command, scripted_model, serving
 from tests.harness.waiting import LIMIT_S, wait_for
 
@@ -272,7 +273,7 @@ def test_a_watcher_is_warned_about_expired_events(tmp_path: Path, free_ports: Po
         assert gap["first"] == 4
         assert gap["last"] > 4
         command = [ROUNDHOUSE, "watch", job, "--url", service.url]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watched:
+        with running_program(command, stdout=subprocess.PIPE, text=True) as watched:
             assert watched.stdout is not None
             assert watched.stdout.readline().rstrip().endswith("are no longer kept")
             service.http.post(f"/v1/jobs/{job}/cancel").raise_for_status()

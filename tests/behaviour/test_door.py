@@ -15,6 +15,7 @@ import pytest
 
 from service.api.door.connections import MOST_FILES, Door
 from service.api.errors.forms import SERVED, is_of_surface
+from tests.harness.processes import running_program
 from tests.harness.service import Service, scripted_model, serving
 from tests.harness.waiting import LIMIT_S, wait_for
 
@@ -270,12 +271,9 @@ def listens(port: int) -> bool:
 def slow_door(free_ports: Callable[[int], int]) -> Iterator[int]:
     """The real door with shorter times, over an application that reads and answers."""
     port = free_ports(1)
-    with subprocess.Popen([sys.executable, "-c", SLOW, str(port)]) as process:
-        try:
-            wait_for(lambda: listens(port), "it listens")
-            yield port
-        finally:
-            process.kill()
+    with running_program([sys.executable, "-c", SLOW, str(port)]):
+        wait_for(lambda: listens(port), "it listens")
+        yield port
 
 
 @pytest.mark.parametrize(

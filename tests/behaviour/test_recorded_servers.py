@@ -1,7 +1,6 @@
 """Recorded answers of real servers, replayed to a job and to clients at the front door: read as they say, or failed."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from tests.harness.processes import running_program
 from tests.harness.recordings import Recording, recordings
 from tests.harness.service import Document, Service, serving
 from tests.harness.waiting import LIMIT_S, wait_for
@@ -32,15 +32,11 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
     models = {name: {**common, "url": f"http://127.0.0.1:{of}/v1"} for name, of in (("m", port), ("mute", mute))}
     rest = next(each.id for each in recordings() if tells_no_reason(each))
     with (
-        subprocess.Popen([*command, "--port", str(port)]) as server,
-        subprocess.Popen([*command, "--port", str(mute), "--rest", rest]) as other,
+        running_program([*command, "--port", str(port)]),
+        running_program([*command, "--port", str(mute), "--rest", rest]),
+        serving(folder / "service", free_ports(1), models) as running,
     ):
-        try:
-            with serving(folder / "service", free_ports(1), models) as running:
-                yield running
-        finally:
-            server.terminate()
-            other.terminate()
+        yield running
 
 
 def tells_no_reason(recording: Recording) -> bool:

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import yaml
 
 from tests.harness.ports import find_ports
+from tests.harness.processes import running_program
 from tests.harness.service import ROUNDHOUSE, Document, Service, debate, run_command, scripted_model, serving
 from tests.harness.waiting import LIMIT_S, wait_for
 
@@ -176,11 +176,12 @@ def test_a_server_that_is_away_holds_nothing_else_back(tmp_path: Path, free_port
     command = [ROUNDHOUSE, "run", "one.yaml", "other.yaml", "--output", "out"]
     with (
         (tmp_path / "told").open("w") as told,
-        subprocess.Popen(command, cwd=tmp_path, stdout=told, stderr=told) as run,
+        running_program(command, cwd=tmp_path, stdout=told, stderr=told) as run,
     ):
         manifest = tmp_path / "out" / "debate" / "manifest.json"
         wait_for(lambda: manifest.exists() and json.loads(manifest.read_text())["state"] == "completed", "one is done")
         run.send_signal(signal.SIGINT)
+        assert run.wait(LIMIT_S) == 130
     told_of = (tmp_path / "told").read_text()
     assert (gone["url"].removesuffix("/v1") in told_of, "other: 0/3 turns" in told_of) == (True, True), told_of
 

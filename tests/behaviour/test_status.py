@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.processes import running_program
 from tests.harness.service import ROUNDHOUSE, Document, Service, debate, scripted_model, serving
 from tests.harness.waiting import LIMIT_S, wait_for
 
@@ -100,7 +101,7 @@ def _top_on_terminal(
     ours, theirs = pty.openpty()
     command = [ROUNDHOUSE, "top", "--url", service.url, "--interval", "0.1"]
     environment = {**os.environ, "TERM": kind, "COLUMNS": "150", "LINES": "40"}
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+    with running_program(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
         os.close(theirs)
         os.set_blocking(ours, False)
         seen = bytearray()
@@ -110,10 +111,7 @@ def _top_on_terminal(
                 seen.extend(os.read(ours, 1 << 20))
             return seen
 
-        try:
-            yield process, read, ours
-        finally:
-            process.kill()
+        yield process, read, ours
     os.close(ours)
 
 

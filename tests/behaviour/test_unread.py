@@ -2,7 +2,6 @@
 
 import select
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ import pytest
 from service.api.door.connections import Door
 from tests.behaviour.test_door import listens
 from tests.behaviour.test_forks_bounds import MIB, forget_peak, memory
+from tests.harness.processes import running_program
 from tests.harness.service import Service, scripted_model, serving
 from tests.harness.waiting import LIMIT_S, wait_for
 
@@ -51,12 +51,9 @@ pytestmark = pytest.mark.system
 def small_door(free_ports: Callable[[int], int]) -> Iterator[tuple[int, psutil.Process]]:
     """The real door with smaller bounds, over an application that answers with as many bytes as are asked for."""
     port = free_ports(1)
-    with subprocess.Popen([sys.executable, "-c", DOOR, str(port)]) as process:
-        try:
-            wait_for(lambda: listens(port), "it listens")
-            yield port, psutil.Process(process.pid)
-        finally:
-            process.kill()
+    with running_program([sys.executable, "-c", DOOR, str(port)]) as process:
+        wait_for(lambda: listens(port), "it listens")
+        yield port, psutil.Process(process.pid)
 
 
 def ask(port: int, path: str) -> socket.socket:

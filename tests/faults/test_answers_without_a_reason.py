@@ -1,7 +1,6 @@
 """Answers whose server does not say that they are whole: taken with a finding, or treated as broken off."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import Final
 
 import pytest
 
+from tests.harness.processes import running_program
 from tests.harness.service import Document, Service, serving
 
 REPLAY: Final = Path(__file__).parents[1] / "harness" / "programs" / "replay.py"
@@ -34,12 +34,8 @@ def attached(folder: Path, free_ports: Callable[[int], int], **bodies: str) -> I
     (folder / "answers").write_text(json.dumps(told))
     command = [sys.executable, "-I", "-S", str(REPLAY), "--port", str(port), "--answers", str(folder / "answers")]
     model = {"engine": "attached", "url": f"http://127.0.0.1:{port}/v1", "timeouts": {"refusal_s": 0.2}}
-    with subprocess.Popen(command) as server:
-        try:
-            with serving(folder / "s", free_ports(1), {"m": model}) as service:
-                yield service
-        finally:
-            server.terminate()
+    with running_program(command), serving(folder / "s", free_ports(1), {"m": model}) as service:
+        yield service
 
 
 def turn_of(service: Service, prompt: str) -> Document:

@@ -1,7 +1,6 @@
 """Answers that an engine constrains, and engines that accept no constraints."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.behaviour.test_prompts import prompts_of
+from tests.harness.processes import running_program
 from tests.harness.service import Document, recorded, scripted_model, serving
 from transport.dialects.dialect import PLAIN
 from transport.dialects.llama_server import LLAMA_SERVER
@@ -151,7 +151,7 @@ def test_a_server_that_ignores_a_constraint_is_found(tmp_path: Path, free_ports:
     files = ["--answers", str(tmp_path / "answers"), "--record", str(tmp_path / "record")]
     model = {"engine": "attached", "url": f"http://127.0.0.1:{port}/v1", "slots": 4}
     with (
-        subprocess.Popen([sys.executable, "-I", "-S", str(REPLAY), "--port", str(port), *files]) as server,
+        running_program([sys.executable, "-I", "-S", str(REPLAY), "--port", str(port), *files]),
         serving(tmp_path / "s", free_ports(1), {"m": model}) as service,
     ):
         agent = {"id": "a", "model": "m", "validation": {"choices": ["yes", "no"]}}
@@ -159,7 +159,6 @@ def test_a_server_that_ignores_a_constraint_is_found(tmp_path: Path, free_ports:
         service.wait_ended(job)
         turns = [talk["turns"][0] for talk in service.get(f"/v1/jobs/{job}/result")["conversations"]]
         assert service.get("/v1/workers/m-0")["ignored"] == ["response_format"]
-        server.terminate()
     assert [(turn["state"], turn["text"]) for turn in turns] == [("completed", "Yes, by all means.")] * 6
     assert {attempt["constrained_by"] for turn in turns for attempt in turn["attempts"]} == {None}
     sent = [json.loads(line) for line in (tmp_path / "record").read_text().splitlines()]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ENGINE_PROGRAM
+from tests.harness.processes import running_program
 from tests.harness.waiting import LIMIT_S, is_alive, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -49,14 +50,11 @@ def test_a_program_that_leaves_by_an_exception_ends_at_once(free_ports: Callable
     code = program.format(command=COMMAND, port=free_ports(1))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     argv = [sys.executable, "-c", code]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as running:
-        try:
-            assert running.stdout is not None
-            assert running.stderr is not None
-            pids = [int(pid) for pid in running.stdout.readline().split()]
-            assert pids, running.stderr.read()
-            wait_for(lambda: running.poll() is not None, "the program ends", LIMIT_S / 4)  # it used to take 31 s
-            assert "RuntimeError: a defect of the program" in running.stderr.read()
-        finally:
-            running.kill()
+    with running_program(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        pids = [int(pid) for pid in running.stdout.readline().split()]
+        assert pids, running.stderr.read()
+        wait_for(lambda: running.poll() is not None, "the program ends", LIMIT_S / 4)  # it used to take 31 s
+        assert "RuntimeError: a defect of the program" in running.stderr.read()
     wait_for(lambda: not any(map(is_alive, pids)), "nothing of it is left")

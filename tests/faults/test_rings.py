@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.conftest import ENGINE_PROGRAM, SpecFactory
+from tests.harness.processes import running_program
 from tests.harness.programs import PROGRAMS
 from tests.harness.waiting import LIMIT_S, is_alive, wait_for, wait_until
 from tests.harness.working import ask, wait_incident, working
@@ -53,11 +54,8 @@ def supervising(folder: Path, port: int, *flags: str, is_forking: bool = False) 
     fork = ["--fork"] if is_forking else []
     command = [sys.executable, str(SUPERVISOR), str(folder), str(port), *fork, *engine]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as supervisor:
-        try:
-            yield supervisor
-        finally:
-            supervisor.kill()
+    with running_program(command, stdout=subprocess.PIPE, text=True, env=environment) as supervisor:
+        yield supervisor
 
 
 def engine_and_guardian(supervisor: subprocess.Popen[str]) -> tuple[int, int]:
@@ -302,7 +300,7 @@ def test_a_tether_holds_what_it_is_given() -> None:
         f"subprocess.Popen([*command, sys.executable, '-c', {tethered!r}])\n"
         "time.sleep(60)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+    with running_program([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         pids = [int(pid) for pid in process.stdout.readline().split()]
         process.kill()
@@ -310,7 +308,7 @@ def test_a_tether_holds_what_it_is_given() -> None:
     command = [sys.executable, "-I", "-S", guardian.__file__, "--tether", str(os.getpid())]
     assert subprocess.run([*command, "sh", "-c", "cat; exit 7"], input=b"", check=False).returncode == 7
     assert subprocess.run([*command, "/nowhere"], stderr=subprocess.DEVNULL, check=False).returncode == 127
-    with subprocess.Popen([*command, "sleep", "60"]) as process:
+    with running_program([*command, "sleep", "60"]) as process:
         wait_for(lambda: psutil.Process(process.pid).children(), "it has started")
         process.terminate()
         assert process.wait(LIMIT_S) == 128 + signal.SIGKILL

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.conftest import SpecFactory
+from tests.harness.processes import running_program
 from tests.harness.programs import PROGRAMS
 from tests.harness.waiting import LIMIT_S, is_alive, wait_until
 from tests.harness.working import ask, submit, working
@@ -339,11 +340,8 @@ async def test_an_mcp_server_elsewhere_is_asked_over_http(free_ports: Callable[[
 
 @contextmanager
 def _serving(port: int) -> Iterator[int]:
-    with subprocess.Popen([sys.executable, str(SERVER), str(port)], stderr=subprocess.DEVNULL) as process:
-        try:
-            yield process.pid
-        finally:
-            process.kill()
+    with running_program([sys.executable, str(SERVER), str(port)], stderr=subprocess.DEVNULL) as process:
+        yield process.pid
 
 
 def _listens(pid: int, port: int) -> bool:

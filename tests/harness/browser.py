@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 from websockets.sync.client import ClientConnection, connect
 
+from tests.harness.processes import running_program
 from tests.harness.waiting import wait_for
 
 LIMIT_S = 30.0
@@ -169,18 +170,15 @@ def browsing() -> Iterator[Page]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         command = [program, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            try:
-                told = folder / "DevToolsActivePort"
-                wait_for(lambda: told.exists() and told.read_text().count("\n"), "the browser is there", LIMIT_S)
-                port = told.read_text().split()[0]
-                with connect(_tab(f"http://127.0.0.1:{port}"), max_size=MOST_BYTES, proxy=None) as connection:
-                    page = Page(connection)
-                    yield page
-                    connection.send(json.dumps({"id": 0, "method": "Browser.close"}))
-                process.wait(LIMIT_S)
-            finally:
-                process.kill()
+        with running_program(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            told = folder / "DevToolsActivePort"
+            wait_for(lambda: told.exists() and told.read_text().count("\n"), "the browser is there", LIMIT_S)
+            port = told.read_text().split()[0]
+            with connect(_tab(f"http://127.0.0.1:{port}"), max_size=MOST_BYTES, proxy=None) as connection:
+                page = Page(connection)
+                yield page
+                connection.send(json.dumps({"id": 0, "method": "Browser.close"}))
+            process.wait(LIMIT_S)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from service.errors import ConfigError
 from service.formats.hosts import canonical_host, canonical_origin
 from service.node.webhooks import is_public
 from service.store.state_folder import own_folder
+from tests.harness.processes import running_program
 
 HEALTHCHECK = Path(__file__).parents[3] / "deploy" / "healthcheck.py"
 
@@ -87,7 +88,7 @@ def test_a_configuration_may_come_late(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ConfigError, match="nothing writes to it"):
         load_config(pipe)
     late = "import sys; f = open(sys.argv[1], 'w'); sys.stdin.read(); f.write('models: {m: {engine: embedded}}')"
-    with subprocess.Popen([sys.executable, "-c", late, str(pipe)], stdin=subprocess.PIPE) as writer:
+    with running_program([sys.executable, "-c", late, str(pipe)], stdin=subprocess.PIPE) as writer:
         descriptor = os.open(pipe, os.O_RDONLY)  # opened as a shell does it, once the writer has
         assert writer.stdin is not None
         threading.Timer(0.1, writer.stdin.close).start()

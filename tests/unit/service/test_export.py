@@ -13,6 +13,7 @@ import pytest
 from service import export
 from service.errors import StoreError
 from service.export import Export
+from tests.harness.processes import running_program
 
 ROOT = Path(__file__).parents[3]
 WRITER = """
@@ -40,7 +41,7 @@ def test_a_kill_at_any_moment_leaves_lists_that_agree(tmp_path: Path) -> None:
     for attempt in range(12):
         folder = tmp_path / str(attempt)
         command = [sys.executable, "-c", WRITER, str(folder)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as writer:
+        with running_program(command, stdout=subprocess.PIPE, cwd=ROOT) as writer:
             assert writer.stdout is not None
             assert writer.stdout.readline() == b"ready\n"
             with pytest.raises(subprocess.TimeoutExpired):
