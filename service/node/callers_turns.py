@@ -20,7 +20,7 @@ from service.conversations.record.log_fields import of_job
 from service.conversations.record.transcript import Turn
 from service.errors import InvalidWords, NotAwaited, StoreUnavailable
 from service.node.intake import Intake
-from service.scheduling.jobs.judging import TOO_LONG, judge_answer, judge_conditions
+from service.scheduling.asking.judging import TOO_LONG, judge_answer, judge_conditions
 from service.scheduling.scheduler import Scheduler
 from service.store import awaited_turns, job_rows, waits
 from service.store.awaited_turns import Awaited, OpenTurn, Which

@@ -19,8 +19,8 @@ from service.node.followers import JobFollowers
 from service.node.intake import Intake
 from service.node.status import removed, unloaded
 from service.node.tallies import Tallies
-from service.scheduling.jobs.turn_record import Progress
 from service.scheduling.scheduler import Scheduler
+from service.scheduling.turn_record import Progress
 from service.store import conversation_rows, deliveries, event_rows, job_rows
 from service.store.news import Neighbours
 from service.store.records import GivenUp, StoredEvent, StoredJob, Tally

@@ -7,7 +7,7 @@ from typing import overload
 import msgspec
 
 from service.config.schema import Config
-from service.scheduling.relayed.request_queue import QueueRules
+from service.scheduling.keeping.request_queue import QueueRules
 from workers.spec import WorkerSpec
 
 

@@ -17,7 +17,7 @@ from service.conversations.talk.discussion import Utterance
 from service.conversations.talk.prompt_messages import agent_request
 from service.conversations.talk.prompt_record import PromptRecord, restore_exchanges
 from service.errors import JobNotFound, TurnNotFound
-from service.scheduling.jobs.prompts import JobPrompts
+from service.scheduling.asking.prompts import JobPrompts
 from service.scheduling.scheduler import Scheduler
 from service.store import conversation_rows, heirs, job_rows, turn_rows
 from service.store.databases.database import Connection

@@ -30,7 +30,7 @@ from service.conversations.record.transcript import Turn
 from service.conversations.talk.dependencies import dependencies_of
 from service.conversations.talk.turn_order import Place, speaking_order
 from service.errors import Fault, InvalidJob, JobNotFound
-from service.scheduling.jobs.prompts import JobPrompts
+from service.scheduling.asking.prompts import JobPrompts
 from service.store import conversation_rows, heirs, job_rows
 from service.store.databases.database import Connection
 from service.store.store import Store

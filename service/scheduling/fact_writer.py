@@ -8,7 +8,7 @@ from typing import Any, Final
 from service.conversations.job.job import TurnKey
 from service.conversations.job.states import ENDED_CONVERSATIONS
 from service.scheduling.core import events
-from service.scheduling.jobs.turns import Turns
+from service.scheduling.keeping.turns import Turns
 from service.scheduling.work import RunCounters, SchedulerStore
 from service.store import records
 from service.store.records import Record

@@ -26,12 +26,12 @@ from service.scheduling.core.queue.ready_queue import PolicyFactory
 from service.scheduling.core.view import PoolsView
 from service.scheduling.fact_writer import FactWriter
 from service.scheduling.integrity import IntegrityCheck
-from service.scheduling.jobs.job_turns import JobTurns
-from service.scheduling.jobs.turn import JobTurn
+from service.scheduling.keeping.job_turns import JobTurns
+from service.scheduling.keeping.request_queue import QueueRules
+from service.scheduling.keeping.requests import RelayedRequests
+from service.scheduling.keeping.turn import JobTurn
 from service.scheduling.pauses import Pauses
 from service.scheduling.recovery import recovered_from
-from service.scheduling.relayed.request_queue import QueueRules
-from service.scheduling.relayed.requests import RelayedRequests
 from service.scheduling.reserved_slots import ReservedSlots
 from service.scheduling.turn_endings import Ended, TurnEndings, TurnRunner
 from service.scheduling.work import End, Pause, RunCounters, SchedulerStore

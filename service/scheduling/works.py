@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from service.conversations.job.job import JobId, TurnKey
 from service.scheduling.attempt import usage_key
-from service.scheduling.jobs.job_turns import JobTurns
-from service.scheduling.relayed.requests import RelayedRequests
+from service.scheduling.keeping.job_turns import JobTurns
+from service.scheduling.keeping.requests import RelayedRequests
 from service.scheduling.work import OnSlot, Work
 from service.store.records import UsageKey
 

@@ -29,7 +29,7 @@ from service.conversations.job.job import JobId, TurnKey, TurnKind
 from service.conversations.job.states import ENDED_JOBS
 from service.errors import InvalidJob, ServiceError, StoreUnavailable
 from service.node.node import Node
-from service.scheduling.jobs import judging
+from service.scheduling.asking import judging
 from service.store.awaited_turns import Which
 from service.store.databases.membership_exclusive import ExclusiveMembership
 from tests.harness.drawn_jobs import DrawnJob, JobDrawer, Row, draw_row

@@ -14,10 +14,11 @@ from service.conversations.record import heritage
 from service.conversations.talk import discussion, prompt_messages
 from service.conversations.talk.discussion import Discussion
 from service.conversations.talk.prompt_messages import PromptWriter
+from service.scheduling import turn_record
+from service.scheduling.asking import composed, judging, memories, prompts
+from service.scheduling.asking.memories import Memories
+from service.scheduling.asking.talks import JobTalks
 from service.scheduling.core import flow
-from service.scheduling.jobs import composed, judging, memories, prompts, turn_record
-from service.scheduling.jobs.memories import Memories
-from service.scheduling.jobs.talks import JobTalks
 from workers.requests import tool_loop
 
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -12,7 +12,7 @@ import msgspec
 from starlette.responses import Response
 
 from service.errors import ServiceError
-from service.scheduling.relayed.request import RelayFailure
+from service.scheduling.keeping.request import RelayFailure
 from workers.outcome import FailureReason
 
 MESSAGES: Final = "/v1/messages"

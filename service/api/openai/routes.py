@@ -34,9 +34,9 @@ from service.conversations.callers import Caller
 from service.conversations.document.limits import Limits
 from service.errors import InvalidParameter, ModelNotFound, PathNotFound, ServiceError
 from service.node.node import Node
-from service.scheduling.relayed.posted import PostedRequest
-from service.scheduling.relayed.request import RelayedRequest
-from service.scheduling.relayed.token_counts import TokenCounts
+from service.scheduling.asking.posted import PostedRequest
+from service.scheduling.keeping.request import RelayedRequest
+from service.scheduling.keeping.token_counts import TokenCounts
 from transport.answer_bound import laid_over
 from transport.errors import EngineRejected
 from workers.errors import NoEngineReady

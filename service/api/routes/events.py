@@ -16,7 +16,7 @@ from service.conversations.record.transcript import rfc3339
 from service.errors import JobNotFound
 from service.node.jobs import Jobs
 from service.node.node import Node
-from service.scheduling.jobs.turn_record import Progress
+from service.scheduling.turn_record import Progress
 from service.store.records import StoredEvent
 from workers.lanes.swap_log import Swap
 

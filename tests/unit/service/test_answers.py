@@ -9,7 +9,7 @@ from service.conversations.job.job import Agent, Job, JobId, Mode
 from service.conversations.job.markup import Said, read_markup
 from service.conversations.job.validation import Validation
 from service.conversations.talk.discussion import Discussion
-from service.scheduling.jobs.judging import TOO_LONG, judge_answer
+from service.scheduling.asking.judging import TOO_LONG, judge_answer
 from workers.offload.pool import offloading
 
 

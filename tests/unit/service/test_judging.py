@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from service.conversations.job.validation import Validation
-from service.scheduling.jobs.judging import GIVEN_UP, AnswerJudge, Overruns, do_nothing
+from service.scheduling.asking.judging import GIVEN_UP, AnswerJudge, Overruns, do_nothing
 from tests.harness.jobs import agent
 
 SLOW = "(?:(?:a|aa)+)+b$"

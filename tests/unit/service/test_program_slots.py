@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from service.conversations.job.job import JobId, TurnKey
+from service.scheduling.asking.posted import AGENT, CONVERSATION, PostedRequest
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.events import (
     Action,
@@ -20,7 +21,6 @@ from service.scheduling.core.events import (
 )
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.queue.affinity import PromptReading
-from service.scheduling.relayed.posted import AGENT, CONVERSATION, PostedRequest
 
 TOKENS = 1000  # of every prompt
 READ_S = 0.01  # a token

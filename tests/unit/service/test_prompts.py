@@ -9,7 +9,7 @@ from service.conversations.job.job import Conversation, Job, Mode, TurnKey
 from service.conversations.job.states import TurnState
 from service.conversations.record.transcript import Attempt, Charges, TokenUsage, Turn, UnfinishedTurn
 from service.conversations.talk.prompt_messages import Rejected
-from service.scheduling.jobs.prompts import JobPrompts
+from service.scheduling.asking.prompts import JobPrompts
 from tests.harness.jobs import agent, job, key
 from transport.request import Message
 from workers.outcome import FailureReason

@@ -9,8 +9,8 @@ from service.api.openai.envelope import CHUNK, Envelope, open_envelope
 from service.conversations.job.job import JobId, TurnKey
 from service.errors import BodyMalformed
 from service.scheduling.core.queue.affinity import CacheLocation
-from service.scheduling.relayed.request import RelayFailure
-from service.scheduling.relayed.requests import AnsweredProgram, Programs
+from service.scheduling.keeping.request import RelayFailure
+from service.scheduling.keeping.requests import AnsweredProgram, Programs
 from workers.outcome import FailureReason
 from workers.requests.relay import Renaming
 

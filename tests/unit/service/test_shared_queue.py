@@ -7,12 +7,12 @@ from starlette.types import Message
 
 from service.api.body import HELD, SHARE, BufferedBodies, BufferedBody
 from service.errors import QueueFull
+from service.scheduling.asking.posted import PostedRequest
 from service.scheduling.core.blame import Blame
 from service.scheduling.core.events import Event, JobCancelled, JobEnded
-from service.scheduling.relayed.posted import PostedRequest
-from service.scheduling.relayed.request import RelayedRequest
-from service.scheduling.relayed.request_queue import QueueRules
-from service.scheduling.relayed.requests import RelayedRequests
+from service.scheduling.keeping.request import RelayedRequest
+from service.scheduling.keeping.request_queue import QueueRules
+from service.scheduling.keeping.requests import RelayedRequests
 from service.scheduling.work import RunCounters
 
 

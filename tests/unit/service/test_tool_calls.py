@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from service.scheduling.jobs.tool_calls import TurnCalls, describe_calls
+from service.scheduling.asking.tool_calls import TurnCalls, describe_calls
 from service.store.records import Record, StoredToolCall, ToolCallEnded, ToolCallStarted
 from tests.harness.jobs import key
 from workers.errors import JournalClosed

@@ -6,13 +6,13 @@ from typing import cast
 import pytest
 
 from service.conversations.job.states import TurnState
+from service.scheduling.asking.composed import AskingSurroundings
+from service.scheduling.asking.lent_slots import LentSlots
+from service.scheduling.asking.prompts import JobPrompts
 from service.scheduling.attempt import RunningAttempt
 from service.scheduling.core.blame import Blame, Trial
 from service.scheduling.core.events import TurnInterrupted
-from service.scheduling.jobs.composed import AskingSurroundings
-from service.scheduling.jobs.lent_slots import LentSlots
-from service.scheduling.jobs.prompts import JobPrompts
-from service.scheduling.jobs.turn import JobTurn, TurnSurroundings
+from service.scheduling.keeping.turn import JobTurn, TurnSurroundings
 from service.scheduling.turn_endings import TurnEndings
 from service.scheduling.work import RunCounters, SchedulerStore
 from service.store.records import TurnRequeued

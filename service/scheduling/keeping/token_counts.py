@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from service.conversations.job.job import JobId
 from service.errors import QueueFull
-from service.scheduling.relayed.posted import PostedRequest
-from service.scheduling.relayed.request import OVERLOADED, RelayedRequest, RelayFailure
-from service.scheduling.relayed.requests import RelayedRequests
+from service.scheduling.asking.posted import PostedRequest
+from service.scheduling.keeping.request import OVERLOADED, RelayedRequest, RelayFailure
+from service.scheduling.keeping.requests import RelayedRequests
 from workers.fleet import Fleet
 from workers.outcome import Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.requests.relay import Relay

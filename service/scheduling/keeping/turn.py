@@ -15,13 +15,13 @@ from service.conversations.record.measures import AttemptMeasures
 from service.conversations.record.transcript import Attempt, Charges, Turn, UnfinishedTurn
 from service.conversations.talk.prompt_messages import Rejected
 from service.conversations.talk.turn_failures import leaves
+from service.scheduling.asking.composed import AskingSurroundings, ComposedAsking
+from service.scheduling.asking.prompts import JobPrompts
 from service.scheduling.attempt import RunningAttempt, usage_key
 from service.scheduling.core import events
 from service.scheduling.core.blame import Trial
 from service.scheduling.endings import ending_of
-from service.scheduling.jobs.composed import AskingSurroundings, ComposedAsking
-from service.scheduling.jobs.prompts import JobPrompts
-from service.scheduling.jobs.turn_record import record_so_far, said_in, with_answer
+from service.scheduling.turn_record import record_so_far, said_in, with_answer
 from service.scheduling.work import End, OnSlot, RunCounters
 from service.store import records
 from workers.outcome import Completed, FailureReason, Outcome

@@ -1,6 +1,6 @@
 """A posted turn is asked: with a client's own body, whose answer is passed on as it comes.
 
-A turn that is composed from agents and words is asked in ``service/scheduling/jobs/composed.py``.
+A turn that is composed from agents and words is asked in ``service/scheduling/asking/composed.py``.
 """
 
 from collections.abc import Callable, Sequence

@@ -15,9 +15,9 @@ from service.conversations.record.heritage import digest_of_inherited
 from service.conversations.record.transcript import Attempt, Turn, UnfinishedTurn
 from service.conversations.talk.prompt_messages import Rejected, agent_request, changes_of_retry
 from service.conversations.talk.prompt_record import PromptRecord
-from service.scheduling.jobs.judging import Overruns
-from service.scheduling.jobs.memories import Memories
-from service.scheduling.jobs.talks import JobTalks
+from service.scheduling.asking.judging import Overruns
+from service.scheduling.asking.memories import Memories
+from service.scheduling.asking.talks import JobTalks
 from workers.outcome import FailureReason
 from workers.requests.bios_words import BiosPolicy
 from workers.requests.request import Request

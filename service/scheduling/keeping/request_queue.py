@@ -12,8 +12,8 @@ import msgspec
 
 from service.conversations.job.job import JobId, TurnKey
 from service.errors import QueueFull
-from service.scheduling.relayed.posted import PostedRequest
-from service.scheduling.relayed.request import RelayedRequest, RelayFailure
+from service.scheduling.asking.posted import PostedRequest
+from service.scheduling.keeping.request import RelayedRequest, RelayFailure
 from workers.policy.pace import Mean
 
 PLACES_S: Final = 1.0  # age at which places in the queue are counted again

@@ -13,14 +13,14 @@ from service.conversations.job.until import NOTHING, TurnDigest
 from service.conversations.record.awaited_turn import await_agent
 from service.conversations.record.transcript import Turn
 from service.scheduling.admission import Piece
+from service.scheduling.asking.composed import AskingSurroundings
+from service.scheduling.asking.lent_slots import LentSlots, Post
+from service.scheduling.asking.prompts import JobPrompts
 from service.scheduling.attempt import RunningAttempt
 from service.scheduling.core import events
 from service.scheduling.core.blame import Blame
-from service.scheduling.jobs.composed import AskingSurroundings
-from service.scheduling.jobs.lent_slots import LentSlots, Post
-from service.scheduling.jobs.prompts import JobPrompts
-from service.scheduling.jobs.turn import JobTurn, TurnSurroundings
-from service.scheduling.jobs.turns import Turns
+from service.scheduling.keeping.turn import JobTurn, TurnSurroundings
+from service.scheduling.keeping.turns import Turns
 from service.scheduling.recovery import SET_ASIDE, Recovered
 from service.scheduling.work import RunCounters, SchedulerStore, Work
 from service.store import records

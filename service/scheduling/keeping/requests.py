@@ -15,12 +15,12 @@ from service.conversations.job.job import Agent, JobId, TurnKey
 from service.conversations.record.measures import RequestMeasures
 from service.conversations.record.transcript import Charges
 from service.errors import ShuttingDown
+from service.scheduling.asking.posted import PostedRequest
 from service.scheduling.core import events
 from service.scheduling.core.blame import Blame
 from service.scheduling.core.queue.affinity import CacheLocation
-from service.scheduling.relayed.posted import PostedRequest
-from service.scheduling.relayed.request import AGAIN_S, RelayedRequest, RelayFailure
-from service.scheduling.relayed.request_queue import QueueRules, RequestQueue
+from service.scheduling.keeping.request import AGAIN_S, RelayedRequest, RelayFailure
+from service.scheduling.keeping.request_queue import QueueRules, RequestQueue
 from service.scheduling.work import RunCounters, Work
 from service.store.records import Record
 from workers.outcome import CancelReason, FailureReason

@@ -1,6 +1,6 @@
 """A composed turn is asked: from its agent and the words of its conversation, with memory, tools and constraints.
 
-A turn that is asked with a client's own body is in ``service/scheduling/relayed``.
+A turn that is asked with a client's own body is in ``service/scheduling/asking/posted.py``.
 """
 
 import logging
@@ -19,13 +19,13 @@ from service.conversations.record.log_fields import of_job
 from service.conversations.talk.prompt_messages import Rejected
 from service.conversations.talk.prompt_record import PromptRecord
 from service.errors import StoreUnavailable
+from service.scheduling.asking.judging import TRIES, AnswerJudge, constraint_of
+from service.scheduling.asking.lent_slots import LentSlots, TurnSlot
+from service.scheduling.asking.memory_cut import cut_memory
+from service.scheduling.asking.prompts import JobPrompts
+from service.scheduling.asking.tool_calls import TurnCalls, describe_calls
 from service.scheduling.attempt import RunningAttempt
-from service.scheduling.jobs.judging import TRIES, AnswerJudge, constraint_of
-from service.scheduling.jobs.lent_slots import LentSlots, TurnSlot
-from service.scheduling.jobs.memory_cut import cut_memory
-from service.scheduling.jobs.prompts import JobPrompts
-from service.scheduling.jobs.tool_calls import TurnCalls, describe_calls
-from service.scheduling.jobs.turn_record import said_in
+from service.scheduling.turn_record import said_in
 from service.scheduling.work import SchedulerStore
 from service.store import records
 from service.store.records import StoredToolCall

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from service.conversations.job.job import TurnKey, TurnKind, View
 from service.conversations.record.transcript import Turn
+from service.scheduling.asking.prompts import JobPrompts
 from service.scheduling.attempt import RunningAttempt, usage_key
 from service.scheduling.endings import Proof, ending_of, proof_of
-from service.scheduling.jobs.prompts import JobPrompts
-from service.scheduling.jobs.turn_record import record_so_far, with_answer
+from service.scheduling.turn_record import record_so_far, with_answer
 from service.store.records import Record, TurnEnded
 from workers.outcome import Cancelled, CancelReason, Completed, Outcome, RequestFailed
 from workers.supervised import SupervisedWorker

@@ -18,7 +18,7 @@ from service.conversations.record.transcript import Turn
 from service.conversations.talk.discussion import Utterance, is_visible_later
 from service.conversations.talk.prompt_messages import agent_request, opened
 from service.conversations.talk.prompt_record import PromptRecord
-from service.scheduling.jobs.talks import JobTalks
+from service.scheduling.asking.talks import JobTalks
 from service.store.records import MemoryCut
 from transport.answer_bound import NAMES, bounds_in
 from workers.requests.request import CONSTRAINTS, Request

@@ -12,10 +12,10 @@ from service.conversations.job.job import Agent, JobId, TurnKey
 from service.conversations.job.states import TurnState
 from service.conversations.record.measures import AttemptMeasures, RequestMeasures
 from service.conversations.record.transcript import Charges
+from service.scheduling.asking.posted import AGENT, CONVERSATION, PostedAsking, PostedRequest
 from service.scheduling.attempt import RunningAttempt, usage_key
 from service.scheduling.core import events
 from service.scheduling.core.blame import Trial
-from service.scheduling.relayed.posted import AGENT, CONVERSATION, PostedAsking, PostedRequest
 from service.scheduling.work import End, OnSlot
 from service.store.records import Record, RequestUsed
 from workers.notifier import Notifier

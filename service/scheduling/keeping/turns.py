@@ -10,8 +10,8 @@ from service.conversations.job.states import TurnState
 from service.conversations.record.transcript import Attempt, Turn, UnfinishedTurn
 from service.conversations.talk.turn_failures import leaves
 from service.scheduling.attempt import RunningAttempt
-from service.scheduling.jobs.turn import JobTurn, TurnSurroundings
-from service.scheduling.jobs.turn_record import Progress, progress_of
+from service.scheduling.keeping.turn import JobTurn, TurnSurroundings
+from service.scheduling.turn_record import Progress, progress_of
 from service.store.records import TurnRequeued
 from workers.outcome import CancelReason, FailureReason
 

@@ -1,1 +1,0 @@
-"""The turns of jobs: what each is asked, its attempts, and its record."""
