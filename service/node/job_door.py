@@ -1,10 +1,12 @@
 """The door of jobs: a posted document becomes a stored job, or is refused with all its faults."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import Final
 
 import anyio
 import msgspec
@@ -15,6 +17,7 @@ from service.conversations.document.job_faults import JobRules
 from service.conversations.document.job_parser import make_job
 from service.conversations.document.reading import check_tools, read_document, rewritten
 from service.conversations.document.spec import JobSpec
+from service.conversations.job.client_request import PostedRequest
 from service.conversations.job.job import Job, new_job_id
 from service.errors import Fault, InvalidJob, NoSlotAvailable, ShuttingDown, StoreUnavailable
 from service.formats.documents import digest_of
@@ -27,6 +30,8 @@ from service.scheduling.scheduler import Scheduler
 from service.store import job_rows
 from service.store.records import NewJob, StoredJob
 from service.store.store import Store
+
+NO_BODIES: Final[Mapping[str, PostedRequest]] = {}
 
 
 class JobDoor:
@@ -62,10 +67,12 @@ class JobDoor:
         queue: bool = True,
         size: int = SMALL_BYTES,
         caller: Caller = ANYBODY,
+        posted: Mapping[str, PostedRequest] = NO_BODIES,
     ) -> tuple[StoredJob, bool]:
         """Take a caller's job; it is durable when this returns. Return it, and whether it is new.
 
-        ``size`` is the document's size in bytes: large ones are handled in a thread.
+        ``size`` is the document's size in bytes: large ones are handled in a thread. Conversations with a ``posted``
+        body, by their ids, are asked with that.
 
         Raises:
             InvalidJob: with all its faults.
@@ -79,7 +86,7 @@ class JobDoor:
             ConversationNotFound: it forks a conversation that does not exist.
             OffloadCrowded: too many schemas wait for their check.
         """
-        text, hashed = await self.large.handle_sized(caller, size, _written, document)
+        text, hashed = await self.large.handle_sized(caller, size, _written, document, posted)
         now = datetime.now(UTC)
         if key is not None:
             key = caller.own_key(key)
@@ -92,14 +99,16 @@ class JobDoor:
         if self._store.trouble is not None:
             raise StoreUnavailable(self._store.trouble)
         with self._taking():
-            return await self._take(document, text, hashed, key, now, caller, queue=queue)
+            rules = self._rules()
+            begun, text = await self._parse(document, text, caller, rules)
+            if posted:
+                begun = replace(begun, job=_with_bodies(begun.job, posted))
+            return await self._take(begun, text, hashed, key, now, caller, queue=queue)
 
     async def _take(
-        self, document: object, text: bytes, hashed: str, key: str | None, now: datetime, caller: Caller, *, queue: bool
+        self, begun: JobBegun, text: bytes, hashed: str, key: str | None, now: datetime, caller: Caller, *, queue: bool
     ) -> tuple[StoredJob, bool]:
-        rules = self._rules()
-        begun, text = await self._parse(document, text, caller, rules)
-        job = begun.job
+        job, key_s = begun.job, self._rules().key_s
         new = NewJob(
             job=job,
             shares=begun.shares,
@@ -108,7 +117,7 @@ class JobDoor:
             document=text.decode(),
             body_hash=hashed,
             idempotency_key=key,
-            key_until=now + timedelta(seconds=rules.key_s) if key is not None else None,
+            key_until=now + timedelta(seconds=key_s) if key is not None else None,
             created_at=now,
         )
         async with self.bounds.hold(caller, job.total_turns, begun.turns):
@@ -163,9 +172,20 @@ class JobDoor:
             self._promised -= wanted
 
 
-def _written(document: object) -> tuple[bytes, str]:
-    """Return the JSON of a document in its author's order, which prompts show, and its order-independent hash."""
-    return msgspec.json.encode(document), digest_of(document)
+def _written(document: object, posted: Mapping[str, PostedRequest]) -> tuple[bytes, str]:
+    """Return the JSON of a document in its author's order, which prompts show, and its order-independent hash.
+
+    Bodies belong to the hash: the same key with another body is another post.
+    """
+    hashed = digest_of(document)
+    for name, request in sorted(posted.items()):
+        hashed = hashlib.sha256(f"{hashed} {name} {request.path} ".encode() + request.body).hexdigest()
+    return msgspec.json.encode(document), hashed
+
+
+def _with_bodies(job: Job, posted: Mapping[str, PostedRequest]) -> Job:
+    asked = (each.with_posted(posted[each.id]) if each.id in posted else each for each in job.conversations)
+    return replace(job, conversations=tuple(asked))
 
 
 def _rewritten(document: Mapping[str, object], before: JobSpec, after: JobSpec) -> bytes:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from service.conversations.document.job_document import with_conversations
 from service.conversations.document.job_parser import parse_stored
+from service.conversations.job.client_request import PostedRequest
 from service.conversations.job.job import Conversation, Heritage, Job, JobId
 from service.conversations.job.wording import ConversationWords
 from service.conversations.record.log_fields import of_job
@@ -74,11 +75,12 @@ def read_resumed_jobs(
         mine = frozenset(names)
         heritages = heirs.heritages(connection, job_id, mine)
         before = heirs.inherited(connection, job_id, heritages) if heritages else []
-        conversations = (each for each in read.conversations if each.id in mine)
+        posted = conversation_rows.posted(connection, job_id, mine)
+        conversations = (_with_its_rows(each, heritages, posted) for each in read.conversations if each.id in mine)
         resumed.append(
             ResumedJob(
                 whole=read if is_whole else None,
-                job=replace(read, conversations=tuple(_with_heritage(each, heritages) for each in conversations)),
+                job=replace(read, conversations=tuple(conversations)),
                 ended=[*before, *turn_rows.ended(connection, job_id, names)],
                 unfinished=turn_rows.unfinished(connection, job_id, names),
                 words=conversation_rows.words(connection, job_id, names),
@@ -90,6 +92,10 @@ def read_resumed_jobs(
     return resumed
 
 
-def _with_heritage(conversation: Conversation, heritages: Mapping[str, Heritage]) -> Conversation:
-    heritage = heritages.get(conversation.id)
+def _with_its_rows(
+    conversation: Conversation, heritages: Mapping[str, Heritage], posted: Mapping[str, PostedRequest]
+) -> Conversation:
+    heritage, request = heritages.get(conversation.id), posted.get(conversation.id)
+    if request is not None:
+        conversation = conversation.with_posted(request)
     return conversation if heritage is None else replace(conversation, heritage=heritage)

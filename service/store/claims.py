@@ -96,6 +96,7 @@ class Claims:
         ]
         self._membership.add_conversations(connection, rows, job)
         job_rows.keep_document(connection, new)
+        conversation_rows.keep_posted(connection, job)
         if new.shares:
             heirs.add(connection, job, new.shares)
         for name, words in new.words.items():

@@ -5,8 +5,10 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
-from service.conversations.job.job import JobId
+from service.conversations.job.client_request import PostedRequest
+from service.conversations.job.job import Job, JobId
 from service.conversations.job.states import ENDED_CONVERSATIONS, ConversationState, JobState, job_state_after
 from service.conversations.job.until import Ending
 from service.conversations.job.wording import (
@@ -19,7 +21,7 @@ from service.conversations.job.wording import (
 from service.conversations.record.transcript import ConversationRecord, ended_by, rfc3339
 from service.errors import ConversationNotFound
 from service.store import awaited_turns, deliveries, event_rows, heirs, job_rows
-from service.store.databases.database import FEW, Connection
+from service.store.databases.database import FEW, Connection, some_of
 from service.store.event_rows import Events
 from service.store.records import ConversationMoved, ConversationWorded, decode_turn
 
@@ -41,6 +43,7 @@ _TURNS: Final = "SELECT record FROM turns WHERE job_id = ? AND conversation_id =
 _WORDS: Final = "SELECT id, began_at, words FROM conversations JOIN wordings ON digest = wording WHERE job_id = ?"
 _WORDS_OF_ONE: Final = f"{_WORDS} AND id = ?"
 _decode_ending = msgspec.json.Decoder(Ending).decode
+_decode_posted = msgspec.json.Decoder(PostedRequest).decode
 
 
 class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +71,17 @@ def keep_words(connection: Connection, fact: ConversationWorded) -> None:
         "UPDATE conversations SET began_at = ?, wording = ? WHERE job_id = ? AND id = ?",
         (encode_clock(fact.words.began_at), digest, *fact.place),
     )
+
+
+def keep_posted(connection: Connection, job: Job) -> None:
+    """Write the bodies of a job's conversations that were posted."""
+    for each in job.conversations:
+        if each.posted is not None:
+            request = msgspec.json.encode(replace(each.posted, body=b"")).decode()
+            connection.execute(
+                "INSERT INTO posted_requests (job_id, conversation_id, request, body) VALUES (?, ?, ?, ?)",
+                (job.id, each.id, request, each.posted.body),
+            )
 
 
 def move(connection: Connection, fact: ConversationMoved, fence: int, events: Events) -> None:
@@ -120,6 +134,16 @@ def _add_job_event(events: Events, kind: str, fact: ConversationMoved, state: Jo
 
 
 # Reading
+
+
+def posted(connection: Connection, job_id: JobId, conversations: Collection[str]) -> dict[str, PostedRequest]:
+    """Return the bodies of conversations of a job that were posted, by their ids."""
+    which, values = some_of("conversation_id", conversations)
+    rows = connection.execute(
+        f"SELECT conversation_id, request, body FROM posted_requests WHERE job_id = ?{which}",  # noqa: S608
+        (job_id, *values),
+    )
+    return {row[0]: replace(_decode_posted(row[1]), body=bytes(row[2])) for row in rows if row[0] in conversations}
 
 
 def record(connection: Connection, job_id: JobId, conversation_id: str, after: int = 0) -> ConversationRecord:

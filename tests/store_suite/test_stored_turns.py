@@ -5,6 +5,7 @@ from typing import cast
 import pytest
 from msgspec.structs import replace
 
+from service.conversations.job.client_request import PostedRequest, WholeAnswer
 from service.conversations.job.states import ConversationState, JobState, TurnState
 from service.conversations.record.transcript import Attempt, Charges, UnfinishedTurn
 from service.store import conversation_rows, event_rows, job_rows, tool_rows, turn_rows
@@ -60,6 +61,22 @@ async def test_a_turn_comes_back_as_it_was_and_only_once(store: Store) -> None:
     talk = await store.read(conversation_rows.record, J, "c0")
     assert (talk.state, talk.reason) == (ConversationState.FAILED, "internal")
     assert talk.turns == (turn("a"), turn("m", TurnState.FAILED))
+
+
+async def test_a_posted_body_and_its_answer_come_back_to_the_byte(store: Store) -> None:
+    """Whatever bytes a client sends and an engine answers; a deleted job takes its bodies along."""
+    request = PostedRequest(path="/v1/chat/completions", body=b'{"a": "\\u0000"}\xff', name="m", model="m", chars=7)
+    made = job(*DEBATE, conversations=2)
+    posted = made.conversations[1].with_posted(request)
+    await post(store, replace(made, conversations=(made.conversations[0], posted)))
+    assert await store.read(conversation_rows.posted, J, ["c0", "c1"]) == {"c1": request}
+    assert await store.read(conversation_rows.posted, J, ["c0"]) == {}
+    answer = WholeAnswer(status=200, content_type="application/json", body=b"\x00{}\xff")
+    await append(store, replace(ended("a"), turn=replace(turn("a"), answer=answer)))
+    assert [each.answer for each in await store.read(turn_rows.ended, J, ["c0"])] == [answer]
+    await append(store, moved(ConversationState.COMPLETED), moved(ConversationState.COMPLETED, "c1"))
+    await store.delete(J, with_heirs=False)
+    assert await store.read(conversation_rows.posted, J, ["c1"]) == {}
 
 
 async def test_facts_are_applied_in_order_and_reported_once(store: Store) -> None:

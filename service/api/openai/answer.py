@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from service.api.door.writer import WRITER, BodyWriter
 from service.api.errors.forms import MESSAGES, ClientError, error_of_failure
-from service.scheduling.asking.posted import WholeAnswer
+from service.conversations.job.client_request import WholeAnswer
 from service.scheduling.keeping.request import RelayedRequest, RelayFailure
 from transport.dialects.refusals import read_refusal
 from transport.errors import UNDECODABLE

@@ -5,7 +5,7 @@ Source: specification, "Front door".
 
 import codecs
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import Final
 
@@ -67,7 +67,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     answers: int
     most_tokens: int | None
     chars: int
-    marks: Sequence[bytes]
+    marks: tuple[bytes, ...]
 
 
 def open_envelope(

@@ -32,9 +32,9 @@ from service.api.openai.envelope import SMALL_BYTES, Envelope, fill_body, open_e
 from service.config.schema import ServerConfig
 from service.conversations.callers import Caller
 from service.conversations.document.limits import Limits
+from service.conversations.job.client_request import PostedRequest
 from service.errors import InvalidParameter, ModelNotFound, PathNotFound, ServiceError
 from service.node.node import Node
-from service.scheduling.asking.posted import PostedRequest
 from service.scheduling.keeping.request import RelayedRequest
 from service.scheduling.keeping.token_counts import TokenCounts
 from transport.answer_bound import laid_over

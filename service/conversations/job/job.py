@@ -8,7 +8,9 @@ from enum import StrEnum
 from typing import Final, NamedTuple, NewType
 
 import msgspec
+from msgspec.structs import replace
 
+from service.conversations.job.client_request import PostedRequest
 from service.conversations.job.memory import Memory
 from service.conversations.job.until import Until
 from service.conversations.job.validation import Validation
@@ -171,7 +173,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     It is over with its ``rounds``, or before them with a round in which a condition of ``until`` holds. Its ``prompt``
     has the values of its ``variables``; systems of agents are filled as they are asked. ``cast`` holds the agents that
     differ in it from the job's, by id.
-    ``prompt_chars`` is how long its prompt is where that is not kept here.
+    ``prompt_chars`` is how long its prompt is where that is not kept here. One that was ``posted`` is asked with a
+    client's body.
     """
 
     id: str
@@ -183,12 +186,17 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     is_pinned: bool = False
     prompt_chars: int | None = None
     heritage: Heritage | None = None
+    posted: PostedRequest | None = None
     metadata: Mapping[str, object] = msgspec.field(default_factory=dict)
 
     @property
     def chars(self) -> int:
         """The length of its prompt, in characters."""
         return len(self.prompt) if self.prompt_chars is None else self.prompt_chars
+
+    def with_posted(self, request: PostedRequest) -> "Conversation":
+        """Return it with a client's body."""
+        return replace(self, posted=request, prompt_chars=request.chars)
 
     def cast_agent(self, agent: Agent) -> Agent:
         """Return an agent of the job as it is in this conversation."""

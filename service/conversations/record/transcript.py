@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from service.conversations.job.client_request import WholeAnswer
 from service.conversations.job.job import JobId, SpokenBy, TurnKey, TurnKind
 from service.conversations.job.states import ConversationState, TurnState
 from service.conversations.job.until import Ending
@@ -83,7 +84,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     ``fulfils`` are the places of the conditions that it fulfils by itself, of those that may end its conversation. With
     a failed turn its agent may have left (``leaves``): it has no further one. ``by`` says who spoke,
-    ``inherited`` where, if in another conversation.
+    ``inherited`` where, if in another conversation. A posted one has the engine's whole ``answer``.
     """
 
     key: TurnKey
@@ -112,6 +113,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: datetime | None = None
     fulfils: tuple[int, ...] = ()
     leaves: bool = False
+    answer: WholeAnswer | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def is_heard(self) -> bool:
@@ -147,6 +149,8 @@ def turn_document(turn: Turn) -> dict[str, object]:
         del attempt["prompt"]  # it has a route of its own
         _write_times(attempt, TIMES_OF_ATTEMPTS)
     _write_times(fields, TIMES)
+    if turn.answer is not msgspec.UNSET:
+        fields["answer"]["body"] = turn.answer.body.decode(errors="replace")
     place = {"agent": turn.key.agent_id, "role": turn.role, "round": turn.key.round}
     return {**place, "by": turn.by.value, "kind": turn.kind.value, "memory": _memory_of(turn), **fields}
 

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from service.conversations.job.job import Agent, TurnKey
 from service.conversations.record.findings import fault_beside
 from service.conversations.record.log_fields import of_job
+from service.conversations.record.transcript import UnfinishedTurn
 from service.conversations.talk.prompt_messages import Rejected
 from service.conversations.talk.prompt_record import PromptRecord
 from service.errors import StoreUnavailable
@@ -66,6 +67,7 @@ class ComposedAsking:
         self.until = prompts.conversations[key.conversation_id].until
         self.prompt: PromptRecord | None = None
         self.fulfils: tuple[int, ...] = ()
+        self.whole: None = None  # the record has the words of its answer
         self._attempt: RunningAttempt  # the newest
         self._rejected: Sequence[Rejected] = ()  # its answers so far
         self._slot: TurnSlot | None = None  # while it runs
@@ -75,16 +77,20 @@ class ComposedAsking:
     def __repr__(self) -> str:
         return f"<ComposedAsking {self._key}>"
 
+    def forget_attempt(self) -> None:
+        """Forget the prompt of the attempt before."""
+        self.prompt = None
+
     def take_fault(self) -> str | None:
         """Return the fault of the judged answer, None if it is valid; the next one is judged by itself."""
         fault, self._fault = self._fault, None
         return fault
 
     async def run(
-        self, attempt: RunningAttempt, rejected: Sequence[Rejected], worker: SupervisedWorker, lease: Lease
+        self, attempt: RunningAttempt, so_far: UnfinishedTurn, worker: SupervisedWorker, lease: Lease
     ) -> Outcome:
         """Ask a worker, and judge its answer; give the slot back."""
-        self._attempt, self._rejected = attempt, rejected
+        self._attempt, self._rejected = attempt, so_far.rejected
         slots = self._around.slots
         asked_for.set(self._owner)
         try:

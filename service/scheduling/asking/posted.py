@@ -1,82 +1,54 @@
-"""A posted turn is asked: with a client's own body, whose answer is passed on as it comes.
+"""A posted turn is asked: with a client's own body, whose answer is passed on as it comes or kept whole.
 
 A turn that is composed from agents and words is asked in ``service/scheduling/asking/composed.py``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
-import msgspec
-
-from service.conversations.job.job import Agent, Conversation, Job, JobId
+from service.conversations.job.client_request import PostedRequest, WholeAnswer
+from service.conversations.job.job import Agent, Conversation, Job, JobId, TurnKey
+from service.conversations.job.until import Until
+from service.conversations.record.transcript import UnfinishedTurn
 from service.scheduling.attempt import RunningAttempt
+from transport.dialects.openai import decode_whole
+from transport.errors import EngineRejected, UnreadableFrame
+from transport.events import Event, Finished, ReasoningDelta, RefusalDelta, TextDelta
 from workers.notifier import Notifier
-from workers.outcome import Outcome
+from workers.outcome import Completed, Outcome
+from workers.requests.generation import Generation
 from workers.requests.relay import Relay
 from workers.requests.slots import Lease
 from workers.supervised import SupervisedWorker
 
 AGENT: Final = "request"  # one for all: their costs are learned together
 CONVERSATION: Final = "0"
+OK: Final = 200
+WORDS: Final = (TextDelta, ReasoningDelta, RefusalDelta, Finished)
 
 
-class PostedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A client's post: ``body`` for ``path``, of the ``model`` that it names, or of an ``adapter`` on that.
-
-    ``name`` is what the body calls it, ``chars`` about how long its prompt is. ``answers`` is how many it asks for,
-    ``most_tokens`` how long each may be.
-    ``marks`` are what its program is known by, the surest first; the first is what it is known by afterwards.
-    ``owner`` is the name of its key. ``limit_s`` bounds its time on slots, ``wait_s`` the time that it waits for them;
-    None is for ever. ``trace_parent`` is the header of that name (W3C Trace Context), if it came. What is told of
-    prompt caches ``is_apart`` from other keys.
-    """
-
-    path: str
-    body: bytes
-    name: str
-    model: str
-    adapter: str | None = None
-    is_streamed: bool = False
-    answers: int = 1
-    most_tokens: int | None = None
-    chars: int = 0
-    priority: int = 0
-    owner: str | None = None
-    marks: Sequence[bytes] = ()
-    limit_s: float | None = None
-    wait_s: float | None = None
-    trace_parent: str | None = None
-    is_apart: bool = False
-
-    def job(self, job_id: JobId) -> Job:
-        """Return it as the scheduler's core knows it: a job of one turn."""
-        params = {} if self.most_tokens is None else {"max_tokens": self.most_tokens}
-        agent = Agent(
-            id=AGENT,
-            role=AGENT,
-            model=self.model,
-            system="",
-            adapter=self.adapter,
-            params=params,
-            slots=self.answers,
-        )
-        conversation = Conversation(id=CONVERSATION, prompt="", rounds=1, prompt_chars=self.chars)
-        return Job(
-            id=job_id,
-            name=self.name,
-            agents=(agent,),
-            conversations=(conversation,),
-            priority=self.priority,
-            owner=self.owner,
-        )
-
-
-class WholeAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine's unstreamed answer, good or bad."""
-
-    status: int
-    content_type: str
-    body: bytes
+def job_of(posted: PostedRequest, job_id: JobId) -> Job:
+    """Return a request as the scheduler's core knows it: a job of one turn."""
+    params = {} if posted.most_tokens is None else {"max_tokens": posted.most_tokens}
+    agent = Agent(
+        id=AGENT,
+        role=AGENT,
+        model=posted.model,
+        system="",
+        adapter=posted.adapter,
+        params=params,
+        slots=posted.answers,
+    )
+    conversation = Conversation(id=CONVERSATION, prompt="", rounds=1, prompt_chars=posted.chars)
+    return Job(
+        id=job_id,
+        name=posted.name,
+        agents=(agent,),
+        conversations=(conversation,),
+        priority=posted.priority,
+        owner=posted.owner,
+    )
 
 
 class PostedAsking:
@@ -106,6 +78,17 @@ class PostedAsking:
         """Ask a worker, and give the slot back; earlier attempts took ``on_slots_s`` seconds."""
         with lease:
             return await worker.requests.perform(self.to_relay(attempt, on_slots_s), attempt.answer, attempt.request)
+
+    def forget_answer(self) -> None:
+        """Drop what an attempt has brought: another begins, and no client has a part of it."""
+        self.content_type = self.whole = None
+        self._buffered.clear()
+
+    def take_stream(self) -> WholeAnswer | None:
+        """Return the frames that are held, as one answer, None without any."""
+        if self.content_type is None:
+            return None
+        return WholeAnswer(status=OK, content_type=self.content_type, body=b"".join(self._buffered))
 
     def pass_frames(self, content_type: str, frames: bytes) -> None:
         """Pass on a piece of the engine's stream."""
@@ -149,3 +132,54 @@ class PostedAsking:
             own_tokens=attempt.answer.own_tokens,
             most_tokens=None if posted.most_tokens is None else posted.most_tokens * posted.answers,
         )
+
+
+class RecordedAsking:
+    """A posted turn of a job: its ``whole`` answer is kept for the record, and every attempt begins afresh.
+
+    It has the words of ``ComposedAsking`` that a ``JobTurn`` reads.
+    """
+
+    prompt: Final = None  # the body is the prompt
+    until: Final[Until] = ()
+    fulfils: Final[tuple[int, ...]] = ()
+
+    def __init__(self, key: TurnKey, posted: PostedRequest) -> None:
+        self._key = key
+        self._posted = posted
+        self._asked = PostedAsking(key.job_id, posted, Notifier())
+        self.whole: WholeAnswer | None = None
+
+    def __repr__(self) -> str:
+        return f"<RecordedAsking {self._key} {self._posted.path}>"
+
+    def forget_attempt(self) -> None:
+        """Forget what the attempt before has brought."""
+        self.whole = None
+        self._asked.forget_answer()
+
+    def take_fault(self) -> None:
+        """Return no fault: the client judges the answer."""
+
+    async def run(
+        self, attempt: RunningAttempt, so_far: UnfinishedTurn, worker: SupervisedWorker, lease: Lease
+    ) -> Outcome:
+        """Ask a worker, and give the slot back."""
+        attempt.answer.own_tokens = 0 if self._posted.is_apart else None
+        attempt.request = worker.requests.prepare(self._key.job_id, attempt.answer)
+        spent_s = sum((each.finished_at - each.started_at).total_seconds() for each in so_far.attempts)
+        outcome = await self._asked.run(attempt, spent_s, worker, lease)
+        self.whole = self._asked.take_stream() or self._asked.whole
+        if isinstance(outcome, Completed) and self._asked.whole is not None:
+            _add_words(self._asked.whole.body, attempt.answer.generation)
+        return outcome
+
+
+def _add_words(body: bytes, generation: Generation) -> None:
+    """Add the words of an unstreamed answer: the passage has read its cost alone."""
+    found: list[Event] = []
+    with suppress(UnreadableFrame, EngineRejected):  # an answer of another form, such as a vector
+        decode_whole(body, found)
+    for event in found:
+        if isinstance(event, WORDS):
+            generation.receive(event)

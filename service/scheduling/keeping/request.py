@@ -8,11 +8,12 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
+from service.conversations.job.client_request import PostedRequest
 from service.conversations.job.job import Agent, JobId, TurnKey
 from service.conversations.job.states import TurnState
 from service.conversations.record.measures import AttemptMeasures, RequestMeasures
 from service.conversations.record.transcript import Charges
-from service.scheduling.asking.posted import AGENT, CONVERSATION, PostedAsking, PostedRequest
+from service.scheduling.asking.posted import AGENT, CONVERSATION, PostedAsking, job_of
 from service.scheduling.attempt import RunningAttempt, usage_key
 from service.scheduling.core import events
 from service.scheduling.core.blame import Trial
@@ -63,7 +64,7 @@ class RelayedRequest(OnSlot):
         self._on_answer = on_answer
         self.posted = posted
         self.key = TurnKey(job_id, CONVERSATION, AGENT, 0)
-        self.job = posted.job(job_id)  # as the core knows it
+        self.job = job_of(posted, job_id)  # as the core knows it
         self.charges = Charges()
         self.own_tokens = 0  # prompt tokens that its program sent before
         self.attempts = 0

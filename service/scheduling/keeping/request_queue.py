@@ -10,9 +10,9 @@ from typing import Final
 
 import msgspec
 
+from service.conversations.job.client_request import PostedRequest
 from service.conversations.job.job import JobId, TurnKey
 from service.errors import QueueFull
-from service.scheduling.asking.posted import PostedRequest
 from service.scheduling.keeping.request import RelayedRequest, RelayFailure
 from workers.policy.pace import Mean
 

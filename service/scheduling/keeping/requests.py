@@ -11,11 +11,11 @@ from typing import Final, NamedTuple
 
 from typing_extensions import override
 
+from service.conversations.job.client_request import PostedRequest
 from service.conversations.job.job import Agent, JobId, TurnKey
 from service.conversations.record.measures import RequestMeasures
 from service.conversations.record.transcript import Charges
 from service.errors import ShuttingDown
-from service.scheduling.asking.posted import PostedRequest
 from service.scheduling.core import events
 from service.scheduling.core.blame import Blame
 from service.scheduling.core.queue.affinity import CacheLocation

@@ -9,9 +9,9 @@ from typing import Final
 import anyio
 from msgspec.structs import replace
 
+from service.conversations.job.client_request import PostedRequest
 from service.conversations.job.job import JobId
 from service.errors import QueueFull
-from service.scheduling.asking.posted import PostedRequest
 from service.scheduling.keeping.request import OVERLOADED, RelayedRequest, RelayFailure
 from service.scheduling.keeping.requests import RelayedRequests
 from workers.fleet import Fleet

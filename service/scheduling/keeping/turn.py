@@ -16,6 +16,7 @@ from service.conversations.record.transcript import Attempt, Charges, Turn, Unfi
 from service.conversations.talk.prompt_messages import Rejected
 from service.conversations.talk.turn_failures import leaves
 from service.scheduling.asking.composed import AskingSurroundings, ComposedAsking
+from service.scheduling.asking.posted import RecordedAsking
 from service.scheduling.asking.prompts import JobPrompts
 from service.scheduling.attempt import RunningAttempt, usage_key
 from service.scheduling.core import events
@@ -62,7 +63,12 @@ class JobTurn(OnSlot):
         self._around = around
         self._prompts = around.jobs[key.job_id]
         self._agent = self._prompts.agent(key)
-        self._asked = ComposedAsking(key, self._agent, self._prompts, around.asking)
+        posted = self._prompts.conversations[key.conversation_id].posted
+        self._asked = (
+            ComposedAsking(key, self._agent, self._prompts, around.asking)
+            if posted is None
+            else RecordedAsking(key, posted)
+        )
         self.charges = so_far.charges if so_far else Charges()
         self.attempts: list[Attempt] = list(so_far.attempts) if so_far else []
         self.rejected: list[Rejected] = list(so_far.rejected) if so_far else []
@@ -80,7 +86,8 @@ class JobTurn(OnSlot):
 
     def begin_attempt(self, attempt: RunningAttempt) -> None:
         """Begin another attempt."""
-        self.attempt, self._asked.prompt = attempt, None
+        self.attempt = attempt
+        self._asked.forget_attempt()
 
     # Looking
 
@@ -127,13 +134,14 @@ class JobTurn(OnSlot):
             finished_at=datetime.now(UTC) if state in ENDED_TURNS else None,
             leaves=state is TurnState.FAILED and leaves(self._agent, reason),
         )
-        return with_answer(turn, self.attempt, has_markup=self._agent.markup)
+        turn = with_answer(turn, self.attempt, has_markup=self._agent.markup)
+        return turn if self._asked.whole is None else replace(turn, answer=self._asked.whole)
 
     # Running
 
     @override
     async def run(self, worker: SupervisedWorker, lease: Lease) -> Outcome:
-        return await self._asked.run(self.attempt, self.rejected, worker, lease)
+        return await self._asked.run(self.attempt, self.so_far, worker, lease)
 
     # Ending
 

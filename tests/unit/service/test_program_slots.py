@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 
+from service.conversations.job.client_request import PostedRequest
 from service.conversations.job.job import JobId, TurnKey
-from service.scheduling.asking.posted import AGENT, CONVERSATION, PostedRequest
+from service.scheduling.asking.posted import AGENT, CONVERSATION, job_of
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.events import (
     Action,
@@ -42,7 +43,8 @@ class Clients:
     def ask(self, name: str, pause_s: float = 1.0) -> None:
         """Let a program ask, so long after its last answer."""
         self.asked += 1
-        job = PostedRequest(path="/", body=b"", name="m", model="m", owner=name).job(JobId(f"r{self.asked}"))
+        posted = PostedRequest(path="/", body=b"", name="m", model="m", owner=name)
+        job = job_of(posted, JobId(f"r{self.asked}"))
         last = self.last.get(name)
         known = 0 if last is None else TOKENS
         self.names[TurnKey(job.id, CONVERSATION, AGENT, 0)] = name

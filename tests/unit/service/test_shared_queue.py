@@ -6,8 +6,8 @@ import pytest
 from starlette.types import Message
 
 from service.api.body import HELD, SHARE, BufferedBodies, BufferedBody
+from service.conversations.job.client_request import PostedRequest
 from service.errors import QueueFull
-from service.scheduling.asking.posted import PostedRequest
 from service.scheduling.core.blame import Blame
 from service.scheduling.core.events import Event, JobCancelled, JobEnded
 from service.scheduling.keeping.request import RelayedRequest

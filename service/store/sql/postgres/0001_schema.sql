@@ -57,6 +57,15 @@ CREATE INDEX conversations_to_claim ON conversations (job_id, position)
     WHERE owner IS NULL AND state IN ('queued', 'running');
 CREATE INDEX conversations_by_owner ON conversations (owner) WHERE owner IS NOT NULL;
 
+-- Clients' bodies, of conversations whose turn is asked with one.
+CREATE TABLE posted_requests (
+    job_id TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
+    conversation_id TEXT NOT NULL,
+    request TEXT NOT NULL,                   -- JSON, without the body
+    body BYTEA NOT NULL,
+    PRIMARY KEY (job_id, conversation_id)
+);
+
 CREATE TABLE turns (
     number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     job_id TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,

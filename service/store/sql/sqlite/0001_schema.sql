@@ -54,6 +54,15 @@ CREATE INDEX conversations_unfinished ON conversations (job_id) WHERE state IN (
 CREATE INDEX conversations_to_claim ON conversations (owner) WHERE awaits = 0 AND state IN ('queued', 'running');
 CREATE INDEX conversations_by_owner ON conversations (owner) WHERE owner IS NOT NULL;
 
+-- Clients' bodies, of conversations whose turn is asked with one.
+CREATE TABLE posted_requests (
+    job_id TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
+    conversation_id TEXT NOT NULL,
+    request TEXT NOT NULL,                   -- JSON, without the body
+    body BLOB NOT NULL,
+    PRIMARY KEY (job_id, conversation_id)
+) STRICT, WITHOUT ROWID;
+
 -- Turns that have ended. A row never changes: the unique key records each result once.
 CREATE TABLE turns (
     number INTEGER PRIMARY KEY,              -- order in which turns became visible

@@ -1,0 +1,107 @@
+"""A client's body as the turn of a job: stored with its conversation, asked after a kill, and its answer kept whole."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from service.conversations.job.client_request import PostedRequest
+from service.conversations.job.job import JobId
+from service.errors import IdempotencyConflict
+from service.node.node import Node
+from service.store import conversation_rows
+from tests.harness.processes import running_program
+from tests.harness.quiet_node import on_node
+from tests.harness.service import Document, recorded, scripted_model, serving
+from tests.harness.waiting import wait_for
+
+PATH = "/v1/chat/completions"
+BODY = b'{"model": "m", "max_tokens": 5,  "messages": [{"role": "user", "content": "Tell of \\u00fcber GATE"}]}'
+DOCUMENT: Document = {"agents": [{"id": "request", "model": "m"}], "conversations": [{"id": "0", "prompt": PATH}]}
+POSTS = """
+import json, sys
+from pathlib import Path
+import anyio
+from service.config.source import load_config
+from service.config.workers import worker_specs
+from service.conversations.job.client_request import PostedRequest
+from service.node.node import open_node
+
+DOCUMENT = json.loads(sys.argv.pop())
+
+async def main(file, state, body, form):
+    config, folder = load_config(Path(file)), Path(state)
+    specs = worker_specs(config, Path(file).parent, folder)
+    async with open_node(config, specs, folder) as node, anyio.create_task_group() as tasks:
+        await node.intake.claim_first()
+        tasks.start_soon(node.intake.run)
+        request = PostedRequest(path="/v1/chat/completions", body=body.encode(), name="m", model="m",
+                                is_streamed=form == "streamed")
+        stored, _ = await node.door.post(DOCUMENT, posted={"0": request})
+        print(stored.id, flush=True)
+        await anyio.sleep_forever()
+
+anyio.run(main, *sys.argv[1:])
+"""
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("form", ["whole", "streamed"])
+def test_a_recorded_body_is_asked_again_after_a_kill_and_its_answer_can_be_read(
+    tmp_path: Path, free_ports: Callable[[int], int], form: str
+) -> None:
+    """The engine receives the same bytes in both lives; the record has its answer and the words in it."""
+    gate, record = tmp_path / "gate", tmp_path / "record.jsonl"
+    body = BODY.replace(b"GATE", str(gate).encode())
+    if form == "streamed":
+        body = body.replace(b'"max_tokens"', b'"stream": true, "max_tokens"')
+    model = scripted_model(free_ports(1), slots=1, hold=r"/[\w/.-]+/gate", record=str(record))
+    with serving(tmp_path, free_ports(1), {"m": model}) as service:
+        service.kill()
+        arguments = [str(service.config), str(tmp_path / "state"), body.decode(), form, json.dumps(DOCUMENT)]
+        with running_program([sys.executable, "-c", POSTS, *arguments], stdout=-1, text=True, cwd=tmp_path) as program:
+            assert program.stdout is not None
+            job = program.stdout.readline().strip()
+            wait_for(lambda: len(recorded(record)) == 1, "the engine has the request")
+        gate.touch()
+        service.start()
+        assert service.wait_ended(job)["state"] == "completed"
+        service.kill()
+        service.start()
+        (conversation,) = service.get(f"/v1/jobs/{job}/result")["conversations"]
+        (turn,) = conversation["turns"]
+        assert len(recorded(record)) == 2
+    answer = turn["answer"]
+    assert (turn["state"], answer["status"], bool(turn["text"])) == ("completed", 200, True)
+    assert turn["usage"]["completion_tokens"]
+    if form == "whole":
+        assert json.loads(answer["body"])["choices"][0]["message"]["content"] == turn["text"]
+        assert turn["finish_reason"] == json.loads(answer["body"])["choices"][0]["finish_reason"]
+    else:
+        frames = [json.loads(line[6:]) for line in answer["body"].splitlines() if line.startswith("data: {")]
+        pieces = [choice["delta"].get("content") or "" for frame in frames for choice in frame["choices"]]
+        assert "".join(pieces) == turn["text"]
+        assert answer["body"].rstrip().endswith("data: [DONE]")
+    first, second = recorded(record)
+    assert first["messages"] == second["messages"] == json.loads(body)["messages"]
+
+
+def test_a_recorded_body_belongs_to_its_idempotency_key() -> None:
+    """The same document with another body is another post, and each body is stored to the byte."""
+
+    async def scenario(node: Node, _: object) -> tuple[bool, bytes]:
+        def post(body: bytes) -> dict[str, PostedRequest]:
+            return {"0": PostedRequest(path=PATH, body=body, name="m0", model="m0", chars=3)}
+
+        document = {**DOCUMENT, "agents": [{"id": "request", "model": "m0"}]}
+        stored, is_new = await node.door.post(document, "k", posted=post(BODY))
+        again, is_again_new = await node.door.post(document, "k", posted=post(BODY))
+        assert (is_new, is_again_new, again.id) == (True, False, stored.id)
+        with pytest.raises(IdempotencyConflict):
+            await node.door.post(document, "k", posted=post(BODY + b" "))
+        kept = await node.store.read(conversation_rows.posted, JobId(stored.id), ["0"])
+        return kept["0"].chars == 3, kept["0"].body
+
+    assert on_node(scenario) == (True, BODY)
