@@ -105,7 +105,7 @@ class Scheduler:
             while True:
                 await anyio.sleep(KV_LOOK_S)
                 self._news.take_findings(self._blame.expire(time.monotonic()))
-                if self._blame.has_distrusted:
+                if self._blame.trust.distrusted:
                     self._post(events.TimeTold(at=time.monotonic()))
                 if uses := self._kv_uses.read_changes():
                     self._post(events.KvUseTold(uses=uses))

@@ -100,6 +100,13 @@ class _Engine:
         self.is_judged = False  # it has died, and those were noted
         self.ended_at = float("-inf")  # when it last answered a turn: it may die of that still
 
+    def outlived(self, now: float) -> Iterator[KeyAtModel]:
+        """Take the answers that the engine has outlived, which were good ends; yield the key of each."""
+        for source, ends in self.answered.items():
+            while ends and ends[0] <= now - JUST_S:
+                ends.popleft()
+                yield source
+
 
 class _Death:
     """One death whose cause is not known yet; written by ``Blame`` alone."""
@@ -110,6 +117,83 @@ class _Death:
         self.answered = answered  # keys of which the engine had just answered a turn, and none was on it
         self.suspects: set[TurnKey] = set()
         self.is_untried = False  # a suspect is gone, and what it would have done stays unknown
+
+
+class Trust:
+    """The convictions of each source, and the sources that are distrusted for them; written by ``Blame`` alone."""
+
+    def __init__(self) -> None:
+        self._convictions: Counter[Source] = Counter()
+        self.distrusted: set[Source] = set()
+        self._good_ends: Counter[Source] = Counter()  # of keys, since the last conviction
+        self._convicted_at: dict[Source, float] = {}  # of keys, as of the next look
+        self._departures: dict[Source, float] = {}  # deaths shortly after a client of a key had left
+
+    def __repr__(self) -> str:
+        return f"<Trust distrusted={self.distrusted}>"
+
+    def trial(self, source: Source) -> Trial:
+        """Return when a suspect is tried that was in company as its engine died."""
+        is_last = source in self.distrusted or (source in self._convictions and not isinstance(source, tuple))
+        return Trial.LAST if is_last else Trial.NEXT
+
+    def convict(self, source: Source) -> Iterator[Finding]:
+        """Count a conviction of one of its turns."""
+        yield from self._distrust(source, self._convictions[source] + 1)
+
+    def note_departures(self, sources: Iterable[Source], needed: int) -> Iterator[Finding]:
+        """Count a death soon after clients of these had left; ``needed`` such deaths cost a source its trust."""
+        for source in sources:
+            self._departures[source] = self._departures.get(source, 0.0) + 1
+            if self._departures[source] > needed - 1:
+                yield from self._distrust(source, max(DISTRUSTED, self._convictions[source]))
+
+    def _distrust(self, source: Source, convictions: int) -> Iterator[Finding]:
+        self._convictions[source] = convictions
+        self._good_ends.pop(source, None)
+        self._convicted_at.pop(source, None)
+        # Of a job two, since few of its turns come after. A key goes on, and each death that it brings is everybody's.
+        needed = 1 if isinstance(source, tuple) else DISTRUSTED
+        if convictions >= needed and source not in self.distrusted:
+            self.distrusted.add(source)
+            yield SourceDistrusted(source=source)
+
+    def note_good_ends(self, sources: Iterable[Source]) -> Iterator[Finding]:
+        """Count a good end of a turn for each of these: a job is trusted after one, a key after many in a row."""
+        for source in sources:
+            if not isinstance(source, tuple):
+                yield from self._restore(source)
+                continue
+            if source in self._departures:
+                self._departures[source] = max(0.0, self._departures[source] - EASED)
+            if source in self._convictions:
+                self._good_ends[source] += 1
+                if self._good_ends[source] >= TRUSTED_ENDS:
+                    yield from self._restore(source)
+                elif self._convictions[source] < DISTRUSTED:
+                    yield from self._put_faith_in(source)  # and yet the next conviction is its second
+
+    def expire(self, now: float) -> Iterator[Finding]:
+        """Trust keys again whose last conviction is long ago."""
+        for source in [source for source in self._convictions if isinstance(source, tuple)]:
+            if now - self._convicted_at.setdefault(source, now) >= TRUSTED_S:
+                yield from self._restore(source)
+
+    def forget_job(self, job_id: JobId) -> None:
+        """Forget the convictions of an ended job."""
+        del self._convictions[job_id]
+        self.distrusted.discard(job_id)
+
+    def _restore(self, source: Source) -> Iterator[Finding]:
+        self._convictions.pop(source, None)
+        for known in (self._good_ends, self._convicted_at, self._departures):
+            known.pop(source, None)
+        yield from self._put_faith_in(source)
+
+    def _put_faith_in(self, source: Source) -> Iterator[Finding]:
+        if source in self.distrusted:
+            self.distrusted.discard(source)
+            yield SourceTrusted(source=source)
 
 
 class Blame:
@@ -126,19 +210,10 @@ class Blame:
         self._deaths: dict[Place, _Death] = {}
         self._records: dict[str, TurnRecord] = {}
         self._refusals: dict[str, TurnRecord] = {}
-        self._convictions: Counter[Source] = Counter()
-        self._distrusted: set[Source] = set()
-        self._good_ends: Counter[Source] = Counter()  # of keys, since the last conviction
-        self._convicted_at: dict[Source, float] = {}  # of keys, as of the next look
-        self._departures: dict[Source, float] = {}  # deaths shortly after a client of a key had left
+        self.trust = Trust()
 
     def __repr__(self) -> str:
         return f"<Blame deaths={len(self._deaths)} on engines={len(self._places)}>"
-
-    @property
-    def has_distrusted(self) -> bool:
-        """Whether any job or key is distrusted."""
-        return bool(self._distrusted)
 
     def record(self, model: str) -> TurnRecord:
         """Return the record of a model's engines."""
@@ -165,9 +240,9 @@ class Blame:
 
     def acquit(self, key: TurnKey, charges: Charges, at: float) -> tuple[Finding, ...]:
         """Take the end of an attempt that the engine has answered: the turn is acquitted of all its charges."""
-        place = self._leave(key)
-        engine = self._engines.get(place) if place is not None else None
+        engine = self._leave(key)
         if engine is not None:
+            engine.ended_at = at
             self._records[engine.model] = self.record(engine.model).with_acquitted()
             refusals = self.refusals(engine.model).with_acquitted()
             for _ in range(charges.refusals):
@@ -175,19 +250,16 @@ class Blame:
             self._refusals[engine.model] = refusals
         findings = list(self._acquit(key))
         source = self._source(key, engine.model if engine is not None else "")
-        if engine is not None:
-            engine.ended_at = at
-            if isinstance(source, tuple):
-                engine.answered.setdefault(source, deque()).append(at)
-                findings += self._prove_ends(engine, at)
         if not isinstance(source, tuple):
-            findings += self._trust(source)
+            findings += self.trust.note_good_ends([source])
+        elif engine is not None:
+            engine.answered.setdefault(source, deque()).append(at)
+            findings += self.trust.note_good_ends(engine.outlived(at))
         return tuple(findings)
 
     def end_unproven(self, key: TurnKey, *, is_cut_off: bool, at: float) -> None:
         """Take the end of an attempt that proves nothing; what was cut off may still be at work in the engine."""
-        place = self._leave(key)
-        engine = self._engines.get(place) if place is not None else None
+        engine = self._leave(key)
         if engine is not None and is_cut_off:
             engine.had_company = True
             source = self._source(key, engine.model)
@@ -204,11 +276,8 @@ class Blame:
         """Trust keys again whose last conviction is long ago, or whose turns have ended and cost no engine."""
         findings: list[Finding] = []
         for engine in self._engines.values():
-            findings += self._prove_ends(engine, now)
-        for source in [source for source in self._convictions if isinstance(source, tuple)]:
-            if now - self._convicted_at.setdefault(source, now) >= TRUSTED_S:
-                findings += self._trust(source)
-        return tuple(findings)
+            findings += self.trust.note_good_ends(engine.outlived(now))
+        return (*findings, *self.trust.expire(now))
 
     def forget(self, keys: Iterable[TurnKey]) -> None:
         """Drop turns that will not run again here from the suspects; their guilt stays unknown."""
@@ -224,8 +293,7 @@ class Blame:
 
     def forget_job(self, job_id: JobId) -> None:
         """Forget the convictions of an ended job."""
-        del self._convictions[job_id]
-        self._distrusted.discard(job_id)
+        self.trust.forget_job(job_id)
 
     def die(self, key: TurnKey, charges: Charges, *, is_outside: bool, at: float) -> BlameVerdict:
         """Judge one turn whose engine has died under it."""
@@ -244,7 +312,7 @@ class Blame:
         if not self._counts(engine, source, death.company, at):
             suspected = replace(charges, is_suspect=True)
             # One that was alone is tried where nothing was before it.
-            trial = Trial.FIRST if death.company == 1 else self._trial(source, Trial.NEXT)
+            trial = Trial.FIRST if death.company == 1 else self.trust.trial(source)
             return BlameVerdict(charges=suspected, trial=trial, findings=findings)
         charged = replace(charges, is_suspect=True, deaths=charges.deaths + 1)
         needed = self.record(engine.model).faults_to_convict()
@@ -257,68 +325,26 @@ class Blame:
 
         Of a key that is distrusted it is enough that the turn was alone: it has been tried when its turn came.
         """
-        if isinstance(source, tuple) and source in self._distrusted:
+        if isinstance(source, tuple) and source in self.trust.distrusted:
             return company == 1
         return not engine.had_company and at - engine.ended_at >= JUST_S
 
     def clear(self) -> None:
         """Forget everything but what engines are known to do."""
-        for known in (self._engines, self._newest, self._places, self._deaths, self._convictions):
+        for known in (self._engines, self._newest, self._places, self._deaths):
             known.clear()
-        self._distrusted.clear()
-        for of_key in (self._good_ends, self._convicted_at, self._departures):
-            of_key.clear()
+        self.trust = Trust()
 
     def _source(self, key: TurnKey, model: str) -> Source:
         owner = self._owner_of(key.job_id)
         return key.job_id if owner is None else (owner, model)
-
-    def _prove_ends(self, engine: _Engine, now: float) -> Iterator[Finding]:
-        """Take those answers as good ends that the engine has outlived."""
-        for source, ends in engine.answered.items():
-            while ends and ends[0] <= now - JUST_S:
-                ends.popleft()
-                yield from self._note_good_end(source)
-
-    def _note_good_end(self, source: KeyAtModel) -> Iterator[Finding]:
-        """Count a turn's good end; trust the other turns of its key after enough of them."""
-        if source in self._departures:
-            self._departures[source] = max(0.0, self._departures[source] - EASED)
-        if source not in self._convictions:
-            return
-        self._good_ends[source] += 1
-        if self._good_ends[source] >= TRUSTED_ENDS:
-            yield from self._trust(source)
-        elif self._convictions[source] < DISTRUSTED:
-            yield from self._put_faith_in(source)  # and yet the next conviction is its second
-
-    def _trust(self, source: Source) -> Iterator[Finding]:
-        self._convictions.pop(source, None)
-        for known in (self._good_ends, self._convicted_at, self._departures):
-            known.pop(source, None)
-        yield from self._put_faith_in(source)
-
-    def _put_faith_in(self, source: Source) -> Iterator[Finding]:
-        if source in self._distrusted:
-            self._distrusted.discard(source)
-            yield SourceTrusted(source=source)
-
-    def _distrust(self, source: Source, convictions: int) -> Iterator[Finding]:
-        self._convictions[source] = convictions
-        self._good_ends.pop(source, None)
-        self._convicted_at.pop(source, None)
-        # Of a job two, since few of its turns come after. A key goes on, and each death that it brings is everybody's.
-        needed = 1 if isinstance(source, tuple) else DISTRUSTED
-        if convictions >= needed and source not in self._distrusted:
-            self._distrusted.add(source)
-            yield SourceDistrusted(source=source)
 
     def _judge_departed(self, engine: _Engine, at: float) -> Iterator[Finding]:
         """Suspect the keys that have left a turn on an engine shortly before it died: no trial can tell of those."""
         if engine.is_judged:
             return
         engine.is_judged = True
-        yield from self._prove_ends(engine, at)
+        yield from self.trust.note_good_ends(engine.outlived(at))
         engine.just_answered = frozenset(source for source, ends in engine.answered.items() if ends)
         engine.answered.clear()
         engine.departed = {source: left_at for source, left_at in engine.departed.items() if at - left_at < SHORTLY_S}
@@ -327,23 +353,15 @@ class Blame:
         yield from self._suspect_departed({*engine.departed, *answered}, engine.model)
 
     def _suspect_departed(self, sources: Iterable[Source], model: str) -> Iterator[Finding]:
-        needed = self.record(model).faults_to_convict()
-        for source in sources:
-            self._departures[source] = self._departures.get(source, 0.0) + 1
-            if self._departures[source] > needed - 1:
-                yield from self._distrust(source, max(DISTRUSTED, self._convictions[source]))
+        yield from self.trust.note_departures(sources, self.record(model).faults_to_convict())
 
     def _judge_outside(self, key: TurnKey, source: Source, charges: Charges, *, is_alone: bool) -> BlameVerdict:
         charged = replace(charges, outside=charges.outside + 1)
         if charges.is_suspect and is_alone and charged.outside >= OUTSIDE_DEATHS + MOST_DEATHS:
             return self._convict(key, source, charged)
         if charges.is_suspect or charged.outside >= OUTSIDE_DEATHS:
-            return BlameVerdict(charges=replace(charged, is_suspect=True), trial=self._trial(source, Trial.NEXT))
+            return BlameVerdict(charges=replace(charged, is_suspect=True), trial=self.trust.trial(source))
         return BlameVerdict(charges=charged)
-
-    def _trial(self, source: Source, trial: Trial) -> Trial:
-        is_last = source in self._distrusted or (source in self._convictions and not isinstance(source, tuple))
-        return Trial.LAST if is_last else trial
 
     def _convict(self, key: TurnKey, source: Source, charges: Charges) -> BlameVerdict:
         findings: list[Finding] = []
@@ -357,7 +375,7 @@ class Blame:
         cleared = tuple(sorted(released - still - self._places.keys()))
         if cleared:
             findings.append(SuspectsCleared(keys=cleared))
-        findings += self._distrust(source, self._convictions[source] + 1)
+        findings += self.trust.convict(source)
         return BlameVerdict(charges=charges, is_convicted=True, findings=tuple(findings))
 
     def _acquit(self, key: TurnKey) -> Iterator[Finding]:
@@ -372,8 +390,9 @@ class Blame:
                     self._records[death.model] = self.record(death.model).with_unexplained()
                     yield DeathUnexplained(worker=place[0], incarnation=place[-1], company=death.company)
 
-    def _leave(self, key: TurnKey) -> Place | None:
+    def _leave(self, key: TurnKey) -> _Engine | None:
         place = self._places.pop(key, None)
-        if place is not None and place in self._engines:
-            self._engines[place].serves.discard(key)
-        return place
+        engine = self._engines.get(place) if place is not None else None
+        if engine is not None:
+            engine.serves.discard(key)
+        return engine
