@@ -7,7 +7,7 @@ from service.scheduling.core import events
 from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.live import LiveConversation
 from service.scheduling.core.program_slots import ProgramSlots
-from service.scheduling.core.queue.affinity import PromptReading, SpeedEstimates
+from service.scheduling.core.queue.affinity import SpeedEstimates
 from service.scheduling.core.ready_pool import ReadyPool
 from service.scheduling.core.trials import Trials
 
@@ -25,20 +25,11 @@ class Costs:
     def __repr__(self) -> str:
         return f"<Costs {self.programs!r}>"
 
-    def learn(self, model: str, seconds: float, reading: PromptReading | None) -> None:
-        """Learn from the seconds and the reading of a completed turn."""
-        self.speeds.learn(model, seconds, reading)
-
-    def read_s(self, model: str) -> float | None:
-        """Return the seconds that a model's engine takes per prompt token; None until known."""
-        return self.speeds.read_s(model)
-
     def settle(self, spent: events.TurnSpent) -> None:
         """Correct the charge that a turn's key got at the start, and count a trial's time, which others waited.
 
         Time on a slot is charged where the engine did not report its tokens, or where one turn had several slots:
-        otherwise
-        clients who leave before the end would use slots for nothing.
+        otherwise clients who leave before the end would use slots for nothing.
         """
         worker = self._in_flight.worker_of(spent.key)
         if worker is not None and worker.trial == spent.key:

@@ -180,7 +180,7 @@ class SchedulingCore:
     def _judge_source(self, event: SourceDistrusted | SourceTrusted) -> None:
         source, is_distrusted = event.source, isinstance(event, SourceDistrusted)
         if isinstance(source, tuple):
-            keys = self._dispatcher.distrusted
+            keys = self._dispatcher.judge.distrusted
             (keys.add if is_distrusted else keys.discard)(source)
         elif source in self._flow.jobs:
             self._flow.jobs[source].is_distrusted = is_distrusted

@@ -12,6 +12,7 @@ from service.scheduling.core.in_flight_pool import InFlightPool
 from service.scheduling.core.kv_budgets import NOTHING, KvNeed
 from service.scheduling.core.lending import SlotLending
 from service.scheduling.core.live import LiveConversation, LiveJob
+from service.scheduling.core.queue.affinity import Deferrals, SpeedEstimates
 from service.scheduling.core.queue.groups import GroupedQueue, Shifts
 from service.scheduling.core.queue.ready_queue import ReadyQueue, ReadyTurn
 from service.scheduling.core.ready_pool import ReadyPool
@@ -22,7 +23,7 @@ PASSED_AT_ONCE: Final = 1000  # turns of jobs that are being ended, or to be tri
 
 
 class ReadyVerdict(StrEnum):
-    """The verdict on a turn that is first in its queue (``Dispatcher.judge``)."""
+    """The verdict on a turn that is first in its queue (``ReadyJudge.verdict``)."""
 
     ENDED = "ended"
     TRIED = "tried"
@@ -32,48 +33,28 @@ class ReadyVerdict(StrEnum):
     STARTED = "started"
 
 
-class Dispatcher:
-    """Starts what can be started; it shares both pools, their room and the jobs with the core, in the same task."""
+class ReadyJudge:
+    """Judges the turns that are first in their queues, by what the core knows at that moment; it changes nothing."""
 
     def __init__(
         self,
         jobs: Mapping[JobId, LiveJob],
-        ready: ReadyPool,
         in_flight: InFlightPool,
         room: RoomKeeper,
-        out: list[events.Action],
+        deferred: Deferrals,
+        speeds: SpeedEstimates,
     ) -> None:
         self._jobs = jobs
-        self._ready = ready
         self._in_flight = in_flight
-        self._out = out
-        self._shifts = Shifts()
         self._room = room
-        self.trials = Trials(ready, in_flight)
-        self.costs = Costs(ready, in_flight, self.trials)
-        self.lending = SlotLending(in_flight, self.costs.speeds)
-        self.distrusted: set[tuple[str, str]] = set()  # keys, each at a model
-        self.reserved: dict[TurnKey, int] = {}  # slots that stand idle until a turn has as many as it needs
+        self._deferred = deferred
+        self._speeds = speeds
+        self.distrusted: set[tuple[str, str]] = set()  # keys, each at a model; written by the core
 
     def __repr__(self) -> str:
-        return f"<Dispatcher {self._ready!r} {self._in_flight!r}>"
+        return f"<ReadyJudge distrusted={self.distrusted}>"
 
-    def start_all(self) -> None:
-        """Start turns until no slot is free that one of them may have."""
-        self.reserved.clear()
-        self._start_trials()
-        for model, ready in self._ready.queues.items():
-            if ready.has_front:
-                self._start_ready(model, ready, front_alone=True)
-        self._start_deferred()
-        for model, ready in self._ready.queues.items():
-            if isinstance(ready, GroupedQueue):
-                self._start_grouped(model, ready)
-            elif ready:
-                self._start_ready(model, ready)
-        self._start_trials()  # of those whose jobs have turned out to be distrusted
-
-    def judge(
+    def verdict(
         self, turn: ReadyTurn, model: str, without_room: Sequence[ReadyTurn] = (), worker: str | None = None
     ) -> ReadyVerdict:
         """Return the verdict on a turn that is first in its queue while a slot of its model is free.
@@ -101,13 +82,97 @@ class Dispatcher:
             return ReadyVerdict.TRIED
         if worker is not None:
             on = self._in_flight.worker(worker)
-            fits = on.is_offering and on.fits(self._agent(turn).slots, self._need(turn.key))
+            fits = on.is_offering and on.fits(self.agent(turn).slots, self.need(turn.key))
             return ReadyVerdict.STARTED if fits else ReadyVerdict.PASSED
         if not self._may_begin(model, turn):
             return ReadyVerdict.BLOCKED
         if (without_room and self._is_behind(without_room, turn)) or not self._has_room(model, turn):
             return ReadyVerdict.PASSED
-        return ReadyVerdict.STARTED if self._deferral(model, turn) is None else ReadyVerdict.DEFERRED
+        return ReadyVerdict.STARTED if self.deferral(model, turn) is None else ReadyVerdict.DEFERRED
+
+    def _may_begin(self, model: str, turn: ReadyTurn) -> bool:
+        """Whether a turn's conversation has begun, or may: those that have begun go before it in the queue."""
+        is_new = self._room.is_bounded and not (turn.is_front or self._conversation(turn.key).is_started)
+        return not is_new or self._room.working_set.may_begin(model)
+
+    def _is_behind(self, without_room: Sequence[ReadyTurn], turn: ReadyTurn) -> bool:
+        place = turn.key[:2]
+        return self._jobs[turn.key.job_id].job.mode is Mode.FREE and any(each.key[:2] == place for each in without_room)
+
+    def _has_room(self, model: str, turn: ReadyTurn) -> bool:
+        slots = self.agent(turn).slots
+        if slots == 1 and not self._room.is_bounded:
+            return True
+        return self._in_flight.models[model].best(None, self.need(turn.key), slots) is not None
+
+    def deferral(self, model: str, turn: ReadyTurn) -> tuple[str, float] | None:
+        """Return the worker that knows a turn's prompt, and for how long it is worth waiting for; None if it is not."""
+        conversation = self._conversation(turn.key)
+        cached = conversation.cached(turn.agent_order)
+        # In free mode no agent overtakes another: who speaks when is what the others hear.
+        if cached is None or turn.is_front or turn.was_deferred or conversation.live.job.mode is Mode.FREE:
+            return None
+        on = self._in_flight.worker(cached.worker)
+        if on.offer or not on.is_offering or on.model != model:
+            return None
+        seconds = self._speeds.worth_waiting(model, cached, on.total, self._deferred.count(cached.worker))
+        return None if seconds is None else (cached.worker, seconds)
+
+    def agent(self, turn: ReadyTurn) -> Agent:
+        """Return the agent whose turn it is."""
+        return self._jobs[turn.key.job_id].conversations[turn.key.conversation_id].agents[turn.agent_order]
+
+    def need(self, key: TurnKey) -> KvNeed:
+        """Return the part of a KV cache that a turn needs; none where slots alone bound it."""
+        if not self._room.is_bounded:
+            return NOTHING
+        conversation = self._conversation(key)
+        return self._room.need(key, conversation.agent(key), conversation.definition)
+
+    def _conversation(self, key: TurnKey) -> LiveConversation:
+        return self._jobs[key.job_id].conversations[key.conversation_id]
+
+
+class Dispatcher:
+    """Starts what can be started; it shares both pools, their room and the jobs with the core, in the same task."""
+
+    def __init__(
+        self,
+        jobs: Mapping[JobId, LiveJob],
+        ready: ReadyPool,
+        in_flight: InFlightPool,
+        room: RoomKeeper,
+        out: list[events.Action],
+    ) -> None:
+        self._jobs = jobs
+        self._ready = ready
+        self._in_flight = in_flight
+        self._out = out
+        self._shifts = Shifts()
+        self._room = room
+        self.trials = Trials(ready, in_flight)
+        self.costs = Costs(ready, in_flight, self.trials)
+        self.lending = SlotLending(in_flight, self.costs.speeds)
+        self.judge = ReadyJudge(jobs, in_flight, room, ready.deferred, self.costs.speeds)
+        self.reserved: dict[TurnKey, int] = {}  # slots that stand idle until a turn has as many as it needs
+
+    def __repr__(self) -> str:
+        return f"<Dispatcher {self._ready!r} {self._in_flight!r}>"
+
+    def start_all(self) -> None:
+        """Start turns until no slot is free that one of them may have."""
+        self.reserved.clear()
+        self._start_trials()
+        for model, ready in self._ready.queues.items():
+            if ready.has_front:
+                self._start_ready(model, ready, front_alone=True)
+        self._start_deferred()
+        for model, ready in self._ready.queues.items():
+            if isinstance(ready, GroupedQueue):
+                self._start_grouped(model, ready)
+            elif ready:
+                self._start_ready(model, ready)
+        self._start_trials()  # of those whose jobs have turned out to be distrusted
 
     def _start_trials(self) -> None:
         if not self._ready.suspects:
@@ -123,7 +188,7 @@ class Dispatcher:
                 self._out.append(events.ContinueDispatch())
                 break
             turn = self._first_in_line(ready.pop(), model, ready)
-            verdict = self.judge(turn, model, without_room)
+            verdict = self.judge.verdict(turn, model, without_room)
             if verdict is ReadyVerdict.STARTED:
                 self._room.note_passed(without_room)
                 self._start(model, turn)
@@ -167,7 +232,7 @@ class Dispatcher:
             slots = self._in_flight.models[model]
             if slots.is_reserved_for_wide:
                 return False
-            slots.reserve_for_wide(last.key, self._agent(last).slots)
+            slots.reserve_for_wide(last.key, self.judge.agent(last).slots)
         return True
 
     def _end_wide(self, model: str, others: int) -> None:
@@ -180,30 +245,6 @@ class Dispatcher:
         idle = min(free, others, agent.slots - 1)
         if idle > 0:
             self.reserved[key] = idle
-
-    def _may_begin(self, model: str, turn: ReadyTurn) -> bool:
-        """Whether a turn's conversation has begun, or may: those that have begun go before it in the queue."""
-        is_new = self._room.is_bounded and not (turn.is_front or self._conversation(turn.key).is_started)
-        return not is_new or self._room.working_set.may_begin(model)
-
-    def _is_behind(self, without_room: Sequence[ReadyTurn], turn: ReadyTurn) -> bool:
-        place = turn.key[:2]
-        return self._jobs[turn.key.job_id].job.mode is Mode.FREE and any(each.key[:2] == place for each in without_room)
-
-    def _has_room(self, model: str, turn: ReadyTurn) -> bool:
-        slots = self._agent(turn).slots
-        if slots == 1 and not self._room.is_bounded:
-            return True
-        return self._in_flight.models[model].best(None, self._need(turn.key), slots) is not None
-
-    def _agent(self, turn: ReadyTurn) -> Agent:
-        return self._jobs[turn.key.job_id].conversations[turn.key.conversation_id].agents[turn.agent_order]
-
-    def _need(self, key: TurnKey) -> KvNeed:
-        if not self._room.is_bounded:
-            return NOTHING
-        conversation = self._conversation(key)
-        return self._room.need(key, conversation.agent(key), conversation.definition)
 
     def _start_grouped(self, model: str, ready: GroupedQueue) -> None:
         fronts = ready.heads(1) if ready.has_front else []  # without room: those with it have started
@@ -223,7 +264,7 @@ class Dispatcher:
                 if head is None:
                     break
                 turn = self._first_in_line(head, model, ready)
-                verdict = self.judge(turn, model, worker=worker)
+                verdict = self.judge.verdict(turn, model, worker=worker)
                 if verdict is ReadyVerdict.STARTED:
                     self._room.note_passed(fronts)
                     self._start(model, turn, worker=worker)
@@ -248,7 +289,7 @@ class Dispatcher:
         for worker in self._ready.deferred.workers:
             for turn in self._ready.deferred.all_for(worker)[: self._in_flight.worker(worker).offer]:
                 model = self._conversation(turn.key).model(turn.key)
-                verdict = self.judge(turn, model, worker=worker)
+                verdict = self.judge.verdict(turn, model, worker=worker)
                 if verdict is ReadyVerdict.PASSED:
                     break
                 self._ready.deferred.discard(turn.key)
@@ -257,22 +298,9 @@ class Dispatcher:
                 else:
                     self._set_aside(turn, model, verdict)
 
-    def _deferral(self, model: str, turn: ReadyTurn) -> tuple[str, float] | None:
-        """Return the worker that knows a turn's prompt, and for how long it is worth waiting for; None if it is not."""
-        conversation = self._conversation(turn.key)
-        cached = conversation.cached(turn.agent_order)
-        # In free mode no agent overtakes another: who speaks when is what the others hear.
-        if cached is None or turn.is_front or turn.was_deferred or conversation.live.job.mode is Mode.FREE:
-            return None
-        on = self._in_flight.worker(cached.worker)
-        if on.offer or not on.is_offering or on.model != model:
-            return None
-        seconds = self.costs.speeds.worth_waiting(model, cached, on.total, self._ready.deferred.count(cached.worker))
-        return None if seconds is None else (cached.worker, seconds)
-
     def _defer(self, model: str, turn: ReadyTurn) -> events.DeferTurn:
         """Let a turn wait for the worker that knows its prompt; its time begins now."""
-        deferral = self._deferral(model, turn)
+        deferral = self.judge.deferral(model, turn)
         assert deferral is not None  # noqa: S101 - the verdict says so
         worker, seconds = deferral
         self._ready.deferred.put(turn, worker)
@@ -282,7 +310,7 @@ class Dispatcher:
         key = turn.key
         conversation = self._conversation(key)
         cached = conversation.cached(turn.agent_order)
-        need = self._need(key)
+        need = self.judge.need(key)
         live = conversation.live
         agent = conversation.agents[turn.agent_order]
         if worker is None:

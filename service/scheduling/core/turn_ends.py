@@ -58,7 +58,7 @@ class TurnEnds:
         readers = self._flow.gates.readers
         if readers.are_any:
             tokens = event.reading.context_tokens if event.reading is not None else 0
-            token_s = self._dispatcher.costs.read_s(conversation.model(key))
+            token_s = self._dispatcher.costs.speeds.read_s(conversation.model(key))
             free = readers.take_answer(key, event.reading, event.seconds, token_s)
             self._flow.open_gates(free, CacheLocation(worker=worker, tokens=tokens))
         self._flow.take_end(key, event.digest)
@@ -112,6 +112,6 @@ class TurnEnds:
         conversation.note_cache(place, CacheLocation(worker=worker, tokens=tokens))
         self._room.learn(key, agent, conversation.definition, event.reading)
         if event.seconds is not None:
-            self._dispatcher.costs.learn(agent.model, event.seconds, event.reading)
+            self._dispatcher.costs.speeds.learn(agent.model, event.seconds, event.reading)
             self._flow.estimates.learn(agent.model, key.agent_id, event.seconds)
             conversation.live.backlog.refresh()

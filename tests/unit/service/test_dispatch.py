@@ -1,4 +1,4 @@
-"""The table of ``Dispatcher.judge``: each row, and that an earlier one stands before a later one."""
+"""The table of ``ReadyJudge.verdict``: each row, and that an earlier one stands before a later one."""
 
 from msgspec.structs import replace
 
@@ -60,7 +60,7 @@ class Scene:
 
     def know(self, worker: str) -> None:
         """Let a worker have the prompt of a in its cache: reading it elsewhere takes a minute."""
-        self.dispatcher.costs.learn("m", 1.0, None)
+        self.dispatcher.costs.speeds.learn("m", 1.0, None)
         self.dispatcher.costs.note_worker(WorkerReady(worker=worker, model="m", slots=1, read_s=0.1))
         self.conversation.note_cache(0, CacheLocation(worker=worker, tokens=600))
 
@@ -74,54 +74,54 @@ def test_a_turn_of_a_job_that_is_being_ended_waits_for_no_slot() -> None:
     """Before all other rows: it needs no trial either."""
     scene = Scene()
     scene.live.is_cancelled = scene.live.is_distrusted = True
-    assert scene.dispatcher.judge(scene.turn(), "m") is ReadyVerdict.ENDED
-    assert scene.dispatcher.judge(scene.turn(), "m", worker="w") is ReadyVerdict.ENDED
+    assert scene.dispatcher.judge.verdict(scene.turn(), "m") is ReadyVerdict.ENDED
+    assert scene.dispatcher.judge.verdict(scene.turn(), "m", worker="w") is ReadyVerdict.ENDED
 
 
 def test_a_turn_of_a_distrusted_job_or_key_is_tried() -> None:
     """Unless it was on a slot: that one has had its trial. Of a key it is so at one model alone."""
     scene = Scene()
     scene.live.is_distrusted = True
-    assert scene.dispatcher.judge(scene.turn(), "m") is ReadyVerdict.TRIED
-    assert scene.dispatcher.judge(scene.turn(is_front=True), "m") is ReadyVerdict.STARTED
+    assert scene.dispatcher.judge.verdict(scene.turn(), "m") is ReadyVerdict.TRIED
+    assert scene.dispatcher.judge.verdict(scene.turn(is_front=True), "m") is ReadyVerdict.STARTED
     scene.live.is_distrusted = False
-    scene.dispatcher.distrusted.add(("alice", "m"))
-    assert scene.dispatcher.judge(scene.turn(owner="alice"), "m") is ReadyVerdict.TRIED
-    assert scene.dispatcher.judge(scene.turn(owner="bob"), "m") is ReadyVerdict.STARTED
-    assert scene.dispatcher.judge(scene.turn(owner="alice"), "n", worker="w") is ReadyVerdict.STARTED
+    scene.dispatcher.judge.distrusted.add(("alice", "m"))
+    assert scene.dispatcher.judge.verdict(scene.turn(owner="alice"), "m") is ReadyVerdict.TRIED
+    assert scene.dispatcher.judge.verdict(scene.turn(owner="bob"), "m") is ReadyVerdict.STARTED
+    assert scene.dispatcher.judge.verdict(scene.turn(owner="alice"), "n", worker="w") is ReadyVerdict.STARTED
 
 
 def test_a_turn_that_would_begin_a_conversation_is_blocked_while_others_fill_the_caches() -> None:
     """Whoever has begun goes on, and so does who was on a slot."""
     scene = Scene(kv_tokens=KV)
-    assert scene.dispatcher.judge(scene.turn(), "m") is ReadyVerdict.STARTED
+    assert scene.dispatcher.judge.verdict(scene.turn(), "m") is ReadyVerdict.STARTED
     scene.press()
-    assert scene.dispatcher.judge(scene.turn(), "m") is ReadyVerdict.BLOCKED
-    assert scene.dispatcher.judge(scene.turn(is_front=True), "m") is ReadyVerdict.STARTED
+    assert scene.dispatcher.judge.verdict(scene.turn(), "m") is ReadyVerdict.BLOCKED
+    assert scene.dispatcher.judge.verdict(scene.turn(is_front=True), "m") is ReadyVerdict.STARTED
     scene.conversation.is_started = True
-    assert scene.dispatcher.judge(scene.turn(), "m") is ReadyVerdict.STARTED
+    assert scene.dispatcher.judge.verdict(scene.turn(), "m") is ReadyVerdict.STARTED
 
 
 def test_in_free_mode_a_turn_is_passed_with_one_of_its_conversation() -> None:
     """In rounds it may start: there nobody hears who of a round speaks first."""
     for is_free, verdict in ((True, ReadyVerdict.PASSED), (False, ReadyVerdict.STARTED)):
         scene = Scene(is_free=is_free)
-        assert scene.dispatcher.judge(scene.turn("b"), "m", [scene.turn("a")]) is verdict
+        assert scene.dispatcher.judge.verdict(scene.turn("b"), "m", [scene.turn("a")]) is verdict
 
 
 def test_a_turn_without_room_is_passed() -> None:
     """Room is slots of one worker, and tokens of its cache."""
     scene = Scene(slots=2)
-    assert scene.dispatcher.judge(scene.turn("a"), "m") is ReadyVerdict.STARTED
+    assert scene.dispatcher.judge.verdict(scene.turn("a"), "m") is ReadyVerdict.STARTED
     scene.occupy("w", 0)
-    assert scene.dispatcher.judge(scene.turn("a"), "m") is ReadyVerdict.PASSED
-    assert scene.dispatcher.judge(scene.turn("a"), "m", worker="w") is ReadyVerdict.PASSED
-    assert scene.dispatcher.judge(scene.turn("b"), "m") is ReadyVerdict.STARTED
+    assert scene.dispatcher.judge.verdict(scene.turn("a"), "m") is ReadyVerdict.PASSED
+    assert scene.dispatcher.judge.verdict(scene.turn("a"), "m", worker="w") is ReadyVerdict.PASSED
+    assert scene.dispatcher.judge.verdict(scene.turn("b"), "m") is ReadyVerdict.STARTED
     scene = Scene(kv_tokens=KV)
     scene.occupy("w", KV - 50)
     scene.conversation.is_started = True
-    assert scene.dispatcher.judge(scene.turn(), "m") is ReadyVerdict.PASSED
-    assert scene.dispatcher.judge(scene.turn(), "m", worker="w") is ReadyVerdict.PASSED
+    assert scene.dispatcher.judge.verdict(scene.turn(), "m") is ReadyVerdict.PASSED
+    assert scene.dispatcher.judge.verdict(scene.turn(), "m", worker="w") is ReadyVerdict.PASSED
 
 
 def test_a_turn_is_deferred_for_the_full_worker_that_knows_its_prompt() -> None:
@@ -129,13 +129,13 @@ def test_a_turn_is_deferred_for_the_full_worker_that_knows_its_prompt() -> None:
     scene = Scene()
     scene.fill("v")
     scene.know("v")
-    assert scene.dispatcher.judge(scene.turn(), "m") is ReadyVerdict.DEFERRED
-    assert scene.dispatcher.judge(scene.turn(is_front=True), "m") is ReadyVerdict.STARTED
-    assert scene.dispatcher.judge(scene.turn().after_deferral(), "m") is ReadyVerdict.STARTED
-    assert scene.dispatcher.judge(scene.turn(), "m", worker="w") is ReadyVerdict.STARTED
+    assert scene.dispatcher.judge.verdict(scene.turn(), "m") is ReadyVerdict.DEFERRED
+    assert scene.dispatcher.judge.verdict(scene.turn(is_front=True), "m") is ReadyVerdict.STARTED
+    assert scene.dispatcher.judge.verdict(scene.turn().after_deferral(), "m") is ReadyVerdict.STARTED
+    assert scene.dispatcher.judge.verdict(scene.turn(), "m", worker="w") is ReadyVerdict.STARTED
     scene.know("w")
-    assert scene.dispatcher.judge(scene.turn(), "m") is ReadyVerdict.STARTED
+    assert scene.dispatcher.judge.verdict(scene.turn(), "m") is ReadyVerdict.STARTED
     free = Scene(is_free=True)
     free.fill("v")
     free.know("v")
-    assert free.dispatcher.judge(free.turn(), "m") is ReadyVerdict.STARTED
+    assert free.dispatcher.judge.verdict(free.turn(), "m") is ReadyVerdict.STARTED
