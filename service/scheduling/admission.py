@@ -90,11 +90,13 @@ class Admission:
             self._left[job_id] = left
             self._start_soon(partial(self._go_on, job_id, left))
 
-    def waiting(self, job_id: JobId) -> frozenset[str]:
-        """Return the conversations of a job that are not admitted yet."""
-        if job_id not in self._left:
-            return frozenset()
-        return frozenset(each.id for piece in self._left[job_id] for each in piece.job.conversations)
+    def without_known(self, piece: Piece, here: Collection[str]) -> Piece | None:
+        """Return the conversations of a piece that neither run here nor wait here; None if there is none."""
+        waiting = {each.id for left in self._left.get(piece.job.id, ()) for each in left.job.conversations}
+        new = {each.id for each in piece.job.conversations if each.id not in waiting and each.id not in here}
+        if len(new) < len(piece.job.conversations):
+            piece = piece.without_claimed_twice(new)
+        return piece if new else None
 
     def cancel(self, job_id: JobId) -> None:
         """Cancel the part of a job that is not admitted yet."""

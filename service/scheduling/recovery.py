@@ -9,7 +9,7 @@ from service.conversations.job.job import TurnKey, TurnKind
 from service.conversations.job.states import TurnState
 from service.conversations.job.until import TurnDigest
 from service.conversations.record.heritage import as_inherited, silent_turns
-from service.conversations.record.transcript import Turn, UnfinishedTurn
+from service.conversations.record.transcript import Charges, Turn, UnfinishedTurn
 from service.scheduling.admission import Piece
 from service.scheduling.core.blame import Trial
 from service.scheduling.core.events import EndedBefore
@@ -49,19 +49,21 @@ def recovered_from(piece: Piece) -> Recovered:
     left = {turn.key: turn for turn in piece.unfinished if turn.key not in ended}
     set_aside = [key for key, turn in left.items() if turn.charges.service_ends >= MOST_SERVICE_ENDS]
     ended |= dict.fromkeys(set_aside, (TurnState.FAILED, FailureReason.POISONED))
-    charges = {key: turn.charges for key, turn in left.items()}
     return Recovered(
         spoken=spoken,
         ended=ended,
         silent=silent,
         unfinished=list(left.values()),
         set_aside=set_aside,
-        suspects={
-            key: Trial.LAST if each.service_ends else Trial.NEXT
-            for key, each in charges.items()
-            if each.is_suspect or each.service_ends
-        },
+        suspects={key: trial for key, turn in left.items() if (trial := _trial_of(turn.charges)) is not None},
     )
+
+
+def _trial_of(charges: Charges) -> Trial | None:
+    """Return when a turn of an earlier life is tried; None if it is no suspect."""
+    if charges.service_ends:
+        return Trial.LAST
+    return Trial.NEXT if charges.is_suspect else None
 
 
 def _as_own(piece: Piece) -> Iterator[Turn]:

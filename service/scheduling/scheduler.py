@@ -33,19 +33,17 @@ from service.scheduling.keeping.turn import JobTurn
 from service.scheduling.pauses import Pauses
 from service.scheduling.recovery import recovered_from
 from service.scheduling.reserved_slots import ReservedSlots
-from service.scheduling.turn_endings import Ended, TurnEndings, TurnRunner
-from service.scheduling.work import End, Pause, RunCounters, SchedulerStore
+from service.scheduling.turn_endings import Ended, EndsOfMoment, TurnRunner
+from service.scheduling.work import Pause, RunCounters, SchedulerStore
 from service.scheduling.worker_findings import KvUses, WorkerFindings
 from service.scheduling.worker_news import WorkerNews
 from service.scheduling.works import Works
 from service.store.records import Record
 from workers.fleet import Fleet
 from workers.notifier import Notifier
-from workers.outcome import Cancelled, CancelReason, EngineFailed
 
 Args = TypeVarTuple("Args")
 KV_LOOK_S: Final = 0.5  # between two looks at the KV cache of turns in flight
-GAVE_WAY: Final = Cancelled(reason=CancelReason.CACHE_FULL)
 
 
 class Scheduler:
@@ -65,7 +63,6 @@ class Scheduler:
         queue: QueueRules,
     ) -> None:
         self._new_core = partial(SchedulingCore, policy, group_by, fleet.lanes.models, shares)
-        self._is_fair = shares is not None
         self._core = self._new_core()
         self.fleet = fleet
         self._outlet = outlet
@@ -81,12 +78,13 @@ class Scheduler:
         self.turns = self._job_turns.turns  # for others to look at
         self.works = Works(self._job_turns, self.requests)
         self._facts = FactWriter(outlet, self.counters, self.turns, self._start_soon)
-        self._findings = WorkerFindings(fleet, self.works.clear_charges)
-        self._news = WorkerNews(fleet, outlet, self._blame, self._findings, self._post)
-        self._kv_uses = KvUses(fleet, self.works)
+        findings, uses = WorkerFindings(fleet, self.works.clear_charges), KvUses(fleet, self.works)
+        self._news = WorkerNews(fleet, outlet, self._blame, findings, uses, self._post)
         self._reserved_slots = ReservedSlots(self.works.usage_key)
         self._runner = TurnRunner(self._take_ends)
-        self._turn_endings = TurnEndings(self._blame, self.works.model_of, fleet.refusal_s)
+        self._ends = EndsOfMoment(
+            self._blame, fleet, self.works, findings, uses, lambda key: shares is not None or self.view.is_on_trial(key)
+        )
         self.admission = Admission(self._admit, self._facts.settle, self._start_soon)
         self._integrity = IntegrityCheck(self.counters)
         self._idle = Notifier()
@@ -104,11 +102,7 @@ class Scheduler:
             task_status.started()
             while True:
                 await anyio.sleep(KV_LOOK_S)
-                self._news.take_findings(self._blame.expire(time.monotonic()))
-                if self._blame.trust.distrusted:
-                    self._post(events.TimeTold(at=time.monotonic()))
-                if uses := self._kv_uses.read_changes():
-                    self._post(events.KvUseTold(uses=uses))
+                self._news.look()
                 for key in self._core.view.readers:
                     seconds = self.turns.first_token_s(key)
                     if seconds is not None:
@@ -119,15 +113,11 @@ class Scheduler:
 
     def admit(self, piece: Piece) -> None:
         """Take conversations of a job that are stored and ours; one that is here already goes on as it is."""
-        job, waiting = piece.job, self.admission.waiting(piece.job.id)
-        here = self.view.conversations_of(job.id)
-        new = {each.id for each in job.conversations if each.id not in waiting and each.id not in here}
-        if len(new) < len(job.conversations):
-            if piece.is_cancelled:
-                self.cancel(job.id)
-            piece = piece.without_claimed_twice(new)
-        if new:
-            self.admission.admit_piece(piece)
+        new = self.admission.without_known(piece, self.view.conversations_of(piece.job.id))
+        if piece.is_cancelled and new is not piece:
+            self.cancel(piece.job.id)
+        if new is not None:
+            self.admission.admit_piece(new)
 
     def _admit(self, piece: Piece) -> None:
         job, recovered = piece.job, recovered_from(piece)
@@ -302,29 +292,7 @@ class Scheduler:
 
     def _take_ends(self, ended: Sequence[Ended]) -> None:
         """Apply all attempts that ended at one moment, before the next turn starts."""
-        # A turn that gave way is ready again at once: the core needs its KV use, and that of the others.
-        uses = self._kv_uses.read_changes() if any(outcome == GAVE_WAY for _, outcome in ended) else {}
-        ends: list[End] = []
-        for turn, outcome in sorted(ended, key=self._place_of_end) if len(ended) > 1 else ended:
-            self.works.of(turn.key.job_id).note_off_slot(turn.key)
-            ends.append(self._turn_endings.take_end(turn, outcome))
-            self._findings.note_outcome(turn.attempt.worker, outcome)
-        if self._is_forgetting:
-            for turn, outcome in ended:
-                self._turn_endings.refuse_late(turn, outcome)
-        else:
-            found = self._findings.apply_findings(finding for end in ends for finding in end.findings)
-            grown = [events.KvUseTold(uses=uses)] if uses else []
-            is_counted = self._core.view.is_on_trial
-            spent = [each.attempt.spent(each.key) for each, _ in ended if self._is_fair or is_counted(each.key)]
-            facts = [fact for end in ends for fact in end.records]
-            self._post(*grown, *spent, *(end.event for end in ends), *found, made=facts)
+        happened, facts = self._ends.take(ended, is_late=self._is_forgetting)
+        self._post(*happened, made=facts)
         if not self.works.any_on_slot:
             self._idle.notify()
-
-    def _place_of_end(self, ended: Ended) -> tuple[float, tuple[JobId, str, int]]:
-        """Return the order in which ends are taken: of turns whose engine died, the newest is suspected most."""
-        turn, outcome = ended
-        is_death = isinstance(outcome, EngineFailed) and outcome.brought_down
-        newest = -turn.attempt.answer.started_at if is_death else float("-inf")
-        return newest, self.works.place(turn.key)

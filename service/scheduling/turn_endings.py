@@ -1,25 +1,31 @@
-"""Attempts in flight, run side by side; and the end of each: its blame, and whether its turn runs again."""
+"""Attempts in flight, run side by side; and their ends: what is to blame, and whether a turn runs again."""
 
 import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import assert_never
+from typing import Final, assert_never
 
 import anyio.lowlevel
 from msgspec.structs import replace
 
-from service.conversations.job.job import TurnKey
+from service.conversations.job.job import JobId, TurnKey
 from service.conversations.record.log_fields import Fields, of_turn
+from service.scheduling.core import events
 from service.scheduling.core.blame import Blame, BlameVerdict, Finding
 from service.scheduling.endings import FailureEvidence, Move, Proof, TurnVerdict, decide, proof_of
 from service.scheduling.work import End, OnSlot
+from service.scheduling.worker_findings import KvUses, WorkerFindings
+from service.scheduling.works import Works
+from service.store.records import Record
+from workers.fleet import Fleet
 from workers.log_context import about, line_about
-from workers.outcome import EngineFailed, FailureReason, Outcome, RequestFailed
+from workers.outcome import Cancelled, CancelReason, EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.requests.slots import Lease
 from workers.supervised import SupervisedWorker
 
 Ended = tuple[OnSlot, Outcome]
+GAVE_WAY: Final = Cancelled(reason=CancelReason.CACHE_FULL)
 logger = logging.getLogger(__name__)
 
 
@@ -106,6 +112,59 @@ class TurnEndings:
             refusal_s=self._refusal_s(turn.attempt.worker),
             now=time.time(),
         )
+
+
+class EndsOfMoment:
+    """Takes all attempts that ended at one moment together; owned by the scheduler, which hands them to the core.
+
+    ``is_spent`` tells of a turn whether the core is to know the time and the tokens that its attempt took.
+    """
+
+    def __init__(
+        self,
+        blame: Blame,
+        fleet: Fleet,
+        works: Works,
+        findings: WorkerFindings,
+        uses: KvUses,
+        is_spent: Callable[[TurnKey], bool],
+    ) -> None:
+        self._endings = TurnEndings(blame, works.model_of, fleet.refusal_s)
+        self._works = works
+        self._findings = findings
+        self._uses = uses
+        self._is_spent = is_spent
+
+    def __repr__(self) -> str:
+        return f"<EndsOfMoment {self._endings!r}>"
+
+    def take(self, ended: Sequence[Ended], *, is_late: bool) -> tuple[list[events.Event], list[Record]]:
+        """Return the events for the core and the facts for the store; none if another node has the turns by now."""
+        # A turn that gave way is ready again at once: the core needs its KV use, and that of the others.
+        uses = self._uses.read_changes() if any(outcome == GAVE_WAY for _, outcome in ended) else {}
+        in_order = sorted(ended, key=self._place_of_end) if len(ended) > 1 else ended
+        ends = [self._take_off(turn, outcome) for turn, outcome in in_order]
+        if is_late:
+            for turn, outcome in ended:
+                self._endings.refuse_late(turn, outcome)
+            return [], []
+        found = self._findings.apply_findings(finding for end in ends for finding in end.findings)
+        grown = [events.KvUseTold(uses=uses)] if uses else []
+        spent = [turn.attempt.spent(turn.key) for turn, _ in ended if self._is_spent(turn.key)]
+        return [*grown, *spent, *(end.event for end in ends), *found], [fact for end in ends for fact in end.records]
+
+    def _take_off(self, turn: OnSlot, outcome: Outcome) -> End:
+        self._works.of(turn.key.job_id).note_off_slot(turn.key)
+        end = self._endings.take_end(turn, outcome)
+        self._findings.note_outcome(turn.attempt.worker, outcome)
+        return end
+
+    def _place_of_end(self, ended: Ended) -> tuple[float, tuple[JobId, str, int]]:
+        """Return the order in which ends are taken: of turns whose engine died, the newest is suspected most."""
+        turn, outcome = ended
+        is_death = isinstance(outcome, EngineFailed) and outcome.brought_down
+        newest = -turn.attempt.answer.started_at if is_death else float("-inf")
+        return newest, self._works.place(turn.key)
 
 
 def _place_of(turn: OnSlot) -> Callable[[], Fields]:

@@ -7,7 +7,7 @@ from typing import Protocol
 from service.scheduling.core import events
 from service.scheduling.core.blame import Blame, Finding
 from service.scheduling.work import SchedulerStore
-from service.scheduling.worker_findings import WorkerFindings
+from service.scheduling.worker_findings import KvUses, WorkerFindings
 from workers.fleet import Fleet
 from workers.spec import EngineKind
 from workers.states import WorkerState
@@ -25,12 +25,19 @@ class WorkerNews:
     """Subscribed to the fleet; it shares the blame with the scheduler, in the same task."""
 
     def __init__(
-        self, fleet: Fleet, store: SchedulerStore, blame: Blame, findings: WorkerFindings, post: PostEvents
+        self,
+        fleet: Fleet,
+        store: SchedulerStore,
+        blame: Blame,
+        findings: WorkerFindings,
+        uses: KvUses,
+        post: PostEvents,
     ) -> None:
         self._fleet = fleet
         self._store = store
         self._blame = blame
         self._findings = findings
+        self._uses = uses
         self._post = post
 
     def __repr__(self) -> str:
@@ -61,24 +68,33 @@ class WorkerNews:
             return
         self._post(events.WorkerNotReady(worker=spec.id, returns=worker.now.is_coming))
         if worker.now.is_down:
-            self.take_findings(self._blame.note_gone(spec.name, spec.id, worker.now.incarnation, time.monotonic()))
+            self._take_findings(self._blame.note_gone(spec.name, spec.id, worker.now.incarnation, time.monotonic()))
         self._note_model(spec.name)
+
+    def look(self) -> None:
+        """Report what has changed with time alone: trust in keys, and the KV cache that turns in flight take."""
+        now = time.monotonic()
+        self._take_findings(self._blame.expire(now))
+        if self._blame.trust.distrusted:
+            self._post(events.TimeTold(at=now))
+        if uses := self._uses.read_changes():
+            self._post(events.KvUseTold(uses=uses))
 
     def look_elsewhere(self) -> None:
         """Look at all models again after other nodes have come or gone."""
         for model in self._fleet.models():
             self._note_model(model)
 
-    def take_findings(self, findings: Iterable[Finding]) -> None:
-        """Apply findings to their workers, and report suspicions to the core."""
-        if findings := list(findings):
-            self._post(*self._findings.apply_findings(findings))
-
     def lost_elsewhere(self, models: Sequence[str]) -> list[events.ModelLost]:
         """Return the models that only other nodes have."""
         here, is_elsewhere = self._fleet.models(), self._store.is_elsewhere
         missing = (model for model in models if model not in here and is_elsewhere(model))
         return [events.ModelLost(model=model, is_elsewhere=True) for model in missing]
+
+    def _take_findings(self, findings: Iterable[Finding]) -> None:
+        """Apply findings to their workers, and report suspicions to the core."""
+        if findings := list(findings):
+            self._post(*self._findings.apply_findings(findings))
 
     def _note_model(self, model: str) -> None:
         is_here, is_elsewhere = model in self._fleet.models(), self._store.is_elsewhere(model)
