@@ -474,8 +474,7 @@ class Auditor(RuleBasedStateMachine):
     def pools_by_model_add_up(self) -> None:
         """What operators see of each model is what there is of all."""
         by_model, of_all = self.core.view.by_model(), dict(self.core.view.of_all())
-        if not any(agent.by is SpokenBy.CALLER for job in self.jobs.values() for agent in job.agents):
-            assert {pool: sum(counts[pool] for counts in by_model.values()) for pool in of_all} == of_all
+        assert {pool: sum(counts[pool] for counts in by_model.values()) for pool in of_all} == of_all
 
     @invariant()
     def pools_slots_reservations_and_charges_agree(self) -> None:

@@ -51,7 +51,8 @@ class JobBacklog:
         self.dependencies = dependencies_of(job)
         # Turns of an agent that has another model in some conversations stand apart, behind those of all agents.
         self._apart: dict[tuple[str, str], int] | None = None
-        self.models = tuple({agent.model: None for agent in job.agents if agent.model})  # callers have none
+        self.models = tuple({agent.model: None for agent in job.agents if agent.model})
+        self._callers = [place for place, agent in enumerate(job.agents) if not agent.model]
         self._turns_left = [0] * len(job.agents)
         # Of ``mode: led``: turns of which nobody knows whose they will be are the leader's until it has named somebody.
         self._leader = None if job.leader is None else [agent.id for agent in job.agents].index(job.leader)
@@ -95,9 +96,9 @@ class JobBacklog:
         return part
 
     @property
-    def turns_left(self) -> int:
-        """The number of turns that have not ended."""
-        return sum(self._turns_left)
+    def left_for_models(self) -> int:
+        """The number of turns that models are to speak and that have not ended."""
+        return sum(self._turns_left) - sum(self._turns_left[place] for place in self._callers)
 
     @property
     def left_by_model(self) -> Counter[str]:

@@ -78,9 +78,9 @@ class PoolsView:
         return {TurnState.READY: self._ready.by_job[job_id], TurnState.IN_FLIGHT: self._in_flight.by_job[job_id]}
 
     def of_all(self) -> Mapping[TurnState, int]:
-        """Count the turns of all jobs in each pool."""
+        """Count the turns that models are to speak in each pool, of all jobs; an awaited turn is in none."""
         ready, in_flight = len(self._ready), len(self._in_flight)
-        left = sum(live.backlog.turns_left for live in self._jobs.values())
+        left = sum(live.backlog.left_for_models for live in self._jobs.values())
         return {TurnState.PENDING: left - ready - in_flight, TurnState.READY: ready, TurnState.IN_FLIGHT: in_flight}
 
     def by_model(self) -> Mapping[str, Mapping[TurnState, int]]:

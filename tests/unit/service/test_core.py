@@ -3,11 +3,12 @@ import time
 import pytest
 from msgspec.structs import replace
 
-from service.conversations.job.job import JobId, TurnKey
+from service.conversations.job.job import JobId, SpokenBy, TurnKey
 from service.conversations.job.states import ConversationState, JobState, TurnState, job_state_after
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.events import (
     Action,
+    AwaitTurn,
     ContinueCancel,
     ContinueDispatch,
     ConversationEnded,
@@ -430,3 +431,15 @@ def test_a_first_turn_may_be_in_a_cache_already() -> None:
         if isinstance(action, StartTurn)
     ]
     assert started.worker == "w"
+
+
+def test_turns_of_callers_are_in_no_pool() -> None:
+    """Specification, "Three pools": a turn is in one if a model is to speak it, whether all or one model is counted."""
+    scheduler = core()
+    caller = replace(agent("b", waits=["a"], model=""), by=SpokenBy.CALLER)
+    scheduler.handle(JobAdmitted(job=job(agent("a"), caller, agent("c"), rounds=2)))
+    pools = {TurnState.PENDING: 2, TurnState.READY: 0, TurnState.IN_FLIGHT: 2}
+    assert (scheduler.view.of_all(), scheduler.view.by_model()) == (pools, {"m": pools})
+    assert AwaitTurn(key=key("b")) in scheduler.handle(TurnCompleted(key=key("a")))
+    pools[TurnState.IN_FLIGHT] = 1
+    assert (scheduler.view.of_all(), scheduler.view.by_model()) == (pools, {"m": pools})
