@@ -81,8 +81,8 @@ def status_of(
     def is_shown(key: TurnKey) -> bool:
         return is_seen is None or is_seen(scheduler.works.owner(key.job_id))
 
-    pending = (head for head in scheduler.view.pending_heads(looked_at) if is_shown(head[0]))
-    ready = (head for head in scheduler.view.ready_heads(looked_at) if is_shown(head[0]))
+    pending = (head for head in scheduler.view.queues.pending_heads(looked_at) if is_shown(head[0]))
+    ready = (head for head in scheduler.view.queues.ready_heads(looked_at) if is_shown(head[0]))
     return Status(
         jobs=len(scheduler.view.jobs()) - len(scheduler.requests),
         conversations=ConversationsSoFar(
@@ -127,23 +127,22 @@ def _ready_waits_for(scheduler: Scheduler, fleet: Fleet, key: TurnKey, *, is_sus
         return "the next start of Roundhouse, which is stopping"
     if scheduler.pauses.detail is not None:
         return scheduler.pauses.detail
-    deferred_for = scheduler.view.deferred_for(key)
+    deferred_for = scheduler.view.queues.deferred_for(key)
     if deferred_for is not None:
         return f"a slot of {deferred_for}, which has its prompt in its cache: elsewhere it would take longer"
     model = scheduler.works.model_of(key)
-    reason = _waits_for_room(scheduler, key, model) or waits_for_slot(model, fleet, scheduler.view.group_by)
+    reason = _waits_for_room(scheduler, key, model) or waits_for_slot(model, fleet, scheduler.view.queues.group_by)
     return f"{reason}; it may have brought an engine down, and is tried alone" if is_suspect else reason
 
 
 def _waits_for_room(scheduler: Scheduler, key: TurnKey, model: str) -> str | None:
     """Return the room that a ready turn waits for beside a free slot; None if it lacks none."""
-    cache = scheduler.view.kv(model)
-    if cache is None or not scheduler.view.has_free(model):
+    room = scheduler.view.queues.room_lacked(key)
+    if room is None:
         return None
-    reserved, budget = cache
-    if scheduler.view.is_put_behind(key):
-        return f"conversations that have begun: they fill the KV cache of {model}, {budget} tokens"
-    return f"room in the KV cache of {model}: {reserved} of {budget} tokens are reserved"
+    if room.is_put_behind:
+        return f"conversations that have begun: they fill the KV cache of {model}, {room.budget} tokens"
+    return f"room in the KV cache of {model}: {room.reserved} of {room.budget} tokens are reserved"
 
 
 def waits_for_slot(model: str, fleet: Fleet, group_by: GroupBy | None = None) -> str:

@@ -472,7 +472,7 @@ class Course:
             source = job_id
         kind = self.chance.choice((SourceDistrusted, SourceTrusted))
         self.tell(f"{kind is SourceTrusted} {source}", kind(source=source), events.TimeTold(at=self.now))
-        suspects = [key for model in "mno" for key in self.core.view.ready_turns(model).suspects]
+        suspects = [key for model in "mno" for key in self.core.view.queues.ready_turns(model).suspects]
         if suspects and self.chance.random() < 0.5:
             self.tell(f"clear {suspects[0]}", SuspectsCleared(keys=(suspects[0],)))
 

@@ -72,7 +72,7 @@ class Load:
         return {
             key: passes.get(key, 0) >= PASSES
             for key in self.fresh
-            if key not in self.held and not self.core.view.is_put_behind(key)
+            if key not in self.held and not self.core.view.queues.is_put_behind(key)
         }
 
     def audit_passing(self, waiting: dict[TurnKey, bool], was_seen: int, starts: dict[TurnKey, str]) -> None:
@@ -126,7 +126,7 @@ class Load:
         for model in ("m", "n"):
             workers = [worker for worker in self.budgets if self.slots[worker][0] == model]
             if workers and not any(at in workers for at in self.flying.values()):
-                ready_turns = self.core.view.ready_turns(model)
+                ready_turns = self.core.view.queues.ready_turns(model)
                 assert not {*ready_turns.queued, *ready_turns.suspects}, "somebody could start"
         assert not any(self.core.check())
 

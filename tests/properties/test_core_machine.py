@@ -380,7 +380,7 @@ class Auditor(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())
     def suspects_are_cleared(self, data: st.DataObject) -> None:
-        suspects = [key for model in MODELS for key in self.core.view.ready_turns(model).suspects]
+        suspects = [key for model in MODELS for key in self.core.view.queues.ready_turns(model).suspects]
         cleared = data.draw(st.lists(st.sampled_from(suspects), unique=True)) if suspects else []
         self.tell(SuspectsCleared(keys=tuple(cleared)))
 
@@ -502,7 +502,7 @@ class Auditor(RuleBasedStateMachine):
     @invariant()
     def no_slot_is_idle_while_a_turn_could_run(self) -> None:
         for model in MODELS:
-            tries, ready = self.core.view.trial_worker(model), self.core.view.ready_turns(model)
+            tries, ready = self.core.view.trial_worker(model), self.core.view.queues.ready_turns(model)
             assert tries is None or ready.suspects or self.tries(tries)
             free = sum(
                 max(0, slots - len(self.seated(worker)))
@@ -515,7 +515,8 @@ class Auditor(RuleBasedStateMachine):
 
     @invariant()
     def whoever_is_held_waits_for_a_full_worker(self) -> None:
-        for key, worker in (held for model in MODELS for held in self.core.view.ready_turns(model).deferred.items()):
+        waiting = [self.core.view.queues.ready_turns(model).deferred for model in MODELS]
+        for key, worker in (held for each in waiting for held in each.items()):
             assert worker in self.ready_workers
             assert len(self.seated(worker)) == SLOTS[worker][1]
             assert key not in self.ended

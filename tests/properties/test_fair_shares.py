@@ -174,7 +174,7 @@ def test_with_one_key_all_is_as_without(
             happened += _end(flying.pop(chance.randrange(len(flying))), chance)
         first, second = (core.handle(*happened) for core in cores)
         assert first == second
-        assert cores[0].view.ready_heads(5) == cores[1].view.ready_heads(5)
+        assert cores[0].view.queues.ready_heads(5) == cores[1].view.queues.ready_heads(5)
         flying += [action.key for action in first if isinstance(action, events.StartTurn)]
 
 

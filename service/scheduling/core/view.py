@@ -1,7 +1,8 @@
-"""A view of the scheduling core: the three pools, their heads, and free slots. Reads only."""
+"""Views of the scheduling core: its pools and free slots, and the turns that wait, in their order. They only read."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from functools import partial
 from itertools import islice
 
 import msgspec
@@ -49,6 +50,93 @@ class ReadyTurns(msgspec.Struct, frozen=True, kw_only=True):
     deferred: Mapping[TurnKey, str]
 
 
+class RoomLacked(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV cache of a model that has a free slot and no room for the next turn, in tokens."""
+
+    reserved: int
+    budget: int
+    is_put_behind: bool  # the turn's conversation has not begun, and waits for those that have
+
+
+class QueuesView:
+    """A snapshot of the turns that wait, one by one: which go next, and for what each of them waits."""
+
+    def __init__(
+        self,
+        jobs: Mapping[JobId, LiveJob],
+        ready: ReadyPool,
+        in_flight: InFlightPool,
+        group_by: GroupBy | None,
+        room: RoomKeeper,
+        readers: FirstReaders,
+    ) -> None:
+        self._jobs = jobs
+        self._ready = ready
+        self._in_flight = in_flight
+        self.group_by = group_by
+        self._room = room
+        self._readers = readers
+
+    def __repr__(self) -> str:
+        return f"<QueuesView ready={len(self._ready)}>"
+
+    def is_put_behind(self, key: TurnKey) -> bool:
+        """Whether a ready turn of a conversation that has not begun waits for those that have."""
+        conversation = self._jobs[key.job_id].conversations[key.conversation_id]
+        return not conversation.is_started and self._room.working_set.is_pressed(conversation.model(key))
+
+    def room_lacked(self, key: TurnKey) -> RoomLacked | None:
+        """Return the KV cache in which a ready turn lacks room though a slot is free; None if it lacks none."""
+        slots = self._in_flight.models[_model_of(self._jobs, key)]
+        budget = slots.kv_budget
+        if budget is None or not slots.has_free:
+            return None
+        return RoomLacked(reserved=slots.kv_reserved, budget=budget, is_put_behind=self.is_put_behind(key))
+
+    def deferred_for(self, key: TurnKey) -> str | None:
+        """Return the worker that a ready turn waits for though another has a free slot."""
+        return self._ready.deferred.worker_of(key)
+
+    def ready_turns(self, model: str) -> ReadyTurns:
+        """Show where the ready turns of a model wait; walks all of them."""
+        deferred = ((turn.key, worker) for turn, worker in self._ready.deferred)
+        return ReadyTurns(
+            queued=frozenset(self._ready.queues.get(model, ())),
+            suspects=tuple(self._ready.suspects.get(model, ())),
+            deferred={key: worker for key, worker in deferred if _model_of(self._jobs, key) == model},
+        )
+
+    def places_kept(self, model: str) -> int:
+        """Count the places in the order of a model's ready turns, with those of turns that have gone: it is bounded."""
+        return self._ready.queues[model].entries if model in self._ready.queues else 0
+
+    def ready_heads(self, count: int) -> list[tuple[TurnKey, bool]]:
+        """Return the next ready turns of all models in turn, and whether each is a suspect."""
+        seen: Counter[tuple[JobId, str, str, str]] = Counter()
+        heads: list[tuple[TurnKey, bool]] = []
+        for turn, suspect in self._ready.next_turns(count):
+            conversation = self._jobs[turn.key.job_id].conversations[turn.key.conversation_id]
+            model = conversation.model(turn.key)
+            line = (*turn.key[:2], model, turn.signature)
+            heads.append((conversation.in_line(turn, model, seen[line]).key, suspect))
+            seen[line] += not turn.is_front
+        return heads
+
+    def pending_heads(self, count: int) -> list[tuple[TurnKey, tuple[str, ...], int]]:
+        """Return the first turns that wait for others, with the agents they wait for and their round."""
+        found: list[tuple[TurnKey, tuple[str, ...], int]] = [
+            (key, (f"{reader.conversation_id}/{reader.agent_id}",), reader.round)
+            for key, reader in islice(self._readers.waited_for.items(), count)
+        ]
+        for live in self._jobs.values():
+            for conversation in live.conversations.values():
+                if len(found) >= count:
+                    return found
+                if conversation.ending is None:
+                    found += conversation.waiting()
+        return found[:count]
+
+
 class PoolsView:
     """A snapshot of a core that is not running meanwhile: all of it belongs to one thread."""
 
@@ -66,9 +154,9 @@ class PoolsView:
         self._ready = ready
         self._in_flight = in_flight
         self._lost = lost  # models, and whether another node has them
-        self.group_by = group_by
         self._room = room
         self._readers = readers
+        self.queues = QueuesView(jobs, ready, in_flight, group_by, room, readers)
 
     def __repr__(self) -> str:
         return f"<PoolsView jobs={len(self._jobs)} ready={len(self._ready)} in_flight={len(self._in_flight)}>"
@@ -89,8 +177,8 @@ class PoolsView:
         for live in self._jobs.values():
             left.update(live.backlog.left_by_model)
         ready = Counter({model: self._ready.waiting(model) for model in self._ready.models()})
-        ready.update(self._model_of(turn.key) for turn, _ in self._ready.deferred)
-        in_flight = Counter(map(self._model_of, self._in_flight.keys()))
+        ready.update(_model_of(self._jobs, turn.key) for turn, _ in self._ready.deferred)
+        in_flight = Counter(map(partial(_model_of, self._jobs), self._in_flight.keys()))
         return {
             model: {
                 TurnState.PENDING: max(0, left[model] - ready[model] - in_flight[model]),
@@ -99,9 +187,6 @@ class PoolsView:
             }
             for model in {*left, *ready, *in_flight}
         }
-
-    def _model_of(self, key: TurnKey) -> str:
-        return self._jobs[key.job_id].conversations[key.conversation_id].model(key)
 
     def in_flight_by_job(self) -> Mapping[JobId, int]:
         """Count the turns on slots of each job that has any."""
@@ -164,7 +249,7 @@ class PoolsView:
         return (
             self._ready.has_others(model)
             and self._in_flight.models[model].kv_budget is not None
-            and self.has_free(model)
+            and self._in_flight.models[model].has_free
         )
 
     def slots(self, model: str) -> int:
@@ -200,15 +285,6 @@ class PoolsView:
             agents=needs.agents,
         )
 
-    def kv(self, model: str) -> tuple[int, int] | None:
-        """Return the tokens reserved on a model's workers, and their KV budget in tokens; None if slots bound them."""
-        budget = self._in_flight.models[model].kv_budget
-        return None if budget is None else (self._in_flight.models[model].kv_reserved, budget)
-
-    def has_free(self, model: str) -> bool:
-        """Whether a slot of a model is free, with or without turns that wait for it."""
-        return self._in_flight.models[model].has_free
-
     def is_on_trial(self, key: TurnKey) -> bool:
         """Whether a turn in flight is tried as a suspect."""
         return self._in_flight.is_on_trial(key)
@@ -218,50 +294,6 @@ class PoolsView:
         worker = self._in_flight.models[model].trial_worker
         return None if worker is None else worker.name
 
-    def is_put_behind(self, key: TurnKey) -> bool:
-        """Whether a ready turn of a conversation that has not begun waits for those that have."""
-        conversation = self._jobs[key.job_id].conversations[key.conversation_id]
-        return not conversation.is_started and self._room.working_set.is_pressed(conversation.model(key))
 
-    def deferred_for(self, key: TurnKey) -> str | None:
-        """Return the worker that a ready turn waits for though another has a free slot."""
-        return self._ready.deferred.worker_of(key)
-
-    def ready_turns(self, model: str) -> ReadyTurns:
-        """Show where the ready turns of a model wait; walks all of them."""
-        deferred = {turn.key: worker for turn, worker in self._ready.deferred if self._model_of(turn.key) == model}
-        return ReadyTurns(
-            queued=frozenset(self._ready.queues.get(model, ())),
-            suspects=tuple(self._ready.suspects.get(model, ())),
-            deferred=deferred,
-        )
-
-    def places_kept(self, model: str) -> int:
-        """Count the places in the order of a model's ready turns, with those of turns that have gone: it is bounded."""
-        return self._ready.queues[model].entries if model in self._ready.queues else 0
-
-    def ready_heads(self, count: int) -> list[tuple[TurnKey, bool]]:
-        """Return the next ready turns of all models in turn, and whether each is a suspect."""
-        seen: Counter[tuple[JobId, str, str, str]] = Counter()
-        heads: list[tuple[TurnKey, bool]] = []
-        for turn, suspect in self._ready.next_turns(count):
-            conversation = self._jobs[turn.key.job_id].conversations[turn.key.conversation_id]
-            model = conversation.model(turn.key)
-            line = (*turn.key[:2], model, turn.signature)
-            heads.append((conversation.in_line(turn, model, seen[line]).key, suspect))
-            seen[line] += not turn.is_front
-        return heads
-
-    def pending_heads(self, count: int) -> list[tuple[TurnKey, tuple[str, ...], int]]:
-        """Return the first turns that wait for others, with the agents they wait for and their round."""
-        found: list[tuple[TurnKey, tuple[str, ...], int]] = [
-            (key, (f"{reader.conversation_id}/{reader.agent_id}",), reader.round)
-            for key, reader in islice(self._readers.waited_for.items(), count)
-        ]
-        for live in self._jobs.values():
-            for conversation in live.conversations.values():
-                if len(found) >= count:
-                    return found
-                if conversation.ending is None:
-                    found += conversation.waiting()
-        return found[:count]
+def _model_of(jobs: Mapping[JobId, LiveJob], key: TurnKey) -> str:
+    return jobs[key.job_id].conversations[key.conversation_id].model(key)

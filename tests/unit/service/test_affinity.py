@@ -58,10 +58,10 @@ def test_a_turn_waits_where_reading_would_cost_more() -> None:
     """2,000 tokens at 10 ms are 20 s, and the slot is free in about 5 s."""
     core, turns, actions = two_conversations(turn_s=5.0, tokens=2000)
     assert actions == [DeferTurn(key=key("a", 1), worker="w", seconds=pytest.approx(20.0))]  # type: ignore[arg-type]
-    assert core.view.deferred_for(key("a", 1)) == "w"
-    assert [each for each, _ in core.view.ready_heads(5)] == [key("a", 1)]
+    assert core.view.queues.deferred_for(key("a", 1)) == "w"
+    assert [each for each, _ in core.view.queues.ready_heads(5)] == [key("a", 1)]
     assert seated(core.handle(TurnCompleted(key=turns["urgent"], seconds=5.0))) == {key("a", 1): "w"}
-    assert core.view.deferred_for(key("a", 1)) is None
+    assert core.view.queues.deferred_for(key("a", 1)) is None
     assert core.handle(DeferralOver(key=key("a", 1))) == []
 
 
@@ -72,7 +72,7 @@ def test_a_deferred_turn_whose_job_is_distrusted_meanwhile_is_tried() -> None:
     actions = core.handle(TurnCompleted(key=turns["urgent"], seconds=5.0))
     (start,) = (action for action in actions if isinstance(action, StartTurn))
     assert (start.key, start.is_suspect) == (key("a", 1), True)
-    assert core.view.deferred_for(key("a", 1)) is None
+    assert core.view.queues.deferred_for(key("a", 1)) is None
     assert [fault for fault in core.check() if fault is not None] == []
 
 
@@ -108,9 +108,9 @@ def test_a_held_turn_is_cancelled_with_its_job() -> None:
     """It is ready, and waits nowhere after that."""
     core, _, _ = two_conversations(turn_s=5.0, tokens=2000)
     core.handle(JobCancelled(job_id=JobId("j")))
-    assert core.view.deferred_for(key("a", 1)) is None
+    assert core.view.queues.deferred_for(key("a", 1)) is None
     assert core.handle(DeferralOver(key=key("a", 1))) == []
-    assert core.view.ready_heads(5) == []
+    assert core.view.queues.ready_heads(5) == []
 
 
 def test_a_second_one_waits_behind_the_first() -> None:
@@ -153,7 +153,7 @@ def test_a_re_prompt_goes_ahead_of_whoever_was_held_in_vain() -> None:
     core, turns, _ = two_conversations(turn_s=5.0, tokens=2000)
     (other,) = seated(core.handle(JobAdmitted(job=job(agent("y"), name="other"))))
     core.handle(DeferralOver(key=key("a", 1)))
-    assert [each for each, _ in core.view.ready_heads(5)] == [key("a", 1)]
+    assert [each for each, _ in core.view.queues.ready_heads(5)] == [key("a", 1)]
     again = seated(core.handle(TurnRejected(key=other), TurnCutOff(key=turns["urgent"])))
     assert list(again) == [other, key("a", 1)]
 

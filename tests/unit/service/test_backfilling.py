@@ -71,7 +71,7 @@ def test_a_held_turn_waits_for_room_on_its_worker() -> None:
     assert seated(core.handle(done(turn("y")))) == {}
     assert seated(core.handle(admit(asks("z", 100)))) == {turn("z"): "v"}
     assert seated(core.handle(admit(asks("s", 1500)))) == {turn("s"): "w"}
-    assert core.view.deferred_for(turn("t", 1)) == "w"
+    assert core.view.queues.deferred_for(turn("t", 1)) == "w"
     assert seated(core.handle(done(turn("x")))) == {}
     assert seated(core.handle(events.DeferralOver(key=turn("t", 1)))) == {turn("t", 1): "v"}
 
@@ -81,7 +81,7 @@ def test_a_held_turn_starts_when_there_is_room() -> None:
     core = core_of(ready("w", kv=5000, slots=2), jobs=[asks("t", 200, rounds=3), asks("x", 1500), asks("y", 1500)])
     core.handle(done(turn("t"), 4000, 10, 5.0))
     core.handle(ready("v", kv=50_000, slots=2))
-    assert core.view.deferred_for(turn("t", 1)) == "w"
+    assert core.view.queues.deferred_for(turn("t", 1)) == "w"
     for name, expected in (("x", {}), ("y", {turn("t", 1): "w"})):
         assert seated(core.handle(done(turn(name)))) == expected
 
@@ -99,11 +99,11 @@ def test_a_retry_waits_for_room_and_for_no_more_than_a_few_others(group_by: Grou
         core.handle(done(turn(f"s{number}")))
     for number in range(3):
         assert names(core.handle(admit(asks(f"late{number}", 100)))) == []
-        core.view.ready_heads(5)
+        core.view.queues.ready_heads(5)
     assert names(core.handle(done(turn("base")))) == ["large"]
     assert not core.view.capacity().passed
     assert names(core.handle(done(turn("large")))) == ["late0", "late1", "late2"]
-    assert core.view.places_kept("m") == 0
+    assert core.view.queues.places_kept("m") == 0
 
 
 @pytest.mark.parametrize("looks", range(3))
@@ -263,7 +263,7 @@ def test_looking_without_starting_leaves_no_entries_in_the_order(policy: str) ->
     assert list(core.view.capacity().workers["w"].needs) == [turn("base")]
     for _ in range(1000):
         assert core.handle() == []
-    assert core.view.places_kept("m") < 300
+    assert core.view.queues.places_kept("m") < 300
     flying = deque([turn("base")])
     while flying:
         flying.extend(seated(core.handle(done(flying.popleft()))))
@@ -275,4 +275,4 @@ def test_looking_without_starting_leaves_no_entries_in_a_group() -> None:
     core = core_of(ready(), group_by=GroupBy.ADAPTER, jobs=[asks("base", 100), asks("large", 950, conversations=2)])
     for _ in range(2000):
         assert core.handle() == []
-    assert core.view.places_kept("m") < 100
+    assert core.view.queues.places_kept("m") < 100

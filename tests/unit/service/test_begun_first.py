@@ -213,7 +213,8 @@ def test_no_slot_stays_idle_to_protect_cached_contexts() -> None:
     keep_idle(core, 2000)
     assert core.view.capacity().pressed == {"m"}
     assert list(seated(core.handle(admit(asks("a", 499)), admit(asks("b", 100))))) == [turn("a"), turn("b")]
-    assert core.view.kv("m") == (599, 1000)
+    room = core.view.capacity().workers["w"]
+    assert (room.reserved, room.budget) == (599, 1000)
     assert seated(core.handle(admit(asks("c", 100)))) == {}
     assert seated(core.handle(done(turn("b")))).keys() == {turn("c")}
     assert seated(core.handle(admit(asks("late", 1)))) == {}, "it waits, and is passed by none"

@@ -85,5 +85,5 @@ def test_the_order_is_by_key_then_front_then_priority(policy: str) -> None:
     spent = events.TurnSpent(key=third, fresh_tokens=0, answer_tokens=10)
     (fourth,) = starts(core.handle(spent, events.TurnCompleted(key=third)))
     assert fourth.job_id == "urgent"
-    heads = [turn.job_id for turn, _ in core.view.ready_heads(2)]
+    heads = [turn.job_id for turn, _ in core.view.queues.ready_heads(2)]
     assert heads == ["bob", "urgent"]

@@ -69,7 +69,7 @@ def test_where_what_is_alike_is_held_once_the_first_token_ends_the_wait() -> Non
     scheduler = core(shares=True)
     assert starts(scheduler.handle(forks(9))) == [first(0)]
     assert scheduler.view.readers == (first(0),)
-    assert scheduler.view.pending_heads(1) == [(first(1), ("c0/a",), 1)]
+    assert scheduler.view.queues.pending_heads(1) == [(first(1), ("c0/a",), 1)]
     assert starts(scheduler.handle(PromptRead(key=first(0), seconds=8.0))) == [first(1), first(2), first(3)]
     assert not scheduler.view.readers
     assert sound(scheduler)

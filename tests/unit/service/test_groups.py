@@ -70,7 +70,7 @@ def test_a_re_prompt_goes_ahead_of_every_group() -> None:
     scheduler.handle(WorkerReady(worker="w1", model="m", slots=1))
     late = job(agent("hot", params={"temperature": 1}), name="late")
     scheduler.handle(JobAdmitted(job=late))
-    assert [key.job_id for key, _ in scheduler.view.ready_heads(9)][-1] == "late"
+    assert [key.job_id for key, _ in scheduler.view.queues.ready_heads(9)][-1] == "late"
     again = starts(scheduler.handle(TurnRejected(key=second)))
     assert again[0][1] == second
     assert second.agent_id == "cold"
@@ -169,7 +169,7 @@ def test_to_look_changes_nothing() -> None:
             order.append(key)
             running += starts(scheduler.handle(TurnCompleted(key=key)))
             if scheduler is looked:
-                scheduler.view.ready_heads(7)
+                scheduler.view.queues.ready_heads(7)
         orders.append(order)
     assert orders[0] == orders[1]
     assert len(orders[0]) == 54

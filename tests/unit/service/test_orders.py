@@ -158,7 +158,7 @@ def test_looking_changes_nothing(policy: str) -> None:
         started = [TurnKey(JobId("j"), "c0", "a0", 0)]
         for _ in range(30):
             if is_looked_at:
-                core.view.ready_heads(5)
+                core.view.queues.ready_heads(5)
             starts = [a.key for a in core.handle(TurnCompleted(key=started[-1])) if isinstance(a, StartTurn)]
             started += starts
         return started

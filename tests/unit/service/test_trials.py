@@ -113,7 +113,7 @@ def test_suspects_that_are_cleared_go_ahead_of_those_that_were_on_no_slot() -> N
     """Another turn explains what they were suspected of."""
     core = broken(9, 2, slots=1)
     core.handle(SuspectsCleared(keys=(key("a", 0, 1),)))
-    assert [(turn.conversation_id, suspect) for turn, suspect in core.view.ready_heads(2)] == [
+    assert [(turn.conversation_id, suspect) for turn, suspect in core.view.queues.ready_heads(2)] == [
         ("c0", True),
         ("c1", False),
     ]
