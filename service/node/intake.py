@@ -6,19 +6,19 @@ know the prompts.
 """
 
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import chain, islice
 from typing import Final
 
 import anyio
+from msgspec.structs import replace
 
 from service.conversations.job.job import Job, JobId, SpokenBy
 from service.conversations.record.log_fields import of_job
 from service.errors import StoreUnavailable
-from service.node.resumed_jobs import ResumedJob, read_resumed_jobs
+from service.node.resumed_jobs import ParsedJobs, ResumedJob
 from service.scheduling.admission import Piece
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.work import Pause
@@ -33,8 +33,43 @@ LOOKAHEAD: Final = 2  # turns for each slot: one that runs, and one that is ther
 POLL_S: Final = 1.0  # hints may be lost; looking is what counts
 HOPELESS: Final = 16  # conversations at a time that are claimed to be ended
 JOBS_A_READ: Final = 50  # read and parsed in one piece, beside the event loop
-PARSED_JOBS: Final = 64  # kept, since their conversations are claimed a few at a time
 logger = logging.getLogger(__name__)
+
+
+class Lookahead:
+    """The turns that a node among several should have of each model, beside those that it has; it only looks."""
+
+    def __init__(self, scheduler: Scheduler, models: Sequence[str]) -> None:
+        self._scheduler = scheduler
+        self._models = models  # a reload changes them
+
+    def __repr__(self) -> str:
+        return f"<Lookahead {self._models}>"
+
+    def has_room_for(self, job: Job) -> bool:
+        """Whether the first turns of a new job all have room here."""
+        rooms = self.rooms()
+        wanted = Counter(chain.from_iterable(job.first_models()))
+        return all(rooms.get(model, 0) >= conversations for model, conversations in wanted.items())
+
+    def rooms(self, hopeless: int = 0) -> Mapping[str, int]:
+        """Return how many turns more each model should have here, where it should have any.
+
+        ``hopeless`` is that of a model that no node will ever serve: its turns are ended, with the reason.
+        """
+        if self._scheduler.pauses.detail is not None:
+            return {}
+        view = self._scheduler.view
+        rooms: dict[str, int] = {}
+        for model in self._models:
+            slots, coming = view.slots(model), 0
+            if not slots:  # a model that is not loaded is, once turns of it are here
+                slots = coming = self._scheduler.fleet.slots_on_demand(model)
+            if view.is_hopeless(model):
+                rooms[model] = hopeless
+            elif slots:
+                rooms[model] = view.free(model) + coming + (LOOKAHEAD - 1) * slots
+        return {model: room for model, room in rooms.items() if room > 0}
 
 
 class Intake:
@@ -56,7 +91,8 @@ class Intake:
         self._store = store
         self._scheduler = scheduler
         self._models = models  # of this moment
-        self._adapters = adapters
+        self._lookahead = Lookahead(scheduler, models)
+        self._parsed = ParsedJobs(adapters)
         self._note_new = note_new
         self._is_shared = is_shared
         self._hint = Notifier()
@@ -71,8 +107,6 @@ class Intake:
         self._has_callers = False  # a job that is or was here has agents that callers speak for
         self._is_drained = False  # the last claim brought less than there was room for
         self._may_end_hopeless = False  # until all of it is claimed that was there
-        self._parsed: OrderedDict[JobId, Job] = OrderedDict()
-        self._parsed_with: Mapping[str, str] = {}
 
     def __repr__(self) -> str:
         return f"<Intake shared={self._is_shared}>"
@@ -144,10 +178,10 @@ class Intake:
             return
         # A conversation that another node has left may want an adapter by its name. Not one that a job here took for
         # another node's, before it was loaded here: that job would let it go again.
-        adapters = self._known_adapters()
+        adapters = self._parsed.adapters()
         foreign = self._scheduler.view.models() if adapters else frozenset()
         is_drained, ends_hopeless = True, self._may_end_hopeless
-        for model, room in self._rooms(HOPELESS if ends_hopeless else 0).items():
+        for model, room in self._lookahead.rooms(HOPELESS if ends_hopeless else 0).items():
             names = [model, *(name for name, base in adapters.items() if base == model and name not in foreign)]
             is_drained &= await self._take(names, room, job_id) < room
         self._is_drained = is_drained
@@ -159,40 +193,9 @@ class Intake:
         await self.admit(claims, epoch)
         return len(claims)
 
-    def _known_adapters(self) -> Mapping[str, str]:
-        """Return the names of this moment; what was parsed with others has to be parsed again."""
-        adapters = dict(self._adapters())
-        if adapters != self._parsed_with:
-            self._parsed.clear()
-            self._parsed_with = adapters
-        return adapters
-
     def has_room_for(self, job: Job) -> bool:
         """Whether a new job is claimed as it is posted."""
-        if not self._is_shared:
-            return True
-        rooms = self._rooms()
-        wanted = Counter(chain.from_iterable(job.first_models()))
-        return all(rooms.get(model, 0) >= conversations for model, conversations in wanted.items())
-
-    def _rooms(self, hopeless: int = 0) -> Mapping[str, int]:
-        """Return how many turns more each model should have here, where it should have any.
-
-        ``hopeless`` is that of a model that no node will ever serve: its turns are ended, with the reason.
-        """
-        if self._scheduler.pauses.detail is not None:
-            return {}
-        view = self._scheduler.view
-        rooms: dict[str, int] = {}
-        for model in self._models:
-            slots, coming = view.slots(model), 0
-            if not slots:  # a model that is not loaded is, once turns of it are here
-                slots = coming = self._scheduler.fleet.slots_on_demand(model)
-            if view.is_hopeless(model):
-                rooms[model] = hopeless
-            elif slots:
-                rooms[model] = view.free(model) + coming + (LOOKAHEAD - 1) * slots
-        return {model: room for model, room in rooms.items() if room > 0}
+        return not self._is_shared or self._lookahead.has_room_for(job)
 
     async def go_on(self, jobs: Iterable[JobId]) -> None:
         """Go on with what callers have said in these jobs, where ``run`` is not at work; often, since it is looked for.
@@ -260,9 +263,7 @@ class Intake:
         try:
             while wanted and epoch == self._epoch:
                 some = dict(islice(wanted.items(), JOBS_A_READ))
-                resumed_jobs = await self._store.read(
-                    partial(read_resumed_jobs, wanted=some, known=dict(self._parsed), adapters=self._known_adapters())
-                )
+                resumed_jobs = await self._store.read(self._parsed.reading(some))
                 if epoch == self._epoch:
                     for resumed in resumed_jobs:
                         self._go_on(resumed)
@@ -300,35 +301,19 @@ class Intake:
         self._has_callers = self._has_callers or any(agent.by is SpokenBy.CALLER for agent in piece.job.agents)
 
     def _go_on(self, resumed: ResumedJob) -> None:
-        job, line = resumed.job, line_about(of_job(resumed.job.id))
+        piece = resumed.piece
+        job, line = piece.job, line_about(of_job(piece.job.id))
         missing = sorted(set(job.models) - set(self._models))
         if missing and not self._is_shared:
             names = ", ".join(missing)
             text = "job %s waits for models that were removed from the configuration: %s"
             logger.warning(text, job.id, names, extra=line)
-        own = [turn for turn in resumed.ended if turn.inherited is None]
-        if own or resumed.unfinished:
+        own = [turn for turn in piece.ended if turn.inherited is None]
+        if own or piece.unfinished:
             done, total = len(own), job.total_turns
             logger.info("job %s goes on with %d of %d turns done", job.id, done, total, extra=line)
-        is_cancelled = resumed.is_cancelled or job.id in self._cancelled
-        self._admit_piece(
-            Piece(
-                job=job,
-                ended=resumed.ended,
-                unfinished=resumed.unfinished,
-                words=resumed.words,
-                cuts=resumed.cuts,
-                given_up=resumed.given_up,
-                is_cancelled=is_cancelled,
-            )
-        )
+        self._admit_piece(replace(piece, is_cancelled=True) if job.id in self._cancelled else piece)
         if said := [turn.key for turn in own if turn.by is SpokenBy.CALLER]:
             self._store.forget_said_nowait(said)
-        if not self._is_shared:  # a lone node has all of it now
-            return
-        if resumed.whole is None:
-            return
-        self._parsed[job.id] = resumed.whole
-        self._parsed.move_to_end(job.id)
-        while len(self._parsed) > PARSED_JOBS:
-            self._parsed.popitem(last=False)
+        if self._is_shared and resumed.whole is not None:  # a lone node has all of it now
+            self._parsed.keep(resumed.whole)

@@ -1,7 +1,9 @@
 """Stored conversations as they go on: their job, what of them has ended, and what they have inherited."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -11,36 +13,60 @@ from service.conversations.document.job_document import with_conversations
 from service.conversations.document.job_parser import parse_stored
 from service.conversations.job.client_request import PostedRequest
 from service.conversations.job.job import Conversation, Heritage, Job, JobId
-from service.conversations.job.wording import ConversationWords
 from service.conversations.record.log_fields import of_job
-from service.conversations.record.transcript import Turn, UnfinishedTurn
 from service.errors import InvalidJob, JobNotFound
+from service.scheduling.admission import Piece
 from service.store import conversation_rows, heirs, job_rows, turn_rows
 from service.store.databases.database import Connection
-from service.store.records import GivenUp, MemoryCut
 from workers.log_context import line_about
 
 # In a document with an agent that a caller speaks for. Its conversations may be claimed one by one for long; no part
 # of the job is kept meanwhile: so only these are read. In another document the words do no harm.
 BY_CALLER: Final = '"by":"caller"'
+PARSED_JOBS: Final = 64
 logger = logging.getLogger(__name__)
 
 
 class ResumedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Conversations of one job, with the turns that have ended and what others have behind them.
-
-    ``whole`` is the job with all its conversations, None where only these were read; ``words`` are those of the
-    conversations that have begun.
-    """
+    """Conversations of one job; ``whole`` is the job with all of them, None if only these were read."""
 
     whole: Job | None
-    job: Job
-    ended: Sequence[Turn]
-    unfinished: Sequence[UnfinishedTurn]
-    words: Mapping[str, ConversationWords]
-    is_cancelled: bool
-    cuts: Sequence[MemoryCut] = ()
-    given_up: Sequence[GivenUp] = ()
+    piece: Piece
+
+
+class ParsedJobs:
+    """The jobs that were resumed last: their conversations are claimed a few at a time, and parsing one takes long.
+
+    ``names`` gives the adapters of this moment, each with the model that it stands on.
+    """
+
+    def __init__(self, names: Callable[[], Mapping[str, str]]) -> None:
+        self._names = names
+        self._parsed: OrderedDict[JobId, Job] = OrderedDict()
+        self._parsed_with: Mapping[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<ParsedJobs {len(self._parsed)}>"
+
+    def adapters(self) -> Mapping[str, str]:
+        """Return the names of this moment; a job that was parsed with others is parsed again."""
+        adapters = dict(self._names())
+        if adapters != self._parsed_with:
+            self._parsed.clear()
+            self._parsed_with = adapters
+        return adapters
+
+    def reading(self, wanted: Mapping[JobId, Sequence[str]]) -> Callable[[Connection], list[ResumedJob]]:
+        """Return the query for conversations of several jobs."""
+        adapters = self.adapters()
+        return partial(read_resumed_jobs, wanted=wanted, known=dict(self._parsed), adapters=adapters)
+
+    def keep(self, job: Job) -> None:
+        """Keep a whole job in place of the one that was resumed longest ago."""
+        self._parsed[job.id] = job
+        self._parsed.move_to_end(job.id)
+        while len(self._parsed) > PARSED_JOBS:
+            self._parsed.popitem(last=False)
 
 
 def read_resumed_jobs(
@@ -80,13 +106,15 @@ def read_resumed_jobs(
         resumed.append(
             ResumedJob(
                 whole=read if is_whole else None,
-                job=replace(read, conversations=tuple(conversations)),
-                ended=[*before, *turn_rows.ended(connection, job_id, names)],
-                unfinished=turn_rows.unfinished(connection, job_id, names),
-                words=conversation_rows.words(connection, job_id, names),
-                is_cancelled=stored.is_cancel_requested,
-                cuts=turn_rows.memory_cuts(connection, job_id, mine),
-                given_up=job_rows.given_up(connection, job_id),
+                piece=Piece(
+                    job=replace(read, conversations=tuple(conversations)),
+                    ended=[*before, *turn_rows.ended(connection, job_id, names)],
+                    unfinished=turn_rows.unfinished(connection, job_id, names),
+                    words=conversation_rows.words(connection, job_id, names),
+                    is_cancelled=stored.is_cancel_requested,
+                    cuts=turn_rows.memory_cuts(connection, job_id, mine),
+                    given_up=job_rows.given_up(connection, job_id),
+                ),
             )
         )
     return resumed
