@@ -31,7 +31,7 @@ test-slow: $(READY)
 # SOAK="--soak-record FOLDER" kills of upgrades are kept there, and another run goes on after them; --soak-kills N is how
 # many. Ours are compiled first, as an installation's are: they are started thousands of times.
 soak: $(READY)
-	$(BIN)/python -m compileall -q service workers transport client/roundhouse_client
+	$(BIN)/python -m compileall -q roundhouse service workers transport client/roundhouse_client
 	$(BIN)/python -m pytest --soak -s -o faulthandler_timeout=0 tests/faults/test_rings.py \
 	  tests/faults/test_kills.py tests/faults/test_fences.py tests/faults/test_store.py tests/faults/test_breaking.py \
 	  tests/faults/test_slow_commits.py tests/unit/transport/test_fuzzed_answers.py tests/faults/test_upgrade_kills.py \

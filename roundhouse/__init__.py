@@ -8,24 +8,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from roundhouse.inference.event_log import INFER_DONE, INFER_START, replay
+    from roundhouse.inference.failures import (
+        AgentExists,
+        EngineClosed,
+        InferenceError,
+        InferenceFailed,
+        NoLane,
+        UnknownAgent,
+    )
+    from roundhouse.inference.inference_engine import InferenceEngine, InferenceRequest
     from roundhouse_client import (
         AsyncClient,
         Client,
         RoundhouseError,
         TrainerClient,
-    )
-    from service import (
-        INFER_DONE,
-        INFER_START,
-        AgentExists,
-        EngineClosed,
-        InferenceEngine,
-        InferenceError,
-        InferenceFailed,
-        InferenceRequest,
-        NoLane,
-        UnknownAgent,
-        replay,
     )
     from workers import (
         NO_SLOT_AVAILABLE,
@@ -104,17 +101,22 @@ __all__ = [
     "__version__",
     "replay",
 ]
-_OF_CLIENT: Final = frozenset({"AsyncClient", "Client", "RoundhouseError", "TrainerClient"})
-_PACKAGES: Final = ("workers", "service")
+_HOMES: Final = {
+    **dict.fromkeys(("AsyncClient", "Client", "RoundhouseError", "TrainerClient"), "roundhouse_client"),
+    **dict.fromkeys(("INFER_DONE", "INFER_START", "replay"), "roundhouse.inference.event_log"),
+    **dict.fromkeys(
+        ("AgentExists", "EngineClosed", "InferenceError", "InferenceFailed", "NoLane", "UnknownAgent"),
+        "roundhouse.inference.failures",
+    ),
+    **dict.fromkeys(("InferenceEngine", "InferenceRequest"), "roundhouse.inference.inference_engine"),
+    "__version__": "service",
+}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - any public object
     """Import a name on first use."""
-    if name in _OF_CLIENT:
-        return getattr(import_module("roundhouse_client"), name)
     if name in __all__:
-        home = next(package for package in map(import_module, _PACKAGES) if name in package.__all__)
-        return getattr(home, name)
+        return getattr(import_module(_HOMES.get(name, "workers")), name)
     raise AttributeError(f"module 'roundhouse' has no attribute {name!r}")
 
 

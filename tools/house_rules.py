@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).parent.parent
-SOURCE: Final = ("service", "workers", "transport", "client")
+SOURCE: Final = ("roundhouse", "service", "workers", "transport", "client")
 APART: Final = "client"  # a separate distribution, which may repeat names
 MAX_LINES: Final = 400
 # Central files that are still being divided: a limit must not choose where.

@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from service import InferenceEngine
+from roundhouse import InferenceEngine
 from tests.conftest import ENGINE_PROGRAM
 
 TOKENS, INTERVAL_S, PREFILL_S = 20, 0.02, 0.05

@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from service import InferenceEngine, InferenceFailed
-from service.inference.event_log import INFER_DONE, replay
+from roundhouse import InferenceEngine, InferenceFailed
+from roundhouse.inference.event_log import INFER_DONE, replay
 from workers.models.small_model import ensure_small_model
 from workers.outcome import FailureReason
 

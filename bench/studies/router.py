@@ -19,8 +19,8 @@ from pathlib import Path
 
 import httpx
 
-from service import InferenceEngine
-from service.inference.failures import InferenceError
+from roundhouse import InferenceEngine
+from roundhouse.inference.failures import InferenceError
 from tests.harness.lanes import Arrival, mixes
 from workers.engine.embedded.tiny_model import ensure_tiny_model
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from service.inference.event_log import INFER_DONE, replay
+from roundhouse.inference.event_log import INFER_DONE, replay
 from tests.behaviour.test_inference_engine import LIMIT, say
 from tests.engines.adapters import write_gguf_adapter
 from tests.harness.adapted import HOLD, LLAMA, asked, gguf, is_started, llama, peft, register, states, told, vllm

@@ -12,10 +12,10 @@ from typing import Any, Literal
 import psutil
 import pytest
 
-from service import InferenceEngine, InferenceRequest
+from roundhouse import InferenceEngine, InferenceRequest
+from roundhouse.inference.event_log import INFER_DONE, INFER_START, replay
+from roundhouse.inference.failures import AgentExists, EngineClosed, InferenceFailed, NoLane, UnknownAgent
 from service.errors import ConfigError
-from service.inference.event_log import INFER_DONE, INFER_START, replay
-from service.inference.failures import AgentExists, EngineClosed, InferenceFailed, NoLane, UnknownAgent
 from tests.conftest import ENGINE_PROGRAM
 from tests.harness.service import recorded
 from tests.harness.waiting import LIMIT_S, wait_until

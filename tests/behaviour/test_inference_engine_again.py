@@ -12,8 +12,8 @@ from typing import Any, Self
 import psutil
 import pytest
 
-from service import InferenceEngine
-from service.inference import inference_engine
+from roundhouse import InferenceEngine
+from roundhouse.inference import inference_engine
 from tests.conftest import ENGINE_PROGRAM
 from tests.harness.service import recorded
 from tests.harness.waiting import LIMIT_S, wait_until

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from service import InferenceEngine, InferenceFailed, InferenceRequest, replay
+from roundhouse import InferenceEngine, InferenceFailed, InferenceRequest, replay
 from tests.behaviour.test_inference_engine import LIMIT, engine, processes, say
 from tests.harness.adapted import vllm
 from tests.harness.frozen import frozen_text

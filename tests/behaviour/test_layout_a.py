@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from service.inference.event_log import INFER_DONE, INFER_START
-from service.inference.failures import NoLane
+from roundhouse.inference.event_log import INFER_DONE, INFER_START
+from roundhouse.inference.failures import NoLane
 from tests.behaviour.test_inference_engine import LIMIT, say
 from tests.engines.adapters import write_gguf_adapter
 from tests.harness.adapted import (

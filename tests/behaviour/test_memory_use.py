@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from service import InferenceEngine
+from roundhouse import InferenceEngine
 from service.api.routes.workers import shown_lane
 from tests.conftest import ENGINE_PROGRAM
 from tests.harness.devices import FIRST, LOOK_S, Machine

@@ -14,10 +14,10 @@ import psutil
 import pytest
 from fastapi import FastAPI
 
-from service import InferenceEngine
+from roundhouse import InferenceEngine
+from roundhouse.inference.event_log import INFER_START, replay
+from roundhouse.inference.failures import InferenceFailed, NoLane
 from service.api.routes.workers import lanes_router, workers_router
-from service.inference.event_log import INFER_START, replay
-from service.inference.failures import InferenceFailed, NoLane
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
 from tests.conftest import ENGINE_PROGRAM, SpecFactory

@@ -13,10 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
 import service.api.errors.refusals  # noqa: F401 - the classes in it are of the tree too
+from roundhouse import InferenceEngine
 from roundhouse_client import Client, RoundhouseError
 from roundhouse_client import errors as client_errors
 from roundhouse_client.values import jobs, models, node, transcripts, workers
-from service import InferenceEngine
 from service.api.errors.problems import ANSWERS, Problem
 from service.api.routes import events
 from service.cli.app import Commands

@@ -10,11 +10,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from service import InferenceEngine
+from roundhouse import InferenceEngine
+from roundhouse.inference.event_log import INFER_DONE, replay
 from service.config.load import load_config
 from service.config.machine_plan import first_devices
 from service.config.workers import worker_specs
-from service.inference.event_log import INFER_DONE, replay
 from tests.behaviour.test_inference_engine import LIMIT, say
 from tests.conftest import ENGINE_PROGRAM
 from workers.devices.device import check_devices

@@ -9,8 +9,8 @@ from typing import Any, Final
 import psutil
 import pytest
 
-from service import InferenceEngine
-from service.inference.event_log import INFER_DONE, replay
+from roundhouse import InferenceEngine
+from roundhouse.inference.event_log import INFER_DONE, replay
 from tests.behaviour.test_inference_engine import processes, say
 from tests.engines.adapters import write_peft_adapter
 from tests.engines.checkpoint import write_checkpoint

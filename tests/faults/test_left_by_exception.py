@@ -30,7 +30,7 @@ asyncio.run(main())
 AGENTS = """
 import asyncio
 import psutil
-from service import InferenceEngine
+from roundhouse import InferenceEngine
 
 async def main():
     game = InferenceEngine(engine="llama-server", command={command}, max_agents_per_gpu=1, ports=({port}, {port}))

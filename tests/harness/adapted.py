@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from service import InferenceEngine
-from service.inference.event_log import INFER_START, replay
+from roundhouse import InferenceEngine
+from roundhouse.inference.event_log import INFER_START, replay
 from tests.conftest import ENGINE_PROGRAM
 from tests.engines.adapters import write_gguf_adapter, write_peft_adapter
 from tests.harness.programs import PROGRAMS

@@ -35,7 +35,7 @@ class Machine:
         monkeypatch.setenv("STAND_IN_USED", str(self._file))
         library = take_nvml(compiled(NVML, folder / NVML_LIBRARY), monkeypatch)
         self._looks = ctypes.c_uint.in_dll(library, "looks")
-        monkeypatch.setattr("service.inference.inference_engine.MachineReader", partial(MachineReader, self.log))
+        monkeypatch.setattr("roundhouse.inference.inference_engine.MachineReader", partial(MachineReader, self.log))
         monkeypatch.setattr("workers.devices.device_health.LOOK_S", LOOK_S)
         monkeypatch.setattr("workers.devices.device_health.POLL_S", LOOK_S)
         monkeypatch.setattr("workers.lanes.lane_pool.LOOK_S", LOOK_S)

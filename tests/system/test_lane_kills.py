@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from service.inference.event_log import INFER_DONE, replay
+from roundhouse.inference.event_log import INFER_DONE, replay
 from tests.behaviour.test_inference_engine import LIMIT, engine, is_engine, processes, say
 from tests.behaviour.test_lanes import TALKS, lanes_at, placed, residents, talk, turns_of
 from tests.harness.service import Service, serving

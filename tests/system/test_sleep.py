@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from service import InferenceEngine
+from roundhouse import InferenceEngine
 from tests.behaviour.test_lanes import lanes_at, lanes_of, talk, turns_of
 from tests.harness.service import Document, Service, serving
 from tests.harness.sleeping import BEGIN, COMMAND, END, SLEEP, WAKE, Told

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from service import InferenceEngine
+from roundhouse import InferenceEngine
 from service.cli.app import app
 from service.config.lane_plan import plan_of
 from service.config.load import load_config

@@ -16,16 +16,16 @@ from typing import Any, Literal, NotRequired, Self, TypedDict
 import msgspec
 from msgspec import structs
 
+from roundhouse.inference.checkpoints import Checkpoints, Served
+from roundhouse.inference.engine_status import EngineStatus, engine_status
+from roundhouse.inference.event_log import EventLog
+from roundhouse.inference.failures import AgentExists, EngineClosed, InferenceFailed, NoLane, UnknownAgent
+from roundhouse.inference.lane_news import LaneNews, News, NewsReaders
+from roundhouse.inference.runs import AgentRuns, Order, Turnstile
+from roundhouse.inference.site import Site
 from service.config.inventory import lanes_for
 from service.conversations.job.markup import read_markup
 from service.conversations.job.wording import wording_of
-from service.inference.checkpoints import Checkpoints, Served
-from service.inference.engine_status import EngineStatus, engine_status
-from service.inference.event_log import EventLog
-from service.inference.failures import AgentExists, EngineClosed, InferenceFailed, NoLane, UnknownAgent
-from service.inference.lane_news import LaneNews, News, NewsReaders
-from service.inference.runs import AgentRuns, Order, Turnstile
-from service.inference.site import Site
 from transport.answer_bound import laid_over
 from workers.devices.device_health import DeviceHealth
 from workers.devices.layout import Lane, Layout, LayoutPolicy

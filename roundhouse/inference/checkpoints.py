@@ -17,10 +17,10 @@ from typing import Final
 
 import msgspec
 
+from roundhouse.inference.checkpoint_names import fetch_checkpoint
+from roundhouse.inference.failures import NoLane
+from roundhouse.inference.site import Site
 from service.config.workers import REPOSITORY
-from service.inference.checkpoint_names import fetch_checkpoint
-from service.inference.failures import NoLane
-from service.inference.site import Site
 from workers.adapters.provision import bring
 from workers.adapters.validation import CONFIG, MAX_CONFIG_BYTES, check_gguf, check_peft, is_gguf_adapter
 from workers.devices.layout import Lane, Layout

@@ -13,9 +13,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from service.inference.event_log import INFER_DONE, INFER_START, EventLog
-from service.inference.failures import EngineClosed, InferenceFailed
-from service.inference.lane_news import LaneNews, NewsReaders
+from roundhouse.inference.event_log import INFER_DONE, INFER_START, EventLog
+from roundhouse.inference.failures import EngineClosed, InferenceFailed
+from roundhouse.inference.lane_news import LaneNews, NewsReaders
 from workers.lanes.lane_pool import LanePool
 from workers.outcome import Cancelled, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.policy.placement import AHEAD, Waiting
@@ -26,7 +26,7 @@ from workers.requests.slots import Lease
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
 
-MOST_DEATHS: Final = 5  # of engines under one run, which may be the cause of them
+MOST_DEATHS: Final = 5  # engines that may die under one run, which may be the cause
 PAUSES: Final = Backoff(first_s=0.1, last_s=5.0)
 CLOSED: Final = "the engine was shut down"
 MS: Final = 1000.0
@@ -189,7 +189,7 @@ class AgentRuns:
         self._news = news
         self._log = log
         self._emulates = emulates
-        self._lanes: dict[str, str] = {}  # that each agent was on last
+        self._lanes: dict[str, str] = {}  # the lane that each agent was on last
         self._closing = asyncio.Event()
         self.because = CLOSED
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from service.inference.runs import AgentRuns, Turnstile
+from roundhouse.inference.runs import AgentRuns, Turnstile
 from workers.health.incident import WorkerSnapshot
 from workers.lanes.lane_pool import LanePool
 from workers.lanes.lane_workers import LaneWorkers

@@ -6,10 +6,10 @@ from pathlib import Path
 import anyio.lowlevel
 import pytest
 
-from service.inference.checkpoints import Allocator
-from service.inference.event_log import EventLog, replay
-from service.inference.failures import EngineClosed, NoLane
-from service.inference.runs import MOST_DEATHS, Patience, Turnstile
+from roundhouse.inference.checkpoints import Allocator
+from roundhouse.inference.event_log import EventLog, replay
+from roundhouse.inference.failures import EngineClosed, NoLane
+from roundhouse.inference.runs import MOST_DEATHS, Patience, Turnstile
 from workers.devices.device import Gpu
 from workers.devices.layout import Lane, LayoutPolicy, lanes_of
 from workers.lanes.lane_pool import LanePool

@@ -7,7 +7,6 @@ from importlib.metadata import distribution
 import pytest
 
 import roundhouse
-import service
 import workers
 from workers.distribution import NAME, own_version
 
@@ -20,7 +19,7 @@ def test_the_door_has_what_it_names() -> None:
     for name in roundhouse.__all__:
         found = getattr(roundhouse, name)
         assert name in values or found.__name__ == name
-    assert set(roundhouse.__all__) >= {*workers.__all__, *service.__all__}
+    assert set(roundhouse.__all__) >= {*workers.__all__, *roundhouse._HOMES}
     assert roundhouse.__version__ == own_version() == distribution(NAME).version
     assert set(roundhouse.__all__) == set(dir(roundhouse))
     with pytest.raises(AttributeError, match="no attribute 'Fleet'"):
