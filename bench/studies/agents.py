@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from roundhouse import InferenceEngine
+from roundhouse import EngineKind, InferenceEngine, WorkerSpec
 from tests.conftest import ENGINE_PROGRAM
 
 TOKENS, INTERVAL_S, PREFILL_S = 20, 0.02, 0.05
@@ -41,10 +41,14 @@ def engine_on(folder: Path, devices: int, each: int, first_port: int = 9730) -> 
     inventory = folder / "devices.json"
     gpus = [{"index": n, "uuid": f"GPU-{n}", "name": "made up", "memory_mib": 80_000} for n in range(devices)]
     inventory.write_text(json.dumps({"devices": gpus}))
-    return InferenceEngine(
-        engine="llama-server",
+    spec = WorkerSpec(
+        engine=EngineKind.LLAMA_SERVER,
+        slots=1,
         command=(sys.executable, "-I", "-S", str(ENGINE_PROGRAM)),
         args={"tokens": TOKENS, "interval": INTERVAL_S, "prefill": PREFILL_S, "echo": r"PROMPT-\d+-\d+"},
+    )
+    return InferenceEngine(
+        spec,
         inventory=inventory,
         max_agents_per_gpu=each,
         ports=(first_port, first_port + devices * each - 1),

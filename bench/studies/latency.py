@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from roundhouse import InferenceEngine, InferenceFailed
+from roundhouse import EngineKind, InferenceEngine, InferenceFailed, WorkerSpec
 from roundhouse.inference.event_log import INFER_DONE, replay
 from workers.models.small_model import ensure_small_model
 from workers.outcome import FailureReason
@@ -38,7 +38,8 @@ async def run_unless_it_loops(engine: InferenceEngine, agent: str, prompt: str, 
 async def play(model: Path, folder: Path, rounds: int) -> list[dict[str, Any]]:
     """Return the event log's entries of runs with a predicted latency."""
     log, dice = folder / "events.jsonl", random.Random(7)
-    async with InferenceEngine(engine="embedded", event_log=log, context=2048, ports=(9720, 9721)) as engine:
+    spec = WorkerSpec(engine=EngineKind.EMBEDDED, slots=1, context=2048)
+    async with InferenceEngine(spec, event_log=log, ports=(9720, 9721)) as engine:
         for agent in AGENTS:
             copy = folder / f"{agent}.gguf"
             if not copy.exists():

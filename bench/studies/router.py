@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx
 
-from roundhouse import InferenceEngine
+from roundhouse import EngineKind, InferenceEngine, WorkerSpec
 from roundhouse.inference.failures import InferenceError
 from tests.harness.lanes import Arrival, mixes
 from workers.engine.embedded.tiny_model import ensure_tiny_model
@@ -53,10 +53,7 @@ async def ours(program: str, files: list[Path], arrivals: list[Arrival]) -> tupl
     """Return Roundhouse's loads, the requests not answered, and the seconds of the others."""
     loads = 0
     engine = InferenceEngine(
-        engine="llama-server",
-        command=(program,),
-        args={"threads": 1},
-        context=2048,
+        WorkerSpec(engine=EngineKind.LLAMA_SERVER, slots=1, command=(program,), args={"threads": 1}, context=2048),
         max_agents_per_gpu=LANES,
         ports=(PORT, PORT + LANES - 1),
     )

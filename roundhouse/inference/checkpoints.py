@@ -6,28 +6,21 @@ which come and go with it.
 
 import asyncio
 import os
-import shutil
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from roundhouse.inference.checkpoint_names import fetch_checkpoint
+from roundhouse.inference.checkpoint_files import GGUF, base_of, check_adapter, check_spec, fetch_checkpoint
 from roundhouse.inference.failures import NoLane
-from roundhouse.inference.site import Site
-from service.config.workers import REPOSITORY
+from roundhouse.inference.lane_news import Served
 from workers.adapters.provision import bring
-from workers.adapters.validation import CONFIG, MAX_CONFIG_BYTES, check_gguf, check_peft, is_gguf_adapter
 from workers.devices.layout import Lane, Layout
-from workers.engine.launch import command_for
-from workers.engine.launch.vllm import most_rank, socket_of
-from workers.errors import AdapterRefused, InvalidAdapter, InvalidSpec
-from workers.files.gguf_header import is_gguf
+from workers.engine.launch.vllm import socket_of
+from workers.errors import AdapterRefused, InvalidSpec
 from workers.health.recorder import Diary
 from workers.lanes.lane_pool import LanePool
 from workers.lanes.lane_spec import memory_need, most_room, on_lane
@@ -35,8 +28,6 @@ from workers.spec import EngineKind, WorkerId, WorkerSpec
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
 
-GGUF: Final = ".gguf"
-NAME_CHARS: Final = 200
 _FAILING: Final = frozenset({WorkerState.BACKOFF, WorkerState.FAILED})
 
 
@@ -71,7 +62,8 @@ class Allocator:
             raise NoLane(f"{model} takes {need_mib} MiB, and the largest device has room for {most} MiB")
         if model in self._pins:
             return self._pins[model]
-        on_lane, on_device = Counter(each.id for each in self._pins.values()), self._on_devices()
+        on_lane = Counter(each.id for each in self._pins.values())
+        on_device = Counter(each.device.uuid for each in self._pins.values())
         hinted = [lane for lane in able if lane.number == hint]
         chosen = min(
             hinted or able,
@@ -80,32 +72,19 @@ class Allocator:
         self._pins[model] = chosen
         return chosen
 
-    def lane_of(self, model: str) -> Lane:
-        """Return the lane that a model is pinned to."""
-        return self._pins[model]
-
-    def _on_devices(self) -> Counter[str]:
-        return Counter(lane.device.uuid for lane in self._pins.values())
-
 
 def _fits(lane: Lane, need_mib: int | None) -> bool:
     room = lane.device.room_mib
     return room is None or need_mib is None or need_mib <= room
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of a checkpoint: the model of the lanes, and its adapter there, None for the model itself."""
-
-    model: str
-    adapter: str | None = None
-
-
 class _Server:
-    """A model of the lanes: its base, and the checkpoints that it serves."""
+    """A model of the lanes: its base, the lane of its pin, and the checkpoints that it serves."""
 
-    def __init__(self, name: str, base: str, workers: Sequence[SupervisedWorker]) -> None:
+    def __init__(self, name: str, base: str, lane: Lane, workers: Sequence[SupervisedWorker]) -> None:
         self.name = name
         self.base = base
+        self.lane = lane
         self.workers = workers
         self.adapters: dict[str, str] = {}  # names to paths
         self.checkpoints: set[str] = set()
@@ -115,7 +94,12 @@ class _Server:
 
 
 class Checkpoints:
-    """Gives each checkpoint a server; one caller at a time."""
+    """Gives each checkpoint a server; one caller at a time.
+
+    ``start`` runs a worker from now on; there is one once the pool runs.
+    """
+
+    start: Callable[[SupervisedWorker], object]
 
     def __init__(
         self,
@@ -140,40 +124,36 @@ class Checkpoints:
     def _shares(self) -> bool:
         return self._lanes[0].layout is Layout.A
 
-    async def serve(self, site: Site, checkpoint: str, hint: int | None, memory_mib: int | None = None) -> Served:
+    async def serve(self, name: str, hint: int | None, memory_mib: int | None = None) -> Served:
         """Return where a checkpoint is served; a new one is pinned, and loaded when a run wants it.
 
-        ``memory_mib`` is what a new one needs, where its files do not tell that rightly.
+        ``memory_mib`` is the need of a new one, if its files do not show it.
 
         Raises:
             NoLane: there is no place for it, or the hint is no lane.
             InvalidSpec: no engine can be started with it.
             ModelUnavailable: it cannot be fetched.
         """
-        known = self._served.get(checkpoint)
+        known = self._served.get(name)
         if known is not None:
             self._allocator.pin(known.model, None, hint)
             return known
-        return await self._serve_new(site, checkpoint, hint, memory_mib)
-
-    async def _serve_new(self, site: Site, name: str, hint: int | None, memory_mib: int | None) -> Served:
         checkpoint = await asyncio.to_thread(fetch_checkpoint, name, self._base.engine)
         base = await asyncio.to_thread(base_of, checkpoint)
         is_adapter = base != checkpoint
+        server = None
         if self._shares:
             base = self._base_for(checkpoint, base)
             if is_adapter:
                 await asyncio.to_thread(check_adapter, replace(self._base, model=base), checkpoint)
             server = self._sharing(base, hint)
-            if server is None:
-                server = await self._add(site, base, hint, memory_mib, self._lanes_for(checkpoint, base, hint))
-        else:
-            if is_adapter:
-                raise InvalidSpec(f"model_ckpt: {checkpoint} is an adapter of a base, which only layout A serves")
-            server = await self._add(site, checkpoint, hint, memory_mib)
+        elif is_adapter:
+            raise InvalidSpec(f"model_ckpt: {checkpoint} is an adapter of a base, which only layout A serves")
+        if server is None:
+            server = await self._add(str(base), hint, memory_mib, self._lanes_for(checkpoint, str(base), hint))
         adapter = await self._equip(server, checkpoint) if is_adapter else None
         server.checkpoints.add(checkpoint)
-        self._served[name] = Served(model=server.name, adapter=adapter)
+        self._served[name] = Served(model=server.name, lane=server.lane.id, adapter=adapter)
         return self._served[name]
 
     # Layout A
@@ -190,29 +170,32 @@ class Checkpoints:
 
     def _sharing(self, base: str, hint: int | None) -> _Server | None:
         """Return a server of the base that has room for one more checkpoint, on the hinted lane if there is a hint."""
-        for server in self._servers.values():
-            lane = self._allocator.lane_of(server.name)
-            is_there = hint is None or lane.number == hint
-            if server.base == base and is_there and len(server.checkpoints) < lane.capacity:
-                return server
-        return None
+        able = (
+            server
+            for server in self._servers.values()
+            if server.base == base
+            and hint in {None, server.lane.number}
+            and len(server.checkpoints) < server.lane.capacity
+        )
+        return next(able, None)
 
-    def _lanes_for(self, checkpoint: str, base: str, hint: int | None) -> frozenset[int]:
-        """Return the lanes that a new server may have: those without a server of another base.
+    def _lanes_for(self, checkpoint: str, base: str, hint: int | None) -> frozenset[int] | None:
+        """Return the lanes that a new server may have: those without a server of another base; None is all.
 
         Raises:
             NoLane: every lane, or the hinted one, has a server of another base.
         """
-        of_lane = {self._allocator.lane_of(each.name).number: each.base for each in self._servers.values()}
-        wanted = [lane.number for lane in self._lanes] if hint is None else [hint]
-        others = sorted({of_lane[number] for number in wanted if of_lane.get(number, base) != base})
-        if others and all(of_lane.get(number, base) != base for number in wanted):
+        if not self._shares:
+            return None
+        others = {each.lane.number: each.base for each in self._servers.values() if each.base != base}
+        wanted = {lane.number for lane in self._lanes} if hint is None else {hint}
+        if wanted <= others.keys():
             where = "every lane has" if hint is None else f"lane {hint} has"
             raise NoLane(
-                f"{checkpoint} cannot share a server with {', '.join(others)}: a server has one base model, and {where}"
-                " another; give layout B, or an adapter of that base"
+                f"{checkpoint} cannot share a server with {', '.join(sorted({others[lane] for lane in wanted}))}: a "
+                f"server has one base model, and {where} another; give layout B, or an adapter of that base"
             )
-        return frozenset(lane.number for lane in self._lanes if of_lane.get(lane.number, base) == base)
+        return frozenset(lane.number for lane in self._lanes) - others.keys()
 
     async def _equip(self, server: _Server, checkpoint: str) -> str:
         """Load an adapter onto the engines of a server; one that is there already is brought to it.
@@ -220,9 +203,7 @@ class Checkpoints:
         Raises:
             InvalidSpec: one of them does not take it; they go on without it.
         """
-        stem = Path(checkpoint).name.removesuffix(GGUF)
-        taken = {*server.adapters, server.name}
-        name = stem if stem not in taken else next(each for n in count(2) if (each := f"{stem}-{n}") not in taken)
+        name = _unused_name(checkpoint, {*server.adapters, server.name})
         server.adapters[name] = checkpoint
         try:
             await self._bring(server)
@@ -253,20 +234,19 @@ class Checkpoints:
 
     # Servers
 
-    async def _add(
-        self, site: Site, base: str, hint: int | None, memory_mib: int | None, among: frozenset[int] | None = None
-    ) -> _Server:
-        name, lane_number = self._name(base), len(self._servers)
+    async def _add(self, base: str, hint: int | None, memory_mib: int | None, among: frozenset[int] | None) -> _Server:
+        name, number = _unused_name(base, self._servers), len(self._servers)
         room = self._lanes[0].capacity if self._shares else None
         spec = replace(self._base, name=name, model=base, max_adapters=room, memory_mib=memory_mib)
         check_spec(spec)
         is_on_cpu = self._lanes[0].device.is_cpu
         need = await asyncio.to_thread(partial(memory_need, spec, os.environ, is_on_cpu=is_on_cpu))
         spec = replace(spec, need_mib=need.taken if need else None)
-        self._pool.hints[name] = self._allocator.pin(name, need.least if need else None, hint, among).id
+        pin = self._allocator.pin(name, need.least if need else None, hint, among)
+        self._pool.hints[name] = pin.id
         workers = [
             SupervisedWorker(
-                on_lane(spec, lane, self._socket(lane, lane_number)),
+                on_lane(spec, lane, self._socket(lane, number)),
                 os.environ,
                 self._on_change,
                 diary=diary,
@@ -275,19 +255,10 @@ class Checkpoints:
             for lane, diary in zip(self._lanes, self._diaries, strict=True)
         ]
         for worker in workers:
-            site.tasks.start_soon(worker.run, site.registry, site.gate)
+            self.start(worker)
         self._pool.add(workers)
-        self._servers[name] = _Server(name, base, workers)
+        self._servers[name] = _Server(name, base, pin, workers)
         return self._servers[name]
-
-    def _name(self, base: str) -> str:
-        """Return an unused name for a model: the name of its file or folder, with a number if it is taken."""
-        stem = Path(base).name.removesuffix(GGUF) or "model"
-        return (
-            stem
-            if stem not in self._servers
-            else next(name for n in count(2) if (name := f"{stem}-{n}") not in self._servers)
-        )
 
     def _socket(self, lane: Lane, number: int) -> Path | None:
         if self._base.engine is not EngineKind.VLLM or self._base.state_dir is None:
@@ -295,70 +266,7 @@ class Checkpoints:
         return socket_of(self._base.state_dir.resolve() / "sockets", f"{lane.id}-{number}")
 
 
-def base_of(checkpoint: str) -> str | None:
-    """Return the base of an adapter, None where it names none; a checkpoint that is no adapter is its own.
-
-    Raises:
-        InvalidSpec: the file that says so cannot be read.
-    """
-    path = Path(checkpoint)
-    config = path / CONFIG
-    try:
-        is_adapter = config.is_file() and not (path / "config.json").is_file()  # else it was merged into its base
-    except (OSError, ValueError) as error:  # a name that is too long, or holds a NUL
-        raise InvalidSpec(f"model_ckpt: {checkpoint[:NAME_CHARS]} cannot be looked at: {error}") from error
-    if is_adapter:
-        try:
-            with config.open("rb") as opened:
-                base = msgspec.json.decode(opened.read(MAX_CONFIG_BYTES), type=dict).get("base_model_name_or_path")
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidSpec(f"model_ckpt: {config} cannot be read: {error}") from error
-        if not isinstance(base, str) or not base:
-            return None
-        try:
-            beside = path / base
-            return str(beside.resolve()) if not Path(base).is_absolute() and beside.exists() else base
-        except (OSError, ValueError) as error:  # a name that is too long, or with a NUL
-            raise InvalidSpec(f"model_ckpt: {config} names a base that is no path: {error}") from error
-    if path.suffix == GGUF and path.is_file():
-        return None if is_gguf_adapter(path) else checkpoint
-    return checkpoint
-
-
-def check_adapter(spec: WorkerSpec, checkpoint: str) -> None:
-    """Check that an engine can take an adapter, as far as its files tell: with another it would not start.
-
-    Raises:
-        InvalidSpec: it does not.
-    """
-    try:
-        if spec.engine is EngineKind.VLLM:
-            check_peft(Path(checkpoint), spec.model, most_rank(spec))
-        else:
-            check_gguf(Path(checkpoint))
-    except (InvalidAdapter, OSError) as error:
-        raise InvalidSpec(f"model_ckpt: {checkpoint} is no adapter that {spec.engine} takes: {error}") from error
-
-
-def check_spec(spec: WorkerSpec) -> None:
-    """Check that the program and the file of an engine are there, as far as that can be told.
-
-    Raises:
-        InvalidSpec: they are not.
-    """
-    program = command_for(spec, os.environ).argv[0]
-    if shutil.which(program) is None:
-        raise InvalidSpec(f"command: no such program: {program!r}")
-    checkpoint = Path(str(spec.model))
-    # llama-server and vLLM fetch a repository by its id themselves.
-    may_be_id = spec.engine is not EngineKind.EMBEDDED and REPOSITORY.match(str(spec.model))
-    is_path = checkpoint.is_absolute() or checkpoint.suffix == GGUF or not may_be_id
-    if not is_path or spec.command:
-        return
-    if not spec.model or not checkpoint.exists():
-        raise InvalidSpec(f"model_ckpt: there is no {checkpoint if spec.model else 'checkpoint without a name'}")
-    if spec.engine is EngineKind.VLLM:
-        if not checkpoint.is_dir():
-            raise InvalidSpec(f"model_ckpt: {checkpoint} is no folder of a checkpoint, which vllm loads")
-    elif not is_gguf(checkpoint):
-        raise InvalidSpec(f"model_ckpt: {checkpoint} is no GGUF file that can be read, which {spec.engine} loads")
+def _unused_name(path: str, taken: Container[str]) -> str:
+    """Return the name of a file or folder, with a number if it is taken."""
+    stem = Path(path).name.removesuffix(GGUF) or "model"
+    return stem if stem not in taken else next(name for n in count(2) if (name := f"{stem}-{n}") not in taken)

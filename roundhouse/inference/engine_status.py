@@ -1,9 +1,10 @@
 """The status of an inference engine's lanes, models and agents: values of one moment."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from roundhouse.inference.runs import AgentRuns, Turnstile
+from roundhouse.inference.lane_news import LaneAgent
+from roundhouse.inference.runs import AgentRuns
 from workers.health.incident import WorkerSnapshot
 from workers.lanes.lane_pool import LanePool
 from workers.lanes.lane_workers import LaneWorkers
@@ -54,12 +55,12 @@ class EngineStatus:
     sick: Mapping[str, str]
 
 
-def engine_status(pool: LanePool, turnstile: Turnstile, runs: AgentRuns) -> EngineStatus:
+def engine_status(pool: LanePool, runs: AgentRuns, agents: Iterable[LaneAgent]) -> EngineStatus:
     """Describe lanes, models and agents at this moment."""
     return EngineStatus(
         lanes=tuple(_lane_status(pool, lane) for lane in pool.lanes),
-        models={model: _model_status(pool, turnstile, model) for model in pool.models},
-        last_lanes=runs.last_lanes,
+        models={model: _model_status(pool, runs.waiting.get(model, 0), model) for model in pool.models},
+        last_lanes={agent.id: agent.last_lane for agent in agents if agent.last_lane},
         sick={} if pool.health is None else {uuid: mark.because for uuid, mark in pool.health.marks.items()},
     )
 
@@ -76,11 +77,11 @@ def _lane_status(pool: LanePool, lane: LaneWorkers) -> LaneStatus:
     )
 
 
-def _model_status(pool: LanePool, turnstile: Turnstile, model: str) -> ModelStatus:
+def _model_status(pool: LanePool, waiting: int, model: str) -> ModelStatus:
     spec = next(lane.workers[model].spec for lane in pool.lanes if model in lane.workers)
     seen = pool.memory_use
     return ModelStatus(
-        waiting=turnstile.waiting.get(model, 0),
+        waiting=waiting,
         has_room=pool.has_room(model),
         is_lost=pool.is_lost(model),
         trouble=pool.trouble_of(model),

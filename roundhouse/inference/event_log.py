@@ -15,13 +15,6 @@ MAX_BYTES: Final = 64 * 1024 * 1024
 KEPT: Final = 1000  # files that a log was rotated into, of which the oldest goes then
 
 
-class _Record(logging.LogRecord):
-    """One event on its way to the file."""
-
-    def __init__(self, event: Mapping[str, object]) -> None:
-        super().__init__("roundhouse.events", logging.INFO, "", 0, json.dumps(event, ensure_ascii=False), None, None)
-
-
 class EventLog:
     """Appends events to a file without holding up who tells them; ``close`` returns when all are on the disk."""
 
@@ -39,7 +32,7 @@ class EventLog:
 
     def write(self, event: Mapping[str, object]) -> None:
         """Take an event; nothing waits."""
-        self._handler.enqueue(_Record(event))
+        self._handler.enqueue(logging.makeLogRecord({"msg": json.dumps(event, ensure_ascii=False)}))
 
     def close(self) -> None:
         """Write what is left, and close; called once."""

@@ -5,49 +5,39 @@ and its caller waits for one turn longer.
 """
 
 import asyncio
-import time
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, NotRequired, Self, TypedDict
+from typing import Final, NotRequired, Self, TypedDict
 
-import msgspec
+import anyio
 from msgspec import structs
 
-from roundhouse.inference.checkpoints import Checkpoints, Served
+from roundhouse.inference.agent_prompts import AgentPrompts, Step, words_of
+from roundhouse.inference.checkpoints import Checkpoints
 from roundhouse.inference.engine_status import EngineStatus, engine_status
 from roundhouse.inference.event_log import EventLog
 from roundhouse.inference.failures import AgentExists, EngineClosed, InferenceFailed, NoLane, UnknownAgent
-from roundhouse.inference.lane_news import LaneNews, News, NewsReaders
-from roundhouse.inference.runs import AgentRuns, Order, Turnstile
-from roundhouse.inference.site import Site
+from roundhouse.inference.lane_news import LaneAgent, LaneNews, News
+from roundhouse.inference.runs import AgentRuns, Order
 from service.config.inventory import lanes_for
-from service.conversations.job.markup import read_markup
-from service.conversations.job.wording import wording_of
-from transport.answer_bound import laid_over
 from workers.devices.device_health import DeviceHealth
 from workers.devices.layout import Lane, Layout, LayoutPolicy
 from workers.devices.readers import MachineReader
-from workers.engine.launch import takes_tools
+from workers.engine.start_gate import StartGate
+from workers.errors import InvalidSpec, StopTimedOut
 from workers.lanes.lane_pool import LanePool
-from workers.lanes.swap_log import Swap
+from workers.offload.pool import offloading
 from workers.outcome import FailureReason
-from workers.policy.repetition import RepetitionLimits
-from workers.policy.restart import RestartPolicy
-from workers.requests.answer import Answer
-from workers.requests.bios_words import BiosFrame, BiosPolicy
-from workers.requests.prompts.render import ToolBudget, render_messages
-from workers.requests.request import Request, parse_tools, user_conversation
-from workers.spec import EngineKind, Flag, Tools, WorkerSpec, WorkerTimeouts
+from workers.process.orphans import patrol
+from workers.process.registry import open_registry
+from workers.spec import EngineKind, WorkerSpec
 from workers.supervised import SupervisedWorker
-from workers.tools.calls import ToolLimits
-from workers.tools.definition import ToolDefinition
-from workers.tools.runner import ToolRunner
-from workers.tools.thoughts import without_thoughts
 
-Step = Literal["think", "plan", "act"]
+CLOSING_S: Final = 30.0
+logger = logging.getLogger(__name__)
 
 
 class InferenceRequest(TypedDict):
@@ -60,58 +50,35 @@ class InferenceRequest(TypedDict):
     params: NotRequired[Mapping[str, object]]
 
 
-class _Agent(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    served: Served
-    params: Mapping[str, object]  # generation parameters of all its runs
-    turn: asyncio.Lock  # its runs are done in their order
-
-
 class InferenceEngine:
     """Serves agents, each with a checkpoint, from the GPUs of this machine, or from its CPU.
 
-    It starts at the first ``await``, or with ``async with``; ``shutdown`` leaves no process. ``engine`` is what runs on
-    a lane, with ``command``, ``args`` and ``env`` as of a model in the configuration, and ``slots`` requests at once.
-    ``inventory`` is a file in place of this machine's devices. ``system`` stands first in every prompt, so that all
-    agents of a checkpoint share it. ``bios`` is whether they are told the time, and how to write thoughts, answers and
-    calls; None is where there are tools. ``tools`` are OpenAI definitions, which ``tool_runner`` runs. With
+    It starts at the first ``await``, or with ``async with``; ``shutdown`` leaves no process. ``spec`` is what runs on
+    each lane: its model, name, id, host, port and lane are set here. ``inventory`` is a file in place of this machine's
+    devices. ``system`` stands first in every prompt, so that all agents of a checkpoint share it. ``bios`` is whether
+    they read the time, and how to write thoughts, answers and calls; None is where there are tools. With
     ``scheduler_policy`` ``fcfs`` runs start strictly in the order of arrival. A step of an answer is
-    ``max_tokens_per_step`` tokens in what an answer should take; with ``emulate_latency`` it comes no sooner.
-    ``event_log`` is a file for timing events. ``state_dir`` is where started processes and incidents are noted.
-    ``params`` are generation parameters of all agents; ``timeouts``, ``restart``, ``tool_limits`` and ``repetition``
-    are those of a ``WorkerSpec``, None its defaults.
+    ``max_tokens_per_step`` tokens in the predicted time; with ``emulate_latency`` an answer comes no sooner.
+    ``event_log`` is a file for timing events.
     """
 
     def __init__(  # noqa: PLR0913 - all of it is a user's to say
         self,
+        spec: WorkerSpec | None = None,
         *,
         max_agents_per_gpu: int = 2,
         max_gpus: int = 8,
         enable_mig: bool = False,
-        engine: str = "vllm",
-        command: Sequence[str] = (),
-        args: Mapping[str, Flag] | None = None,
-        env: Mapping[str, str] | None = None,
-        inventory: str | Path | None = None,
         layout: str = "B",
         ports: tuple[int, int] = (9300, 9399),
-        slots: int = 1,
-        context: int = 4096,
+        inventory: str | Path | None = None,
         system: str = "",
         bios: bool | None = None,
-        tools: Tools = (),
-        tool_runner: ToolRunner | None = None,
         max_tokens_per_step: int = 16,
         prefill_cache: bool = True,
         scheduler_policy: Order = "fair",
         emulate_latency: bool = False,
         event_log: str | Path | None = None,
-        state_dir: str | Path | None = None,
-        params: Mapping[str, object] | None = None,
-        timeouts: WorkerTimeouts | None = None,
-        restart: RestartPolicy | None = None,
-        tool_limits: ToolLimits | None = None,
-        repetition: RepetitionLimits | None = None,
     ) -> None:
         if scheduler_policy not in ("fair", "fcfs"):
             raise ValueError(f"scheduler_policy: {scheduler_policy!r} is none; give 'fair' or 'fcfs'")
@@ -124,43 +91,23 @@ class InferenceEngine:
             enable_mig=enable_mig,
             ports=ports,
         )
-        self._state_dir = Path(state_dir) if state_dir is not None else None
-        self._base = WorkerSpec(
-            engine=EngineKind(engine),
-            model="-",
-            slots=slots,
-            context=context,
-            command=tuple(command),
-            args={**_cache_flags(EngineKind(engine), is_on=prefill_cache), **(args or {})},
-            env=dict(env or {}),
-            params={**_cache_params(EngineKind(engine), is_on=prefill_cache), **(params or {})},
-            timeouts=timeouts or WorkerTimeouts(),
-            restart=restart or RestartPolicy(),
-            tool_limits=tool_limits or ToolLimits(),
-            repetition=repetition or RepetitionLimits(),
-            bios=BiosPolicy(is_on=bool(tools) if bios is None else bios, context=""),
-            tool_runner=tool_runner,
-            state_dir=self._state_dir,
-            max_tokens_per_step=max_tokens_per_step,
-        )
-        self.lanes: tuple[Lane, ...] = lanes_for(
-            [self._base], Path(inventory) if inventory is not None else None, Path.cwd(), policy
-        )
-        self._system = system
-        self._tools = parse_tools(tools)
-        self._base = self._warmed()
-        self._agents: dict[str, _Agent] = {}
-        self._news = LaneNews(self._agents_on)
-        self._health = DeviceHealth(MachineReader()) if inventory is None else None
-        self._pool = LanePool(on_swap=self._note_swap, health=self._health)
-        self._checkpoints = Checkpoints(self._base, self.lanes, self._pool, self._changed)
-        self._turnstile = Turnstile(self._pool, scheduler_policy)
+        spec = spec or WorkerSpec(engine=EngineKind.VLLM, slots=1)
+        if not spec.owns_engine:
+            raise InvalidSpec("engine: attached has no process of ours, which a lane needs")
+        bios_policy = structs.replace(spec.bios, is_on=bool(spec.tools) if bios is None else bios, context="")
+        spec = replace(_caching(spec, is_on=prefill_cache), bios=bios_policy, max_tokens_per_step=max_tokens_per_step)
+        self._prompts = AgentPrompts(replace(spec, model="-"), system)
+        self._base = self._prompts.warmed()
+        devices = Path(inventory) if inventory is not None else None
+        self.lanes: tuple[Lane, ...] = lanes_for([self._base], devices, Path.cwd(), policy)
+        health = DeviceHealth(MachineReader()) if inventory is None else None
+        self._agents: dict[str, LaneAgent] = {}
+        self._news = LaneNews(self._agents)
+        self._pool = LanePool(on_swap=self._news.report_swap, health=health)
+        self._checkpoints = Checkpoints(self._base, self.lanes, self._pool, self._note_change)
         self._log = EventLog(Path(event_log)) if event_log is not None else None
-        self._readers = NewsReaders()
-        self._runs = AgentRuns(
-            self._pool, self._turnstile, self._readers, self._news, self._log, emulates=emulate_latency
-        )
-        self._site: Site | None = None
+        self._runs = AgentRuns(self._pool, scheduler_policy, self._news, self._log, emulates=emulate_latency)
+        self._owner: asyncio.Task[None] | None = None  # any task of the caller's may ask for its tasks
         self._starting, self._registering = asyncio.Lock(), asyncio.Lock()
         self._is_closed = False
 
@@ -169,38 +116,12 @@ class InferenceEngine:
 
     async def __aenter__(self) -> Self:
         """Start."""
-        await self._started()
+        await self._start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Shut down."""
         await self.shutdown()
-
-    def _warmed(self) -> WorkerSpec:
-        """Return the base with what all prompts begin with: where there are tools, the BIOS comes first."""
-        limits, request = self._base.tool_limits, self._request("", self._tools)
-        budget = ToolBudget(iterations=limits.iterations, has_fallback=limits.fallback, stuck=limits.stuck)
-        assert request.frame is not None  # noqa: S101 - every request of ours has one
-        head = [each for each in render_messages(request, request.frame, budget) if each.role == "system"]
-        return replace(
-            self._base,
-            warm_up="".join(each.content for each in head),
-            warm_up_tools=[tool.document for tool in self._tools] if takes_tools(self._base) else [],
-        )
-
-    def _request(self, prompt: str, tools: Sequence[ToolDefinition]) -> Request:
-        return Request(
-            job_name="",
-            system=self._system,
-            conversation=user_conversation(prompt),
-            tools=tuple(tools),
-            markup=True,
-            is_watched=False,
-            # A job's words: what is left of the tool budget stands behind each result, so that the prefix stays.
-            frame=BiosFrame(words=wording_of(self._base.bios).bios, context="", now=datetime.now().astimezone()),
-        )
 
     # Agents
 
@@ -229,12 +150,12 @@ class InferenceEngine:
             ModelUnavailable: it cannot be fetched.
             EngineClosed: it was shut down.
         """
-        site = await self._started()
+        await self._start()
         async with self._registering:
             if agent_id in self._agents:
                 raise AgentExists(agent_id)
-            served = await self._checkpoints.serve(site, str(model_ckpt), lane_hint, memory_mib)
-            self._agents[agent_id] = _Agent(id=agent_id, served=served, params=params or {}, turn=asyncio.Lock())
+            served = await self._checkpoints.serve(str(model_ckpt), lane_hint, memory_mib)
+            self._agents[agent_id] = LaneAgent(agent_id, served, params or {})
 
     async def resume_lane(self, lane: int) -> None:
         """Use the device of a lane again, which was left alone: somebody has seen to it.
@@ -248,7 +169,7 @@ class InferenceEngine:
 
     def status(self) -> EngineStatus:
         """Describe lanes, models and agents at this moment; nothing is started for it."""
-        return engine_status(self._pool, self._turnstile, self._runs)
+        return engine_status(self._pool, self._runs, self._agents.values())
 
     # Runs
 
@@ -274,24 +195,19 @@ class InferenceEngine:
         """
         if step not in ("think", "plan", "act"):
             raise ValueError(f"step: {step!r} is none; give 'think', 'plan' or 'act'")
-        await self._started()
+        await self._start()
         agent = self._agents.get(agent_id)
         if agent is None:
             raise UnknownAgent(agent_id)
-        request = structs.replace(
-            self._request(prompt, () if step == "think" else self._tools),
-            job_name=agent_id,
-            params=laid_over({**agent.params, **(params or {})}, {"max_tokens": max_tokens}),
-            adapter=agent.served.adapter,
-        )
+        request = self._prompts.request(agent, prompt, step, max_tokens, params or {})
         try:
             async with asyncio.timeout(deadline_s), agent.turn:
-                answer = await self._runs.ask(agent.id, agent.served.model, request, self._base.timeouts.refusal_s)
+                answer = await self._runs.ask(agent, request, self._base.timeouts.refusal_s)
         except TimeoutError as error:
             model = agent.served.model
             why = f"no answer within {deadline_s or 0:g} s; {model}: {self._pool.trouble_of(model)}"
             raise InferenceFailed(agent.id, FailureReason.DEADLINE, why) from error
-        return _said(answer, step)
+        return words_of(answer, step)
 
     async def batch_run(self, requests: Sequence[InferenceRequest]) -> list[str]:
         """Return the answers of several runs, in the order of ``requests``; they queue in that order.
@@ -301,18 +217,7 @@ class InferenceEngine:
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                running = [
-                    tasks.create_task(
-                        self.run(
-                            each["agent_id"],
-                            each["prompt"],
-                            step=each["step"],
-                            max_tokens=each["max_tokens"],
-                            params=each.get("params"),
-                        )
-                    )
-                    for each in requests
-                ]
+                running = [tasks.create_task(self.run(**each)) for each in requests]
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         return [task.result() for task in running]
@@ -321,31 +226,14 @@ class InferenceEngine:
 
     async def events(self) -> AsyncIterator[News]:
         """Yield what happens to lanes and agents until ``shutdown``; a reader that lags loses the oldest."""
-        await self._started()
-        async for news in self._readers.follow():
+        await self._start()
+        async for news in self._news.follow():
             yield news
 
-    def _agents_on(self, lane: str, model: str) -> list[str]:
-        """List the agents that work on a lane: those that were there last, and those pinned there that were nowhere."""
-        return [
-            agent.id
-            for agent in self._agents.values()
-            if agent.served.model == model and (self._runs.last_lane(agent.id) or self._pool.hints.get(model)) == lane
-        ]
-
-    def _note_swap(self, swap: Swap) -> None:
-        self._readers.tell(
-            News(
-                event="swap", time=time.time(), lane=swap.lane, model=swap.model, left=swap.left,
-                because=swap.because, seconds=swap.seconds,
-            )
-        )  # fmt: skip
-
-    def _changed(self, worker: SupervisedWorker) -> None:
+    def _note_change(self, worker: SupervisedWorker) -> None:
         self._pool.note_change(worker)
-        for news in self._news.news_of(worker):
-            self._readers.tell(news)
-        self._turnstile.start_runs()
+        self._news.report(worker)
+        self._runs.start_runs()
 
     # Life
 
@@ -357,34 +245,61 @@ class InferenceEngine:
             self._is_closed = True
             self._pool.close()
             self._runs.close()
-            if self._site is not None:
-                await self._site.end()
-            self._readers.close()
+            if self._owner is not None:
+                async with anyio.create_task_group() as tasks:
+                    for worker in (worker for lane in self._pool.lanes for worker in lane):
+                        tasks.start_soon(_end_engine, worker)
+                self._owner.cancel()
+                await asyncio.wait([self._owner], timeout=CLOSING_S)
+            self._news.close()
             if self._log is not None:
                 await asyncio.to_thread(self._log.close)
 
-    async def _started(self) -> Site:
+    async def _start(self) -> None:
         async with self._starting:
             if self._is_closed or self._runs.is_closed:
                 raise EngineClosed(self._runs.because)
-            if self._site is None:
-                self._site = await Site.open(self._pool, self._state_dir, self._runs.close)
-            return self._site
+            if self._owner is None or self._owner.done():
+                self._is_up = asyncio.Event()
+                self._owner = asyncio.create_task(self._own_tasks(self._is_up), name="inference engine")
+            await self._is_up.wait()
+            if self._owner.done():
+                await self._owner  # raises why it could not start
+
+    async def _own_tasks(self, is_up: asyncio.Event) -> None:
+        try:
+            async with (
+                offloading(),
+                open_registry(self._base.state_dir) as registry,
+                anyio.create_task_group() as tasks,
+            ):
+                gate = StartGate()
+                self._checkpoints.start = lambda worker: tasks.start_soon(worker.run, registry, gate)
+                tasks.start_soon(patrol)
+                await tasks.start(self._pool.run, gate)
+                tasks.start_soon(self._pool.look_after_devices)
+                is_up.set()
+                await anyio.sleep_forever()
+        except Exception as error:
+            if not is_up.is_set():
+                raise
+            cause: BaseException = error
+            while isinstance(cause, BaseExceptionGroup):
+                cause = cause.exceptions[0]
+            logger.exception("the inference engine has ended by a defect of Roundhouse")
+            self._runs.close(f"the engine has ended by a defect of Roundhouse: {type(cause).__name__}: {cause}")
+        finally:
+            is_up.set()
 
 
-def _said(answer: Answer, step: Step) -> str:
-    if step == "act":
-        return read_markup(answer.text).words
-    if step == "plan":
-        return without_thoughts(answer.text)
-    return f"<thinking>{answer.reasoning}</thinking>\n{answer.text}" if answer.reasoning else answer.text
+async def _end_engine(worker: SupervisedWorker) -> None:
+    with suppress(StopTimedOut):  # its guardian goes on trying, and the log says so
+        await worker.end_engine("the engine is shut down")
 
 
-def _cache_flags(engine: EngineKind, *, is_on: bool) -> dict[str, Flag]:
-    if engine is not EngineKind.VLLM:
-        return {}
-    return {"enable-prefix-caching": True} if is_on else {"no-enable-prefix-caching": True}
-
-
-def _cache_params(engine: EngineKind, *, is_on: bool) -> dict[str, Any]:
-    return {} if engine is EngineKind.VLLM else {"cache_prompt": is_on}
+def _caching(spec: WorkerSpec, *, is_on: bool) -> WorkerSpec:
+    """Return a specification of engines that keep prefixes of prompts, or do not, unless its own words say so."""
+    if spec.engine is EngineKind.VLLM:
+        flag = "enable-prefix-caching" if is_on else "no-enable-prefix-caching"
+        return replace(spec, args={flag: True, **spec.args})
+    return replace(spec, params={"cache_prompt": is_on, **spec.params})

@@ -17,6 +17,7 @@ from roundhouse.inference.event_log import INFER_DONE, INFER_START, replay
 from roundhouse.inference.failures import AgentExists, EngineClosed, InferenceFailed, NoLane, UnknownAgent
 from service.errors import ConfigError
 from tests.conftest import ENGINE_PROGRAM
+from tests.harness.agents import engine_for_agents
 from tests.harness.service import recorded
 from tests.harness.waiting import LIMIT_S, wait_until
 from workers.errors import InvalidSpec
@@ -28,7 +29,7 @@ LIMIT = 3 * LIMIT_S
 
 
 def engine(first_port: int, *, count: int = 2, flags: dict[str, Any] | None = None, **fields: Any) -> InferenceEngine:  # noqa: ANN401
-    return InferenceEngine(
+    return engine_for_agents(
         engine="llama-server",
         command=(sys.executable, "-I", "-S", str(ENGINE_PROGRAM)),
         args=flags or {},
@@ -141,7 +142,7 @@ async def test_invalid_calls_are_refused_at_once(free_ports: Callable[[int], int
         await game.register_agent(agent_id="a", model_ckpt="m")
         with pytest.raises(AgentExists, match="'a' is registered already"):
             await game.register_agent(agent_id="a", model_ckpt="m")
-        other = InferenceEngine(engine="llama-server", command=["no-such-server"])
+        other = engine_for_agents(engine="llama-server", command=["no-such-server"])
         with pytest.raises(InvalidSpec, match="no such program: 'no-such-server'"):
             await other.register_agent(agent_id="a", model_ckpt="m")
         await other.shutdown()

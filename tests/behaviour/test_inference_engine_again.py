@@ -13,8 +13,9 @@ import psutil
 import pytest
 
 from roundhouse import InferenceEngine
-from roundhouse.inference import inference_engine
+from roundhouse.inference import agent_prompts
 from tests.conftest import ENGINE_PROGRAM
+from tests.harness.agents import engine_for_agents
 from tests.harness.service import recorded
 from tests.harness.waiting import LIMIT_S, wait_until
 from workers import request_runner
@@ -26,7 +27,7 @@ LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 
 def engine(first_port: int, *, count: int = 1, flags: dict[str, Any] | None = None, **fields: Any) -> InferenceEngine:  # noqa: ANN401
-    return InferenceEngine(
+    return engine_for_agents(
         engine="llama-server",
         command=(sys.executable, "-I", "-S", str(ENGINE_PROGRAM)),
         args=flags or {},
@@ -60,7 +61,7 @@ async def test_a_prompt_has_the_time_of_its_run(
     tmp_path: Path, free_ports: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A game goes on for days; the time of the constructor would be in each of its prompts."""
-    for module in (inference_engine, request_runner):
+    for module in (agent_prompts, request_runner):
         monkeypatch.setattr(module, "datetime", _Days, raising=False)
     monkeypatch.setattr(_Days, "passed", timedelta())
     record = tmp_path / "record"
@@ -126,7 +127,7 @@ async def test_an_agent_is_notified_when_its_lane_is_back(free_ports: Callable[[
 @pytest.mark.parametrize("name", ["no/such", "./no/such", "roundhouse:enormous", "hf:not-a-repository"])
 async def test_a_missing_checkpoint_is_refused_at_registration(free_ports: Callable[[int], int], name: str) -> None:
     """The run would wait for ever while its engine ends at each start."""
-    game = InferenceEngine(engine="embedded", max_agents_per_gpu=1, ports=(port := free_ports(1), port))
+    game = engine_for_agents(engine="embedded", max_agents_per_gpu=1, ports=(port := free_ports(1), port))
     async with asyncio.timeout(LIMIT), game:
         with pytest.raises((InvalidSpec, ModelUnavailable), match=name.rpartition("/")[2]):
             await game.register_agent(agent_id="a", model_ckpt=name)
@@ -150,7 +151,7 @@ async def test_a_checkpoint_that_no_engine_loads_is_refused_at_registration(
     (tmp_path / "vllm").chmod(0o755)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    game = InferenceEngine(engine=engine, max_agents_per_gpu=1, ports=(port := free_ports(1), port))
+    game = engine_for_agents(engine=engine, max_agents_per_gpu=1, ports=(port := free_ports(1), port))
     async with asyncio.timeout(LIMIT), game:
         with pytest.raises(InvalidSpec, match=told):
             await game.register_agent(agent_id="a", model_ckpt=name)
@@ -160,7 +161,7 @@ async def test_a_checkpoint_may_have_the_names_that_a_configuration_takes(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
     """The tiny model is made where it is wanted, and answers."""
-    game = InferenceEngine(
+    game = engine_for_agents(
         engine="embedded", max_agents_per_gpu=1, ports=(port := free_ports(1), port), context=512,
         args={"threads": 1}, state_dir=tmp_path,
     )  # fmt: skip

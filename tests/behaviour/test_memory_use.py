@@ -14,6 +14,7 @@ import pytest
 from roundhouse import InferenceEngine
 from service.api.routes.workers import shown_lane
 from tests.conftest import ENGINE_PROGRAM
+from tests.harness.agents import engine_for_agents
 from tests.harness.devices import FIRST, LOOK_S, Machine
 from tests.harness.waiting import LIMIT_S, wait_until
 from workers.devices.device_health import DeviceHealth
@@ -27,7 +28,7 @@ CONTEXT = 64
 
 
 def engine(first_port: int, *, count: int) -> InferenceEngine:
-    return InferenceEngine(
+    return engine_for_agents(
         engine="llama-server",
         command=(sys.executable, "-I", "-S", str(ENGINE_PROGRAM)),
         max_agents_per_gpu=count,

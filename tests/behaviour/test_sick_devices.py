@@ -21,6 +21,7 @@ from service.api.routes.workers import lanes_router, workers_router
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
 from tests.conftest import ENGINE_PROGRAM, SpecFactory
+from tests.harness.agents import engine_for_agents
 from tests.harness.devices import FIRST, GPUS, SECOND, TOTAL_MIB, Machine
 from tests.harness.waiting import LIMIT_S, wait_until
 from workers.devices.device import DeviceMemory
@@ -47,7 +48,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def engine(first_port: int, **fields: Any) -> InferenceEngine:  # noqa: ANN401
     """Return one with a lane on each of the two GPUs."""
-    return InferenceEngine(
+    return engine_for_agents(
         engine="llama-server",
         command=(sys.executable, "-I", "-S", str(ENGINE_PROGRAM)),
         max_agents_per_gpu=1,

@@ -42,7 +42,7 @@ def test_a_program_prints_what_its_page_says(
     """In an empty folder; only ports are others, since several tests run at once."""
     port = free_ports(2)
     text = program(page, name).replace("port=9100", f"port={port}")
-    text = text.replace("InferenceEngine(\n", f"InferenceEngine(\n        ports=({port}, {port + 1}),\n")
+    text = text.replace("        spec,\n", f"        spec,\n        ports=({port}, {port + 1}),\n")
     (tmp_path / name).write_text(text)
     ran = subprocess.run(
         [sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False

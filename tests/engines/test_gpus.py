@@ -10,13 +10,13 @@ from pathlib import Path
 import anyio
 import pytest
 
-from roundhouse import InferenceEngine
 from roundhouse.inference.event_log import INFER_DONE, replay
 from service.config.load import load_config
 from service.config.machine_plan import first_devices
 from service.config.workers import worker_specs
 from tests.behaviour.test_inference_engine import LIMIT, say
 from tests.conftest import ENGINE_PROGRAM
+from tests.harness.agents import engine_for_agents
 from workers.devices.device import check_devices
 from workers.devices.device_health import DeviceHealth, check_view
 from workers.devices.discovery import find_gpus, host_memory_mib
@@ -84,7 +84,7 @@ async def test_agents_are_spread_over_this_machine(tmp_path: Path, free_ports: C
     count = len(lanes_of(find_gpus(), LayoutPolicy(max_agents_per_gpu=1), host_memory_mib()))
     log = tmp_path / "events.jsonl"
     first = free_ports(count)
-    town = InferenceEngine(
+    town = engine_for_agents(
         engine="llama-server",
         command=(sys.executable, "-I", "-S", str(ENGINE_PROGRAM)),
         max_agents_per_gpu=1,

@@ -15,6 +15,7 @@ from tests.behaviour.test_inference_engine import processes, say
 from tests.engines.adapters import write_peft_adapter
 from tests.engines.checkpoint import write_checkpoint
 from tests.engines.subjects import VLLM_ENVIRONMENT
+from tests.harness.agents import engine_for_agents
 from workers.spec import Flag
 
 LIMIT_S: Final = 400.0  # a start takes some 20 s, and up to 60 s beside another
@@ -36,7 +37,7 @@ def vllm(
 ) -> InferenceEngine:
     """Return an engine with so many lanes on the CPU, or with one for so many checkpoints in layout A."""
     first = ports(count)
-    return InferenceEngine(
+    return engine_for_agents(
         command=(python, *(program or ("-m", "vllm.entrypoints.openai.api_server"))),
         env=VLLM_ENVIRONMENT,
         max_agents_per_gpu=count,

@@ -30,10 +30,11 @@ asyncio.run(main())
 AGENTS = """
 import asyncio
 import psutil
-from roundhouse import InferenceEngine
+from roundhouse import EngineKind, InferenceEngine, WorkerSpec
 
 async def main():
-    game = InferenceEngine(engine="llama-server", command={command}, max_agents_per_gpu=1, ports=({port}, {port}))
+    spec = WorkerSpec(engine=EngineKind.LLAMA_SERVER, command={command})
+    game = InferenceEngine(spec, max_agents_per_gpu=1, ports=({port}, {port}))
     await game.register_agent(agent_id="a", model_ckpt="town")
     await game.run("a", "Who?", step="act", max_tokens=3)
     print(*(each.pid for each in psutil.Process().children(recursive=True)), flush=True)

@@ -11,6 +11,7 @@ from roundhouse import InferenceEngine
 from roundhouse.inference.event_log import INFER_START, replay
 from tests.conftest import ENGINE_PROGRAM
 from tests.engines.adapters import write_gguf_adapter, write_peft_adapter
+from tests.harness.agents import engine_for_agents
 from tests.harness.programs import PROGRAMS
 from tests.harness.waiting import wait_until
 from workers.states import WorkerState
@@ -31,7 +32,7 @@ def llama(ports: Callable[[int], int], *, lanes: int = 1, count: int = 3, **fiel
     """Return an engine of layout A, with so many lanes of so many checkpoints."""
     first = ports(lanes)
     given = {"engine": "llama-server", "command": LLAMA, "layout": "A", **fields}
-    return InferenceEngine(max_agents_per_gpu=count, ports=(first, first + lanes - 1), **given)
+    return engine_for_agents(max_agents_per_gpu=count, ports=(first, first + lanes - 1), **given)
 
 
 def vllm(ports: Callable[[int], int], folder: Path, **fields: Any) -> InferenceEngine:  # noqa: ANN401

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from roundhouse import InferenceEngine
 from tests.behaviour.test_lanes import lanes_at, lanes_of, talk, turns_of
+from tests.harness.agents import engine_for_agents
 from tests.harness.service import Document, Service, serving
 from tests.harness.sleeping import BEGIN, COMMAND, END, SLEEP, WAKE, Told
 from tests.harness.waiting import LIMIT_S, is_alive, wait_for, wait_until
@@ -142,7 +142,7 @@ async def test_agents_hear_nothing_of_an_engine_that_dies_asleep(
     """The lane is another's, and goes on; the next run of its own agent has another engine."""
     told = Told(tmp_path)
     port = free_ports(1)
-    game = InferenceEngine(
+    game = engine_for_agents(
         command=COMMAND,
         args=told.args("any", **{"enable-sleep-mode": True}),
         max_agents_per_gpu=1,

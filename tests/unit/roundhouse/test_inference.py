@@ -1,21 +1,30 @@
-"""The parts of the inference engine that need no engine: pins, patience, the log of events and its replay."""
+"""The parts of the inference engine that need no engine: pins, endings, the queue, news, the log and its replay."""
 
 import asyncio
+from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio.lowlevel
 import pytest
+from msgspec.structs import replace
 
 from roundhouse.inference.checkpoints import Allocator
 from roundhouse.inference.event_log import EventLog, replay
-from roundhouse.inference.failures import EngineClosed, NoLane
-from roundhouse.inference.runs import MOST_DEATHS, Patience, Turnstile
+from roundhouse.inference.failures import InferenceFailed, NoLane
+from roundhouse.inference.lane_news import REMEMBERED, LaneAgent, LaneNews, Served
+from roundhouse.inference.runs import AgentRuns, WaitingRun
+from service.scheduling.core.deaths import MOST_DEATHS
 from workers.devices.device import Gpu
 from workers.devices.layout import Lane, LayoutPolicy, lanes_of
 from workers.lanes.lane_pool import LanePool
 from workers.lanes.lane_spec import memory_need
+from workers.lanes.swap_log import Swap
 from workers.outcome import EngineFailed, FailureReason
 from workers.spec import EngineKind, WorkerSpec
+
+
+def waiting_run() -> WaitingRun:
+    return WaitingRun(1, LaneAgent("a", Served(model="m", lane="lane-0"), {}))
 
 
 def lanes(gpus: int, each: int = 2) -> tuple[Lane, ...]:
@@ -36,7 +45,6 @@ class TestAllocator:
         allocator = Allocator(lanes(2))
         assert allocator.pin("m", None, hint=3).number == 3
         assert allocator.pin("m", None, hint=0).number == 3
-        assert allocator.lane_of("m").number == 3
 
     def test_where_there_is_no_place_the_reason_is_told(self) -> None:
         """A hint that is no lane, and a checkpoint that no device has room for."""
@@ -59,47 +67,75 @@ class TestAllocator:
             Allocator(small).pin("m", need.least)
 
 
-class TestPatience:
+class TestRun:
     def test_deaths_are_counted_but_for_those_from_outside(self) -> None:
         """A run that may be their cause is not tried for ever; one that only saw them is."""
-        patience = Patience()
-        died = EngineFailed(reason=FailureReason.ENGINE_DIED, detail="", brought_down=True)
+        run = waiting_run()
+        died = EngineFailed(reason=FailureReason.ENGINE_DIED, detail="it exited", brought_down=True)
         killed = EngineFailed(reason=FailureReason.ENGINE_DIED, detail="", brought_down=True, is_outside=True)
-        assert {patience.pause_s(killed, 0.0, 1.0) for _ in range(50)} == {0.0}
-        assert [patience.pause_s(died, 0.0, 1.0) for _ in range(MOST_DEATHS)] == [0.0] * (MOST_DEATHS - 1) + [None]
+        for _ in range(50):
+            run.judge(killed, 1.0, 1.0)
+        for _ in range(MOST_DEATHS - 1):
+            run.judge(died, 1.0, 1.0)
+        with pytest.raises(InferenceFailed, match="poisoned: it exited") as failed:
+            run.judge(died, 1.0, 1.0)
+        assert failed.value.reason == "poisoned"
 
-    def test_refusals_are_borne_for_their_time(self) -> None:
-        """With pauses that grow, or the engine's own word for when to come again."""
-        patience = Patience()
-        refused = EngineFailed(reason=FailureReason.ENGINE_REJECTED, detail="", brought_down=False)
-        assert [patience.pause_s(refused, at, 10.0) for at in (0.0, 1.0, 9.0)] == [0.1, 0.2, 0.4]
-        later = EngineFailed(reason=FailureReason.ENGINE_REJECTED, detail="", brought_down=False, retry_after_s=7.0)
-        assert patience.pause_s(later, 9.5, 10.0) == 7.0
-        assert patience.pause_s(refused, 10.0, 10.0) is None
-        assert Patience().pause_s(refused, 1e9, None) == 0.1
+    def test_refusals_are_borne_like_those_of_a_turn(self) -> None:
+        """For their time, or for ever; but not ten times by engines that answer others."""
+        refused = EngineFailed(reason=FailureReason.ENGINE_REJECTED, detail="500", brought_down=False)
+        run, patient = waiting_run(), waiting_run()
+        run.judge(refused, 1.0, 10.0)  # the first starts the clock
+        run.judge(refused, 6.0, 10.0)
+        with pytest.raises(InferenceFailed, match="engine_rejected: 500"):
+            run.judge(refused, 6.0, 10.0)
+        for _ in range(50):
+            patient.judge(refused, 60.0, None)
+        proved = replace(refused, is_proved=True)
+        for _ in range(9):
+            patient.judge(proved, 1.0, None)
+        with pytest.raises(InferenceFailed, match="engine_rejected: 500"):
+            patient.judge(proved, 1.0, None)
 
 
-class TestTurnstile:
+class TestQueue:
     async def test_a_run_that_was_cancelled_is_given_nothing(self) -> None:
         """Its task has not run yet: neither a shutdown nor a free slot at that moment breaks over it."""
-        turnstile = Turnstile(LanePool(), "fair")
-        waiting = asyncio.create_task(turnstile.enter("m"))
+        runs = AgentRuns(LanePool(), "fair", LaneNews({}), None, emulates=False)
+        waiting = asyncio.create_task(runs.wait_seat(waiting_run()))
         await anyio.lowlevel.checkpoint()
         waiting.cancel()
-        turnstile.start_runs()
-        turnstile.fail_all(lambda: EngineClosed("over"))
+        runs.start_runs()
+        runs.close("over")
         with pytest.raises(asyncio.CancelledError):
             await waiting
 
     async def test_a_cancel_behind_a_shutdown_is_a_cancel(self) -> None:
         """A run that was told of the end and is cancelled then has no slot to give back."""
-        turnstile = Turnstile(LanePool(), "fair")
-        waiting = asyncio.create_task(turnstile.enter("m"))
+        runs = AgentRuns(LanePool(), "fair", LaneNews({}), None, emulates=False)
+        waiting = asyncio.create_task(runs.wait_seat(waiting_run()))
         await anyio.lowlevel.checkpoint()
-        turnstile.fail_all(lambda: EngineClosed("over"))
+        runs.close("over")
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
+
+
+class TestNews:
+    async def test_a_reader_that_lags_loses_the_oldest_and_sees_the_end(self) -> None:
+        """Each reader begins with the news after it came; unread news come before the end."""
+        news = LaneNews({})
+        behind = news.follow()
+        first = asyncio.ensure_future(anext(behind))
+        await anyio.lowlevel.checkpoint()
+        now = datetime.now(UTC)
+        for number in range(REMEMBERED + 2):
+            news.report_swap(
+                Swap(lane="lane-0", model=str(number), left=None, because="", seconds=1.0, number=1, at=now)
+            )
+        news.close()
+        left = [await first, *[each async for each in behind]]
+        assert [each["model"] for each in left] == [str(number) for number in range(3, REMEMBERED + 2)]
 
 
 class TestEventLog:

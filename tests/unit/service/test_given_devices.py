@@ -19,6 +19,7 @@ from service.config.load import load_config
 from service.config.machine_plan import first_devices
 from service.config.workers import worker_specs
 from service.errors import ConfigError
+from tests.harness.agents import engine_for_agents
 from tests.harness.nvml_machine import GB10, H100, SLICES, T4, built
 from tests.harness.stand_ins import NVML_LIBRARY, take_nvml
 from workers.engine.launch import command_for
@@ -198,7 +199,7 @@ def test_who_needs_a_gpu_is_told_what_mends_the_driver(
 def test_an_inference_engine_on_the_cpu_needs_no_driver(told: pytest.MonkeyPatch) -> None:
     """The embedded one of the wheel computes there."""
     told.setenv("STAND_IN_INIT", "18")
-    assert all(lane.device.is_cpu for lane in InferenceEngine(engine="embedded").lanes)
+    assert all(lane.device.is_cpu for lane in engine_for_agents(engine="embedded").lanes)
     with pytest.raises(DevicesUnreadable, match="reboot"):
         InferenceEngine()
 
