@@ -16,7 +16,7 @@ from typing import Final
 
 from roundhouse.inference.checkpoint_files import GGUF, base_of, check_adapter, check_spec, fetch_checkpoint
 from roundhouse.inference.failures import NoLane
-from roundhouse.inference.lane_news import Served
+from roundhouse.inference.lane_agents import Served
 from workers.adapters.provision import bring
 from workers.devices.layout import Lane, Layout
 from workers.engine.launch.vllm import socket_of

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from roundhouse.inference.lane_news import LaneAgent
+from roundhouse.inference.lane_agents import LaneAgent
 from roundhouse.inference.runs import AgentRuns
 from workers.health.incident import WorkerSnapshot
 from workers.lanes.lane_pool import LanePool

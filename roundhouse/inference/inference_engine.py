@@ -15,12 +15,12 @@ from typing import Final, NotRequired, Self, TypedDict
 import anyio
 from msgspec import structs
 
-from roundhouse.inference.agent_prompts import AgentPrompts, Step, words_of
 from roundhouse.inference.checkpoints import Checkpoints
 from roundhouse.inference.engine_status import EngineStatus, engine_status
 from roundhouse.inference.event_log import EventLog
 from roundhouse.inference.failures import AgentExists, EngineClosed, InferenceFailed, NoLane, UnknownAgent
-from roundhouse.inference.lane_news import LaneAgent, LaneNews, News
+from roundhouse.inference.lane_agents import AgentPrompts, LaneAgent, Step, words_of
+from roundhouse.inference.lane_news import LaneNews, News
 from roundhouse.inference.runs import AgentRuns, Order
 from service.config.inventory import lanes_for
 from workers.devices.device_health import DeviceHealth
@@ -108,6 +108,7 @@ class InferenceEngine:
         self._log = EventLog(Path(event_log)) if event_log is not None else None
         self._runs = AgentRuns(self._pool, scheduler_policy, self._news, self._log, emulates=emulate_latency)
         self._owner: asyncio.Task[None] | None = None  # any task of the caller's may ask for its tasks
+        self._is_up = asyncio.Event()  # the tasks of the owner run, or could not start
         self._starting, self._registering = asyncio.Lock(), asyncio.Lock()
         self._is_closed = False
 

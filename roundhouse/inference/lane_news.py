@@ -5,36 +5,13 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Final
 
-import msgspec
-
+from roundhouse.inference.lane_agents import LaneAgent
 from workers.lanes.swap_log import Swap
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
 
 REMEMBERED: Final = 10_000  # events that a slow reader may be behind
 News = dict[str, Any]  # ``event``, ``time`` in seconds since the epoch, and what the event is about
-
-
-class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of a checkpoint: the model of the lanes, its pinned lane, and its adapter if it has one."""
-
-    model: str
-    lane: str
-    adapter: str | None = None
-
-
-class LaneAgent:
-    """An agent and the place of its checkpoint; ``params`` are the generation parameters of all its runs."""
-
-    def __init__(self, agent_id: str, served: Served, params: Mapping[str, object]) -> None:
-        self.id = agent_id
-        self.served = served
-        self.params = params
-        self.turn = asyncio.Lock()  # its runs are done in their order
-        self.last_lane = ""  # where its last run was
-
-    def __repr__(self) -> str:
-        return f"<LaneAgent {self.id} {self.served}>"
 
 
 class LaneNews:

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from roundhouse.inference.event_log import INFER_DONE, INFER_START, EventLog
 from roundhouse.inference.failures import EngineClosed, InferenceFailed
-from roundhouse.inference.lane_news import LaneAgent, LaneNews
+from roundhouse.inference.lane_agents import LaneAgent
+from roundhouse.inference.lane_news import LaneNews
 from service.conversations.record.transcript import Charges
 from service.scheduling.core.blame import BlameVerdict
 from service.scheduling.core.deaths import MOST_DEATHS

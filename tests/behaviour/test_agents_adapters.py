@@ -9,9 +9,9 @@ import psutil
 import pytest
 
 from roundhouse.inference.event_log import INFER_DONE, replay
-from tests.behaviour.test_inference_engine import LIMIT, say
 from tests.engines.adapters import write_gguf_adapter
 from tests.harness.adapted import HOLD, LLAMA, asked, gguf, is_started, llama, peft, register, states, told, vllm
+from tests.harness.agents import LIMIT, say
 from tests.harness.waiting import wait_until
 from workers.errors import InvalidSpec
 from workers.states import WorkerState

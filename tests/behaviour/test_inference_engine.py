@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -12,39 +11,22 @@ from typing import Any, Literal
 import psutil
 import pytest
 
-from roundhouse import InferenceEngine, InferenceRequest
+from roundhouse import InferenceRequest
 from roundhouse.inference.event_log import INFER_DONE, INFER_START, replay
 from roundhouse.inference.failures import AgentExists, EngineClosed, InferenceFailed, NoLane, UnknownAgent
 from service.errors import ConfigError
 from tests.conftest import ENGINE_PROGRAM
-from tests.harness.agents import engine_for_agents
+from tests.harness.agents import LIMIT, engine, engine_for_agents, say
 from tests.harness.service import recorded
-from tests.harness.waiting import LIMIT_S, wait_until
+from tests.harness.waiting import wait_until
 from workers.errors import InvalidSpec
 from workers.policy.placement import Placement
 from workers.tools.calls import ToolLimits
 from workers.tools.runner import PythonTools
 
-LIMIT = 3 * LIMIT_S
-
-
-def engine(first_port: int, *, count: int = 2, flags: dict[str, Any] | None = None, **fields: Any) -> InferenceEngine:  # noqa: ANN401
-    return engine_for_agents(
-        engine="llama-server",
-        command=(sys.executable, "-I", "-S", str(ENGINE_PROGRAM)),
-        args=flags or {},
-        max_agents_per_gpu=count,
-        ports=(first_port, first_port + count - 1),
-        **fields,
-    )
-
 
 def processes() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
-
-
-async def say(lanes: InferenceEngine, agent: str, prompt: str = "Who?", **fields: Any) -> str:  # noqa: ANN401
-    return await lanes.run(agent, prompt, **{"step": "act", "max_tokens": 9, **fields})
 
 
 async def test_a_game_of_three_agents_on_two_slots_runs_in_the_fair_order(

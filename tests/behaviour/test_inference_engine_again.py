@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
@@ -12,33 +11,15 @@ from typing import Any, Self
 import psutil
 import pytest
 
-from roundhouse import InferenceEngine
-from roundhouse.inference import agent_prompts
-from tests.conftest import ENGINE_PROGRAM
-from tests.harness.agents import engine_for_agents
+from roundhouse.inference import lane_agents
+from tests.harness.agents import LIMIT, engine, engine_for_agents, say
 from tests.harness.service import recorded
 from tests.harness.waiting import LIMIT_S, wait_until
 from workers import request_runner
 from workers.errors import InvalidSpec, ModelUnavailable
 from workers.tools.runner import PythonTools
 
-LIMIT = 3 * LIMIT_S
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-
-
-def engine(first_port: int, *, count: int = 1, flags: dict[str, Any] | None = None, **fields: Any) -> InferenceEngine:  # noqa: ANN401
-    return engine_for_agents(
-        engine="llama-server",
-        command=(sys.executable, "-I", "-S", str(ENGINE_PROGRAM)),
-        args=flags or {},
-        max_agents_per_gpu=count,
-        ports=(first_port, first_port + count - 1),
-        **fields,
-    )
-
-
-async def say(lanes: InferenceEngine, agent: str, prompt: str = "Who?", **fields: Any) -> str:  # noqa: ANN401
-    return await lanes.run(agent, prompt, **{"step": "act", "max_tokens": 9, **fields})
 
 
 class _Days(datetime):
@@ -61,12 +42,16 @@ async def test_a_prompt_has_the_time_of_its_run(
     tmp_path: Path, free_ports: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A game goes on for days; the time of the constructor would be in each of its prompts."""
-    for module in (agent_prompts, request_runner):
+    for module in (lane_agents, request_runner):
         monkeypatch.setattr(module, "datetime", _Days, raising=False)
     monkeypatch.setattr(_Days, "passed", timedelta())
     record = tmp_path / "record"
     game = engine(
-        free_ports(1), flags={"record": str(record)}, tools=[LOOK], tool_runner=PythonTools({"look": lambda: "a wall"})
+        free_ports(1),
+        count=1,
+        flags={"record": str(record)},
+        tools=[LOOK],
+        tool_runner=PythonTools({"look": lambda: "a wall"}),
     )
     async with asyncio.timeout(LIMIT), game:
         await game.register_agent(agent_id="a", model_ckpt="m")
@@ -86,7 +71,7 @@ async def test_a_model_learns_the_markup_if_its_author_wants_it(
     """Without tools too: nothing else explains ``<answer>`` and ``<wait/>``."""
     record = tmp_path / "record"
     flags = {"record": str(record)}
-    async with asyncio.timeout(LIMIT), engine(free_ports(1), flags=flags, system="A town.", bios=bios) as game:
+    async with asyncio.timeout(LIMIT), engine(free_ports(1), count=1, flags=flags, system="A town.", bios=bios) as game:
         await game.register_agent(agent_id="a", model_ckpt="m")
         await say(game, "a", "PROMPT-x")
     (beginning,) = beginnings(record, "PROMPT-x")
@@ -97,7 +82,7 @@ async def test_a_model_learns_the_markup_if_its_author_wants_it(
 async def test_an_agent_is_notified_when_its_lane_is_back(free_ports: Callable[[int], int]) -> None:
     """Each agent that was notified of the loss, by its name: a game has no table of lanes and agents."""
     told: list[dict[str, Any]] = []
-    game = engine(free_ports(1))
+    game = engine(free_ports(1), count=1)
     async with asyncio.timeout(LIMIT), game:
 
         async def follow() -> None:

@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from roundhouse import InferenceEngine, InferenceFailed, InferenceRequest, replay
-from tests.behaviour.test_inference_engine import LIMIT, engine, processes, say
+from tests.behaviour.test_inference_engine import processes
 from tests.harness.adapted import vllm
+from tests.harness.agents import LIMIT, engine, say
 from tests.harness.frozen import frozen_text
 from tests.harness.service import recorded
 from tests.harness.waiting import wait_until

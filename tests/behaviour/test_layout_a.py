@@ -9,7 +9,6 @@ import pytest
 
 from roundhouse.inference.event_log import INFER_DONE, INFER_START
 from roundhouse.inference.failures import NoLane
-from tests.behaviour.test_inference_engine import LIMIT, say
 from tests.engines.adapters import write_gguf_adapter
 from tests.harness.adapted import (
     HOLD,
@@ -27,6 +26,7 @@ from tests.harness.adapted import (
     told,
     vllm,
 )
+from tests.harness.agents import LIMIT, say
 from tests.harness.waiting import wait_until
 
 # One server

@@ -4,7 +4,6 @@ It corrects placement.
 """
 
 import asyncio
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +12,8 @@ import pytest
 
 from roundhouse import InferenceEngine
 from service.api.routes.workers import shown_lane
-from tests.conftest import ENGINE_PROGRAM
-from tests.harness.agents import engine_for_agents
+from tests.harness.agents import engine as scripted_engine
+from tests.harness.agents import say
 from tests.harness.devices import FIRST, LOOK_S, Machine
 from tests.harness.waiting import LIMIT_S, wait_until
 from workers.devices.device_health import DeviceHealth
@@ -28,17 +27,7 @@ CONTEXT = 64
 
 
 def engine(first_port: int, *, count: int) -> InferenceEngine:
-    return engine_for_agents(
-        engine="llama-server",
-        command=(sys.executable, "-I", "-S", str(ENGINE_PROGRAM)),
-        max_agents_per_gpu=count,
-        ports=(first_port, first_port + 3),
-        context=CONTEXT,
-    )
-
-
-async def say(game: InferenceEngine, agent: str) -> None:
-    await game.run(agent, "Who?", step="act", max_tokens=9)
+    return scripted_engine(first_port, count=count, ports=(first_port, first_port + 3), context=CONTEXT)
 
 
 def seen(game: InferenceEngine) -> dict[str, int]:

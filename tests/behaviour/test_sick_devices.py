@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +19,9 @@ from roundhouse.inference.failures import InferenceFailed, NoLane
 from service.api.routes.workers import lanes_router, workers_router
 from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
-from tests.conftest import ENGINE_PROGRAM, SpecFactory
-from tests.harness.agents import engine_for_agents
+from tests.conftest import SpecFactory
+from tests.harness.agents import engine as scripted_engine
+from tests.harness.agents import say
 from tests.harness.devices import FIRST, GPUS, SECOND, TOTAL_MIB, Machine
 from tests.harness.waiting import LIMIT_S, wait_until
 from workers.devices.device import DeviceMemory
@@ -48,17 +48,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def engine(first_port: int, **fields: Any) -> InferenceEngine:  # noqa: ANN401
     """Return one with a lane on each of the two GPUs."""
-    return engine_for_agents(
-        engine="llama-server",
-        command=(sys.executable, "-I", "-S", str(ENGINE_PROGRAM)),
-        max_agents_per_gpu=1,
-        ports=(first_port, first_port + 1),
-        **fields,
-    )
-
-
-async def say(game: InferenceEngine, agent: str, **fields: Any) -> str:  # noqa: ANN401
-    return await game.run(agent, "Who?", step="act", max_tokens=9, **fields)
+    return scripted_engine(first_port, count=1, ports=(first_port, first_port + 1), **fields)
 
 
 def started_on(log: Path) -> list[str]:

@@ -14,9 +14,8 @@ from roundhouse.inference.event_log import INFER_DONE, replay
 from service.config.load import load_config
 from service.config.machine_plan import first_devices
 from service.config.workers import worker_specs
-from tests.behaviour.test_inference_engine import LIMIT, say
 from tests.conftest import ENGINE_PROGRAM
-from tests.harness.agents import engine_for_agents
+from tests.harness.agents import LIMIT, engine_for_agents, say
 from workers.devices.device import check_devices
 from workers.devices.device_health import DeviceHealth, check_view
 from workers.devices.discovery import find_gpus, host_memory_mib

@@ -11,11 +11,11 @@ import pytest
 
 from roundhouse import InferenceEngine
 from roundhouse.inference.event_log import INFER_DONE, replay
-from tests.behaviour.test_inference_engine import processes, say
+from tests.behaviour.test_inference_engine import processes
 from tests.engines.adapters import write_peft_adapter
 from tests.engines.checkpoint import write_checkpoint
 from tests.engines.subjects import VLLM_ENVIRONMENT
-from tests.harness.agents import engine_for_agents
+from tests.harness.agents import engine_for_agents, say
 from workers.spec import Flag
 
 LIMIT_S: Final = 400.0  # a start takes some 20 s, and up to 60 s beside another

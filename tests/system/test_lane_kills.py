@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from roundhouse.inference.event_log import INFER_DONE, replay
-from tests.behaviour.test_inference_engine import LIMIT, engine, is_engine, processes, say
+from tests.behaviour.test_inference_engine import is_engine, processes
 from tests.behaviour.test_lanes import TALKS, lanes_at, placed, residents, talk, turns_of
+from tests.harness.agents import LIMIT, engine, say
 from tests.harness.service import Service, serving
 from tests.harness.waiting import is_alive, wait_for, wait_until
 

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from roundhouse.inference.checkpoints import Allocator
 from roundhouse.inference.event_log import EventLog, replay
 from roundhouse.inference.failures import InferenceFailed, NoLane
-from roundhouse.inference.lane_news import REMEMBERED, LaneAgent, LaneNews, Served
+from roundhouse.inference.lane_agents import LaneAgent, Served
+from roundhouse.inference.lane_news import REMEMBERED, LaneNews
 from roundhouse.inference.runs import AgentRuns, WaitingRun
 from service.scheduling.core.deaths import MOST_DEATHS
 from workers.devices.device import Gpu

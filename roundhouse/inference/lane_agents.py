@@ -1,13 +1,14 @@
-"""The prompts of an engine's agents, and the words of an answer that each step shows."""
+"""Agents on lanes: the place of each, their prompts, and the words of an answer that each step shows."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Literal
 
+import msgspec
 from msgspec import structs
 
-from roundhouse.inference.lane_news import LaneAgent
 from service.conversations.job.markup import read_markup
 from service.conversations.job.wording import wording_of
 from transport.answer_bound import laid_over
@@ -20,6 +21,28 @@ from workers.spec import WorkerSpec
 from workers.tools.thoughts import without_thoughts
 
 Step = Literal["think", "plan", "act"]
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """The place of a checkpoint: the model of the lanes, its pinned lane, and its adapter if it has one."""
+
+    model: str
+    lane: str
+    adapter: str | None = None
+
+
+class LaneAgent:
+    """An agent and the place of its checkpoint; ``params`` are the generation parameters of all its runs."""
+
+    def __init__(self, agent_id: str, served: Served, params: Mapping[str, object]) -> None:
+        self.id = agent_id
+        self.served = served
+        self.params = params
+        self.turn = asyncio.Lock()  # its runs are done in their order
+        self.last_lane = ""  # where its last run was
+
+    def __repr__(self) -> str:
+        return f"<LaneAgent {self.id} {self.served}>"
 
 
 class AgentPrompts:
