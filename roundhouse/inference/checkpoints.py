@@ -60,17 +60,16 @@ class Allocator:
         if not able:
             most = most_room(lanes)
             raise NoLane(f"{model} takes {need_mib} MiB, and the largest device has room for {most} MiB")
-        if model in self._pins:
-            return self._pins[model]
+        if model not in self._pins:
+            self._pins[model] = self._least_pinned([lane for lane in able if lane.number == hint] or able)
+        return self._pins[model]
+
+    def _least_pinned(self, lanes: Sequence[Lane]) -> Lane:
         on_lane = Counter(each.id for each in self._pins.values())
         on_device = Counter(each.device.uuid for each in self._pins.values())
-        hinted = [lane for lane in able if lane.number == hint]
-        chosen = min(
-            hinted or able,
-            key=lambda lane: (on_lane[lane.id] >= lane.capacity, on_device[lane.device.uuid], on_lane[lane.id]),
+        return min(
+            lanes, key=lambda lane: (on_lane[lane.id] >= lane.capacity, on_device[lane.device.uuid], on_lane[lane.id])
         )
-        self._pins[model] = chosen
-        return chosen
 
 
 def _fits(lane: Lane, need_mib: int | None) -> bool:
