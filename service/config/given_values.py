@@ -10,6 +10,11 @@ def is_default(section: object, key: str) -> bool:
     return bool(getattr(section, key) == defaults_of(type(section)).get(key))
 
 
+def unlike_default(section: object, *keys: str) -> list[str]:
+    """Return those of the keys whose values are not their defaults."""
+    return [key for key in keys if not is_default(section, key)]
+
+
 def distinct(devices: list[int | str] | None) -> list[int | str] | None:
     """Return the devices, each of which is named once.
 

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from service.conversations.callers import API_KEYS, USUAL_SCOPES, Caller, KeyScope
 from service.errors import ConfigError
 from service.formats.documents import parse_document, read_text
-from service.formats.faults import StrictModel, path_of, phrase
+from service.formats.faults import Rules, StrictModel, path_of, phrase, rules
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 KeyName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]
@@ -79,11 +79,9 @@ class KeyConfig(KeyGrant):
     key: SentKey | None = None
     sha256: Digest | None = None
 
-    @model_validator(mode="after")
-    def _is_one_of_both(self) -> "KeyConfig":
-        if (self.key is None) == (self.sha256 is None):
-            raise ValueError("give either key: TEXT or sha256: HEX")
-        return self
+    @rules
+    def _is_one_of_both(self) -> Rules:
+        yield (self.key is None) == (self.sha256 is None), "give either key: TEXT or sha256: HEX"
 
     @property
     def digest(self) -> str:

@@ -3,16 +3,15 @@
 Source: specification, "Configuration files".
 """
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, HttpUrl, model_validator
 
-from service.config.given_values import distinct, is_default, whole
+from service.config.given_values import distinct, unlike_default, whole
 from service.conversations.document.spec import Phrase
 from service.conversations.job.wording import leaves_out, quote_fault
-from service.formats.faults import StrictModel
+from service.formats.faults import Rules, StrictModel, rules
 from workers.devices.visible import DEVICE_VARIABLES
 from workers.policy.limits import Seconds
 from workers.policy.repetition import RepetitionLimits
@@ -23,7 +22,6 @@ from workers.spec import LOOPBACK, Capacity, WorkerTimeouts
 from workers.tools.calls import STUCK, WrongArguments
 
 LAST_PORT: Final = 65535
-Section = TypeVar("Section")
 Scalar = str | int | float | bool | None
 Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
 Kept = Annotated[float, Field(gt=0, le=3e9)]  # seconds; bounded so that now minus this is a valid date
@@ -35,12 +33,7 @@ SLOTS: Final = 4  # default; each has room for the whole context
 SHARED_SLOTS: Final = 256  # vLLM's slots, which share a KV cache
 SLOTS_A_LENGTH: Final = 4  # llama.cpp's slots that share the KV room of one whole context
 CONTEXT: Final = 4096
-OF_OWN_ENGINES: Final = (  # sections and keys of engines that Roundhouse starts
-    ("timeouts", "start_s"),
-    ("timeouts", "stop_grace_s"),
-    ("restart", "failures"),
-    ("restart", "retry_s"),
-)
+OF_OWN_ENGINES: Final = {"timeouts": ("start_s", "stop_grace_s"), "restart": ("failures", "retry_s")}
 ATTACHED_PREFILL_S: Final = 600.0  # the time that our own engines get to load
 
 
@@ -69,13 +62,6 @@ Devices = Annotated[list[int | Uuid] | None, Field(min_length=1, max_length=256)
 Folder = Annotated[Place | Literal[False] | None, BeforeValidator(_usable_folder)]
 
 
-def _without(faults: Iterator[str], section: Section) -> Section:
-    fault = next(faults, None)
-    if fault is not None:
-        raise ValueError(fault)
-    return section
-
-
 def _gives_up(restart: RestartPolicy) -> RestartPolicy:
     if restart.failures is None:
         raise ValueError("failures: a number from 1")
@@ -97,11 +83,12 @@ class McpServerConfig(StrictModel):
     url: HttpUrl | None = None
     headers: dict[str, str] = Field(default_factory=dict)
 
-    @model_validator(mode="after")
-    def _is_one_of_both(self) -> "McpServerConfig":
-        if bool(self.command) == (self.url is not None):
-            raise ValueError("give an MCP server either command: [...] or url: http://...")
-        return _without(_vain_server_keys(self), self)
+    @rules
+    def _is_one_of_both(self) -> Rules:
+        has_url = self.url is not None
+        yield bool(self.command) == has_url, "give an MCP server either command: [...] or url: http://..."
+        yield self.headers and not has_url, "headers: only for an MCP server with a url; give a program env"
+        yield self.env and has_url, "env: only for an MCP server with a command; give a url headers"
 
 
 class ToolsConfig(StrictModel):
@@ -141,9 +128,14 @@ class BiosConfig(StrictModel):
         """Whether the operator's template leaves out a job's ``prompts.context``."""
         return leaves_out(self.template, "context") and self.enabled
 
-    @model_validator(mode="after")
-    def _is_told(self) -> "BiosConfig":
-        return _without(_vain_words(self), self)
+    @rules
+    def _is_told(self) -> Rules:
+        yield self.context and leaves_out(self.template, "context"), "context: the template has no $context"
+        is_timeless = leaves_out(self.template, "now")
+        for key in unlike_default(self, "clock", "clock_step_s"):
+            yield is_timeless, f"{key}: the template has no $now"
+        fault = quote_fault(self.quote)
+        yield fault, f"quote: {fault}"
 
 
 class ModelConfig(StrictModel):
@@ -187,28 +179,35 @@ class ModelConfig(StrictModel):
         is_on_socket = self.engine == "vllm" and self.socket_dir is not False
         return self.url is not None or is_on_socket or self.placement == "lanes"
 
-    @model_validator(mode="after")
-    def _is_attached_or_not(self) -> "ModelConfig":
-        if (self.url is not None) is not (self.engine == "attached"):
-            raise ValueError("engine attached needs url: http://...; other engines refuse url")
-        given = self.model_fields_set
-        started_with = given & {"command", "args", "env", "host", "port", "replicas", "devices"}
-        unused = sorted(key for key in started_with if not is_default(self, key))
-        if self.engine == "attached" and unused:
-            raise ValueError(f"{', '.join(unused)}: not for an attached engine, which Roundhouse does not start")
-        if self.engine != "attached" and self.headers:
-            raise ValueError("headers: only for an attached engine")
-        if self.engine == "attached" and (self.adapters or self.max_adapters):
-            raise ValueError("adapters: not for an attached engine, which has its own")
-        if self.max_adapters is not None and self.max_adapters < len(self.adapters):
-            raise ValueError(f"max_adapters: there are {len(self.adapters)} already")
-        if self.weights is not None and self.engine != "vllm":
-            raise ValueError("weights: only for vllm")
-        if self.socket_dir and self.engine != "vllm":
-            raise ValueError("socket_dir: only vllm listens on a UNIX socket")
-        if self.engine == "vllm" and self.socket_dir is False and self.host not in LOOPBACK:
-            raise ValueError(f"host {self.host} is reachable from outside, and vLLM's control endpoints need no key")
-        return _without(_vain_faults(self), self)
+    @rules
+    def _is_attached_or_not(self) -> Rules:
+        is_attached, is_vllm = self.engine == "attached", self.engine == "vllm"
+        yield (
+            (self.url is not None) is not is_attached,
+            "engine attached needs url: http://...; other engines refuse url",
+        )
+        vain = ", ".join(unlike_default(self, "args", "command", "devices", "env", "host", "port", "replicas"))
+        yield is_attached and vain, f"{vain}: not for an attached engine, which Roundhouse does not start"
+        yield self.headers and not is_attached, "headers: only for an attached engine"
+        has_adapters = self.adapters or self.max_adapters
+        yield is_attached and has_adapters, "adapters: not for an attached engine, which has its own"
+        count = len(self.adapters)
+        yield self.max_adapters is not None and self.max_adapters < count, f"max_adapters: there are {count} already"
+        yield self.weights is not None and not is_vllm, "weights: only for vllm"
+        yield self.socket_dir and not is_vllm, "socket_dir: only vllm listens on a UNIX socket"
+        is_on_port, why = is_vllm and self.socket_dir is False, "and vLLM's control endpoints need no key"
+        yield is_on_port and self.host not in LOOPBACK, f"host {self.host} is reachable from outside, {why}"
+
+    @rules
+    def _ignores_no_key(self) -> Rules:
+        for section, keys in OF_OWN_ENGINES.items():
+            for key in unlike_default(getattr(self, section), *keys):
+                message = f"{section}.{key}: not for an attached engine, which Roundhouse neither starts nor stops"
+                yield self.engine == "attached", message
+        is_on_socket = self.engine == "vllm" and self.socket_dir is not False and self.placement == "fixed"
+        for key in unlike_default(self, "host", "port"):
+            message = f"{key}: vllm listens on a UNIX socket; also give socket_dir: false, or leave this out"
+            yield is_on_socket, message
 
     @model_validator(mode="before")
     @classmethod
@@ -242,72 +241,31 @@ class ModelConfig(StrictModel):
             return given
         return {**given, "timeouts": {"prefill_stall_s": ATTACHED_PREFILL_S, **timeouts}}
 
-    @model_validator(mode="after")
-    def _shares_what_it_has(self) -> "ModelConfig":
-        if self.capacity is Capacity.TOKENS and self.engine == "attached":
-            raise ValueError("capacity: not for an attached engine, whose server sets its KV cache; leave it out")
-        if self.kv_tokens is None:
-            return self
-        if self.capacity is not Capacity.TOKENS or self.engine == "vllm":
-            raise ValueError("kv_tokens: only for llama.cpp with capacity: tokens; vllm reports its own")
-        if self.kv_tokens < self.context:
-            raise ValueError(f"kv_tokens: must be at least context ({self.context} tokens), which one request may have")
-        return self
+    @rules
+    def _shares_what_it_has(self) -> Rules:
+        is_shared, least = self.capacity is Capacity.TOKENS, f"context ({self.context} tokens)"
+        without = "not for an attached engine, whose server sets its KV cache; leave it out"
+        yield is_shared and self.engine == "attached", f"capacity: {without}"
+        if self.kv_tokens is not None:
+            is_counted = is_shared and self.engine != "vllm"
+            yield not is_counted, "kv_tokens: only for llama.cpp with capacity: tokens; vllm reports its own"
+            yield self.kv_tokens < self.context, f"kv_tokens: must be at least {least}, which one request may have"
 
-    @model_validator(mode="after")
-    def _is_placed_once(self) -> "ModelConfig":
-        given = self.model_fields_set
-        if self.placement == "lanes":
-            if self.engine == "attached":
-                raise ValueError("placement: an attached engine cannot be on lanes; use placement: fixed")
-            for key in sorted(
-                key for key in given & {"replicas", "port", "host", "devices"} if not is_default(self, key)
-            ):
-                raise ValueError(f"{key}: set by the lane; leave it out, or give placement: fixed")
-            for name in sorted(DEVICE_VARIABLES & self.env.keys()):
-                raise ValueError(f"env.{name}: set by the lane; leave it out, or give placement: fixed")
-        else:
-            for name in sorted(DEVICE_VARIABLES & self.env.keys() if self.devices is not None else ()):
-                raise ValueError(f"env.{name}: devices sets the same; give only one of them")
-            for key in sorted(key for key in given & {"pin", "keep_s", "memory_mib"} if not is_default(self, key)):
-                raise ValueError(f"{key}: only for a model with placement: lanes")
-        if self.pin and self.keep_s is not None:
-            raise ValueError("keep_s: a model with pin: true stays loaded; give only one of them")
-        return self
+    @rules
+    def _is_placed_once(self) -> Rules:
+        is_on_lane, by_lane = self.placement == "lanes", "set by the lane; leave it out, or give placement: fixed"
+        on_lane = "an attached engine cannot be on lanes; use placement: fixed"
+        yield is_on_lane and self.engine == "attached", f"placement: {on_lane}"
+        for key in unlike_default(self, "devices", "host", "port", "replicas"):
+            yield is_on_lane, f"{key}: {by_lane}"
+        for name in sorted(DEVICE_VARIABLES & self.env.keys()):
+            yield is_on_lane, f"env.{name}: {by_lane}"
+            yield self.devices is not None, f"env.{name}: devices sets the same; give only one of them"
+        for key in unlike_default(self, "keep_s", "memory_mib", "pin"):
+            yield not is_on_lane, f"{key}: only for a model with placement: lanes"
+        yield self.pin and self.keep_s is not None, "keep_s: a model with pin: true stays loaded; give only one of them"
 
-    @model_validator(mode="after")
-    def _ports_exist(self) -> "ModelConfig":
-        if self.port + self.replicas - 1 > LAST_PORT:
-            raise ValueError(f"port {self.port} and the {self.replicas - 1} ports after it exceed {LAST_PORT}")
-        return self
-
-
-def _vain_faults(model: "ModelConfig") -> Iterator[str]:
-    """Yield the keys that this kind of engine ignores."""
-    for section, key in OF_OWN_ENGINES if model.engine == "attached" else ():
-        if not is_default(getattr(model, section), key):
-            yield f"{section}.{key}: not for an attached engine, which Roundhouse neither starts nor stops"
-    is_on_socket = model.engine == "vllm" and model.socket_dir is not False and model.placement == "fixed"
-    for key in ("host", "port") if is_on_socket else ():
-        if not is_default(model, key):
-            yield f"{key}: vllm listens on a UNIX socket; also give socket_dir: false, or leave this out"
-
-
-def _vain_words(bios: "BiosConfig") -> Iterator[str]:
-    """Yield the texts of a BIOS that would appear in no prompt."""
-    if bios.context and leaves_out(bios.template, "context"):
-        yield "context: the template has no $context"
-    for key in ("clock", "clock_step_s"):
-        if leaves_out(bios.template, "now") and not is_default(bios, key):
-            yield f"{key}: the template has no $now"
-    fault = quote_fault(bios.quote)
-    if fault is not None:
-        yield f"quote: {fault}"
-
-
-def _vain_server_keys(server: "McpServerConfig") -> Iterator[str]:
-    """Yield keys that only the other kind of MCP server has."""
-    if server.command and server.headers:
-        yield "headers: only for an MCP server with a url; give a program env"
-    if server.url is not None and server.env:
-        yield "env: only for an MCP server with a command; give a url headers"
+    @rules
+    def _ports_exist(self) -> Rules:
+        more = self.replicas - 1
+        yield self.port + more > LAST_PORT, f"port {self.port} and the {more} ports after it exceed {LAST_PORT}"

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from service.config.keys import KeyConfig, SentKey, repeated
 from service.config.model import LAST_PORT, Kept, ModelConfig, ModelName, Place, Port, Text
 from service.conversations.document.job_faults import JobRules
 from service.conversations.document.limits import Limits
 from service.conversations.job.job import GroupBy
-from service.formats.faults import StrictModel
+from service.formats.faults import Rules, StrictModel, rules
 from service.formats.hosts import canonical_host, canonical_origin, signing_key
 from service.scheduling.core.policies import POLICIES
 from workers.devices.layout import Layout, LayoutPolicy
@@ -55,17 +55,14 @@ class ServerConfig(StrictModel):
     queue: int = Field(default=1024, ge=0)
     wait_s: Seconds | None = None
 
-    @model_validator(mode="after")
-    def _needs_keys(self) -> "ServerConfig":
-        if self.host not in LOOPBACK and not (self.api_keys or self.keys or self.keys_file):
-            raise ValueError(
-                f"host {self.host} is reachable from outside and needs api_keys "
-                "(or ROUNDHOUSE_API_KEYS), keys or a keys_file; or keep host: 127.0.0.1"
-            )
+    @rules
+    def _needs_keys(self) -> Rules:
+        has_keys = self.api_keys or self.keys or self.keys_file
+        ways = "api_keys (or ROUNDHOUSE_API_KEYS), keys or a keys_file; or keep host: 127.0.0.1"
+        is_open = self.host not in LOOPBACK and not has_keys
+        yield is_open, f"host {self.host} is reachable from outside and needs {ways}"
         fault = repeated(self.keys, self.api_keys)
-        if fault is not None:
-            raise ValueError(f"keys: {fault}")
-        return self
+        yield fault, f"keys: {fault}"
 
 
 def _known_store(url: str) -> str:
@@ -150,48 +147,50 @@ class Config(StrictModel):
     telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig)
     models: dict[ModelName, ModelConfig] = Field(min_length=1)
 
-    @model_validator(mode="after")
-    def _names_differ(self) -> "Config":
+    @rules
+    def _names_differ(self) -> Rules:
         owners = {name: f"models.{name}" for name in self.models}
         for name, model in self.models.items():
             for adapter in model.adapters:
                 owner = owners.setdefault(adapter, f"models.{name}.adapters")
-                if owner != f"models.{name}.adapters":
-                    raise ValueError(f"models.{name}.adapters.{adapter}: {owner} already has this name")
-        return self
+                yield (
+                    owner != f"models.{name}.adapters",
+                    f"models.{name}.adapters.{adapter}: {owner} already has this name",
+                )
 
-    @model_validator(mode="after")
-    def _lanes_can_be_shared(self) -> "Config":
-        placed = [name for name, model in self.models.items() if model.placement == "lanes"]
-        if placed and LANE in self.models and self.models[LANE].placement == "fixed":
-            raise ValueError(f"models.{LANE}: its workers would have the lanes' names; give it another name")
-        if self.gpus.layout is Layout.A and len(placed) > 1:
-            first, *others = placed
-            raise ValueError(
-                f"models.{others[0]}.placement: layout A has one base model, whose adapters share an engine on each "
-                f"GPU, and models.{first} is already on lanes; make this an adapter of it, or give gpus.layout: B"
+    @rules
+    def _lanes_can_be_shared(self) -> Rules:
+        on_lanes = self._on_lanes
+        has_name = on_lanes and LANE in self.models.keys() - {*on_lanes}
+        yield has_name, f"models.{LANE}: its workers would have the lanes' names; give it another name"
+        for name in on_lanes[1:]:
+            message = (
+                f"models.{name}.placement: layout A has one base model, whose adapters share an engine on each GPU, and"
+                f" models.{on_lanes[0]} is already on lanes; make this an adapter of it, or give gpus.layout: B"
             )
-        return self
+            yield self.gpus.layout is Layout.A, message
 
-    @model_validator(mode="after")
-    def _ports_differ(self) -> "Config":
-        owners: dict[tuple[str, int], str] = {(_address(self.server.host), self.server.port): "server"}
-        if any(model.placement == "lanes" for model in self.models.values()):
-            first, last = self.gpus.ports
-            owners |= {("127.0.0.1", port): "gpus.ports" for port in range(first, min(last, LAST_PORT) + 1)}
-            if first <= self.server.port <= last:
-                raise ValueError(f"gpus.ports: [{first}, {last}] has the server's port {self.server.port}")
+    @rules
+    def _ports_differ(self) -> Rules:
+        first, last = self.gpus.ports
+        taken = range(first, min(last, LAST_PORT) + 1) if self._on_lanes else range(0)
+        yield self.server.port in taken, f"gpus.ports: [{first}, {last}] has the server's port {self.server.port}"
+        owners = {("127.0.0.1", port): "gpus.ports" for port in taken}
+        owners[_address(self.server.host), self.server.port] = "server"
         listening = {name: model for name, model in self.models.items() if not model.is_portless}
         for name, model in listening.items():
             for index in range(model.replicas):
-                place = (_address(model.host), model.port + index)
-                owner = owners.setdefault(place, f"models.{name}")
-                if owner != f"models.{name}":
-                    raise ValueError(
-                        f"models.{name}.port: port {place[1]} of replica {index} is already {owner}'s; "
-                        "give one of them another (replicas take the ports that follow)"
-                    )
-        return self
+                port = model.port + index
+                owner = owners.setdefault((_address(model.host), port), f"models.{name}")
+                message = (
+                    f"models.{name}.port: port {port} of replica {index} is already {owner}'s; "
+                    "give one of them another (replicas take the ports that follow)"
+                )
+                yield owner != f"models.{name}", message
+
+    @property
+    def _on_lanes(self) -> list[str]:
+        return [name for name, model in self.models.items() if model.placement == "lanes"]
 
 
 def adapters_of(config: Config) -> dict[str, str]:

@@ -5,16 +5,18 @@ import json
 import re
 import types
 import typing
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from functools import cache
-from typing import Any, Final
+from functools import cache, wraps
+from typing import Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from service.errors import Fault
 
+Section = TypeVar("Section", bound=BaseModel)
+Rules = Iterator[tuple[object, str]]  # whether each rule is broken, and the message then
 MOST_SHOWN: Final = 40  # longest value that a message shows, in characters
 SCALARS: Final[Mapping[str, str]] = {
     "int_type": "an integer",
@@ -115,6 +117,19 @@ class StrictModel(BaseModel):
         if fault is not None:
             raise PydanticCustomError("flag_for_number", "{message}", {"message": fault})
         return value
+
+
+def rules(method: Callable[[Section], Rules]) -> Any:  # noqa: ANN401 - a validator of pydantic
+    """Make a validator of rules between a model's fields: the first broken one is the fault, and ends the reading."""
+
+    @wraps(method)
+    def check(section: Section) -> Section:
+        for is_broken, message in method(section):
+            if is_broken:
+                raise ValueError(message)
+        return section
+
+    return model_validator(mode="after")(check)
 
 
 def _flag_fault(value: object, annotation: object) -> str | None:

@@ -3,16 +3,16 @@
 Source: specification, "Job documents".
 """
 
-from collections.abc import Iterator
-from typing import Annotated, Final, Literal, Self
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field, HttpUrl, TypeAdapter, ValidationError, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, HttpUrl, TypeAdapter, ValidationError, ValidationInfo
 
 from service.conversations.job.job import Mode, OnFailure, PromptAt, SpokenBy, View
 from service.conversations.job.validation import folded
 from service.conversations.job.variables import written
 from service.conversations.job.wording import DEFAULT_ROLE, phrase_fault
-from service.formats.faults import StrictModel
+from service.formats.faults import Rules, StrictModel, rules
 from transport.answer_bound import laid_over
 from workers.tools.schemas import pattern_trouble, schema_trouble
 
@@ -21,6 +21,8 @@ REFERENCES: Final = "{mcp: SERVER, only: [NAME]} or {python: NAME} names tools t
 MOST_EQUALS: Final = 1000
 MOST_WAIT_S: Final = 10 * 365 * 86_400.0  # longest wait for a caller
 CONDITIONS: Final = ("says", "matches", "field", "signal", "agree", "unchanged", "answer_tokens")
+OF_WORDS: Final = frozenset({"says", "matches", "field"})  # conditions on what one agent says
+OF_ONE: Final = OF_WORDS | {"signal"}  # conditions that may name one agent
 Name = Annotated[str, Field(max_length=128, pattern=r"^[^\x00]*$")]  # a job or conversation that may not exist
 Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
 
@@ -46,6 +48,20 @@ def plain_value(value: object) -> object:
 Scalar = Annotated[object, AfterValidator(plain_value)]
 
 
+def choices_trouble(choices: list[str]) -> str | None:
+    """Return why an answer could not be told by these choices, None if it can."""
+    distinct = {folded(choice) for choice in choices}
+    is_usable = len(distinct) == max(1, len(choices)) and "" not in distinct
+    return None if is_usable else "must be given, hold words, and differ by more than letter case and spaces"
+
+
+FORMS: Final[Mapping[str, Callable[[Any], str | None]]] = {
+    "choices": choices_trouble,
+    "pattern": pattern_trouble,
+    "json_schema": schema_trouble,
+}
+
+
 class ValidationSpec(StrictModel):
     """The form that an answer must have: one of three kinds."""
 
@@ -55,20 +71,12 @@ class ValidationSpec(StrictModel):
     retries: int = Field(default=3, ge=0, le=100, strict=True)
     constrain: Literal["auto", "off"] = "auto"
 
-    @model_validator(mode="after")
-    def _is_one_kind(self) -> Self:
-        given = [name for name in ("choices", "pattern", "json_schema") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError("a validation has one of choices, pattern and json_schema")
-        distinct = {folded(choice) for choice in self.choices or ()}
-        if self.choices is not None and (len(distinct) < max(1, len(self.choices)) or "" in distinct):
-            raise ValueError("choices: must be given, hold words, and differ by more than letter case and spaces")
-        trouble = pattern_trouble(self.pattern) if self.pattern is not None else None
-        if trouble is None and self.json_schema is not None:
-            trouble = schema_trouble(self.json_schema)
-        if trouble is not None:
-            raise ValueError(f"{given[0]}: {trouble}")
-        return self
+    @rules
+    def _is_one_kind(self) -> Rules:
+        given = [name for name in FORMS if getattr(self, name) is not None]
+        yield len(given) != 1, "a validation has one of choices, pattern and json_schema"
+        trouble = FORMS[given[0]](getattr(self, given[0]))
+        yield trouble, f"{given[0]}: {trouble}"
 
 
 class McpReference(StrictModel):
@@ -93,11 +101,9 @@ class KeepSpec(StrictModel):
     rounds: int | None = Field(default=None, ge=1, strict=True)
     tokens: int | None = Field(default=None, ge=1, strict=True)
 
-    @model_validator(mode="after")
-    def _is_one_kind(self) -> Self:
-        if (self.rounds is None) == (self.tokens is None):
-            raise ValueError("all, auto, or one of rounds and tokens")
-        return self
+    @rules
+    def _is_one_kind(self) -> Rules:
+        yield (self.rounds is None) == (self.tokens is None), "all, auto, or one of rounds and tokens"
 
 
 class SummarySpec(StrictModel):
@@ -149,48 +155,35 @@ class ConditionSpec(StrictModel):
     unchanged: int | None = Field(default=None, ge=1, strict=True)
     answer_tokens: int | None = Field(default=None, ge=1, strict=True)
 
-    @model_validator(mode="after")
-    def _is_one_kind(self) -> Self:
+    @rules
+    def _is_one_kind(self) -> Rules:
         given = [name for name in CONDITIONS if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"a condition has one of {', '.join(CONDITIONS[:-1])} and {CONDITIONS[-1]}")
-        if given[0] in {"says", "matches", "field"} and self.agent is None:
-            raise ValueError(f"{given[0]} wants an agent beside it")
-        if (self.field is None) != (self.equals is None):
-            raise ValueError("field and equals stand together")
-        if self.agent is not None and given[0] not in {"says", "matches", "field", "signal"}:
-            raise ValueError(f"{given[0]} is of several agents, and has no agent beside it")
-        if self.says is not None and not all(map(folded, self.says)):
-            raise ValueError("says: a turn that says nothing fulfils no condition")
-        if self.agree is not None and len(set(self.agree)) < len(self.agree):
-            raise ValueError("agree: an agent is named twice")
-        if isinstance(self.equals, str) and len(self.equals) > MOST_EQUALS:
-            raise ValueError(f"equals: a text of at most {MOST_EQUALS} characters")
-        trouble = pattern_trouble(self.matches) if self.matches is not None else None
-        if trouble is not None:
-            raise ValueError(f"matches: {trouble}")
-        return self
+        yield len(given) != 1, f"a condition has one of {', '.join(CONDITIONS[:-1])} and {CONDITIONS[-1]}"
+        kind, agree = given[0], self.agree or ()
+        yield kind in OF_WORDS and self.agent is None, f"{kind} wants an agent beside it"
+        yield (self.field is None) != (self.equals is None), "field and equals stand together"
+        yield kind not in OF_ONE and self.agent is not None, f"{kind} is of several agents, and has no agent beside it"
+        yield not all(map(folded, self.says or ())), "says: a turn that says nothing fulfils no condition"
+        yield len(set(agree)) < len(agree), "agree: an agent is named twice"
+        is_long = isinstance(self.equals, str) and len(self.equals) > MOST_EQUALS
+        yield is_long, f"equals: a text of at most {MOST_EQUALS} characters"
+        trouble = self.matches is not None and pattern_trouble(self.matches)
+        yield trouble, f"matches: {trouble}"
 
     @property
     def told(self) -> str:
         """The condition in words."""
-        if self.says:
-            return f"{self.agent} says {' or '.join(self.says)}"
-        if self.matches is not None:
-            return f"{self.agent} matches {self.matches}"
-        if self.field is not None:
-            return f"{self.agent} says {self.field}: {written(self.equals)}"
-        return self._told_of_several
-
-    @property
-    def _told_of_several(self) -> str:
-        if self.signal is not None:
-            return f"{self.agent or 'an agent'} sends {self.signal}"
-        if self.agree:
-            return f"{', '.join(self.agree)} agree"
-        if self.unchanged is not None:
-            return f"unchanged for {self.unchanged} rounds"
-        return f"answers of {self.answer_tokens} tokens"
+        agent = self.agent or "an agent"
+        words = {
+            "says": f"{agent} says {' or '.join(self.says or ())}",
+            "matches": f"{agent} matches {self.matches}",
+            "field": f"{agent} says {self.field}: {written(self.equals)}",
+            "signal": f"{agent} sends {self.signal}",
+            "agree": f"{', '.join(self.agree or ())} agree",
+            "unchanged": f"unchanged for {self.unchanged} rounds",
+            "answer_tokens": f"answers of {self.answer_tokens} tokens",
+        }
+        return next(words[kind] for kind in CONDITIONS if getattr(self, kind) is not None)
 
 
 class CastSpec(StrictModel):
@@ -228,11 +221,9 @@ class FromSpec(StrictModel):
     rounds: int | None = Field(default=None, ge=1, strict=True)
     before: BeforeSpec | None = None
 
-    @model_validator(mode="after")
-    def _is_one_kind(self) -> Self:
-        if self.rounds is not None and self.before is not None:
-            raise ValueError("rounds or before, not both")
-        return self
+    @rules
+    def _is_one_kind(self) -> Rules:
+        yield self.rounds is not None and self.before is not None, "rounds or before, not both"
 
 
 class ConversationSpec(StrictModel):
