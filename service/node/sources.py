@@ -13,7 +13,7 @@ from service.conversations.document.job_document import with_conversations
 from service.conversations.document.job_parser import accepted_job
 from service.conversations.document.reading import read_stored
 from service.conversations.document.spec import JobSpec
-from service.conversations.job.job import Conversation, Heritage, Job, JobId
+from service.conversations.job.job import NO_HERITAGE, Conversation, Heritage, Job, JobId
 from service.conversations.job.until import Until
 from service.conversations.job.wording import ConversationWords
 from service.conversations.record.heritage import (
@@ -196,7 +196,7 @@ def read_sources(
         (job_id, name): Source(
             recorded=Recorded(
                 job=job,
-                conversation=replace(conversations[name], heritage=heritages.get(name)),
+                conversation=replace(conversations[name], heritage=heritages.get(name, NO_HERITAGE)),
                 state=records[name].state,
                 turns=records[name].turns,
                 words=words.get(name),

@@ -128,7 +128,7 @@ class Admission:
 def _pieces_of(whole: Piece) -> Iterator[Piece]:
     job = whole.job
     rounds = max((conversation.rounds for conversation in job.conversations), default=1) if job.mode is Mode.FREE else 1
-    inherited = max((each.heritage.turns for each in job.conversations if each.heritage is not None), default=0)
+    inherited = max((each.heritage.turns for each in job.conversations), default=0)
     count = max(1, TURNS_AT_ONCE // (len(job.agents) * rounds + inherited))
     if count >= len(job.conversations):
         yield whole

@@ -43,8 +43,7 @@ def recovered_from(piece: Piece) -> Recovered:
     ended: dict[TurnKey, EndedBefore] = {turn.key: (turn.state, turn.reason) for turn in own}
     silent: dict[TurnKey, TurnDigest] = {}
     for conversation in job.conversations:
-        if conversation.heritage is not None:
-            silent |= silent_turns(job, conversation, ended)
+        silent |= silent_turns(job, conversation, ended)
     ended |= dict.fromkeys(silent, (TurnState.COMPLETED, None))
     left = {turn.key: turn for turn in piece.unfinished if turn.key not in ended}
     set_aside = [key for key, turn in left.items() if turn.charges.service_ends >= MOST_SERVICE_ENDS]

@@ -40,7 +40,7 @@ def check_sources(connection: Connection, job: Job, shares: Shares) -> None:
     Raises:
         JobNotFound: one was deleted since it was read.
     """
-    named = {each.heritage.source[0] for each in job.conversations if each.heritage is not None}
+    named = {each.heritage.source[0] for each in job.conversations if each.heritage.source is not None}
     for source in sorted({*named, *(share.job for those in shares.values() for share in those)}):
         # Nothing is changed; but whoever deletes the row waits for this transaction.
         is_there = connection.execute("UPDATE jobs SET name = name WHERE id = ?", (source,)).rowcount > 0
@@ -55,7 +55,7 @@ def _is_kept(connection: Connection, job_id: JobId) -> bool:
 
 def add(connection: Connection, job: Job, shares: Shares) -> None:
     """Write what the conversations of a new job inherit."""
-    heritages = [(each.id, each.heritage) for each in job.conversations if each.heritage is not None]
+    heritages = [(each.id, each.heritage) for each in job.conversations if each.heritage.source is not None]
     connection.execute_many(
         "INSERT INTO heritages (job_id, conversation_id, heritage, turns) VALUES (?, ?, ?, ?)",
         ((job.id, name, msgspec.json.encode(each).decode(), each.turns) for name, each in heritages),

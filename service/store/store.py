@@ -77,7 +77,7 @@ class Store:
             IdempotencyConflict: the key is another body's.
             StoreUnavailable: the database is in trouble; the job may be stored.
         """
-        sources = {each.heritage.source[0] for each in job.job.conversations if each.heritage is not None}
+        sources = {each.heritage.source[0] for each in job.job.conversations if each.heritage.source is not None}
         return await self._writes.write(
             frozenset({job.job.id, *sources}),
             lambda connection: self._claims.post(connection, job, claims=claims),

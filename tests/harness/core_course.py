@@ -185,7 +185,7 @@ class Course:
                     rounds=chance.randint(1, 3) + is_heir,
                     until=until,
                     cast=cast if each == 1 else {},
-                    heritage=heritage if is_heir else None,
+                    heritage=heritage if is_heir else Heritage(),
                 )
                 for each in range(chance.randint(1, 6))
             ),

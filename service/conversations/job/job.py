@@ -144,6 +144,7 @@ class Former(msgspec.Struct, frozen=True, kw_only=True):
 class Heritage(msgspec.Struct, frozen=True, kw_only=True):
     """The turns that a conversation has inherited of a ``source``: of each agent those of rounds below its ``ends``.
 
+    A conversation that begins with nothing has no ``source``.
     ``first`` is each agent's first round of its own (none in ``mode: led``), ``turns`` how many turns the conversation
     does not have for that, ``speakers`` who speaks first. ``origins`` are the conversations in which they were spoken,
     the oldest first; ``alike`` are agents whose memory is that of those from one on. The answers of ``formers`` have
@@ -152,10 +153,10 @@ class Heritage(msgspec.Struct, frozen=True, kw_only=True):
     Source: specification, "Begun from a record".
     """
 
-    source: tuple[JobId, str]
-    ends: Mapping[str, int]
-    first: Mapping[str, int]
-    turns: int
+    source: tuple[JobId, str] | None = None
+    ends: Mapping[str, int] = {}
+    first: Mapping[str, int] = {}
+    turns: int = 0
     formers: tuple[Former, ...] = ()
     former_tokens: int = 0
     speakers: tuple[str, ...] = ()
@@ -164,7 +165,9 @@ class Heritage(msgspec.Struct, frozen=True, kw_only=True):
     is_lost: bool = False
 
 
-NOBODY: Final[Mapping[str, Agent]] = {}  # one for all conversations: a hundred thousand may wait at once
+# One for all conversations: a hundred thousand may wait at once.
+NOBODY: Final[Mapping[str, Agent]] = {}
+NO_HERITAGE: Final = Heritage()
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,7 +188,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     cast: Mapping[str, Agent] = msgspec.field(default_factory=lambda: NOBODY)
     is_pinned: bool = False
     prompt_chars: int | None = None
-    heritage: Heritage | None = None
+    heritage: Heritage = NO_HERITAGE
     posted: PostedRequest | None = None
     metadata: Mapping[str, object] = msgspec.field(default_factory=dict)
 
@@ -261,25 +264,24 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         common = _models(first) or self.models
         return [
             (_models(map(each.cast_agent, self._first_in(each))) or self.models)
-            if each.cast or each.heritage
+            if each.cast or each.heritage.source
             else common
             for each in self.conversations
         ]
 
     def _first_in(self, conversation: Conversation) -> tuple[Agent, ...]:
-        heritage = conversation.heritage
-        if heritage is None:
+        if conversation.heritage.source is None:
             return self.first_agents
-        return tuple(agent for agent in self.agents if agent.id in heritage.speakers)
+        return tuple(agent for agent in self.agents if agent.id in conversation.heritage.speakers)
 
     @property
     def first_turns(self) -> Counter[str]:
         """The number of each model's turns that may start at the very start."""
         first = {agent.id: agent.model for agent in self.first_agents}
-        plain = [conversation for conversation in self.conversations if conversation.heritage is None]
+        plain = [conversation for conversation in self.conversations if conversation.heritage.source is None]
         turns = Counter({model: times * len(plain) for model, times in Counter(first.values()).items()})
         for conversation in self.conversations:
-            if conversation.heritage is not None:
+            if conversation.heritage.source is not None:
                 turns.update(conversation.cast_agent(agent).model for agent in self._first_in(conversation))
                 continue
             for name, agent in conversation.cast.items():
@@ -304,4 +306,4 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def most_turns(self, conversation: Conversation) -> int:
         """Return how many turns a conversation has, unless a condition ends it before."""
         whole = (2 if self.mode is Mode.LED else len(self.agents)) * conversation.rounds
-        return whole if conversation.heritage is None else whole - conversation.heritage.turns
+        return whole - conversation.heritage.turns

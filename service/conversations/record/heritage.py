@@ -98,8 +98,7 @@ def ends_of(cut: Cut, recorded: Recorded) -> dict[str, int]:
 
 def _recorded_ends(recorded: Recorded) -> tuple[dict[str, int], set[str]]:
     """Return up to where each agent has been heard, before what ended the conversation, and who has left."""
-    heritage = recorded.conversation.heritage
-    joined = heritage.first if heritage is not None else {}  # who was not there before has not missed those rounds
+    joined = recorded.conversation.heritage.first  # who was not there before has not missed those rounds
     ends = {name: joined.get(name, 0) for name in recorded.speakers}
     heard = list(_heard(recorded))
     left = {turn.key.agent_id for turn in heard if turn.leaves}
@@ -166,36 +165,52 @@ def inherit(cut: Cut, recorded: Recorded, heir: Job, rounds: int) -> tuple[Herit
     Raises:
         CutFault: a round is not recorded yet, or the conversations do not go together.
     """
-    before = recorded.conversation.heritage
-    if before is not None and before.is_lost:
+    if recorded.conversation.heritage.is_lost:
         raise CutFault("job", "it has lost what it had inherited: that was deleted")
-    if heir.mode is not recorded.job.mode or heir.leader != recorded.job.leader:
+    if (heir.mode, heir.leader) != (recorded.job.mode, recorded.job.leader):
         raise CutFault("job", f"a conversation goes on as it began: mode {recorded.job.mode}, and with its leader")
     ends = {name: min(end, rounds) for name, end in ends_of(cut, recorded).items()}
-    heard = {turn.key for turn in _heard(recorded) if turn.key.round < ends[turn.key.agent_id]}
-    upto = _summed_upto(recorded, heard)
-    taken = [turn for turn in recorded.turns if _is_taken(turn, heard, upto)]
-    own = {agent.id for agent in heir.agents}
-    spoke = {turn.key.agent_id for turn in taken}
+    taken = _taken(recorded, ends)
+    own, spoke = {agent.id for agent in heir.agents}, {turn.key.agent_id for turn in taken}
     if heir.mode is Mode.LED and not spoke <= own:
         raise CutFault("job", f"in mode led whoever was named has to be there: {', '.join(sorted(spoke - own))}")
-    left = {turn.key.agent_id for turn in taken if turn.leaves}
-    there = [ends[agent.id] for agent in recorded.job.agents if agent.id not in left]
-    whole = min([*there, cut.before[1]] if cut.before is not None else there, default=0)
-    first = {} if heir.mode is Mode.LED else {agent.id: ends.get(agent.id, whole) for agent in heir.agents}
-    taken_turns = [turn for turn in taken if turn.kind is TurnKind.TURN]
-    inherited = sum(turn.key.agent_id in own for turn in taken_turns)
+    first = _first_rounds(cut, recorded, heir, ends, taken)
+    turns = [turn for turn in taken if turn.kind is TurnKind.TURN]
+    of_formers = [turn for turn in turns if turn.key.agent_id not in own]
     heritage = Heritage(
         source=(cut.job, cut.conversation),
         ends=ends,
         first=first,
-        turns=sum(first.values()) if first else inherited,
-        former_tokens=sum(_tokens_of(turn) for turn in taken_turns if turn.key.agent_id not in own),
+        turns=sum(first.values()) or len(turns) - len(of_formers),
+        former_tokens=sum(map(_tokens_of, of_formers)),
         origins=tuple(dict.fromkeys((origin.job, origin.conversation) for origin in map(_origin, taken))),
-        formers=tuple(_former(recorded, recorded.speakers[name]) for name in ends if name not in own and name in spoke),
+        formers=_formers(recorded.speakers, spoke - own),
     )
     same = _with_same_memory(recorded, heir, heritage, spoke)
     return replace(heritage, alike={name: _own_from(name, cut, recorded, heritage) for name in same}), taken
+
+
+def _taken(recorded: Recorded, ends: Mapping[str, int]) -> list[Turn]:
+    """Return the turns that an heir takes over, and the summaries of those."""
+    heard = {turn.key for turn in _heard(recorded) if turn.key.round < ends[turn.key.agent_id]}
+    upto = _summed_upto(recorded, heard)
+    return [
+        turn
+        for turn in recorded.turns
+        if (turn.key in heard if turn.kind is TurnKind.TURN else turn.key.round <= upto.get(turn.key.agent_id, -1))
+    ]
+
+
+def _first_rounds(
+    cut: Cut, recorded: Recorded, heir: Job, ends: Mapping[str, int], taken: Sequence[Turn]
+) -> dict[str, int]:
+    """Return the first round that each agent of an heir speaks in; a new one begins where all the others go on."""
+    if heir.mode is Mode.LED:
+        return {}
+    left = {turn.key.agent_id for turn in taken if turn.leaves}
+    there = [ends[agent.id] for agent in recorded.job.agents if agent.id not in left]
+    whole = min([*there, cut.before[1]] if cut.before is not None else there, default=0)
+    return {agent.id: ends.get(agent.id, whole) for agent in heir.agents}
 
 
 def _tokens_of(turn: Turn) -> int:
@@ -205,9 +220,8 @@ def _tokens_of(turn: Turn) -> int:
 def _own_from(name: str, cut: Cut, recorded: Recorded, heritage: Heritage) -> int:
     """Return from which origin on an agent's memory is its own: a source that had cut anew passes no older cuts on."""
     before = recorded.conversation.heritage
-    chain = [*(before.origins if before is not None else ()), (cut.job, cut.conversation)]
-    first = 0 if before is None else before.alike.get(name, len(before.origins))
-    own = frozenset(chain[first:])
+    chain = [*before.origins, (cut.job, cut.conversation)]
+    own = frozenset(chain[before.alike.get(name, len(before.origins)) :])
     return next((place for place, origin in enumerate(heritage.origins) if origin in own), len(heritage.origins))
 
 
@@ -218,12 +232,6 @@ def _summed_upto(recorded: Recorded, heard: Collection[TurnKey]) -> dict[str, in
         upto[key.agent_id] = max(upto.get(key.agent_id, -1), key.round)
     last = max(upto.values(), default=-1)
     return dict.fromkeys(recorded.speakers, last) if recorded.job.view is View.SHARED else upto
-
-
-def _is_taken(turn: Turn, heard: Collection[TurnKey], upto: Mapping[str, int]) -> bool:
-    if turn.kind is TurnKind.SUMMARY:
-        return turn.key.round <= upto.get(turn.key.agent_id, -1)
-    return turn.key in heard
 
 
 def _with_same_memory(recorded: Recorded, heir: Job, heritage: Heritage, spoke: Collection[str]) -> frozenset[str]:
@@ -255,9 +263,17 @@ def _read_by(speakers: Mapping[str, Agent], reader: str) -> set[str]:
     return {name for name, each in speakers.items() if is_visible_later(each, reader)}
 
 
-def _former(recorded: Recorded, agent: Agent) -> Former:
-    before = {name for name, each in recorded.speakers.items() if agent.id in each.waits_for}
-    return Former(id=agent.id, role=agent.role, visible_to=agent.visible_to, waited_for_by=frozenset(before))
+def _formers(speakers: Mapping[str, Agent], names: Collection[str]) -> tuple[Former, ...]:
+    return tuple(
+        Former(
+            id=former.id,
+            role=former.role,
+            visible_to=former.visible_to,
+            waited_for_by=frozenset(name for name, each in speakers.items() if former.id in each.waits_for),
+        )
+        for former in speakers.values()
+        if former.id in names
+    )
 
 
 def shares_of(taken: Iterable[Turn]) -> list[Share]:
@@ -276,9 +292,9 @@ def _origin(turn: Turn) -> Origin:
     return turn.inherited or Origin(job=turn.key.job_id, conversation=turn.key.conversation_id)
 
 
-def is_own_memory(turn: Turn, heritage: Heritage | None) -> bool:
+def is_own_memory(turn: Turn, heritage: Heritage) -> bool:
     """Whether a turn was shown of the past what it would be shown in its conversation."""
-    if turn.inherited is None or heritage is None:
+    if turn.inherited is None:
         return True
     place = heritage.origins.index((turn.inherited.job, turn.inherited.conversation))
     return place >= heritage.alike.get(turn.key.agent_id, len(heritage.origins))
@@ -292,12 +308,12 @@ def as_inherited(turn: Turn, job_id: JobId, conversation_id: str) -> Turn:
     )
 
 
-def with_formers(job: Job, heritage: Heritage | None) -> Job:
+def with_formers(job: Job, heritage: Heritage) -> Job:
     """Return a job with the agents that it lacks and whose words a conversation of it has inherited.
 
     They are read by those to whom they were shown, and nobody else.
     """
-    if heritage is None or not heritage.formers:
+    if not heritage.formers:
         return job
     formers = (
         Agent(id=each.id, role=each.role, model="", system="", visible_to=each.visible_to) for each in heritage.formers
@@ -313,10 +329,8 @@ def waiting_for_formers(agent: Agent, heritage: Heritage) -> Agent:
 
 def silent_turns(job: Job, conversation: Conversation, ended: Collection[TurnKey]) -> dict[TurnKey, TurnDigest]:
     """Return the turns that an heir's new agents do not have: they were not there."""
-    heritage = conversation.heritage
-    if heritage is None:
-        return {}
-    places = (TurnKey(job.id, conversation.id, name, n) for name, first in heritage.first.items() for n in range(first))
+    first = conversation.heritage.first
+    places = (TurnKey(job.id, conversation.id, name, n) for name, rounds in first.items() for n in range(rounds))
     return {key: INHERITED for key in places if key not in ended}
 
 

@@ -201,8 +201,7 @@ def agent_request(
     """Return the request of an attempt of a turn; ``place`` is its conversation (``opened``), agent and round."""
     conversation, agent, round_number = place
     wording = words.models[agent.model]
-    heritage = conversation.heritage
-    writer = PromptWriter(job, wording, heritage.formers if heritage is not None else (), conversation.cast)
+    writer = PromptWriter(job, wording, conversation.heritage.formers, conversation.cast)
     now = words.began_at if wording.clock is Clock.START else asked_at.astimezone(words.began_at.tzinfo)
     return Request(
         job_name=f"{job.name}/{conversation.id}/{agent.id}/{round_number}",

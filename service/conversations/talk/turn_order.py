@@ -33,9 +33,7 @@ def speaking_order(
     """Return the turn-taking of a conversation of ``job``, whose agents have these ``names``."""
     if job.mode is Mode.LED and job.leader is not None:
         return LedOrder(names, job.leader, conversation)
-    heritage = conversation.heritage
-    tokens = heritage.former_tokens if heritage is not None else 0
-    ends = Ends(conversation.until, names, tokens) if conversation.until else None
+    ends = Ends(conversation.until, names, conversation.heritage.former_tokens) if conversation.until else None
     if job.mode is Mode.FREE or len(job.agents) == 1:  # one agent has nobody to wait for: both orders are the same
         return FreeOrder(len(job.agents), conversation.rounds, ends)
     return RoundsOrder(dependencies, conversation.rounds, ends)

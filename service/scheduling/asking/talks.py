@@ -36,7 +36,7 @@ class JobTalks:
             self.conversations[conversation.id] = conversation
             cast = {**self.agents, **conversation.cast} if conversation.cast else self.agents
             heritage = conversation.heritage
-            if heritage is not None and heritage.formers:
+            if heritage.formers:
                 cast = {name: waiting_for_formers(agent, heritage) for name, agent in cast.items()}
             self.casts[conversation.id] = cast
 
@@ -44,9 +44,7 @@ class JobTalks:
         """Return the words of a conversation."""
         if conversation_id not in self._discussions:
             heritage = self.conversations[conversation_id].heritage
-            self._discussions[conversation_id] = Discussion(
-                self.job if heritage is None else with_formers(self.job, heritage)
-            )
+            self._discussions[conversation_id] = Discussion(with_formers(self.job, heritage))
         return self._discussions[conversation_id]
 
     def agent(self, key: TurnKey) -> Agent:

@@ -225,7 +225,7 @@ class SchedulingCore:
             if conversation is None or conversation.ending is not None:
                 continue
             if not any(each in self._in_flight for each in conversation.open):
-                was_waited_for |= conversation.definition.heritage is not None
+                was_waited_for |= conversation.definition.heritage.source is not None
                 self._flow.leave_to_others(conversation, self._lost)
         if was_waited_for and self._ready.waiting(model):  # turns that waited for one of them to read are ready by now
             self._out.append(events.ContinueDispatch())

@@ -166,7 +166,7 @@ class FirstReaders:
 
 def _beginning(rank: Rank, agent: Agent, conversation: Conversation) -> Beginning | None:
     heritage = conversation.heritage
-    if heritage is None:
+    if heritage.source is None:
         return None
     variables = tuple(sorted((conversation.variables or {}).items()))
     ends = tuple(sorted(heritage.ends.items()))

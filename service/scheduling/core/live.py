@@ -152,8 +152,7 @@ class LiveConversation:
     @property
     def turns_spoken(self) -> int:
         """The number of its own turns that have ended, however they did."""
-        ended, heritage = len(self._ended or ()), self.definition.heritage
-        return ended if heritage is None else ended - heritage.turns
+        return len(self._ended or ()) - self.definition.heritage.turns
 
     def key(self, place: Place) -> TurnKey:
         """Return the key of a turn."""

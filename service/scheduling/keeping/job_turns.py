@@ -133,7 +133,7 @@ class JobTurns(Work):
         demand = await_agent(agent, live.conversations[key.conversation_id].until)
         moved = records.TurnMoved(key=key, state=TurnState.AWAITED, worker=None, at=now, demand=demand)
         words = live.begin_words(key.conversation_id, now.astimezone())
-        if words is None and live.conversations[key.conversation_id].heritage is None:
+        if words is None and live.conversations[key.conversation_id].heritage.source is None:
             return [moved]
         # An heir has the words of its source before it begins. To begin a second time changes nothing.
         begun = events.ConversationStarted(job_id=key.job_id, conversation_id=key.conversation_id)
