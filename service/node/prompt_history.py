@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from service.conversations.document.job_parser import parse_stored
-from service.conversations.job.job import Agent, Job, TurnKey, TurnKind
+from service.conversations.job.job import NO_HERITAGE, Agent, Job, TurnKey, TurnKind
 from service.conversations.job.wording import ConversationWords
 from service.conversations.record.heritage import with_formers
 from service.conversations.record.transcript import Attempt, Origin, Turn
@@ -32,6 +32,10 @@ INVALID: Final = FailureReason.INVALID_ANSWER  # reason of an attempt whose answ
 Constrain = Callable[[str, Constraint], Mapping[str, object]]
 
 
+# The turn whose past is read, the agent that is asked, and what it hears from a round on.
+Asker = tuple[TurnKey, Agent, Callable[[int], Sequence[Utterance]]]
+
+
 class AskedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt's prompt as its engine was sent it last: after the calls of its tools, where there were any.
 
@@ -44,6 +48,8 @@ class AskedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored conversation: ``job`` has it alone."""
+
     job: Job
     words: ConversationWords | None
     turns: Sequence[Turn]
@@ -114,8 +120,7 @@ class PromptHistory:
         """
         stored = await self._store.read(partial(_read, key=key, adapters=dict(self._adapters())))
         _check(stored.job, key)
-        prompts = JobPrompts(stored.job)
-        prompts.hear_again(stored.turns)
+        prompts = _prompts_of(stored)
         words = prompts.discussion(key.conversation_id).heard_by(prompts.agent(key), key.round)
         return prompts.conversations[key.conversation_id].prompt, words
 
@@ -126,34 +131,23 @@ class PromptHistory:
         turn: Turn | None,
         attempts: Sequence[Attempt],
     ) -> Iterator[AskedPrompt]:
-        prompts = JobPrompts(stored.job)
-        prompts.memories.resume(stored.cuts)
-        prompts.hear_again(stored.turns)
-        is_summary = turn is not None and turn.kind is TurnKind.SUMMARY
-        reader = self._reader_of(prompts, key) if is_summary else key
-        agent = prompts.memories.summarizer(reader) if is_summary else prompts.agent(key)
+        prompts, is_summary = _prompts_of(stored), turn is not None and turn.kind is TurnKind.SUMMARY
+        reader, agent, hear = (_of_summary if is_summary else _of_agent)(prompts, key)
+        discussion, all_calls = prompts.discussion(key.conversation_id), turn.tool_calls if turn is not None else ()
         rejected = [(each.text, each.detail or "") for each in attempts if each.reason == INVALID]
-        heritage = prompts.conversations[key.conversation_id].heritage
-        is_lost = heritage is not None and heritage.is_lost  # nobody knows what was said before
+        is_lost = prompts.conversations[key.conversation_id].heritage.is_lost  # nobody knows what was said before
         for attempt in attempts:
             record = attempt.prompt
             if record is None or stored.words is None or is_lost:
                 yield AskedPrompt(messages=None, params=None, tools=())
                 continue
-            discussion = prompts.discussion(key.conversation_id)
             if record.heard is not None:
                 discussion.make_prompt(key.agent_id, key.round, record.heard)
-            wording = stored.words.models[agent.model]
-            place = (prompts.memories.opened(reader, record, wording), agent, key.round)
-            heard: Sequence[Utterance]
-            if is_summary:
-                until = prompts.memories.shown_from(reader)
-                heard = prompts.memories.summed(reader, range(record.from_round, until))
-            else:
-                heard = discussion.heard_by(agent, key.round, record.from_round)
+            opened = prompts.memories.opened(reader, record, stored.words.models[agent.model])
+            place, heard = (opened, agent, key.round), hear(record.from_round)
             request = agent_request(stored.job, place, stored.words, heard, rejected, record, attempt.started_at)
-            calls = attempt.tool_calls or (turn.tool_calls if turn is not None else ())
-            exchanges = restore_exchanges(record.exchanges, calls, frozenset(tool.name for tool in agent.exit_tools))
+            signals = frozenset(tool.name for tool in agent.exit_tools)
+            exchanges = restore_exchanges(record.exchanges, attempt.tool_calls or all_calls, signals)
             assert request.frame is not None  # noqa: S101 - an agent's request has one
             budget = ToolBudget(iterations=record.iterations, has_fallback=record.has_fallback, stuck=record.stuck)
             yield AskedPrompt(
@@ -161,15 +155,6 @@ class PromptHistory:
                 params=self._params(agent, record, attempt.constrained_by),
                 tools=[tool.document for tool in chain(agent.tools, agent.exit_tools)],
             )
-
-    @staticmethod
-    def _reader_of(prompts: JobPrompts, key: TurnKey) -> TurnKey:
-        """Return a turn for which a summary was made: in a shared view any reader's, who were all cut there."""
-        agent = prompts.agent(key)
-        if agent.memory is not None:
-            return key
-        reader = next(each.id for each in prompts.job.agents if each.memory is not None)
-        return key._replace(agent_id=reader)
 
     def _params(self, agent: Agent, record: PromptRecord, constrained_by: str | None) -> dict[str, object]:
         params = {**record.defaults, **agent.params, **record.changes}
@@ -189,16 +174,39 @@ def _read(connection: Connection, key: TurnKey, adapters: Mapping[str, str]) -> 
     conversation = conversation_rows.record(connection, key.job_id, key.conversation_id)
     job = parse_stored(job_rows.document(connection, key.job_id), key.job_id, adapters)
     heritages = heirs.heritages(connection, key.job_id, [key.conversation_id])
-    if heritages:
-        conversations = (replace(each, heritage=heritages.get(each.id)) for each in job.conversations)
-        job = replace(job, conversations=tuple(conversations))
+    heritage = heritages.get(key.conversation_id, NO_HERITAGE)
+    mine = next(each for each in job.conversations if each.id == key.conversation_id)
     cuts = turn_rows.memory_cuts(connection, key.job_id, [key.conversation_id])
     words = conversation_rows.words(connection, key.job_id, [key.conversation_id])
+    job = replace(job, conversations=(replace(mine, heritage=heritage),))
     return _Conversation(job=job, words=words.get(key.conversation_id), turns=conversation.turns, cuts=cuts)
 
 
+def _prompts_of(stored: _Conversation) -> JobPrompts:
+    prompts = JobPrompts(stored.job)
+    prompts.memories.resume(stored.cuts)
+    prompts.hear_again(stored.turns)
+    return prompts
+
+
+def _of_agent(prompts: JobPrompts, key: TurnKey) -> Asker:
+    agent, discussion = prompts.agent(key), prompts.discussion(key.conversation_id)
+    return key, agent, partial(discussion.heard_by, agent, key.round)
+
+
+def _of_summary(prompts: JobPrompts, key: TurnKey) -> Asker:
+    """Return the asker of a summary for a reader: in a shared view for any, as all were cut there."""
+    memories, readers = prompts.memories, (each.id for each in prompts.job.agents if each.memory is not None)
+    reader = key if prompts.agent(key).memory is not None else key._replace(agent_id=next(readers))
+    return (
+        reader,
+        memories.summarizer(reader),
+        lambda begin: memories.summed(reader, range(begin, memories.shown_from(reader))),
+    )
+
+
 def _check(job: Job, key: TurnKey) -> None:
-    conversation = next(each for each in job.conversations if each.id == key.conversation_id)
+    (conversation,) = job.conversations
     agents = with_formers(job, conversation.heritage).agents
     if key.agent_id not in {agent.id for agent in agents} or not 0 <= key.round < conversation.rounds:
         raise TurnNotFound(*key)
