@@ -54,11 +54,16 @@ class ChartLine(msgspec.Struct, frozen=True):
 
 
 class _Scale(msgspec.Struct, frozen=True):
-    """The columns from ``begin`` on, of ``each`` seconds."""
+    """The columns over so many ``seconds`` from ``begin`` on."""
 
     begin: float
-    each: float
+    seconds: float
     columns: int
+
+    @property
+    def each(self) -> float:
+        """The seconds of a column."""
+        return self.seconds / self.columns or 1.0
 
     def at(self, second: float) -> int:
         """Return the column of a moment."""
@@ -101,46 +106,55 @@ def chart(timeline: Timeline, width: int) -> list[ChartLine]:
     if not spans:
         waits = f"; {len(timeline.waiting)} wait for one" if timeline.waiting else ""
         return [ChartLine(f"{timeline.name}: {timeline.state}; no turn has been on a slot yet{waits}")]
-    begin = min(span.started_s for span in spans)
-    end = max(begin, *(end_of(span, timeline.until_s) for span in spans))
-    if timeline.state not in ENDED_JOBS:
-        end = max(end, timeline.until_s)  # a standstill shows as a gap
-    by_row: dict[tuple[str, int], list[Span]] = defaultdict(list)
-    for span in spans:
-        by_row[span.worker, span.row].append(span)
-    labels = {place: f"{place[0]} {place[1]}" for place in by_row}
-    margin = max(map(len, [*labels.values(), *(worker.id for worker in timeline.workers), WAITS])) + 1
-    columns = max(LEAST, width - margin - TAIL)
-    scale = _Scale(begin, (end - begin) / columns or 1.0, columns)
+    names = [f"{worker.id} {row}" for worker in timeline.workers for row in range(worker.rows)]
+    margin = max(map(len, [*names, WAITS])) + 1
+    scale = _scale_of(timeline, max(LEAST, width - margin - TAIL))
     agents = list(dict.fromkeys(span.agent for span in sorted(spans, key=lambda span: span.started_s)))
     letters = dict(zip(agents, LETTERS, strict=False))
-    seconds, step = length(end - begin), length(scale.each)
+    seconds, step = length(scale.seconds), length(scale.each)
     title = f"{timeline.name}: {timeline.state}, {len(spans)} attempts in {seconds}, {step} a column"
-    drawn = [ChartLine(line) for line in (title, *_legend(letters, len(agents), width))]
+    incidents = (
+        f"  {_since(incident.at_s - scale.begin)}: {incident.worker}, engine {incident.incarnation}: {incident.reason}:"
+        f" {incident.because}"
+        for incident in timeline.incidents[-INCIDENTS:]
+    )
+    return [
+        *map(ChartLine, (title, *_legend(letters, len(agents), width))),
+        *_row_lines(timeline, letters, scale, margin),
+        *_waiting_lines(timeline, scale, margin),
+        ChartLine(f"{'':<{margin}}", f"0{seconds.rjust(scale.columns - 1)}"),
+        *map(ChartLine, incidents),
+    ]
+
+
+def _scale_of(timeline: Timeline, columns: int) -> _Scale:
+    begin = min(span.started_s for span in timeline.attempts)
+    ends = [end_of(span, timeline.until_s) for span in timeline.attempts]
+    if timeline.state not in ENDED_JOBS:
+        ends.append(timeline.until_s)  # a standstill shows as a gap
+    return _Scale(begin, max(begin, *ends) - begin, columns)
+
+
+def _row_lines(timeline: Timeline, letters: Mapping[str, str], scale: _Scale, margin: int) -> Iterator[ChartLine]:
+    """Yield the lines of each worker: the columns in which an engine of it broke, and its rows with their load."""
+    by_row: dict[tuple[str, int], list[Span]] = defaultdict(list)
+    for span in timeline.attempts:
+        by_row[span.worker, span.row].append(span)
+    broken: dict[str, set[int]] = defaultdict(set)
+    for incident in timeline.incidents:
+        if 0 <= incident.at_s - scale.begin <= scale.seconds:
+            broken[incident.worker].add(scale.at(incident.at_s))
     for worker in timeline.workers:
-        broken = {
-            scale.at(incident.at_s)
-            for incident in timeline.incidents
-            if incident.worker == worker.id and begin <= incident.at_s <= end
-        }
-        if broken:
-            marks = "".join(BROKE if column in broken else " " for column in range(columns))
-            drawn.append(ChartLine(f"{worker.id:<{margin}}", marks))
+        if worker.id in broken:
+            marks = "".join(BROKE if column in broken[worker.id] else " " for column in range(scale.columns))
+            yield ChartLine(f"{worker.id:<{margin}}", marks)
         for row in range(worker.rows):
             on_row = by_row[worker.id, row]
             busy_s = sum(end_of(span, timeline.until_s) - span.started_s for span in on_row)
-            tail = f"{round(100 * busy_s / ((end - begin) or 1.0)):4d} %"
             cells = _cells(on_row, letters, scale, timeline.until_s)
-            drawn.append(ChartLine(f"{labels[worker.id, row]:<{margin}}", cells, tail))
-    drawn += _waiting_lines(timeline, scale, margin)
-    drawn.append(ChartLine(f"{'':<{margin}}", f"0{seconds.rjust(columns - 1)}"))
-    return drawn + [
-        ChartLine(
-            f"  {_since(incident.at_s - begin)}: {incident.worker}, engine {incident.incarnation}: {incident.reason}:"
-            f" {incident.because}"
-        )
-        for incident in timeline.incidents[-INCIDENTS:]
-    ]
+            yield ChartLine(
+                f"{f'{worker.id} {row}':<{margin}}", cells, f"{round(100 * busy_s / (scale.seconds or 1.0)):4d} %"
+            )
 
 
 def _since(seconds: float) -> str:
