@@ -15,7 +15,7 @@ from service.conversations.document.job_parser import make_job
 from service.conversations.document.reading import read_spec, rewritten, spec_of
 from service.conversations.document.spec import JobSpec, spoken_with
 from service.conversations.job.job import Job, JobId
-from service.conversations.job.states import ENDED_JOBS, JobState
+from service.conversations.job.states import ENDED_JOBS
 from service.conversations.record.transcript import rfc3339
 from service.errors import ConfigError, ConversationNotFound, Fault, InvalidJob, JobNotFound, StoreError
 from service.export import Export, folder_for
@@ -273,8 +273,3 @@ def _manifest(view: JobView, file_hash: str) -> Mapping[str, object]:
         "finished_at": rfc3339(stored.finished_at),
         "document": file_hash,
     }
-
-
-def has_failures(views: Sequence[JobView]) -> bool:
-    """Whether any job did not complete."""
-    return any(view.stored.state is not JobState.COMPLETED for view in views)

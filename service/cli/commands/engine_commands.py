@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from importlib import resources
+from itertools import compress
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -38,7 +39,6 @@ from service.run import (
     STORE_FOLDER,
     JobFile,
     ended_before,
-    has_failures,
     read_job_file,
     result_file,
     run_jobs,
@@ -120,17 +120,15 @@ def run(  # noqa: PLR0913 - one for each option
     files = [read_job_file(str(path), read_text(path), settings, model) for path in jobs]
     used = with_models_of(settings, [file.job for file in files])
     _check_writable(output)
-    known = [ended_before(file, output) for file in files]
-    has_results = all(form is None or _has_result(file, output, form) for file in files)
-    is_over = all(state is not None for state in known)
-    looks = {"--show-prompts": show_prompts, "--words": words}
-    if is_over and any(looks.values()):
-        told = " and ".join(name for name, is_asked in looks.items() if is_asked)
-        typer.echo(f"{told}: every job has ended, so nothing is asked; give another folder with --output", err=True)
-    if has_results and is_over:
-        for file, state in zip(files, known, strict=True):
-            _tell_end(file.job.name, str(state), output, " already", form)
-        raise typer.Exit(Exit.DONE if set(known) == {JobState.COMPLETED} else Exit.FAILED)
+    states = [ended_before(file, output) for file in files]
+    ended = [(file.job.name, state) for file, state in zip(files, states, strict=True) if state is not None]
+    is_over = len(ended) == len(files)
+    looks = " and ".join(compress(("--show-prompts", "--words"), (show_prompts, words)))
+    if is_over and looks:
+        typer.echo(f"{looks}: every job has ended, so nothing is asked; give another folder with --output", err=True)
+    if is_over and all(_has_result(file, output, form) for file in files):
+        _tell_ends(ended, output, form, " already")
+        return
     with naming_lines(config):
         if is_over and not (output / STORE_FOLDER).is_dir():
             raise ConfigError(
@@ -139,24 +137,20 @@ def run(  # noqa: PLR0913 - one for each option
         # An ended job needs no engine: its result is written from the store.
         specs = [] if is_over else on_free_ports(_specs(used, config.parent, used.server.state_dir))
     note_known(config, settings)
-    seen: list[JobView] = []
-    try:
-        views = _run(used, specs, files, output, seen, form, show_prompts=show_prompts, words=words)
-    except KeyboardInterrupt:
-        from service.cli.displays.run_display import progress_line  # noqa: PLC0415 - it is there already
+    views = _run(used, specs, files, output, form, show_prompts=show_prompts, words=words)
+    _tell_ends([(view.stored.name, view.stored.state) for view in views], output, form)
 
-        for view in seen:
-            typer.echo(f"interrupted: {progress_line(view)}", err=True)
-        typer.echo("stopped; run the same command again to continue", err=True)
-        raise
-    for view in views:
-        _tell_end(view.stored.name, view.stored.state, output, form=form)
-    if has_failures(views):
+
+def _has_result(file: JobFile, output: Path, form: ResultForm | None) -> bool:
+    return form is None or (folder_for(output, file.job.name) / result_file(form)).is_file()
+
+
+def _tell_ends(ends: Sequence[tuple[str, str]], output: Path, form: ResultForm | None, when: str = "") -> None:
+    """Print the ends of jobs, by their names and states; exit where one did not complete."""
+    for name, state in ends:
+        _tell_end(name, state, output, when, form)
+    if any(state != JobState.COMPLETED for _, state in ends):
         raise typer.Exit(Exit.FAILED)
-
-
-def _has_result(file: JobFile, output: Path, form: ResultForm) -> bool:
-    return (folder_for(output, file.job.name) / result_file(form)).is_file()
 
 
 def _tell_end(name: str, state: str, output: Path, when: str = "", form: ResultForm | None = None) -> None:
@@ -252,33 +246,38 @@ def run_async(main: Callable[..., Coroutine[Any, Any, T]], *arguments: object) -
     return anyio.run(main, *arguments, backend_options={"use_uvloop": True})
 
 
-def _run(  # noqa: PLR0913 - one for each option
+def _run(
     config: Config,
     specs: Sequence[WorkerSpec],
     files: Sequence[JobFile],
     output: Path,
-    seen: list[JobView],
     form: ResultForm | None = None,
     *,
     show_prompts: bool = False,
     words: bool = False,
 ) -> list[JobView]:
     from service.cli.displays.caller_prompt import CallerPrompt  # noqa: PLC0415 - only run needs it
-    from service.cli.displays.run_display import PromptDisplay, display  # noqa: PLC0415
+    from service.cli.displays.run_display import PromptDisplay, display, progress_line  # noqa: PLC0415
 
-    console = Console(emoji=False)
+    console, seen = Console(emoji=False), list[JobView]()
     prompts = PromptDisplay(console) if show_prompts else None
-    with display(console, words=words) as shown:
-        callers = CallerPrompt(console, shown)
+    try:
+        with display(console, words=words) as shown:
+            callers = CallerPrompt(console, shown)
 
-        async def show(views: Sequence[JobView], node: Node) -> None:
-            if prompts is not None:
-                await prompts.show(node, [view.stored.id for view in views])
-            seen[:] = views
-            shown.show(views, node)
-            await callers.look(node, views)
+            async def show(views: Sequence[JobView], node: Node) -> None:
+                if prompts is not None:
+                    await prompts.show(node, [view.stored.id for view in views])
+                seen[:] = views
+                shown.show(views, node)
+                await callers.look(node, views)
 
-        return run_async(_interruptible, run_jobs, config, specs, files, output, show, form)
+            return run_async(_interruptible, run_jobs, config, specs, files, output, show, form)
+    except KeyboardInterrupt:
+        for view in seen:
+            typer.echo(f"interrupted: {progress_line(view)}", err=True)
+        typer.echo("stopped; run the same command again to continue", err=True)
+        raise
 
 
 async def _interruptible(main: Callable[..., Coroutine[Any, Any, T]], *arguments: object) -> T:

@@ -4,7 +4,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 from rich.console import Console
@@ -47,21 +47,16 @@ class CallerPrompt:
             ConfigError: the input is at its end, and only turns that wait for a caller are left.
         """
         if not any(view.tally.awaited for view in views):
-            self._drop_question("spoken otherwise" if self._asked is not None else "")
+            self._drop_question("spoken otherwise")
             return
         listed = [turn for view in views for turn in await node.callers.listed(Which(job_id=view.stored.id), 0, 100)]
-        if self._asked is not None and self._asked.key not in {turn.key for turn in listed}:
-            self._drop_question("awaited no more")
+        self._drop_question("awaited no more", unless={turn.key for turn in listed})
         if self._asked is None and listed and not self._is_over:
             await self._ask(node, listed[0])
         if self._asked is not None:
             await self._take_line(node, self._asked.key)
-        if self._is_over and listed and all(view.ready + view.in_flight == 0 for view in views):
-            without_end = [turn for turn in listed if turn.until is None]
-            if without_end:
-                key = without_end[0].key
-                text = f"{key.agent_id} has a turn in {key.conversation_id}, but standard input has ended"
-                raise ConfigError(f"{text}; run the same command again to continue")
+        if self._is_over and not any(view.ready + view.in_flight for view in views):
+            _refuse_endless(listed)
 
     async def _ask(self, node: Node, turn: OpenTurn) -> None:
         self._shown.hold(is_held=True)
@@ -99,14 +94,21 @@ class CallerPrompt:
         except (InvalidWords, NotAwaited) as error:
             self._print(str(error))
 
-    def _drop_question(self, why: str) -> None:
-        if self._asked is not None:
+    def _drop_question(self, why: str, unless: Container[TurnKey] = ()) -> None:
+        if self._asked is not None and self._asked.key not in unless:
             self._print(f"\n({self._asked.key.agent_id} is {why})")
             self._asked = None
             self._shown.hold(is_held=False)
 
     def _print(self, text: str) -> None:
         self._console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def _refuse_endless(turns: Sequence[OpenTurn]) -> None:
+    endless = next((turn.key for turn in turns if turn.until is None), None)
+    if endless is not None:
+        text = f"{endless.agent_id} has a turn in {endless.conversation_id}, but standard input has ended"
+        raise ConfigError(f"{text}; run the same command again to continue")
 
 
 def _read_lines(lines: "queue.Queue[str | None]") -> None:
