@@ -62,22 +62,32 @@ def engines_on_lanes(specs: Sequence[WorkerSpec]) -> Counter[str]:
 
 def _share_devices(specs: Sequence[WorkerSpec], config: Config, base: Path) -> list[WorkerSpec]:
     fixed = [spec for spec in specs if spec.lane is None and spec.owns_engine]
-    if not any(config.models[spec.name].devices is not None or may_use_gpu(spec, os.environ) for spec in fixed):
+    chosen = [spec for spec in fixed if config.models[spec.name].devices is not None]
+    free = [spec for spec in fixed if config.models[spec.name].devices is None and may_use_gpu(spec, os.environ)]
+    if not chosen and not free:
         return list(specs)
-    counts_on_all = any(_needs_gpu(spec) and config.models[spec.name].devices is None for spec in fixed)
-    is_needed = counts_on_all or any(config.models[spec.name].devices is not None for spec in fixed)
-    gpus = devices_of(config.gpus.inventory, base, os.environ, is_needed=is_needed)
+    counts_on_all = any(map(_needs_gpu, free))
+    gpus = devices_of(config.gpus.inventory, base, os.environ, is_needed=counts_on_all or bool(chosen))
     if counts_on_all:
         check_none_lost(gpus)
-    shared = [_with_devices(spec, config.models[spec.name], gpus) for spec in specs]
-    engines = sum(spec.device_choice is not None and spec.engine is EngineKind.VLLM for spec in shared)
-    each = -(-engines // max(1, len(devices_in(gpus))))  # engines per device
-    return [_with_part(spec, each) if spec.device_choice is not None else spec for spec in shared]
+    return _share_memory([_with_devices(spec, config.models[spec.name], gpus) for spec in specs], len(devices_in(gpus)))
+
+
+def _share_memory(specs: Sequence[WorkerSpec], devices: int) -> list[WorkerSpec]:
+    """Give each vLLM engine its part of the memory that such engines share on its device."""
+    sharing = {spec.id for spec in specs if spec.device_choice is not None and spec.engine is EngineKind.VLLM}
+    each = -(-len(sharing) // max(1, devices))  # engines per device
+    return [
+        replace(spec, args={**spec.args, MEMORY: VLLM_PERCENT // each / 100})
+        if each > 1 and spec.id in sharing and MEMORY not in named(spec.args)
+        else spec
+        for spec in specs
+    ]
 
 
 def _needs_gpu(spec: WorkerSpec) -> bool:
     """Whether an engine cannot run without a GPU that we choose; llama.cpp falls back to the CPU."""
-    return spec.engine is EngineKind.VLLM and not _is_placed(spec) and may_use_gpu(spec, os.environ)
+    return spec.engine is EngineKind.VLLM and not _is_placed(spec)
 
 
 def _is_placed(spec: WorkerSpec) -> bool:
@@ -148,13 +158,6 @@ def _seen_by(spec: WorkerSpec, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
 
 def _bare(slices: Sequence[MigSlice]) -> tuple[MigSlice, ...]:
     return tuple(replace(each, hidden=None) for each in slices)
-
-
-def _with_part(spec: WorkerSpec, engines: int) -> WorkerSpec:
-    """Return the specification of an engine with its part of the memory that vLLM engines share on its device."""
-    if spec.engine is not EngineKind.VLLM or engines < 2 or MEMORY in named(spec.args):  # noqa: PLR2004
-        return spec
-    return replace(spec, args={**spec.args, MEMORY: VLLM_PERCENT // engines / 100})
 
 
 def _share_cores(specs: Sequence[WorkerSpec], tiny: str) -> list[WorkerSpec]:

@@ -102,33 +102,27 @@ def propose(model: NamedModel, means: Means) -> list[Line]:
         ConfigError: no engine here can serve it, or it does not fit in memory.
     """
     engine, why = _engine(model, means)
-    on_gpu = bool(means.gpus) and engine != "embedded"
-    slots = {"vllm": VLLM_SLOTS}.get(engine, GPU_SLOTS) if on_gpu else max(2, min(CPU_SLOTS, means.cores))
-    if means.context is not None and engine != "vllm":
-        slots = _slots_of(model, means, slots, means.context, on_gpu=on_gpu)
-    place = f"{means.gpus[0].name}" if on_gpu else f"{means.cores} cores"
-    lines = [
-        Line(key="engine", value=engine, because=why),
-        Line(key="model", value=model.reference, because=_origin(model)),
-        Line(key="slots", value=slots, because=f"concurrent answers, on {place}"),
-    ]
-    context = _context(model, means, 1 if engine == "vllm" else slots, on_gpu=on_gpu)
-    if engine != "vllm" or means.context is not None:
-        lines.append(Line(key="context", value=context, because="tokens of a prompt and its answer, in each slot"))
-    if on_gpu and len(means.gpus) > 1:
-        lines.append(Line(key="replicas", value=len(means.gpus), because="an engine on each GPU"))
-    if engine != "vllm":
-        lines.append(Line(key="port", value=means.engine_port, because="of the first engine, on loopback"))
-    is_small = model.reference == SMALL
-    why = "it repeats itself otherwise" if is_small else "an endless answer stops there"
-    params = SMALL_PARAMS if is_small else {"max_tokens": 512}
+    is_vllm, is_small, on_gpu = engine == "vllm", model.reference == SMALL, bool(means.gpus) and engine != "embedded"
+    most = (VLLM_SLOTS if is_vllm else GPU_SLOTS) if on_gpu else max(2, min(CPU_SLOTS, means.cores))
+    slots = most if is_vllm or means.context is None else _slots_of(model, means, most, means.context, on_gpu=on_gpu)
+    place = means.gpus[0].name if on_gpu else f"{means.cores} cores"
+    context = _context(model, means, 1 if is_vllm else slots, on_gpu=on_gpu)
+    params = dict(SMALL_PARAMS if is_small else {"max_tokens": 512})
     if means.context is not None:  # answers may be that long: clients that set no bound would be cut off
-        params = {name: value for name, value in params.items() if name != "max_tokens"}
-    if params:
-        lines.append(Line(key="params", value=params, because=why))
-    if is_small:
-        lines.append(Line(key="door", value={"params": True}, because="chats use them too"))
-    return lines
+        del params["max_tokens"]
+    endless = "it repeats itself otherwise" if is_small else "an endless answer stops there"
+    has_context = not is_vllm or means.context is not None
+    lines = (
+        (True, "engine", engine, why),
+        (True, "model", model.reference, _origin(model)),
+        (True, "slots", slots, f"concurrent answers, on {place}"),
+        (has_context, "context", context, "tokens of a prompt and its answer, in each slot"),
+        (on_gpu and len(means.gpus) > 1, "replicas", len(means.gpus), "an engine on each GPU"),
+        (not is_vllm, "port", means.engine_port, "of the first engine, on loopback"),
+        (params, "params", params, endless),
+        (is_small, "door", {"params": True}, "chats use them too"),
+    )
+    return [Line(key=key, value=value, because=because) for is_said, key, value, because in lines if is_said]
 
 
 def _origin(model: NamedModel) -> str:

@@ -3,17 +3,17 @@
 Source: specification, "Reload".
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
 from service.config.machine_plan import MEMORY
-from service.config.model import ModelConfig, ToolsConfig
 from service.config.schema import Config
 from service.config.source import LoadedConfig
 from service.errors import Fault
+from service.formats.faults import defaults_of
 from workers.engine.launch.flags import named
 from workers.spec import WorkerSpec
 
@@ -37,8 +37,7 @@ _REASONS: Final[Mapping[str, str]] = {
     "models.NAME.adapters": _ADAPTERS,
     "models.NAME.max_adapters": _ADAPTERS,
 }
-_SECTIONS: Final = ("server", "store", "webhooks", "scheduling", "telemetry")
-_WHOLE: Final = ("limits", "gpus")
+_SECTIONS: Final = ("server", "store", "webhooks", "scheduling", "telemetry", "limits", "gpus")
 
 
 class Effect(StrEnum):
@@ -167,7 +166,8 @@ def plan_reload(old: LoadedConfig, new: LoadedConfig, adapters: Mapping[str, str
     """
     before, after = old.config.models, new.config.models
     settings = list(_settings(old.config, new.config))
-    both = [name for name in after if name in before]
+    added, removed = _without(after, before), _without(before, after)
+    both = _without(after, added)
     first_before, first_after = _first_specs(old), _first_specs(new)
     restarted = [name for name in both if first_before.get(name) != first_after.get(name)]
     resized = [name for name in both if before[name].replicas != after[name].replicas]
@@ -178,13 +178,17 @@ def plan_reload(old: LoadedConfig, new: LoadedConfig, adapters: Mapping[str, str
     refused = _refused(old.config, new.config, settings, adapters)
     return ReloadPlan(
         changed=tuple(changed),
-        added=tuple(name for name in after if name not in before),
-        removed=tuple(name for name in before if name not in after),
+        added=added,
+        removed=removed,
         resized=tuple(resized),
         restarted=tuple(restarted),
-        unchanged=tuple(name for name in both if name not in {*touched, *restarted}),
+        unchanged=_without(both, {*touched, *restarted}),
         refused=tuple(refused),
     )
+
+
+def _without(names: Iterable[str], others: Container[str | None]) -> tuple[str, ...]:
+    return tuple(name for name in names if name not in others)
 
 
 def keep_parts(old: LoadedConfig, new: LoadedConfig) -> LoadedConfig:
@@ -231,27 +235,18 @@ def _first_specs(loaded: LoadedConfig) -> dict[str, WorkerSpec]:
 def _settings(old: Config, new: Config) -> Iterator[_Setting]:
     """Iterate over the changed settings, except for models that come or go."""
     for section in _SECTIONS:
-        before, after = getattr(old, section), getattr(new, section)
-        for name in type(before).model_fields:
-            if getattr(before, name) != getattr(after, name):
-                yield _Setting(path=f"{section}.{name}", rule=f"{section}.{name}")
-    for section in _WHOLE:
-        before, after = getattr(old, section), getattr(new, section)
-        for name in getattr(type(before), "model_fields", None) or [each.name for each in fields(before)]:
-            if getattr(before, name) != getattr(after, name):
-                yield _Setting(path=f"{section}.{name}", rule=section)
-    for model, settings in new.models.items():
-        if model in old.models:
-            yield from _settings_of_model(model, old.models[model], settings)
+        for name in _changed_keys(getattr(old, section), getattr(new, section)):
+            path = f"{section}.{name}"
+            yield _Setting(path=path, rule=path if path in EFFECTS else section)
+    for model, after in new.models.items():
+        before = old.models.get(model, after)
+        keys = [key for key in _changed_keys(before, after) if key != "tools"]
+        for key in (*keys, *(f"tools.{each}" for each in _changed_keys(before.tools, after.tools))):
+            yield _Setting(path=f"models.{model}.{key}", rule=f"models.NAME.{key}", model=model)
 
 
-def _settings_of_model(model: str, old: ModelConfig, new: ModelConfig) -> Iterator[_Setting]:
-    for name in ModelConfig.model_fields:
-        if name != "tools" and getattr(old, name) != getattr(new, name):
-            yield _Setting(path=f"models.{model}.{name}", rule=f"models.NAME.{name}", model=model)
-    for name in ToolsConfig.model_fields:
-        if getattr(old.tools, name) != getattr(new.tools, name):
-            yield _Setting(path=f"models.{model}.tools.{name}", rule=f"models.NAME.tools.{name}", model=model)
+def _changed_keys(old: object, new: object) -> list[str]:
+    return [name for name in defaults_of(type(old)) if getattr(old, name) != getattr(new, name)]
 
 
 def _refused(old: Config, new: Config, settings: list[_Setting], adapters: Mapping[str, str]) -> Iterator[Fault]:
@@ -265,7 +260,7 @@ def _refused(old: Config, new: Config, settings: list[_Setting], adapters: Mappi
             yield _fault(each.path, f"{each.model} is placed on lanes, and {_LANES}")
     for name in sorted(on_lanes & (old.models.keys() ^ new.models.keys())):
         yield _fault(f"models.{name}", f"it is placed on lanes, and {_LANES}")
-    for name in [each for each in new.models if each not in old.models]:
+    for name in _without(new.models, old.models):
         for other in (name, *new.models[name].adapters):
             if other in adapters and adapters[other] in new.models:
                 yield _fault(f"models.{name}", f"{other} is an adapter of {adapters[other]} that was loaded meanwhile")

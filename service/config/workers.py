@@ -31,7 +31,7 @@ from workers.models.small_model import small_model_path
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.weights import WeightsPolicy
 from workers.requests.bios_words import BiosPolicy
-from workers.spec import MAX_SOCKET_PATH, EngineKind, Flag, WorkerId, WorkerSpec
+from workers.spec import LLAMA_CPP, MAX_SOCKET_PATH, EngineKind, Flag, WorkerId, WorkerSpec
 from workers.tools.calls import ToolLimits
 
 OWN_PREFIX: Final = "roundhouse:"
@@ -129,8 +129,7 @@ def models_without_file(config: Config) -> list[str]:
 
 def own_models(config: Config) -> frozenset[str]:
     """Return those of Roundhouse's own models, ``TINY`` and ``SMALL``, that a configuration needs."""
-    own = {TINY if _stands_in(model) else model.model for model in config.models.values()}
-    return frozenset(own & {TINY, SMALL})  # type: ignore[arg-type]
+    return frozenset({TINY, SMALL} & set(map(_named_model, config.models.values())))
 
 
 def hub_models(config: Config) -> list[HubName]:
@@ -168,46 +167,44 @@ def _stands_in(model: ModelConfig) -> bool:
     return EngineKind(model.engine) is EngineKind.EMBEDDED and model.model is None and not model.command
 
 
-def _own_file(name: str, model: ModelConfig, engine: EngineKind, state_dir: Path) -> str | None:
-    if _stands_in(model) or model.model == TINY:
-        path = tiny_model_path(state_dir)
-    elif model.model == SMALL:
-        path = small_model_path()
-    else:
-        return None
-    if engine not in {EngineKind.EMBEDDED, EngineKind.LLAMA_SERVER}:
-        raise ConfigError(f"models.{name}.model: {model.model} is a GGUF file, which {model.engine} does not load")
-    return str(path)
+def _named_model(model: ModelConfig) -> str | None:
+    return TINY if _stands_in(model) else model.model
 
 
 def _model_file(name: str, model: ModelConfig, base: Path, state_dir: Path) -> str | None:
-    engine = EngineKind(model.engine)
-    own = _own_file(name, model, engine, state_dir)
+    engine, given = EngineKind(model.engine), model.model
+    own = {TINY: tiny_model_path(state_dir), SMALL: small_model_path()}.get(_named_model(model) or "")
+    if own is not None and engine not in LLAMA_CPP:
+        raise ConfigError(f"models.{name}.model: {given} is a GGUF file, which {engine} does not load")
     if own is not None:
-        return own
-    if engine is EngineKind.ATTACHED:
-        return model.model
+        return str(own)
+    if engine is EngineKind.ATTACHED or (given is None and model.command):
+        return given
     if _is_of_hub(model):
         return _hub_file(model)
-    if model.model is None:
-        if model.command:
-            return None
+    if given is None:
         what = "the folder of a checkpoint" if engine is EngineKind.VLLM else "the path of a GGUF file"
-        raise ConfigError(f"models.{name}.model: is required for engine {model.engine}: {what}")
-    path = (base / Path(model.model).expanduser()).resolve()
-    is_there = path.is_dir() if engine is EngineKind.VLLM else path.is_file()
-    if model.model.startswith(OWN_PREFIX) and not is_there:
-        raise ConfigError(f"models.{name}.model: {model.model} is not one of Roundhouse's models: {SMALL}, {TINY}")
-    if is_there and engine is not EngineKind.VLLM and not model.command:
-        _check_gguf(name, path)
-    if is_there or (model.command and engine is not EngineKind.VLLM):
+        raise ConfigError(f"models.{name}.model: is required for engine {engine}: {what}")
+    return _local_model(name, model, (base / Path(given).expanduser()).resolve())
+
+
+def _local_model(name: str, model: ModelConfig, path: Path) -> str:
+    """Return the path of a model on this machine, or its name where the engine itself may fetch it."""
+    engine, given = EngineKind(model.engine), str(model.model)
+    is_vllm, has_command = engine is EngineKind.VLLM, bool(model.command)
+    if path.is_dir() if is_vllm else path.is_file():
+        if not (is_vllm or has_command):
+            _check_gguf(name, path)
         return str(path)
-    is_repository = REPOSITORY.match(model.model) and not model.model.endswith(".gguf") and not path.exists()
-    if engine in {EngineKind.LLAMA_SERVER, EngineKind.VLLM} and is_repository:
-        return model.model
-    hint = f"; for a model of the hub write hf:{model.model}" if is_repository else ""
-    what = "folder" if engine is EngineKind.VLLM else "file"
-    raise ConfigError(f"models.{name}.model: there is no {what} {path}{hint}")
+    if given.startswith(OWN_PREFIX):
+        raise ConfigError(f"models.{name}.model: {given} is not one of Roundhouse's models: {SMALL}, {TINY}")
+    if has_command and not is_vllm:
+        return str(path)
+    is_repository = REPOSITORY.match(given) and not given.endswith(".gguf") and not path.exists()
+    if is_repository and engine is not EngineKind.EMBEDDED:
+        return given
+    hint = f"; for a model of the hub write hf:{given}" if is_repository else ""
+    raise ConfigError(f"models.{name}.model: there is no {'folder' if is_vllm else 'file'} {path}{hint}")
 
 
 def _check_gguf(name: str, path: Path) -> None:
