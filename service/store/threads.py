@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 import msgspec
+from msgspec.structs import replace
 
 from service.conversations.job.job import JobId
 from service.errors import ServiceError, StoreError, StoreUnavailable
@@ -65,6 +66,15 @@ def refuse(group: Sequence[Write], error: StoreUnavailable, *, kept: bool) -> li
         if write.is_kept is kept:
             write.future.set_exception(error)
     return [write for write in group if write.is_kept is not kept]
+
+
+def without(group: Sequence[Write], spoiled: Spoiled) -> list[Write]:
+    """Return a group with the careful form of a write that cannot be; without it where it has none."""
+    write, place = spoiled.write, next(place for place, each in enumerate(group) if each is spoiled.write)
+    if write.careful is not None:
+        return [*group[:place], replace(write, operation=write.careful, careful=None), *group[place + 1 :]]
+    write.future.set_exception(StoreError(f"cannot write: {spoiled.error}"))
+    return [*group[:place], *group[place + 1 :]]
 
 
 class PendingWrites:

@@ -20,12 +20,10 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from msgspec.structs import replace
-
 from service.errors import ServiceError, StoreError, StoreUnavailable
 from service.store.databases.database import Connection, Database, Fenced, Membership
 from service.store.news import ClaimsLost, StoreRecovered, StoreTroubled, WriterEvent, WritesFailed
-from service.store.threads import Answer, Spoiled, Write, answer, refuse
+from service.store.threads import Answer, Spoiled, Write, answer, refuse, without
 from workers.policy.restart import Backoff
 
 MAX_GROUP: Final = 256  # writes of a group: bounds how long the first waits for the last
@@ -133,13 +131,7 @@ class Writer:
                 group = refuse(group, StoreUnavailable("this node was taken for dead"), kept=True)
             except Spoiled as spoiled:  # it is one caller's, and the others' are written without it
                 logger.exception("store: a write cannot be")
-                careful = spoiled.write.careful
-                if careful is None:
-                    spoiled.write.future.set_exception(StoreError(f"cannot write: {spoiled.error}"))
-                    group = [write for write in group if write is not spoiled.write]
-                else:
-                    again = replace(spoiled.write, operation=careful, careful=None)
-                    group = [again if write is spoiled.write else write for write in group]
+                group = without(group, spoiled)
             except Exception as error:  # noqa: BLE001 - the database knows which of them may pass; the others end it
                 if conflicts < CONFLICTS and self._database.is_conflict(error):
                     conflicts += 1

@@ -141,14 +141,7 @@ class Gate:
         fault = self._origin_fault(headers) if path not in HEALTH_PATHS else None
         if fault is not None:
             return ForeignOrigin(fault)
-        media = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if method not in SAFE and (media or _has_body(headers)) and media not in MEDIA_TYPES:
-            shown = f"Content-Type {media[:100]}" if media else "a body without a Content-Type"
-            return MediaTypeUnknown(f"{shown} is not supported; send application/json")
-        coding = headers.get("content-encoding", "identity").strip().lower()
-        if method not in SAFE and coding not in {"", "identity"}:
-            return MediaTypeUnknown(f"Content-Encoding {coding[:100]} is not supported; send the body unencoded")
-        return None
+        return None if method in SAFE else _body_fault(headers)
 
     def _origin_fault(self, headers: Headers) -> str | None:
         host, origins = headers.get("host", ""), headers.getlist("origin")
@@ -193,6 +186,17 @@ def _fault_of(path: str, headers: Headers) -> ServiceError | None:
     for name in ("Host", "Authorization", "X-Api-Key", "Content-Type"):
         if len(set(headers.getlist(name))) > 1:
             return RequestMalformed(f"{name} was sent twice with different values: a proxy may use the other one")
+    return None
+
+
+def _body_fault(headers: Headers) -> ServiceError | None:
+    media = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if (media or _has_body(headers)) and media not in MEDIA_TYPES:
+        shown = f"Content-Type {media[:100]}" if media else "a body without a Content-Type"
+        return MediaTypeUnknown(f"{shown} is not supported; send application/json")
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if coding not in {"", "identity"}:
+        return MediaTypeUnknown(f"Content-Encoding {coding[:100]} is not supported; send the body unencoded")
     return None
 
 

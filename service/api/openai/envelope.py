@@ -89,14 +89,9 @@ def open_envelope(
         raise BodyMalformed(f"the body cannot be used: {error}") from error
     except UNDECODABLE as error:
         raise BodyMalformed(f"the body is not usable JSON: {error}") from error
-    if read.n is not None and read.n < 1:
-        raise BodyMalformed("the body cannot be used: n must be a whole number from 1")
-    if read.background not in (_NOTHING, Raw(b"false")):
-        raise BodyMalformed("the body cannot be used: background is not supported; leave it out")
-    if path in NEEDS and read.messages == _NOTHING:
-        raise BodyMalformed("the body cannot be used: messages is required")
-    if path in NEEDS and not bytes(read.messages).startswith(b"["):  # llama.cpp takes {} for an empty list
-        raise BodyMalformed("the body cannot be used: messages must be a list")
+    for is_broken, message in _rules(read, path):
+        if is_broken:
+            raise BodyMalformed(f"the body cannot be used: {message}")
     asked = next((each for each in (read.messages, read.prompt, read.input, read.content) if each != _NOTHING), None)
     texts = b"" if asked is None else bytes(asked)
     bounds = map(_number, (read.max_completion_tokens, read.max_tokens, read.max_output_tokens, read.n_predict))
@@ -108,6 +103,15 @@ def open_envelope(
         chars=_chars_of(texts),
         marks=tuple(_marks(read, texts, path, session, owner, is_apart=is_apart)),
     )
+
+
+def _rules(read: _Body, path: str) -> Iterator[tuple[bool, str]]:
+    yield read.n is not None and read.n < 1, "n must be a whole number from 1"
+    yield read.background not in (_NOTHING, Raw(b"false")), "background is not supported; leave it out"
+    if path in NEEDS:
+        yield read.messages == _NOTHING, "messages is required"
+        is_list = bytes(read.messages).startswith(b"[")  # llama.cpp takes {} for an empty list
+        yield not is_list, "messages must be a list"
 
 
 def fill_body(body: bytes, path: str, params: Mapping[str, object], *, reads_all: bool = True) -> bytes:

@@ -107,23 +107,17 @@ class _Said:
         schema = agent.validation.json_schema if agent.validation is not None else None
         if schema is None or condition.field is None or not _is_read(schema):
             return
-        names, at = condition.field.split("."), {key: value for key, value in schema.items() if key != "$schema"}
-        for place, name in enumerate(names):
-            if not OPEN_SCHEMAS.isdisjoint(at):
-                return
-            properties = at.get("properties", {})
-            is_closed = at.get("additionalProperties") is False or not _may_be(at, frozenset({"object"}))
-            if isinstance(properties, dict) and name not in properties and is_closed:
-                yield "field", f"{'.'.join(names[: place + 1])!r}: {unknown('property', name, properties)}"
-            nested = properties.get(name) if isinstance(properties, dict) else None
-            if not isinstance(nested, dict):
-                return
-            at = nested
+        at, fault = _schema_at(schema, condition.field.split("."))
+        if fault is not None:
+            yield "field", fault
+        if at is None:
+            return
+        wanted = cut(json.dumps(condition.equals))
         values = at.get("enum", [at["const"]] if "const" in at else None)
         if isinstance(values, list) and scalar_key(condition.equals) not in self._keys_of(values):
-            yield "equals", cut(f"{cut(json.dumps(condition.equals))}: it must be one of {cut(json.dumps(values))}")
+            yield "equals", cut(f"{wanted}: it must be one of {cut(json.dumps(values))}")
         elif not _may_be(at, _types_of(condition.equals)):
-            yield "equals", cut(f"{cut(json.dumps(condition.equals))}: its type is {json.dumps(at['type'])}")
+            yield "equals", cut(f"{wanted}: its type is {json.dumps(at['type'])}")
 
     def _keys_of(self, values: Sequence[object]) -> frozenset[object]:
         """Return the values of an enumeration or of choices in the form that is compared; each is read once."""
@@ -137,12 +131,27 @@ def _is_read(schema: dict[str, object]) -> bool:
     return dialect is None or (isinstance(dialect, str) and any(each in dialect for each in DIALECTS))
 
 
+def _schema_at(schema: dict[str, object], names: Sequence[str]) -> tuple[dict[str, object] | None, str | None]:
+    """Return the schema of a property, or the fault of its name; neither where a schema may allow more than it says."""
+    at = {key: value for key, value in schema.items() if key != "$schema"}
+    for place, name in enumerate(names):
+        properties = at.get("properties", {})
+        if not OPEN_SCHEMAS.isdisjoint(at) or not isinstance(properties, dict):
+            return None, None
+        nested = properties.get(name)
+        is_closed = at.get("additionalProperties") is False or not _may_be(at, frozenset({"object"}))
+        if name not in properties and is_closed:
+            return None, f"{'.'.join(names[: place + 1])!r}: {unknown('property', name, properties)}"
+        if not isinstance(nested, dict):
+            return None, None
+        at = nested
+    return at, None
+
+
 def _types_of(value: object) -> frozenset[str]:
     """Return the types of JSON Schema that a value has."""
-    if isinstance(value, str):
-        return frozenset({"string"})
-    if isinstance(value, bool):
-        return frozenset({"boolean"})
+    if isinstance(value, str | bool):
+        return frozenset({"string" if isinstance(value, str) else "boolean"})
     is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     return frozenset({"integer", "number"} if is_whole else {"number"})
 
