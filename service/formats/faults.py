@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache, wraps
-from typing import Any, Final, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -16,7 +16,9 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from service.errors import Fault
 
 Section = TypeVar("Section", bound=BaseModel)
+P = ParamSpec("P")
 Rules = Iterator[tuple[object, str]]  # whether each rule is broken, and the message then
+Checks = Iterator[tuple[object, str, str | Callable[[], str]]]  # the same with the place of the fault
 MOST_SHOWN: Final = 40  # longest value that a message shows, in characters
 SCALARS: Final[Mapping[str, str]] = {
     "int_type": "an integer",
@@ -130,6 +132,18 @@ def rules(method: Callable[[Section], Rules]) -> Any:  # noqa: ANN401 - a valida
         return section
 
     return model_validator(mode="after")(check)
+
+
+def broken(checks: Callable[P, Checks]) -> Callable[P, Iterator[Fault]]:
+    """Make an iterator over the faults of those rules that are broken; a message that takes long may be a function."""
+
+    @wraps(checks)
+    def find(*args: P.args, **kwargs: P.kwargs) -> Iterator[Fault]:
+        for is_broken, path, message in checks(*args, **kwargs):
+            if is_broken:
+                yield Fault(path=path, message=message if isinstance(message, str) else message())
+
+    return find
 
 
 def _flag_fault(value: object, annotation: object) -> str | None:

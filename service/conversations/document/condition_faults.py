@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from service.conversations.document.spec import AgentSpec, ConditionSpec, JobSpec, cast_specs
@@ -10,7 +11,7 @@ from service.conversations.job.job import END, Conversation
 from service.conversations.job.until import scalar_key
 from service.conversations.job.validation import Validation
 from service.errors import Fault
-from service.formats.faults import unknown
+from service.formats.faults import Checks, broken, unknown
 from workers.errors import InvalidTool
 from workers.tools.definition import ToolDefinition
 from workers.tools.schemas import cut
@@ -44,21 +45,18 @@ def condition_faults(spec: JobSpec, conversations: tuple[Conversation, ...]) -> 
                 yield Fault(path=f"{path}.unchanged", message=message)
 
 
-def _name_faults(
-    path: str, condition: ConditionSpec, agents: Mapping[str, AgentSpec], leader: str | None
-) -> Iterator[Fault]:
-    if condition.agent is not None and condition.agent not in agents:
-        yield Fault(path=f"{path}.agent", message=unknown("agent", condition.agent, agents))
-        return
+@broken
+def _name_faults(path: str, condition: ConditionSpec, agents: Mapping[str, AgentSpec], leader: str | None) -> Checks:
+    named = agents if condition.agent is None else (condition.agent,)
+    speakers = [agents[name] for name in named if name in agents]
+    yield not speakers, f"{path}.agent", partial(unknown, "agent", str(condition.agent), agents)
     for position, other in enumerate(condition.agree or ()):
-        if other not in agents:
-            yield Fault(path=f"{path}.agree[{position}]", message=unknown("agent", other, agents))
-        elif other == leader:
-            yield Fault(path=f"{path}.agree[{position}]", message="the leader names agents, and agrees with nobody")
-    speakers = list(agents.values()) if condition.agent is None else [agents[condition.agent]]
+        place = f"{path}.agree[{position}]"
+        yield other not in agents, place, partial(unknown, "agent", other, agents)
+        yield other == leader and other in agents, place, "the leader names agents, and agrees with nobody"
     signals = {name for speaker in speakers for name in _names_of(speaker.exit_tools)}
-    if condition.signal is not None and condition.signal not in signals:
-        yield Fault(path=f"{path}.signal", message=unknown("exit tool", condition.signal, sorted(signals)))
+    is_unknown = speakers and condition.signal is not None and condition.signal not in signals
+    yield is_unknown, f"{path}.signal", partial(unknown, "exit tool", str(condition.signal), sorted(signals))
 
 
 class _Said:

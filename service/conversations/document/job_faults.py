@@ -5,6 +5,7 @@ Source: specification, "Refused jobs".
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
@@ -28,7 +29,7 @@ from service.conversations.job.job import END, Conversation, Mode, OnFailure, Sp
 from service.conversations.job.validation import folded
 from service.conversations.job.variables import added_chars, count_names, names_in
 from service.errors import Fault
-from service.formats.faults import unknown
+from service.formats.faults import Checks, broken, unknown
 from service.formats.hosts import canonical_host
 from workers.errors import InvalidTool
 from workers.policy.params import param_faults
@@ -91,6 +92,8 @@ def meaning_faults(spec: JobSpec, conversations: tuple[Conversation, ...], rules
     yield from _cast_faults(spec, models)
     yield from _cycle_faults(spec)
     yield from _mode_faults(spec)
+    if spec.mode is Mode.LED:
+        yield from _led_faults(spec)
     yield from _conversation_faults(conversations)
     for index, given in enumerate(spec.conversations):
         if given.prompt is not None and not given.prompt.strip() and given.source is None:
@@ -120,30 +123,35 @@ def _own_faults(place: str, agent: AgentSpec, given: Collection[str], models: Co
     if agent.by is SpokenBy.CALLER:
         yield from _caller_faults(place, agent, given)
         return
-    for key in sorted(CALLERS_ALONE & agent.model_fields_set) if "by" in given else ():
-        yield Fault(path=f"{place}.{key}", message="only an agent with by: caller is waited for")
-    if "by" in given and "model" not in agent.model_fields_set:
-        yield Fault(path=f"{place}.model", message="is required")
-    elif "model" in given and agent.model not in models:
-        yield Fault(path=f"{place}.model", message=unknown("model", agent.model, models))
-    for key, message in param_faults(agent.params) if "params" in given else ():
-        yield Fault(path=f"{place}.params.{key}", message=message)
+    yield from _model_faults(place, agent, given, models)
     if "tools" in given:
         yield from _tool_faults(place, agent)
 
 
-def _caller_faults(place: str, agent: AgentSpec, given: Collection[str]) -> Iterator[Fault]:
+@broken
+def _model_faults(place: str, agent: AgentSpec, given: Collection[str], models: Collection[str]) -> Checks:
+    is_whole, has_model = "by" in given, "model" in agent.model_fields_set
+    for key in sorted(CALLERS_ALONE & agent.model_fields_set):
+        yield is_whole, f"{place}.{key}", "only an agent with by: caller is waited for"
+    yield is_whole and not has_model, f"{place}.model", "is required"
+    is_unknown = has_model and "model" in given and agent.model not in models
+    yield is_unknown, f"{place}.model", partial(unknown, "model", agent.model, models)
+    for key, message in param_faults(agent.params) if "params" in given else ():
+        yield True, f"{place}.params.{key}", message
+
+
+@broken
+def _caller_faults(place: str, agent: AgentSpec, given: Collection[str]) -> Checks:
     """Yield fields that have no effect for an agent that a caller speaks for, and words that it could never say."""
     for key in sorted(MODELS_ALONE & agent.model_fields_set & set(given)):
-        yield Fault(path=f"{place}.{key}", message="an agent with by: caller is asked of no model")
-    if agent.otherwise is None:
-        return
-    if agent.wait_s is None:
-        yield Fault(path=f"{place}.otherwise", message="wants wait_s beside it: without that it is never said")
-    yield from (Fault(path=f"{place}.otherwise", message=fault) for fault in said_faults(agent.otherwise))
-    fault = _fault_of_otherwise(agent.otherwise, agent.validation)
-    if fault is not None:
-        yield Fault(path=f"{place}.otherwise", message=fault)
+        yield True, f"{place}.{key}", "an agent with by: caller is asked of no model"
+    if agent.otherwise is not None:
+        path = f"{place}.otherwise"
+        yield agent.wait_s is None, path, "wants wait_s beside it: without that it is never said"
+        for fault in said_faults(agent.otherwise):
+            yield True, path, fault
+        unfit = _fault_of_otherwise(agent.otherwise, agent.validation)
+        yield unfit is not None, path, str(unfit)
 
 
 def _fault_of_otherwise(words: str, given: ValidationSpec | None) -> str | None:
@@ -160,22 +168,21 @@ def said_faults(text: str) -> Iterator[str]:
         yield f"{size} bytes are more than {MOST_SAID}"
 
 
-def _tool_faults(of: str, agent: AgentSpec) -> Iterator[Fault]:
+@broken
+def _tool_faults(of: str, agent: AgentSpec) -> Checks:
     seen: set[str] = set()
     for key, documents in (("exit_tools", agent.exit_tools), ("tools", agent.tools)):
         for position, document in enumerate(documents):
             place = f"{of}.{key}[{position}]"
             if is_tool_reference(document):
-                if key == "exit_tools" or reference_of(document) is None:
-                    yield Fault(path=place, message=REFERENCES)
+                yield key == "exit_tools" or reference_of(document) is None, place, REFERENCES
                 continue
             try:
                 tool = ToolDefinition.parse(document)
             except InvalidTool as error:
-                yield Fault(path=place, message=str(error))
+                yield True, place, str(error)
                 continue
-            if tool.name in seen:
-                yield Fault(path=place, message=f"this agent has a tool {tool.name!r} already")
+            yield tool.name in seen, place, f"this agent has a tool {tool.name!r} already"
             seen.add(tool.name)
 
 
@@ -209,41 +216,36 @@ def _cycle_faults(spec: JobSpec) -> Iterator[Fault]:
         )
 
 
-def _mode_faults(spec: JobSpec) -> Iterator[Fault]:
-    if spec.mode is not Mode.FREE and "prompt_at" in spec.model_fields_set:
-        yield Fault(path="prompt_at", message="only mode: free has it; in others a prompt is made when its turn starts")
-    if spec.mode is Mode.LED:
-        yield from _led_faults(spec)
-    elif spec.leader is not None:
-        yield Fault(path="leader", message="only mode: led has one")
-    for index, agent in enumerate(spec.agents if spec.mode is Mode.FREE else ()):
-        if agent.speak_after_within_round:
-            message = "in mode: free there is no round to wait in; the order of the agents is the order of the queue"
-            yield Fault(path=f"agents[{index}].speak_after_within_round", message=message)
+@broken
+def _mode_faults(spec: JobSpec) -> Checks:
+    is_free, is_stray = spec.mode is Mode.FREE, spec.mode is not Mode.LED and spec.leader is not None
+    is_vain = not is_free and "prompt_at" in spec.model_fields_set
+    yield is_vain, "prompt_at", "only mode: free has it; in others a prompt is made when its turn starts"
+    yield is_stray, "leader", "only mode: led has one"
+    message = "in mode: free there is no round to wait in; the order of the agents is the order of the queue"
+    for index, agent in enumerate(spec.agents):
+        yield is_free and agent.speak_after_within_round, f"agents[{index}].speak_after_within_round", message
 
 
-def _led_faults(spec: JobSpec) -> Iterator[Fault]:
+@broken
+def _led_faults(spec: JobSpec) -> Checks:
     names = [agent.id for agent in spec.agents]
-    if spec.leader not in names:
-        message = "mode: led wants a leader" if spec.leader is None else unknown("agent", spec.leader, names)
-        yield Fault(path="leader", message=message)
-    if len(names) < 2:  # noqa: PLR2004
-        yield Fault(path="agents", message="the leader has nobody to name")
+    yield spec.leader is None, "leader", "mode: led wants a leader"
+    is_unknown = spec.leader is not None and spec.leader not in names
+    yield is_unknown, "leader", partial(unknown, "agent", str(spec.leader), names)
+    yield names == names[:1], "agents", "the leader has nobody to name"
     seen = {END: "what a leader says that wants no more of the conversation"}
     for index, agent in enumerate(spec.agents):
-        place, name = f"agents[{index}]", folded(agent.id)
-        if name in seen and agent.id not in names[:index]:
-            yield Fault(path=f"{place}.id", message=f"letter case aside {agent.id!r} is {seen[name]}")
-        seen.setdefault(name, f"the id of agents[{index}]")
-        if agent.speak_after_within_round:
-            message = "in mode: led the leader names who speaks; there is nobody else to wait for"
-            yield Fault(path=f"{place}.speak_after_within_round", message=message)
-        if agent.id == spec.leader and agent.by is SpokenBy.CALLER:
-            yield Fault(path=f"{place}.by", message="a leader is asked of a model")
-        if agent.id == spec.leader and agent.validation is not None:
-            yield Fault(path=f"{place}.validation", message=LEADERS_ANSWER)
-        if agent.id == spec.leader and agent.on_failure is not OnFailure.END:
-            yield Fault(path=f"{place}.on_failure", message="nobody goes on without the leader")
+        place, name, leads = f"agents[{index}]", folded(agent.id), agent.id == spec.leader
+        first = seen.setdefault(name, f"the id of agents[{index}]")
+        is_taken = first != f"the id of agents[{index}]" and agent.id not in names[:index]
+        yield is_taken, f"{place}.id", f"letter case aside {agent.id!r} is {first}"
+        message = "in mode: led the leader names who speaks; there is nobody else to wait for"
+        yield agent.speak_after_within_round, f"{place}.speak_after_within_round", message
+        yield leads and agent.by is SpokenBy.CALLER, f"{place}.by", "a leader is asked of a model"
+        yield leads and agent.validation is not None, f"{place}.validation", LEADERS_ANSWER
+        goes_on = agent.on_failure is not OnFailure.END
+        yield leads and goes_on, f"{place}.on_failure", "nobody goes on without the leader"
 
 
 def _conversation_faults(conversations: tuple[Conversation, ...]) -> Iterator[Fault]:
@@ -257,17 +259,17 @@ def _conversation_faults(conversations: tuple[Conversation, ...]) -> Iterator[Fa
             )
 
 
-def _webhook_faults(spec: JobSpec, rules: JobRules) -> Iterator[Fault]:
+@broken
+def _webhook_faults(spec: JobSpec, rules: JobRules) -> Checks:
     if spec.webhook is None:
         return
-    host, secret = spec.webhook.url.host or "", spec.webhook.secret
-    if rules.webhook_hosts is not None and _canonical(host) not in rules.webhook_hosts:
-        known = ", ".join(rules.webhook_hosts) or "none"
-        yield Fault(path="webhook.url", message=f"{host} is not one of webhooks.hosts: {known}")
-    if spec.webhook.url.username or spec.webhook.url.password:
-        yield Fault(path="webhook.url", message="must not hold a password; the message is signed with a secret")
-    if secret is not None and secret not in rules.webhook_secrets:
-        yield Fault(path="webhook.secret", message=unknown("secret", secret, rules.webhook_secrets))
+    url, secret, hosts = spec.webhook.url, spec.webhook.secret, rules.webhook_hosts
+    is_strange = hosts is not None and _canonical(url.host or "") not in hosts
+    yield is_strange, "webhook.url", f"{url.host} is not one of webhooks.hosts: {', '.join(hosts or ()) or 'none'}"
+    has_password = url.username or url.password
+    yield has_password, "webhook.url", "must not hold a password; the message is signed with a secret"
+    is_unknown = secret is not None and secret not in rules.webhook_secrets
+    yield is_unknown, "webhook.secret", partial(unknown, "secret", str(secret), rules.webhook_secrets)
 
 
 def _canonical(host: str) -> str | None:
@@ -282,10 +284,8 @@ def limit_faults(spec: JobSpec, conversations: tuple[Conversation, ...], limits:
     rounds = max(conversation.rounds for conversation in conversations)
     speakers = 2 if spec.mode is Mode.LED else len(spec.agents)  # turns of a round
     turns = speakers * sum(conversation.rounds for conversation in conversations)
-    if rounds > limits.rounds:
-        yield too_many("rounds", "rounds", rounds, limits.rounds)
-    if turns > limits.turns:
-        yield too_many("", "turns", turns, limits.turns)
+    yield from too_many("rounds", "rounds", rounds, limits.rounds)
+    yield from too_many("", "turns", turns, limits.turns)
 
 
 def find_cycle(waits: Mapping[str, Collection[str]]) -> tuple[str, ...]:

@@ -41,9 +41,8 @@ class Limits(StrictModel):
 def size_faults(document: Mapping[str, object], limits: Limits) -> Iterator[Fault]:
     """Yield the sizes of a posted job that are above its limits."""
     conversations = _part(document, "conversations", list)
-    if len(conversations) > limits.conversations:
-        yield too_many("conversations", "conversations", len(conversations), limits.conversations)
-    else:
+    yield from too_many("conversations", "conversations", len(conversations), limits.conversations)
+    if len(conversations) <= limits.conversations:
         yield from _pattern_faults((document, *conversations))
         yield from _agents_faults(document, limits)
     yield from _metadata_faults("metadata", document, limits)
@@ -53,8 +52,7 @@ def size_faults(document: Mapping[str, object], limits: Limits) -> Iterator[Faul
 
 def tool_faults(place: str, tools: int, limits: Limits) -> Iterator[Fault]:
     """Yield the fault of an agent at a place that has too many tools."""
-    if tools > limits.tools:
-        yield too_many(f"{place}.tools", "tools", tools, limits.tools)
+    yield from too_many(f"{place}.tools", "tools", tools, limits.tools)
 
 
 def _pattern_faults(holders: Iterable[object]) -> Iterator[Fault]:
@@ -69,8 +67,8 @@ def _agents_faults(document: Mapping[str, object], limits: Limits) -> Iterator[F
     if not isinstance(document.get("agents"), list):
         return
     agents = _part(document, "agents", list)
+    yield from too_many("agents", "agents", len(agents), limits.agents)
     if len(agents) > limits.agents:
-        yield too_many("agents", "agents", len(agents), limits.agents)
         return
     for index, agent in enumerate(agents):
         yield from _agent_faults(f"agents[{index}]", agent, limits)
@@ -81,17 +79,14 @@ def _agents_faults(document: Mapping[str, object], limits: Limits) -> Iterator[F
 
 def _agent_faults(place: str, agent: object, limits: Limits) -> Iterator[Fault]:
     choices = _part(_part(agent, "validation", dict), "choices", list)
-    if len(choices) > limits.choices:
-        yield too_many(f"{place}.validation.choices", "choices", len(choices), limits.choices)
+    yield from too_many(f"{place}.validation.choices", "choices", len(choices), limits.choices)
     chars = sum(len(choice) for choice in choices if isinstance(choice, str))
     if chars > CHOICE_CHARS * limits.choices:
         message = f"{chars} characters of choices are more than {CHOICE_CHARS} x limits.choices = {limits.choices}"
         yield Fault(path=f"{place}.validation.choices", message=message)
     yield from tool_faults(place, sum(len(_part(agent, key, list)) for key in ("tools", "exit_tools")), limits)
     for key in ("visible_to", "speak_after_within_round"):
-        names = _part(agent, key, list)
-        if len(names) > limits.agents:
-            yield too_many(f"{place}.{key}", "agents", len(names), limits.agents)
+        yield from too_many(f"{place}.{key}", "agents", len(_part(agent, key, list)), limits.agents)
 
 
 def _metadata_faults(place: str, holder: object, limits: Limits) -> Iterator[Fault]:
@@ -107,6 +102,7 @@ def _part(holder: object, key: str, kind: type[P]) -> P:
     return given if isinstance(given, kind) else kind()
 
 
-def too_many(path: str, what: str, asked: int, limit: int) -> Fault:
-    """Return the fault of a number above its limit."""
-    return Fault(path=path, message=f"{asked} {what} are more than limits.{what} = {limit}")
+def too_many(path: str, what: str, asked: int, limit: int) -> Iterator[Fault]:
+    """Yield the fault of a number above its limit."""
+    if asked > limit:
+        yield Fault(path=path, message=f"{asked} {what} are more than limits.{what} = {limit}")
