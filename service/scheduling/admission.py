@@ -1,4 +1,4 @@
-"""Puts jobs on the scheduler a piece at a time: one may make a million turns ready, and everybody else's would wait."""
+"""Admits jobs to the scheduler in pieces: one may make a million turns ready, and other work must not wait for it."""
 
 import logging
 from collections import deque
@@ -18,16 +18,16 @@ from workers.log_context import line_about
 from workers.notifier import Notifier
 
 T = TypeVar("T", Turn, UnfinishedTurn, MemoryCut)
-TURNS_AT_ONCE: Final = 1000  # some 10 ms of the event loop
-SHOWN: Final = 10  # conversations in a line of the log
+TURNS_AT_ONCE: Final = 1000  # turns; they take the event loop some 10 ms
+SHOWN: Final = 10  # conversations named in one log line
 logger = logging.getLogger(__name__)
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """Conversations of a job that are stored and ours, and what was recorded of them before.
+    """Conversations of a job that are stored and belong to this node, with their records.
 
-    ``words`` are those of the conversations that have begun.
-    ``inherited`` are turns as their sources have them, by the conversations that begin with them: heirs share them.
+    ``words`` are those of begun conversations. ``inherited`` holds the turns of source conversations, by the
+    conversation that begins with them; heirs of one source share the sequence.
     """
 
     job: Job
@@ -40,7 +40,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     given_up: Sequence[GivenUp] = ()
 
     def without_claimed_twice(self, new: Collection[str]) -> "Piece":
-        """Return the piece with its ``new`` conversations alone: a claim named others that run here already."""
+        """Return the piece with only its ``new`` conversations: the claim also named some that already run here."""
         here = [each.id for each in self.job.conversations if each.id not in new]
         shown, line = ", ".join(here[:SHOWN]), line_about(of_job(self.job.id))
         text = "job %s: %d conversations were claimed while they run here, and go on as they are: %s"
@@ -57,9 +57,9 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Admission:
-    """Owned by the scheduler; what is left of a job waits here, in its order, and is cancelled here with the rest.
+    """Admits jobs piece by piece; owned by the scheduler. The remaining pieces of a job wait here, in order.
 
-    ``admit`` takes a piece at once, ``settle`` returns when what has followed from all before is durable.
+    ``admit`` takes a piece at once. ``settle`` returns when all facts so far are durable.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class Admission:
         return f"<Admission jobs={len(self._left)}>"
 
     def admit_piece(self, whole: Piece) -> None:
-        """Admit a piece, or as much of it as goes at once; the rest follows by itself."""
+        """Admit a piece, or as much of it as fits at once; the rest follows later."""
         job_id, pieces = whole.job.id, _pieces_of(whole)
-        if job_id in self._left:  # behind what is left of it
+        if job_id in self._left:  # after the remaining pieces of the job
             self._left[job_id].extend(pieces)
             return
         self._admit(next(pieces))
@@ -104,13 +104,13 @@ class Admission:
             self._cancelled.add(job_id)
 
     def clear(self) -> None:
-        """Forget what is left: it is another node's."""
+        """Forget the remaining pieces: they belong to another node."""
         self._left.clear()
         self._cancelled.clear()
         self._done.notify()
 
     async def wait_done(self) -> None:
-        """Return when nothing is left."""
+        """Return when no piece remains."""
         await self._done.wait_until(lambda: not self._left)
 
     async def _go_on(self, job_id: JobId, left: deque[Piece]) -> None:

@@ -1,4 +1,4 @@
-"""One attempt of a turn on a slot of one engine, whether the turn is of a job or a client's request."""
+"""One attempt of a turn on a slot of one engine, for a job's turn or a client's request."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -17,11 +17,11 @@ from workers.outcome import Cancelled, CancelReason
 from workers.requests.answer import Answer
 from workers.requests.in_flight import InFlightRequest
 
-LEAST_TOKENS: Final = 2  # of an answer that tells what one takes
+LEAST_TOKENS: Final = 2  # answer tokens from which the time per token is known
 
 
 class RunningAttempt:
-    """Written by its turn and by the request that it makes; kept until the turn's next attempt begins."""
+    """An attempt, written by its turn and by its request; it lasts until the turn's next attempt begins."""
 
     def __init__(self, worker: str, incarnation: int, slots: int = 1) -> None:
         self.worker = worker
@@ -30,19 +30,19 @@ class RunningAttempt:
         self.started_at = datetime.now(UTC)
         self._began_s = time.monotonic()
         self.answer = Answer(time.monotonic)
-        self.request: InFlightRequest | None = None  # the newest, once there is one
-        self.scope: CancelScope | None = None  # before there is one
-        self.cancelled: Cancelled | None = None  # by the service
-        self.seconds = 0.0  # for which it held its slot, once it has ended
-        self.lent_s = 0.0  # for which others had it, while its tools ran, or its summary
-        self.summary: RunningAttempt | None = None  # of what it is shown no more, made on its slot
-        self.loses_summary = False  # it is over with it, and nobody else counts what was made
+        self.request: InFlightRequest | None = None  # the newest one
+        self.scope: CancelScope | None = None  # for the time before the request
+        self.cancelled: Cancelled | None = None  # set if the service cancelled it
+        self.seconds = 0.0  # slot time, once it has ended
+        self.lent_s = 0.0  # time in which others had its slot, while its tools or its summary ran
+        self.summary: RunningAttempt | None = None  # the summary of the past, made on its slot
+        self.loses_summary = False  # the summary's usage is not counted elsewhere
 
     def __repr__(self) -> str:
         return f"<RunningAttempt {self.worker}#{self.incarnation} {self.answer!r}>"
 
     def cancel(self, reason: CancelReason) -> None:
-        """End it, unless it has ended at this moment."""
+        """End the attempt, unless it ends at this moment."""
         self.cancelled = self.cancelled or Cancelled(reason=reason)
         if self.request is not None:
             self.request.end(self.cancelled)
@@ -50,37 +50,37 @@ class RunningAttempt:
             self.scope.cancel()
 
     def end(self) -> None:
-        """Take the time of its end."""
+        """Record its slot time at its end."""
         self.seconds = time.monotonic() - self._began_s - self.lent_s
 
     @property
     def first_token_s(self) -> float | None:
-        """After how many seconds it had its first token, None where it has none."""
+        """The seconds to its first token, None without one."""
         first_at = self.answer.first_token_at
         return None if first_at is None else max(0.0, first_at - self._began_s)
 
     @property
     def first_token_at(self) -> datetime | None:
-        """When it had its first token, None where it has none."""
+        """The time of its first token, None without one."""
         first_at = self.answer.first_token_at
         return None if first_at is None else self.started_at + timedelta(seconds=first_at - self._began_s)
 
     @property
     def reading(self) -> PromptReading | None:
-        """The engine's reading for the newest generation; None until it has told its usage."""
+        """The engine's reading for the newest generation; None until the engine has reported its usage."""
         generation = self.answer.generation
         usage, first_at = generation.usage, generation.first_token_at
         if usage is None:
             return None
         fresh_tokens, timings = usage.prompt_tokens - usage.cached_tokens, generation.timings
-        if first_at is None and timings is not None:  # the answer came whole, with what the engine tells of its work
+        if first_at is None and timings is not None:  # an unstreamed answer with the engine's timings
             took_s = max(0.0, generation.last_byte_at - generation.started_at)
             seconds = min(timings.prompt_ms / 1000, took_s)
             answer_s = min(timings.completion_ms / 1000, took_s - seconds)
-        elif first_at is None:  # nobody knows how long the reading took
+        elif first_at is None:  # the time of the reading is unknown
             fresh_tokens, seconds, answer_s = 0, 0.0, 0.0
         else:
-            # An engine that tells of its reading answers as it begins to read; another may with its first token.
+            # An engine that reports its reading answers when it begins to read, another maybe with its first token.
             begun_at = generation.begun_at if generation.prompt_progress is not None else None
             seconds = max(0.0, first_at - (begun_at or generation.started_at))
             answer_s = max(0.0, generation.last_progress_at - first_at)
@@ -95,7 +95,7 @@ class RunningAttempt:
     # Its cost, once it has ended
 
     def spent(self, key: TurnKey) -> TurnSpent:
-        """Return the tokens that it took of its engine, its summary's too, and the seconds that it held its slot."""
+        """Return the tokens and the slot time that it used, its summary's included."""
         cost, made = self.answer.cost, None if self.summary is None else self.summary.spent(key)
         fresh = max(0, cost.prompt_tokens - cost.cached_tokens)
         return TurnSpent(
@@ -107,7 +107,7 @@ class RunningAttempt:
         )
 
     def measures(self, model: str, outcome: TurnState, reason: str | None) -> AttemptMeasures:
-        """Return its measures and its usage; if its answer does not stand, its tokens are wasted."""
+        """Return its measures and its usage; the tokens of an answer that does not count are wasted."""
         first_at, cost, slot_s = self.answer.first_token_at, self.answer.told_cost, self.slots * self.seconds
         usage = (cost.prompt_tokens, cost.cached_tokens, cost.completion_tokens)
         if outcome is TurnState.COMPLETED:
@@ -139,7 +139,7 @@ class RunningAttempt:
 
 
 def usage_key(agent: Agent, owner: str | None, job_id: str = "") -> UsageKey:
-    """Return where the use of a turn is counted today; that of a client's request is of no job."""
+    """Return the row in which a turn's usage counts today; a client's request has no job."""
     day = datetime.now(UTC).date().isoformat()
     return UsageKey(day=day, key_name=owner or "", job_id=job_id, agent=agent.id, model=agent.model)
 

@@ -28,17 +28,17 @@ CANCELLED: Final[Mapping[CancelReason, FailureReason]] = {
     CancelReason.CACHE_FULL: FailureReason.CACHE_FULL,
     CancelReason.SLOT_LOST: FailureReason.SLOT_LOST,
 }
-# Ends after which the engine may still be at work on the request, so that they say nothing of what it does to engines.
+# After these ends the engine may still work on the request, so they prove nothing about it.
 UNPROVED: Final = frozenset({FailureReason.DEADLINE, FailureReason.INTERNAL})
 
 
 class Proof(StrEnum):
-    """The word of an end on the engine that the attempt was on."""
+    """The evidence that an end gives about the attempt's engine."""
 
-    BORNE = "borne"  # it has outlived the attempt: nothing speaks against the turn any more
+    BORNE = "borne"  # the engine has outlived the attempt, which clears the turn
     DIED = "died"
     REFUSED = "refused"
-    CUT_OFF = "cut_off"  # it may still be at work on the request, or has just let go of it
+    CUT_OFF = "cut_off"  # the engine may still work on the request, or has just dropped it
 
 
 class Move(StrEnum):
@@ -51,11 +51,11 @@ class Move(StrEnum):
 
 
 class FailureEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of an engine that has failed, and of its model.
+    """The evidence about an engine that has failed, and about its model.
 
-    ``death`` is the judgement of blame where it died, ``deaths`` and ``refusals`` are the records of its model.
-    ``asked_s`` is how long the attempt has asked, ``refusal_s`` for how long a worker may refuse, ``now`` is in seconds
-    since the epoch.
+    ``death`` is the verdict of blame if it died, ``deaths`` and ``refusals`` are the records of its model. ``asked_s``
+    is the length of the attempt, ``refusal_s`` the time for which a worker may refuse. ``now`` is in seconds since the
+    epoch.
     """
 
     death: BlameVerdict | None = None
@@ -67,11 +67,11 @@ class FailureEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The turn's next move, with its charges from now on; ``trial`` is how it runs again that may kill engines."""
+    """The turn's next move and its charges; ``trial`` is set if it runs again as a suspect."""
 
     move: Move
     charges: Charges
-    reason: FailureReason = FailureReason.CANCELLED  # which is also that of a turn that is cut off
+    reason: FailureReason = FailureReason.CANCELLED  # also the reason of a turn that is cut off
     detail: str = ""
     trial: Trial | None = None
 
@@ -80,7 +80,7 @@ COMPLETED: Final = TurnVerdict(move=Move.COMPLETE, charges=Charges())
 
 
 def proof_of(outcome: Outcome) -> Proof:
-    """Return the word of an end on the engine."""
+    """Return the evidence that an end gives about the engine."""
     match outcome:
         case Completed():
             return Proof.BORNE
@@ -97,13 +97,13 @@ def proof_of(outcome: Outcome) -> Proof:
 
 
 def decide(outcome: Outcome, charges: Charges, evidence: FailureEvidence | None, *, may_run_again: bool) -> TurnVerdict:
-    """Return the verdict on an end: of these rows the first that matches.
+    """Return the verdict on an end; the first row that matches decides.
 
     | | end | and | move | reason | charges |
     | --- | --- | --- | --- | --- | --- |
     | 1 | complete | | complete | | none |
     | 2 | cancelled, its conversation has ended | | cut off | | kept |
-    | 3 | the request failed | the engine has borne it | fail | its own | none |
+    | 3 | the request failed | the engine outlived it | fail | its own | none |
     | 4 | the request failed | | fail | its own | kept |
     | 5 | cancelled | | run again | that of the cancel | kept |
     | 6 | the engine died | blame convicts the turn | fail | poisoned | those of blame |
@@ -111,8 +111,8 @@ def decide(outcome: Outcome, charges: Charges, evidence: FailureEvidence | None,
     | 8 | the engine refused | too often, or for too long | fail | that of the refusals | one more |
     | 9 | the engine refused | | run again | its own | one more |
 
-    A turn that may not run again fails in place of it, for the same reason. A suspect runs again on trial.
-    ``evidence`` is there where the engine has failed.
+    A turn that may not run again fails for the same reason instead. A suspect runs again on trial. ``evidence`` is
+    set if the engine has failed.
     """
     match outcome:
         case Completed():
@@ -120,14 +120,14 @@ def decide(outcome: Outcome, charges: Charges, evidence: FailureEvidence | None,
         case Cancelled(reason=CancelReason.CONVERSATION_ENDED):
             return TurnVerdict(move=Move.CUT_OFF, charges=charges)
         case RequestFailed():
-            # The service's own ends too: it has outlived this one.
+            # Ends by the service itself too: the engine has outlived the attempt.
             left = Charges() if proof_of(outcome) is Proof.BORNE else charges
             return TurnVerdict(move=Move.FAIL, charges=left, reason=outcome.reason, detail=outcome.detail)
         case Cancelled(reason=why):
             reason = CANCELLED.get(why, FailureReason.SHUTDOWN)
             verdict = TurnVerdict(move=Move.RUN_AGAIN, charges=charges, reason=reason, detail=WHY[why] or "")
         case EngineFailed():
-            assert evidence is not None  # noqa: S101 - it is there where an engine has failed
+            assert evidence is not None  # noqa: S101 - it is set if an engine has failed
             verdict = _judge_failure(outcome, charges, evidence)
         case _:
             assert_never(outcome)
@@ -163,7 +163,7 @@ def _judge_failure(failed: EngineFailed, charges: Charges, evidence: FailureEvid
 
 
 def ending_of(outcome: Outcome) -> tuple[TurnState, str | None, str | None]:
-    """Return the state, the reason and the detail of an attempt that has ended so."""
+    """Return the state, the reason and the detail of an attempt with this outcome."""
     match outcome:
         case Completed():
             return TurnState.COMPLETED, None, None

@@ -1,4 +1,4 @@
-"""Facts on their way to the store, in pieces: a cancel may bring a million, and other commits must not wait for all."""
+"""Writes facts to the store in pieces: a cancel may bring a million, and other commits must not wait for all."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -17,7 +17,7 @@ FACTS_A_WRITE: Final = 500
 
 
 class FactWriter:
-    """Owned by the scheduler; it counts what has ended, and lets turns go whose end is durable."""
+    """Counts ended turns and conversations, and forgets turns whose end is durable; owned by the scheduler."""
 
     def __init__(
         self, store: SchedulerStore, counters: RunCounters, turns: Turns, start_soon: Callable[..., Any]
@@ -31,19 +31,19 @@ class FactWriter:
         return f"<FactWriter {self._counters!r}>"
 
     def record(self, facts: Sequence[Record]) -> None:
-        """Hand facts to the store, in their order."""
+        """Pass facts to the store in order."""
         for begin in range(0, len(facts), FACTS_A_WRITE):
             self._write(facts[begin : begin + FACTS_A_WRITE])
 
     def in_pieces(self, facts: Iterable[Record], move: events.Move) -> Sequence[Record]:
-        """Return the facts of a move; those of a long end are written a piece at a time, and nothing is returned."""
+        """Return the facts of a move; those of a long end are written in pieces later, and nothing is returned."""
         if isinstance(move, events.ConversationEnded) and len(move.unspoken) > FACTS_A_WRITE:
             self._start_soon(self._write_slowly, iter(facts))
             return ()
         return list(facts)
 
     async def settle(self) -> None:
-        """Return when all facts so far are durable, or refused."""
+        """Return when all facts so far are durable or refused."""
         await self._store.append([])
 
     def _write(self, facts: Sequence[Record]) -> None:

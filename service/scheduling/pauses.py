@@ -1,4 +1,4 @@
-"""The reasons for which the scheduler starts nothing, side by side: turns start again with the end of the last."""
+"""The reasons for which the scheduler starts nothing; turns start again when the last one ends."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from service.scheduling.work import Pause
 
 
 class Pauses:
-    """Anyone may add a reason; ``post`` hands events to the core."""
+    """The present reasons; any part may add one. ``post`` hands events to the core."""
 
     def __init__(self, post: Callable[[events.Event], None]) -> None:
         self._post = post
@@ -17,26 +17,26 @@ class Pauses:
         return f"<Pauses {self._details}>"
 
     def pause(self, why: Pause, detail: str) -> None:
-        """Start nothing more for a reason, in addition to other reasons; turns in flight go on."""
+        """Start no more turns for a reason, beside other reasons; turns in flight go on."""
         self._details[why] = detail
         self._post(events.Paused())
 
     def unpause(self, why: Pause) -> None:
-        """Take a reason back; with the last of them turns are started again."""
+        """Remove a reason; without any, turns start again."""
         if self._details.pop(why, None) is not None and not self._details:
             self._post(events.Unpaused())
 
     @property
     def are_any(self) -> bool:
-        """Whether nothing is started at the moment."""
+        """Whether no turn starts at the moment."""
         return bool(self._details)
 
     @property
     def is_closing(self) -> bool:
-        """Whether nothing more is started before the next life of the service."""
+        """Whether no turn starts until the next life of the service."""
         return Pause.CLOSING in self._details
 
     @property
     def detail(self) -> str | None:
-        """Why nothing is started at the moment, None where turns are started."""
+        """The reason why no turn starts at the moment, None if turns start."""
         return next(iter(self._details.values()), None)

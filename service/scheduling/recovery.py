@@ -1,4 +1,4 @@
-"""The recorded state of a piece of a job, as the core takes it: turns that ended, go on, or are suspects. Pure."""
+"""The recorded state of a piece of a job, for the core: turns that ended, go on, or are suspects. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -15,16 +15,16 @@ from service.scheduling.core.blame import Trial
 from service.scheduling.core.events import EndedBefore
 from workers.outcome import FailureReason
 
-MOST_SERVICE_ENDS: Final = 3  # with one turn at work
+MOST_SERVICE_ENDS: Final = 3  # crashes of the service while one turn was at work
 SET_ASIDE: Final = f"the service ended by a defect of its own {MOST_SERVICE_ENDS} times while this turn was at work"
 
 
 class Recovered(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of a job as its record tells it.
+    """A piece of a job, read from its records.
 
-    ``spoken`` are all recorded turns that have ended, inherited ones first, and ``ended`` the state of each in the
-    core; ``silent`` are turns that heirs never had. The ``set_aside`` are failed: the service itself has ended under
-    them again and again, and no job is to end it for good. ``suspects`` may have ended an engine, or the service.
+    ``spoken`` holds all recorded turns that have ended, inherited ones first, and ``ended`` their states in the core.
+    ``silent`` holds turns that heirs never had. The turns in ``set_aside`` fail: the service crashed repeatedly while
+    they ran, and no job may keep it from running. ``suspects`` may have killed an engine or the service.
     """
 
     spoken: Sequence[Turn]
@@ -36,7 +36,7 @@ class Recovered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recovered_from(piece: Piece) -> Recovered:
-    """Read what was recorded of a piece before."""
+    """Read the records of a piece."""
     job, spoken = piece.job, [*_as_own(piece), *piece.ended]
     agents = {agent.id for agent in job.agents}
     own = (turn for turn in spoken if turn.kind is TurnKind.TURN and turn.key.agent_id in agents)
@@ -66,7 +66,7 @@ def _trial_of(charges: Charges) -> Trial | None:
 
 
 def _as_own(piece: Piece) -> Iterator[Turn]:
-    """Yield the inherited turns of a piece as those of its conversations."""
+    """Yield the inherited turns of a piece as turns of its own conversations."""
     for name, turns in piece.inherited.items():
         for turn in turns:
             yield as_inherited(turn, piece.job.id, name)

@@ -1,4 +1,4 @@
-"""The slots that stand idle until a turn on several has as many as it needs, charged to the turn's key."""
+"""The slots that are idle until a turn on several has all it needs, charged to the turn's key."""
 
 from collections.abc import Callable, Mapping
 
@@ -16,7 +16,7 @@ class _Reserved:
 
 
 class ReservedSlots:
-    """Adds up the seconds for which slots were reserved; ``whose`` returns the row of usage of a waiting turn."""
+    """Adds up the time of reserved slots; ``whose`` returns the usage row of a waiting turn."""
 
     def __init__(self, whose: Callable[[TurnKey], UsageKey]) -> None:
         self._whose = whose

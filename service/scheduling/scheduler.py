@@ -1,6 +1,6 @@
-"""Acts out what the scheduling core decides: takes slots, runs turns, and records what became of them.
+"""Carries out the decisions of the scheduling core: takes slots, runs turns, and records the results.
 
-Every event is handled at once, without waiting: core and slots change together. Nothing here waits for the store.
+Each event is handled at once, so core and slots change together. Nothing here waits for the store.
 """
 
 import time
@@ -43,13 +43,13 @@ from workers.fleet import Fleet
 from workers.notifier import Notifier
 
 Args = TypeVarTuple("Args")
-KV_LOOK_S: Final = 0.5  # between two looks at the KV cache of turns in flight
+KV_LOOK_S: Final = 0.5  # seconds between two looks at the KV cache of turns in flight
 
 
 class Scheduler:
     """Puts the turns of all jobs on the slots of all workers.
 
-    ``run`` must be running; it owns the tasks of the turns. ``shares`` are those of keys, by their names.
+    ``run`` must be running; it owns the tasks of the turns. ``shares`` holds the share of each key by name.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class Scheduler:
         self._is_forgetting = False
         self.counters = RunCounters()
         self.pauses = Pauses(self._post)
-        self._blame = Blame(lambda job_id: self.works.owner(job_id))  # noqa: PLW0108 - its works are made next
+        self._blame = Blame(lambda job_id: self.works.owner(job_id))  # noqa: PLW0108 - the works are made later
         self._job_turns = JobTurns(
             self._blame, outlet, self.counters, fleet, self._post, lambda: shares is not None and len(shares) > 1
         )
         self.requests = RelayedRequests(self._blame, self.counters, self._post, queue)
-        self.turns = self._job_turns.turns  # for others to look at
+        self.turns = self._job_turns.turns  # read by other parts
         self.works = Works(self._job_turns, self.requests)
         self._facts = FactWriter(outlet, self.counters, self.turns, self._start_soon)
         findings, uses = WorkerFindings(fleet, self.works.clear_charges), KvUses(fleet, self.works)
@@ -88,8 +88,8 @@ class Scheduler:
         self.admission = Admission(self._admit, self._facts.settle, self._start_soon)
         self._integrity = IntegrityCheck(self.counters)
         self._idle = Notifier()
-        self.awaits = Notifier()  # that a caller is waited for, or that a conversation was left
-        self._at_work: list[JobTurn] = []  # as the service began to end
+        self.awaits = Notifier()  # notified when a turn waits for its caller, or a conversation was released
+        self._at_work: list[JobTurn] = []  # turns at work when the service began to end
         self.look_elsewhere = self._news.look_elsewhere
         fleet.subscribe(self._news.note_worker_state)
 
@@ -112,7 +112,7 @@ class Scheduler:
     # Jobs
 
     def admit(self, piece: Piece) -> None:
-        """Take conversations of a job that are stored and ours; one that is here already goes on as it is."""
+        """Admit conversations of a job that are stored and belong to this node; those already here go on unchanged."""
         new = self.admission.without_known(piece, self.view.conversations_of(piece.job.id))
         if piece.is_cancelled and new is not piece:
             self.cancel(piece.job.id)
@@ -136,24 +136,24 @@ class Scheduler:
 
     @asynccontextmanager
     async def leaving(self) -> AsyncIterator[None]:
-        """Record the turns at work as a block is left, in any way: engines end next, and then no turn is at work."""
+        """Record the turns at work when a block is left in any way: engines end next, and all attempts with them."""
         try:
             yield
         finally:
             self._at_work = self.turns.in_flight()
 
     def note_own_end(self, detail: str) -> None:
-        """Note, for the next life of the service, which turns were at work as this one ended by a defect."""
+        """Record, for the next life of the service, the turns that were at work when this one crashed."""
         requeued = self.turns.note_own_end(self._at_work, detail, datetime.now(UTC))
         self._outlet.append_nowait(requeued, lambda: None)
 
     def cancel(self, job_id: JobId) -> None:
-        """End a job: its waiting turns are dropped, those that run are cut off."""
+        """End a job: its waiting turns are dropped, those in flight are cut off."""
         self.admission.cancel(job_id)
         self._post(events.JobCancelled(job_id=job_id))
 
     def take_words(self, turns: Iterable[Turn]) -> None:
-        """Take the stored turns of callers that are waited for here; with one of them a conversation may end."""
+        """Handle stored turns of callers that conversations here wait for; one may end its conversation."""
         for turn in turns:
             if not self.view.waits_for_caller(turn.key):
                 continue
@@ -162,36 +162,36 @@ class Scheduler:
             self._post(events.CallerSpoke(key=turn.key, digest=digest, reason=reason))
 
     def end_unwritable(self, conversations: Collection[tuple[JobId, str]]) -> None:
-        """End conversations whose facts the store cannot hold; it has ended them there, and none goes on here."""
+        """End conversations whose facts the store cannot hold; they have already failed in the store."""
         self._post(*(events.ConversationSpoiled(job_id=job, conversation_id=name) for job, name in conversations))
 
     # Looking
 
     @property
     def view(self) -> PoolsView:
-        """The pools of this moment."""
+        """The present pools."""
         return self._core.view
 
     def free(self, model: str) -> int:
-        """Count the slots of a model that a new turn would have at once."""
+        """Count the slots of a model that new turns could take at once."""
         return 0 if self.pauses.are_any else max(0, self.view.free(model))
 
     def rests_until(self, model: str) -> datetime | None:
-        """Return until when suspects of a model's distrusted jobs and keys let others go first."""
+        """Return when suspects of a model's distrusted jobs and keys may run again; None if they may now."""
         at = self._core.rests_until(model)
         return None if at is None else datetime.now(UTC) + timedelta(seconds=at - time.monotonic())
 
     # Ending
 
     async def forget_all(self) -> None:
-        """Drop every job: another node has taken over. Attempts are ended first, and what they bring is refused."""
+        """Drop all jobs: another node has taken over. Attempts are ended first, and their results are refused."""
         self._core.handle(events.Paused())
         self._is_forgetting = True
         try:
             self.works.interrupt_all()
             await self.wait_idle()
             self.admission.clear()
-            self.counters.conversations -= self.view.conversations - len(self.requests)  # they are counted again later
+            self.counters.conversations -= self.view.conversations - len(self.requests)  # counted again on return
             self.works.clear()
             self._blame.clear()
             self._core = self._new_core()
@@ -202,12 +202,12 @@ class Scheduler:
         self._news.tell_all()
 
     def close_nowait(self) -> None:
-        """Start nothing more; turns in flight go on."""
+        """Start no more turns; turns in flight go on."""
         self.pauses.pause(Pause.CLOSING, "Roundhouse is stopping; its next start goes on with it")
         self.requests.close("the service is stopping")
 
     async def wait_idle(self) -> None:
-        """Return when nothing is in flight; something must keep new turns from starting."""
+        """Return when no turn is in flight; the caller must keep new turns from starting."""
         await self._idle.wait_until(lambda: not self.works.any_on_slot)
 
     # Acting
@@ -215,8 +215,8 @@ class Scheduler:
     def _post(self, *events_: events.Event, made: Sequence[Record] = ()) -> None:
         """Handle the events of one moment; the only writer of the core and of the pools. Nothing here waits.
 
-        While all is dropped nothing reaches the core: another node runs its turns, and a lease that is good again must
-        not start them here. The next core is given what lasts, pauses and workers.
+        While all jobs are dropped, no event reaches the core: another node runs its turns, and a renewed lease must not
+        start them here. The next core gets the lasting events, pauses and workers.
         """
         if self._is_forgetting:
             return
@@ -231,11 +231,11 @@ class Scheduler:
         if released := self._job_turns.released:  # after their records
             self._job_turns.released = []
             self._outlet.release_nowait(released)
-            self.counters.conversations -= len(released)  # wherever they come back, they are counted again
+            self.counters.conversations -= len(released)  # they are counted again wherever they return
             self.awaits.notify()
 
     def _act(self, action: events.Action) -> Sequence[Record]:
-        """Carry out one action; return the facts that it makes."""
+        """Carry out one action; return its facts."""
         now = datetime.now(UTC)
         match action:
             case events.TurnIsReady():
@@ -259,7 +259,7 @@ class Scheduler:
         return ()
 
     async def _follow(self, action: events.Later) -> None:
-        """Post the event that follows an action by itself, when its time has come."""
+        """Post the event that follows an action, when its time has come."""
         match action:
             case events.DeferTurn():
                 await anyio.sleep(action.seconds)
@@ -280,7 +280,7 @@ class Scheduler:
             raise RuntimeError(f"{action} cannot be carried out")
         self._blame.start(action.key, worker.spec.name, worker.spec.id, worker.now.incarnation)
         self.fleet.lanes.note_start(worker.spec.id, worker.spec.name)
-        lease = worker.lease_nowait(action.slots)  # the core counts the slots of ready workers as the workers do
+        lease = worker.lease_nowait(action.slots)  # core and worker count the same slots
         turn, facts = self.works.of(action.key.job_id).begin_attempt(action.key, worker, now)
         self._start_soon(self._runner.run_turn, turn, worker, lease)
         return facts

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class TurnRunner:
-    """Owned by the scheduler, which takes the ends: all those of one moment in one call of ``on_ends``."""
+    """Runs attempts for the scheduler; ``on_ends`` gets all ends of one moment in one call."""
 
     def __init__(self, on_ends: Callable[[Sequence[Ended]], None]) -> None:
         self._on_ends = on_ends
@@ -50,16 +50,16 @@ class TurnRunner:
             logger.exception("turn %s: a defect of Roundhouse", turn.key, extra=line)
             outcome = RequestFailed(reason=FailureReason.INTERNAL, detail=f"{type(error).__name__}: {error}")
         self._ended.append((turn, outcome))
-        if len(self._ended) == 1:  # whatever else ends at this moment is applied with it, before the next start
+        if len(self._ended) == 1:  # other ends of this moment are applied in the same call
             await anyio.lowlevel.cancel_shielded_checkpoint()
             ended, self._ended = self._ended, []
             self._on_ends(ended)
 
 
 class TurnEndings:
-    """Judges ends, one at a time and at once; it shares what it writes with the scheduler, in the same task.
+    """Judges ends, one at a time and at once; it shares its state with the scheduler, in the same task.
 
-    ``model_of`` gives the model of a turn, ``refusal_s`` tells for how long one may be refused by a worker.
+    ``model_of`` returns the model of a turn, ``refusal_s`` how long a worker may refuse one.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class TurnEndings:
         return f"<TurnEndings {self._blame!r}>"
 
     def take_end(self, turn: OnSlot, outcome: Outcome) -> End:
-        """Take the end of an attempt: state first, records with it, before anything is awaited."""
-        with about(_place_of(turn)):  # not of the task that tells of many
+        """Apply the end of an attempt: its state, then its records, before anything is awaited."""
+        with about(_place_of(turn)):  # log lines name this turn
             return self._take_end(turn, outcome)
 
     def refuse_late(self, turn: OnSlot, outcome: Outcome) -> None:
-        """Say that another node runs a turn whose attempt has ended here."""
+        """Log that another node runs a turn whose attempt has ended here."""
         line = line_about(_place_of(turn)())
         logger.warning("turn %s: a late result is refused, another node runs it: %s", turn.key, outcome, extra=line)
 

@@ -1,4 +1,4 @@
-"""An attempt of a job's turn as transcripts, displays and the store know it."""
+"""The record of a turn's attempt, for transcripts, displays and the store."""
 
 from datetime import UTC, datetime
 from typing import Final
@@ -21,9 +21,9 @@ QUIET: Final = frozenset({Verdict.SILENT, Verdict.STALLED, Verdict.DEAD})
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a turn in flight: tokens read of the prompt, written of the answer, and the watch's verdict.
+    """The progress of a turn in flight: tokens read and written, and the watch's verdict.
 
-    ``silent_s`` is 0 until the watch calls it silent; ``silence_limit_s`` is how long it may be.
+    ``silent_s`` is 0 until the watch calls it silent. ``silence_limit_s`` is how long it may be.
     """
 
     key: TurnKey
@@ -37,7 +37,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def progress_of(key: TurnKey, attempt: RunningAttempt) -> Progress:
-    """Return how far an attempt on a slot is."""
+    """Return the progress of an attempt on a slot."""
     answer, request = attempt.answer, attempt.request
     read, judged = answer.generation.prompt_progress, request.judgement if request else None
     return Progress(
@@ -53,7 +53,7 @@ def progress_of(key: TurnKey, attempt: RunningAttempt) -> Progress:
 
 
 def record_so_far(attempt: RunningAttempt, prompt: PromptRecord | None) -> Attempt:
-    """Return the record of an attempt so far; of its prompt what is kept, with the exchanges by which it has grown."""
+    """Return the record of an attempt so far, with its prompt and the exchanges added to it."""
     answer = attempt.answer
     if prompt is not None:
         prompt = replace(prompt, exchanges=keep_exchanges(answer.exchanges), thought=answer.thought)
@@ -73,19 +73,19 @@ def record_so_far(attempt: RunningAttempt, prompt: PromptRecord | None) -> Attem
 
 
 def said_in(answer: Answer, *, has_markup: bool) -> Said:
-    """Return an answer so far: its public words, and its thoughts."""
+    """Return the public words and the thoughts of an answer so far."""
     if not has_markup:
         text = answer.text
         public, thinking = split_thoughts(text)
         return Said(words=text if public == text else public.strip(), thinking=thinking)
     said = read_markup(answer.text)
-    # The words beside a tool's call are a message of their own, and one for all calls of that message.
+    # The words beside a tool call are a message of their own, shared by all calls of that message.
     earlier = dict.fromkeys(read_markup(call.said).thinking for call in answer.tool_calls)
     return replace(said, thinking="\n\n".join(thought for thought in (*earlier, said.thinking) if thought))
 
 
 def with_answer(turn: Turn, attempt: RunningAttempt, *, has_markup: bool) -> Turn:
-    """Return ``turn`` with what an attempt has brought."""
+    """Return ``turn`` with the results of an attempt."""
     answer = attempt.answer
     said, usage = said_in(answer, has_markup=has_markup), answer.usage
     return replace(

@@ -1,7 +1,7 @@
-"""The scheduler's two sides: its works (turns of jobs, requests at the door), and the store of its facts.
+"""The scheduler's two works (turns of jobs, requests at the door), and the store of its facts.
 
-The core knows keys, agents and models alone. A key is taken to the ``Work`` that its job is of, and while it is on a
-slot it is an ``OnSlot``, whichever of the two it is.
+The core only knows keys, agents and models. A key belongs to the ``Work`` of its job, and is an ``OnSlot`` while it is
+on a slot, for both kinds.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,10 +23,10 @@ from workers.supervised import SupervisedWorker
 
 
 class RunCounters:
-    """Written by the scheduler alone; counts since the start.
+    """Counts since the start; written by the scheduler alone.
 
-    Conversations that were taken up, have ended, and are durably so; turns of jobs that have ended; tokens that engines
-    could have taken from their caches, and those that they report to have; faults that the check of the core has found.
+    Conversations that were admitted, have ended, and have ended durably; ended turns of jobs; tokens that engines could
+    have taken from their caches, and those that they took; faults found by the check of the core.
     """
 
     def __init__(self) -> None:
@@ -48,31 +48,31 @@ class RunCounters:
 
 
 class Pause(StrEnum):
-    """Why nothing is started."""
+    """The reason why no turn starts."""
 
     CLOSING = "closing"
-    STORE = "store"  # what has happened cannot be written
+    STORE = "store"  # facts cannot be written
     UPGRADE = "upgrade"  # the next program of this process goes on
     LEASE = "lease"  # another node may take over at any moment
 
 
 class SchedulerStore(Protocol):
-    """The store of the scheduler's facts, and of conversations that it cannot go on with."""
+    """The store of the scheduler's facts, and of conversations that leave it."""
 
     def append_nowait(self, records: Sequence[Record], on_durable: Callable[[], None]) -> None:
-        """Take facts that belong together, in order, and what to call when they are durable."""
+        """Write facts that belong together, in order; call ``on_durable`` when they are durable."""
 
     async def append(self, records: Sequence[Record]) -> bool:
-        """Take facts, and return when they are durable; False if they were refused, as another node's by now."""
+        """Write facts, and return when they are durable; False if another node's turns were refused."""
 
     async def calls_of(self, key: TurnKey) -> Sequence[StoredToolCall]:
-        """Return the calls of tools that a turn has begun, in whatever attempt."""
+        """Return the tool calls that a turn has begun, in any attempt."""
 
     def release_nowait(self, released: Sequence[events.ConversationReleased]) -> None:
-        """Leave conversations to other nodes, or to none until a caller has spoken."""
+        """Release conversations to other nodes, or to none until a caller has spoken."""
 
     def is_followed(self, job_id: JobId) -> bool:
-        """Whether anybody looks at a job while it runs, so that its text should come as it is written."""
+        """Whether a client follows a job while it runs, so that its text must be streamed."""
 
     def is_elsewhere(self, model: str) -> bool:
         """Whether another node has workers for a model."""
@@ -87,7 +87,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OnSlot(Protocol):
-    """One turn on a slot: its attempt that runs, and what it is charged with."""
+    """One turn on a slot, with its running attempt and its charges."""
 
     key: TurnKey
     charges: Charges
@@ -95,45 +95,45 @@ class OnSlot(Protocol):
 
     @property
     def may_run_again(self) -> bool:
-        """Whether another attempt could still give its caller the same."""
+        """Whether another attempt could still replace this one for its caller."""
 
     async def run(self, worker: SupervisedWorker, lease: Lease) -> Outcome:
-        """Ask the worker, and give the slot back; an end of any kind is a value."""
+        """Ask the worker, and give the slot back; every end is returned as a value."""
 
     def end_attempt(self, outcome: Outcome) -> None:
-        """Keep what the attempt has brought, however it ended."""
+        """Record the results of the attempt, whatever its end."""
 
     def complete(self) -> End:
-        """Take a complete answer."""
+        """Complete the turn with its answer."""
 
     def run_again(self, reason: str, detail: str, trial: Trial | None) -> End:
-        """Wait for another slot, here or in the next life of the service."""
+        """Let the turn wait for another slot, here or in the next life of the service."""
 
     def fail(self, reason: FailureReason, detail: str) -> End:
-        """End with a failure."""
+        """Fail the turn."""
 
     def cut_off(self) -> End:
-        """End, since its conversation has."""
+        """End the turn because its conversation has ended."""
 
 
 class Work(Protocol):
-    """Owner of the turns of some jobs; everything is called by the scheduler alone, and nothing waits."""
+    """The owner of the turns of some jobs; only the scheduler calls it, and no method waits."""
 
     @property
     def any_on_slot(self) -> bool:
         """Whether a slot is taken."""
 
     def on_slots(self) -> Iterable[OnSlot]:
-        """Return the turns that are on slots now."""
+        """Return the turns on slots."""
 
     def name_of(self, job_id: JobId) -> str:
         """Return the caller's name of a job that has not ended."""
 
     def owner_of(self, job_id: JobId) -> str | None:
-        """Return the name of the key that a job which has not ended was posted with."""
+        """Return the name of the key that posted an unfinished job."""
 
     def agent_of(self, key: TurnKey) -> Agent:
-        """Return the agent whose turn it is."""
+        """Return the agent of a turn."""
 
     def place_of(self, key: TurnKey) -> int:
         """Return the agent's place among those of its job."""
@@ -145,22 +145,22 @@ class Work(Protocol):
         """Begin an attempt on a worker."""
 
     def cut_off_attempt(self, key: TurnKey) -> None:
-        """End the attempt of a turn, unless it has ended at the same moment: then its end comes next."""
+        """End the attempt of a turn; if it has just ended, its own end follows."""
 
     def interrupt_all(self) -> None:
-        """End every attempt that is running; its turn runs again."""
+        """End all running attempts; their turns run again."""
 
     def abandon(self, key: TurnKey, detail: str) -> Sequence[Record]:
-        """Fail a turn that waits for what cannot come."""
+        """Fail a turn that waits for a model without workers."""
 
     def note_off_slot(self, key: TurnKey) -> None:
-        """Take a turn off its slot."""
+        """Remove a turn from its slot."""
 
     def clear_charges(self, keys: Iterable[TurnKey]) -> None:
-        """Clear turns of their charges for deaths that another turn explains."""
+        """Clear turns of charges for deaths that another turn explains."""
 
     def move(self, action: events.Move, now: datetime) -> Iterable[Record]:
-        """Apply a move of a conversation or a job; return its records, made as they are asked for."""
+        """Apply a move of a conversation or a job; return its records, made on demand."""
 
     def clear(self) -> None:
-        """Forget everything; nothing is on a slot."""
+        """Forget everything; no turn is on a slot."""

@@ -1,4 +1,4 @@
-"""Tells workers what was found out of their engines' deaths: what counts against them, and what they cannot bear."""
+"""The effects of findings about engines' deaths on workers: failures, forgiveness, and fewer slots."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,14 +23,14 @@ from workers.fleet import Fleet
 from workers.health.incident import SlotLimit
 from workers.outcome import Completed, Outcome
 
-KEPT_SHARE: Final = 0.75  # of the turns that were on the engine when it died
-PROBATION: Final = 50  # ends with every slot in use, before one more is tried
+KEPT_SHARE: Final = 0.75  # share of the turns on the engine at its death that its worker may run afterwards
+PROBATION: Final = 50  # completed turns at full load before the limit rises by one
 PROBATION_MAX: Final = 1600
 logger: Final = logging.getLogger(__name__)
 
 
 class KvUses:
-    """Owned by the scheduler, which tells the core; only of workers that lend their cache by tokens."""
+    """The KV use of turns, for workers that share their cache by tokens; owned by the scheduler."""
 
     def __init__(self, fleet: Fleet, works: Iterable[Work]) -> None:
         self._fleet = fleet
@@ -56,7 +56,7 @@ class KvUses:
 
 
 class LoadLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """The lowered slots of one worker, and the ends that are left before one slot more is tried."""
+    """The lowered slots of one worker, and the completed turns until the next slot is tried."""
 
     slots: int
     probation: int
@@ -64,7 +64,7 @@ class LoadLimit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadLimits:
-    """The workers that are lowered; written by the scheduler alone."""
+    """The workers with lowered slots; written by the scheduler alone."""
 
     def __init__(self) -> None:
         self._limits: dict[str, LoadLimit] = {}
@@ -73,7 +73,7 @@ class LoadLimits:
         return f"<LoadLimits {self._limits}>"
 
     def lower(self, worker: str, company: int) -> int:
-        """Return how many slots a worker keeps whose engine died with ``company`` turns on it."""
+        """Return the slots left to a worker whose engine died with ``company`` turns on it."""
         before = self._limits.get(worker)
         slots = max(1, min(company - 1, int(company * KEPT_SHARE)))
         if before is not None:
@@ -83,9 +83,9 @@ class LoadLimits:
         return slots
 
     def learn_from_end(self, worker: str, in_flight: int, full: int) -> int | None:
-        """Take an end with ``in_flight`` turns on the worker, itself included; return the new number, if it is raised.
+        """Count an end with ``in_flight`` turns on the worker, itself included; return the new limit if it rises.
 
-        ``full`` is how many slots the worker has without a limit.
+        ``full`` is the worker's number of slots without a limit.
         """
         limit = self._limits.get(worker)
         if limit is None or in_flight < limit.slots or limit.slots >= full:
@@ -98,7 +98,7 @@ class LoadLimits:
 
 
 class WorkerFindings:
-    """Owned by the scheduler, which tells it of every finding and of every end."""
+    """Applies findings and outcomes to workers; owned by the scheduler."""
 
     def __init__(self, fleet: Fleet, clear_charges: Callable[[Sequence[TurnKey]], None]) -> None:
         self._fleet = fleet
@@ -109,7 +109,7 @@ class WorkerFindings:
         return f"<WorkerFindings {self._limits!r}>"
 
     def apply_findings(self, findings: Iterable[Finding]) -> list[Suspicion]:
-        """Tell whom findings concern; return what the core is to know of them."""
+        """Apply findings to workers and turns; return the suspicions for the core."""
         found: list[Suspicion] = []
         for finding in findings:
             match finding:
@@ -144,7 +144,7 @@ class WorkerFindings:
         worker.recorder.note_finding(finding.incarnation, finding_text)
 
     def note_outcome(self, worker_id: str, outcome: Outcome) -> None:
-        """Take an end: after an answer a worker that was lowered may bear more again. Its slot was given back."""
+        """Count an end: after an answer a worker with lowered slots may get one more. Its slot was given back."""
         worker = self._fleet.get(worker_id) if isinstance(outcome, Completed) else None
         if worker is None:
             return

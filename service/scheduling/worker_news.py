@@ -1,4 +1,4 @@
-"""News of workers and models, and what was found out of engines' deaths, as events for the core."""
+"""News of workers and models, and findings about engines' deaths, as events for the core."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -15,14 +15,14 @@ from workers.supervised import SupervisedWorker
 
 
 class PostEvents(Protocol):
-    """Hands events of one moment to the core."""
+    """Hands the events of one moment to the core."""
 
     def __call__(self, *events_: events.Event) -> None:
-        """Handle them at once."""
+        """Handle the events at once."""
 
 
 class WorkerNews:
-    """Subscribed to the fleet; it shares the blame with the scheduler, in the same task."""
+    """Reports the fleet's changes to the core; it shares the blame with the scheduler, in the same task."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class WorkerNews:
             self.note_worker_state(worker)
 
     def note_worker_state(self, worker: SupervisedWorker) -> None:
-        """Take the new state of a worker."""
+        """Report the new state of a worker."""
         spec = worker.spec
         if worker.now.state is WorkerState.READY:
             self._post(
@@ -81,7 +81,7 @@ class WorkerNews:
             self._post(events.KvUseTold(uses=uses))
 
     def look_elsewhere(self) -> None:
-        """Look at all models again after other nodes have come or gone."""
+        """Report all models again after other nodes have come or gone."""
         for model in self._fleet.models():
             self._note_model(model)
 

@@ -11,7 +11,7 @@ from service.store.records import UsageKey
 
 
 class Works:
-    """Finds the work of a job; what concerns all turns goes to both."""
+    """Finds the work of a job; calls that concern all turns go to both works."""
 
     def __init__(self, jobs: JobTurns, requests: RelayedRequests) -> None:
         self._jobs = jobs
@@ -21,7 +21,7 @@ class Works:
         return f"<Works {self._jobs!r} {self._requests!r}>"
 
     def __iter__(self) -> Iterator[Work]:
-        """Iterate over both."""
+        """Iterate over both works."""
         return iter((self._jobs, self._requests))
 
     def of(self, job_id: JobId) -> Work:
@@ -34,7 +34,7 @@ class Works:
         return self._jobs.any_on_slot or self._requests.any_on_slot
 
     def on_slots(self) -> Iterator[OnSlot]:
-        """Iterate over the turns that are on slots now."""
+        """Iterate over the turns on slots."""
         yield from self._jobs.on_slots()
         yield from self._requests.on_slots()
 
@@ -43,15 +43,15 @@ class Works:
         return self.of(job_id).name_of(job_id)
 
     def owner(self, job_id: JobId) -> str | None:
-        """Return the name of the key that a job which has not ended was posted with."""
+        """Return the name of the key that posted an unfinished job."""
         return self.of(job_id).owner_of(job_id)
 
     def model_of(self, key: TurnKey) -> str:
-        """Return the model that a turn is asked of."""
+        """Return the model of a turn."""
         return self.of(key.job_id).agent_of(key).model
 
     def place(self, key: TurnKey) -> tuple[JobId, str, int]:
-        """Return a turn's place beside others that end at the same moment."""
+        """Return a turn's place among others that end at the same moment."""
         return key.job_id, key.conversation_id, self.of(key.job_id).place_of(key)
 
     def usage_key(self, key: TurnKey) -> UsageKey:
@@ -60,16 +60,16 @@ class Works:
         return usage_key(work.agent_of(key), work.owner_of(key.job_id), "" if work is self._requests else key.job_id)
 
     def interrupt_all(self) -> None:
-        """End every attempt that is running; its turn is ready again, and charged with nothing."""
+        """End all running attempts; their turns are ready again, without charges."""
         for work in self:
             work.interrupt_all()
 
     def clear_charges(self, keys: Sequence[TurnKey]) -> None:
-        """Clear turns of their charges for deaths that another turn explains."""
+        """Clear turns of charges for deaths that another turn explains."""
         for work in self:
             work.clear_charges(keys)
 
     def clear(self) -> None:
-        """Forget everything; nothing is on a slot."""
+        """Forget everything; no turn is on a slot."""
         for work in self:
             work.clear()

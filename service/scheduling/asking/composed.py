@@ -1,6 +1,6 @@
-"""A composed turn is asked: from its agent and the words of its conversation, with memory, tools and constraints.
+"""The asking of a composed turn: its agent, the words of its conversation, memory, tools and constraints.
 
-A turn that is asked with a client's own body is in ``service/scheduling/asking/posted.py``.
+``service/scheduling/asking/posted.py`` asks turns with a client's own body.
 """
 
 import logging
@@ -38,24 +38,24 @@ from workers.requests.request import CONSTRAINTS, Demand
 from workers.requests.slots import Lease
 from workers.supervised import SupervisedWorker
 
-MOST_JUDGED: Final = 64  # answers of a key that are judged without a slot: their turns would pile up
-STORE_PAUSE_S: Final = 1.0  # before a turn is ready again whose calls of tools could not be read
+MOST_JUDGED: Final = 64  # answers of a key judged without a slot at once; more turns would pile up
+STORE_PAUSE_S: Final = 1.0  # seconds before a turn is ready again after its tool calls could not be read
 logger = logging.getLogger(__name__)
 
 
 class AskingSurroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """The surroundings that all composed turns use; ``has_several_keys``: prompt caches are kept apart by key."""
+    """The objects that all composed turns share; with ``has_several_keys`` prompt caches are separate by key."""
 
     outlet: SchedulerStore
     slots: LentSlots
-    judged: Counter[str | None] = msgspec.field(default_factory=Counter)  # answers without a slot, by their keys
+    judged: Counter[str | None] = msgspec.field(default_factory=Counter)  # answers judged without a slot, by key
     has_several_keys: Callable[[], bool] = lambda: False
 
 
 class ComposedAsking:
-    """One turn's requests; ``prompt`` is the record of the attempt's prompt, once it was made.
+    """The requests of one turn; ``prompt`` is the record of the attempt's prompt, once made.
 
-    ``fulfils`` are the conditions of ``until`` that the judged answer fulfils by itself.
+    ``fulfils`` are the conditions of ``until`` that the judged answer meets on its own.
     """
 
     def __init__(self, key: TurnKey, agent: Agent, prompts: JobPrompts, around: AskingSurroundings) -> None:
@@ -68,11 +68,11 @@ class ComposedAsking:
         self.prompt: PromptRecord | None = None
         self.fulfils: tuple[int, ...] = ()
         self.whole: None = None  # the record has the words of its answer
-        self._attempt: RunningAttempt  # the newest
-        self._rejected: Sequence[Rejected] = ()  # its answers so far
-        self._slot: TurnSlot | None = None  # while it runs
-        self._has_left = False  # its slot, while its answer is judged
-        self._fault: str | None = None  # of the answer that was judged
+        self._attempt: RunningAttempt  # the newest one
+        self._rejected: Sequence[Rejected] = ()  # the turn's rejected answers so far
+        self._slot: TurnSlot | None = None  # set while the attempt runs
+        self._has_left = False  # the slot was given to others while the answer is judged
+        self._fault: str | None = None  # the fault of the judged answer
 
     def __repr__(self) -> str:
         return f"<ComposedAsking {self._key}>"
@@ -82,14 +82,14 @@ class ComposedAsking:
         self.prompt = None
 
     def take_fault(self) -> str | None:
-        """Return the fault of the judged answer, None if it is valid; the next one is judged by itself."""
+        """Return the fault of the judged answer, None if it is valid; reset it for the next answer."""
         fault, self._fault = self._fault, None
         return fault
 
     async def run(
         self, attempt: RunningAttempt, so_far: UnfinishedTurn, worker: SupervisedWorker, lease: Lease
     ) -> Outcome:
-        """Ask a worker, and judge its answer; give the slot back."""
+        """Ask a worker, judge its answer, and give the slot back."""
         self._attempt, self._rejected = attempt, so_far.rejected
         slots = self._around.slots
         asked_for.set(self._owner)
@@ -110,7 +110,7 @@ class ComposedAsking:
         return outcome
 
     async def _judge(self) -> None:
-        """Judge a complete answer: whether it is valid, and then which conditions it fulfils."""
+        """Judge a complete answer: whether it is valid, then which conditions it meets."""
         answer, began_at, judge = self._attempt.answer, time.monotonic(), self._answer_judge()
         self._fault = await judge.find_fault(answer.text)
         if self._agent.validation is not None:
@@ -126,7 +126,7 @@ class ComposedAsking:
         return AnswerJudge(self._agent, place, self.until, overruns, self._leave_slot, self._give_up)
 
     def _leave_slot(self) -> None:
-        """Let another turn have the slot while others judge the answer, unless too many are judged by now."""
+        """Let another turn have the slot while the answer is judged elsewhere, unless too many are."""
         judged = self._around.judged
         if self._slot is not None and not self._has_left and judged[self._owner] < MOST_JUDGED:
             self._has_left = True
@@ -144,10 +144,10 @@ class ComposedAsking:
         if fault is not None:
             return RequestFailed(reason=FailureReason.WEIGHTS_CHANGED, detail=fault)
         earlier: Sequence[StoredToolCall] = ()
-        if self._agent.tools:  # once: what this attempt calls is no earlier one's
+        if self._agent.tools:  # read once: calls of this attempt are not earlier ones
             with anyio.CancelScope() as self._attempt.scope:
                 earlier = await self._around.outlet.calls_of(self._key)
-        is_own = not CONSTRAINTS.isdisjoint(worker.spec.params)  # the operator's, who has the last word on a model
+        is_own = not CONSTRAINTS.isdisjoint(worker.spec.params)  # the operator's own constraint takes precedence
         constraint = None if is_own else constraint_of(self._agent)
         has_tools = bool(self._agent.tools or self._agent.exit_tools)
         constraints = worker.requests.constraints
@@ -165,7 +165,7 @@ class ComposedAsking:
         if answer.constrained_by is not None and _is_refused(outcome):
             without = await self._perform(worker, earlier, None, is_told=True)
             if isinstance(without, Completed):
-                logger.warning("turn %s: its constraint is told in words: %s", self._key, outcome)
+                logger.warning("turn %s: its constraint is only said in words: %s", self._key, outcome)
                 worker.requests.constraints.note_refused(constraint)
             return without
         return outcome
@@ -173,7 +173,7 @@ class ComposedAsking:
     def _demand(self, constraint: Constraint | None, *, is_own: bool = False) -> Demand | None:
         """Return the demand on the answer: ``constraint``, or that of the author's or the model's parameters.
 
-        ``is_own``: the model's say something.
+        ``is_own`` says that the model's parameters constrain answers.
         """
         if constraint is None and not is_own and not self._agent.is_constrained:
             return None

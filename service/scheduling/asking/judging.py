@@ -1,4 +1,4 @@
-"""Judges answers: whether they are valid, which conditions they fulfil, and what takes too long to be tried again."""
+"""Judges answers: their faults, the conditions they meet, and the patterns that take too long to be tried again."""
 
 import logging
 from collections import Counter
@@ -12,15 +12,15 @@ from transport.request import Constraint, Thought
 from workers.offload.pool import ELSEWHERE_S, JUDGE_LIMIT_S, QUICK_CHARS, QUICK_S, offload
 from workers.offload.pool import judge as judge_offloaded
 
-TRIES: Final = 5  # of one pattern or schema in a job that run out of time; then it is not tried there any more
+TRIES: Final = 5  # timeouts of one pattern or schema in a job after which it is no longer tried
 GIVEN_UP: Final = "its validation ran out of time too often in this job, and is not tried any more"
 TOO_LONG: Final = "its validation did not end in time"
-Place = tuple[str, str | None]  # where it stands in the job, and the pattern; None is a schema
+Place = tuple[str, str | None]  # its path in the job, and the pattern; None is a schema
 logger = logging.getLogger(__name__)
 
 
 class Overruns:
-    """The patterns and schemas of one job that ran out of time, by where they stand, and those that are given up."""
+    """The patterns and schemas of one job that timed out, by path, and those that are no longer tried."""
 
     def __init__(self) -> None:
         self._overran: Counter[Place] = Counter()
@@ -30,15 +30,15 @@ class Overruns:
         return f"<Overruns given_up={sorted(self._given_up)}>"
 
     def resume(self, places: Iterable[Place]) -> None:
-        """Take what was given up in an earlier life of the service, or by another node."""
+        """Restore what was given up in an earlier life of the service or by another node."""
         self._given_up.update(places)
 
     def may_try(self, path: str, pattern: str | None) -> bool:
-        """Whether a pattern, or without one a schema, is tried."""
+        """Whether a pattern, or the schema if it is None, is still tried."""
         return (path, pattern) not in self._given_up
 
     def note_one(self, path: str, pattern: str | None) -> bool:
-        """Count that it ran out of time; return whether it is given up with that."""
+        """Count a timeout; return whether this one was the last that was allowed."""
         place = path, pattern
         self._overran[place] += 1
         if self._overran[place] < TRIES or place in self._given_up:
@@ -57,10 +57,9 @@ async def judge_conditions(
     signals: Sequence[str],
     aside: Callable[[], None] = do_nothing,
 ) -> Judged:
-    """Return the conditions that a turn fulfils, and those that take too long and count as not fulfilled.
+    """Return the conditions that a turn meets, and those that took too long and count as not met.
 
-    ``words`` are as they were read (``read_words``). ``aside`` is called before others are to judge, which may take
-    long.
+    ``words`` come from ``read_words``. ``aside`` is called before other processes judge, which may take long.
     """
     size = max(len(words), sum(condition.chars for condition in conditions.values()))
     if size <= QUICK_CHARS:
@@ -82,17 +81,17 @@ async def judge_conditions(
 async def judge_answer(
     validation: Validation, answer: str, aside: Callable[[], None] = do_nothing, *, has_markup: bool = True
 ) -> str | None:
-    """Return the fault of an answer, or None. In a caller's words there is no markup.
+    """Return the fault of an answer, or None. A caller's words have no markup.
 
     Raises:
-        TimeoutError: it takes too long to tell.
+        TimeoutError: the check takes too long.
     """
     fault_of = validation.fault_of if has_markup else validation.fault_of_words
     return await judge_offloaded(fault_of, answer, size=max(len(answer), validation.chars), aside=aside)
 
 
 def constraint_of(agent: Agent) -> Constraint | None:
-    """Return the constraint of an agent's answers; None if its author sets one, or wants none."""
+    """Return the constraint of an agent's answers; None if its author sets one or disables it."""
     validation = agent.validation
     if validation is None or not validation.is_constrained or agent.is_constrained:
         return None
@@ -100,10 +99,10 @@ def constraint_of(agent: Agent) -> Constraint | None:
 
 
 class AnswerJudge:
-    """Judges the complete answer of one turn: whether it is valid, and which conditions of its own it fulfils.
+    """Judges the complete answer of one turn: whether it is valid, and which conditions it meets on its own.
 
-    ``leave_slot`` lets others have the turn's slot while its answer is judged elsewhere; ``give_up`` takes what is not
-    tried any more.
+    ``leave_slot`` lets others have the turn's slot while the answer is judged elsewhere. ``give_up`` gets the path and
+    the pattern that are no longer tried.
     """
 
     def __init__(
@@ -139,9 +138,9 @@ class AnswerJudge:
             return TOO_LONG
 
     async def is_worth_keeping(self, answer: str) -> bool:
-        """Whether an answer that still has its slot need not be asked for again there.
+        """Whether an answer that still has its slot needs no second request there.
 
-        Nothing is counted for it, since it is judged again; what is given up would be so then.
+        It counts no timeouts, since the answer is judged again later.
         """
         validation = self._agent.validation
         if validation is None or self._is_given_up(validation):
@@ -158,7 +157,7 @@ class AnswerJudge:
         return f"agents[{self._place}].validation.{validation.slow_field}"
 
     async def find_fulfilled(self, words: str, signals: Sequence[str]) -> tuple[int, ...]:
-        """Return the places of the conditions that a turn fulfils by itself."""
+        """Return the indexes of the conditions that a turn meets on its own."""
         known = conditions_of(self._until, self._agent.id)
         conditions = {n: each for n, each in known.items() if self._overruns.may_try(_path_of(n), each.matches)}
         if not conditions:
@@ -175,5 +174,5 @@ class AnswerJudge:
 
 
 def _path_of(place: int) -> str:
-    """Return where a condition stands in its conversation."""
+    """Return the path of a condition in its conversation."""
     return f"until[{place}].matches"

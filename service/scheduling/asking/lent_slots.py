@@ -1,4 +1,4 @@
-"""Slots of turns whose tools run: kept, lent to other turns, and taken back; acts out what the core decides."""
+"""The slots of turns whose tools run: kept, lent and taken back as the core decides."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ Post = Callable[[events.SlotEvent], None]
 
 
 class TurnSlot:
-    """A ``workers.requests.request.SlotHolder``: one turn's slot, held for a block but for while it is lent."""
+    """One turn's slot, held for a block except while it is lent (``workers.requests.request.SlotHolder``)."""
 
     def __init__(self, key: TurnKey, model: str, attempt: RunningAttempt, lease: Lease, post: Post) -> None:
         self.key = key
@@ -34,21 +34,21 @@ class TurnSlot:
         return f"<TurnSlot {self.key} lent={self._lease is None}>"
 
     def __enter__(self) -> Self:
-        """Hold the slot for a block."""
+        """Keep the slot for a block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give it back, unless others have it."""
+        """Give the slot back, unless it is lent."""
         if self._lease is not None:
             self._lease.release()
 
     def begin_tools(self, tools: Sequence[str], context_tokens: int) -> None:
-        """Begin the run of tools; the turn asks nothing of its engine until they have ended."""
+        """Begin a run of tools; the turn asks nothing of its engine until they end."""
         self._tools, self._began_at = tools, time.monotonic()
         self._post(events.ToolsBegan(key=self.key, model=self._model, tools=tools, context_tokens=context_tokens))
 
     async def end_tools(self) -> Cancelled | None:
-        """Return when the engine may be asked again; with an ending where it is not there any more."""
+        """Return when the engine may be asked again; with an outcome if the engine is gone."""
         seconds = time.monotonic() - self._began_at
         self._post(events.ToolsEnded(key=self.key, tools=self._tools, seconds=seconds))
         if self._lease is None:
@@ -56,13 +56,13 @@ class TurnSlot:
         return Cancelled(reason=CancelReason.SLOT_LOST) if self._is_lost else None
 
     def lend(self) -> None:
-        """Let other turns have it."""
+        """Let other turns use the slot."""
         if self._lease is not None:
             self._lease.release()
             self._lease, self._lent_at, self._is_settled = None, time.monotonic(), anyio.Event()
 
     def leave_for_good(self) -> None:
-        """Let other turns have it for good: its answer is whole, and it is given back already."""
+        """Let other turns use the slot for good: the answer is complete."""
         self._post(events.AnswerWhole(key=self.key))
 
     def take_back(self, lease: Lease) -> None:
@@ -72,13 +72,13 @@ class TurnSlot:
         self._is_settled.set()
 
     def lose(self) -> None:
-        """Let the turn end its attempt."""
+        """End the turn's attempt: its slot is lost."""
         self._is_lost = True
         self._is_settled.set()
 
 
 class LentSlots:
-    """Owned by ``JobTurns``: the slots of jobs' turns in flight; ``post`` tells the core."""
+    """The slots of jobs' turns in flight; owned by ``JobTurns``. ``post`` reports to the core."""
 
     def __init__(self, fleet: Fleet, post: Post) -> None:
         self._fleet = fleet
@@ -98,7 +98,7 @@ class LentSlots:
         self._slots.pop(key, None)
 
     def act(self, action: events.OfSlot, start_soon: Callable[..., None]) -> None:
-        """Carry out one action; a turn that has ended at the same moment needs none."""
+        """Carry out one action; ignore a turn that has just ended."""
         slot = self._slots.get(action.key)
         match action:
             case _ if slot is None:

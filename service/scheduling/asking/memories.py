@@ -1,4 +1,4 @@
-"""The memories of one job's agents: what each is shown of the past, what that takes, and what stands for the rest."""
+"""The memories of one job's agents: the rounds that each is shown, their tokens, and the summaries of earlier ones."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -24,35 +24,36 @@ from transport.answer_bound import NAMES, bounds_in
 from workers.requests.request import CONSTRAINTS, Request
 from workers.spec import WorkerSpec
 
-EVERYBODY: Final = ""  # the reader of a shared view
-SUM_UP: Final = 96  # tokens of the words that ask for a summary
-COUNTS: Final = 64  # of prompts of one conversation whose tokens are known
-AROUND: Final = 8  # tokens around the words of a turn in a prompt: its speaker, and the template
-# Parameters of an agent's answers that mean nothing, or harm, where it sums up.
+EVERYBODY: Final = ""  # stands for all agents as the reader of a shared view
+SUM_UP: Final = 96  # tokens of the request for a summary
+COUNTS: Final = 64  # prompts of one conversation with counted tokens
+AROUND: Final = 8  # tokens around a turn's words in a prompt: its speaker, and the template
+# Parameters for an agent's answers that have no meaning, or do harm, in a summary.
 OF_ANSWERS: Final = frozenset({*CONSTRAINTS, *NAMES, "min_tokens", "tool_choice", "parallel_tool_calls", "stop"})
 
-Hearing = tuple[frozenset[str], frozenset[str]]  # the agents that one may read later, and within a round
+# The agents whose words one may read in later rounds, and within a round
+Hearing = tuple[frozenset[str], frozenset[str]]
 
 
 class Memories:
-    """Written by the scheduler alone, of one job; where no agent has a memory, nothing is kept."""
+    """The memories of one job; written by the scheduler alone. Without any memory nothing is recorded."""
 
     def __init__(self, of: JobTalks) -> None:
         self._of = of
         self.are_any = any(agent.memory is not None for agent in of.job.agents)
         self._cuts: dict[tuple[str, str], Cuts] = {}  # by conversation and reader
-        self._sizes: dict[str, dict[tuple[str, int], int]] = {}  # of conversations: the tokens of each turn, about
+        self._sizes: dict[str, dict[tuple[str, int], int]] = {}  # by conversation: the estimated tokens of each turn
         self._summaries: dict[tuple[str, str], dict[int, str]] = {}  # by conversation and reader, and by round
         self._locks: dict[tuple[str, str], anyio.Lock] = {}  # by conversation and reader
         self._hearings: dict[tuple[str, str], Hearing] = {}  # by conversation and agent
-        self._counted: dict[str, dict[tuple[int, int, Hearing], Counter[int]]] = {}  # by conversation: see _shown
-        self._asked: dict[tuple[str, str], tuple[int, int]] = {}  # the round of an agent's last prompt, and its tokens
+        self._counted: dict[str, dict[tuple[int, int, Hearing], Counter[int]]] = {}  # by conversation, see _shown
+        self._asked: dict[tuple[str, str], tuple[int, int]] = {}  # round and tokens of an agent's last prompt
 
     def __repr__(self) -> str:
         return f"<Memories of {len(self._cuts)} readers>"
 
     def forget_conversation(self, conversation_id: str) -> None:
-        """Drop what is known of a conversation that has ended."""
+        """Forget a conversation that has ended."""
         self._sizes.pop(conversation_id, None)
         self._counted.pop(conversation_id, None)
         for agent_id in (EVERYBODY, *self._of.agents):
@@ -60,7 +61,7 @@ class Memories:
                 kept.pop((conversation_id, agent_id), None)
 
     def hear_again(self, turn: Turn) -> None:
-        """Take a turn of an earlier life, or an inherited one, with what it was shown."""
+        """Restore a turn of an earlier life, or an inherited one, with the window of its prompt."""
         if not self.are_any:
             return
         self.note_size(turn)
@@ -71,7 +72,7 @@ class Memories:
             self._cuts_of(turn.key).decide(turn.key.round, prompt.from_round, turn.key.agent_id)
 
     def _is_its_own(self, turn: Turn) -> bool:
-        """Whether a turn was shown what it would be shown here: an heir may have another memory than its source."""
+        """Whether a turn had the window that it would have here: an heir's memory may differ from its source's."""
         return is_own_memory(turn, self._of.conversations[turn.key.conversation_id].heritage)
 
     def shown_from(self, key: TurnKey) -> int:
@@ -79,7 +80,7 @@ class Memories:
         return self._cuts_of(key).shown_in(key.round)
 
     def note_size(self, turn: Turn) -> None:
-        """Take the tokens of a turn, and those of its prompt; one with which an agent leaves says nothing."""
+        """Record the tokens of a turn and of its prompt; a turn with which its agent leaves has none."""
         self._forget_counts(turn.key)
         if turn.leaves:
             return
@@ -87,22 +88,22 @@ class Memories:
         counted = None if turn.tool_calls or turn.thinking else usage.completion_tokens
         words = len(turn.text) // CHARS_A_TOKEN if counted is None else counted
         self._sizes.setdefault(key.conversation_id, {})[key.agent_id, key.round] = words + AROUND
-        # With calls of tools the engine's counts are sums, over all that it was asked.
+        # After tool calls the engine's counts are sums over all requests of the turn.
         if usage.prompt_tokens is not None and not turn.tool_calls:
             self._asked[key.conversation_id, key.agent_id] = key.round, usage.prompt_tokens
 
     def resume(self, cuts: Iterable[MemoryCut]) -> None:
-        """Take what was decided of turns that have not ended."""
+        """Restore the cuts of turns that have not ended."""
         for cut in cuts:
             self._cuts_of(cut.key).decide(cut.key.round, cut.from_round)
 
     def lock(self, key: TurnKey) -> anyio.Lock:
-        """Return the lock of a reader's decisions: in a shared view several turns would make one at once."""
+        """Return the lock of a reader's cuts: in a shared view several turns would decide at once."""
         reader = self._reader(key)
         return self._locks.setdefault((reader.conversation_id, reader.agent_id), anyio.Lock())
 
     def plan(self, key: TurnKey, spec: WorkerSpec) -> MemoryCut | None:
-        """Return from where on a turn is to be shown the past, if that is less than before, and not decided by now."""
+        """Return the cut that a turn needs before it is asked; None if its window stays or is already decided."""
         agent = self._of.agent(key)
         cuts = self._cuts_of(key)
         if agent.memory is None or cuts.is_decided(key.round, agent.id):
@@ -110,7 +111,7 @@ class Memories:
         if self._of.job.prompt_at is PromptAt.START:
             self._of.discussion(key.conversation_id).make_prompt_once(key.agent_id, key.round)
         before = cuts.shown_in(key.round)
-        # Whoever decides first does for all; words that came since may be too many for one who is shown more.
+        # The first decision holds for all readers; later words may not fit the context of one that is shown more.
         readers = [agent] if cuts.is_any_decided(key.round) else self._readers(agent, key)
         first = max(self._first_shown(reader, key, spec, before) for reader in readers)
         if first > before:
@@ -119,9 +120,9 @@ class Memories:
         return None
 
     def _readers(self, agent: Agent, key: TurnKey) -> list[Agent]:
-        """Return all whom a decision for one of them binds: in a shared view some see more of the past than others.
+        """Return the agents whose window this decision sets: all of a shared view with a memory.
 
-        What fits a context is known of the agent's own model alone.
+        The context is known only for the agent's own model.
         """
         if self._of.job.view is not View.SHARED:
             return [agent]
@@ -134,24 +135,24 @@ class Memories:
         ]
 
     def _first_shown(self, agent: Agent, key: TurnKey, spec: WorkerSpec, before: int) -> int:
-        """Return the first round that an agent should be shown in a round, by now it is ``before``."""
+        """Return the first round that an agent should be shown in its turn; so far it is ``before``."""
         assert agent.memory is not None  # noqa: S101 - only those who have one
         key = key._replace(agent_id=agent.id)
         shown = self._shown(agent, key, key.round, before)
         room = self._room(agent, key, spec, sum(size for at, size in shown.items() if at >= key.round))
-        if agent.memory.summary is not None:  # which is asked for behind all of it
+        if agent.memory.summary is not None:  # a summary is requested after all of the window
             last = max((size for at, size in shown.items() if at < key.round), default=0)
             room = max(0, room - max(0, agent.memory.summary.max_tokens + SUM_UP - spec.most_answer) - last)
         return first_shown(agent.memory, shown, before, key.round, room)
 
     def take_cut(self, cut: MemoryCut, summary: Turn | None = None) -> None:
-        """Take a cut that is stored, with what stands for all before it."""
+        """Apply a stored cut, with the summary of the rounds before it."""
         self._cuts_of(cut.key).decide(cut.key.round, cut.from_round)
         if summary is not None:
             self.hear_summary(summary)
 
     def hear_summary(self, turn: Turn) -> None:
-        """Take a summary that is stored."""
+        """Apply a stored summary."""
         if turn.state is TurnState.COMPLETED and turn.text.strip() and self._is_its_own(turn):
             reader = self._reader(turn.key)
             self._summaries.setdefault((reader.conversation_id, reader.agent_id), {})[reader.round] = turn.text
@@ -183,14 +184,14 @@ class Memories:
         return agent_request(self._of.job, place, words, said, (), record, asked_at), record
 
     def opened(self, key: TurnKey, record: PromptRecord, wording: Wording) -> Conversation:
-        """Return a turn's conversation with what its prompt says of the rounds that are not shown."""
+        """Return a turn's conversation, opened with the summary or the note that replaces hidden rounds."""
         conversation = self._of.conversations[key.conversation_id]
-        # A summary is asked for with what stood there before it.
+        # The request for a summary includes the summary before it.
         known = self.summary_before(key, record.from_round) if record.is_summed else None
         return opened(conversation, wording, record.from_round, known)
 
     def summary_before(self, key: TurnKey, from_round: int) -> str | None:
-        """Return the summary of the rounds before one, for the reader of a turn; None where there is none."""
+        """Return the summary of the rounds before ``from_round``, for a turn's reader; None without one."""
         reader = self._reader(key)
         known = self._summaries.get((reader.conversation_id, reader.agent_id), {})
         made = self._cuts_of(key).decided_for(from_round)
@@ -198,7 +199,7 @@ class Memories:
         return None if newest is None else known[newest]
 
     def summarizer(self, key: TurnKey) -> Agent:
-        """Return who sums up for a turn, its own agent or another, as it does: without tools, in any form."""
+        """Return the agent that writes a turn's summary: its own or another, without tools and constraints."""
         reader = self._of.agent(key)
         by = reader.memory.summary.by if reader.memory is not None and reader.memory.summary is not None else None
         author = reader if by is None else self._of.casts[key.conversation_id][by]
@@ -206,9 +207,9 @@ class Memories:
         return replace(author, params=params, tools=(), exit_tools=(), validation=None)
 
     def summed(self, key: TurnKey, rounds: range) -> Sequence[Utterance]:
-        """Return the words of rounds that a summary is made of.
+        """Return the words that a summary is made of.
 
-        They are its reader's, or in a shared view what all may read.
+        They are those of its reader, or in a shared view those that all agents may read.
         """
         agent = self._of.agent(key)
         said = self._of.discussion(key.conversation_id).heard_by(agent, key.round, rounds.start)
@@ -220,9 +221,9 @@ class Memories:
         return [each for each in heard if each.agent in open_]
 
     def _room(self, agent: Agent, key: TurnKey, spec: WorkerSpec, present: int) -> int:
-        """Return the tokens that the past may have beside all else that is in a prompt, and the longest answer."""
+        """Return the tokens left for the past beside the rest of the prompt and the longest answer."""
         at, asked = self._asked.get((key.conversation_id, agent.id), (-1, 0))
-        # Words of other models are counted by theirs, so what is left for all else may come out too small.
+        # Words of other models were counted by their tokenizers, so the rest of the prompt may look too small.
         conversation = self._of.conversations[key.conversation_id]
         least = (len(self._of.job.system) + len(agent.system) + len(conversation.prompt)) // CHARS_A_TOKEN
         past = self._shown(agent, key, at, self._cuts_of(key).shown_in(at)) if asked else Counter[int]()
@@ -230,9 +231,9 @@ class Memories:
         return max(0, spec.context - spec.longest_answer(agent.params) - base - present - MARGIN)
 
     def _shown(self, agent: Agent, key: TurnKey, number: int, first: int) -> Counter[int]:
-        """Count the tokens that an agent is shown of each round in its turn of round ``number``.
+        """Count the tokens of each round that an agent is shown in its turn of round ``number``.
 
-        In a shared view that is done once for all who hear alike; not in free mode, where it depends on the moment.
+        Shared views cache the count per audience. Free mode cannot, since timing decides who heard what.
         """
         if self._of.job.view is not View.SHARED or self._of.job.mode is Mode.FREE:
             return self._count_shown(agent, key, number, first)
@@ -252,16 +253,16 @@ class Memories:
         return shown
 
     def _forget_counts(self, key: TurnKey) -> None:
-        """Forget what was counted of prompts that show a turn which has just ended."""
+        """Forget the counts of prompts that show a turn which has just ended."""
         counted = self._counted.get(key.conversation_id, {})
-        is_led = self._of.job.mode is Mode.LED  # in which whoever is named hears the leader's choice
+        is_led = self._of.job.mode is Mode.LED  # there the named agent hears the leader's choice
         for place in list(counted):
             number, _, (_, within) = place
             if number > key.round or (number == key.round and (is_led or key.agent_id in within)):
                 del counted[place]
 
     def _hearing_of(self, agent: Agent, conversation_id: str) -> Hearing:
-        """Return the agents that one may read later, and within a round: where these are equal all hear alike."""
+        """Return the agents whose words one may read later, and within a round: equal results mean equal prompts."""
         place = conversation_id, agent.id
         if place not in self._hearings:
             speakers = with_formers(self._of.job, self._of.conversations[conversation_id].heritage).agents

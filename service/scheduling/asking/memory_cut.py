@@ -1,6 +1,6 @@
-"""Cuts of memory: decided and stored before a turn is asked, with a summary of what it is shown no more.
+"""Memory cuts: decided and stored before a turn is asked, with a summary of the rounds that leave its window.
 
-A summary is one request on the turn's own slot, behind the prompt that is in its cache.
+A summary is one request on the turn's own slot, after the prompt in its cache.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,10 +30,10 @@ async def cut_memory(
     append: Append,
     cache_owner: str | None,
 ) -> Outcome | None:
-    """Decide what a turn is shown of the past, sum up what is left out, and store both; return why the turn ends.
+    """Decide a turn's memory window, sum up the rounds that leave it, and store both; return the turn's end, if any.
 
     Its ``attempt`` holds the slot. ``append`` returns when facts are durable; False if another node has them by now.
-    What is told of the prompt's cache is the ``cache_owner``'s.
+    The prompt's cache belongs to the key ``cache_owner``.
     """
     memories, memory = prompts.memories, prompts.agent(key).memory
     with anyio.CancelScope() as attempt.scope:
@@ -47,7 +47,7 @@ async def cut_memory(
                 if not isinstance(ended, TurnEnded):
                     return ended
                 made = ended
-            # What is handed in is written, whoever waits: not to know of it would be to sum up again.
+            # Written even if the attempt is cancelled: without the record the summary would be made again.
             with anyio.CancelScope(shield=True):
                 is_stored = await append([cut] if made is None else [cut, made])
             if not is_stored:
@@ -64,9 +64,9 @@ async def _sum_up(
     worker: SupervisedWorker,
     cache_owner: str | None,
 ) -> TurnEnded | Outcome:
-    """Return the end of a summary, or the outcome that is the reader's turn's as well.
+    """Return the end of a summary, or the outcome that also ends the reader's turn.
 
-    It is made for a turn, of the rounds below the one beside it.
+    ``what`` is that turn and the round up to which the summary goes.
     """
     memories, job, (key, until) = prompts.memories, prompts.job, what
     own = RunningAttempt(attempt.worker, attempt.incarnation)
@@ -78,8 +78,8 @@ async def _sum_up(
     outcome = await worker.requests.perform(asked, own.answer, own.request)
     attempt.request = None
     own.end()
-    attempt.lent_s += own.seconds  # the summary has the slot meanwhile, and is counted by itself
-    # Whatever else happens to the engine happens to the turn: it may have died while another turn summed up on it.
+    attempt.lent_s += own.seconds  # the summary uses the slot meanwhile, and counts on its own
+    # Any other fault of the engine ends the turn too: it may have died while another turn summed up on it.
     is_gone = worker.now.incarnation != attempt.incarnation or not worker.now.is_serving
     is_refused = proof_of(outcome) is Proof.REFUSED and not is_gone
     attempt.loses_summary = not (isinstance(outcome, Completed | RequestFailed) or is_refused)
@@ -104,7 +104,8 @@ async def _sum_up(
     return TurnEnded(
         turn=with_answer(turn, own, has_markup=author.markup),
         at=now,
-        used=(usage_key(author, job.owner, key.job_id), replace(measures.used, turns=0)),  # it is none of a job's
+        # A summary is no turn of the job
+        used=(usage_key(author, job.owner, key.job_id), replace(measures.used, turns=0)),
         model=author.model,
         measures=measures,
     )

@@ -1,6 +1,6 @@
 """A posted turn is asked: with a client's own body, whose answer is passed on as it comes or kept whole.
 
-A turn that is composed from agents and words is asked in ``service/scheduling/asking/composed.py``.
+``service/scheduling/asking/composed.py`` asks turns that are composed from agents and words.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from workers.requests.relay import Relay
 from workers.requests.slots import Lease
 from workers.supervised import SupervisedWorker
 
-AGENT: Final = "request"  # one for all: their costs are learned together
+AGENT: Final = "request"  # one agent for all requests, so their costs are learned together
 CONVERSATION: Final = "0"
 OK: Final = 200
 WORDS: Final = (TextDelta, ReasoningDelta, RefusalDelta, Finished)
@@ -52,7 +52,7 @@ def job_of(posted: PostedRequest, job_id: JobId) -> Job:
 
 
 class PostedAsking:
-    """One posted turn's requests; pieces of a stream are held until ``stream_to`` says where they go.
+    """The requests of one posted turn; pieces of a stream are buffered until ``stream_to`` is called.
 
     ``changed`` is notified when a stream has begun. ``whole`` is the unstreamed answer of the newest attempt.
     """
@@ -61,7 +61,7 @@ class PostedAsking:
         self._job_id = job_id
         self._posted = posted
         self._changed = changed
-        self.content_type: str | None = None  # that of a stream that has begun
+        self.content_type: str | None = None  # the content type of a stream that has begun
         self.whole: WholeAnswer | None = None
         self._buffered: list[bytes] = []
         self._write: Callable[[bytes], None] | None = None
@@ -71,7 +71,7 @@ class PostedAsking:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a piece of the answer was passed on: from then on no other attempt can take over."""
+        """Whether a piece of the answer was passed on: then no other attempt can take over."""
         return self.content_type is not None
 
     async def run(self, attempt: RunningAttempt, on_slots_s: float, worker: SupervisedWorker, lease: Lease) -> Outcome:
@@ -101,20 +101,20 @@ class PostedAsking:
             self._changed.notify()
 
     def pass_whole(self, status: int, content_type: str, body: bytes) -> None:
-        """Keep the engine's answer until the end of the attempt says whether it counts."""
+        """Store the engine's answer until the end of the attempt says whether it counts."""
         self.whole = WholeAnswer(status=status, content_type=content_type, body=body)
 
     def stream_to(self, write: Callable[[bytes], None]) -> None:
-        """Write pieces from now on; the held ones go first."""
+        """Write pieces from now on, beginning with the buffered ones."""
         self._write = write
         if self._buffered:
             write(b"".join(self._buffered))
             self._buffered.clear()
 
     def to_relay(self, attempt: RunningAttempt, on_slots_s: float = 0.0) -> Relay:
-        """Return the request for an engine; its limit is less the seconds on slots so far.
+        """Return the request for an engine; earlier attempts' seconds on slots reduce its limit.
 
-        It is not kept: each would keep the other until the collector comes, with the body and the answer.
+        It is not stored: the two would refer to each other until garbage collection, with the body and the answer.
         """
         posted = self._posted
         return Relay(

@@ -1,4 +1,4 @@
-"""The prompts of one job's turns, made from its agents and from its conversations so far."""
+"""The prompts of one job's turns, made from its agents and its conversations so far."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,17 +25,18 @@ from workers.spec import WorkerSpec
 
 
 class JobPrompts:
-    """A job that has not ended, with the words that its prompts are made of; written by the scheduler alone."""
+    """An unfinished job with the words for its prompts; written by the scheduler alone."""
 
     def __init__(self, job: Job) -> None:
         self.talks = JobTalks(job)
         self.job, self.agents, self.places = job, self.talks.agents, self.talks.places
         self.conversations, self.casts, self.words = self.talks.conversations, self.talks.casts, self.talks.words
         self.discussion, self.agent = self.talks.discussion, self.talks.agent
-        self._known_tokens: dict[tuple[str, str], int] = {}  # of each agent's last prompt and answer
+        self._known_tokens: dict[tuple[str, str], int] = {}  # by agent: the tokens of its last prompt and answer
         self.memories = Memories(self.talks)
         self.overruns = Overruns()
-        self._pins: dict[tuple[str, str], int] = {}  # of conversations that want one version: the first, by model
+        # By conversation and model: the first weight version, if the conversation wants one
+        self._pins: dict[tuple[str, str], int] = {}
 
     def digest(self, key: TurnKey, fulfils: tuple[int, ...], words: str, tokens: int | None) -> TurnDigest:
         """Return the digest of a completed turn."""
@@ -49,7 +50,7 @@ class JobPrompts:
         return replace(digest, chosen=None if chosen == END else chosen)
 
     def forget(self, conversation_id: str) -> None:
-        """Drop the words of a conversation that has ended."""
+        """Forget a conversation that has ended."""
         self.talks.forget_words(conversation_id)
         if self.memories.are_any:
             self.memories.forget_conversation(conversation_id)
@@ -59,13 +60,13 @@ class JobPrompts:
             del self._pins[place]
 
     def pin_weights(self, key: TurnKey, version: int | None) -> str | None:
-        """Take the version that a turn was made with; return why it cannot be, where its conversation has another."""
+        """Pin the weight version that a turn was made with; return a fault if its conversation has another."""
         if version is not None and self.conversations[key.conversation_id].is_pinned:
             self._pins.setdefault((key.conversation_id, self.casts[key.conversation_id][key.agent_id].model), version)
         return self.check_weights(key, version)
 
     def check_weights(self, key: TurnKey, version: int | None) -> str | None:
-        """Return why a turn cannot be made with a version: its conversation has another."""
+        """Return a fault if a turn's conversation is pinned to another weight version."""
         model = self.casts[key.conversation_id][key.agent_id].model
         pinned = self._pins.get((key.conversation_id, model))
         if pinned is None or version is None:
@@ -73,13 +74,13 @@ class JobPrompts:
         return None if version == pinned else f"pinned to weights {pinned} of {model}, which has {version} by now"
 
     def own_tokens(self, key: TurnKey) -> int:
-        """Return how much of a turn's prompt its agent's last one is known to have brought, with the answer."""
+        """Return the tokens of a turn's prompt that its agent's last prompt and answer already had."""
         return self._known_tokens.get((key.conversation_id, key.agent_id), 0)
 
     def compare_cache(self, turn: Turn) -> tuple[int, int]:
-        """Return how many tokens the engine could take from its cache for a turn, and how many it took.
+        """Return the tokens that an engine could take from its cache for a turn, and those that it took.
 
-        What an agent's last turn held, prompt and answer, stands at the head of its next prompt.
+        An agent's next prompt begins with its last prompt and answer.
         """
         usage, place = turn.usage, (turn.key.conversation_id, turn.key.agent_id)
         known = self._known_tokens.get(place)
@@ -90,9 +91,9 @@ class JobPrompts:
         return known, min(known, usage.cached_tokens)
 
     def hear_again(self, turns: Iterable[Turn], unfinished: Iterable[UnfinishedTurn] = ()) -> None:
-        """Take the turns of an earlier life of the service, each with what was visible when its prompt was made.
+        """Restore the turns of an earlier life of the service, each with what its prompt could show.
 
-        Of those that are unfinished, the ones whose answers were rejected: they are asked again with what they heard.
+        Unfinished turns with rejected answers are asked again with the same words.
         """
         ends: dict[str, list[datetime]] = {}
         for turn in turns:
@@ -102,15 +103,15 @@ class JobPrompts:
             if self.job.mode is Mode.FREE and self.job.prompt_at is PromptAt.START and left.rejected and made_at:
                 heard = _heard(left.attempts, ends.get(left.key.conversation_id, []), made_at)
                 self.discussion(left.key.conversation_id).make_prompt(left.key.agent_id, left.key.round, heard)
-        if self.job.prompt_at is PromptAt.QUEUE:  # an agent that has not spoken was queued at the very start
+        if self.job.prompt_at is PromptAt.QUEUE:  # an agent that has not spoken was queued at the start
             for conversation_id in ends:
                 for agent in self.job.agents:
                     self.discussion(conversation_id).make_prompt_once(agent.id, 0, 0)
 
     def _hear_turn(self, turn: Turn, earlier: list[datetime]) -> None:
-        """Take one turn; ``earlier`` are the ends of those before it in its conversation.
+        """Restore one turn; ``earlier`` holds the ends of the turns before it in its conversation.
 
-        Of one that failed it counts what it had heard: its agent's next words come behind that.
+        A failed turn counts by what it had heard: its agent's next words come after that.
         """
         if turn.kind is TurnKind.SUMMARY:
             if turn.is_heard:
@@ -123,7 +124,7 @@ class JobPrompts:
         made_at = turn.queued_at if self.job.prompt_at is PromptAt.QUEUE else _prompted_at(turn.attempts)
         made_at = made_at or turn.started_at
         if self.job.mode is Mode.FREE and made_at is not None:
-            # How many turns an inherited one has heard is told by its source's record alone.
+            # Only the source's record says how many turns an inherited turn has heard.
             attempts = turn.attempts if turn.inherited is None else ()
             discussion.make_prompt(agent_id, number, _heard(attempts, earlier, made_at))
         if turn.is_heard:
@@ -131,13 +132,13 @@ class JobPrompts:
             self.memories.hear_again(turn)
             if turn.finished_at is not None:
                 earlier.append(turn.finished_at)
-        if self.job.prompt_at is PromptAt.QUEUE:  # with its end the agent was queued again
+        if self.job.prompt_at is PromptAt.QUEUE:  # at its end the agent was queued again
             discussion.make_prompt(agent_id, number + 1, len(earlier))
 
     def digests(self, turns: Iterable[Turn]) -> dict[TurnKey, TurnDigest]:
-        """Return the digests of completed turns, of conversations that conditions or a leader may end.
+        """Return the digests of completed turns in conversations that conditions or a leader may end.
 
-        Those of inherited turns say so in every case.
+        Inherited turns always have one.
         """
         digests: dict[TurnKey, TurnDigest] = {}
         turns = [turn for turn in turns if turn.kind is TurnKind.TURN]
@@ -157,18 +158,18 @@ class JobPrompts:
         return digests
 
     def _named(self, turns: Iterable[Turn]) -> dict[tuple[str, int], str]:
-        """Return whom a leader named in each inherited round: who spoke, whatever its words would mean here."""
+        """Return the agent that spoke in each inherited round: that is the one that the leader named."""
         keys = (turn.key for turn in turns if turn.inherited is not None and turn.key.agent_id != self.job.leader)
         return {(key.conversation_id, key.round): key.agent_id for key in keys}
 
     def hear_leave(self, key: TurnKey) -> None:
-        """Take that an agent has left with a turn."""
+        """Record that an agent has left with a turn."""
         self.discussion(key.conversation_id).add(key.agent_id, key.round, None)
 
     # Words
 
     def choose_words(self, key: TurnKey, policy: BiosPolicy, now: datetime) -> ConversationWords | None:
-        """Choose the words for the model of a turn, if its conversation has none; return what is new."""
+        """Choose the words for a turn's model, if its conversation has none yet; return the new words."""
         new = self._words_with(key, policy, now)
         if new is self.words.get(key.conversation_id):
             return None
@@ -176,7 +177,7 @@ class JobPrompts:
         return new
 
     def begin_words(self, conversation_id: str, now: datetime) -> ConversationWords | None:
-        """Let a conversation begin that speaks to no model yet; return what is new."""
+        """Begin a conversation that speaks to no model yet; return its new words."""
         if conversation_id in self.words:
             return None
         self.words[conversation_id] = ConversationWords(began_at=now, models={})
@@ -193,7 +194,7 @@ class JobPrompts:
         return ConversationWords(began_at=began_at, models=models)
 
     def resume_words(self, words: Mapping[str, ConversationWords]) -> None:
-        """Take the words of conversations that have begun."""
+        """Restore the words of begun conversations."""
         for conversation_id in self.conversations.keys() & words.keys():
             self.words[conversation_id] = words[conversation_id]
 
@@ -209,13 +210,13 @@ class JobPrompts:
     ) -> tuple[Request, PromptRecord]:
         """Return the request of an attempt that begins, and the record of its prompt.
 
-        ``is_told``: what the answer has to be is said in words; ``addition`` is said at the end.
+        With ``is_told`` the prompt describes the required form of the answer. ``addition`` is said at the end.
         """
         agent, conversation = self.agent(key), self.conversations[key.conversation_id]
         discussion = self.discussion(key.conversation_id)
-        if self.job.prompt_at is PromptAt.START and not rejected:  # a re-prompt adds a reason, and nothing else
+        if self.job.prompt_at is PromptAt.START and not rejected:  # a re-prompt only adds a reason
             make = discussion.make_prompt if agent.memory is None else discussion.make_prompt_once
-            make(key.agent_id, key.round)  # a memory was decided on with what was heard by then
+            make(key.agent_id, key.round)  # the memory window was decided by the words heard then
         defaults = spec.defaults_beside(agent.params)
         first = self.memories.shown_from(key) if agent.memory is not None else 0
         record = PromptRecord(
@@ -240,13 +241,13 @@ class JobPrompts:
 
 
 def _prompted_at(attempts: Sequence[Attempt]) -> datetime | None:
-    """Return when the newest prompt was made: a rejected answer is asked again with its own, however often."""
+    """Return when the newest prompt was made; after a rejected answer that is the first rejected attempt's."""
     rejected = (each for each in attempts if each.reason == FailureReason.INVALID_ANSWER)
     made = next(rejected, attempts[-1] if attempts else None)
     return made.started_at if made is not None else None
 
 
 def _heard(attempts: Sequence[Attempt], ends: Sequence[datetime], made_at: datetime) -> int:
-    """Return how many turns were visible when a prompt was made; without a record the ends of the turns tell."""
+    """Return how many turns were visible when a prompt was made; without a record the turns' ends decide."""
     kept = attempts[-1].prompt if attempts else None
     return kept.heard if kept is not None and kept.heard is not None else bisect_right(ends, made_at)

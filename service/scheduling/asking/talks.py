@@ -1,4 +1,4 @@
-"""The conversations of one job that have not ended: their agents, what was said in each, and the words around it."""
+"""The unfinished conversations of one job: their agents, the words said in each, and the words around them."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -11,19 +11,19 @@ from service.conversations.job.wording import ConversationWords
 from service.conversations.record.heritage import waiting_for_formers, with_formers
 from service.conversations.talk.discussion import Discussion
 
-CHOICE_RETRIES: Final = 3  # of a leader's answer that names nobody
+CHOICE_RETRIES: Final = 3  # retries of a leader's answer without a valid name
 
 
 class JobTalks:
-    """Written by the scheduler alone; prompts and memories read it."""
+    """The conversations that prompts and memories read; written by the scheduler alone."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.agents = {agent.id: agent for agent in job.agents}
         self.places = {agent.id: number for number, agent in enumerate(job.agents)}
         self.conversations: dict[str, Conversation] = {}
-        self.casts: dict[str, Mapping[str, Agent]] = {}  # the agents of each conversation
-        self.words: dict[str, ConversationWords] = {}  # of conversations that have begun
+        self.casts: dict[str, Mapping[str, Agent]] = {}  # by conversation: its agents
+        self.words: dict[str, ConversationWords] = {}  # by conversation that has begun
         self._discussions: dict[str, Discussion] = {}
         self.extend(job.conversations)
 
@@ -31,7 +31,7 @@ class JobTalks:
         return f"<JobTalks {self.job.id} conversations={len(self.conversations)}>"
 
     def extend(self, conversations: Iterable[Conversation]) -> None:
-        """Take further conversations of the job."""
+        """Add further conversations of the job."""
         for conversation in conversations:
             self.conversations[conversation.id] = conversation
             cast = {**self.agents, **conversation.cast} if conversation.cast else self.agents
@@ -48,18 +48,18 @@ class JobTalks:
         return self._discussions[conversation_id]
 
     def agent(self, key: TurnKey) -> Agent:
-        """Return the agent of a turn; a leader's answer is one of those whom it may name in that turn."""
+        """Return the agent of a turn. A leader may answer only with an agent that it may name."""
         agent = self.casts[key.conversation_id][key.agent_id]
         if self.job.mode is not Mode.LED or agent.id != self.job.leader:
             return agent
         return replace(agent, validation=Validation(retries=CHOICE_RETRIES, choices=self.may_name(key)))
 
     def may_name(self, key: TurnKey) -> tuple[str, ...]:
-        """Return the names that a leader's answer may have in a turn, with the word that ends its conversation."""
+        """Return the names that a leader may answer with in a turn, with the word that ends its conversation."""
         left = self.discussion(key.conversation_id).left_before(key.round)
         return (*(name for name in self.agents if name not in {*left, self.job.leader}), END)
 
     def forget_words(self, conversation_id: str) -> None:
-        """Drop the words of a conversation that has ended."""
+        """Forget the words of a conversation that has ended."""
         self._discussions.pop(conversation_id, None)
         self.words.pop(conversation_id, None)

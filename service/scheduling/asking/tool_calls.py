@@ -1,4 +1,4 @@
-"""The journal of one attempt's calls of tools: a note in the store before each call, and after it."""
+"""The journal of one attempt's tool calls: a record in the store before and after each call."""
 
 import hashlib
 from collections import Counter
@@ -21,10 +21,11 @@ Append = Callable[[Sequence[Record]], Awaitable[bool]]
 
 
 class TurnCalls:
-    """A ``workers.tools.call_journal.CallJournal``.
+    """The tool calls of one turn's attempt (``workers.tools.call_journal.CallJournal``).
 
-    The same call is the n-th with that name and those arguments in an attempt: it has the same key in the next one,
-    whatever other calls that makes. ``append`` tells whether facts were written, or refused as another node's.
+    Calls are the same if they are the n-th with a name and arguments in their attempts. They then have the same key,
+    whatever other calls the attempts make. ``append`` returns False if the facts were refused because another node runs
+    the turn.
     """
 
     def __init__(self, key: TurnKey, earlier: Sequence[StoredToolCall], append: Append) -> None:
@@ -41,7 +42,7 @@ class TurnCalls:
         """Record a call before it is made; return its result if an earlier attempt has it.
 
         Raises:
-            JournalClosed: another node runs this turn by now.
+            JournalClosed: another node runs this turn now.
         """
         encoded = msgspec.json.encode(arguments, order="sorted")
         what = name.encode() + b"\0" + encoded
@@ -77,7 +78,7 @@ class TurnCalls:
 
 
 def describe_calls(calls: Sequence[StoredToolCall]) -> str | None:
-    """Describe, for a model, the calls of earlier attempts at the same turn; None if there are none."""
+    """Describe the calls of a turn's earlier attempts for a model; None without calls."""
     if not calls:
         return None
     lines = [f"- {call.name}({call.arguments}): {_outcome(call)}" for call in calls]

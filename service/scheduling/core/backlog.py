@@ -1,7 +1,6 @@
-"""The work that is left, by what turns of each agent have cost so far.
+"""The work that is left, weighed by the cost of each agent's turns so far.
 
-Weights are in turns of average length, so that what nothing is known of yet (1.0) compares with what has been measured.
-Pure.
+Weights are in turns of average length. An agent without measurements weighs 1.0. Pure.
 """
 
 import heapq
@@ -15,11 +14,11 @@ from service.conversations.talk.turn_order import Place
 from service.scheduling.core.queue.ready_queue import JobLoad
 from workers.policy.pace import Mean
 
-SMALLEST: Final = 0.001  # of a turn: what costs nothing is still a turn
+SMALLEST: Final = 0.001  # the least weight, in turns: a turn without cost is still a turn
 
 
 class Estimates:
-    """The cost of turns by model and agent id: jobs of one kind name their agents alike."""
+    """The cost of turns by model and agent id; jobs of one kind use the same agent ids."""
 
     def __init__(self) -> None:
         self._all = Mean()
@@ -42,19 +41,19 @@ class Estimates:
 
 
 class JobBacklog:
-    """The work left of one job, by the estimates of the last moment at which it was told to ``refresh``."""
+    """The work left in one job, by the estimates at its last ``refresh``."""
 
     def __init__(self, job: Job, estimates: Estimates) -> None:
         self._job = job
         self._estimates = estimates
         self._is_stale = True
         self.dependencies = dependencies_of(job)
-        # Turns of an agent that has another model in some conversations stand apart, behind those of all agents.
+        # Turns of agents whose model differs in some conversations are counted apart, after those of all agents.
         self._apart: dict[tuple[str, str], int] | None = None
         self.models = tuple({agent.model: None for agent in job.agents if agent.model})
         self._callers = [place for place, agent in enumerate(job.agents) if not agent.model]
         self._turns_left = [0] * len(job.agents)
-        # Of ``mode: led``: turns of which nobody knows whose they will be are the leader's until it has named somebody.
+        # With ``mode: led``, a turn counts as the leader's until the leader has named its speaker.
         self._leader = None if job.leader is None else [agent.id for agent in job.agents].index(job.leader)
         self._rounds_left: dict[str, int] = {}
         self._most_rounds: list[tuple[int, str]] = []
@@ -67,7 +66,7 @@ class JobBacklog:
         return f"<JobBacklog {self._job.id} turns={sum(self._turns_left)}>"
 
     def extend(self, conversations: Sequence[Conversation]) -> None:
-        """Take conversations in, of which nothing has been said."""
+        """Add conversations in which no turn has been spoken."""
         places = range(len(self._job.agents)) if self._leader is None else (self._leader,)
         each = 1 if self._leader is None else 2
         plain = sum(conversation.rounds for conversation in conversations if not conversation.cast)
@@ -81,7 +80,7 @@ class JobBacklog:
         heapq.heapify(self._most_rounds)
 
     def _part(self, conversation: Conversation, agent: int) -> int:
-        """Return where the turns of an agent in a conversation are counted."""
+        """Return the index at which the turns of an agent in a conversation are counted."""
         default = self._job.agents[agent]
         model = conversation.cast_agent(default).model
         if model == default.model:
@@ -112,7 +111,7 @@ class JobBacklog:
         return left
 
     def refresh(self) -> None:
-        """Weigh turns anew before they are next asked for: which the last turn of a job is not."""
+        """Mark the weights as stale; the next read weighs the turns again."""
         self._is_stale = True
 
     def _weigh(self) -> None:
@@ -130,29 +129,34 @@ class JobBacklog:
             self._tails[self._leader] += named
         else:
             self._tails = self.dependencies.tails(of_agents)
-            self._later = [max(self._tails)] * len(agents)  # who reads nobody's words comes to less
+            # An upper bound: agents who hear no others have shorter chains
+            self._later = [max(self._tails)] * len(agents)
 
     def path(self, place: Place, rounds: int) -> float:
-        """Return the longest chain that begins with a turn, in a conversation of so many rounds with the job's cast."""
+        """Return the longest chain that begins with a turn in a conversation of ``rounds``, with the job's cast."""
         if self._is_stale:
             self._weigh()
         return self._tails[place.agent] + (rounds - place.round - 1) * self._later[place.agent]
 
     def name_speaker(self, conversation: Conversation, agent: int) -> None:
-        """Take that a turn is an agent's, which was the leader's as long as nobody was named."""
+        """Count a turn for the agent that the leader named, no longer for the leader."""
         if self._leader is not None and agent != self._leader:
             self._turns_left[self._part(conversation, self._leader)] -= 1
             self._turns_left[self._part(conversation, agent)] += 1
 
     def count_end(self, conversation: Conversation, agent: int, *, is_earlier: bool = False) -> None:
-        """Take one turn of an agent off; ``is_earlier``: nobody was named for it in this life of the service."""
+        """Count the end of one turn; ``is_earlier`` is true if it was spoken in an earlier life of the service.
+
+        A turn of an earlier life was never counted for a named agent, so it counts as the leader's.
+        """
         of = self._leader if is_earlier and self._leader is not None else agent
         self._turns_left[self._part(conversation, of) if conversation.cast else of] -= 1
 
     def drop_turns(self, conversation: Conversation, spoken: Sequence[int], named: int | None) -> None:
-        """Take off what agents have left in a conversation that is over.
+        """Remove the turns that agents have left in a conversation that is over.
 
-        ``spoken`` counts what each had said in it, ``named`` is whom the leader has named that has not spoken.
+        ``spoken`` counts the ended turns of each agent. ``named`` is the agent that the leader named and that has not
+        spoken.
         """
         rounds = conversation.rounds
         if self._leader is None:

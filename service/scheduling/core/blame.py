@@ -1,12 +1,12 @@
-"""Which turn an engine's death is blamed on, from evidence alone. Pure; the table stands in the design notes.
+"""The blame for an engine's death, from evidence alone. Pure; the table is in the design notes.
 
-A death in company convicts no turn: it makes suspects of all that were on the engine. A suspect is tried alone, and its
-end acquits it. A death counts against a turn only where it was alone on an engine that had never served two at once.
-How many such deaths convict follows from what this engine is known to do by itself: see ``deaths``.
+A death with several turns on the engine convicts none: all of them become suspects. A suspect is tried alone, and the
+end of its trial acquits it. A death counts against a turn only if the turn was alone on an engine that never served two
+at once. The number of such deaths that convict depends on the engine's own record (``deaths``).
 
-What is convicted again and again is distrusted: what else it brings is tried before it may fly beside others' turns.
-That is a key at one model, or, where work has no key, its job. What a key's client left shortly before a death is a
-suspect that nobody can try: enough of those distrust the key as well.
+A source with convictions is distrusted: its other turns are tried before they run beside turns of others. A source is a
+key at one model, or a job without a key. A turn that a client of a key left shortly before a death is a suspect that
+cannot be tried. Enough of those make the key distrusted too.
 """
 
 from collections import Counter, deque
@@ -22,27 +22,27 @@ from service.conversations.record.transcript import Charges
 from service.scheduling.core.deaths import MOST_DEATHS, TurnRecord
 from workers.health.recovery import SHORTLY_S
 
-OUTSIDE_DEATHS: Final = 3  # deaths by others' signals, after which a turn is tried like any suspect
-DISTRUSTED: Final = 2  # convictions without an end between, after which other turns of a job are tried first
-TRUSTED_ENDS: Final = 50  # of a key's turns, in a row, after so many convictions: then it is trusted again
-TRUSTED_S: Final = 3600.0  # or so long after its last conviction
-EASED: Final = 0.5  # of one departed suspect, by each turn of its key that ends well
-JUST_S: Final = 1.0  # from the end of an answer to a death that it may have caused: an end is good when it is over
+OUTSIDE_DEATHS: Final = 3  # deaths by signals from outside after which a turn becomes a suspect
+DISTRUSTED: Final = 2  # convictions without an acquittal between them, after which a job's other turns are tried first
+TRUSTED_ENDS: Final = 50  # good ends in a row after which a key is trusted again
+TRUSTED_S: Final = 3600.0  # seconds after its last conviction at which a key is trusted again
+EASED: Final = 0.5  # part of one departed suspect that each good end of its key takes off
+JUST_S: Final = 1.0  # seconds after an answer in which a death may still be caused by it
 KeyAtModel = tuple[str, str]
-Source = JobId | KeyAtModel  # of turns
-Place = tuple[str, str, int]  # a worker, a model and an incarnation: models that sleep share a lane, and numbers
+Source = JobId | KeyAtModel  # the job or key that turns come from
+Place = tuple[str, str, int]  # a worker, a model and an incarnation: models in a lane share the worker and its numbers
 
 
 class Trial(IntEnum):
     """When a suspect is tried."""
 
-    FIRST = 1  # on the next engine, before it has served anything: it has died alone
+    FIRST = 1  # on the next engine, before it has served anything: the suspect has died alone
     NEXT = 2
-    LAST = 3  # behind everybody else's turns: others of its job or key were convicted
+    LAST = 3  # after all other turns: others of its job or key were convicted
 
 
 class DeathExplained(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn was convicted that was on this engine."""
+    """A convicted turn that was on this engine explains its death."""
 
     worker: str
     incarnation: int
@@ -50,7 +50,7 @@ class DeathExplained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeathUnexplained(msgspec.Struct, frozen=True, kw_only=True):
-    """Every turn that was on this engine has ended since: none of them was the cause; ``company`` is how many."""
+    """Every turn that was on this engine has ended since, so none was the cause; ``company`` is their number."""
 
     worker: str
     incarnation: int
@@ -58,19 +58,19 @@ class DeathUnexplained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SuspectsCleared(msgspec.Struct, frozen=True, kw_only=True):
-    """Another turn explains the deaths that these were suspected of."""
+    """Another turn explains the deaths for which these turns were suspects."""
 
     keys: tuple[TurnKey, ...]
 
 
 class SourceDistrusted(msgspec.Struct, frozen=True, kw_only=True):
-    """Turns of it were convicted one after the other: those that were never tried are tried, last of all."""
+    """Turns of a source were convicted one after the other: its untried turns are tried, after all others."""
 
     source: Source
 
 
 class SourceTrusted(msgspec.Struct, frozen=True, kw_only=True):
-    """Turns of it have ended well: the others are as good as anybody's."""
+    """Turns of a source have ended well: its other turns need no trial."""
 
     source: Source
 
@@ -79,7 +79,7 @@ Finding = DeathExplained | DeathUnexplained | SuspectsCleared | SourceDistrusted
 
 
 class BlameVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict on one turn that was on an engine as it died; ``trial`` is None where it is no suspect."""
+    """The verdict on one turn that was on an engine when it died; ``trial`` is None if it is no suspect."""
 
     charges: Charges
     trial: Trial | None = None
@@ -94,11 +94,11 @@ class _Engine:
         self.model = model
         self.serves: set[TurnKey] = set()
         self.had_company = False  # two turns at once, or one that was cut off: a later death may have other causes
-        self.departed: dict[Source, float] = {}  # keys that have left a turn on it, and when
-        self.answered: dict[KeyAtModel, deque[float]] = {}  # of which it has answered turns lately, and when
-        self.just_answered: frozenset[KeyAtModel] = frozenset()  # as it died
-        self.is_judged = False  # it has died, and those were noted
-        self.ended_at = float("-inf")  # when it last answered a turn: it may die of that still
+        self.departed: dict[Source, float] = {}  # when each key last left a turn on it
+        self.answered: dict[KeyAtModel, deque[float]] = {}  # when it has lately answered turns of each key
+        self.just_answered: frozenset[KeyAtModel] = frozenset()  # keys that it answered just before it died
+        self.is_judged = False  # it has died, and its departed and answered turns were judged
+        self.ended_at = float("-inf")  # when it last answered a turn, which may still kill it
 
     def outlived(self, now: float) -> Iterator[KeyAtModel]:
         """Take the answers that the engine has outlived, which were good ends; yield the key of each."""
@@ -114,9 +114,9 @@ class _Death:
     def __init__(self, model: str, company: int, answered: frozenset[KeyAtModel]) -> None:
         self.model = model
         self.company = company
-        self.answered = answered  # keys of which the engine had just answered a turn, and none was on it
+        self.answered = answered  # keys whose turns it had just answered, and that had none on it
         self.suspects: set[TurnKey] = set()
-        self.is_untried = False  # a suspect is gone, and what it would have done stays unknown
+        self.is_untried = False  # a suspect left before its trial, so its guilt stays unknown
 
 
 class Trust:
@@ -125,8 +125,8 @@ class Trust:
     def __init__(self) -> None:
         self._convictions: Counter[Source] = Counter()
         self.distrusted: set[Source] = set()
-        self._good_ends: Counter[Source] = Counter()  # of keys, since the last conviction
-        self._convicted_at: dict[Source, float] = {}  # of keys, as of the next look
+        self._good_ends: Counter[Source] = Counter()  # by key, since its last conviction
+        self._convicted_at: dict[Source, float] = {}  # by key, as of the next look
         self._departures: dict[Source, float] = {}  # deaths shortly after a client of a key had left
 
     def __repr__(self) -> str:
@@ -152,7 +152,7 @@ class Trust:
         self._convictions[source] = convictions
         self._good_ends.pop(source, None)
         self._convicted_at.pop(source, None)
-        # Of a job two, since few of its turns come after. A key goes on, and each death that it brings is everybody's.
+        # A job needs two, since few of its turns follow. A key goes on, and each of its deaths hits turns of others.
         needed = 1 if isinstance(source, tuple) else DISTRUSTED
         if convictions >= needed and source not in self.distrusted:
             self.distrusted.add(source)
@@ -171,7 +171,7 @@ class Trust:
                 if self._good_ends[source] >= TRUSTED_ENDS:
                     yield from self._restore(source)
                 elif self._convictions[source] < DISTRUSTED:
-                    yield from self._put_faith_in(source)  # and yet the next conviction is its second
+                    yield from self._put_faith_in(source)  # although its next conviction is the second
 
     def expire(self, now: float) -> Iterator[Finding]:
         """Trust keys again whose last conviction is long ago."""
@@ -197,9 +197,9 @@ class Trust:
 
 
 class Blame:
-    """The knowledge of engines, deaths and suspects; the scheduler tells it every start and end of an attempt.
+    """The known engines, deaths and suspects; the scheduler reports every start and end of an attempt.
 
-    ``owner_of`` gives the name of the key that a job came with. Times are in monotonic seconds.
+    ``owner_of`` returns the name of a job's key. Times are monotonic seconds.
     """
 
     def __init__(self, owner_of: Callable[[JobId], str | None] = lambda _: None) -> None:
@@ -220,7 +220,7 @@ class Blame:
         return self._records.get(model, TurnRecord())
 
     def refusals(self, model: str) -> TurnRecord:
-        """Return the same of refusals."""
+        """Return the record of refusals of a model's engines."""
         return self._refusals.get(model, TurnRecord())
 
     def start(self, key: TurnKey, model: str, worker: str, incarnation: int) -> None:
@@ -239,7 +239,7 @@ class Blame:
         return place, self._engines.setdefault(place, _Engine(model))
 
     def acquit(self, key: TurnKey, charges: Charges, at: float) -> tuple[Finding, ...]:
-        """Take the end of an attempt that the engine has answered: the turn is acquitted of all its charges."""
+        """Record an attempt that the engine answered: the turn is acquitted of all its charges."""
         engine = self._leave(key)
         if engine is not None:
             engine.ended_at = at
@@ -258,7 +258,7 @@ class Blame:
         return tuple(findings)
 
     def end_unproven(self, key: TurnKey, *, is_cut_off: bool, at: float) -> None:
-        """Take the end of an attempt that proves nothing; what was cut off may still be at work in the engine."""
+        """Record an end that proves nothing; a turn that was cut off may still run in the engine."""
         engine = self._leave(key)
         if engine is not None and is_cut_off:
             engine.had_company = True
@@ -267,21 +267,21 @@ class Blame:
                 engine.departed[source] = at
 
     def note_gone(self, model: str, worker: str, incarnation: int, at: float) -> tuple[Finding, ...]:
-        """Take the death of an engine, whoever was on it; what was cut off shortly before may have caused it."""
+        """Record the death of an engine; a turn that was cut off shortly before may have caused it."""
         place = (worker, model, incarnation)
         engine = self._engines.get(place)
         return () if engine is None else tuple(self._judge_departed(engine, at))
 
     def expire(self, now: float) -> tuple[Finding, ...]:
-        """Trust keys again whose last conviction is long ago, or whose turns have ended and cost no engine."""
+        """Trust keys whose last conviction is long ago; count answers that their engines have outlived as good ends."""
         findings: list[Finding] = []
         for engine in self._engines.values():
             findings += self.trust.note_good_ends(engine.outlived(now))
         return (*findings, *self.trust.expire(now))
 
     def forget(self, keys: Iterable[TurnKey]) -> None:
-        """Drop turns that will not run again here from the suspects; their guilt stays unknown."""
-        if not self._deaths:  # as nearly always, and a cancel may bring a million
+        """Remove turns that will not run again here from the suspects; their guilt stays unknown."""
+        if not self._deaths:  # usual, and a cancel may bring a million keys
             return
         gone = set(keys)
         for place, death in list(self._deaths.items()):
@@ -296,7 +296,7 @@ class Blame:
         self.trust.forget_job(job_id)
 
     def die(self, key: TurnKey, charges: Charges, *, is_outside: bool, at: float) -> BlameVerdict:
-        """Judge one turn whose engine has died under it."""
+        """Judge one turn that was on an engine when it died."""
         place = self._places[key]
         engine = self._engines[place]
         company = len(engine.serves)
@@ -311,7 +311,7 @@ class Blame:
         death.is_untried |= bool(engine.departed)
         if not self._counts(engine, source, death.company, at):
             suspected = replace(charges, is_suspect=True)
-            # One that was alone is tried where nothing was before it.
+            # A turn that was alone is tried on a new engine.
             trial = Trial.FIRST if death.company == 1 else self.trust.trial(source)
             return BlameVerdict(charges=suspected, trial=trial, findings=findings)
         charged = replace(charges, is_suspect=True, deaths=charges.deaths + 1)
@@ -321,16 +321,16 @@ class Blame:
         return BlameVerdict(charges=charged, trial=Trial.FIRST, findings=findings)
 
     def _counts(self, engine: _Engine, source: Source, company: int, at: float) -> bool:
-        """Whether a death counts against the turn: nothing else may have caused it, now, before, or just answered.
+        """Whether a death counts against the turn: no other turn may have caused it.
 
-        Of a key that is distrusted it is enough that the turn was alone: it has been tried when its turn came.
+        A turn of a distrusted key need only have been alone: it has had its trial.
         """
         if isinstance(source, tuple) and source in self.trust.distrusted:
             return company == 1
         return not engine.had_company and at - engine.ended_at >= JUST_S
 
     def clear(self) -> None:
-        """Forget everything but what engines are known to do."""
+        """Forget everything but the records of engines."""
         for known in (self._engines, self._newest, self._places, self._deaths):
             known.clear()
         self.trust = Trust()
@@ -340,7 +340,7 @@ class Blame:
         return key.job_id if owner is None else (owner, model)
 
     def _judge_departed(self, engine: _Engine, at: float) -> Iterator[Finding]:
-        """Suspect the keys that have left a turn on an engine shortly before it died: no trial can tell of those."""
+        """Suspect the keys that left a turn on an engine shortly before it died; such turns cannot be tried."""
         if engine.is_judged:
             return
         engine.is_judged = True
@@ -348,7 +348,7 @@ class Blame:
         engine.just_answered = frozenset(source for source, ends in engine.answered.items() if ends)
         engine.answered.clear()
         engine.departed = {source: left_at for source, left_at in engine.departed.items() if at - left_at < SHORTLY_S}
-        # Those that are on it are tried first: what it has answered is suspected where it was none of them.
+        # Turns on the engine are tried first. Its last answers are suspected if none of those turns was the cause.
         answered = frozenset() if engine.serves else engine.just_answered
         yield from self._suspect_departed({*engine.departed, *answered}, engine.model)
 

@@ -13,7 +13,7 @@ from service.scheduling.core.trials import Trials
 
 
 class Costs:
-    """The speeds of models, programs on their slots, and charges of keys; written by the core alone."""
+    """The speeds of models, the programs on their slots, and the charges of keys; written by the core alone."""
 
     def __init__(self, ready: ReadyPool, in_flight: InFlightPool, trials: Trials) -> None:
         self._ready = ready
@@ -26,7 +26,7 @@ class Costs:
         return f"<Costs {self.programs!r}>"
 
     def settle(self, spent: events.TurnSpent) -> None:
-        """Correct the charge that a turn's key got at the start, and count a trial's time, which others waited.
+        """Correct the charge that a turn's key got at the start; record the time of a trial, which other turns waited.
 
         Time on a slot is charged where the engine did not report its tokens, or where one turn had several slots:
         otherwise clients who leave before the end would use slots for nothing.
@@ -46,17 +46,17 @@ class Costs:
         self._ready.fair.settle(spent.key, weight)
 
     def _charge_idle(self, owner: str | None, model: str, slot_s: float) -> None:
-        """Charge a key for slots that stood idle for its turn or program, ``slot_s`` slot seconds in all."""
+        """Charge a key for ``slot_s`` slot seconds that were idle for its turn or program."""
         if self._ready.fair is not None:
             weight = self.speeds.tokens_in(model, slot_s)
             self._ready.fair.times(model).charge(owner, weight)
 
     def charge_reserved(self, event: events.SlotsReserved) -> None:
-        """Charge a key for the slots that stood idle until its turn on several slots had them."""
+        """Charge a key for the slots that were idle until its turn on several slots had all of them."""
         self._charge_idle(event.owner, event.model, event.slot_s)
 
     def meet_program(self, conversation: LiveConversation, back: events.ProgramReturn) -> None:
-        """Handle a request of a program that was answered before, perhaps on a slot that is held for it."""
+        """Handle the next request of a program, whose slot may be held for it."""
         job = conversation.live.job
         idle_s = self.programs.admit_request(job, back)
         if idle_s is not None:
@@ -64,13 +64,13 @@ class Costs:
             self._charge_idle(job.owner, job.agents[0].model, idle_s)
 
     def end_hold(self, event: events.HoldOver) -> None:
-        """Let others have a slot that was held for a program in vain, and charge the program's key."""
+        """Release a slot that was held for a program in vain, and charge the program's key."""
         stay = self.programs.expire(event.key)
         if stay is not None:
             self._charge_idle(stay.owner, stay.model, event.seconds)
 
     def note_worker(self, worker: events.WorkerReady) -> None:
-        """Record how a ready worker's engine keeps caches, and how fast it reads."""
+        """Record the caches of a ready worker's engine, and its reading speed."""
         self.programs.note_worker(worker)
         if worker.read_s is not None:
             self.speeds.note_pace(worker.model, worker.read_s)

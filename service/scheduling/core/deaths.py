@@ -12,21 +12,21 @@ from msgspec.structs import replace
 from service.conversations.record.transcript import Charges
 from workers.outcome import EngineFailed, FailureReason
 
-DOUBT: Final = 0.001  # chance that an innocent turn is convicted: all its deaths came by chance
+DOUBT: Final = 0.001  # chance that an innocent turn is convicted because all its deaths were accidents
 UNSURE: Final = 0.05  # chance that the rate is above its bound (95 % certainty)
 LEAST_DEATHS: Final = 2
 MOST_DEATHS: Final = 5
-REMEMBERED: Final = 1000  # turns that a record remembers: older ones say little of the engine
+REMEMBERED: Final = 1000  # turns in a record; older ones say little about the engine
 _HALVINGS: Final = 40
-LEAST_REFUSALS: Final = 5  # refusals by engines that answered others meanwhile
+LEAST_REFUSALS: Final = 5  # refusals by engines that answered other turns meanwhile
 MOST_REFUSALS: Final = 10
-MOST_STALLS: Final = 5  # stalls while the engine answered a canary, or another turn
+MOST_STALLS: Final = 5  # stalls while the engine answered a canary or another turn
 PAUSE_S: Final = 30.0  # longest pause between two attempts that counts as time of refusals
 STALLED: Final = frozenset({FailureReason.STALLED_PREFILL, FailureReason.STALLED_DECODE})
 
 
 class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of one model's turns: how many ended, and how many met a fault of another cause."""
+    """The record of one model's turns: the number that ended, and the number that met a fault with another cause."""
 
     acquitted: float = 0
     unexplained: float = 0
@@ -36,12 +36,12 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self._bounded(self.acquitted + 1, self.unexplained)
 
     def with_unexplained(self) -> "TurnRecord":
-        """Return the record after one more fault that no turn explains."""
+        """Return the record after one more fault that no turn caused."""
         return self._bounded(self.acquitted, self.unexplained + 1)
 
     @property
     def rate_bound(self) -> float:
-        """The upper bound of unexplained faults per turn; 1 where nothing is known."""
+        """The upper bound of unexplained faults per turn; 1 without a record."""
         return upper_bound(self.unexplained, self.acquitted + self.unexplained)
 
     def faults_to_convict(self, least: int = LEAST_DEATHS, most: int = MOST_DEATHS) -> int:
@@ -74,7 +74,7 @@ def upper_bound(faults: float, turns: float) -> float:
 
 
 def _chance_of_at_most(faults: int, turns: float, rate: float) -> float:
-    """Return the binomial distribution function; ``turns`` need not be whole, since old turns count for less."""
+    """Return the binomial distribution function; ``turns`` may be a fraction, since old turns count for less."""
     logs = (
         math.lgamma(turns + 1)
         - math.lgamma(count + 1)
@@ -95,17 +95,15 @@ def refuse(
     refusal_s: float | None,
     record: TurnRecord,
 ) -> tuple[Charges, FailureReason | None]:
-    """Return the charges after one more refusal, and a reason to give up if it was one too many.
+    """Return the charges after one more refusal, and a reason to give up if it was the last one allowed.
 
-    A refusal counts only if the engine was seen to answer another turn meanwhile. Otherwise the turn is retried, for
-    ``refusal_s`` in all since the first refusal. ``asked_s`` is the length of this attempt. ``record`` counts refusals
-    by
-    engines of the model: the more turns end well after refusals, the more refusals it takes. ``now`` is in seconds
-    since
-    the epoch.
+    A refusal counts only if the engine answered another turn meanwhile. Otherwise the turn is retried until
+    ``refusal_s`` seconds have passed since its first refusal. ``asked_s`` is the length of this attempt. ``record``
+    counts the model's refusals: the more turns end well after refusals, the more refusals it takes. ``now`` is in
+    seconds since the epoch.
     """
     if failed.reason is FailureReason.ENGINE_DIED:
-        return charges, None  # it was killed because another turn stalled
+        return charges, None  # killed because another turn stalled
     is_stall = failed.reason in STALLED
     refused = replace(
         charges,
@@ -122,7 +120,7 @@ def refuse(
 
 
 def _refused_s(charges: Charges, now: float, asked_s: float) -> float:
-    """Return the seconds that an attempt and its pause add to the time of refusals; 0 for the first."""
+    """Return the seconds that an attempt and the pause before it add to the time of refusals; 0 for the first."""
     if charges.refused_at is None:
         return 0.0
     return asked_s + min(max(0.0, now - asked_s - charges.refused_at), PAUSE_S)

@@ -1,7 +1,7 @@
 """The decisions of the scheduler: events in, actions out. Pure: no clock, no I/O, no task.
 
-The caller hands in the events of one moment and carries out the actions in their order. `docs/lifecycle.md` has the
-states of a turn here, and its pools. A turn is started at most once until its end has been handed in.
+The caller passes the events of one moment and carries out the actions in order. `docs/lifecycle.md` describes the
+states of a turn in the core and its pools. A turn is started at most once until its end is passed in.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,12 +23,12 @@ from service.scheduling.core.room_keeper import RoomKeeper
 from service.scheduling.core.turn_ends import TurnEnds
 from service.scheduling.core.view import PoolsView
 
-ABANDONED_AT_ONCE: Final = 1000  # turns: some 10 ms of the event loop
+ABANDONED_AT_ONCE: Final = 1000  # turns; they take the event loop some 10 ms
 Handler = Callable[[Any], None]
 
 
 class SchedulingCore:
-    """Decides which turn runs where, of all jobs that have not ended; ``shares`` is None without keys."""
+    """Decides which turn of all unfinished jobs runs where; ``shares`` is None without keys."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class SchedulingCore:
         on_demand: Iterable[str] = (),
         shares: Shares = None,
     ) -> None:
-        self._out: list[events.Action] = []  # of the events that are being handled
+        self._out: list[events.Action] = []  # actions of the events that are being handled
         self._in_flight = InFlightPool()
         self._room = RoomKeeper(self._in_flight)
         self._ready = ReadyPool(
@@ -57,9 +57,9 @@ class SchedulingCore:
             self._out,
         )
         self._dispatcher = Dispatcher(self._flow.jobs, self._ready, self._in_flight, self._room, self._out)
-        self._lost: dict[str, bool] = {}  # models that no turn need wait for, and whether another node has them
+        self._lost: dict[str, bool] = {}  # lost models, and whether another node has each of them
         self._is_paused = False
-        self.handled = 0  # how often events were
+        self.handled = 0  # number of calls to handle
         readers = self._flow.gates.readers
         self.view = PoolsView(self._flow.jobs, self._ready, self._in_flight, self._lost, group_by, self._room, readers)
         self._handlers = self._table()
@@ -68,11 +68,11 @@ class SchedulingCore:
         return f"<SchedulingCore {self._flow!r} ready={len(self._ready)} in_flight={len(self._in_flight)}>"
 
     def handle(self, *happened: events.Event) -> list[events.Action]:
-        """Return the actions after ``happened``; ends at the same moment are all applied before the next start."""
+        """Return the actions after ``happened``; all ends of the moment are applied before the next start."""
         self.handled += 1
         for event in happened:
             self._handlers[type(event)](event)
-        self._out += self._dispatcher.lending.give_back()  # before others start, and though nothing is to be started
+        self._out += self._dispatcher.lending.give_back()  # before other starts, even while paused
         if not self._is_paused:
             self._dispatch()
         actions = list(self._out)
@@ -116,17 +116,17 @@ class SchedulingCore:
 
     @property
     def reserved(self) -> Mapping[TurnKey, int]:
-        """The slots that stand idle, since the last decision, until a turn on several has as many as it needs."""
+        """The slots that the last decision left idle until a turn on several slots has all it needs."""
         return self._dispatcher.reserved
 
     def rests_until(self, model: str) -> float | None:
-        """Return until when suspects of a model's distrusted jobs and keys let others go first (monotonic seconds)."""
+        """Return when suspects of a model's distrusted jobs and keys may run again (monotonic seconds)."""
         return self._dispatcher.trials.rests_until(model)
 
     def check(self) -> Iterator[str | None]:
-        """Yield a fault of the tables between two events, or None, for one thing after another; nothing is changed.
+        """Yield a fault of the tables between two events, or None, step by step; change nothing.
 
-        Ask for the next one only while nothing is handled: ``handled`` counts.
+        Ask for the next one only if nothing was handled since: compare ``handled``.
         """
         yield from pool_faults(self._flow, self._ready, self._in_flight)
         yield from (f"{count} turns are {state}" if count < 0 else None for state, count in self.view.of_all().items())
@@ -212,7 +212,7 @@ class SchedulingCore:
         for model in hopeless:
             self._abandon(model)
         self._dispatcher.start_all()
-        # Turns that can be started here are not left to other nodes.
+        # After the starts: turns that can start here are not left to other nodes.
         elsewhere = [model for model, is_elsewhere in self._lost.items() if is_elsewhere] if self._lost else ()
         for model in elsewhere:
             self._release_all(model)
@@ -227,12 +227,13 @@ class SchedulingCore:
             if not any(each in self._in_flight for each in conversation.open):
                 was_waited_for |= conversation.definition.heritage.source is not None
                 self._flow.leave_to_others(conversation, self._lost)
-        if was_waited_for and self._ready.waiting(model):  # turns that waited for one of them to read are ready by now
+        # Turns that waited for one of them as first reader are ready now
+        if was_waited_for and self._ready.waiting(model):
             self._out.append(events.ContinueDispatch())
 
     def _abandon(self, model: str) -> None:
-        """Fail all that waits for a model, and with each turn its conversation: better an end than a hang."""
+        """Fail the turns that wait for a model, and their conversations: otherwise they would wait forever."""
         for key in islice(self._ready.take_all(model), ABANDONED_AT_ONCE):
             self._flow.abandon(key)
-        if self._ready.waiting(model):  # some may be of agents without whom their conversations go on
+        if self._ready.waiting(model):  # conversations that go on after a failure may have made further turns ready
             self._out.append(events.ContinueDispatch())

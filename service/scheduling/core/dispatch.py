@@ -1,4 +1,4 @@
-"""Which ready turn starts on which worker now. Pure: it takes turns from the ready pool and puts them in flight."""
+"""The next ready turn to start, and its worker. Pure: moves turns from the ready pool to the in-flight pool."""
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -19,7 +19,7 @@ from service.scheduling.core.ready_pool import ReadyPool
 from service.scheduling.core.room_keeper import RoomKeeper
 from service.scheduling.core.trials import Trials
 
-PASSED_AT_ONCE: Final = 1000  # turns of jobs that are being ended, or to be tried: some 20 ms of the event loop
+PASSED_AT_ONCE: Final = 1000  # turns of ending or distrusted jobs; they take the event loop some 20 ms
 
 
 class ReadyVerdict(StrEnum):
@@ -59,20 +59,20 @@ class ReadyJudge:
     ) -> ReadyVerdict:
         """Return the verdict on a turn that is first in its queue while a slot of its model is free.
 
-        Of these rows the first that matches:
+        The first row that matches decides:
 
         | | the turn | verdict |
         | --- | --- | --- |
-        | 1 | is of a job that is being ended | ended: it waits for that, and for no slot |
-        | 2 | was on no slot yet, and its job or key is distrusted | tried: it waits for its trial |
-        | 3 | would begin a conversation, and those that have begun fill the caches of the model | blocked |
-        | 4 | stands in its conversation behind one without room: in free mode no agent overtakes another | passed |
-        | 5 | has no room: too few slots of one worker are free together, or too few tokens of its cache | passed |
-        | 6 | is known to a worker that is full and worth waiting for | deferred |
-        | 7 | is any other | started |
+        | 1 | its job is ending | ended: it waits for that, not for a slot |
+        | 2 | it was on no slot yet, and its job or key is distrusted | tried: it waits for its trial |
+        | 3 | its conversation would be new, and begun ones fill the model's caches | blocked |
+        | 4 | it is behind a turn without room in its conversation; in free mode agents keep their order | passed |
+        | 5 | it has no room: too few slots of one worker are free, or too few tokens of its cache | passed |
+        | 6 | its prompt is in the cache of a full worker that is worth waiting for | deferred |
+        | 7 | any other turn | started |
 
-        Nobody behind a blocked turn starts now, behind one that is passed others may. With a ``worker`` it starts there
-        or nowhere, as the head of a group does, or a turn whose deferral is over; rows 3, 4 and 6 are not theirs.
+        No turn behind a blocked one starts now; turns behind a passed one may. With a ``worker`` the turn starts there
+        or not at all, like the head of a group or a deferred turn; rows 3, 4 and 6 then do not apply.
         """
         live = self._jobs[turn.key.job_id]
         if live.is_cancelled:
@@ -91,7 +91,7 @@ class ReadyJudge:
         return ReadyVerdict.STARTED if self.deferral(model, turn) is None else ReadyVerdict.DEFERRED
 
     def _may_begin(self, model: str, turn: ReadyTurn) -> bool:
-        """Whether a turn's conversation has begun, or may: those that have begun go before it in the queue."""
+        """Whether a turn's conversation has begun, or may begin now."""
         is_new = self._room.is_bounded and not (turn.is_front or self._conversation(turn.key).is_started)
         return not is_new or self._room.working_set.may_begin(model)
 
@@ -106,10 +106,10 @@ class ReadyJudge:
         return self._in_flight.models[model].best(None, self.need(turn.key), slots) is not None
 
     def deferral(self, model: str, turn: ReadyTurn) -> tuple[str, float] | None:
-        """Return the worker that knows a turn's prompt, and for how long it is worth waiting for; None if it is not."""
+        """Return the worker whose cache has a turn's prompt, and the time to wait; None if waiting does not pay."""
         conversation = self._conversation(turn.key)
         cached = conversation.cached(turn.agent_order)
-        # In free mode no agent overtakes another: who speaks when is what the others hear.
+        # In free mode agents keep their order: it decides what the others hear.
         if cached is None or turn.is_front or turn.was_deferred or conversation.live.job.mode is Mode.FREE:
             return None
         on = self._in_flight.worker(cached.worker)
@@ -134,7 +134,7 @@ class ReadyJudge:
 
 
 class Dispatcher:
-    """Starts what can be started; it shares both pools, their room and the jobs with the core, in the same task."""
+    """Starts the turns that can start; it uses the core's pools, room and jobs in the core's task."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Dispatcher:
         return f"<Dispatcher {self._ready!r} {self._in_flight!r}>"
 
     def start_all(self) -> None:
-        """Start turns until no slot is free that one of them may have."""
+        """Start turns until no free slot is left that one of them may take."""
         self.reserved.clear()
         self._start_trials()
         for model, ready in self._ready.queues.items():
@@ -172,7 +172,7 @@ class Dispatcher:
                 self._start_grouped(model, ready)
             elif ready:
                 self._start_ready(model, ready)
-        self._start_trials()  # of those whose jobs have turned out to be distrusted
+        self._start_trials()  # suspects whose jobs turned out to be distrusted
 
     def _start_trials(self) -> None:
         if not self._ready.suspects:
@@ -181,7 +181,7 @@ class Dispatcher:
             self._start(model, turn, is_suspect=True, worker=worker)
 
     def _start_ready(self, model: str, ready: ReadyQueue, *, front_alone: bool = False) -> None:
-        """Start turns of a queue in their order; ``front_alone`` are those that were on a slot before."""
+        """Start turns of a queue in order; with ``front_alone`` only those that were on a slot before."""
         passed_over, without_room = 0, list[ReadyTurn]()
         while (ready.has_front if front_alone else ready) and self._in_flight.models[model].has_free:
             if passed_over == PASSED_AT_ONCE:
@@ -193,7 +193,7 @@ class Dispatcher:
                 self._room.note_passed(without_room)
                 self._start(model, turn)
             elif verdict is ReadyVerdict.DEFERRED:
-                self._room.note_passed(without_room)  # it starts ahead of them as well
+                self._room.note_passed(without_room)  # it starts ahead of them too
                 self._out.append(self._defer(model, turn))
             elif verdict is ReadyVerdict.PASSED:
                 without_room.append(turn)
@@ -206,7 +206,7 @@ class Dispatcher:
                 self._set_aside(turn, model, verdict)
                 passed_over += 1
         for turn in reversed(without_room):
-            # Whoever was passed often enough is next, whatever comes that would go before it by its order.
+            # A turn that was passed often enough is next, ahead of its order.
             is_next = not turn.is_front and not self._room.may_pass(turn.key, 0)
             self._put_back(turn.after_deferral() if is_next else turn, model, ready)
         self._end_wide(model, others=len(ready) - len(without_room))
@@ -216,16 +216,16 @@ class Dispatcher:
         ready.push_back(turn)
 
     def _set_aside(self, turn: ReadyTurn, model: str, verdict: ReadyVerdict) -> None:
-        """Let a turn wait elsewhere than in its queue: for the end of its job, or for its trial."""
+        """Let a turn wait outside its queue: for the end of its job, or for its trial."""
         if verdict is ReadyVerdict.ENDED:
             self._ready.count_out(turn.key)
         else:
             self._ready.suspect(turn, model, Trial.LAST)
 
     def _may_pass(self, without_room: Sequence[ReadyTurn], model: str) -> bool:
-        """Whether turns may start behind the last of these that have no room.
+        """Whether turns may start behind the last of these, which have no room.
 
-        One that was passed often enough has a worker reserved for it: then others start on the model's other workers.
+        A worker is reserved for a turn that was passed often enough. Others then start on the model's other workers.
         """
         last = without_room[-1]
         if not self._room.may_pass(last.key, len(without_room)):
@@ -236,7 +236,7 @@ class Dispatcher:
         return True
 
     def _end_wide(self, model: str, others: int) -> None:
-        """Record the slots that stand idle for a turn on several, and that as many ``others`` would take."""
+        """Record the idle slots reserved for a turn on several slots; at most ``others`` turns would take them."""
         ended = self._in_flight.models[model].end_wide()
         if ended is None:
             return
@@ -247,7 +247,7 @@ class Dispatcher:
             self.reserved[key] = idle
 
     def _start_grouped(self, model: str, ready: GroupedQueue) -> None:
-        fronts = ready.heads(1) if ready.has_front else []  # without room: those with it have started
+        fronts = ready.heads(1) if ready.has_front else []  # without room: those with room have started
         if not fronts or self._may_pass(fronts, model):
             self._fill_grouped(model, ready, fronts)
             self._end_wide(model, others=len(ready) - 1)
@@ -269,7 +269,7 @@ class Dispatcher:
                     self._room.note_passed(fronts)
                     self._start(model, turn, worker=worker)
                     continue
-                self._shifts.take_back(worker)  # its slot is free still, for another
+                self._shifts.take_back(worker)  # its slot is still free for another turn
                 if verdict is ReadyVerdict.PASSED:
                     self._put_back(turn, model, ready)
                     break
@@ -277,7 +277,7 @@ class Dispatcher:
                 passed_over += 1
 
     def _first_in_line(self, turn: ReadyTurn, model: str, ready: ReadyQueue) -> ReadyTurn:
-        """Return the turn that starts in place of ``turn``: in free mode the first in its conversation's own queue."""
+        """Return the turn that starts in place of ``turn``: in free mode the first in its conversation's own line."""
         first = self._conversation(turn.key).first_in_line(turn, model)
         if first is not turn:
             ready.discard(first.key)
@@ -285,7 +285,7 @@ class Dispatcher:
         return first
 
     def _start_deferred(self) -> None:
-        """Start those whose worker has a slot for them now."""
+        """Start the deferred turns whose worker has a slot for them now."""
         for worker in self._ready.deferred.workers:
             for turn in self._ready.deferred.all_for(worker)[: self._in_flight.worker(worker).offer]:
                 model = self._conversation(turn.key).model(turn.key)
@@ -299,7 +299,7 @@ class Dispatcher:
                     self._set_aside(turn, model, verdict)
 
     def _defer(self, model: str, turn: ReadyTurn) -> events.DeferTurn:
-        """Let a turn wait for the worker that knows its prompt; its time begins now."""
+        """Let a turn wait for the worker whose cache has its prompt; its waiting time begins now."""
         deferral = self.judge.deferral(model, turn)
         assert deferral is not None  # noqa: S101 - the verdict says so
         worker, seconds = deferral

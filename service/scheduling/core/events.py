@@ -18,7 +18,7 @@ Suspicion = SuspectsCleared | SourceDistrusted | SourceTrusted
 
 
 class ProgramReturn(msgspec.Struct, frozen=True, kw_only=True):
-    """A program asks: it was answered ``last`` so long ago, and ``known_tokens`` of its prompt were in a cache then."""
+    """A program's request, ``pause_s`` after its ``last`` answer; ``known_tokens`` of the prompt were cached then."""
 
     last: TurnKey | None = None
     pause_s: float = 0.0
@@ -26,13 +26,11 @@ class ProgramReturn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobAdmitted(msgspec.Struct, frozen=True, kw_only=True):
-    """Conversations of a job to run here: all of ``job``, whether others of it are here already or not.
+    """Conversations of ``job`` to run here; others of the same job may be here already.
 
-    ``ended`` holds the turns that ended before, in an earlier life of the service or on another node, in the order in
-    which they did; ``digests`` what conditions are judged on of those that have any. ``suspects`` are
-    turns that have not ended, each of which may have brought down an engine, or the service itself, before; with when
-    each is tried. ``cached`` says where prompts
-    of first turns are in a cache already.
+    ``ended`` holds the turns that ended earlier, in an earlier life of the service or on another node, in the order of
+    their ends. ``digests`` holds what their conditions are judged on. ``suspects`` are unfinished turns that may have
+    killed an engine or the service, each with its kind of trial. ``cached`` locates the cached prompts of first turns.
     """
 
     job: Job
@@ -40,8 +38,8 @@ class JobAdmitted(msgspec.Struct, frozen=True, kw_only=True):
     digests: Mapping[TurnKey, TurnDigest] = msgspec.field(default_factory=dict)
     suspects: Mapping[TurnKey, Trial] = msgspec.field(default_factory=dict)
     cached: Mapping[TurnKey, CacheLocation] = msgspec.field(default_factory=dict)
-    is_cancelled: bool = False  # a caller asked for its end in that earlier life
-    program: ProgramReturn | None = None  # of a client's request
+    is_cancelled: bool = False  # cancelled in an earlier life of the service
+    program: ProgramReturn | None = None  # set for a client's request
 
     def ended_by_conversation(self) -> Mapping[str, Mapping[TurnKey, EndedBefore]]:
         """Return the turns that ended before, in their order, by conversation."""
@@ -52,7 +50,7 @@ class JobAdmitted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallerSpoke(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn that was awaited is stored: a caller has spoken, or, with a ``reason``, nobody has in time."""
+    """An awaited turn is stored: its caller has spoken, or, with a ``reason``, has not spoken in time."""
 
     key: TurnKey
     digest: TurnDigest = NOTHING
@@ -60,25 +58,24 @@ class CallerSpoke(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobCancelled(msgspec.Struct, frozen=True, kw_only=True):
-    """A caller wants no more of a job."""
+    """A caller has cancelled a job."""
 
     job_id: JobId
 
 
 class ConversationSpoiled(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation cannot be stored: it has failed there, and is to end here."""
+    """A conversation cannot be stored: it has failed in the store, and ends here."""
 
     job_id: JobId
     conversation_id: str
 
 
 class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's slots may be used; ``read_s`` is what a token of a prompt takes its engine, where that is known.
+    """A worker's slots may be used; ``read_s`` is its engine's time per prompt token, if known.
 
-    ``kv_tokens`` is what its KV cache has room for, None where its slots alone bound it; then each turn holds whole
-    blocks of ``kv_block`` tokens, ``most_answer`` bounds an answer, in tokens, where its agent does not, and
-    ``shares_prefixes`` says that what prompts begin with alike is held once, ``has_slot_caches`` that each slot is
-    known to keep a cache of its own.
+    ``kv_tokens`` is the size of its KV cache, None if only its slots bound it. Each turn then takes whole blocks of
+    ``kv_block`` tokens. ``most_answer`` bounds answers, in tokens, of agents without a bound. ``shares_prefixes`` says
+    that equal beginnings of prompts are stored once, ``has_slot_caches`` that each slot keeps its own cache.
     """
 
     worker: str
@@ -93,9 +90,9 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerNotReady(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's slots may not be used; the turns on them tell their own end.
+    """A worker's slots may not be used; the turns on them report their own end.
 
-    ``returns`` says that another engine of it is on its way.
+    ``returns`` says that its next engine is on its way.
     """
 
     worker: str
@@ -103,9 +100,9 @@ class WorkerNotReady(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelLost(msgspec.Struct, frozen=True, kw_only=True):
-    """No worker of a model will ever be ready again unless an operator helps: its turns wait for nothing.
+    """No worker of a model will be ready again unless an operator helps, so its turns fail.
 
-    ``is_elsewhere`` says that another node has one: then conversations that need the model next are left to it.
+    ``is_elsewhere`` says that another node has one: conversations that need the model next are left to it.
     """
 
     model: str
@@ -113,13 +110,13 @@ class ModelLost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelRegained(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator has helped: a worker of the model may get ready."""
+    """An operator has helped: a worker of the model may become ready."""
 
     model: str
 
 
 class TurnCompleted(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn has spoken; ``seconds`` is how long its last attempt held its slot."""
+    """A turn has spoken; ``seconds`` is the slot time of its last attempt."""
 
     key: TurnKey
     seconds: float | None = None
@@ -128,21 +125,21 @@ class TurnCompleted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvUseTold(msgspec.Struct, frozen=True, kw_only=True):
-    """Turns in flight are seen to take that of their workers' KV caches."""
+    """The measured use of KV caches by turns in flight."""
 
     uses: Mapping[TurnKey, KvUse]
 
 
 class TimeTold(msgspec.Struct, frozen=True, kw_only=True):
-    """It is so late, in monotonic seconds: told now and then while keys are distrusted."""
+    """The time in monotonic seconds; reported now and then while keys are distrusted."""
 
     at: float
 
 
 class TurnSpent(msgspec.Struct, frozen=True, kw_only=True):
-    """The attempt of a turn that is about to end has read and written so many tokens; those of a cache not counted.
+    """The tokens that the attempt of an ending turn has read and written; cached tokens are not counted.
 
-    It held its slots for so many ``seconds``; without ``is_told`` the engine has not told all of the tokens.
+    It used its slots for ``seconds``. Without ``is_told`` the engine has not reported all tokens.
     """
 
     key: TurnKey
@@ -153,7 +150,7 @@ class TurnSpent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotsReserved(msgspec.Struct, frozen=True, kw_only=True):
-    """Slots have stood idle for so many seconds, in all, until a turn on several had them, or waited no longer."""
+    """Slots were idle for ``slot_s`` seconds in all until a turn on several had them or stopped waiting."""
 
     owner: str | None
     model: str
@@ -161,20 +158,20 @@ class SlotsReserved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeferralOver(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn was to wait for its worker, and the time for that is over."""
+    """The time for which a turn was to wait for its worker is over."""
 
     key: TurnKey
 
 
 class HoldOver(msgspec.Struct, frozen=True, kw_only=True):
-    """The ``seconds`` of a ``HoldSlot`` have passed."""
+    """The ``seconds`` of a ``HoldSlot`` are over."""
 
     key: TurnKey
     seconds: float
 
 
 class PromptRead(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn has its first token, so many seconds after it was asked: its prompt has been read."""
+    """A turn has its first token, ``seconds`` after it was asked: its prompt has been read."""
 
     key: TurnKey
     seconds: float
@@ -183,8 +180,8 @@ class PromptRead(msgspec.Struct, frozen=True, kw_only=True):
 class TurnInterrupted(msgspec.Struct, frozen=True, kw_only=True):
     """A turn's engine failed; the turn is to run again.
 
-    With a ``trial`` it is a suspect: it may have brought the engine down, and runs alone on a worker that takes nothing
-    else meanwhile, so that the next death, if there is one, has one cause.
+    With a ``trial`` it is a suspect: it may have killed the engine. It runs alone on a worker, so that the next death
+    has one cause.
     """
 
     key: TurnKey
@@ -192,7 +189,7 @@ class TurnInterrupted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnRejected(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn's answer is not valid; the turn goes ahead of all that waits."""
+    """A turn's answer is not valid; the turn goes ahead of all waiting turns."""
 
     key: TurnKey
 
@@ -205,23 +202,23 @@ class TurnFailed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnCutOff(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn in flight was ended because its conversation was."""
+    """A turn in flight was ended because its conversation has ended."""
 
     key: TurnKey
 
 
 class Paused(msgspec.Struct, frozen=True, kw_only=True):
-    """Starts stop until further notice."""
+    """No turn starts until ``Unpaused``."""
 
 
 class Unpaused(msgspec.Struct, frozen=True, kw_only=True):
-    """Turns may be started again."""
+    """Turns may start again."""
 
 
 class ToolsBegan(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn in flight asks nothing of its engine: these tools run, for ``model``, and then it goes on.
+    """These tools of a turn in flight run, for ``model``; meanwhile it asks nothing of its engine.
 
-    ``context_tokens`` is what its engine would have to read again without its cache.
+    Without its cache the engine would have to read ``context_tokens`` again.
     """
 
     key: TurnKey
@@ -231,14 +228,14 @@ class ToolsBegan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LendingDue(msgspec.Struct, frozen=True, kw_only=True):
-    """The seconds of a ``LendSlotLater`` have passed."""
+    """The seconds of a ``LendSlotLater`` are over."""
 
     key: TurnKey
     number: int
 
 
 class ToolsEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """The tools of a turn in flight have run, for so many seconds; it wants to ask its engine again."""
+    """The tools of a turn in flight have run for ``seconds``; it is about to ask its engine again."""
 
     key: TurnKey
     tools: Sequence[str]
@@ -246,7 +243,7 @@ class ToolsEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerWhole(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of a turn in flight is whole, and is judged elsewhere: others may have its slot, for good."""
+    """The answer of a turn in flight is complete and is judged elsewhere: other turns may have its slot for good."""
 
     key: TurnKey
 
@@ -262,19 +259,19 @@ Event = OfJob | WorkerEvent | TurnEvent | SlotEvent | Note | Paused | Unpaused |
 
 
 class TurnIsReady(msgspec.Struct, frozen=True, kw_only=True):
-    """The turn waits for nothing but a slot."""
+    """The turn waits only for a slot."""
 
     key: TurnKey
 
 
 class AwaitTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """The turn waits for nothing but its caller."""
+    """The turn waits only for its caller."""
 
     key: TurnKey
 
 
 class StartTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """Run the turn on a slot of the worker, or on several, and tell its end."""
+    """Run the turn on one or several slots of the worker, and report its end."""
 
     key: TurnKey
     worker: str
@@ -283,7 +280,7 @@ class StartTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeferTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """Tell when so many seconds have passed: for so long the turn waits for the worker that knows its prompt."""
+    """Report when ``seconds`` are over: until then the turn waits for the worker whose cache has its prompt."""
 
     key: TurnKey
     worker: str
@@ -291,7 +288,7 @@ class DeferTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LendSlotLater(msgspec.Struct, frozen=True, kw_only=True):
-    """Tell when so many seconds have passed: for so long a turn whose tools run keeps its slot."""
+    """Report when ``seconds`` are over: until then a turn whose tools run keeps its slot."""
 
     key: TurnKey
     number: int
@@ -299,27 +296,27 @@ class LendSlotLater(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HoldSlot(msgspec.Struct, frozen=True, kw_only=True):
-    """Tell when so many seconds have passed: for so long the slot of an ended request waits for its program's next."""
+    """Report when ``seconds`` are over: until then the slot of an ended request is held for its program's next one."""
 
     key: TurnKey
     seconds: float
 
 
 class LendSlot(msgspec.Struct, frozen=True, kw_only=True):
-    """Give the turn's slot back while its tools run; it is still in flight."""
+    """Return the turn's slot while its tools run; the turn stays in flight."""
 
     key: TurnKey
 
 
 class TakeBackSlot(msgspec.Struct, frozen=True, kw_only=True):
-    """Take a slot of its worker for a turn that has lent its own, and let it go on."""
+    """Take a slot of its worker for a turn that lent its own, and let the turn go on."""
 
     key: TurnKey
     worker: str
 
 
 class LoseSlot(msgspec.Struct, frozen=True, kw_only=True):
-    """Interrupt a turn that has lent its slot: the engine that it was on is not there any more."""
+    """Interrupt a turn that lent its slot: its engine is gone."""
 
     key: TurnKey
 
@@ -331,33 +328,33 @@ class AbandonTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CutOffTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """End the turn that is in flight, since its conversation has ended, and tell when it has."""
+    """End the turn in flight, because its conversation has ended, and report its end."""
 
     key: TurnKey
 
 
 class ContinueCancel(msgspec.Struct, frozen=True, kw_only=True):
-    """Tell once more that the job is cancelled, when what has followed so far is stored: there is more to end."""
+    """Report the cancelled job again once the actions so far are stored: more of it is left to end."""
 
     job_id: JobId
 
 
 class ContinueDispatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Decide once more, after all others have had a moment: there was much to pass over."""
+    """Decide again after other tasks had a moment: too many turns were passed over at once."""
 
 
 class ConversationStarted(msgspec.Struct, frozen=True, kw_only=True):
-    """The first turn of a conversation is being started."""
+    """The first turn of a conversation starts."""
 
     job_id: JobId
     conversation_id: str
 
 
 class ConversationEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing of the conversation runs or will run; ``unspoken`` are its turns that never ended.
+    """No turn of the conversation runs or will run; ``unspoken`` are its turns that never ended.
 
-    ``ending`` is the condition that ended it, None where its rounds were over or it was cut off; ``absent`` is how many
-    of the turns that it could have had do not exist because of one.
+    ``ending`` is the condition that ended it, None if its rounds were over or it ended early. ``absent`` is the number
+    of its possible turns that do not exist because of a condition.
     """
 
     job_id: JobId
@@ -370,9 +367,9 @@ class ConversationEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConversationReleased(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing of the conversation runs here, and what comes next is for another node: it needs one of ``models``.
+    """No turn of the conversation runs here, and another node takes it: it needs one of ``models`` next.
 
-    One of which only ``awaited`` turns are left is for nobody until a caller has spoken.
+    With only ``awaited`` turns left, no node takes it until a caller has spoken.
     """
 
     job_id: JobId

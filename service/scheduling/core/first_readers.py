@@ -1,9 +1,9 @@
 """Conversations that begin alike: the first reads the shared prompt, and the others wait for it. Pure.
 
-An engine that holds equal beginnings of prompts once has the prompt for all turns at the first one's first token. An
-engine whose slots have caches of their own reads it once in each slot that takes such a turn, and answers nothing
-meanwhile. There n answers of A seconds on w slots take n A / w, and each further slot a reading of R seconds: it pays
-as long as n A is more than R w (w + 1).
+An engine that stores equal beginnings of prompts once has the prompt for all turns at the first token of the first one.
+An engine with a cache per slot reads the prompt in each slot that takes such a turn, and answers nothing meanwhile.
+There n answers of A seconds on w slots take n A / w, and each further slot costs a reading of R seconds. Another slot
+pays while n A is more than R w (w + 1).
 
 Source: specification, "Begun from a record".
 """
@@ -28,8 +28,8 @@ class _Alike:
         self.running: dict[TurnKey, None] = {}  # ready or in flight; the first one reads first
         self.held: dict[TurnKey, None] = {}
         self.read_s: float | None = None  # seconds that the first turn took to read the prompt
-        self.answer_s = math.inf  # the shortest: one that waits for others' readings is longer
-        self.is_read = False  # read for all turns
+        self.answer_s = math.inf  # the shortest, since a turn that waits while others read takes longer
+        self.is_read = False  # for all turns
 
     @property
     def most(self) -> int:
@@ -44,7 +44,7 @@ class _Alike:
 
 
 class FirstReaders:
-    """Written by the core alone; it knows only the first turns of heirs."""
+    """The first turns of conversations that were begun from a record; written by the core alone."""
 
     def __init__(self) -> None:
         self._alike: dict[Beginning, _Alike] = {}
@@ -55,7 +55,7 @@ class FirstReaders:
         return f"<FirstReaders of {len(self._alike)} beginnings>"
 
     def note_worker(self, worker: WorkerReady) -> None:
-        """Record whether a model's engine holds equal beginnings of prompts once."""
+        """Record whether a model's engine stores equal beginnings of prompts once."""
         if worker.shares_prefixes:
             self._sharing.add(worker.model)
 
@@ -65,12 +65,12 @@ class FirstReaders:
         return bool(self._alike)
 
     def held(self, model: str) -> int:
-        """Count the turns of a model that are held for a first reader."""
+        """Count the turns of a model that wait for a first reader."""
         return sum(len(alike.held) for (of_agent, *_), alike in self._alike.items() if of_agent[0] == model)
 
     @property
     def waited_for(self) -> Mapping[TurnKey, TurnKey]:
-        """The held turns, each with its first reader."""
+        """The turns that wait for a first reader, each with that reader."""
         return {key: next(iter(alike.running)) for alike in self._alike.values() for key in alike.held}
 
     @property
@@ -95,7 +95,7 @@ class FirstReaders:
         return True
 
     def held_of(self, job_id: JobId, conversation_id: str) -> list[TurnKey]:
-        """List the turns of a conversation that are held for a first reader."""
+        """List the turns of a conversation that wait for a first reader."""
         of = self._of.get((job_id, conversation_id), {})
         return [key for key, beginning in of.items() if key in self._alike[beginning].held]
 
@@ -120,18 +120,18 @@ class FirstReaders:
         if reading is None or seconds is None:
             alike.is_read = True  # no measure to weigh a wait by
         else:
-            # The first may have found the prompt in a slot that is warm from its source: another slot would read it.
+            # The first turn may have used a slot that has its source's cache: another slot reads the whole prompt.
             prompt = reading.context_tokens - reading.answer_tokens
             alike.read_s = max(alike.read_s or 0.0, reading.seconds, prompt * (token_s or 0.0))
             alike.answer_s = min(alike.answer_s, max(0.0, seconds - reading.seconds))
         return self._forget(key)
 
     def forget_turn(self, key: TurnKey) -> list[TurnKey]:
-        """Forget a turn that came to nothing; return the turns whose wait is over."""
+        """Forget a turn without an answer; return the turns whose wait is over."""
         return [] if self._alike_of(key) is None else self._forget(key)
 
     def forget_conversation(self, job_id: JobId, conversation_id: str) -> list[TurnKey]:
-        """Forget a conversation that is over or elsewhere; return the turns whose wait is over."""
+        """Forget a conversation that is over or has left; return the turns whose wait is over."""
         if not self._of:
             return []
         return [free for key in list(self._of.get((job_id, conversation_id), ())) for free in self._forget(key)]

@@ -27,9 +27,9 @@ ENDED_AT_ONCE: Final = 1000  # turns: some 10 ms of the event loop
 
 
 class ConversationFlow:
-    """Owns the jobs; each call puts the actions that follow into ``out``. It shares both pools with the core.
+    """Owns the jobs; each call appends its actions to ``out``. It shares both pools with the core.
 
-    ``on_job_end`` is called when all of a job is over, or elsewhere.
+    ``on_job_end`` is called when all of a job has ended or left.
     """
 
     def __init__(
@@ -56,18 +56,18 @@ class ConversationFlow:
         return f"<ConversationFlow jobs={len(self.jobs)}>"
 
     def conversation(self, key: TurnKey) -> LiveConversation:
-        """Return the conversation of a turn; KeyError where it is not here."""
+        """Return the conversation of a turn; KeyError if it is not here."""
         return self.jobs[key.job_id].conversations[key.conversation_id]
 
     def find(self, job_id: JobId, conversation_id: str) -> LiveConversation | None:
-        """Return a conversation, None where it is not here."""
+        """Return a conversation, None if it is not here."""
         live = self.jobs.get(job_id)
         return None if live is None else live.conversations.get(conversation_id)
 
     # Jobs
 
     def admit(self, event: events.JobAdmitted, meet: Callable[[LiveConversation], None]) -> None:
-        """Take conversations of a job; ``meet`` is called with each before its turns may run."""
+        """Add conversations of a job; ``meet`` is called with each before its turns may run."""
         live = self.jobs.get(event.job.id)
         if live is None:
             live = self.jobs[event.job.id] = LiveJob(event, self.estimates)
@@ -79,7 +79,7 @@ class ConversationFlow:
             places = conversation.resume(ended.get(conversation.definition.id, {}), event.digests)
             if conversation.ending is not None:
                 self._settle(conversation)
-            elif conversation.order.is_over or not live.is_cancelled:  # else it ends with others, a few at a time
+            elif conversation.order.is_over or not live.is_cancelled:  # otherwise cancel_job ends it, a few at a time
                 self.go_on(conversation, places)
         if live.is_cancelled:
             self.cancel_job(events.JobCancelled(job_id=event.job.id))
@@ -87,7 +87,7 @@ class ConversationFlow:
             self._ready.note_load(live.job.id, live.backlog)
 
     def cancel_job(self, event: events.JobCancelled) -> None:
-        """End a job, some thousand turns at a time; those in flight come first."""
+        """End a job, some thousand turns at a time; conversations with a turn in flight come first."""
         live = self.jobs.get(event.job_id)
         if live is None:
             return
@@ -112,10 +112,10 @@ class ConversationFlow:
     # Turns
 
     def go_on(self, conversation: LiveConversation, places: Iterable[Place]) -> None:
-        """Take turns whose order has come; end a conversation that has none left."""
+        """Release the turns whose order has come; end a conversation without any left."""
         live = conversation.live
         if conversation.order.is_over:
-            if not conversation.open:  # in free mode turns run to their ends beside one with which a condition held
+            if not conversation.open:  # in free mode other turns finish after a condition held
                 conversation.ending = (ConversationState.COMPLETED, None)
                 self._settle(conversation)
             return
@@ -133,7 +133,7 @@ class ConversationFlow:
             self.leave_to_others(conversation)
 
     def open_gates(self, keys: Iterable[TurnKey], cached: CacheLocation | None = None) -> None:
-        """Make turns ready that waited for a first reader; ``cached`` is the worker that has their prompt."""
+        """Make turns ready that waited for a first reader; ``cached`` is the worker whose cache has their prompt."""
         for key in keys:
             conversation = self.conversation(key)
             if conversation.ending is None:
@@ -142,7 +142,7 @@ class ConversationFlow:
                 self._make_ready(conversation, conversation.place(key))
 
     def take_end(self, key: TurnKey, digest: TurnDigest) -> None:
-        """Go on after a turn that has spoken, or was cut off."""
+        """Go on after a turn that has spoken or was cut off."""
         conversation = self.conversation(key)
         if conversation.ending is not None:
             self._settle(conversation)
@@ -156,7 +156,7 @@ class ConversationFlow:
         self.open_gates(self.gates.readers.forget_turn(key))  # it may wait for long: others need not
 
     def take_words(self, event: events.CallerSpoke) -> None:
-        """Go on after a caller's turn; one that its conversation does not wait for is known by now."""
+        """Go on after a caller's turn; ignore a turn that the conversation does not await."""
         key = event.key
         conversation = self.find(key.job_id, key.conversation_id)
         if conversation is None or key not in conversation.awaited:
@@ -170,7 +170,7 @@ class ConversationFlow:
         self.update_load(key)
 
     def go_on_without(self, key: TurnKey, reason: str) -> None:
-        """Go on after a failed turn, unless its conversation fails with it, or all agents have left."""
+        """Go on after a failed turn, unless its conversation fails with it or all agents have left."""
         conversation = self.conversation(key)
         self.open_gates(self.gates.readers.forget_turn(key))
         digest = digest_of_failure(conversation.agent(key), reason)
@@ -191,7 +191,7 @@ class ConversationFlow:
         self.go_on_without(key, FailureReason.ENGINE_UNREACHABLE)
 
     def update_load(self, key: TurnKey) -> None:
-        """Set the load that is left of a turn's job, unless its conversation is over."""
+        """Set the remaining load of a turn's job, unless its conversation is over."""
         live = self.jobs.get(key.job_id)
         if live is not None and key.conversation_id in live.conversations:
             self._ready.note_load(live.job.id, live.backlog)
@@ -200,7 +200,7 @@ class ConversationFlow:
         self, conversation: LiveConversation, place: Place, *, is_front: bool = False, trial: Trial | None = None
     ) -> None:
         key = conversation.key(place)
-        if not is_front and key in conversation.live.suspects:  # an earlier life's; in this one it was on no slot yet
+        if not is_front and key in conversation.live.suspects:  # from an earlier life, and on no slot in this one
             is_front, trial = True, conversation.live.suspects[key]
         agent = conversation.agents[place.agent]
         signature = agent.signature(self._group_by) if self._group_by else ""
@@ -212,7 +212,7 @@ class ConversationFlow:
         self._out.append(events.TurnIsReady(key=key))
 
     def _end_in_order(self, conversation: LiveConversation, place: Place, digest: TurnDigest = NOTHING) -> list[Place]:
-        """Take a turn's end; return the turns whose order has come. What waits when a condition holds never runs."""
+        """Record a turn's end; return the turns whose order has come. If a condition holds, drop waiting turns."""
         order = conversation.order
         had_ended, places = order.ending is not None, order.end_turn(place, digest)
         if order.ending is not None and not had_ended:
@@ -223,7 +223,7 @@ class ConversationFlow:
     # Ends
 
     def end_early(self, conversation: LiveConversation, state: ConversationState, reason: str | None) -> None:
-        """End a conversation early: drop the turns that wait, cut off those that run."""
+        """End a conversation early: drop its waiting turns, cut off those in flight."""
         if conversation.ending is not None:
             return
         conversation.ending = (state, reason)
@@ -235,9 +235,9 @@ class ConversationFlow:
         self._settle(conversation)
 
     def leave_to_others(self, conversation: LiveConversation, lost: Iterable[str] = ()) -> None:
-        """Leave a conversation, of which nothing is in flight, to a node that has the models it needs next.
+        """Leave a conversation without turns in flight to a node that has the models it needs next.
 
-        One that only callers can move on is left to no node, until one of them has spoken.
+        If only callers can move it on, no node takes it until one of them has spoken.
         """
         needed = dict.fromkeys(conversation.model(key) for key in conversation.in_order(conversation.open))
         for key in list(conversation.open):
@@ -256,7 +256,7 @@ class ConversationFlow:
         self._ready.drop_turn(key, conversation.model(key))
 
     def _settle(self, conversation: LiveConversation) -> None:
-        """Finish a conversation that is to end, once nothing of it is in flight."""
+        """Finish an ending conversation once none of its turns is in flight."""
         if not any(key in self._in_flight for key in conversation.open):
             self._leave(conversation, conversation.ended())
 

@@ -17,7 +17,7 @@ class TurnGate(StrEnum):
 
 
 class Gates:
-    """Written by the core alone; a turn that was on a slot before passes all gates."""
+    """The gates of all turns; written by the core alone. A turn that was on a slot before passes all gates."""
 
     def __init__(self) -> None:
         self.readers = FirstReaders()

@@ -10,7 +10,7 @@ from service.scheduling.core.slots import Slot, WorkerSlots
 
 
 class _Seat:
-    """The place of one turn: the slots that it is on, or was on before it lent its one."""
+    """The seat of one turn: its slots, or the one slot that it has lent."""
 
     __slots__ = ("is_lent", "need", "opening", "slots", "worker")
 
@@ -57,7 +57,7 @@ class InFlightPool:
         return key in self._seats
 
     def keys(self) -> list[TurnKey]:
-        """List the turns, in no order."""
+        """List the turns in flight, in no order."""
         return list(self._seats)
 
     def conversations_of(self, job_id: JobId) -> list[str]:
@@ -73,7 +73,7 @@ class InFlightPool:
         return self.workers.get(name) or WorkerSlots(name, self.kv)
 
     def open(self, worker: str, model: str, slots: int, kv_tokens: int | None = None, kv_block: int = 1) -> None:
-        """Offer a worker's slots, as far as there is room in its KV cache."""
+        """Offer a worker's slots, up to the size of its KV cache."""
         self.kv.open(worker, kv_tokens, kv_block)
         opened = self.workers.setdefault(worker, WorkerSlots(worker, self.kv))
         opened.open(model, slots)
@@ -83,9 +83,9 @@ class InFlightPool:
             each.coming.discard(worker)
 
     def close(self, worker: str, *, returns: bool = False) -> str | None:
-        """Stop offering a worker's slots; return its model, if it was open. Turns on it stay until they are removed.
+        """Stop offering a worker's slots; return its model if it was open. Turns stay on it until they are removed.
 
-        ``returns`` says that another engine of it is on its way.
+        ``returns`` says that its next engine is on its way.
         """
         closed = self.ready.pop(worker, None)
         known = self.workers.get(worker)
@@ -114,7 +114,7 @@ class InFlightPool:
         return len(self._seats[key].slots) if key in self._seats else 1
 
     def is_on_trial(self, key: TurnKey) -> bool:
-        """Whether a turn is being tried."""
+        """Whether a turn is on trial."""
         seat = self._seats.get(key)
         return seat is not None and seat.worker.trial == key
 
@@ -163,20 +163,20 @@ class InFlightPool:
         return True
 
     def has_lent(self, key: TurnKey) -> bool:
-        """Whether a turn in flight is on no slot for now."""
+        """Whether a turn in flight has lent its slot."""
         return self._seats[key].is_lent
 
     def lender(self, key: TurnKey) -> WorkerSlots | None:
-        """Return the worker on which a turn has lent its slot; None if that worker was not ready throughout."""
+        """Return the worker on which a turn has lent its slot; None if that worker was not ready all the time."""
         seat = self._seats.get(key)
         if seat is None or not seat.is_lent or not seat.worker.is_ready or seat.worker.opening != seat.opening:
             return None
         return seat.worker
 
     def take_back(self, key: TurnKey) -> bool:
-        """Give a turn that lent its slot a free one on the same worker, if its KV need fits.
+        """Give a turn that lent its slot a free slot on the same worker, if its KV need fits.
 
-        It goes on even if the worker is about to try suspects: unlent, it would have kept its slot.
+        It gets one even if suspects are about to be tried there: without lending it would still have its slot.
         """
         seat = self._seats[key]
         worker = seat.worker

@@ -11,11 +11,11 @@ import msgspec
 
 from service.conversations.job.job import JobId, TurnKey
 
-PrefixId = tuple[JobId, str]  # a job's agent: the prompts of all its conversations begin alike
+PrefixId = tuple[JobId, str]  # an agent of a job: the prompts of all its conversations begin alike
 
 
 class KvNeed(msgspec.Struct, frozen=True, kw_only=True):
-    """The need of one turn, in tokens; ``shared`` of the prompt are held once for all turns of ``prefix`` together."""
+    """The need of one turn, in tokens; turns of one ``prefix`` take its ``shared`` prompt tokens only once."""
 
     prompt: int
     answer: int
@@ -24,7 +24,7 @@ class KvNeed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens(self) -> int:
-        """All that it takes when it is alone."""
+        """All tokens of the turn if it is alone."""
         return self.prompt + self.answer
 
 
@@ -32,14 +32,14 @@ NOTHING: Final = KvNeed(prompt=0, answer=0)
 
 
 class KvUse(msgspec.Struct, frozen=True, kw_only=True):
-    """The use of a turn in flight by now, in tokens: its prompt as the engine has counted it, and its answer so far."""
+    """The present use of a turn in flight, in tokens: its prompt as counted by the engine, and its answer so far."""
 
     prompt: int
     answer: int
 
 
 class _Reservations:
-    """Those of one worker, with their sum: in whole blocks, and of what is shared only what fills blocks."""
+    """The reservations of one worker and their sum, in whole blocks; a prefix counts as far as it fills blocks."""
 
     def __init__(self, block: int) -> None:
         self.needs: dict[TurnKey, KvNeed] = {}
@@ -54,7 +54,7 @@ class _Reservations:
 
     def add(self, key: TurnKey, need: KvNeed) -> None:
         self.needs[key] = need
-        if need is NOTHING:  # of all turns where no worker has a budget
+        if need is NOTHING:  # the need of every turn when no worker has a budget
             return
         self.tokens += self.would_take(need)
         if need.prefix is not None:
@@ -84,7 +84,7 @@ class _Reservations:
 
 
 class KvBudgets:
-    """Written by the core alone; a worker without a budget is bounded by its slots alone."""
+    """The KV budgets of all workers; written by the core alone. Without a budget only its slots bound a worker."""
 
     def __init__(self) -> None:
         self._budgets: dict[str, int] = {}
@@ -95,9 +95,9 @@ class KvBudgets:
         return f"<KvBudgets {[(worker, self.reserved(worker), total) for worker, total in self._budgets.items()]}>"
 
     def open(self, worker: str, tokens: int | None, block: int = 1) -> None:
-        """Set a worker's budget; None is a worker whose slots bound it. Its reservations stay.
+        """Set a worker's budget; None if its slots bound it. Its reservations stay.
 
-        Each turn holds whole blocks, of ``block`` tokens from when no turn is there.
+        A new block size applies once no turn is on the worker.
         """
         self._blocks[worker] = block
         if tokens is None:
@@ -127,31 +127,31 @@ class KvBudgets:
         return MappingProxyType(self._reserved[worker].needs) if worker in self._reserved else {}
 
     def check(self) -> Iterator[str | None]:
-        """Tell of each worker whose sum is not that of its reservations."""
+        """Report each worker whose sum differs from its reservations."""
         for worker, reserved in self._reserved.items():
             if not reserved.needs:
                 yield f"{worker}: nothing is reserved, and that is kept"
-            anew = _Reservations(reserved.block)
+            expected = _Reservations(reserved.block)
             for key, need in reserved.needs.items():
-                anew.add(key, need)
+                expected.add(key, need)
                 yield None
-            if anew.tokens != reserved.tokens:
-                yield f"{worker}: {reserved.tokens} tokens are reserved, turns have reserved {anew.tokens}"
+            if expected.tokens != reserved.tokens:
+                yield f"{worker}: {reserved.tokens} tokens are reserved, turns have reserved {expected.tokens}"
 
     def fits(self, worker: str, need: KvNeed) -> bool:
-        """Whether a turn has room on a worker. One alone always has: only the engine knows that it does not fit."""
+        """Whether a turn has room on a worker. A turn alone always has: only its engine can tell otherwise."""
         budget, taken = self._budgets.get(worker), self._reserved.get(worker)
         return budget is None or taken is None or taken.tokens + taken.would_take(need) <= budget
 
     def reserve(self, worker: str, key: TurnKey, need: KvNeed) -> None:
-        """Keep room for a turn that starts on a worker, or another room than before."""
+        """Reserve room for a turn on a worker; replaces its earlier reservation."""
         self.free_room(worker, key)
         if worker not in self._reserved:
             self._reserved[worker] = _Reservations(self._blocks.get(worker, 1))
         self._reserved[worker].add(key, need)
 
     def free_room(self, worker: str, key: TurnKey) -> None:
-        """Give up the room of a turn that has ended."""
+        """Release the room of a turn that has ended."""
         taken = self._reserved.get(worker)
         if taken is None:
             return

@@ -1,9 +1,9 @@
-"""Whose slot is lent to others while its tools run, and who has it back. Pure.
+"""The slots lent to other turns while tools run, and their return. Pure.
 
-A turn keeps its slot, and with it its cache, for as long as reading its prompt again would cost; one whose tools have
-taken longer than that so far lends it at once. At worst that costs twice what the best choice would have (ski rental:
-Karlin et al., "Competitive snoopy caching", 1988). A turn that has lent its slot goes before all that wait for its
-worker, which starts nothing else while such a turn wants room.
+A turn keeps its slot, and so its cache, for as long as reading its prompt again would take. If its tools have taken
+longer than that so far, it lends the slot at once. At worst that costs twice the best choice (ski rental: Karlin et
+al., "Competitive snoopy caching", 1988). A turn that lent its slot goes ahead of all turns that wait for its worker,
+and the worker starts nothing else until it has room for that turn.
 
 Source: specification, "While tools run".
 """
@@ -27,20 +27,20 @@ from service.scheduling.core.queue.affinity import SpeedEstimates
 from service.scheduling.core.slots import WorkerSlots
 from workers.policy.pace import Mean
 
-UNKNOWN_READ_S: Final = 0.001  # a token of a prompt, until an engine of the model has shown it
-MOST_TOOLS: Final = 1000  # whose times are remembered: their names are callers'
+UNKNOWN_READ_S: Final = 0.001  # time per prompt token until an engine of the model has shown it
+MOST_TOOLS: Final = 1000  # tools with remembered times: callers choose the names
 
 
 class SlotLending:
-    """Follows the tools of turns in flight; it writes what they have taken of the in-flight pool."""
+    """Follows the tools of turns in flight; it writes their loans in the in-flight pool."""
 
     def __init__(self, in_flight: InFlightPool, speeds: SpeedEstimates) -> None:
         self._in_flight = in_flight
         self._speeds = speeds
-        self._running: dict[TurnKey, int] = {}  # turns whose tools run, each with the number of its hold
-        self._wanted: dict[TurnKey, None] = {}  # by turns whose tools have ended, the longest wait first
-        self._took: dict[str, Mean] = {}  # by tool, in seconds
-        self._owing: list[WorkerSlots] = []  # workers that start nothing before they have given a slot back
+        self._running: dict[TurnKey, int] = {}  # turns whose tools run, each with the number of its timer
+        self._wanted: dict[TurnKey, None] = {}  # turns whose tools have ended, the longest wait first
+        self._took: dict[str, Mean] = {}  # seconds by tool
+        self._owing: list[WorkerSlots] = []  # workers that start nothing until they have returned a slot
         self._numbers = 0
 
     def __repr__(self) -> str:
@@ -66,12 +66,12 @@ class SlotLending:
             yield LendSlot(key=event.key)
 
     def forget(self, key: TurnKey) -> None:
-        """Forget the tools of an attempt that has ended: its timer must not lend the slot of the next one."""
+        """Forget the tools of an ended attempt: its timer must not lend the slot of the next attempt."""
         self._running.pop(key, None)
         self._wanted.pop(key, None)
 
     def give_back(self) -> Iterator[TakeBackSlot | LoseSlot]:
-        """Give slots back to those whose tools have ended, as far as there is room; others wait meanwhile."""
+        """Return slots to turns whose tools have ended, as far as there is room; other turns wait meanwhile."""
         for owing in self._owing:
             owing.owe(owes=False)
         self._owing.clear()
@@ -99,7 +99,7 @@ class SlotLending:
         yield LendSlotLater(key=event.key, number=self._numbers, seconds=seconds)
 
     def _learn(self, tools: Sequence[str], seconds: float) -> None:
-        """Take what the calls of one message took together: its slowest tool counts, and which that is, is not told."""
+        """Learn the time of one message's calls; each of its tools gets it, since the slowest one is not known."""
         for name in tools:
             if name in self._took or len(self._took) < MOST_TOOLS:
                 self._took.setdefault(name, Mean()).add(seconds)

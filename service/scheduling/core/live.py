@@ -1,4 +1,4 @@
-"""Jobs and conversations that have not ended, as the core keeps them."""
+"""Jobs and conversations that have not ended, as the core stores them."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,8 @@ from service.scheduling.core.events import ConversationEnded, EndedBefore, JobAd
 from service.scheduling.core.queue.affinity import CacheLocation
 from service.scheduling.core.queue.ready_queue import ReadyTurn
 
-NONE_AWAITED: Final[frozenset[TurnKey]] = frozenset()  # one for all conversations: each call makes another
+# Shared by all conversations: each call of frozenset() makes another object
+NONE_AWAITED: Final[frozenset[TurnKey]] = frozenset()
 
 
 class LiveJob:
@@ -24,24 +25,24 @@ class LiveJob:
 
     def __init__(self, event: JobAdmitted, estimates: Estimates) -> None:
         job = self.job = event.job
-        self.suspects = dict(event.suspects)  # of an earlier life of the service
+        self.suspects = dict(event.suspects)  # from an earlier life of the service
         self.backlog = JobBacklog(job, estimates)
         self.places = {agent.id: number for number, agent in enumerate(job.agents)}
         self.names = tuple(self.places)
         self.conversations: dict[str, LiveConversation] = {}
         self.is_cancelled = event.is_cancelled
-        self.is_distrusted = False  # its turns were convicted one after the other: the others are tried as well
+        self.is_distrusted = False  # its turns were convicted one after the other: its others are tried too
 
     def __repr__(self) -> str:
         return f"<LiveJob {self.job.id} conversations={len(self.conversations)}>"
 
     def extend(self, job: Job, suspects: Mapping[TurnKey, Trial]) -> None:
-        """Take further conversations of the job."""
+        """Add further conversations of the job."""
         self.suspects |= suspects
         self.backlog.extend(job.conversations)
 
     def take_conversations(self, event: JobAdmitted, orders: Iterator[int]) -> list["LiveConversation"]:
-        """Take the conversations of an admission; return them, each with the next number."""
+        """Add the conversations of an admission; return them, each with the next number."""
         fresh = [LiveConversation(self, each, next(orders)) for each in event.job.conversations]
         self.conversations |= {conversation.definition.id: conversation for conversation in fresh}
         self.backlog.refresh()
@@ -50,12 +51,12 @@ class LiveJob:
         return fresh
 
     def uses_adapter(self, name: str) -> bool:
-        """Whether an agent asks for an adapter, in any conversation that has not ended."""
+        """Whether an agent uses an adapter in any conversation that has not ended."""
         casts = (talk.definition.cast.values() for talk in self.conversations.values() if talk.definition.cast)
         return any(agent.adapter == name for agents in (self.job.agents, *casts) for agent in agents)
 
     def end_conversation(self, conversation: "LiveConversation") -> None:
-        """Take the end of a conversation, or that it is here no more."""
+        """Remove a conversation that has ended or left."""
         del self.conversations[conversation.definition.id]
         named = None if self.job.leader is None else conversation.named_speaker()
         self.backlog.drop_turns(conversation.definition, conversation.spoken_by_agent(), named)
@@ -63,9 +64,9 @@ class LiveJob:
 
 
 class Unspoken(Sequence[TurnKey]):
-    """The turns of a conversation that never ended; there may be a quarter of a million, so each is made when asked.
+    """The turns of a conversation that never ended, made on demand: there may be a quarter of a million.
 
-    ``rounds`` are those in which each agent could have spoken.
+    ``rounds`` holds the rounds in which each agent could have spoken.
     """
 
     def __init__(self, job: Job, conversation_id: str, rounds: Sequence[range], ended: AbstractSet[TurnKey]) -> None:
@@ -78,7 +79,7 @@ class Unspoken(Sequence[TurnKey]):
         return f"<Unspoken {len(self)} of {self._job.id}/{self._conversation_id}>"
 
     def __len__(self) -> int:
-        """Count them."""
+        """Count the turns."""
         of = {agent.id: rounds for agent, rounds in zip(self._job.agents, self._rounds, strict=True)}
         return sum(map(len, self._rounds)) - sum(key.round in of[key.agent_id] for key in self._ended)
 
@@ -95,7 +96,7 @@ class Unspoken(Sequence[TurnKey]):
     @overload
     def __getitem__(self, place: slice) -> tuple[TurnKey, ...]: ...
     def __getitem__(self, place: int | slice) -> TurnKey | tuple[TurnKey, ...]:
-        """Return some of them."""
+        """Return one or some of the turns."""
         return tuple(self)[place]
 
     def __eq__(self, other: object) -> bool:
@@ -110,7 +111,7 @@ class Unspoken(Sequence[TurnKey]):
 class LiveConversation:
     """One conversation that has not ended, with its ``agents``.
 
-    ``open`` are its turns that are ready or in flight, ``awaited`` those that wait for callers, in no pool.
+    ``open`` holds its turns that are ready or in flight, ``awaited`` those that wait for callers, in no pool.
     """
 
     __slots__ = (
@@ -139,19 +140,19 @@ class LiveConversation:
         self.open: set[TurnKey] = set()
         self.awaited = NONE_AWAITED
         self.is_started = False
-        self.has_held_slot = False  # its program's slot was held for it
+        self.has_held_slot = False  # its program's slot was held for this request
         self.ending: tuple[ConversationState, str | None] | None = None
-        # None until there is anything: a hundred thousand conversations may wait at once.
+        # None until needed: a hundred thousand conversations may wait at once.
         self._ended: set[TurnKey] | None = None
         self._cached: dict[int, CacheLocation] | None = None  # by agent
-        self._lines: dict[tuple[str, str], deque[ReadyTurn]] | None = None  # in free mode: of a model and a signature
+        self._lines: dict[tuple[str, str], deque[ReadyTurn]] | None = None  # in free mode, by model and signature
 
     def __repr__(self) -> str:
         return f"<LiveConversation {self.live.job.id}/{self.definition.id} {self.order!r}>"
 
     @property
     def turns_spoken(self) -> int:
-        """The number of its own turns that have ended, however they did."""
+        """The number of its own turns that have ended in any way."""
         return len(self._ended or ()) - self.definition.heritage.turns
 
     def key(self, place: Place) -> TurnKey:
@@ -164,26 +165,26 @@ class LiveConversation:
         return Place(self.live.places[key.agent_id], key.round)
 
     def model(self, key: TurnKey) -> str:
-        """Return the model that a turn is asked of."""
+        """Return the model of a turn."""
         return self.agent(key).model
 
     def agent(self, key: TurnKey) -> Agent:
-        """Return the agent whose turn it is."""
+        """Return the agent of a turn."""
         return self.agents[self.live.places[key.agent_id]]
 
     def has_ended(self, key: TurnKey) -> bool:
-        """Whether a turn has ended, however it did."""
+        """Whether a turn has ended in any way."""
         return key in (self._ended or ())
 
     def end_turn(self, key: TurnKey, *, is_earlier: bool = False) -> None:
-        """Take the end of a turn, however it ended; ``is_earlier``: in another life of the service."""
+        """Record the end of a turn, completed or not; ``is_earlier`` is true for an earlier life of the service."""
         if self._ended is None:
             self._ended = set()
         self._ended.add(key)
         self.live.backlog.count_end(self.definition, self.live.places[key.agent_id], is_earlier=is_earlier)
 
     def resume(self, ended: Mapping[TurnKey, EndedBefore], digests: Mapping[TurnKey, TurnDigest]) -> Sequence[Place]:
-        """Take the turns that ended before, here or on another node; return those whose order has come."""
+        """Record the turns that ended earlier, here or on another node; return those whose order has come."""
         spoken: dict[Place, TurnDigest] = {}
         failure: str | None = None
         for key, (state, reason) in ended.items():
@@ -196,7 +197,7 @@ class LiveConversation:
                 silence, failure = digest_of_failure(self.agent(key), reason), reason
                 if silence is not None:
                     spoken[self.place(key)] = silence
-                else:  # its neighbours were cut off because of it, whichever was stored first
+                else:  # other turns were cut off because of it, even if they were stored first
                     self.ending = (ConversationState.FAILED, reason)
             elif self.ending is None:
                 self.ending = (ConversationState.CANCELLED, reason)
@@ -206,7 +207,7 @@ class LiveConversation:
         return places
 
     def ready_turn(self, place: Place, ready_order: int, signature: str, *, is_front: bool) -> ReadyTurn:
-        """Return a turn as it waits for a slot; with ``is_front`` it goes ahead of those that were on none."""
+        """Return a turn for the ready queue; with ``is_front`` it goes ahead of turns that were on no slot."""
         job = self.live.job
         return ReadyTurn(
             key=self.key(place),
@@ -223,7 +224,7 @@ class LiveConversation:
         )
 
     def ended(self) -> ConversationEnded:
-        """Return the end of a conversation of which nothing is in flight."""
+        """Return the end of a conversation without turns in flight."""
         state, reason = self.ending or (ConversationState.COMPLETED, None)
         job, is_completed = self.live.job, state is ConversationState.COMPLETED
         unspoken: Sequence[TurnKey] = () if is_completed else self.unspoken()
@@ -242,7 +243,7 @@ class LiveConversation:
         return sorted(keys, key=lambda key: (key.round, self.live.places[key.agent_id]))
 
     def unspoken(self) -> "Unspoken":
-        """Return the turns that have not ended; the conversation is over."""
+        """Return the turns that have not ended, for a conversation that is over."""
         rounds = [self.order.open_rounds(agent) for agent in range(len(self.live.names))]
         return Unspoken(self.live.job, self.definition.id, rounds, self._ended or frozenset())
 
@@ -252,23 +253,23 @@ class LiveConversation:
         return [counts[agent.id] for agent in self.live.job.agents]
 
     def named_speaker(self) -> int | None:
-        """Return the agent that a leader has named and whose turn has not ended, None where there is none."""
+        """Return the agent that a leader has named and whose turn has not ended, or None."""
         if not isinstance(self.order, LedOrder) or self.order.chosen is None:
             return None
         return None if self.has_ended(self.key(self.order.next_place)) else self.order.chosen
 
     def waiting(self) -> Iterator[tuple[TurnKey, tuple[str, ...], int]]:
-        """Iterate over the turns that wait for others, for whom, and in which round."""
+        """Iterate over the turns that wait for others, with those agents and their round."""
         agents = self.live.job.agents
         for place, others, number in self.order.awaited_turns():
             yield self.key(place), tuple(agents[other].id for other in others), number
 
     def cached(self, agent: int) -> CacheLocation | None:
-        """Return which worker knows an agent's prompt."""
+        """Return the worker whose cache has an agent's prompt."""
         return self._cached.get(agent) if self._cached is not None else None
 
     def note_cache(self, agent: int, cached: CacheLocation | None) -> None:
-        """Record the worker that has an agent's prompt in its cache; None if no worker has it."""
+        """Record the worker whose cache has an agent's prompt, None for no worker."""
         if self._cached is None:
             self._cached = {}
         if cached is None:
@@ -277,7 +278,7 @@ class LiveConversation:
             self._cached[agent] = cached
 
     def queue(self, turn: ReadyTurn, model: str) -> None:
-        """Put a turn into its conversation's line for a model."""
+        """Append a turn to its conversation's line for a model."""
         if self.live.job.mode is Mode.FREE:
             if self._lines is None:
                 self._lines = {}
@@ -289,18 +290,18 @@ class LiveConversation:
             self._lines.setdefault((model, turn.signature), deque()).appendleft(turn)
 
     def leave_line(self, key: TurnKey) -> None:
-        """Take a turn out of its line that will not start."""
+        """Remove a turn that will not start from its line."""
         for line in (self._lines or {}).values():
             for turn in [each for each in line if each.key == key]:
                 line.remove(turn)
 
     def in_line(self, turn: ReadyTurn, model: str, place: int) -> ReadyTurn:
-        """Return who would start with the n-th place of this conversation among the ready turns of a model."""
+        """Return the turn that would start at the n-th place of this conversation among the ready turns of a model."""
         line = self._lines.get((model, turn.signature)) if self._lines is not None else None
         return turn if turn.is_front or not line or place >= len(line) else line[place]
 
     def first_in_line(self, turn: ReadyTurn, model: str) -> ReadyTurn:
-        """Return the turn that starts in place of ``turn``: itself, or in free mode one that has waited longer."""
+        """Return the turn that starts in place of ``turn``: itself, or in free mode the one that has waited longest."""
         line = self._lines.get((model, turn.signature)) if self._lines is not None else None
         if turn.is_front or not line:
             return turn

@@ -1,4 +1,4 @@
-"""Faults of the core's tables between two events: each turn in one place, and every count that of its turns. Pure."""
+"""Faults of the core's tables between two events: each turn is in one place, and each count matches its turns. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from service.scheduling.core.ready_pool import ReadyPool
 
 
 def pool_faults(flow: ConversationFlow, ready: ReadyPool, in_flight: InFlightPool) -> Iterator[str | None]:
-    """Yield a fault of the pools, slots, reservations and charges, or None, per entry."""
+    """Yield a fault of the pools, slots, reservations and charges, or None, for each entry."""
     waiting: set[TurnKey] = set()
     for key in ready:
         waiting.add(key)
@@ -32,9 +32,9 @@ def pool_faults(flow: ConversationFlow, ready: ReadyPool, in_flight: InFlightPoo
 
 
 def _order_fault(conversation: LiveConversation, flow: ConversationFlow) -> str | None:
-    """Return a fault if a turn whose order has come is not in exactly one place: ready, in flight or at a gate."""
+    """Return a fault unless each turn whose order has come is in exactly one place: ready, in flight or at a gate."""
     if conversation.ending is not None or conversation.order.is_over or conversation.live.is_cancelled:
-        return None  # its other turns are dropped, some later than others
+        return None  # its other turns are dropped over several events
     there = Counter([*conversation.open, *flow.gates.waiting_in(conversation)])
     due = Counter(map(conversation.key, conversation.order.due_turns()))
     return None if there == due else f"{[*(due - there)]} are nowhere, {[*(there - due)]} are not due"

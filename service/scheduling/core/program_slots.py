@@ -1,10 +1,10 @@
 """The slots held for the next request of a program, and for how long. Pure.
 
-An agent asks, runs its tools, and asks again with all that was said before. On an engine whose slots have caches of
-their own, a request of another program in between costs it that cache, unless the engine saved it elsewhere. Programs
-that come back to such a slot show whether it does. A lost cache is read again; a slot is held while others wait for
-no longer than that reading would take, nor than the program's own pauses so far suggest. At worst that costs twice
-what the best choice would have (ski rental: Karlin et al., "Competitive snoopy caching", 1988).
+An agent asks, runs its tools, and asks again with everything said so far. On an engine with a cache per slot, a request
+of another program in between overwrites that cache, unless the engine saved it elsewhere. Programs that return to such
+a slot show whether it did. While other turns wait, a slot is held no longer than reading the lost cache would take, and
+no longer than the program's own pauses suggest. At worst that costs twice the best choice (ski rental: Karlin et al.,
+"Competitive snoopy caching", 1988).
 
 Source: specification, "Programs of clients".
 """
@@ -22,18 +22,17 @@ from service.scheduling.core.queue.affinity import PromptReading, SpeedEstimates
 from service.scheduling.core.slots import WorkerSlots
 from workers.policy.pace import Mean
 
-PATIENCE: Final = 4.0  # a slot is held for this multiple of the program's longest pause so far
-REMEMBERED: Final = 4096  # programs remembered whose slots others have had
-LEAST_S: Final = 1.0  # least time for which a slot is held
-STAY: Final = 8.0  # a program may stay this multiple of its reading time; then others have their turn
+PATIENCE: Final = 4.0  # multiple of the program's longest pause so far for which a slot is held
+REMEMBERED: Final = 4096  # programs remembered after others used their slots
+LEAST_S: Final = 1.0  # least seconds for which a slot is held
+STAY: Final = 8.0  # multiple of its reading time for which a program may stay before others have a turn
 
 
 class ProgramStay(msgspec.Struct):
     """The stay of a program on its slot: ``seconds`` without a break, and its longest pause.
 
     After its last request the slot ``was_held`` for this one, or ``was_let_go`` to others that waited. ``pause_s`` is
-    None
-    for a program that has never come back, and perhaps never will.
+    None for a program that has never returned.
     """
 
     model: str
@@ -53,9 +52,9 @@ class ProgramSlots:
         self._speeds = speeds
         self._waiting = waiting  # counts the waiting turns of a model
         self._losses: dict[str, Mean] = {}  # by model: the share of known tokens that had to be read again
-        self.stays: dict[JobId, ProgramStay] = {}  # for requests that have not ended
-        self._holds: dict[TurnKey, tuple[ProgramStay, WorkerSlots]] = {}  # for ended requests: held, or just now
-        self._let_go: OrderedDict[TurnKey, None] = OrderedDict()  # the newest whose slots others have had
+        self.stays: dict[JobId, ProgramStay] = {}  # by request that has not ended
+        self._holds: dict[TurnKey, tuple[ProgramStay, WorkerSlots]] = {}  # by ended request whose slot is held
+        self._let_go: OrderedDict[TurnKey, None] = OrderedDict()  # the newest requests whose slots others have used
         self._keeping: set[str] = set()  # models whose engines keep a cache for each slot
 
     def __repr__(self) -> str:
@@ -67,7 +66,7 @@ class ProgramSlots:
             self._keeping.add(worker.model)
 
     def admit_request(self, job: Job, back: ProgramReturn) -> float | None:
-        """Admit a request of a program; return the seconds for which its held slot stood idle, None without a hold."""
+        """Admit a request of a program; return the seconds for which its held slot was idle, None if none was held."""
         stay = ProgramStay(model=job.agents[0].model, owner=job.owner, known_tokens=back.known_tokens)
         self.stays[job.id] = stay
         before = None if back.last is None else self._end(back.last)
@@ -80,7 +79,7 @@ class ProgramSlots:
         return None
 
     def end_request(self, event: TurnCompleted, worker: str) -> HoldSlot | None:
-        """End a request; hold its slot if it is a program's, and that pays."""
+        """End a request; hold its slot if it is a program's and holding pays."""
         stay = self.stays.get(event.key.job_id)
         if stay is None or event.reading is None or stay.model not in self._keeping:
             return None
@@ -107,11 +106,11 @@ class ProgramSlots:
         return HoldSlot(key=key, seconds=min(again_s, max(LEAST_S, PATIENCE * stay.pause_s)))
 
     def forget_request(self, job_id: JobId) -> None:
-        """Forget a request that is over."""
+        """Forget a request that has ended."""
         self.stays.pop(job_id, None)
 
     def expire(self, key: TurnKey) -> ProgramStay | None:
-        """Let others have a slot that was held; return the stay that it was still held for."""
+        """Release a slot that was held; return the stay that it was held for until now."""
         stay = self._end(key)
         self._let_others(key)
         return stay
@@ -126,7 +125,7 @@ class ProgramSlots:
             self._let_go.popitem(last=False)
 
     def _learn(self, stay: ProgramStay, reading: PromptReading) -> None:
-        """Learn how much a program found again on a slot that others have had."""
+        """Learn how much of a program's prompt was still cached on a slot that others have used."""
         found = reading.context_tokens - reading.answer_tokens - reading.fresh_tokens
         lost = max(0, stay.known_tokens - found) / max(1, stay.known_tokens)
         self._losses.setdefault(stay.model, Mean()).add(lost)

@@ -1,4 +1,4 @@
-"""The ready pool: the turns of all models that wait for nothing but a slot. Pure."""
+"""The ready pool: the turns of all models that wait only for a slot. Pure."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ FRONT: Final = 0  # the place of a turn that was on a slot before
 
 
 class Arrivals:
-    """Knows who has waited longest, whatever the policy lets go first; turns of other models are passed over."""
+    """The arrival order of ready turns, whatever the policy; models that are always loaded are left out."""
 
     def __init__(self, models: Iterable[str]) -> None:
         self._orders: dict[str, OrderedDict[TurnKey, int]] = {model: OrderedDict() for model in models}
@@ -31,7 +31,7 @@ class Arrivals:
         return f"<Arrivals {[(model, len(orders)) for model, orders in self._orders.items()]}>"
 
     def add(self, turn: ReadyTurn, model: str) -> None:
-        """Take a turn that has got ready."""
+        """Add a turn that has become ready."""
         orders = self._orders.get(model)
         if orders is None:
             return
@@ -41,17 +41,17 @@ class Arrivals:
             orders.move_to_end(turn.key, last=False)
 
     def remove(self, key: TurnKey) -> None:
-        """Take a turn out that waits no more."""
+        """Remove a turn that no longer waits."""
         model = self._models.pop(key, None)
         if model is not None:
             del self._orders[model][key]
 
     def keys(self) -> frozenset[TurnKey]:
-        """List those who wait."""
+        """Return the turns that wait."""
         return frozenset(self._models)
 
     def waiting(self) -> dict[str, Waiting]:
-        """Return the waiting turns of each model: their count, and the first of them."""
+        """Return the waiting turns of each model: their number, and the first of them."""
         return {
             model: Waiting(count=len(orders), first=tuple(islice(orders.values(), AHEAD)))
             for model, orders in self._orders.items()
@@ -59,7 +59,7 @@ class Arrivals:
 
 
 class SuspectQueue:
-    """Those that died alone, then the others, then those of distrusted jobs, each in the order in which they came."""
+    """The suspects: those that died alone, then others, then those of distrusted sources, in order of arrival."""
 
     def __init__(self) -> None:
         self._lines: Mapping[Trial, dict[TurnKey, ReadyTurn]] = {trial: {} for trial in Trial}
@@ -77,7 +77,7 @@ class SuspectQueue:
 
     @property
     def next_trial(self) -> Trial | None:
-        """Of which kind the next trial is; None where no suspect waits."""
+        """The kind of the next trial; None without suspects."""
         return next((trial for trial, line in self._lines.items() if line), None)
 
     def push(self, turn: ReadyTurn, trial: Trial) -> None:
@@ -93,27 +93,27 @@ class SuspectQueue:
             self._lines[Trial.LAST][key] = line.pop(key)
 
     def pop(self) -> ReadyTurn:
-        """Take the suspect that is tried next; IndexError where none waits."""
+        """Take the next suspect; IndexError if none waits."""
         for line in self._lines.values():
             if line:
                 return line.pop(next(iter(line)))
         raise IndexError("no suspect waits")
 
     def discard(self, key: TurnKey) -> ReadyTurn | None:
-        """Take a suspect out, if it is there."""
+        """Remove a suspect if it is there."""
         return next((line.pop(key) for line in self._lines.values() if key in line), None)
 
     def heads(self, count: int) -> list[ReadyTurn]:
-        """Return those that would be tried next."""
+        """Return the suspects that would be tried next."""
         return [turn for line in self._lines.values() for turn in line.values()][:count]
 
 
 class ReadyPool:
-    """Written by the core alone; a ready turn is in one place of it. With ``shares`` keys have theirs of each model.
+    """All ready turns, each in one place; written by the core alone. With ``shares`` keys share each model.
 
-    That is the queue of its model, so that a full model's turns are never scanned; or, where it may have brought down
-    an engine, that of the suspects; or it is deferred for one certain worker. ``is_begun`` tells whether a turn's
-    conversation has begun, ``is_pressed`` whether those of a model fill its workers' KV caches.
+    A turn is in the queue of its model, so that turns of a full model are never scanned. A turn that may have killed an
+    engine is in the suspects' queue instead, and a deferred turn waits for one worker. ``is_begun`` says whether a
+    turn's conversation has begun, ``is_pressed`` whether a model's conversations fill its KV caches.
     """
 
     def __init__(
@@ -145,12 +145,12 @@ class ReadyPool:
         return self.by_job.total()
 
     def __iter__(self) -> Iterator[TurnKey]:
-        """Iterate over the turns wherever they wait, in no order."""
+        """Iterate over the turns of all places, in no order."""
         yield from (key for pool in (self.queues, self.suspects) for queue in pool.values() for key in queue)
         yield from (turn.key for turn, _ in self.deferred)
 
     def add(self, turn: ReadyTurn, model: str, trial: Trial | None = None) -> None:
-        """Take a turn that has got ready; with a ``trial`` it is a suspect."""
+        """Add a turn that has become ready; with a ``trial`` it is a suspect."""
         if trial is None:
             self._queue(model).push(turn)
         else:
@@ -159,17 +159,17 @@ class ReadyPool:
         self.arrivals.add(turn, model)
 
     def suspect(self, turn: ReadyTurn, model: str, trial: Trial) -> None:
-        """Queue a turn for a trial; it is counted already, and was taken from its queue."""
+        """Queue a turn for a trial; it was taken from its queue and stays counted."""
         self.suspects.setdefault(model, SuspectQueue()).push(turn, trial)
 
     def clear_suspect(self, key: TurnKey, model: str) -> None:
-        """Let a suspect, if it waits as one, go ahead as any turn that was on a slot before."""
+        """Move a suspect, if it waits as one, ahead like any turn that was on a slot before."""
         turn = self.suspects[model].discard(key) if model in self.suspects else None
         if turn is not None:
             self._queue(model).push(turn)
 
     def has_others(self, model: str) -> bool:
-        """Whether turns wait for a model that are no suspects."""
+        """Whether turns that are no suspects wait for a model."""
         return bool(self.queues.get(model))
 
     def note_start(self, turn: ReadyTurn, model: str) -> None:
@@ -178,12 +178,12 @@ class ReadyPool:
             self.fair.start(turn.key, model, turn.owner)
 
     def note_end(self, key: TurnKey) -> None:
-        """Let the charge of a turn stand that is in flight no more."""
+        """Close the charge of a turn that is no longer in flight."""
         if self.fair is not None:
             self.fair.end_turn(key)
 
     def count_out(self, key: TurnKey) -> None:
-        """Count a turn no more that was taken from its queue."""
+        """Stop counting a turn that was taken from its queue."""
         self.arrivals.remove(key)
         self.by_job[key.job_id] -= 1
         if not self.by_job[key.job_id]:
@@ -210,7 +210,7 @@ class ReadyPool:
         return [key for queue in self._of(model) for key in queue]
 
     def end_deferral(self, key: TurnKey, model: str) -> None:
-        """Let a turn wait for any worker again, ahead of all that were on no slot: it has had its place."""
+        """Let a turn wait for any worker again, ahead of turns that were on no slot: it had its place in the order."""
         turn = self.deferred.discard(key)
         if turn is not None:
             self._queue(model).push(turn.after_deferral())
@@ -221,11 +221,11 @@ class ReadyPool:
             self.queues[model].note_begun(key)
 
     def waiting(self, model: str) -> int:
-        """Count the turns that any free slot of a model would take."""
+        """Count the turns that any free slot of a model could take."""
         return sum(map(len, self._of(model)))
 
     def models(self) -> list[str]:
-        """List the models that turns wait for, or have waited for."""
+        """List the models that turns wait for or have waited for."""
         return list({**self.suspects, **self.queues})
 
     def note_slots(self, model: str, slots: int) -> None:
@@ -238,7 +238,7 @@ class ReadyPool:
             self._queue(model).note_load(job_id, None if has_ended else backlog.load(model))
 
     def check(self, owner_of: Callable[[TurnKey], Owner]) -> Iterator[str | None]:
-        """Tell what does not add up: counts, turns in two places, keys; ``owner_of`` tells the key of a turn's job."""
+        """Report counts, places and keys that do not match; ``owner_of`` returns the key of a turn's job."""
         turns: Counter[TurnKey] = Counter()
         by_job: Counter[JobId] = Counter()
         for key in self:
@@ -278,7 +278,7 @@ class ReadyPool:
             yield f"{model}: keys {dict(waiting)} wait, {fair.times(model).waiting} are counted"
 
     def next_turns(self, count: int) -> list[tuple[ReadyTurn, bool]]:
-        """Return the turns that go next, of all models in turn, and whether each is a suspect; then those deferred."""
+        """Return the next turns, one model after the other, and whether each is a suspect; deferred turns come last."""
         suspects = [(queue.heads(count), True) for queue in self.suspects.values() if queue]
         heads = [*suspects, *((queue.heads(count), False) for queue in self.queues.values() if queue)]
         merged = [

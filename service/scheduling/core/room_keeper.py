@@ -1,4 +1,4 @@
-"""Starts past a turn without room, and their bound: no large turn waits for ever. Pure.
+"""The starts past a turn without room, and their limit, so that no large turn waits forever. Pure.
 
 Source: D. Lifka, "The ANL/IBM SP scheduling system" (1995), for backfilling; specification, "Capacity in tokens".
 """
@@ -17,13 +17,13 @@ from service.scheduling.core.queue.ready_queue import ReadyTurn
 from service.scheduling.core.turn_needs import TurnNeeds
 from service.scheduling.core.working_set import WorkingSet
 
-PASSES: Final = 8  # turns that may start ahead of one that has no room
-GROWTH: Final = 32  # tokens expected to be left of an answer that is longer than expected
-LOOKED_AT: Final = 16  # turns without room per moment: a decision takes a millisecond at most
+PASSES: Final = 8  # turns that may start ahead of a turn without room
+GROWTH: Final = 32  # tokens expected to follow in an answer that is longer than expected
+LOOKED_AT: Final = 16  # turns without room looked at per decision, which takes a millisecond at most
 
 
 class RoomKeeper:
-    """Estimates the needs of turns, and keeps room for those that were passed often enough."""
+    """Estimates the needs of turns, and reserves room for turns that were passed often enough."""
 
     def __init__(self, in_flight: InFlightPool) -> None:
         self._in_flight = in_flight
@@ -32,14 +32,14 @@ class RoomKeeper:
         self._most_answer: dict[str, int] = {}  # by model
         self._sharing: set[str] = set()  # models
         self.working_set = WorkingSet(in_flight)
-        self.is_bounded = False  # any worker has a budget; otherwise nothing is estimated
+        self.is_bounded = False  # some worker has a budget; otherwise nothing is estimated
 
     def __repr__(self) -> str:
         return f"<RoomKeeper {self.needs!r} passed={len(self._passes)}>"
 
     @property
     def passed(self) -> Mapping[TurnKey, int]:
-        """The turns that had no room, and how many others have started ahead of each."""
+        """The turns without room, each with the number of turns that started ahead of it."""
         return dict(self._passes)
 
     def note_worker(self, worker: WorkerReady) -> None:
@@ -59,7 +59,7 @@ class RoomKeeper:
         return need if agent.model in self._sharing else replace(need, shared=0, prefix=None)
 
     def correct(self, key: TurnKey, agent: Agent, conversation: Conversation, use: KvUse) -> None:
-        """Reserve the seen use of a turn in flight: its prompt as counted, and an answer that goes on."""
+        """Reserve the measured use of a turn in flight: its prompt as counted, and an answer that goes on."""
         worker = self._in_flight.worker_of(key)
         before = None if worker is None else self._in_flight.kv.need_of(worker.name, key)
         if worker is None or before is None:
@@ -71,7 +71,7 @@ class RoomKeeper:
             self._in_flight.kv.reserve(worker.name, key, now)
 
     def may_pass(self, key: TurnKey, without_room: int) -> bool:
-        """Whether turns behind one without room may start; ``without_room`` turns have none so far at this moment."""
+        """Whether turns behind one without room may start; ``without_room`` counts such turns in this decision."""
         return self._passes.get(key, 0) < PASSES and without_room < LOOKED_AT
 
     def note_passed(self, turns: Iterable[ReadyTurn]) -> None:
@@ -80,7 +80,7 @@ class RoomKeeper:
             self._passes[turn.key] = self._passes.get(turn.key, 0) + 1
 
     def note_start(self, key: TurnKey, agent: Agent, *, hears_all: bool) -> None:
-        """Record a turn's start in its room; ``hears_all`` that was said, which in rounds it may not."""
+        """Record a turn's start; with ``hears_all`` it hears all words so far, which in rounds it may not."""
         self._passes.pop(key, None)
         if self.is_bounded:
             self.needs.start(key, agent, hears_all=hears_all)
@@ -98,10 +98,10 @@ class RoomKeeper:
         self._passes.pop(key, None)
 
     def forget_conversation(self, job_id: JobId, conversation_id: str) -> None:
-        """Forget a conversation that is over or elsewhere."""
+        """Forget a conversation that has ended or left."""
         self.needs.forget_conversation(job_id, conversation_id)
         self.working_set.forget(job_id, conversation_id)
 
     def forget_job(self, job_id: JobId, agents: Mapping[str, int]) -> None:
-        """Forget a job that is over."""
+        """Forget a job that has ended."""
         self.needs.forget_job(job_id, list(agents))

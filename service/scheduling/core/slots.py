@@ -1,7 +1,7 @@
-"""Slots as things: each has a number, a state, a turn and a content, and belongs to one worker. Pure.
+"""Slots: each has a number, a state, a turn and a content, and belongs to one worker. Pure.
 
-A worker *reserves* itself for trials or for a turn on several slots, a turn *lends* its slot while its tools run, and a
-slot is *held* for a program between two of its requests.
+A worker is *reserved* for trials or for a turn on several slots. A turn *lends* its slot while its tools run. A slot is
+*held* for a program between two of its requests.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ class SlotState(StrEnum):
     TAKEN = "taken"  # a turn runs on it
     TRIAL = "trial"  # a suspect runs on it, alone on its worker
     LENT = "lent"  # the tools of its turn run: another turn may take it
-    HELD = "held"  # kept for the next request of a program
+    HELD = "held"  # reserved for the next request of a program
 
 
 class SlotMove(StrEnum):
@@ -51,7 +51,7 @@ IN_USE: Final = frozenset({SlotState.TAKEN, SlotState.TRIAL, SlotState.HELD})
 
 
 class Slot:
-    """One slot of a worker; ``content`` is the turn whose tokens its cache has: the newest that was on it."""
+    """One slot of a worker; ``content`` is the turn whose tokens its cache has, the newest on it."""
 
     __slots__ = ("content", "number", "state", "turn")
 
@@ -65,7 +65,7 @@ class Slot:
         return f"<Slot {self.number} {self.state} {self.turn}>"
 
     def move(self, move: SlotMove, turn: TurnKey | None = None) -> None:
-        """Change the state; KeyError where the table has no such move."""
+        """Change the state; KeyError if the table has no such move."""
         self.state = MOVES[self.state, move]
         if move is not SlotMove.LEND:
             self.turn = turn
@@ -74,56 +74,56 @@ class Slot:
 
 
 class Reservation(StrEnum):
-    """The purpose for which a worker takes no turn as it comes."""
+    """The purpose that a worker is reserved for; other turns do not start there."""
 
     TRIALS = "trials"  # it tries suspects, one at a time
-    WIDE = "wide"  # it is emptied for a turn on several slots, or one with a large need
+    WIDE = "wide"  # it is emptied for a turn on several slots or with a large need
 
 
 class WorkerSlots:
-    """The slots of one worker; while it is not ready it offers none, and turns on it stay until they end."""
+    """The slots of one worker. A worker that is not ready offers none; its turns stay until they end."""
 
     def __init__(self, name: str, kv: KvBudgets) -> None:
         self.name = name
         self.model = ""
-        self.total = 0  # slots that it offers when nothing is on it
+        self.total = 0  # slots that it offers when it is empty
         self.is_ready = False
-        self.opening = 0  # how often it has got ready
+        self.opening = 0  # number of times it has become ready
         self.is_offering = False  # a turn may start here if a slot is free
         self.reserved: Reservation | None = None
-        self.owes = False  # a turn that lent its slot here wants one back: nothing else starts
+        self.owes = False  # a turn wants back the slot that it lent here, so nothing else starts
         self.trial: TurnKey | None = None  # the suspect that runs here
         self.taken = 0
         self._kv = kv
         self._slots: list[Slot] = []
-        self._free: list[Slot] = []  # those that a turn may take: free or lent
-        self._holds: dict[TurnKey, Slot | None] = {}  # by the last request of a program; None: a turn took that slot
+        self._free: list[Slot] = []  # slots that are free or lent, so a turn may take them
+        self._holds: dict[TurnKey, Slot | None] = {}  # by the last request of a program; None if a turn took that slot
 
     def __repr__(self) -> str:
         return f"<WorkerSlots {self.name} taken={self.taken}/{self.total} {self.reserved or ''}>"
 
     @property
     def free(self) -> int:
-        """The slots that are neither taken nor held; below zero if a turn took one that was held."""
+        """The slots that are neither taken nor held; negative if a turn took a held one."""
         return self.total - self.taken - len(self._holds)
 
     @property
     def held(self) -> int:
-        """The slots that wait for the next requests of programs."""
+        """The number of slots held for the next requests of programs."""
         return len(self._holds)
 
     def reserve(self, purpose: Reservation | None) -> None:
-        """Reserve the worker, or with None let it take any turn."""
+        """Reserve the worker for a purpose; None lets it take any turn."""
         self.reserved = purpose
         self._note_offering()
 
     def owe(self, *, owes: bool) -> None:
-        """Start nothing else here while a turn that lent its slot wants one back."""
+        """Start nothing else here while a turn wants back the slot that it lent."""
         self.owes = owes
         self._note_offering()
 
     def _note_offering(self) -> None:
-        # A worker that was drained and resumed during a trial is not reserved, and the suspect is still alone on it.
+        # After a drain and a resume during a trial the worker is not reserved, and the suspect is still alone on it.
         self.is_offering = self.is_ready and self.reserved is None and self.trial is None and not self.owes
 
     @property
@@ -132,12 +132,12 @@ class WorkerSlots:
         return len(self._free) if self.is_offering else 0
 
     def fits(self, slots: int, need: KvNeed) -> bool:
-        """Whether so many slots are free, or all that there are, with room for ``need``; nothing is reserved."""
+        """Whether enough slots are free, with room for ``need``; ``slots`` above the total means all of them."""
         wanted = 1 if slots == 1 else min(slots, self.total)
         return len(self._free) >= wanted and self._kv.fits(self.name, need)
 
     def open(self, model: str, total: int) -> None:
-        """Offer ``total`` slots; those in use beyond that number go when their turns end."""
+        """Offer ``total`` slots; slots in use above that number are dropped when their turns end."""
         self.opening += not self.is_ready
         self.model, self.total, self.is_ready = model, total, True
         self._note_offering()
@@ -152,7 +152,7 @@ class WorkerSlots:
             self._reuse(slot)
 
     def close(self) -> None:
-        """Offer nothing; the caches of its engine are gone."""
+        """Offer no slots; the engine's caches are gone."""
         self.total, self.is_ready = 0, False
         self.reserve(None)
         for slot in self._holds.values():
@@ -186,19 +186,19 @@ class WorkerSlots:
             self._reuse(slot)
 
     def lend(self, slot: Slot) -> None:
-        """Let another turn have the slot of one whose tools run."""
+        """Let another turn use the slot of one whose tools run."""
         slot.move(SlotMove.LEND)
         self.taken -= 1
         self._reuse(slot)
 
     @staticmethod
     def forget_lent(key: TurnKey, slot: Slot) -> None:
-        """Forget that a turn has lent a slot, which another turn may have by now."""
+        """Forget a turn's loan; another turn may use the slot by now."""
         if slot.state is SlotState.LENT and slot.turn == key:
             slot.move(SlotMove.LEAVE)
 
     def take_back(self, key: TurnKey, own: Slot) -> Slot | None:
-        """Put a turn that has lent its slot on one: on its own, unless another has it; None if all are taken."""
+        """Give a turn that lent its slot one again: its own if it is free; None if all are taken."""
         if self.taken >= self.total:
             return None
         if self._free:
@@ -211,7 +211,7 @@ class WorkerSlots:
         return slot
 
     def hold(self, key: TurnKey) -> bool:
-        """Hold a slot for the program whose request has just ended, unless none is offered."""
+        """Hold a slot for the program whose request has just ended; return False if none is on offer."""
         if self.offer < 1:
             return False
         slot = self._free.pop()
@@ -220,7 +220,7 @@ class WorkerSlots:
         return True
 
     def end_hold(self, key: TurnKey) -> bool:
-        """Let any turn have a slot that was held; return whether it was."""
+        """Release a slot that was held; return whether it was."""
         if key not in self._holds:
             return False
         slot = self._holds.pop(key)
@@ -230,13 +230,13 @@ class WorkerSlots:
         return True
 
     def _displace_hold(self) -> Slot:
-        """Return a slot that is held; its program gets the next one that is free."""
+        """Take a slot that is held; its program gets the next free one."""
         key, slot = next((key, slot) for key, slot in self._holds.items() if slot is not None)
         self._holds[key] = None
         return slot
 
     def _reuse(self, slot: Slot) -> None:
-        """Offer a slot again, give it back to a program whose slot a turn took, or drop it as one too many."""
+        """Offer a slot again, hold it for a program whose slot was taken, or drop it if there are too many."""
         waiting = next((key for key, held in self._holds.items() if held is None), None) if self._holds else None
         if len(self._slots) > self.total:
             self._slots.remove(slot)
@@ -247,7 +247,7 @@ class WorkerSlots:
             self._free.insert(0 if slot.state is SlotState.LENT else len(self._free), slot)
 
     def check(self, seated: Mapping[TurnKey, Sequence[Slot]]) -> Iterator[str]:
-        """Report what does not add up; ``seated`` are the slots of each turn that has any."""
+        """Report counts that do not match; ``seated`` holds the slots of each turn on the worker."""
         name, count = self.name, sum(map(len, seated.values()))
         in_use = sum(slot.state in (SlotState.TAKEN, SlotState.TRIAL) for slot in self._slots)
         most = max(self.total, sum(slot.state in IN_USE for slot in self._slots))

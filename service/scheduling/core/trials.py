@@ -1,7 +1,7 @@
-"""Which worker of a model tries its suspects, and when. Pure.
+"""The trials of suspects: their worker and their time. Pure.
 
-One worker of a model at a time tries suspects, one after the other, and takes nothing else meanwhile. Where there is
-no other worker for the turns that wait, trials and turns alternate in a measure that is told in the design notes.
+One worker of a model at a time tries suspects, one after the other, and starts nothing else meanwhile. If no other
+worker serves the waiting turns, trials and turns alternate as the design notes describe.
 """
 
 from collections.abc import Iterator
@@ -14,29 +14,30 @@ from service.scheduling.core.queue.ready_queue import ReadyTurn
 from service.scheduling.core.ready_pool import ReadyPool
 from service.scheduling.core.slots import WorkerSlots
 
-TRIALS_IN_A_ROW: Final = 4  # where no other worker serves the turns that wait; one that died alone counts as two
-TRIAL_S: Final = 1.25  # of a trial, which counts as one more: a row is at an end after five seconds
-STARTS_A_SLOT: Final = 4  # waiting turns that are then started first, for each slot
-STARTS_BEFORE_LAST: Final = 16  # the same, before each trial of a job or key whose turns were convicted
-REST: Final = 3.0  # times as long as such trials kept others waiting, starts of engines with it: then the next
-LEAST_REST_S: Final = 10.0  # since an engine may die after the trial, with others on it
+# Trials in a row if no other worker serves the waiting turns; a suspect that died alone counts as two
+TRIALS_IN_A_ROW: Final = 4
+TRIAL_S: Final = 1.25  # a trial counts as one more for each such time: a row ends after five seconds
+STARTS_A_SLOT: Final = 4  # waiting turns started after a row, for each slot
+STARTS_BEFORE_LAST: Final = 16  # the same before each trial of a distrusted job or key
+REST: Final = 3.0  # multiple of the time of such trials, engine starts included, that others get before the next
+LEAST_REST_S: Final = 10.0  # an engine may die after the trial, with other turns on it
 MOST_REST_S: Final = 900.0
 
 
 class Trials:
-    """Reserves workers for suspects; the core starts those that are due."""
+    """Reserves workers for suspects; the core starts the suspects that are due."""
 
     def __init__(self, ready: ReadyPool, in_flight: InFlightPool) -> None:
         self._ready = ready
         self._in_flight = in_flight
-        self._measures: dict[str, TrialMeasure] = {}  # of models that have had suspects
-        self.now = 0.0  # monotonic seconds, as was told last
+        self._measures: dict[str, TrialMeasure] = {}  # by model that has had suspects
+        self.now = 0.0  # monotonic seconds, as last reported
 
     def __repr__(self) -> str:
         return f"<Trials {self._measures}>"
 
     def due(self) -> Iterator[tuple[str, ReadyTurn, str]]:
-        """Take each suspect that is due for a trial, with its model and the worker; the caller puts it there."""
+        """Take each suspect that is due for a trial, with its model and worker; the caller starts it there."""
         for model, suspects in self._ready.suspects.items():
             slots = self._in_flight.models[model]
             trial, worker = suspects.next_trial, slots.trial_worker
@@ -56,11 +57,11 @@ class Trials:
                 yield model, suspects.pop(), worker.name
 
     def take_time(self, event: TimeTold) -> None:
-        """Set the time of this moment."""
+        """Set the current time."""
         self.now = event.at
 
     def rests_until(self, model: str) -> float | None:
-        """Return until when suspects of distrusted jobs and keys let others go first; None where they need not."""
+        """Return when suspects of distrusted jobs and keys may run again; None if they may now."""
         measure = self._measures.get(model)
         return measure.rests_until if measure is not None and measure.rests(self.now) else None
 
@@ -82,34 +83,34 @@ class Trials:
         return measure.allows(trial, slots.total, has_others=has_others, is_alone=is_alone)
 
     def _choose(self, model: str) -> WorkerSlots | None:
-        """Return an empty worker, as a new engine's is, else one that has to drain first; None is to wait."""
+        """Return an empty worker, as after a restart, or else one to drain; None to wait."""
         slots = self._in_flight.models[model]
         worker = slots.emptiest
         if worker is None or not worker.taken:
             return worker
-        # What comes back is empty, and no slot need stand idle for a trial until then.
+        # The next engine comes back empty, so no slot need be idle for a trial until then.
         return None if slots.coming and self._ready.has_others(model) else worker
 
 
 class TrialMeasure:
-    """Whose turn it is, of one model's suspects and of the turns that wait for the same workers."""
+    """The measure by which one model's suspects and its waiting turns alternate."""
 
     def __init__(self) -> None:
         self._trials = 0
         self._owed = 0  # starts of waiting turns before the next trial
-        self._owed_last: int | None = None  # the same, where the next suspect's job is distrusted, from its turn on
-        self._last_at: float | None = None  # since when others' turns wait for such a suspect
+        self._owed_last: int | None = None  # the same for a suspect of a distrusted job or key, counted once it is next
+        self._last_at: float | None = None  # the start of the trials of such suspects that others have waited for since
         self.rests_until = float("-inf")  # monotonic seconds
 
     def __repr__(self) -> str:
         return f"<TrialMeasure trials={self._trials} owed={self._owed},{self._owed_last}>"
 
     def allows(self, trial: Trial, slots: int, *, has_others: bool, is_alone: bool) -> bool:
-        """Whether a trial may begin, on a model of so many slots.
+        """Whether a trial may begin on a model with ``slots``.
 
-        ``has_others`` says that turns wait which are no suspects, ``is_alone`` that no other worker takes them.
+        ``has_others`` says that turns without suspicion wait, ``is_alone`` that no other worker takes them.
         """
-        if not has_others or not slots or trial is Trial.FIRST:  # a few in all, each as long as its engine lives
+        if not has_others or not slots or trial is Trial.FIRST:  # few in all, and each ends with its engine
             return bool(slots)
         if trial is Trial.LAST and self._owed_last is None:
             self._owed_last = STARTS_BEFORE_LAST * slots
@@ -117,18 +118,18 @@ class TrialMeasure:
         return not is_owed
 
     def rests(self, now: float) -> bool:
-        """Whether others' turns have had too little time yet since the last suspect of a distrusted job or key."""
+        """Whether others had too little time yet since the last suspect of a distrusted job or key."""
         return now < self.rests_until
 
     def note_trial(self, trial: Trial, slots: int, now: float) -> None:
-        """Count the start of a trial, on a model of so many slots."""
+        """Count the start of a trial on a model with ``slots``."""
         self._count(2 if trial is Trial.FIRST else 1, slots)
         if trial is Trial.LAST:
             self._owed_last = None
             self._last_at = now if self._last_at is None else self._last_at
 
     def note_time(self, seconds: float, slots: int) -> None:
-        """Count the length of a trial: a long one owes the waiting turns as much as several short ones."""
+        """Count the length of a trial: a long one counts as several short ones."""
         self._count(int(seconds / TRIAL_S), slots)
 
     def _count(self, trials: int, slots: int) -> None:

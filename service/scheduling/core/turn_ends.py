@@ -1,4 +1,4 @@
-"""The ends of turns in flight: each takes its turn off its slots, and the conversation goes on or is settled. Pure."""
+"""The ends of turns in flight: a turn leaves its slots, and its conversation goes on or is settled. Pure."""
 
 from service.conversations.job.job import TurnKey
 from service.conversations.job.until import NOTHING
@@ -14,7 +14,7 @@ from workers.outcome import FailureReason
 
 
 class TurnEnds:
-    """Handles the ends for the core, with its parts; the end of a turn that is not in flight is known by now."""
+    """Handles the ends of turns for the core; it ignores the end of a turn that is not in flight."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class TurnEnds:
         return f"<TurnEnds of {self._in_flight!r}>"
 
     def _take_off(self, key: TurnKey) -> str | None:
-        """Take a turn off its slots; return its worker, None where it is not in flight."""
+        """Remove a turn from its slots; return its worker, None if it is not in flight."""
         worker = self._in_flight.remove(key)
         self._dispatcher.lending.forget(key)
         if worker is not None:
@@ -44,7 +44,7 @@ class TurnEnds:
         return worker
 
     def complete(self, event: events.TurnCompleted) -> None:
-        """Take a turn that has spoken: learn from it, and go on."""
+        """Record a turn that has spoken: learn from it, and go on."""
         key, worker = event.key, self._take_off(event.key)
         if worker is None:
             return
@@ -65,7 +65,7 @@ class TurnEnds:
         self._flow.update_load(key)
 
     def retry(self, event: events.TurnInterrupted | events.TurnRejected) -> None:
-        """Take a turn that is to run again, unless its conversation is to end."""
+        """Make a turn ready again, unless its conversation is ending."""
         key = event.key
         if self._take_off(key) is None:
             return
@@ -78,7 +78,7 @@ class TurnEnds:
         self._flow.update_load(key)
 
     def fail_turn(self, event: events.TurnFailed) -> None:
-        """Take a turn that has failed for good."""
+        """Record a turn that has failed for good."""
         key = event.key
         if self._take_off(key) is None:
             return
@@ -95,7 +95,7 @@ class TurnEnds:
         self._flow.update_load(key)
 
     def cut_off(self, event: events.TurnCutOff) -> None:
-        """Take a turn that was ended because its conversation was."""
+        """Record a turn that was ended because its conversation has ended."""
         key = event.key
         if self._take_off(key) is None:
             return

@@ -1,12 +1,12 @@
-"""The need of turns in tokens of a KV cache: their prompts, and the answers that are expected of them. Pure.
+"""The needs of turns in KV cache tokens: their prompts, and their expected answers. Pure.
 
-A prompt is known from the agent's last turn, as its engine counted it, and from what the others have said since; before
-an agent's first turn it is estimated from its characters. An answer is expected to be no longer than nearly all of what
-that agent has said so far, in whichever conversation; until that is known it may have all that its bound gives it.
-What the engine tells of a prompt while it is read stands in place of the estimate, and teaches the next ones.
+A prompt's length is known from the agent's last turn, as its engine counted it, and from what others have said since.
+Before an agent's first turn it is estimated from its characters. An answer is expected to be no longer than nearly all
+answers of that agent so far, in any conversation; without them it may be as long as its bound. The engine's count of a
+prompt replaces the estimate, and improves later ones.
 
-What the prompts of an agent's conversations begin with is shared where the engine shares it: as much as the engine had
-of each of the newest conversations' first prompts, the least of them.
+The beginning that an agent's prompts have in common is shared where the engine shares it: the least number of tokens
+that the engine had cached of the newest conversations' first prompts.
 
 Source: specification, "Capacity in tokens".
 """
@@ -20,13 +20,13 @@ from service.scheduling.core.kv_budgets import KvNeed
 from service.scheduling.core.queue.affinity import PromptReading
 from transport.answer_bound import bound_of
 
-NEWEST: Final = 50  # answers of an agent that are remembered
-LEAST: Final = 5  # before its answers tell anything
+NEWEST: Final = 50  # answers remembered per agent
+LEAST: Final = 5  # answers before an estimate is made
 QUANTILE: Final = 0.95
-TOKENS_A_CHAR: Final = 0.5  # until prompts have told: high for English, right for code and CJK
-MOST_A_CHAR: Final = 4.0  # bytes of a character that no token of several letters stands for
-SHARED: Final = 5  # newest first prompts that tell what they share
-TEMPLATE_TOKENS: Final = 64  # of words that are not the author's: roles, names, the BIOS of an agent without tools
+TOKENS_A_CHAR: Final = 0.5  # until prompts have shown it: high for English, right for code and CJK
+MOST_A_CHAR: Final = 4.0  # bytes of a character that no token of several letters covers
+SHARED: Final = 5  # first prompts by which the shared part is judged
+TEMPLATE_TOKENS: Final = 64  # tokens around the author's words: roles, names, the BIOS of an agent without tools
 
 
 class AnswerLengths:
@@ -40,7 +40,7 @@ class AnswerLengths:
         return f"<AnswerLengths {len(self._newest)}>"
 
     def add(self, tokens: int) -> None:
-        """Take one more."""
+        """Add one answer."""
         if len(self._newest) == NEWEST:
             self._sorted.remove(self._newest.popleft())
         self._newest.append(tokens)
@@ -48,14 +48,14 @@ class AnswerLengths:
 
     @property
     def expected(self) -> int | None:
-        """The length that nearly no answer exceeds; None while too few are known."""
+        """The length that nearly no answer exceeds; None until enough are known."""
         if len(self._sorted) < LEAST:
             return None
         return self._sorted[min(len(self._sorted) - 1, int(QUANTILE * len(self._sorted)))]
 
 
 class PromptLengths:
-    """The lengths of one agent's first prompts, by their characters: a line through them (least squares)."""
+    """The lengths of one agent's first prompts by their characters: a line through them (least squares)."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -65,7 +65,7 @@ class PromptLengths:
         return f"<PromptLengths {self._count}>"
 
     def add(self, chars: int, tokens: int) -> None:
-        """Take one more."""
+        """Add one prompt."""
         self._count += 1
         from_mean = chars - self._chars
         self._chars += from_mean / self._count
@@ -74,7 +74,7 @@ class PromptLengths:
         self._together += from_mean * (tokens - self._tokens)
 
     def expected(self, chars: int) -> int:
-        """Return the expected tokens of a prompt of so many characters."""
+        """Return the expected tokens of a prompt with ``chars`` characters."""
         if not self._count:
             return round(chars * TOKENS_A_CHAR) + TEMPLATE_TOKENS
         rate = self._together / self._spread if self._spread else TOKENS_A_CHAR
@@ -82,20 +82,21 @@ class PromptLengths:
 
 
 class _Spoken:
-    """One conversation as it is known: tokens said in it, and each agent's cache after its last turn."""
+    """The known tokens of one conversation: those said in it, and each agent's cache after its last turn."""
 
-    __slots__ = ("contexts", "heard", "newest", "said", "told")
+    __slots__ = ("contexts", "counted", "heard", "newest", "said")
 
     def __init__(self) -> None:
         self.said = 0
-        self.newest: dict[str, tuple[int, int]] = {}  # of each agent: a round, and the tokens that it said in it
-        self.heard: dict[str, int] = {}  # how much of what was said is in the prompts of those in flight
-        self.told: dict[str, tuple[int, int]] = {}  # of each agent: a round, and what its prompt in it takes
-        self.contexts: dict[str, tuple[int, int]] = {}  # tokens there, and how much of what was said is in them
+        self.newest: dict[str, tuple[int, int]] = {}  # by agent: a round, and the tokens that it said then
+        self.heard: dict[str, int] = {}  # by agent in flight: the said tokens that are in its prompt
+        self.counted: dict[str, tuple[int, int]] = {}  # by agent: a round, and the counted tokens of its prompt then
+        # By agent: the tokens in its cache, and how many of those said are among them
+        self.contexts: dict[str, tuple[int, int]] = {}
 
 
 class TurnNeeds:
-    """Learns from every turn that has ended; forgets a conversation with its end."""
+    """Learns from every ended turn; forgets a conversation with its end."""
 
     def __init__(self) -> None:
         self._spoken: dict[tuple[JobId, str], _Spoken] = {}
@@ -108,20 +109,20 @@ class TurnNeeds:
 
     @property
     def conversations(self) -> int:
-        """The number of conversations of which something is known."""
+        """The number of conversations with estimates."""
         return len(self._spoken)
 
     @property
     def agents(self) -> int:
-        """The number of agents of whose prompts or answers something is known."""
+        """The number of agents with estimates of prompts or answers."""
         return len({*self._answers, *self._prompts, *self._shared})
 
     def prompt_tokens(self, key: TurnKey, agent: Agent, conversation: Conversation) -> int:
         """Return the tokens of a turn's prompt: as counted by the engine, or as expected."""
         spoken = self._spoken.get((key.job_id, key.conversation_id))
-        told = spoken.told.get(key.agent_id) if spoken is not None else None
-        if told is not None and told[0] == key.round:
-            return told[1]
+        counted = spoken.counted.get(key.agent_id) if spoken is not None else None
+        if counted is not None and counted[0] == key.round:
+            return counted[1]
         known = spoken.contexts.get(key.agent_id) if spoken is not None else None
         if spoken is not None and known is not None:
             context, said = known
@@ -146,15 +147,15 @@ class TurnNeeds:
         return KvNeed(prompt=prompt, answer=self.answer_tokens(key, agent, most), shared=shared, prefix=prefix)
 
     def tell(self, key: TurnKey, agent: Agent, conversation: Conversation, prompt: int) -> None:
-        """Record a prompt's tokens as its engine has counted them; twice changes nothing."""
+        """Record a prompt's tokens as counted by its engine; repeats change nothing."""
         spoken = self._spoken.setdefault((key.job_id, key.conversation_id), _Spoken())
-        if key.agent_id not in spoken.contexts and key.agent_id not in spoken.told:
+        if key.agent_id not in spoken.contexts and key.agent_id not in spoken.counted:
             lengths = self._prompts.setdefault((key.job_id, key.agent_id), PromptLengths())
             lengths.add(len(agent.system) + conversation.chars, prompt - spoken.heard.get(key.agent_id, 0))
-        spoken.told[key.agent_id] = key.round, prompt
+        spoken.counted[key.agent_id] = key.round, prompt
 
     def start(self, key: TurnKey, agent: Agent, *, hears_all: bool) -> None:
-        """Record the words that a turn hears: in rounds none of its own round, except of agents that it waits for."""
+        """Record the words that a turn hears: in rounds those of earlier rounds, and of agents that it waits for."""
         spoken = self._spoken.get((key.job_id, key.conversation_id))
         if spoken is None:
             return
@@ -166,7 +167,7 @@ class TurnNeeds:
         spoken.heard[key.agent_id] = spoken.said - sum(unheard)
 
     def learn(self, key: TurnKey, agent: Agent, conversation: Conversation, reading: PromptReading) -> None:
-        """Take a turn that has ended."""
+        """Learn from a turn that has ended."""
         context, answer = reading.context_tokens, reading.answer_tokens
         self.tell(key, agent, conversation, context - answer)
         spoken = self._spoken[key.job_id, key.conversation_id]
@@ -174,18 +175,18 @@ class TurnNeeds:
         if key.agent_id not in spoken.contexts:
             had = self._shared.setdefault((key.job_id, key.agent_id), deque(maxlen=SHARED))
             had.append(max(0, context - answer - reading.fresh_tokens))
-        del spoken.told[key.agent_id]
+        del spoken.counted[key.agent_id]
         spoken.said += answer
         spoken.newest[key.agent_id] = key.round, answer
         spoken.contexts[key.agent_id] = context, heard + answer
         self._answers.setdefault((key.job_id, key.agent_id), AnswerLengths()).add(answer)
 
     def forget_conversation(self, job_id: JobId, conversation_id: str) -> None:
-        """Forget a conversation that is over, or elsewhere."""
+        """Forget a conversation that has ended or left."""
         self._spoken.pop((job_id, conversation_id), None)
 
     def forget_job(self, job_id: JobId, agents: "list[str]") -> None:
-        """Forget the agents of a job that is over."""
+        """Forget the agents of a job that has ended."""
         for agent in agents:
             self._answers.pop((job_id, agent), None)
             self._prompts.pop((job_id, agent), None)

@@ -20,9 +20,9 @@ from workers.policy.placement import Waiting
 
 
 class WorkerRoom(msgspec.Struct, frozen=True, kw_only=True):
-    """The KV cache of one worker, in tokens: its size, the part that is reserved, and by which turns.
+    """The KV cache of one worker, in tokens: its size, the reserved part, and the reservations by turn.
 
-    ``budget`` is None if its slots bound it, or it is not ready.
+    ``budget`` is None if its slots bound it or it is not ready.
     """
 
     budget: int | None
@@ -31,19 +31,19 @@ class WorkerRoom(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CapacityView(msgspec.Struct, frozen=True, kw_only=True):
-    """The shares of the KV caches, the turns passed for want of room, and the estimates behind both."""
+    """The use of the KV caches, the turns passed for lack of room, and the estimates behind both."""
 
     workers: Mapping[str, WorkerRoom]  # workers that are ready, or have turns on them
-    passed: Mapping[TurnKey, int]  # ready turns, and how many others have started ahead of each
-    pressed: frozenset[str]  # models whose conversations that have begun go before new ones
+    passed: Mapping[TurnKey, int]  # ready turns, and how many others started ahead of each
+    pressed: frozenset[str]  # models whose begun conversations go before new ones
     idle: Mapping[str, int]  # tokens of conversations between turns, per model
-    kept: frozenset[tuple[JobId, str]]  # the conversations of those contexts
-    conversations: int  # number of conversations with estimates of their next turns
+    kept: frozenset[tuple[JobId, str]]  # conversations whose contexts those are
+    conversations: int  # number of conversations with estimates for their next turns
     agents: int  # number of agents with estimates, over all conversations of a job
 
 
 class ReadyTurns(msgspec.Struct, frozen=True, kw_only=True):
-    """The ready turns of one model: those that wait for any slot, for a trial as suspects, or each for one worker."""
+    """The ready turns of one model: those that wait for any slot, suspects, and those that wait for one worker."""
 
     queued: frozenset[TurnKey]
     suspects: tuple[TurnKey, ...]  # the next one first
@@ -81,7 +81,7 @@ class QueuesView:
         return f"<QueuesView ready={len(self._ready)}>"
 
     def is_put_behind(self, key: TurnKey) -> bool:
-        """Whether a ready turn of a conversation that has not begun waits for those that have."""
+        """Whether a ready turn of a new conversation waits for begun ones."""
         conversation = self._jobs[key.job_id].conversations[key.conversation_id]
         return not conversation.is_started and self._room.working_set.is_pressed(conversation.model(key))
 
@@ -94,11 +94,11 @@ class QueuesView:
         return RoomLacked(reserved=slots.kv_reserved, budget=budget, is_put_behind=self.is_put_behind(key))
 
     def deferred_for(self, key: TurnKey) -> str | None:
-        """Return the worker that a ready turn waits for though another has a free slot."""
+        """Return the worker that a deferred turn waits for, None for any other turn."""
         return self._ready.deferred.worker_of(key)
 
     def ready_turns(self, model: str) -> ReadyTurns:
-        """Show where the ready turns of a model wait; walks all of them."""
+        """Return where the ready turns of a model wait; walks all of them."""
         deferred = ((turn.key, worker) for turn, worker in self._ready.deferred)
         return ReadyTurns(
             queued=frozenset(self._ready.queues.get(model, ())),
@@ -107,7 +107,7 @@ class QueuesView:
         )
 
     def places_kept(self, model: str) -> int:
-        """Count the places in the order of a model's ready turns, with those of turns that have gone: it is bounded."""
+        """Count the entries in the order of a model's ready turns, outdated ones included (tests bound them)."""
         return self._ready.queues[model].entries if model in self._ready.queues else 0
 
     def ready_heads(self, count: int) -> list[tuple[TurnKey, bool]]:
@@ -138,7 +138,7 @@ class QueuesView:
 
 
 class PoolsView:
-    """A snapshot of a core that is not running meanwhile: all of it belongs to one thread."""
+    """A view of a core that handles nothing meanwhile: both belong to one thread."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class PoolsView:
         self._jobs = jobs
         self._ready = ready
         self._in_flight = in_flight
-        self._lost = lost  # models, and whether another node has them
+        self._lost = lost  # lost models, and whether another node has each
         self._room = room
         self._readers = readers
         self.queues = QueuesView(jobs, ready, in_flight, group_by, room, readers)
@@ -189,19 +189,19 @@ class PoolsView:
         }
 
     def in_flight_by_job(self) -> Mapping[JobId, int]:
-        """Count the turns on slots of each job that has any."""
+        """Count the turns in flight of each job that has any."""
         return {job_id: count for job_id, count in self._in_flight.by_job.items() if count}
 
     def users(self, adapter: str) -> int:
-        """Count the unfinished jobs whose agents ask for an adapter."""
+        """Count the unfinished jobs whose agents use an adapter."""
         return sum(live.uses_adapter(adapter) for live in self._jobs.values())
 
     def models(self) -> frozenset[str]:
-        """Return every model that an unfinished job asks for."""
+        """Return every model that an unfinished job uses."""
         return frozenset(model for live in self._jobs.values() for model in live.backlog.models)
 
     def models_of(self, job_id: JobId) -> frozenset[str]:
-        """Return the models that the agents of a job have; none if the job has no unfinished turn here."""
+        """Return the models of a job's agents; none if the job has no unfinished turn here."""
         live = self._jobs.get(job_id)
         return frozenset(live.backlog.models) if live is not None else frozenset()
 
@@ -211,7 +211,7 @@ class PoolsView:
         return sum(len(live.conversations) for live in self._jobs.values())
 
     def conversations_of(self, job_id: JobId) -> Collection[str]:
-        """Return the conversations of a job that are here, and have not ended."""
+        """Return the conversations of a job that are here and have not ended."""
         live = self._jobs.get(job_id)
         return () if live is None else live.conversations.keys()
 
@@ -223,7 +223,7 @@ class PoolsView:
 
     @property
     def readers(self) -> tuple[TurnKey, ...]:
-        """The first readers whose first token other turns wait for, since their prompts begin alike."""
+        """The first readers whose first token other turns wait for."""
         return self._readers.readers
 
     def jobs(self) -> tuple[JobId, ...]:
@@ -231,7 +231,7 @@ class PoolsView:
         return tuple(self._jobs)
 
     def free(self, model: str) -> int:
-        """Count the free slots of a model less its waiting turns; negative if there is a queue."""
+        """Count the free slots of a model less its waiting turns; negative if turns queue."""
         free = self._in_flight.models[model].free - self._ready.waiting(model)
         return free - self._readers.held(model) if self._readers.are_any else free
 
@@ -245,7 +245,7 @@ class PoolsView:
         return {model: replace(of, is_full=self._is_full(model)) for model, of in waiting.items()}
 
     def _is_full(self, model: str) -> bool:
-        """Whether turns wait though a slot is free, since no KV cache has room for the next."""
+        """Whether turns wait although a slot is free, because no KV cache has room for the next."""
         return (
             self._ready.has_others(model)
             and self._in_flight.models[model].kv_budget is not None
@@ -265,7 +265,7 @@ class PoolsView:
         return self._in_flight.worker(worker).held
 
     def capacity(self) -> CapacityView:
-        """Show how far KV caches bound starts at this moment; walks all workers."""
+        """Return how far KV caches limit starts at this moment; walks all workers."""
         kv, needs, working_set = self._in_flight.kv, self._room.needs, self._room.working_set
         ready = self._in_flight.ready
         return CapacityView(

@@ -10,17 +10,18 @@ from typing import Final
 from service.conversations.job.job import JobId, TurnKey
 from service.scheduling.core.in_flight_pool import InFlightPool
 
-PRESSED: Final = 0.95  # full share of the KV caches from which new conversations wait
-RELIEVED: Final = 0.8
-BUSY: Final = 0.5  # least share used by turns in flight: below it no slot stands idle for what others would find again
+PRESSED: Final = 0.95  # share of the KV caches in use from which new conversations wait
+RELIEVED: Final = 0.8  # share below which they no longer wait
+BUSY: Final = 0.5  # share used by turns in flight below which new conversations begin anyway, so that no slot is idle
 
 
 class WorkingSet:
-    """By model: the contexts of agents between two turns, and whether they and those in flight fill it."""
+    """The contexts of agents between two turns, by model, and whether they fill its caches with those in flight."""
 
     def __init__(self, in_flight: InFlightPool) -> None:
         self._in_flight = in_flight
-        self._contexts: dict[tuple[JobId, str], dict[str, tuple[str, int]]] = {}  # agent -> its model, and tokens
+        # By conversation and agent: its model and tokens
+        self._contexts: dict[tuple[JobId, str], dict[str, tuple[str, int]]] = {}
         self._idle: Counter[str] = Counter()
         self._pressed: set[str] = set()
 
@@ -29,21 +30,21 @@ class WorkingSet:
 
     @property
     def idle(self) -> Mapping[str, int]:
-        """By model, the tokens of contexts that agents between two turns would find again."""
+        """The tokens of contexts between two turns, by model."""
         return dict(self._idle)
 
     @property
     def conversations(self) -> tuple[tuple[JobId, str], ...]:
-        """The conversations with an agent's context that would be found again."""
+        """The conversations with the context of an agent between two turns."""
         return tuple(self._contexts)
 
     @property
     def pressed(self) -> frozenset[str]:
-        """The models whose conversations that have begun go before new ones."""
+        """The models whose begun conversations go before new ones."""
         return frozenset(self._pressed)
 
     def is_pressed(self, model: str) -> bool:
-        """Whether conversations of a model that have begun go before new ones."""
+        """Whether begun conversations of a model go before new ones."""
         return model in self._pressed
 
     def may_begin(self, model: str) -> bool:
@@ -54,7 +55,7 @@ class WorkingSet:
         return budget is None or self._in_flight.models[model].kv_reserved < BUSY * budget
 
     def start(self, key: TurnKey, model: str) -> None:
-        """Record a turn's start: the context that it finds again is its own now."""
+        """Record a turn's start: it uses the context of its agent."""
         self._drop(key[:2], key.agent_id)
         self.measure(model)
 
@@ -67,7 +68,7 @@ class WorkingSet:
         self.measure(model)
 
     def forget(self, job_id: JobId, conversation_id: str) -> None:
-        """Forget a conversation that is over or elsewhere."""
+        """Forget a conversation that has ended or left."""
         place = job_id, conversation_id
         for agent, (model, _) in list(self._contexts.get(place, {}).items()):
             self._drop(place, agent)

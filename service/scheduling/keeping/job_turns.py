@@ -1,4 +1,4 @@
-"""The turns of jobs, which are stored: a ``Work`` that knows prompts, transcripts and records."""
+"""The turns of jobs, which are stored: a ``Work`` with prompts, transcripts and records."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -34,11 +34,11 @@ Conversation = events.ConversationStarted | events.ConversationEnded
 
 
 class JobTurns(Work):
-    """Written by the scheduler alone; ``prompts`` are jobs that have not ended.
+    """The turns of unfinished jobs; written by the scheduler alone. ``prompts`` holds the jobs.
 
-    ``released`` are the conversations that were left to other nodes, with the models that they need next.
-    ``post`` tells the core of turns whose tools run: their slots may be lent meanwhile. ``has_several_keys``: what is
-    told of prompt caches is kept apart by key.
+    ``released`` holds the conversations left to other nodes, with the models that they need next. ``post`` reports
+    turns whose tools run to the core, which may lend their slots. With ``has_several_keys`` prompt caches are separate
+    by key.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class JobTurns(Work):
         return f"<JobTurns jobs={len(self.prompts)} {self.turns!r}>"
 
     def restore(self, piece: Piece, recovered: Recovered) -> JobPrompts:
-        """Take conversations of a job with what was recorded of them; return the job's prompts."""
+        """Restore conversations of a job from their records; return the job's prompts."""
         job = piece.job
         live = self.prompts.get(job.id)
         if live is None:
@@ -81,7 +81,7 @@ class JobTurns(Work):
         return live
 
     def set_aside(self, key: TurnKey) -> records.TurnEnded:
-        """Fail a turn under which the service itself has ended again and again."""
+        """Fail a turn during which the service itself crashed repeatedly."""
         agent = self.agent_of(key)
         turn = self.turns.end_waiting(key, agent, TurnState.FAILED, FailureReason.POISONED, SET_ASIDE)
         if turn.leaves:
@@ -104,7 +104,7 @@ class JobTurns(Work):
         return self.prompts[job_id].job.name
 
     def owner_of(self, job_id: JobId) -> str | None:
-        """Return the name of the key that a job was posted with."""
+        """Return the name of the key that posted a job."""
         return self.prompts[job_id].job.owner
 
     @override
@@ -126,7 +126,7 @@ class JobTurns(Work):
         return [records.TurnMoved(key=key, state=TurnState.READY, worker=None, at=now, model=model)]
 
     def await_turn(self, key: TurnKey, now: datetime) -> Sequence[Record]:
-        """Let a turn wait for its caller; with the first one of all its conversation has begun."""
+        """Let a turn wait for its caller; the first one begins its conversation."""
         live, agent = self.prompts[key.job_id], self.agent_of(key)
         if live.job.prompt_at is PromptAt.QUEUE:
             live.discussion(key.conversation_id).make_prompt_once(key.agent_id, key.round)
@@ -135,7 +135,7 @@ class JobTurns(Work):
         words = live.begin_words(key.conversation_id, now.astimezone())
         if words is None and live.conversations[key.conversation_id].heritage.source is None:
             return [moved]
-        # An heir has the words of its source before it begins. To begin a second time changes nothing.
+        # An heir has the words of its source before it begins. A second begin changes nothing.
         begun = events.ConversationStarted(job_id=key.job_id, conversation_id=key.conversation_id)
         facts: list[Record] = [_moved(begun, ConversationState.RUNNING, None, now)]
         if words is not None:
@@ -145,7 +145,7 @@ class JobTurns(Work):
         return [*facts, moved]
 
     def hear_caller(self, turn: Turn) -> TurnDigest:
-        """Take a turn that its caller has spoken, or not in time; return its digest."""
+        """Record a turn that its caller has spoken or missed; return its digest."""
         live = self.prompts[turn.key.job_id]
         if turn.is_heard:
             words = None if turn.leaves else turn.text
@@ -174,7 +174,7 @@ class JobTurns(Work):
         return [records.ConversationWorded(job_id=key.job_id, conversation_id=key.conversation_id, words=words)]
 
     def act(self, action: events.OfSlot, start_soon: Callable[..., None]) -> None:
-        """Carry out what is decided about slots while tools run."""
+        """Carry out a decision about a slot whose turn's tools run."""
         self._slots.act(action, start_soon)
 
     @override
@@ -182,7 +182,7 @@ class JobTurns(Work):
         self.turns.cut_off_attempt(key)
 
     def interrupt_all(self) -> None:
-        """End every attempt that is running; its turn is ready again, and charged with nothing."""
+        """End all running attempts; their turns are ready again, without charges."""
         self.turns.interrupt_all()
 
     @override
@@ -214,7 +214,7 @@ class JobTurns(Work):
             case events.ConversationEnded():
                 self._blame.forget(action.unspoken)
                 self.prompts[action.job_id].forget(action.conversation_id)
-                # What is asked for late must not look here: the job may have ended by then.
+                # Read it now: the job may have ended when the facts are written.
                 live = self.prompts[action.job_id]
                 most = live.job.most_turns(live.conversations[action.conversation_id]) if action.absent else None
                 return self._end_conversation(action, live.casts[action.conversation_id], most, now)
@@ -239,7 +239,7 @@ class JobTurns(Work):
         yield replace(_moved(ended, ended.state, ended.reason, now), ending=ended.ending, most=most)
 
     def clear(self) -> None:
-        """Forget everything; nothing is in flight."""
+        """Forget everything; no turn is in flight."""
         self.prompts.clear()
         self.released.clear()
         self.turns.clear()

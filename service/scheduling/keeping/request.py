@@ -1,4 +1,4 @@
-"""One request of a client: its state so far, and the effect of each end of an attempt. Nothing of it is recorded."""
+"""One request of a client: its state so far, and the effect of each end of an attempt. It is not recorded."""
 
 import time
 from collections.abc import Callable
@@ -24,8 +24,8 @@ from workers.outcome import EngineFailed, FailureReason, Outcome
 from workers.requests.slots import Lease
 from workers.supervised import SupervisedWorker
 
-OVERLOADED: Final = frozenset({429, 503})  # what an engine says that would answer later
-AGAIN_S: Final = 5  # after which a client may ask again what failed for no fault of its own
+OVERLOADED: Final = frozenset({429, 503})  # statuses of an engine that would answer later
+AGAIN_S: Final = 5  # seconds after which a client may retry a failure that it did not cause
 AGAIN: Final = frozenset(
     {
         FailureReason.ENGINE_DIED,
@@ -42,7 +42,7 @@ REFUSED: Final = frozenset({FailureReason.ENGINE_REJECTED, FailureReason.CONTEXT
 
 
 class RelayFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a request has no answer, or none that is whole; ``after_s`` is when it may be asked again, if that helps."""
+    """The reason why a request has no complete answer; ``after_s`` is when a retry may help, None if it would not."""
 
     reason: str
     detail: str
@@ -50,13 +50,13 @@ class RelayFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RelayedRequest(OnSlot):
-    """Written by its owner, ``RelayedRequests``, and by the runner of its attempts; read where its client is answered.
+    """A request in the queue or on a slot; written by ``RelayedRequests`` and the runner of its attempts.
 
-    ``changed`` is notified when it gets a slot or loses it, when its answer begins, and at its end. ``on_answer`` is
-    called with it once its answer is complete.
+    ``changed`` is notified when it gets or loses a slot, when its answer begins, and at its end. ``on_answer`` is
+    called with it once its answer is complete. The task that answers its client reads it.
     """
 
-    attempt: RunningAttempt  # the newest, once there is one
+    attempt: RunningAttempt  # the newest one
 
     def __init__(
         self, job_id: JobId, posted: PostedRequest, on_answer: Callable[["RelayedRequest"], None] = lambda _: None
@@ -68,14 +68,14 @@ class RelayedRequest(OnSlot):
         self.charges = Charges()
         self.own_tokens = 0  # prompt tokens that its program sent before
         self.attempts = 0
-        self.tries: list[AttemptMeasures] = []  # attempts that have ended
+        self.tries: list[AttemptMeasures] = []  # ended attempts
         self.posted_at = datetime.now(UTC)
-        self.on_slots_s = 0.0  # of attempts that have ended
+        self.on_slots_s = 0.0  # slot time of ended attempts
         self.failure: RelayFailure | None = None
         self.is_over = False
         self.changed = Notifier()
         self.asked = PostedAsking(job_id, posted, self.changed)
-        self._is_proved = False  # the newest refusal, as one of this request alone
+        self._is_proved = False  # the newest refusal concerns this request alone
         self._waiting_since: float | None = time.monotonic()
         self._waited_s = 0.0
 
@@ -100,13 +100,13 @@ class RelayedRequest(OnSlot):
 
     @property
     def waited_s(self) -> float:
-        """For how long it has waited for slots so far, in all."""
+        """The time that it has waited for slots so far, in seconds."""
         return self._waited_s + (time.monotonic() - self._waiting_since if self._waiting_since is not None else 0.0)
 
     # Moving
 
     def note_ready(self) -> None:
-        """Start the clock of waiting, unless it runs."""
+        """Start the waiting clock, unless it runs."""
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
 
@@ -122,7 +122,7 @@ class RelayedRequest(OnSlot):
         self.changed.notify()
 
     def finish(self, failure: RelayFailure | None = None) -> None:
-        """End it, unless it has ended."""
+        """End the request, unless it has ended."""
         if self.is_over:
             return
         self._waited_s, self._waiting_since = self.waited_s, None
@@ -133,7 +133,7 @@ class RelayedRequest(OnSlot):
 
     @property
     def may_run_again(self) -> bool:
-        """Unless its client has a part of the answer, or the engine refuses this request alone: its word counts."""
+        """Whether it may run again: not once its client has a part of the answer, or only this request is refused."""
         whole = self.asked.whole
         has_last_word = self._is_proved and whole is not None and whole.status not in OVERLOADED
         return not (self.asked.has_begun or has_last_word)
@@ -176,14 +176,14 @@ class RelayedRequest(OnSlot):
         return End(event=events.TurnCutOff(key=self.key), records=used)
 
     def _measure(self, outcome: TurnState, reason: str | None) -> list[Record]:
-        """Keep the measures of the attempt; return the record of its usage."""
+        """Record the measures of the attempt; return the record of its usage."""
         measures = self.attempt.measures(self.posted.model, outcome, reason)
         self.tries.append(measures)
         return [RequestUsed(used=(usage_key(self.agent, self.posted.owner), measures.used))]
 
     @property
     def measures(self) -> RequestMeasures:
-        """The measures of it, once it is over."""
+        """The measures of the request, once it is over."""
         reason = None if self.failure is None else self.failure.reason
         failed = TurnState.CANCELLED if reason == FailureReason.CANCELLED else TurnState.FAILED
         return RequestMeasures(
@@ -202,10 +202,10 @@ class RelayedRequest(OnSlot):
 
     @property
     def engine_refused(self) -> bool:
-        """Whether the engine's own answer says why there is none."""
+        """Whether the engine's own answer explains the failure."""
         return self.asked.whole is not None and self.was_told
 
     @property
     def was_told(self) -> bool:
-        """Whether the engine itself has said what is wrong: in its answer, or in a stream of it."""
+        """Whether the engine itself has reported the failure, in its answer or in a stream."""
         return self.failure is not None and self.failure.reason in REFUSED

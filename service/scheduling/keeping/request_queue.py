@@ -1,4 +1,4 @@
-"""The requests at the door that wait or are on slots: bounds, places in the queue, and the fair way to make room."""
+"""The requests at the door that wait or are on slots: bounds, places in the queue, and fair eviction."""
 
 import math
 import time
@@ -16,15 +16,15 @@ from service.errors import QueueFull
 from service.scheduling.keeping.request import RelayedRequest, RelayFailure
 from workers.policy.pace import Mean
 
-PLACES_S: Final = 1.0  # age at which places in the queue are counted again
+PLACES_S: Final = 1.0  # seconds after which places in the queue are counted again
 QUEUE_FULL: Final = "queue_full"
 MOST_AFTER_S: Final = 60
 
 
 class QueueRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds on the requests that wait for slots, and on the bodies of all requests together.
+    """Bounds on the waiting requests, and on the bodies of all requests together.
 
-    ``holds_slots``: slots may wait for the next requests of their programs.
+    With ``holds_slots`` slots are held for the next requests of programs.
     """
 
     requests: int
@@ -33,22 +33,22 @@ class QueueRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestQueue:
-    """Written by ``RelayedRequests``; the requests that have not ended, in the order in which they came."""
+    """The requests that have not ended, in order of arrival; written by ``RelayedRequests``."""
 
     def __init__(self, rules: QueueRules) -> None:
         self.rules = rules
         self.by_job: dict[JobId, RelayedRequest] = {}
         self.on_slots: dict[TurnKey, RelayedRequest] = {}
-        self.pace = Mean()  # seconds on slots of requests that were answered
+        self.pace = Mean()  # seconds on slots of answered requests
         self._bytes = 0
-        self._places: dict[JobId, int] = {}  # in the queue, as of ``_places_until`` less PLACES_S
+        self._places: dict[JobId, int] = {}  # places in the queue, counted PLACES_S before ``_places_until``
         self._places_until = -math.inf
 
     def __repr__(self) -> str:
         return f"<RequestQueue waiting={self.waiting} on_slots={len(self.on_slots)}>"
 
     def add(self, request: RelayedRequest) -> None:
-        """Add a request that has come."""
+        """Add a new request."""
         self.by_job[request.key.job_id] = request
         self._bytes += len(request.posted.body)
 
@@ -65,20 +65,18 @@ class RequestQueue:
 
     @property
     def waiting(self) -> int:
-        """The number of those that wait for a slot."""
+        """The number of requests that wait for a slot."""
         return len(self.by_job) - len(self.on_slots)
 
     @property
     def oldest_ready_at(self) -> datetime | None:
-        """When the request came that has waited longest of those that wait now."""
+        """When the oldest waiting request came."""
         return next((request.posted_at for request in self.by_job.values() if request.is_waiting), None)
 
     def place_in_queue(self, request: RelayedRequest) -> int | None:
-        """Return a request's place among those that wait for its model, by priority and by when they came.
+        """Return a request's place among those that wait for its model, by priority and arrival.
 
-        None where it waits no more.
-
-        Places are counted once a second at most: each of very many that wait asks for its own.
+        None if it does not wait. Places are counted at most once a second, since many requests ask for their own.
         """
         now = time.monotonic()
         if now >= self._places_until:
@@ -92,14 +90,14 @@ class RequestQueue:
         return self._places.get(request.key.job_id) if request.is_waiting else None
 
     def waiting_of(self, owner: str) -> int:
-        """Return how many of one key wait for a slot."""
+        """Return the number of a key's requests that wait for a slot."""
         return sum(request.is_waiting for request in self.by_job.values() if request.posted.owner == owner)
 
     def make_room(self, posted: PostedRequest, slots: int) -> Iterator[tuple[RelayedRequest, RelayFailure]]:
-        """Yield requests to withdraw until a new one has room; each must be withdrawn before the next is asked for.
+        """Yield requests to withdraw until a new one has room; each must be withdrawn before the next is taken.
 
-        The newest waiting request of the key that holds most goes: a newcomer's key has its share like others.
-        ``slots`` are those of its model.
+        The newest waiting request of the key with the most goes, so that each key has its share. ``slots`` are those of
+        the model.
 
         Raises:
             QueueFull: that key is the newcomer's own.
@@ -125,5 +123,5 @@ class RequestQueue:
         return newest, RelayFailure(reason=QUEUE_FULL, detail=f"{why}, most of it of this key", after_s=after_s)
 
     def _after_s(self, slots: int) -> int:
-        """Return when there should be room: the waiting requests, at the pace so far."""
+        """Return the seconds until there should be room, by the number of waiting requests and the pace so far."""
         return max(1, min(MOST_AFTER_S, math.ceil(self.pace.value * self.waiting / max(1, slots))))

@@ -1,4 +1,4 @@
-"""All requests at the door that have not ended: a ``Work`` of which nothing is stored."""
+"""All requests at the door that have not ended: a ``Work`` without records."""
 
 import logging
 import secrets
@@ -26,15 +26,15 @@ from service.store.records import Record
 from workers.outcome import CancelReason, FailureReason
 from workers.supervised import SupervisedWorker
 
-REMEMBERED: Final = 16_384  # programs; some 4 MB
+REMEMBERED: Final = 16_384  # programs remembered; they take some 4 MB
 PREFIX_BYTES: Final = 4
 NO_RECORDS: Final[Sequence[Record]] = ()
-FIRST_REQUEST: Final = events.ProgramReturn()  # of a program
+FIRST_REQUEST: Final = events.ProgramReturn()  # the first request of a program
 logger = logging.getLogger(__name__)
 
 
 class AnsweredProgram(NamedTuple):
-    """A program that was answered ``at`` a time: the request, and where its cache is."""
+    """A program that was answered ``at`` a time: its request, and the place of its cache."""
 
     key: TurnKey
     place: CacheLocation
@@ -42,9 +42,9 @@ class AnsweredProgram(NamedTuple):
 
 
 class Programs:
-    """The newest programs, each by what it is known by: a session's name, or a digest of all that it has said so far.
+    """The newest programs, each by a mark: a session's name, or a digest of everything it has said so far.
 
-    Of each there is where its last request was, and when that was answered, in monotonic seconds.
+    Each has the worker of its last request, and the time of that answer in monotonic seconds.
 
     Source: specification, "Programs of clients".
     """
@@ -57,7 +57,7 @@ class Programs:
         return f"<Programs {len(self._known)}>"
 
     def find(self, marks: Sequence[bytes]) -> AnsweredProgram | None:
-        """Return the program that is known by the first of these marks that any is known by."""
+        """Return the program with the first of these marks that is known."""
         for mark in marks:
             program = self._known.get(mark)
             if program is not None:
@@ -74,9 +74,9 @@ class Programs:
 
 
 class RelayedRequests(Work):
-    """Written by the scheduler, in whose task all of it runs; ``post`` hands events to the core.
+    """The requests of clients; written by the scheduler in its own task. ``post`` hands events to the core.
 
-    ``rules`` bound what waits at once.
+    ``rules`` bound the requests that wait at once.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class RelayedRequests(Work):
         self._on_slots = self.queue.on_slots
         self._programs = Programs()
         self._prefix = (
-            f"request-{secrets.token_hex(PREFIX_BYTES)}"  # random bytes of each would be a call of the kernel
+            f"request-{secrets.token_hex(PREFIX_BYTES)}"  # one for all: random bytes for each would cost a system call
         )
         self._numbers = count(1)
         self._closed_by: str | None = None
@@ -104,11 +104,11 @@ class RelayedRequests(Work):
         return f"<RelayedRequests {self.queue!r}>"
 
     def __contains__(self, job_id: object) -> bool:
-        """Tell whether a job of the core's is a request of a client."""
+        """Whether a job of the core is a client's request."""
         return job_id in self._requests
 
     def __len__(self) -> int:
-        """Count those that have not ended."""
+        """Count the requests that have not ended."""
         return len(self._requests)
 
     def subscribe(self, on_end: Callable[[RequestMeasures], None]) -> None:
@@ -118,11 +118,11 @@ class RelayedRequests(Work):
     # Clients
 
     def submit(self, posted: PostedRequest, slots: int) -> RelayedRequest:
-        """Take a request; what becomes of it shows in what is returned. ``slots`` are those of its model.
+        """Submit a request; the returned object shows its progress. ``slots`` are those of its model.
 
         Raises:
-            QueueFull: too many wait, or too much, and most of that is of the same key.
-            ShuttingDown: no more are taken.
+            QueueFull: too many requests or bytes wait, and most of them belong to the same key.
+            ShuttingDown: no more requests are taken.
         """
         if self._closed_by is not None:
             raise ShuttingDown(f"{self._closed_by} and takes no new requests")
@@ -133,7 +133,7 @@ class RelayedRequests(Work):
         known = self._programs.find(posted.marks)
         cached = {} if known is None else {request.key: known.place}
         request.own_tokens = 0 if known is None else known.place.tokens
-        # Without marks it has no program; one of several answers has several slots.
+        # A request without marks has no program. One with several answers takes several slots.
         program = FIRST_REQUEST if posted.marks and posted.answers == 1 and self.queue.rules.holds_slots else None
         if program is not None and known is not None:
             pause_s = time.monotonic() - known.at
@@ -142,23 +142,23 @@ class RelayedRequests(Work):
         return request
 
     def withdraw(self, request: RelayedRequest, failure: RelayFailure | None = None) -> None:
-        """End a request that nobody waits for any more, or for which time is up; its slot is free at once."""
+        """End a request whose client has left or whose time is over; its slot is free at once."""
         request.finish(failure or RelayFailure(reason=FailureReason.CANCELLED, detail="its client has gone"))
         if request.key.job_id in self._requests:
             self._post(events.JobCancelled(job_id=request.key.job_id))
 
     def end_waiting_for(self, models: Collection[str]) -> None:
-        """End those that wait for models which are served here no more: unlike jobs they cannot wait for ever."""
+        """End the requests that wait for models no longer served here: unlike jobs they cannot wait forever."""
         for request in [each for each in self._requests.values() if each.is_waiting and each.agent.model in models]:
             detail = f"model {request.agent.model} was removed from the configuration"
             self.withdraw(request, RelayFailure(reason=FailureReason.ENGINE_UNREACHABLE, detail=detail))
 
     def open(self) -> None:
-        """Take requests again."""
+        """Accept requests again."""
         self._closed_by = None
 
     def close(self, detail: str) -> None:
-        """Take no more, and end those that wait: another start of the service knows nothing of them."""
+        """Accept no more requests, and end the waiting ones: they are not recorded for the next life of the service."""
         self._closed_by = detail
         for request in [each for each in self._requests.values() if each.is_waiting]:
             self.withdraw(request, RelayFailure(reason=FailureReason.SHUTDOWN, detail=detail, after_s=AGAIN_S))
@@ -171,11 +171,11 @@ class RelayedRequests(Work):
         return bool(self._on_slots)
 
     def on_slots(self) -> list[RelayedRequest]:
-        """Return the requests that are on slots now."""
+        """Return the requests on slots."""
         return list(self._on_slots.values())
 
     def name_of(self, job_id: JobId) -> str:
-        """Return the name of the request for displays of turns: its path."""
+        """Return the request's name in displays of turns: its path."""
         return self._requests[job_id].posted.path
 
     def owner_of(self, job_id: JobId) -> str | None:
@@ -186,7 +186,7 @@ class RelayedRequests(Work):
         """Return the agent that stands for a client."""
         return self._requests[key.job_id].agent
 
-    def place_of(self, key: TurnKey) -> int:  # noqa: ARG002 - it has no others beside it
+    def place_of(self, key: TurnKey) -> int:  # noqa: ARG002 - its only agent has place 0
         """Return the agent's place."""
         return 0
 
@@ -207,34 +207,34 @@ class RelayedRequests(Work):
         return request, NO_RECORDS
 
     def cut_off_attempt(self, key: TurnKey) -> None:
-        """End the attempt of a request, unless it has ended at the same moment."""
+        """End the attempt of a request, unless it has just ended."""
         if key in self._on_slots:
             self._on_slots[key].attempt.cancel(CancelReason.CONVERSATION_ENDED)
 
     def interrupt_all(self) -> None:
-        """End every attempt; the request runs again, unless its client has a part of its answer."""
+        """End all running attempts; requests run again, unless their clients have a part of the answer."""
         for request in self._on_slots.values():
             request.attempt.cancel(CancelReason.LEASE_LOST)
 
     def abandon(self, key: TurnKey, detail: str) -> Sequence[Record]:
-        """Fail a request that waits for what cannot come."""
+        """Fail a request that waits for a model without workers."""
         self._blame.forget([key])
         failure = RelayFailure(reason=FailureReason.ENGINE_UNREACHABLE, detail=detail, after_s=AGAIN_S)
         self._requests[key.job_id].finish(failure)
         return NO_RECORDS
 
     def note_off_slot(self, key: TurnKey) -> None:
-        """Take a request off its slot."""
+        """Remove a request from its slot."""
         self._on_slots.pop(key, None)
 
     def clear_charges(self, keys: Iterable[TurnKey]) -> None:
-        """Clear requests of their charges for deaths that another turn explains."""
+        """Clear requests of charges for deaths that another turn explains."""
         for key in keys:
             if key.job_id in self._requests:
                 self._requests[key.job_id].charges = Charges()
 
     def move(self, action: events.Move, now: datetime) -> Iterable[Record]:  # noqa: ARG002
-        """Take the end of a request, or that only another node could go on with it."""
+        """Handle the end of a request, or its release to other nodes, which ends it too."""
         match action:
             case events.ConversationEnded():
                 self._blame.forget(action.unspoken)
@@ -251,9 +251,9 @@ class RelayedRequests(Work):
         return NO_RECORDS
 
     def clear(self) -> None:
-        """End all: this node was taken for dead, and begins anew."""
+        """End all requests: other nodes took this node for dead, and it starts over."""
         for request in self._requests.values():
-            detail = "this node was taken for dead, and has begun anew"
+            detail = "this node was taken for dead, and has started again"
             request.finish(RelayFailure(reason=FailureReason.SHUTDOWN, detail=detail, after_s=AGAIN_S))
         self.queue.clear()
 
@@ -273,7 +273,7 @@ class RelayedRequests(Work):
             self._programs.note(marks[0], AnsweredProgram(request.key, place, time.monotonic()))
 
     def _end(self, request: RelayedRequest) -> None:
-        """Log what became of a request that is over."""
+        """Log the end of a request."""
         request.finish(RelayFailure(reason=FailureReason.CANCELLED, detail="it was cancelled"))
         self._on_end(request.measures)
         failure = request.failure

@@ -1,4 +1,4 @@
-"""Requests that count tokens: an engine needs no slot for one, so that none waits for a slot.
+"""Requests that count tokens. An engine needs no slot for one, so none waits for a slot.
 
 Source: specification, "Queue of requests".
 """
@@ -20,33 +20,33 @@ from workers.requests.relay import Relay
 from workers.states import LEASABLE
 from workers.supervised import SupervisedWorker
 
-AT_ONCE: Final = 2  # on one worker: llama-server's front has four threads beside its slots', and probes want one
-LIMIT_S: Final = 30.0  # of one count on its worker: a million tokens take seconds
+AT_ONCE: Final = 2  # counts per worker: llama-server has four threads beside its slots, and probes need one
+LIMIT_S: Final = 30.0  # seconds for one count on its worker: a million tokens take seconds
 ID_BYTES: Final = 8
-AFTER_S: Final = 1  # to come again, where too many wait: one takes milliseconds
+AFTER_S: Final = 1  # seconds until a retry if too many wait: one count takes milliseconds
 
 
 class TokenCounts:
-    """Asks workers that are ready, past the queue, in the tasks of those who ask; as many wait as may in the queue."""
+    """Asks ready workers, past the queue, in the caller's task; as many may wait as in the queue."""
 
     def __init__(self, fleet: Fleet, requests: RelayedRequests) -> None:
         self._fleet = fleet
         self._requests = requests
-        self._limiters: dict[str, anyio.CapacityLimiter] = {}  # by worker; ids are as many as the configuration's
+        self._limiters: dict[str, anyio.CapacityLimiter] = {}  # by worker id, as many as the configuration has
 
     def __repr__(self) -> str:
         return f"<TokenCounts waiting={self.waiting}>"
 
     @property
     def waiting(self) -> int:
-        """The number of those that wait until their worker has counted for others."""
+        """The number of counts that wait for their worker."""
         return sum(limiter.statistics().tasks_waiting for limiter in self._limiters.values())
 
     async def ask(self, posted: PostedRequest) -> RelayedRequest | None:
-        """Return a request that is over; None where no worker could be asked, so that it is to wait in the queue.
+        """Return a finished request; None if no worker could be asked, so that it must wait in the queue.
 
         Raises:
-            QueueFull: too many wait.
+            QueueFull: too many counts wait.
         """
         if self.waiting >= self._requests.queue.rules.requests:
             raise QueueFull(f"{self.waiting} requests wait to be counted (server.queue)", AFTER_S)
@@ -77,7 +77,7 @@ def _relay_of(request: RelayedRequest) -> Relay:
 
 
 def _is_last_word(outcome: Outcome, request: RelayedRequest) -> bool:
-    """Whether no other engine will be asked: this one has answered, if only that it cannot count this."""
+    """Whether no other engine is asked: this one has answered, or reported that it cannot count."""
     if isinstance(outcome, EngineFailed):
         return request.asked.whole is not None and request.asked.whole.status not in OVERLOADED
     return True
@@ -89,7 +89,7 @@ def _failure_of(outcome: Outcome) -> RelayFailure | None:
             return None
         case RequestFailed():
             return RelayFailure(reason=outcome.reason, detail=outcome.detail)
-        case EngineFailed():  # in its own words, which are passed on
+        case EngineFailed():  # its own words are passed on
             return RelayFailure(reason=FailureReason.ENGINE_REJECTED, detail=outcome.detail)
         case _:
             return RelayFailure(reason=FailureReason.INTERNAL, detail=f"a count ended with {outcome}")

@@ -1,4 +1,4 @@
-"""One turn of a job from its first slot to its end: its record, and the effect of each end on it."""
+"""One turn of a job from its first slot to its end: its record, and the effect of each end."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 
 class TurnSurroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """The surroundings that all turns of jobs read and write; owned by ``JobTurns``.
+    """The objects that all turns of jobs share; owned by ``JobTurns``.
 
-    ``note_end`` takes a turn that has ended.
+    ``note_end`` gets each turn that has ended.
     """
 
     jobs: Mapping[JobId, JobPrompts]
@@ -45,9 +45,9 @@ class TurnSurroundings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobTurn(OnSlot):
-    """A turn that was on a slot and has not ended, as it is known; written by the scheduler alone.
+    """A turn that was on a slot and has not ended; written by the scheduler alone.
 
-    ``attempt`` is the one that runs, or the last one.
+    ``attempt`` is the running or the last one.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class JobTurn(OnSlot):
         self.attempts: list[Attempt] = list(so_far.attempts) if so_far else []
         self.rejected: list[Rejected] = list(so_far.rejected) if so_far else []
         self._queued_at = so_far.queued_at if so_far else queued_at
-        self.ready_at = queued_at  # for the attempt that runs, or for the next one
+        self.ready_at = queued_at  # for the running attempt, or for the next one
         self._started_at = (so_far.started_at if so_far else None) or attempt.started_at
 
     def __repr__(self) -> str:
@@ -81,7 +81,7 @@ class JobTurn(OnSlot):
 
     @property
     def may_run_again(self) -> bool:
-        """Always: nobody has seen its answer."""
+        """Always true: an answer counts only once it is complete."""
         return True
 
     def begin_attempt(self, attempt: RunningAttempt) -> None:
@@ -93,7 +93,7 @@ class JobTurn(OnSlot):
 
     @property
     def so_far(self) -> UnfinishedTurn:
-        """The attempts and charges of the turn, as the next life of the service would need them."""
+        """The attempts and charges of the turn, as the next life of the service needs them."""
         return UnfinishedTurn(
             key=self.key,
             attempts=tuple(self.attempts),
@@ -105,11 +105,11 @@ class JobTurn(OnSlot):
 
     @property
     def attempt_so_far(self) -> Attempt:
-        """The attempt that runs, as far as it is."""
+        """The record of the running attempt so far."""
         return record_so_far(self.attempt, self._asked.prompt)
 
     def attempts_so_far(self, *, is_running: bool) -> Turn:
-        """Return the turn with its attempts and times alone, which costs less than all of it; the running one too."""
+        """Return the turn with only its attempts and times, which costs less than a full snapshot."""
         running = (self.attempt_so_far,) if is_running else ()
         return Turn(
             key=self.key,
@@ -121,7 +121,7 @@ class JobTurn(OnSlot):
         )
 
     def snapshot(self, state: TurnState, reason: str | None = None, detail: str | None = None) -> Turn:
-        """Return the turn as it stands in a transcript, in ``state``."""
+        """Return the turn as a transcript shows it, in ``state``."""
         turn = Turn(
             key=self.key,
             role=self._agent.role,
@@ -150,12 +150,12 @@ class JobTurn(OnSlot):
         self.attempt.end()
         state, reason, detail = ending_of(outcome)
         ended = replace(self.attempt_so_far, outcome=state, reason=reason, detail=detail)
-        # Those of the answer that stands are the turn's.
+        # The calls of a valid answer are stored with the turn.
         self.attempts.append(replace(ended, tool_calls=()) if isinstance(outcome, Completed) else ended)
 
     @override
     def complete(self) -> End:
-        """Take a complete answer, unless it was made with other weights than its conversation's, or is not valid."""
+        """Complete the turn, unless its answer is not valid or was made with other weights than its conversation's."""
         key, answer = self.key, self.attempt.answer
         versions = [version for version in (answer.first_version, answer.last_version) if version is not None]
         changed = next((fault for version in versions if (fault := self._prompts.pin_weights(key, version))), None)
@@ -179,7 +179,7 @@ class JobTurn(OnSlot):
         return self._prompts.digest(self.key, self._asked.fulfils, words, usage.completion_tokens if usage else None)
 
     def _reject(self, fault: str) -> End:
-        """Ask again for an answer that is not valid, unless that was done often enough."""
+        """Ask again after an answer that is not valid, unless its retries are used up."""
         self.rejected.append((self.attempt.answer.text, fault))
         self._refuse_answer(FailureReason.INVALID_ANSWER, fault)
         validation = self._agent.validation
@@ -189,7 +189,7 @@ class JobTurn(OnSlot):
         return self.fail(FailureReason.VALIDATION_EXHAUSTED, f"the last of {len(self.rejected)} answers: {fault}")
 
     def _refuse_answer(self, reason: FailureReason, detail: str) -> None:
-        """Mark the last attempt as failed: its answer is complete, and does not stand."""
+        """Mark the last attempt as failed: its answer is complete but does not count."""
         calls = tuple(self.attempt.answer.tool_calls)
         self.attempts[-1] = replace(
             self.attempts[-1], outcome=TurnState.FAILED, reason=reason, detail=detail, tool_calls=calls
@@ -214,7 +214,7 @@ class JobTurn(OnSlot):
 
     @override
     def fail(self, reason: FailureReason, detail: str) -> End:
-        """End the turn, and with it its conversation."""
+        """End the turn, and its conversation with it."""
         if reason is FailureReason.CONTEXT_OVERFLOW and self._agent.memory is None:
             detail = f"{detail}; memory: {{keep: auto}} bounds what an agent is shown of the past"
         return self._finish(events.TurnFailed(key=self.key, reason=reason), TurnState.FAILED, reason, detail)
@@ -249,8 +249,8 @@ class JobTurn(OnSlot):
         return End(event=event, records=[ended])
 
     def _measures(self) -> AttemptMeasures:
-        told = self.attempts[-1]
-        return self.attempt.measures(self._agent.model, told.outcome, told.reason)
+        last = self.attempts[-1]
+        return self.attempt.measures(self._agent.model, last.outcome, last.reason)
 
     @property
     def _whose(self) -> records.UsageKey:

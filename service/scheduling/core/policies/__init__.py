@@ -1,6 +1,6 @@
-"""The orders of ready turns: one file each, and its name is the policy's.
+"""The orders of ready turns: one policy per file, named after it.
 
-To add one, add a file with a ``ReadyQueue``.
+To add a policy, add a file with one ``ReadyQueue``.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from service.scheduling.core.queue.ready_queue import PolicyFactory, ReadyQueue
 
 
 def _policy_of(name: str) -> PolicyFactory:
-    """Return the one queue that a module defines."""
+    """Return the one queue class that a module defines."""
     module = import_module(f"{__name__}.{name}")
     (policy,) = (
         found

@@ -1,9 +1,9 @@
-"""Longest path first within a job; among jobs the shortest, unless one of them would come too late for that.
+"""Longest path first within a job; among jobs the shortest first, unless one of them is urgent.
 
-A job whose longest chain of turns takes nearly as long as all work that is left decides how long everything takes: it
-is urgent, and goes first. While none is, the job with the least work left goes first, which ends jobs soonest on
-average. Every sixteenth turn is the one that has waited longest: with n older ones waiting, a turn of the highest
-priority or of any other starts at the latest as the 16 (n + 1)th from now.
+A job is urgent if its longest chain of turns takes nearly as long as all work that is left: the chain then decides when
+everything ends. While no job is urgent, the one with the least work goes first, which ends jobs soonest on average.
+Every sixteenth turn is the one that has waited longest. With n older turns waiting, a turn of the highest priority
+starts at the latest as the 16 (n + 1)th from now; so does a turn of any other priority.
 """
 
 import heapq
@@ -14,9 +14,9 @@ from typing_extensions import override
 from service.conversations.job.job import JobId
 from service.scheduling.core.queue.ready_queue import LEAST, SLACK, JobLoad, Rank, ReadyQueue, ReadyTurn
 
-# Share of the time that all work left takes: a chain as long as that is urgent (bench/studies/orders.py).
+# Least share of the time for all remaining work at which a chain is urgent (bench/studies/orders.py).
 URGENT_SHARE: Final = 0.5
-CHAIN_BOUND: Final = 1.25  # work for the slots, in longest chains: below that the chains decide, and all are urgent
+CHAIN_BOUND: Final = 1.25  # work per slot, in longest chains: below it the chains decide, and all are urgent
 AGEING_TURNS: Final = 16
 
 
@@ -25,7 +25,7 @@ class _Lane:
 
     def __init__(self) -> None:
         self.heap: list[tuple[Rank, int, ReadyTurn]] = []
-        self.version = 0  # of the entries that count in the heaps over all lanes
+        self.version = 0  # the version of its valid entries in the heaps over all lanes
 
 
 class CriticalPath(ReadyQueue):
@@ -39,14 +39,14 @@ class CriticalPath(ReadyQueue):
         self._lanes: dict[JobId, _Lane] = {}
         self._by_path: list[tuple[Rank, JobId, int]] = []
         self._by_work: list[tuple[Rank, JobId, int]] = []
-        self._longest: list[tuple[float, JobId]] = []  # every job's path, its ready turns or none
+        self._longest: list[tuple[float, JobId]] = []  # the path of every job, with or without ready turns
         self._oldest: list[tuple[int, ReadyTurn]] = []
         self._taken = 0
-        self._versions = 0  # over all lanes: an entry of a lane that is gone must not stand for its successor
+        self._versions = 0  # for all lanes, so that an entry of a lane that is gone is never valid for its successor
 
     @property
     def entries(self) -> int:
-        """The number of places of turns and of jobs that its order keeps."""
+        """The number of entries for turns and jobs in its order."""
         of_turns = len(self._oldest) + sum(len(lane.heap) for lane in self._lanes.values())
         return super().entries + of_turns + len(self._by_path) + len(self._by_work)
 
@@ -68,7 +68,7 @@ class CriticalPath(ReadyQueue):
                 self._rank_lane(job_id)
 
     def heads(self, count: int) -> list[ReadyTurn]:
-        """Return the turns that would go next; looking changes no age."""
+        """Return the turns that would go next; looking does not count for ageing."""
         taken = self._taken
         try:
             return super().heads(count)
@@ -76,7 +76,7 @@ class CriticalPath(ReadyQueue):
             self._taken = taken
 
     def push_back(self, turn: ReadyTurn) -> None:
-        """Put a turn back; only what starts counts for the age of others."""
+        """Put a turn back; only starts count for ageing."""
         self._taken -= not (turn.is_front or turn.was_deferred)
         super().push_back(turn)
 
@@ -114,7 +114,7 @@ class CriticalPath(ReadyQueue):
         return longest if is_urgent else shortest
 
     def _time_left(self) -> tuple[float, float]:
-        """Return how long the longest chain takes, and all work of the model spread over its slots."""
+        """Return the time of the longest chain, and of all work of the model spread over its slots."""
         while self._longest:
             path, job_id = self._longest[0]
             load = self._loads.get(job_id)
@@ -125,19 +125,19 @@ class CriticalPath(ReadyQueue):
         return path, self._model_work / max(1, self._slots)
 
     def _top(self, heap: list[tuple[Rank, JobId, int]]) -> tuple[Rank, JobId]:
-        """Return the first lane of a heap that has a turn; entries that are out of date are dropped."""
+        """Return the first lane of a heap that has a turn; drop outdated entries."""
         while True:
             rank, job_id, version = heap[0]
             lane = self._lanes.get(job_id)
             if lane is not None and lane.version == version:
                 if self._is_waiting(lane.heap[0][2]):
                     return rank, job_id
-                self._rank_lane(job_id)  # its first turn was discarded, or taken for its age
+                self._rank_lane(job_id)  # its first turn was discarded, or taken by age
             else:
                 heapq.heappop(heap)
 
     def _rank_lane(self, job_id: JobId) -> None:
-        """Put a lane to its present place in both heaps; a lane without turns is dropped."""
+        """Move a lane to its present place in both heaps; drop a lane without turns."""
         lane = self._lanes[job_id]
         while lane.heap and not self._is_waiting(lane.heap[0][2]):
             heapq.heappop(lane.heap)

@@ -4,7 +4,7 @@ from service.scheduling.core.queue.ready_queue import Rank, RankedQueue, ReadyTu
 
 
 class Fifo(RankedQueue):
-    """The moment at which a turn got ready."""
+    """Orders turns by the time at which they became ready."""
 
     def rank(self, turn: ReadyTurn) -> Rank:
         """Order by priority and age."""

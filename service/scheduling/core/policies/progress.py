@@ -1,4 +1,4 @@
-"""Conversations that are further, then older ones, then earlier rounds."""
+"""The conversations with the most progress first, then older conversations, then earlier rounds."""
 
 from service.scheduling.core.queue.ready_queue import Rank, RankedQueue, ReadyTurn
 

@@ -1,7 +1,7 @@
-"""When a turn waits for the worker whose cache holds its prompt, though another has a free slot. Pure.
+"""The wait for a worker whose cache holds a turn's prompt while another worker has a free slot. Pure.
 
-Elsewhere the whole prompt is read again. So a turn waits while that would cost more than the wait, and never for
-longer than it would cost: at worst it comes as late again as if it had gone elsewhere at once.
+The other worker would have to read the whole prompt again. A turn waits while that would take longer than the wait, and
+never longer than it would take. At worst the turn is twice as late as if it had started elsewhere at once.
 """
 
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ from service.conversations.job.job import TurnKey
 from service.scheduling.core.queue.ready_queue import ReadyTurn
 from workers.policy.pace import Mean
 
-LEAST_TOKENS: Final = 512  # of a prompt, read anew: of fewer the time is not that of reading
-LEAST_RATE: Final = 1.0  # tokens a second, until that of a model is known
-LEAST_ANSWER: Final = 8  # of an answer, before its time tells anything
+LEAST_TOKENS: Final = 512  # prompt tokens read; the time of fewer tells little about reading
+LEAST_RATE: Final = 1.0  # tokens per second until a model's rate is known
+LEAST_ANSWER: Final = 8  # answer tokens; the time of fewer tells nothing
 
 
 class PromptReading(msgspec.Struct, frozen=True, kw_only=True):
-    """The reading of an engine for a turn: tokens that its cache did not hold, and seconds to the answer's first.
+    """An engine's reading of a prompt: the tokens not in its cache, and the seconds to the first token of the answer.
 
-    ``context_tokens`` is what its cache holds after the turn, prompt and answer; ``answer_tokens`` the answer alone,
+    ``context_tokens`` is what its cache holds after the turn, prompt and answer. ``answer_tokens`` is the answer alone,
     which took ``answer_s`` from its first token to its last.
     """
 
@@ -33,14 +33,14 @@ class PromptReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheLocation(msgspec.Struct, frozen=True, kw_only=True):
-    """The last worker of a conversation's agent, or of a client's program, and the tokens in its cache."""
+    """The last worker of a conversation's agent or of a client's program, and the tokens in its cache."""
 
     worker: str
     tokens: int = 0
 
 
 class SpeedEstimates:
-    """The speed of each model's engines at reading, and the length of its turns, in seconds."""
+    """The reading and writing speed of each model's engines, and the length of its turns, in seconds."""
 
     def __init__(self) -> None:
         self._by_token: dict[str, Mean] = {}
@@ -61,36 +61,36 @@ class SpeedEstimates:
             self._by_answer_token.setdefault(model, Mean()).add(seconds)
 
     def note_pace(self, model: str, read_s: float) -> None:
-        """Set a model's seconds for one token of a prompt, unless turns have shown them."""
+        """Set a model's time per prompt token, unless turns have shown it."""
         if model not in self._by_token:
             self._by_token[model] = Mean()
             self._by_token[model].add(read_s)
 
     def read_s(self, model: str) -> float | None:
-        """Return the seconds that a model's engine takes for one token of a prompt; None until known."""
+        """Return the time per prompt token of a model's engine, in seconds; None until known."""
         read = self._by_token.get(model)
         return None if read is None else read.value
 
     def weigh(self, model: str, fresh_tokens: int, answer_tokens: int) -> float:
-        """Return the cost in tokens of an answer; a prompt's tokens count alike until both rates are known."""
+        """Return a turn's cost in answer tokens; prompt tokens count the same until both rates are known."""
         read, write = self._by_token.get(model), self._by_answer_token.get(model)
         rate = read.value / write.value if read is not None and write is not None else 1.0
         return answer_tokens + fresh_tokens * rate
 
     def learn_rate(self, model: str, weight: float, slot_s: float) -> None:
-        """Learn a turn's cost, in tokens of an answer, and its seconds of a slot."""
+        """Learn from a turn's cost in answer tokens and its slot time."""
         if weight > 0 and slot_s > 0:
             self._by_second.setdefault(model, Mean()).add(weight / slot_s)
 
     def tokens_in(self, model: str, slot_s: float) -> float:
-        """Return the usual tokens of so many seconds of a slot, in tokens of an answer."""
+        """Return the usual cost of ``slot_s`` seconds of a slot, in answer tokens."""
         known = self._by_second.get(model)
         return slot_s * (known.value if known is not None else LEAST_RATE)
 
     def worth_waiting(self, model: str, cached: CacheLocation, slots: int, others: int) -> float | None:
-        """Return for how long a turn should wait for one of ``slots``, all taken, behind ``others``; None for not.
+        """Return how long a turn should wait for one of ``slots``, all taken, behind ``others``; None for no wait.
 
-        The lengths of turns are taken as without memory: the next of them ends after a mean divided by the slots.
+        The lengths of turns are treated as memoryless: the next turn ends after the mean length divided by the slots.
         """
         read, turn = self._by_token.get(model), self._by_turn.get(model)
         if read is None or turn is None:
@@ -100,7 +100,7 @@ class SpeedEstimates:
 
 
 class Deferrals:
-    """Ready turns that wait for one certain worker, the longest wait first."""
+    """The ready turns that wait for one worker, the longest wait first."""
 
     def __init__(self) -> None:
         self._by_worker: dict[str, dict[TurnKey, ReadyTurn]] = {}
@@ -119,7 +119,7 @@ class Deferrals:
         return tuple(self._by_worker)
 
     def count(self, worker: str) -> int:
-        """Count those who wait for a worker."""
+        """Count the turns that wait for a worker."""
         return len(self._by_worker.get(worker, ()))
 
     def put(self, turn: ReadyTurn, worker: str) -> None:
@@ -128,15 +128,15 @@ class Deferrals:
         self._worker_of[turn.key] = worker
 
     def all_for(self, worker: str) -> tuple[ReadyTurn, ...]:
-        """Return who waits for a worker, the longest wait first."""
+        """Return the turns that wait for a worker, the longest wait first."""
         return tuple(self._by_worker.get(worker, {}).values())
 
     def worker_of(self, key: TurnKey) -> str | None:
-        """Return the worker that a turn waits for, None where it waits for none in particular."""
+        """Return the worker that a turn waits for, None if it waits for any."""
         return self._worker_of.get(key)
 
     def discard(self, key: TurnKey) -> ReadyTurn | None:
-        """Let a turn wait no more; return it, if it did."""
+        """End a turn's wait; return the turn if it waited."""
         worker = self._worker_of.pop(key, None)
         if worker is None:
             return None

@@ -1,7 +1,7 @@
-"""Conversations that have begun go on before new ones begin, while a KV cache has no room for more of them. Pure.
+"""Begun conversations go ahead of new ones while a KV cache has no room for more. Pure.
 
-Else every turn would find that its prompt has made room for others', and read it again. Nothing is left idle for it:
-where no turn of a conversation that has begun is ready, a new one begins.
+Otherwise each turn would find its prompt evicted by others and read it again. No slot is idle for that: if no turn of a
+begun conversation is ready, a new one begins.
 
 Source: specification, "Capacity in tokens".
 """
@@ -15,13 +15,13 @@ from typing_extensions import override
 from service.conversations.job.job import JobId, TurnKey
 from service.scheduling.core.queue.ready_queue import JobLoad, PolicyFactory, ReadyQueue, ReadyTurn
 
-MOVED_AT_ONCE: Final = 1000  # turns of new conversations that one search sorts out: some 10 ms, and once
+MOVED_AT_ONCE: Final = 1000  # turns of new conversations that one search moves; some 10 ms, and only once per turn
 
 
 class BegunFirst(ReadyQueue):
-    """Two queues of one policy: one for all turns, and under pressure one for those of conversations that are to begin.
+    """Two queues of one policy: one for all turns and, under pressure, one for turns of new conversations.
 
-    A turn of a job with a higher priority is not put behind others. Without pressure the two queues go in turn.
+    A turn of a job with a higher priority is not put behind others. Without pressure the queues take turns.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class BegunFirst(ReadyQueue):
         self._new = policy()
         self._is_begun = is_begun
         self._is_pressed = is_pressed
-        self._priorities: Counter[int] = Counter()  # of those in the queue of new conversations
+        self._priorities: Counter[int] = Counter()  # counts the turns in the queue of new conversations
         self._is_turn_of_new = False
 
     @override
@@ -49,7 +49,7 @@ class BegunFirst(ReadyQueue):
 
     @property
     def entries(self) -> int:
-        """The number of places that the orders of both queues keep."""
+        """The number of entries in the orders of both queues."""
         return self._all.entries + self._new.entries
 
     @property
@@ -82,7 +82,7 @@ class BegunFirst(ReadyQueue):
         return turn
 
     def discard(self, key: TurnKey) -> ReadyTurn | None:
-        """Take a turn out, if it is there."""
+        """Remove a turn if it is there."""
         found = self._new.discard(key)
         if found is None:
             return self._all.discard(key)
@@ -90,26 +90,26 @@ class BegunFirst(ReadyQueue):
         return found
 
     def heads(self, count: int) -> list[ReadyTurn]:
-        """Return the turns that would go next, those of new conversations after the others."""
+        """Return the turns that would go next, with those of new conversations last."""
         first = self._all.heads(count)
         if self._is_pressed():
             first.sort(key=lambda turn: not (self._is_first(turn) or self._is_begun(turn.key)))
         return [*first, *self._new.heads(count - len(first))]
 
     def note_begun(self, key: TurnKey) -> None:
-        """Move a turn whose conversation has begun to the others."""
+        """Move a turn whose conversation has begun to the queue of all turns."""
         turn = self._new.discard(key)
         if turn is not None:
             self._count_out(turn)
             self._all.push(turn)
 
     def note_load(self, job_id: JobId, load: JobLoad | None) -> None:
-        """Tell both queues."""
+        """Pass the load to both queues."""
         self._all.note_load(job_id, load)
         self._new.note_load(job_id, load)
 
     def note_slots(self, slots: int) -> None:
-        """Tell both queues."""
+        """Pass the slots to both queues."""
         self._all.note_slots(slots)
         self._new.note_slots(slots)
 

@@ -1,6 +1,6 @@
 """The ready turns of one model, in a queue for each key: the key with the least virtual time goes next. Pure.
 
-Within a key all is as without keys: what was on a slot before, then its priorities, then the policy.
+Within a key the order is as without keys: turns that were on a slot before, then priorities, then the policy.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from service.scheduling.core.queue.ready_queue import JobLoad, PolicyFactory, Re
 
 
 class FairQueue(ReadyQueue):
-    """A ``ReadyQueue`` over one of the policy for each key; they are as few as there are keys, and stay."""
+    """A ``ReadyQueue`` over one queue of the policy per key; queues stay, as there are few keys."""
 
     def __init__(self, policy: PolicyFactory, times: VirtualTimes) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class FairQueue(ReadyQueue):
 
     @property
     def entries(self) -> int:
-        """The number of places that the orders of all keys keep."""
+        """The number of entries in the orders of all keys."""
         return super().entries + sum(queue.entries for queue in self._queues.values())
 
     @property
@@ -42,7 +42,7 @@ class FairQueue(ReadyQueue):
         return bool(self._turns) and self._queues[self._next()].has_front
 
     def push(self, turn: ReadyTurn) -> None:
-        """Add a turn to those of its key."""
+        """Add a turn to the queue of its key."""
         if turn.key in self._turns:
             raise RuntimeError(f"{turn.key} is ready already")
         self._enter(turn).push(turn)
@@ -62,7 +62,7 @@ class FairQueue(ReadyQueue):
         return turn
 
     def discard(self, key: TurnKey) -> ReadyTurn | None:
-        """Take a turn out, if it is there."""
+        """Remove a turn if it is there."""
         turn = self._turns.pop(key, None)
         if turn is not None:
             self._queues[turn.owner].discard(key)
@@ -70,7 +70,7 @@ class FairQueue(ReadyQueue):
         return turn
 
     def heads(self, count: int) -> list[ReadyTurn]:
-        """Return the turns that would go next if nothing changed and each took what is expected of it."""
+        """Return the turns that would go next if nothing changed and each cost what is expected."""
         lines = {owner: queue.heads(count) for owner, queue in self._queues.items() if queue}
         times = {owner: self._times.time(owner) for owner in lines}
         found: list[ReadyTurn] = []
@@ -85,7 +85,7 @@ class FairQueue(ReadyQueue):
         return found
 
     def note_load(self, job_id: JobId, load: JobLoad | None) -> None:
-        """Tell the queue of the job's key."""
+        """Pass the load to the queue of the job's key."""
         if load is not None:
             self._owners[job_id] = load.owner
             self._queue(load.owner).note_load(job_id, load)
@@ -93,19 +93,19 @@ class FairQueue(ReadyQueue):
             self._queue(self._owners.pop(job_id)).note_load(job_id, None)
 
     def note_slots(self, slots: int) -> None:
-        """Tell the queues of all keys."""
+        """Pass the slots to the queues of all keys."""
         self._slots = slots
         for queue in self._queues.values():
             queue.note_slots(slots)
 
     def note_begun(self, key: TurnKey) -> None:
-        """Tell the queue of its key."""
+        """Pass the turn to the queue of its key."""
         turn = self._turns.get(key)
         if turn is not None:
             self._queues[turn.owner].note_begun(key)
 
     def _next(self) -> Owner:
-        """Return the key that waits with the least virtual time; of equal ones the first by name."""
+        """Return the waiting key with the least virtual time, the first by name among equals."""
         waiting = (owner for owner, queue in self._queues.items() if queue)
         return min(waiting, key=lambda owner: (self._times.time(owner), owner or ""))
 
@@ -118,7 +118,7 @@ class FairQueue(ReadyQueue):
         return queue
 
     def _enter(self, turn: ReadyTurn) -> ReadyQueue:
-        """Return the queue that a turn comes to; its key waits from now on."""
+        """Return the queue for a turn; its key waits from now on."""
         queue = self._queue(turn.owner)
         if not queue:
             self._times.arrive(turn.owner)

@@ -1,9 +1,9 @@
 """The next key at a model: start-time fair queueing over weighted tokens. Pure.
 
-Each key has a virtual time: what it has taken, by its share. The key with the least goes next. A turn is charged as it
-starts, with what turns of its key have taken so far, and set right at its end. The model's own virtual time is that of
-the key that started last; a key that comes back to wait begins there at the earliest. So time in which it did not wait
-gains it nothing, and costs it nothing.
+Each key has a virtual time: its usage divided by its share. The key with the least goes next. A turn is charged at its
+start with the mean cost of its key's turns, and the charge is corrected at its end. The model's own virtual time is
+that of the key that started last. A key that starts to wait begins there at the earliest, so time without waiting
+neither gains nor costs anything.
 
 Source: specification, "Fair shares".
 """
@@ -16,8 +16,8 @@ from service.conversations.job.job import TurnKey
 from workers.policy.pace import Mean
 
 Owner = str | None  # the name of a key
-Shares = Mapping[Owner, float] | None  # of each key; None is for no keys
-LEAST_WEIGHT: Final = 0.001  # of a turn that took nothing: each start has to cost something, or others never came
+Shares = Mapping[Owner, float] | None  # the share of each key; None without keys
+LEAST_WEIGHT: Final = 0.001  # least weight of a turn: a free start would let one key go first forever
 UNKNOWN: Final = 1.0
 
 
@@ -27,9 +27,9 @@ class VirtualTimes:
     def __init__(self, shares: Mapping[Owner, float]) -> None:
         self._shares = shares
         self._times: dict[Owner, float] = {}
-        self._waiting: Counter[Owner] = Counter()  # in how many queues
+        self._waiting: Counter[Owner] = Counter()  # number of queues in which each key waits
         self._now = 0.0
-        self._weights: dict[Owner, Mean] = {}  # of turns that have ended
+        self._weights: dict[Owner, Mean] = {}  # by key, of turns that have ended
         self._all_weights = Mean()
 
     def __repr__(self) -> str:
@@ -37,11 +37,11 @@ class VirtualTimes:
 
     @property
     def waiting(self) -> Mapping[Owner, int]:
-        """The keys that wait, and in how many queues each does."""
+        """The keys that wait, with the number of their queues."""
         return dict(self._waiting)
 
     def time(self, owner: Owner) -> float:
-        """Return the virtual time of a key that waits."""
+        """Return the virtual time of a waiting key."""
         return self._times[owner]
 
     def arrive(self, owner: Owner) -> None:
@@ -57,18 +57,18 @@ class VirtualTimes:
             del self._waiting[owner]
 
     def cost(self, owner: Owner, weight: float) -> float:
-        """Return by how much a turn of a key advances it."""
+        """Return the virtual time that a turn of a key adds."""
         return max(weight, LEAST_WEIGHT) / self._shares.get(owner, 1.0)
 
     def expected(self, owner: Owner) -> float:
-        """Return the expected weight of a key's turn, in tokens of an answer."""
+        """Return the expected weight of a key's turn, in answer tokens."""
         known = self._weights.get(owner, self._all_weights)
         return known.value if known.count else UNKNOWN
 
     def start(self, owner: Owner) -> float:
         """Charge a key for a turn that starts; return the weight that was charged."""
         began = self._times.setdefault(owner, self._now)
-        # Who starts out of turn, on a slot that was kept for it, does not put the others back.
+        # A key that starts out of turn, on a slot held for it, must not move the others back.
         least = min((self._times[each] for each in self._waiting), default=began)
         self._now = max(self._now, min(began, least))
         weight = self.expected(owner)
@@ -76,20 +76,20 @@ class VirtualTimes:
         return weight
 
     def charge(self, owner: Owner, weight: float) -> None:
-        """Charge a key for what it has taken beside its turns."""
+        """Charge a key for usage outside its turns."""
         self._times[owner] = self._times.get(owner, self._now) + weight / self._shares.get(owner, 1.0)
 
     def settle(self, owner: Owner, charged: float, weight: float) -> None:
-        """Set a charge right by what the turn has taken."""
+        """Correct a charge by the turn's real weight."""
         self._times[owner] += self.cost(owner, weight) - self.cost(owner, charged)
         self._weights.setdefault(owner, Mean()).add(weight)
         self._all_weights.add(weight)
 
 
 class FairShares:
-    """The virtual times at all models, and what turns in flight were charged with.
+    """The virtual times at all models, and the charges of turns in flight.
 
-    ``shares`` are those of the keys by their names; who has none there has 1.
+    ``shares`` holds the share of each key by name; a key without an entry has 1.
     """
 
     def __init__(self, shares: Mapping[Owner, float]) -> None:
@@ -114,12 +114,12 @@ class FairShares:
         self._charged[key] = model, owner, self.times(model).start(owner)
 
     def model_of(self, key: TurnKey) -> str | None:
-        """Return the model at which a turn's key is charged; None where it is not, or that is settled."""
+        """Return the model at which a turn's key is charged; None without an open charge."""
         charged = self._charged.get(key)
         return None if charged is None else charged[0]
 
     def settle(self, key: TurnKey, weight: float) -> None:
-        """Settle the charge of a turn in flight by its real weight; without that its charge stands."""
+        """Settle the charge of a turn in flight by its real weight; a charge that is not settled stands."""
         model, owner, charged = self._charged.pop(key)
         self.times(model).settle(owner, charged, weight)
 

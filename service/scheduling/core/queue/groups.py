@@ -1,8 +1,8 @@
-"""One kind of turn at a time on a worker (specification, "Grouping"): for engines that batch only what is alike. Pure.
+"""One kind of turn at a time on a worker (specification, "Grouping"), for engines that only batch equal turns. Pure.
 
-A worker takes turns of one signature (adapter and sampling parameters) until it has none left, or others have waited
-for ``STREAK`` times its slots; then it runs empty, and takes up the signature of the turn that has waited longest of
-those others. So a signature waits for at most so many starts of each other one.
+A worker takes turns of one signature (adapter and sampling parameters) until none is left, or until other turns have
+waited for ``STREAK`` starts per slot. Then it runs empty, and takes the signature of the other turn that has waited
+longest. So a signature waits for at most that many starts of each other signature.
 """
 
 import heapq
@@ -11,7 +11,7 @@ from typing import Final
 from service.conversations.job.job import JobId, TurnKey
 from service.scheduling.core.queue.ready_queue import LEAST, SLACK, JobLoad, PolicyFactory, ReadyQueue, ReadyTurn
 
-STREAK: Final = 4  # starts a slot, while others wait
+STREAK: Final = 4  # starts per slot while other turns wait
 
 
 class GroupedQueue(ReadyQueue):
@@ -21,7 +21,8 @@ class GroupedQueue(ReadyQueue):
         super().__init__()
         self._policy = policy
         self._groups: dict[str, ReadyQueue] = {}
-        self._ages: dict[str, list[tuple[int, TurnKey]]] = {}  # of each group, a heap: when its turns got ready
+        # By group: a heap of the times at which its turns became ready
+        self._ages: dict[str, list[tuple[int, TurnKey]]] = {}
         self._loads: dict[JobId, JobLoad] = {}
         self._slots: int | None = None
 
@@ -30,7 +31,7 @@ class GroupedQueue(ReadyQueue):
 
     @property
     def entries(self) -> int:
-        """The number of places that the orders of all groups, and their ages, keep."""
+        """The number of entries in the orders and the ages of all groups."""
         ages = sum(map(len, self._ages.values()))
         return super().entries + ages + sum(group.entries for group in self._groups.values())
 
@@ -40,11 +41,11 @@ class GroupedQueue(ReadyQueue):
         return tuple(self._groups.values())
 
     def push(self, turn: ReadyTurn) -> None:
-        """Add a turn to those of its signature."""
+        """Add a turn to the queue of its signature."""
         if turn.key in self._turns:
             raise RuntimeError(f"{turn.key} is ready already")
         self._turns[turn.key] = turn
-        if turn.is_front:  # ahead of all groups: others wait for it
+        if turn.is_front:  # ahead of all groups, since others wait for it
             self._front.append(turn)
             return
         self._group(turn.signature).push(turn)
@@ -71,14 +72,14 @@ class GroupedQueue(ReadyQueue):
         return self.pop_of(oldest)
 
     def pop_of(self, signature: str) -> ReadyTurn:
-        """Take the turn that goes next among those of one signature, of which there is one."""
+        """Take the next turn of a signature that has one."""
         turn = self._groups[signature].pop()
         del self._turns[turn.key]
         self._close(signature)
         return turn
 
     def discard(self, key: TurnKey) -> ReadyTurn | None:
-        """Take a turn out, if it is there."""
+        """Remove a turn if it is there."""
         turn = self._turns.pop(key, None)
         if turn is not None and not turn.is_front:
             self._groups[turn.signature].discard(key)
@@ -86,7 +87,7 @@ class GroupedQueue(ReadyQueue):
         return turn
 
     def heads(self, count: int) -> list[ReadyTurn]:
-        """Return the turns that would go next: those ahead of all, then signature by signature, the oldest first."""
+        """Return the turns that would go next: front turns first, then by signature, the oldest first."""
         first = [turn for turn in self._front if self._is_waiting(turn)][:count]
         for signature in sorted(self._groups, key=self._age):
             if len(first) >= count:
@@ -95,7 +96,7 @@ class GroupedQueue(ReadyQueue):
         return first
 
     def note_load(self, job_id: JobId, load: JobLoad | None) -> None:
-        """Tell every group."""
+        """Pass the load to every group."""
         if load is None:
             self._loads.pop(job_id, None)
         else:
@@ -104,13 +105,13 @@ class GroupedQueue(ReadyQueue):
             group.note_load(job_id, load)
 
     def note_slots(self, slots: int) -> None:
-        """Tell every group."""
+        """Pass the slots to every group."""
         self._slots = slots
         for group in self._groups.values():
             group.note_slots(slots)
 
     def note_begun(self, key: TurnKey) -> None:
-        """Tell its group."""
+        """Pass the turn to its group."""
         turn = self._turns.get(key)
         if turn is not None and not turn.is_front:
             self._groups[turn.signature].note_begun(key)
@@ -120,7 +121,7 @@ class GroupedQueue(ReadyQueue):
         return min(self._groups, key=self._age, default=None)
 
     def oldest_beside(self, signature: str) -> str | None:
-        """Return the signature, other than one, of the turn that has waited longest."""
+        """Return the signature of the turn that has waited longest, apart from turns of ``signature``."""
         return min((name for name in self._groups if name != signature), key=self._age, default=None)
 
     def has(self, signature: str) -> bool:
@@ -154,7 +155,7 @@ class GroupedQueue(ReadyQueue):
             self._ages[turn.signature] = sorted((each.ready_order, each.key) for each in same)
 
     def _age(self, signature: str) -> int:
-        """Return when the turn of a group got ready that has waited longest."""
+        """Return when the oldest waiting turn of a group became ready."""
         ages = self._ages[signature]
         while True:
             ready_order, key = ages[0]
@@ -174,7 +175,7 @@ class GroupedQueue(ReadyQueue):
 
 
 class Shifts:
-    """Which signature each worker runs, and for how many starts while others waited; written by the core alone."""
+    """The signature that each worker runs, and its starts while others waited; written by the core alone."""
 
     def __init__(self) -> None:
         self._shifts: dict[str, tuple[str, int]] = {}
@@ -183,12 +184,12 @@ class Shifts:
         return f"<Shifts {self._shifts}>"
 
     def take_back(self, worker: str) -> None:
-        """Uncount a start: the turn was taken, and has not started."""
+        """Take back the count of a start: the turn was taken but did not start."""
         signature, streak = self._shifts[worker]
         self._shifts[worker] = (signature, max(0, streak - 1))
 
     def take_turn(self, worker: str, ready: GroupedQueue, *, slots: int, is_empty: bool) -> ReadyTurn | None:
-        """Take the turn that a worker of so many slots starts now; None where it runs empty first, or none waits."""
+        """Take the turn that a worker starts now; None if the worker runs empty first, or no turn waits."""
         oldest = ready.oldest()
         if oldest is None:
             return None

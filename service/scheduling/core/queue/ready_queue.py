@@ -1,6 +1,6 @@
-"""The ready queue: the turns of one model that wait for nothing but a slot, and which goes next.
+"""The ready queue: the turns of one model that wait only for a slot, and their order.
 
-A policy is a subclass of ``ReadyQueue`` that says so; see ``service.scheduling.core.policies``. Pure.
+A policy is a subclass of ``ReadyQueue`` that defines the order; see ``service.scheduling.core.policies``. Pure.
 """
 
 import heapq
@@ -14,17 +14,16 @@ import msgspec
 from service.conversations.job.job import JobId, TurnKey
 
 Rank = tuple[float, ...]
-SLACK: Final = 4  # entries of a heap for each turn, before those that are out of date are thrown out
+SLACK: Final = 4  # heap entries per turn beyond which outdated ones are dropped
 LEAST: Final = 64
 
 
 class ReadyTurn(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A ready turn and what a policy may judge it by; smaller numbers of order are older.
+    """A ready turn with the values that a policy may use; smaller order numbers are older.
 
-    ``path`` is the longest chain of turns that begins with it, in turns of average length. ``is_front`` says that it
-    was on a slot before, and others wait for it: it goes ahead of all turns that were not (specification,
-    "Re-prompts"). ``was_deferred`` says that it had its place in the order, and waited for one worker in vain: it is
-    next after those.
+    ``path`` is the longest chain of turns that begins with it, in turns of average length. A turn with ``is_front`` was
+    on a slot before, and others wait for it: it goes ahead of all turns without (specification, "Re-prompts"). A turn
+    with ``was_deferred`` had its place in the order and waited for one worker in vain: it comes next.
     """
 
     key: TurnKey
@@ -36,7 +35,7 @@ class ReadyTurn(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     path: float
     is_front: bool = False
     was_deferred: bool = False
-    signature: str = ""  # of what it asks an engine for, where that matters
+    signature: str = ""  # the adapter and parameters of its request, for grouping
     owner: str | None = None  # the name of its job's key
 
     def after_deferral(self) -> "ReadyTurn":
@@ -45,7 +44,7 @@ class ReadyTurn(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class JobLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """The work left of one job, in turns of average length: all of it, that of one model, and its longest chain."""
+    """The remaining work of one job, in turns of average length: in total, for one model, and its longest chain."""
 
     priority: int
     work: float
@@ -60,7 +59,7 @@ class ReadyQueue(ABC):
     def __init__(self) -> None:
         self._turns: dict[TurnKey, ReadyTurn] = {}
         self._front: deque[ReadyTurn] = deque()
-        self._once_deferred: deque[ReadyTurn] = deque()  # whose deferral is over
+        self._once_deferred: deque[ReadyTurn] = deque()  # turns whose deferral is over
 
     def __len__(self) -> int:
         """Count the turns."""
@@ -75,7 +74,7 @@ class ReadyQueue(ABC):
 
     @property
     def entries(self) -> int:
-        """The number of places that its order keeps: turns that have gone have theirs until they are thrown out."""
+        """The number of entries in its order; those of turns that have gone stay until they are dropped."""
         return len(self._front) + len(self._once_deferred)
 
     @property
@@ -87,7 +86,7 @@ class ReadyQueue(ABC):
 
     @property
     def has_first(self) -> bool:
-        """Whether the turn that goes next has had its place in the order: it was on a slot, or deferred."""
+        """Whether the next turn was on a slot before, or was deferred."""
         while self._once_deferred and not self._is_waiting(self._once_deferred[0]):
             self._once_deferred.popleft()
         return self.has_front or bool(self._once_deferred)
@@ -105,7 +104,7 @@ class ReadyQueue(ABC):
             self._insert(turn)
 
     def push_back(self, turn: ReadyTurn) -> None:
-        """Put a turn back that was taken and cannot start: where it came from, ahead of those like it."""
+        """Put a turn back that was taken and cannot start: ahead of turns of its kind."""
         self._turns[turn.key] = turn
         if turn.is_front:
             self._front.appendleft(turn)
@@ -123,7 +122,7 @@ class ReadyQueue(ABC):
         return turn
 
     def discard(self, key: TurnKey) -> ReadyTurn | None:
-        """Take a turn out, if it is there; its place in the order is cleared when it comes up, or with the last."""
+        """Remove a turn if it is there; its entry in the order is dropped later."""
         turn = self._turns.pop(key, None)
         if not self._turns:
             self._front.clear()
@@ -142,7 +141,7 @@ class ReadyQueue(ABC):
                 self._insert(turn)
         return taken
 
-    def note_load(self, job_id: JobId, load: JobLoad | None) -> None:  # noqa: B027 - most orders need not know
+    def note_load(self, job_id: JobId, load: JobLoad | None) -> None:  # noqa: B027 - most orders ignore the load
         """Set the remaining load of a job with turns of this model; None if it has ended."""
 
     def note_slots(self, slots: int) -> None:  # noqa: B027
@@ -152,7 +151,7 @@ class ReadyQueue(ABC):
         """Record that the conversation of a turn has begun; the turn may wait elsewhere."""
 
     def _is_waiting(self, turn: ReadyTurn) -> bool:
-        """Whether an entry of the order still stands for a turn that is in the queue."""
+        """Whether an entry of the order is valid: its turn still waits."""
         return self._turns.get(turn.key) is turn
 
     def _take_first(self) -> Iterator[ReadyTurn]:
@@ -168,18 +167,18 @@ class ReadyQueue(ABC):
 
     @abstractmethod
     def _take(self) -> ReadyTurn:
-        """Take the first turn of the order that ``_is_waiting``; there is one."""
+        """Take the first turn of the order that ``_is_waiting``; called only if there is one."""
 
     @abstractmethod
     def _clear(self) -> None:
-        """Drop all entries of the order: none of them stands for a turn any more."""
+        """Drop all entries of the order; none is valid any more."""
 
 
 PolicyFactory = Callable[[], ReadyQueue]  # called once for each model
 
 
 class RankedQueue(ReadyQueue):
-    """An order that is known of each turn when it gets ready: one heap."""
+    """An order with one heap, for ranks that are final when a turn becomes ready."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +186,7 @@ class RankedQueue(ReadyQueue):
 
     @property
     def entries(self) -> int:
-        """The number of places that its order keeps."""
+        """The number of entries in its order."""
         return super().entries + len(self._heap)
 
     @abstractmethod
