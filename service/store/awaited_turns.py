@@ -1,6 +1,6 @@
-"""Turns that wait for callers: one row each, from the wait's begin until a node takes the caller's words over.
+"""The turns that wait for callers: one row each, from the start of the wait until a node takes the caller's words over.
 
-A caller's words and the end of a wait race for ``is_said``.
+The caller's words and the end of the wait race for ``is_said``.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -53,7 +53,7 @@ _decode = msgspec.json.Decoder(AwaitedTurn).decode
 
 
 class OpenTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn that waits for a caller; times are in seconds since the epoch, in the database's time."""
+    """A turn that waits for a caller; times are in seconds since the epoch, by the database's clock."""
 
     key: TurnKey
     since: float
@@ -61,7 +61,7 @@ class OpenTurn(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def since_at(self) -> datetime:
-        """The begin of the wait."""
+        """The start of the wait."""
         return datetime.fromtimestamp(self.since, UTC)
 
     @property
@@ -71,7 +71,7 @@ class OpenTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Which(msgspec.Struct, frozen=True, kw_only=True):
-    """A choice of waiting turns: of a job or a conversation of it, of the jobs of a key, or all."""
+    """A choice of waiting turns: those of a job, of a conversation, of a key's jobs, or all."""
 
     job_id: JobId | None = None
     conversation_id: str | None = None
@@ -79,14 +79,14 @@ class Which(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Awaited(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of turns that wait for callers, and of each job's conversations that only callers can move."""
+    """The number of turns that wait for callers, and by job of conversations that only callers can move on."""
 
     turns: int = 0
     parked: Mapping[str, int] = MappingProxyType({})
 
 
 class SpokenTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored turn of a caller, and whether this call has stored it."""
+    """A stored turn of a caller; ``is_new`` is true if this call has stored it."""
 
     turn: Turn
     is_new: bool
@@ -99,9 +99,9 @@ Found = tuple[OpenTurn, AwaitedTurn] | Turn | ConversationState
 
 
 def say(connection: Connection, membership: Membership, turn: Turn) -> SpokenTurn | None:
-    """Store a caller's words, or that its wait is over; None if the turn does not wait.
+    """Store a caller's words or the end of its wait; return None if the turn does not wait.
 
-    A turn that is stored already stays as it is, and is returned.
+    A turn that is already stored is returned unchanged.
     """
     stored = turn_rows.find(connection, turn.key)
     if stored is not None:
@@ -117,7 +117,7 @@ def say(connection: Connection, membership: Membership, turn: Turn) -> SpokenTur
 
 
 def leave(connection: Connection, membership: Membership, awaited: Collection[TurnKey]) -> None:
-    """Let any node claim a conversation if a caller has spoken one of the turns that it waits for.
+    """Let any node claim a conversation if a caller has spoken one of the ``awaited`` turns meanwhile.
 
     The node that leaves it knows all other words of its callers.
     """
@@ -136,7 +136,7 @@ def leave(connection: Connection, membership: Membership, awaited: Collection[Tu
 
 
 def forget_said(connection: Connection, keys: Collection[TurnKey]) -> None:
-    """Forget words that the node of their conversation has taken over; the turns are stored."""
+    """Forget words that the node of their conversation has taken over; the turns stay stored."""
     for key in keys:
         connection.execute(_FORGET_SAID, tuple(key))
 
@@ -145,9 +145,9 @@ def forget_said(connection: Connection, keys: Collection[TurnKey]) -> None:
 
 
 def find(connection: Connection, key: TurnKey) -> Found:
-    """Return a turn that waits, with its rules, or that has ended, or else the state of its conversation.
+    """Return a waiting turn with its rules, an ended turn, or the state of the conversation.
 
-    JobNotFound or ConversationNotFound without these.
+    JobNotFound or ConversationNotFound if either does not exist.
     """
     ended = turn_rows.find(connection, key)
     if ended is not None:
@@ -173,11 +173,11 @@ def rules(connection: Connection, job_id: str, digest: str) -> AwaitedTurn:
 
 
 def listed(connection: Connection, which: Which, after: int, limit: int) -> list[OpenTurn]:
-    """List turns that wait for callers, the oldest first, without the first ``after``.
+    """List turns that wait for callers, the oldest first, skipping ``after``.
 
     ConversationNotFound if ``which`` names a conversation that does not exist.
     """
-    # A statement for each question: only constants make use of an index.
+    # One statement per question: only constants make use of an index.
     named = {
         "open_turns.job_id = ?": which.job_id,
         "conversation_id = ?": which.conversation_id,
@@ -204,7 +204,7 @@ def count(connection: Connection, job_id: JobId) -> int:
 
 
 def count_all(connection: Connection, owner: str | None) -> Awaited:
-    """Count the turns that wait for callers, of a key or of all, and the conversations of all jobs that they park."""
+    """Count the turns that wait for callers, of a key or of all, and all conversations that only callers can move on."""
     if owner is None:
         turns = _count(connection, "SELECT count(*) FROM open_turns WHERE is_said = 0")
     else:
@@ -231,12 +231,12 @@ def agents(connection: Connection, job_id: JobId) -> dict[str, list[str]]:
 
 
 def said_to(connection: Connection, node_id: str) -> list[Turn]:
-    """List the callers' turns in conversations that a node runs, if it has not taken them over yet."""
+    """List the callers' turns that a node has not taken over yet, in conversations that it runs."""
     return [decode_turn(row[0]) for row in connection.execute(_SAID_TO, (node_id,))]
 
 
 def as_open(row: Sequence[object]) -> OpenTurn:
-    """Turn a row into a turn that waits."""
+    """Convert a row to a waiting turn."""
     job_id, conversation_id, agent, number, since, until = row
     return OpenTurn(
         key=TurnKey(JobId(str(job_id)), str(conversation_id), str(agent), int(str(number))),

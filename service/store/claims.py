@@ -1,7 +1,7 @@
 """The conversations that this node runs.
 
 Only the writer's thread uses them. An operation may run several times until its group is committed, and must find the
-same each time. So it returns what it changes, and the change is taken over after the commit.
+same state each time. So it returns its changes, and they are applied after the commit.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,15 +15,15 @@ from service.store.records import ConversationWorded, NewJob, Place, Record, Sto
 
 
 class Claims:
-    """The fence of each conversation that was claimed and has neither ended nor been released."""
+    """The fence of each claimed conversation that has neither ended nor been released."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
         self._fences: dict[Place, int] = {}
         self._arriving: set[Place] = set()  # within the group that is being written
         self._leaving: set[Place] = set()
-        self._is_sure = False  # whether all claims of this node are known: a claim returns only new ones then
-        self._will_be_sure = False  # with the group that is being written
+        self._is_sure = False  # all claims of this node are known, so a claim returns only new ones
+        self._will_be_sure = False  # the same after the group that is being written
 
     def __repr__(self) -> str:
         return f"<Claims {len(self._fences)} by {self._membership.node_id}>"
@@ -37,39 +37,39 @@ class Claims:
     # When a group is committed
 
     def keep(self, claims: Iterable[Claim]) -> None:
-        """Keep the fences of new claims."""
+        """Store the fences of new claims."""
         self._fences |= {_place(claim): claim.fence for claim in claims}
 
     def keep_told(self, claims: Iterable[Claim]) -> None:
-        """Keep the fences of the conversations that a claim has returned."""
+        """Store the fences of the conversations that a claim has returned."""
         self.keep(claims)
         self._is_sure = self._will_be_sure
 
     def doubt(self) -> None:
-        """Let the next claim return all unknown claims of this node: a write has failed that may be stored."""
+        """Let the next claim return all unknown claims of this node: a failed write may be stored."""
         self._is_sure = self._will_be_sure = False
 
     def drop(self, places: Iterable[Place]) -> None:
-        """Drop the fences of conversations that were ended or released."""
+        """Drop the fences of conversations that have ended or were released."""
         for place in places:
             self._fences.pop(place, None)
 
     def forget_all(self) -> None:
-        """Forget every fence: another node has taken over."""
+        """Forget all fences: another node has taken over."""
         self._fences.clear()
         self._is_sure = False
 
     # Within one
 
     def unlearn(self, places: Iterable[Place] | None = None) -> None:
-        """Forget claims, all or some, so that a later claim of the same group returns them again."""
+        """Forget some or all claims, so that a later claim of the same group returns them again."""
         forgotten = set(self._fences if places is None else places)
         self._leaving |= forgotten
         self._arriving -= forgotten
         self._is_sure = self._will_be_sure = False
 
     def post(self, connection: Connection, new: NewJob, *, claims: bool) -> tuple[StoredJob, list[Claim], bool]:
-        """Insert a job, or return the one of the same key and body."""
+        """Insert a job, or return the stored one with the same key and body."""
         stored = job_rows.find_posted(connection, new)
         if stored is not None:
             return stored, [], False
@@ -78,8 +78,8 @@ class Claims:
             heirs.check_sources(connection, job, new.shares)
         number = self._membership.add_job(connection, job_rows.columns_of(new), job)
         if number is None:
-            stored = job_rows.find_posted(connection, new)  # another node was quicker, this very moment
-            assert stored is not None  # noqa: S101 - its key is why ours was not inserted
+            stored = job_rows.find_posted(connection, new)  # another node has just inserted it
+            assert stored is not None  # noqa: S101 - its key kept ours from being inserted
             return stored, [], False
         owner, fence = (self._membership.node_id, 1) if claims else (None, 0)
         rows = [
@@ -115,16 +115,16 @@ class Claims:
     def claim(
         self, connection: Connection, models: Sequence[str], limit: int | None, job_id: JobId | None
     ) -> list[Claim]:
-        """Claim conversations that no node runs; return them with earlier claims of this node that it does not know."""
+        """Claim conversations that no node runs; return them with earlier claims that this node does not know."""
         claimed = self._membership.claim(connection, models, limit, job_id)
         if not self._will_be_sure:
             claimed, self._will_be_sure = self._membership.owned(connection), True
         return self._arrive(claimed)
 
     def _arrive(self, claims: Iterable[Claim]) -> list[Claim]:
-        """Return the new ones of ``claims``; they are known for the rest of the group.
+        """Return the new ones of ``claims``, and count them as known for the rest of the group.
 
-        A conversation that was left earlier in the group may be new again.
+        A conversation that left earlier in the group may be new again.
         """
         fresh = [claim for claim in claims if not self._is_known(_place(claim))]
         self._arriving.update(map(_place, fresh))
@@ -139,9 +139,9 @@ class Claims:
         wants: Mapping[Place, Sequence[str]],
         awaited: Mapping[Place, Collection[TurnKey]],
     ) -> None:
-        """Leave conversations to other nodes, each with the models that it needs next.
+        """Release conversations to other nodes, each with the models that it needs next.
 
-        No node claims a conversation that only ``awaited`` turns can move.
+        No node claims a conversation that only ``awaited`` turns can move on.
         """
         for place, models in wants.items():
             fence = self._fence(place)
@@ -154,7 +154,7 @@ class Claims:
         self._membership.notify(connection, [], is_work=True)
 
     def apply(self, connection: Connection, records: Sequence[Record], is_passing: IsPassing | None = None) -> Applied:
-        """Apply facts in their order; with ``is_passing`` one by one, at the cost of those that cannot be written."""
+        """Apply facts in order; with ``is_passing`` one by one, dropping those that cannot be written."""
         group = FactGroup(connection, self._membership, self._fence, self._leaving.add)
         return group.apply(records) if is_passing is None else group.apply_carefully(records, is_passing)
 

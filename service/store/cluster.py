@@ -1,4 +1,4 @@
-"""The other nodes on the same database, and this node's own lease among them."""
+"""The other nodes on the same database, and this node's own lease."""
 
 import json
 import logging
@@ -27,9 +27,9 @@ from service.store.news import (
     WorkWaiting,
 )
 
-RENEWALS: Final = 5  # in the time of a lease
-LONGEST_PAUSE_S: Final = 1.0  # between two renewals, and before a lost connection is made again
-COUNTED_JOBS: Final = 1000  # that a node reports of; more would make each renewal a burden
+RENEWALS: Final = 5  # renewals per lease
+LONGEST_PAUSE_S: Final = 1.0  # seconds between two renewals, and before a lost connection is made again
+COUNTED_JOBS: Final = 1000  # jobs that a node reports; more would make each renewal expensive
 logger = logging.getLogger(__name__)
 
 
@@ -40,7 +40,7 @@ class _Others(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cluster(Neighbours):
-    """Renews the lease of this node, takes over from those whose lease has ended, and listens. A ``Neighbours``."""
+    """Renews this node's lease, takes over from nodes without one, and listens for notices."""
 
     def __init__(self, url: str, lease_s: float, report: Callable[[], NodeReport]) -> None:
         self._conninfo = conninfo_of(url)
@@ -67,7 +67,7 @@ class Cluster(Neighbours):
         return sum(each[0] for each in counted), sum(each[1] for each in counted)
 
     async def run(self, tell: Tell, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Keep the lease until cancelled; it has begun when the others are known, or cannot be for now."""
+        """Keep the lease until cancelled; start once the other nodes are known, or cannot be known for now."""
         self._renewed_at = time.monotonic()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._renew_always, tell)
@@ -96,7 +96,7 @@ class Cluster(Neighbours):
             await anyio.sleep(pause_s)
 
     async def _renew(self, connection: psycopg.AsyncConnection[Any], tell: Tell) -> None:
-        """Renew the lease, take over from the dead, and learn of the living, all within a part of the lease."""
+        """Renew the lease, take over from dead nodes, and read the living ones, within a fraction of the lease."""
         asked_at = time.monotonic()
         with anyio.fail_after(self._lease_s / RENEWALS):
             report = self._report()
@@ -106,8 +106,8 @@ class Cluster(Neighbours):
                 " WHERE id = (SELECT id FROM nodes WHERE id = %s AND is_live = 1 FOR UPDATE SKIP LOCKED)",
                 (self._lease_s, counts, list(report.models), report.node_id),
             )
-            # A node that takes over passes by a row that is locked as well: a write of our own holds the lease while it
-            # lasts, and each of them renews it (``SharedMembership.begin_group``, ``extend_lease``).
+            # A node that takes over also skips a locked row: a write of this node holds the lease while it lasts, and
+            # renews it (``SharedMembership.begin_group``, ``extend_lease``).
             is_renewed = bool(renewed.rowcount) or await self._is_live(connection, report.node_id)
             if is_renewed:
                 self._renewed_at = asked_at
@@ -127,14 +127,14 @@ class Cluster(Neighbours):
             )
             self._has_looked.set()
             if is_renewed:
-                tell(LeaseRenewed())  # last: whoever hears it asks what the others have
+                tell(LeaseRenewed())  # last, since its receiver reads the other nodes' models
 
     async def _is_live(self, connection: psycopg.AsyncConnection[Any], node_id: str) -> bool:
         rows = await connection.execute("SELECT 1 FROM nodes WHERE id = %s AND is_live = 1", (node_id,))
         return await rows.fetchone() is not None
 
     async def _take_over(self, connection: psycopg.AsyncConnection[Any]) -> int:
-        """Mark nodes as dead whose lease has ended, and leave what they ran to be claimed."""
+        """Mark nodes without a lease as dead, and release their conversations."""
         async with connection.transaction():
             dead = await connection.execute(
                 "UPDATE nodes SET is_live = 0 WHERE id IN (SELECT id FROM nodes WHERE is_live = 1"
@@ -154,7 +154,7 @@ class Cluster(Neighbours):
             try:
                 async with self._connected() as connection:
                     await connection.execute(f"LISTEN {CHANNEL}")
-                    tell(WorkWaiting())  # what was notified while the connection was down
+                    tell(WorkWaiting())  # for notices that were missed without a connection
                     async for notice in connection.notifies():
                         self._hear(notice.payload, tell)
             except (psycopg.Error, OSError) as error:
@@ -171,11 +171,11 @@ class Cluster(Neighbours):
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
-        """Connect for a block; psycopg's own would leave the connection open when the block is cancelled."""
+        """Connect for a block; psycopg's own context would leave the connection open on cancellation."""
         with anyio.fail_after(self._lease_s / RENEWALS):
             connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True)
         try:
             yield connection
         finally:
-            with anyio.CancelScope(shield=True):  # it says good-bye, and waits for no answer
+            with anyio.CancelScope(shield=True):  # it sends a good-bye, and waits for no answer
                 await connection.close()

@@ -1,4 +1,4 @@
-"""Conversations: their states, the words around them, and their records; the last that ends also ends its job."""
+"""Conversations: their states, the words around them, and their records; the last one that ends also ends its job."""
 
 import hashlib
 from collections.abc import Collection, Sequence
@@ -47,7 +47,7 @@ _decode_posted = msgspec.json.Decoder(PostedRequest).decode
 
 
 class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation as a list shows it, by its place in its job; callers speak for the agents that it ``awaits``."""
+    """A conversation in a list, with its position in the job; callers speak for the agents in ``awaits``."""
 
     id: str
     position: int
@@ -85,7 +85,7 @@ def keep_posted(connection: Connection, job: Job) -> None:
 
 
 def move(connection: Connection, fact: ConversationMoved, fence: int, events: Events) -> None:
-    """Write the state of a conversation, and the state of its job if that follows from it."""
+    """Write the state of a conversation, and the state of its job if that changes too."""
     is_over = fact.state in ENDED_CONVERSATIONS
     ending = None if fact.ending is None else msgspec.json.encode(fact.ending).decode()
     state = fact.state.value
@@ -98,7 +98,7 @@ def move(connection: Connection, fact: ConversationMoved, fence: int, events: Ev
     if is_over:
         fields["ended_by"] = ended_by(fact.state, fact.ending)
     event_rows.add_event(events, fact.job_id, "conversation", {**fields, "at": rfc3339(fact.at)})
-    if fact.most is not None:  # its other turns do not exist, though some were tried
+    if fact.most is not None:  # its other turns do not exist, even if they were tried
         connection.execute(_LEAVE_OUT, (fact.most, fact.conversation_id, fact.job_id))
         connection.execute("DELETE FROM unfinished_turns WHERE job_id = ? AND conversation_id = ?", fact.place)
     if is_over:
@@ -116,7 +116,7 @@ def _start_job(connection: Connection, fact: ConversationMoved, events: Events) 
 
 
 def _count_end(connection: Connection, fact: ConversationMoved, events: Events) -> None:
-    """Count the end of a conversation; the last one ends the job, whichever node ran it."""
+    """Count the end of a conversation; the last one ends the job, on whichever node it ran."""
     row = connection.execute(_COUNT_END, (fact.job_id,)).fetchone()
     if row is None or row[0] > 0:
         return
@@ -147,9 +147,9 @@ def posted(connection: Connection, job_id: JobId, conversations: Collection[str]
 
 
 def record(connection: Connection, job_id: JobId, conversation_id: str, after: int = 0) -> ConversationRecord:
-    """Return a conversation with its ended turns, without the first ``after``.
+    """Return a conversation with its ended turns, skipping ``after``.
 
-    JobNotFound or ConversationNotFound without these.
+    JobNotFound or ConversationNotFound if either does not exist.
     """
     job_rows.job(connection, job_id)
     place = (job_id, conversation_id)
@@ -173,7 +173,7 @@ def record(connection: Connection, job_id: JobId, conversation_id: str, after: i
 
 
 def listed(connection: Connection, job_id: JobId) -> list[ConversationRow]:
-    """List the conversations of a job in its order."""
+    """List the conversations of a job in order."""
     awaits = awaited_turns.agents(connection, job_id)
     rows = connection.execute(
         "SELECT id, position, state, reason, ending FROM conversations WHERE job_id = ? ORDER BY position",
@@ -193,13 +193,13 @@ def listed(connection: Connection, job_id: JobId) -> list[ConversationRow]:
 
 
 def states(connection: Connection, job_id: JobId) -> dict[str, ConversationState]:
-    """Return the state of each conversation of a job, in its order."""
+    """Return the state of each conversation of a job, in order."""
     rows = connection.execute("SELECT id, state FROM conversations WHERE job_id = ? ORDER BY position", (job_id,))
     return {row[0]: ConversationState(row[1]) for row in rows}
 
 
 def words(connection: Connection, job_id: JobId, conversations: Collection[str]) -> dict[str, ConversationWords]:
-    """Return the words of the conversations that have begun."""
+    """Return the words of begun conversations."""
     if len(conversations) > FEW:
         wanted = frozenset(conversations)
         rows = [row for row in connection.execute(_WORDS, (job_id,)) if row[0] in wanted]

@@ -1,4 +1,4 @@
-"""Webhook outbox: a message is written in the transaction that ends its job."""
+"""The webhook outbox: a message is written in the transaction that ends its job."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -13,7 +13,7 @@ from service.store.databases.database import Connection
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """One message to one place; ``id`` is the same at every try, so that a receiver can tell a repeated one."""
+    """One message to one URL; ``id`` is the same for each try, so receivers can detect repeats."""
 
     id: str
     job_id: JobId
@@ -77,7 +77,7 @@ def of_job(connection: Connection, job_id: JobId) -> list[dict[str, object]]:
 
 
 def take(connection: Connection, now: datetime, hold_s: float, limit: int) -> list[Delivery]:
-    """Take the messages that are due, and hold each for so many seconds; if its taker is lost, it is due again."""
+    """Take the due messages for ``hold_s`` seconds; a message is due again if its taker is lost."""
     rows = connection.execute(
         "UPDATE deliveries SET next_at = ?, attempts = attempts + 1 WHERE id IN ("
         "SELECT id FROM deliveries WHERE state = 'waiting' AND next_at <= ? ORDER BY next_at LIMIT ?)"
@@ -100,7 +100,7 @@ def take(connection: Connection, now: datetime, hold_s: float, limit: int) -> li
 
 
 def postpone(connection: Connection, delivery_ids: Sequence[str], until: datetime) -> None:
-    """Put back messages that were taken and not tried."""
+    """Put back messages that were taken but not tried."""
     for delivery_id in delivery_ids:
         connection.execute(
             "UPDATE deliveries SET next_at = ?, attempts = attempts - 1 WHERE id = ? AND state = 'waiting'",

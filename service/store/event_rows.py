@@ -1,4 +1,4 @@
-"""The events of jobs, which callers follow: numbered from 1 within a job, without gaps."""
+"""The events of jobs, which callers follow: numbered from 1 per job, without gaps."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -15,7 +15,7 @@ from service.store.records import StoredEvent
 
 
 class JobEvent(NamedTuple):
-    """An event of a job that is to be written behind the facts of one write; ``data`` is JSON."""
+    """An event to be written after the facts of one write; ``data`` is JSON."""
 
     job_id: JobId
     kind: str
@@ -37,13 +37,13 @@ def add_turn_event(events: Events, key: TurnKey, at: datetime, **fields: object)
 
 
 def write_first(connection: Connection, job_id: JobId, at: datetime) -> None:
-    """Write the first event of a job, which the job's row counts already."""
+    """Write the first event of a job; the job's row already counts it."""
     data = to_json({"state": JobState.QUEUED.value, "at": rfc3339(at)})
     connection.execute("INSERT INTO events (job_id, number, kind, data) VALUES (?, 1, 'job', ?)", (job_id, data))
 
 
 def write(connection: Connection, events: Sequence[JobEvent]) -> None:
-    """Write events behind those of their jobs, in their order, whichever node has written those."""
+    """Write events after those of their jobs, in order, whichever node wrote those."""
     of_jobs: dict[JobId, list[JobEvent]] = {}
     for event in events:
         of_jobs.setdefault(event.job_id, []).append(event)
@@ -60,7 +60,7 @@ def write(connection: Connection, events: Sequence[JobEvent]) -> None:
 def listed(connection: Connection, job_id: JobId, after: int, limit: int) -> tuple[list[StoredEvent], bool]:
     """List the events of a job with a number above ``after``, and whether none will follow them.
 
-    Both are of one moment, so no event comes after an end that was read. JobNotFound without the job.
+    Both come from one snapshot, so no event follows an end that was read. JobNotFound without the job.
     """
     row = connection.execute("SELECT state FROM jobs WHERE id = ?", (job_id,)).fetchone()
     if row is None:

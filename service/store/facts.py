@@ -1,4 +1,4 @@
-"""Applies facts: one match, and one write of many facts with what follows from them."""
+"""Applies facts: one match over their types, and one write for many facts and their effects."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def apply_fact(connection: Connection, membership: Membership, fact: Fact, fence: int, events: Events) -> bool:
-    """Write a fact of a conversation that was claimed with ``fence``, and add its events; False if it was known."""
+    """Write a fact of a conversation claimed with ``fence``, and add its events; return False if it was known."""
     match fact:
         case records.ConversationMoved():
             conversation_rows.move(connection, fact, fence, events)
@@ -52,16 +52,16 @@ def apply_fact(connection: Connection, membership: Membership, fact: Fact, fence
 def _move_turn(connection: Connection, membership: Membership, fact: records.TurnMoved, events: Events) -> bool:
     demand = fact.demand
     if demand is not None and not waits.begin(connection, membership, fact.key, demand):
-        return False  # it waits since before a claim, and callers know of it
+        return False  # it has waited since before the claim, and callers know of it
     wait = {} if demand is None else {"wait_s": demand.wait_s}
     event_rows.add_turn_event(events, fact.key, fact.at, state=fact.state.value, worker=fact.worker, **wait)
     return True
 
 
 class Applied(msgspec.Struct, kw_only=True):
-    """The outcome of facts: conversations that ended with them, and how many facts were refused or lost.
+    """The outcome of facts: conversations that ended with them, and the numbers of refused and lost facts.
 
-    ``spoiled`` are conversations that ended because a fact cannot be written.
+    ``spoiled`` holds the conversations that ended because a fact cannot be written.
     """
 
     ended: list[Place] = []
@@ -73,7 +73,8 @@ class Applied(msgspec.Struct, kw_only=True):
 class FactGroup:
     """The facts of one write, within its transaction.
 
-    ``fence_of`` gives the fence of a conversation that this node runs, ``leave`` hears which conversations have ended.
+    ``fence_of`` returns the fence of a conversation that this node runs. ``leave`` is called with each one that has
+    ended.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class FactGroup:
         self._events: Events = []
 
     def apply(self, facts: Sequence[Record]) -> Applied:
-        """Apply facts in their order; refuse facts of conversations that this node runs no more."""
+        """Apply facts in order; refuse facts of conversations that this node no longer runs."""
         for fact in facts:
             self._apply(fact)
         self._write_events()
@@ -101,11 +102,11 @@ class FactGroup:
         return self._finish()
 
     def apply_carefully(self, facts: Sequence[Record], is_passing: IsPassing) -> Applied:
-        """Apply facts one by one: one of them cannot be written, and would take the others along.
+        """Apply facts one by one, because one of them cannot be written and would undo the others.
 
-        Usage that cannot be written is lost alone. In place of any other fact its conversation ends as failed with
-        ``internal``, and later facts of it are refused: they may build on the lost one. ``is_passing`` errors are the
-        database's, and are raised.
+        Usage that cannot be written is only lost itself. For any other such fact its conversation fails with
+        ``internal``, and its later facts are refused, since they may build on the lost one. ``is_passing`` errors come
+        from the database and are raised.
         """
         for fact in facts:
             try:
@@ -149,14 +150,14 @@ class FactGroup:
             self._used.append(record.used)
 
     def _give_up(self, record: Record, error: Exception) -> None:
-        """Write a failed turn and a failed conversation in place of a fact that cannot be written."""
-        assert not isinstance(record, records.RequestUsed)  # noqa: S101 - those are written apart
+        """Write a failed turn and a failed conversation instead of a fact that cannot be written."""
+        assert not isinstance(record, records.RequestUsed)  # noqa: S101 - usage is written apart
         place = record.place
         text = "store: a fact of %s cannot be written; it ends"
         logger.error(text, "/".join(place), exc_info=error, extra=_line_of(place))
         self._applied.lost += 1
         if isinstance(record, records.TurnEnded):
-            with suppress(Exception), _savepoint(self._connection):  # the conversation ends all the same
+            with suppress(Exception), _savepoint(self._connection):  # the conversation ends in any case
                 turn_rows.end(self._connection, _unwritable(record, error), self._events)
                 self._write_events()
             self._events.clear()

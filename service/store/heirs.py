@@ -1,7 +1,7 @@
-"""Conversations that begin with turns of others, in the store: what they refer to, and what is kept for them.
+"""Conversations that begin with turns of others: their references, and the turns stored for them.
 
-Turns are stored once, where they were spoken. With a job that is deleted those that heirs of the same key refer to are
-kept apart, until no heir is left.
+A turn is stored once, in the job where it was spoken. When a job is deleted, the turns that heirs of the same key refer
+to move to ``kept_turns``, until no such heir is left.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -33,16 +33,16 @@ _decode = msgspec.json.Decoder(Heritage).decode
 
 
 def check_sources(connection: Connection, job: Job, shares: Shares) -> None:
-    """Check that the sources of a new job are there, and let nobody delete them until it is stored.
+    """Check that the sources of a new job exist, and lock them against deletion until the job is stored.
 
-    Where turns were spoken in a job that is gone, they are kept for an heir from which the new one has them.
+    Turns of a deleted job may still be kept for an heir that is a source of the new job.
 
     Raises:
-        JobNotFound: one was deleted since it was read.
+        JobNotFound: a source was deleted after it was read.
     """
     named = {each.heritage.source[0] for each in job.conversations if each.heritage.source is not None}
     for source in sorted({*named, *(share.job for those in shares.values() for share in those)}):
-        # Nothing is changed; but whoever deletes the row waits for this transaction.
+        # The update changes nothing, but a transaction that deletes the row waits for this one.
         is_there = connection.execute("UPDATE jobs SET name = name WHERE id = ?", (source,)).rowcount > 0
         if not is_there and (source in named or not _is_kept(connection, source)):
             raise JobNotFound(source)
@@ -54,7 +54,7 @@ def _is_kept(connection: Connection, job_id: JobId) -> bool:
 
 
 def add(connection: Connection, job: Job, shares: Shares) -> None:
-    """Write what the conversations of a new job inherit."""
+    """Write the heritage of the conversations of a new job."""
     heritages = [(each.id, each.heritage) for each in job.conversations if each.heritage.source is not None]
     connection.execute_many(
         "INSERT INTO heritages (job_id, conversation_id, heritage, turns) VALUES (?, ?, ?, ?)",
@@ -72,9 +72,9 @@ def add(connection: Connection, job: Job, shares: Shares) -> None:
 
 
 def _placed(shares: Iterable[Share]) -> Iterator[tuple[int, Share]]:
-    """Number the conversations in which turns were spoken, each of which had begun with those before it.
+    """Number the conversations in which turns were spoken, each of which began with the turns before it.
 
-    The numbers of turns are of no use for that: one of a job that is gone may be another's by now.
+    The turns' own numbers cannot order them: numbers of a deleted job may be used again.
     """
     places: dict[tuple[JobId, str], int] = {}
     for share in shares:
@@ -82,7 +82,7 @@ def _placed(shares: Iterable[Share]) -> Iterator[tuple[int, Share]]:
 
 
 def heritages(connection: Connection, job_id: JobId, conversations: Collection[str]) -> dict[str, Heritage]:
-    """Return the heritages of conversations of a job, by their ids; of those that have any."""
+    """Return the heritages of a job's conversations by id, for conversations that have one."""
     which, values = some_of("conversation_id", conversations)
     rows = connection.execute(
         f"SELECT conversation_id, heritage, is_lost FROM heritages WHERE job_id = ?{which}",  # noqa: S608
@@ -92,7 +92,7 @@ def heritages(connection: Connection, job_id: JobId, conversations: Collection[s
 
 
 def inherited(connection: Connection, job_id: JobId, conversations: Collection[str]) -> list[Turn]:
-    """List the turns that conversations of a job have inherited, as theirs, in their order."""
+    """List the turns that conversations of a job have inherited, as their own, in order."""
     which, values = some_of("heirs.conversation_id", conversations)
     tables = [
         "SELECT heirs.conversation_id, heirs.place, spoken.number, spoken.record"  # noqa: S608
@@ -109,7 +109,7 @@ def inherited(connection: Connection, job_id: JobId, conversations: Collection[s
 
 
 def keep_for_all(connection: Connection, job_id: JobId) -> None:
-    """Keep what heirs of any key have inherited of a job that is about to be released for its age."""
+    """Keep the turns that heirs of any key have inherited from a job about to be deleted for its age."""
     _keep(connection, job_id, None, "", ())
 
 
@@ -124,7 +124,7 @@ def _keep(connection: Connection, job_id: JobId, kept_for: str | None, of_heirs:
 
 
 def keep_for_heirs(connection: Connection, job_id: JobId, owner: str | None) -> list[JobId]:
-    """Keep what heirs of the same key have inherited of a job that is about to be deleted.
+    """Keep the turns that heirs of the same key have inherited from a job about to be deleted.
 
     Return the jobs of other keys with heirs that have not ended: they are to be cancelled, since they lose it.
     """
@@ -133,7 +133,7 @@ def keep_for_heirs(connection: Connection, job_id: JobId, owner: str | None) -> 
 
 
 def _disinherit(connection: Connection, of_heirs: str, values: Sequence[object]) -> list[JobId]:
-    """Take from heirs what they have; return those that have not ended, which are to be cancelled."""
+    """Take the inherited turns from heirs; return the unfinished jobs among them, which are to be cancelled."""
     losing = connection.execute(
         "UPDATE jobs SET is_cancel_requested = 1 WHERE unfinished > 0 AND id IN"  # noqa: S608
         f" (SELECT heirs.job_id FROM heirs WHERE {of_heirs}) RETURNING id",
@@ -150,7 +150,7 @@ def _disinherit(connection: Connection, of_heirs: str, values: Sequence[object])
 
 
 def heirs_of(connection: Connection, job_id: JobId, owner: str | None) -> list[JobId]:
-    """Return the jobs of the same key whose conversations have inherited of a job.
+    """Return the jobs of the same key with conversations that have inherited from a job.
 
     Raises:
         NotEnded: one of them has not ended.
@@ -167,7 +167,7 @@ def heirs_of(connection: Connection, job_id: JobId, owner: str | None) -> list[J
 
 
 def sources_of(connection: Connection, jobs: Iterable[JobId]) -> list[tuple[str, str]]:
-    """Return the conversations of which jobs have inherited."""
+    """Return the conversations from which jobs have inherited."""
     rows = [
         row
         for job_id in jobs
@@ -179,19 +179,19 @@ def sources_of(connection: Connection, jobs: Iterable[JobId]) -> list[tuple[str,
 
 
 def lock(connection: Connection, jobs: Collection[JobId], sources: Iterable[tuple[str, str]]) -> None:
-    """Let nobody inherit of jobs that are about to go, and nobody delete their sources or other heirs of these.
+    """Lock jobs about to be deleted, and their sources, against new heirs and other deletions.
 
-    Either of two that go at once would keep turns for the other.
+    Otherwise each of two concurrent deletions would keep turns for the other's heirs.
     """
     sources = sorted(sources)
     for job_id in sorted({*jobs, *(source for source, _ in sources)}):
         connection.execute("UPDATE jobs SET name = name WHERE id = ?", (job_id,))
-    for source in sources:  # one row stands for all kept ones, since its job is gone
+    for source in sources:  # one row stands for all kept turns, since their job is gone
         connection.execute(_LOCK_KEPT, (*source, *source))
 
 
 def drop_unused(connection: Connection, sources: Iterable[tuple[str, str]]) -> None:
-    """Delete what was kept of these conversations and no heir has inherited any more."""
+    """Delete the kept turns of these conversations that no heir has inherited any more."""
     for source in sources:
         connection.execute(
             "DELETE FROM kept_turns WHERE job_id = ? AND conversation_id = ? AND NOT EXISTS (SELECT 1 FROM heirs"
@@ -202,7 +202,7 @@ def drop_unused(connection: Connection, sources: Iterable[tuple[str, str]]) -> N
 
 
 def drop_without_owner(connection: Connection, sources: Iterable[tuple[str, str]], owner: str | None) -> list[JobId]:
-    """Delete what was kept for heirs of a key, of whom it has deleted the last.
+    """Delete the turns kept for a key whose last heir was deleted.
 
     Return the jobs of other keys with heirs that have not ended: they are to be cancelled, since they lose it.
     """

@@ -1,4 +1,4 @@
-"""Jobs: their rows, which each event rewrites, their documents apart, and their deletion."""
+"""Jobs: their rows, which change with each event, their documents, which do not, and their deletion."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -16,9 +16,9 @@ from service.store.event_rows import to_json
 from service.store.records import GivenUp, NewJob, StoredJob, Tally
 
 LAST_NUMBER: Final = 2**62
-LISTED_METADATA: Final = 4096  # characters of metadata that a list shows
+LISTED_METADATA: Final = 4096  # characters of metadata in a list
 MOST_GIVEN_UP: Final = 10  # entries of a job in a tally
-GIVEN_UP_CHARS: Final = 200  # characters of a pattern in a tally: lists and frames of the dashboard have many jobs
+GIVEN_UP_CHARS: Final = 200  # characters of a pattern in a tally: lists and dashboard frames have many jobs
 _JOB: Final = (
     "SELECT id, number, name, state, body_hash, metadata, total_conversations, total_turns, is_cancel_requested,"
     " created_at, started_at, finished_at, key_name FROM jobs JOIN job_documents ON job_id = id WHERE id = ?"
@@ -34,7 +34,7 @@ _LISTED_OF_KEY: Final = _LISTED.replace(" ORDER BY", " AND key_name = ? ORDER BY
 
 
 def find_posted(connection: Connection, new: NewJob) -> StoredJob | None:
-    """Return the job of the same key and body, or None; a key that is out of time is free again.
+    """Return the job with the same key and body, or None; an expired key is free again.
 
     Raises:
         IdempotencyConflict: the key belongs to another body.
@@ -49,7 +49,7 @@ def find_posted(connection: Connection, new: NewJob) -> StoredJob | None:
 
 
 def columns_of(new: NewJob) -> dict[str, object]:
-    """Return the columns of a new job, without its number."""
+    """Return the columns of a new job, except its number."""
     job = new.job
     return {
         "id": job.id,
@@ -69,7 +69,7 @@ def columns_of(new: NewJob) -> dict[str, object]:
 
 
 def keep_document(connection: Connection, new: NewJob) -> None:
-    """Write the document and the metadata of a job: they may be megabytes, and never change."""
+    """Write the document and the metadata of a job; they may be megabytes, and never change."""
     connection.execute(
         "INSERT INTO job_documents (job_id, document, metadata) VALUES (?, ?, ?)",
         (new.job.id, new.document, to_json(new.job.metadata)),
@@ -96,7 +96,7 @@ def as_stored(new: NewJob, number: int) -> StoredJob:
 
 
 def give_up(connection: Connection, fact: GivenUp) -> None:
-    """Write that a pattern or a schema is given up, unless it is known."""
+    """Record that a pattern or schema is no longer tried, unless that is known."""
     key = fact.key
     connection.execute(
         "INSERT INTO given_up (job_id, path, pattern, conversation_id, agent, round) VALUES (?, ?, ?, ?, ?, ?)"
@@ -106,7 +106,7 @@ def give_up(connection: Connection, fact: GivenUp) -> None:
 
 
 def request_cancel(connection: Connection, membership: Membership, job_id: JobId) -> StoredJob:
-    """Request the cancellation of a job; a job that has ended stays as it is."""
+    """Request the cancellation of a job; an ended job stays unchanged."""
     stored = job(connection, job_id)
     if stored.state not in ENDED_JOBS:
         connection.execute("UPDATE jobs SET is_cancel_requested = 1 WHERE id = ?", (job_id,))
@@ -115,13 +115,13 @@ def request_cancel(connection: Connection, membership: Membership, job_id: JobId
 
 
 def delete(connection: Connection, membership: Membership, job_id: JobId, *, with_heirs: bool) -> list[JobId]:
-    """Delete a job that has ended; heirs of its key keep what they have inherited, or go with it (``with_heirs``).
+    """Delete an ended job; heirs of its key keep their inherited turns, or are deleted too (``with_heirs``).
 
-    Return the jobs to cancel: those of other keys that lose what they have inherited.
+    Return the jobs to cancel: those of other keys that lose inherited turns.
 
     Raises:
         JobNotFound: there is no such job.
-        NotEnded: it has not ended, or an heir has not that is to go with it.
+        NotEnded: the job, or an heir that is to be deleted with it, has not ended.
     """
     stored = job(connection, job_id)
     if stored.state not in ENDED_JOBS:
@@ -143,18 +143,18 @@ def delete(connection: Connection, membership: Membership, job_id: JobId, *, wit
 
 
 def job(connection: Connection, job_id: JobId) -> StoredJob:
-    """Return a job; JobNotFound without it."""
+    """Return a job; JobNotFound if it does not exist."""
     return _as_job(_row_of(connection, job_id, _JOB))
 
 
 def owner(connection: Connection, job_id: JobId) -> str | None:
-    """Return the name of the key that posted a job, None without a key; JobNotFound without the job."""
+    """Return the name of the key that posted a job, None without a key; JobNotFound if it does not exist."""
     found: str | None = _row_of(connection, job_id, "SELECT key_name FROM jobs WHERE id = ?")[0]
     return found
 
 
 def document(connection: Connection, job_id: JobId) -> str:
-    """Return the JSON of a job as it was posted; JobNotFound without the job."""
+    """Return the JSON of a job as it was posted; JobNotFound if it does not exist."""
     sql = "SELECT document FROM job_documents WHERE job_id = ?"
     return str(_row_of(connection, job_id, sql)[0])
 
@@ -167,7 +167,7 @@ def _row_of(connection: Connection, job_id: JobId, sql: str) -> Row:
 
 
 def by_key(connection: Connection, idempotency_key: str, body_hash: str, now: datetime) -> StoredJob | None:
-    """Return the job that was posted with an idempotency key that is in force; IdempotencyConflict for another body."""
+    """Return the job posted with an idempotency key that is in force; IdempotencyConflict for another body."""
     row = connection.execute(_POSTED, (idempotency_key, rfc3339(now))).fetchone()
     if row is None:
         return None
@@ -182,7 +182,7 @@ def listed(
 ) -> list[StoredJob]:
     """List jobs, the newest first, with a number below ``before``, without large metadata.
 
-    With ``owner`` only jobs that the key of that name has posted.
+    With ``owner`` only jobs that the key with that name has posted.
     """
     of_key = () if owner is None else (owner,)
     values = (LISTED_METADATA, state, state, LAST_NUMBER if before is None else before, *of_key, limit)
@@ -191,13 +191,13 @@ def listed(
 
 
 def to_cancel(connection: Connection) -> list[JobId]:
-    """List the jobs with a requested cancellation that have not ended."""
+    """List the unfinished jobs whose cancellation was requested."""
     sql = "SELECT id FROM jobs WHERE state IN ('queued', 'running') AND is_cancel_requested = 1 ORDER BY number"
     return [JobId(row[0]) for row in connection.execute(sql)]
 
 
 def count_states(connection: Connection) -> tuple[dict[str, int], dict[str, int]]:
-    """Count all jobs by state, and all conversations; it reads every row of both."""
+    """Count all jobs and all conversations by state; reads every row of both."""
 
     def count(sql: str) -> dict[str, int]:
         return {str(state): int(found) for state, found in connection.execute(sql)}
@@ -221,7 +221,7 @@ def tally(connection: Connection, job_id: JobId) -> Tally:
 
 
 def given_up(connection: Connection, job_id: JobId, limit: int = 2**30, characters: int = 2**30) -> list[GivenUp]:
-    """List the patterns and schemas that are given up in a job, ``limit`` at most, patterns cut to ``characters``."""
+    """List the patterns and schemas no longer tried in a job, at most ``limit``, shortened to ``characters``."""
     rows = connection.execute(
         "SELECT conversation_id, agent, round, path, substr(pattern, 1, ?) FROM given_up WHERE job_id = ?"
         " ORDER BY path, pattern LIMIT ?",

@@ -1,4 +1,4 @@
-"""News for a node from its store, its lease and its neighbours: values, told in the event loop without waiting."""
+"""News for a node from its store, its lease and its neighbours: values, delivered in the event loop without waiting."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -10,7 +10,7 @@ from service.errors import StoreError
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's report of itself: its models, and how many turns of each job are ready and in flight."""
+    """A node's report: its models, and the number of ready and in-flight turns of each job."""
 
     node_id: str
     models: Sequence[str]
@@ -18,36 +18,36 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Neighbours(Protocol):
-    """A node's knowledge of the others."""
+    """The other nodes, as this one knows them."""
 
     def models(self) -> frozenset[str]:
-        """Return the models that others have."""
+        """Return the models of other nodes."""
 
     def known_models(self) -> frozenset[str]:
-        """Return the models that others have or had: one that is away may be back."""
+        """Return the models of other nodes, absent ones included: they may come back."""
 
     def counts(self, job_id: JobId) -> tuple[int, int]:
-        """Return how many turns of a job are ready and in flight elsewhere, as of a moment ago."""
+        """Return the numbers of a job's turns that are ready and in flight elsewhere, as of a moment ago."""
 
 
 class Alone:
-    """There are none: a ``Neighbours``."""
+    """No other nodes (a ``Neighbours``)."""
 
     def models(self) -> frozenset[str]:
-        """Return none."""
+        """Return no models."""
         return frozenset()
 
     def known_models(self) -> frozenset[str]:
-        """Return none."""
+        """Return no models."""
         return frozenset()
 
     def counts(self, _job_id: JobId) -> tuple[int, int]:
-        """Return none."""
+        """Return zero."""
         return 0, 0
 
 
 class JobsCommitted(msgspec.Struct, frozen=True, kw_only=True):
-    """This node's writes to these jobs are durable, ``seconds`` after they were handed in."""
+    """This node's writes to these jobs are durable, ``seconds`` after they were submitted."""
 
     job_ids: frozenset[JobId]
     seconds: float = 0.0
@@ -60,27 +60,27 @@ class JobsChanged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreTroubled(msgspec.Struct, frozen=True, kw_only=True):
-    """The database cannot be written to; ``outage`` says why, in plain words."""
+    """The database cannot be written to; ``outage`` describes the reason."""
 
     outage: str
 
 
 class StoreRecovered(msgspec.Struct, frozen=True, kw_only=True):
-    """The database is well again, and what was kept is written."""
+    """The database works again, and all pending facts are written."""
 
 
 class ClaimsLost(msgspec.Struct, frozen=True, kw_only=True):
-    """Another node has taken over this one's claims; its late results are refused."""
+    """Another node has taken over this node's claims; its late results are refused."""
 
 
 class WritesFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """A write failed that no waiting will mend: nothing is written any more."""
+    """A write has failed for good; no more writes follow."""
 
     error: StoreError
 
 
 class FactsLost(msgspec.Struct, frozen=True, kw_only=True):
-    """So many facts can never be written, and are lost; the conversations that they were of have ended as failed."""
+    """These facts can never be written and are lost; their ``conversations`` have ended as failed."""
 
     count: int
     conversations: tuple[tuple[JobId, str], ...]
@@ -91,7 +91,7 @@ class LeaseEnding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseRenewed(msgspec.Struct, frozen=True, kw_only=True):
-    """The lease is good, and what the neighbours have is known anew."""
+    """The lease is valid, and the other nodes' models were read again."""
 
 
 class LeaseLost(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +99,7 @@ class LeaseLost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkWaiting(msgspec.Struct, frozen=True, kw_only=True):
-    """There is something to claim."""
+    """A conversation can be claimed."""
 
 
 WriterEvent = StoreTroubled | StoreRecovered | ClaimsLost | FactsLost | WritesFailed

@@ -1,4 +1,4 @@
-"""The service's facts for its store, in the past tense and applied in their order, and what the store returns."""
+"""The facts that the service stores, in the past tense and applied in order, and the values that the store returns."""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
@@ -33,7 +33,7 @@ class ConversationFact(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> Place:
-        """The conversation."""
+        """The conversation of the fact."""
         return self.job_id, self.conversation_id
 
 
@@ -49,10 +49,10 @@ class TurnFact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConversationMoved(ConversationFact, frozen=True, kw_only=True):
-    """A conversation is in another state.
+    """A conversation has changed its state.
 
-    ``ending`` is the condition that ended it, if one did; ``most`` is how many turns it could have had, where some of
-    them do not exist.
+    ``ending`` is the condition that ended it, if any. ``most`` is the number of turns that it could have had, if some
+    of them do not exist.
     """
 
     state: ConversationState
@@ -63,21 +63,21 @@ class ConversationMoved(ConversationFact, frozen=True, kw_only=True):
 
 
 class ConversationWorded(ConversationFact, frozen=True, kw_only=True):
-    """A conversation speaks to a model for the first time; ``words`` are those of all models that it has spoken to."""
+    """A conversation speaks to a model for the first time; ``words`` holds those of all its models so far."""
 
     words: ConversationWords
 
 
 class MemoryCut(TurnFact, frozen=True, kw_only=True):
-    """From a turn on, rounds before ``from_round`` are not shown to its agent; without an agent's name, to no agent."""
+    """From this turn on, rounds before ``from_round`` are hidden from its agent; without an agent's name, from all."""
 
     from_round: int
 
 
 class GivenUp(TurnFact, frozen=True, kw_only=True):
-    """From a turn on, a pattern is not tried any more, or a schema without one: it ran out of time too often.
+    """From this turn on, a pattern, or a schema without one, is no longer tried: it timed out too often.
 
-    ``path`` is its place in the job's document; for ``until``, in the conversation's.
+    ``path`` is its place in the job's document, or for ``until`` in the conversation's.
     """
 
     path: str
@@ -85,7 +85,7 @@ class GivenUp(TurnFact, frozen=True, kw_only=True):
 
     @property
     def document(self) -> dict[str, object]:
-        """The form in which callers see it."""
+        """The form that callers see."""
         since = {"conversation": self.key.conversation_id, "agent": self.key.agent_id, "round": self.key.round}
         return {"path": self.path, "pattern": self.pattern, "since": since}
 
@@ -102,7 +102,7 @@ class TurnMoved(TurnFact, frozen=True, kw_only=True):
 
 
 class UsageKey(msgspec.Struct, frozen=True, kw_only=True):
-    """The subject of a row of usage; an empty text is no key, no job, no agent. ``day`` is a date in UTC."""
+    """The subject of a usage row; an empty string means no key, no job or no agent. ``day`` is a date in UTC."""
 
     day: str
     key_name: str
@@ -117,8 +117,8 @@ Used = tuple[UsageKey, UsageCounts]
 class TurnEnded(msgspec.Struct, frozen=True, kw_only=True):
     """A turn has ended; ``used`` and ``measures`` are its last attempt's, if that ended with it.
 
-    ``waited_for`` are the agents that had to speak before it in its round, ``readers`` those that read it in later
-    rounds: None is all.
+    ``waited_for`` holds the agents that had to speak before it in its round. ``readers`` holds those that read it in
+    later rounds; None is all.
     """
 
     turn: Turn
@@ -136,7 +136,7 @@ class TurnEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnRequeued(TurnFact, frozen=True, kw_only=True):
-    """An attempt of a turn has failed, and the turn will run again; ``used`` and ``measures`` are that attempt's."""
+    """An attempt of a turn has failed, and the turn runs again; ``used`` and ``measures`` are that attempt's."""
 
     so_far: UnfinishedTurn
     worker: str
@@ -148,13 +148,13 @@ class TurnRequeued(TurnFact, frozen=True, kw_only=True):
 
 
 class RequestUsed(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt of a client's request has ended; it belongs to no conversation, and nothing else of it is stored."""
+    """An attempt of a client's request has ended; it has no conversation, and only its usage is stored."""
 
     used: Used
 
 
 class ToolCallStarted(TurnFact, frozen=True, kw_only=True):
-    """A call of a tool is about to be made; ``call`` is the same for the same call in another attempt of the turn.
+    """A tool call is about to be made; ``call`` is the same for the same call in another attempt of the turn.
 
     ``number`` counts the turn's calls over all its attempts; ``arguments`` is JSON.
     """
@@ -168,7 +168,7 @@ class ToolCallStarted(TurnFact, frozen=True, kw_only=True):
 
 
 class ToolCallEnded(TurnFact, frozen=True, kw_only=True):
-    """A call of a tool has ended; ``outcome`` is JSON."""
+    """A tool call has ended; ``outcome`` is JSON."""
 
     call: str
     outcome: str
@@ -190,10 +190,10 @@ Record = Fact | RequestUsed
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as it is stored first; ``document`` is the JSON that was posted, ``key_until`` how long its key counts.
+    """A new job; ``document`` is the posted JSON, ``key_until`` the expiry of its idempotency key.
 
-    ``shares`` are the turns that its conversations inherit, ``inherited`` these turns themselves, ``words`` those of
-    the conversations that they are from.
+    ``shares`` refers to the turns that its conversations inherit, ``inherited`` holds these turns, ``words`` the words
+    of their source conversations.
     """
 
     job: Job
@@ -208,7 +208,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as the store knows it."""
+    """A job as stored."""
 
     id: JobId
     number: int
@@ -223,7 +223,7 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime | None
     finished_at: datetime | None
     is_metadata_cut: bool = False  # it is larger than a list shows
-    owner: str | None = None  # the name of the key that it was posted with
+    owner: str | None = None  # the name of the key that posted it
 
 
 class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,7 +235,7 @@ class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of a tool in the journal of a turn; ``arguments`` and ``outcome`` are JSON, None is not known."""
+    """One tool call in the journal of a turn; ``arguments`` and ``outcome`` are JSON, None if not known."""
 
     call: str
     number: int
@@ -246,9 +246,9 @@ class StoredToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of a job's conversations and ended turns in each state, and of turns that are awaited.
+    """The numbers of a job's conversations and ended turns in each state, and of awaited turns.
 
-    ``given_up`` has the first patterns and schemas that ran out of time too often, with the beginnings of patterns.
+    ``given_up`` lists the first patterns and schemas that are no longer tried, shortened.
     """
 
     conversations: dict[ConversationState, int]

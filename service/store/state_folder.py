@@ -1,4 +1,4 @@
-"""The state directory: one process owns it at a time, whatever database it uses."""
+"""The state directory; one process owns it at a time, with any database."""
 
 import fcntl
 import logging
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder that only this user can read: every prompt is in it. Another user's, as a volume, stays."""
+    """Make a folder that only this user can read, since it contains prompts; another user's folder stays unchanged."""
     try:
         folder.mkdir(parents=True, mode=0o700)
     except FileExistsError:
@@ -30,7 +30,7 @@ def _make_private(folder: Path) -> None:
 def own_folder(folder: Path, lock_fd: int | None = None) -> Iterator[int]:
     """Own a state directory for a block: two Roundhouses in one would undo each other's work.
 
-    Gives the descriptor of the lock; ``lock_fd`` is the descriptor that an earlier program of this process has left.
+    Yields the descriptor of the lock; ``lock_fd`` is the one left by an earlier program of this process.
 
     Raises:
         StateUnusable: the directory cannot be used, or another process owns it.

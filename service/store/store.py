@@ -27,7 +27,7 @@ NONE_AWAITED: Final[Mapping[Place, Collection[TurnKey]]] = {}
 
 
 class Store:
-    """Open it with ``open_store``; all of it is called from the event loop.
+    """The store, for callers in the event loop; ``open_store`` opens it.
 
     A method that waits raises StoreUnavailable if the database is in trouble.
     """
@@ -45,36 +45,36 @@ class Store:
         return f"<Store {self._database!r} {self._writer!r}>"
 
     def subscribe(self, tell: Tell) -> None:
-        """Report events from now on, in the event loop and in no task."""
+        """Report events to ``tell`` from now on, in the event loop but in no task."""
         self._writes.tell = tell
 
     @property
     def node_id(self) -> str:
-        """This node among those that share the database."""
+        """This node's id among those that share the database."""
         return self._membership.node_id
 
     @property
     def trouble(self) -> str | None:
-        """The trouble of the database, in plain words; None while it is well."""
+        """The trouble of the database in words; None while it works."""
         return self._writer.trouble
 
     async def wait_failed(self) -> None:
-        """Wait for ever, unless a write fails for good.
+        """Wait until a write fails for good, usually forever.
 
         Raises:
-            StoreError: it has failed. What was not acknowledged may be lost, and going on would hide it.
+            StoreError: a write has failed. Unacknowledged writes may be lost, and going on would hide it.
         """
         await self._writes.wait_failed()
 
     # Writing
 
     async def post(self, job: NewJob, *, claims: bool) -> tuple[StoredJob, list[Claim], bool]:
-        """Store a new job, and claim its conversations if told to; return both and whether it is new.
+        """Store a new job, and claim its conversations with ``claims``; return job, claims and whether it is new.
 
-        The same key and body give the job that is there.
+        The same key and body return the stored job.
 
         Raises:
-            IdempotencyConflict: the key is another body's.
+            IdempotencyConflict: the key belongs to another body.
             StoreUnavailable: the database is in trouble; the job may be stored.
         """
         sources = {each.heritage.source[0] for each in job.job.conversations if each.heritage.source is not None}
@@ -86,9 +86,9 @@ class Store:
         )
 
     async def claim(self, models: Sequence[str], limit: int | None, job_id: JobId | None = None) -> list[Claim]:
-        """Claim conversations that need one of ``models`` next and that no node runs, at most ``limit`` (of one job).
+        """Claim at most ``limit`` conversations (of one job) that no node runs and that need one of ``models`` next.
 
-        Earlier claims of this node that it does not know come as well.
+        Earlier claims that this node does not know are returned too.
 
         Raises:
             StoreUnavailable: another node has taken over meanwhile.
@@ -103,9 +103,9 @@ class Store:
     def release_nowait(
         self, wants: Mapping[Place, Sequence[str]], awaited: Mapping[Place, Collection[TurnKey]] = NONE_AWAITED
     ) -> None:
-        """Leave conversations to any node that has workers for one of the models that each needs next.
+        """Release conversations to any node with workers for one of the models that each needs next.
 
-        No node claims a conversation that only ``awaited`` turns can move until a caller has spoken.
+        No node claims a conversation that only ``awaited`` turns can move on until a caller has spoken.
         """
         jobs = frozenset(job_id for job_id, _ in wants)
         write = Write(
@@ -114,7 +114,7 @@ class Store:
         self._writes.submit(write, lambda _: self._claims.drop(wants))
 
     def forget_said_nowait(self, keys: Collection[TurnKey]) -> None:
-        """Forget words of callers whose conversations go on here; the turns are stored."""
+        """Forget callers' words that this node has taken over; the turns stay stored."""
         write = Write(
             operation=lambda connection: awaited_turns.forget_said(connection, keys), jobs=frozenset(), is_kept=True
         )
@@ -132,7 +132,7 @@ class Store:
         )
 
     async def leave_claims(self) -> None:
-        """Leave all conversations to other nodes now, not when the lease ends.
+        """Release all conversations to other nodes now, before the lease ends.
 
         Raises:
             StoreUnavailable: other nodes have taken over already.
@@ -143,20 +143,20 @@ class Store:
         """Request a job's cancellation durably; return the job.
 
         Raises:
-            JobNotFound: there is none.
+            JobNotFound: the job does not exist.
         """
         return await self._writes.write(
             frozenset({job_id}), lambda connection: job_rows.request_cancel(connection, self._membership, job_id)
         )
 
     async def delete(self, job_id: JobId, *, with_heirs: bool = False) -> Sequence[JobId]:
-        """Delete a job that has ended, with its heirs of the same key if told to.
+        """Delete an ended job, with its heirs of the same key if ``with_heirs``.
 
-        Return the jobs to cancel: those of other keys that lose what they have inherited.
+        Return the jobs to cancel: those of other keys that lose inherited turns.
 
         Raises:
-            JobNotFound: there is none.
-            NotEnded: it has not ended, or an heir has not that is to go with it.
+            JobNotFound: the job does not exist.
+            NotEnded: the job, or an heir that is to be deleted with it, has not ended.
         """
         return await self._writes.write(
             frozenset({job_id}),
@@ -164,13 +164,13 @@ class Store:
         )
 
     async def say(self, turn: Turn) -> SpokenTurn | None:
-        """Store a caller's words, or that its wait is over; return the stored turn, None if the turn does not wait."""
+        """Store a caller's words or the end of its wait; return the stored turn, None if the turn does not wait."""
         return await self._writes.write(
             frozenset({turn.key.job_id}), lambda connection: awaited_turns.say(connection, self._membership, turn)
         )
 
     async def take_due(self) -> Due:
-        """Return turns whose wait for a caller is over, some at a time, and when to look again."""
+        """Return some turns whose wait for a caller is over, and when to look again."""
         return await self._writes.write(frozenset(), lambda connection: waits.take_due(connection, self._membership))
 
     async def write(self, operation: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -178,23 +178,23 @@ class Store:
         return await self._writes.write(frozenset(), lambda connection: operation(connection, *args, **kwargs))
 
     def append_nowait(self, records: Sequence[Record], on_durable: Callable[[], None]) -> None:
-        """Hand in facts that belong together: durable soon, in the order of the calls, or the store fails.
+        """Submit facts that belong together: they are durable soon, in the order of calls, or the store fails.
 
-        Usage of requests, which belongs to no job, waits a moment for other writes. ``on_durable`` is called in the
-        event loop; never, if the store fails, or if another node has taken over the conversation: then the facts are
-        refused, and the log says so.
+        Usage of requests belongs to no job and waits a moment for other writes. ``on_durable`` is called in the event
+        loop. It is never called if the store fails, or if another node has taken over the conversation: the facts are
+        then refused and logged.
         """
         write = self._facts(records)
         self._writes.submit(replace(write, may_wait=not write.jobs), self._take_over, on_success=on_durable)
 
     async def append(self, records: Sequence[Record]) -> bool:
-        """Hand in facts as ``append_nowait`` does, and return when they are durable; False if any was refused."""
+        """Submit facts as ``append_nowait`` does, and return when they are durable; False if any was refused."""
         write, done = self._facts(records), anyio.Event()
         self._writes.submit(write, self._take_over, on_success=done.set, on_failure=done.set)
         await done.wait()
         try:
             applied: Applied = write.future.result()
-        except StoreUnavailable:  # a write of this node's own is tried until it is done: another node has taken over
+        except StoreUnavailable:  # a kept write is retried until it succeeds, so another node has taken over
             return False
         return not (applied.refused or applied.spoiled)
 
@@ -205,11 +205,11 @@ class Store:
     # Reading
 
     async def read(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a query of ``service.store`` in a thread, at one moment of the database."""
+        """Run a query of ``service.store`` in a thread, on one snapshot of the database."""
         return await self._readers.run(lambda connection: query(connection, *args, **kwargs))
 
     def close(self) -> None:
-        """Write what was handed in and close all connections."""
+        """Write what was submitted and close all connections."""
         self._writer.close()
         self._readers.close()
 
@@ -238,7 +238,7 @@ class Store:
 
 @contextmanager
 def open_store(database: Database) -> Iterator[Store]:
-    """Run the store of a database that is prepared, for a block; it belongs to the event loop that runs."""
+    """Run the store of a prepared database for a block; it belongs to the running event loop."""
     store = Store(database)
     try:
         yield store

@@ -1,4 +1,4 @@
-"""The event loop's side of the store's threads: writes that wait for the writer, and reads in threads of their own."""
+"""The event loop's side of the store's threads: writes that wait for the writer, and reads in threads."""
 
 import asyncio
 import time
@@ -20,18 +20,18 @@ from service.store.news import ClaimsLost, JobsCommitted, Tell, WriterEvent, Wri
 
 T = TypeVar("T")
 Operation = Callable[[Connection], Any]
-Answer = tuple["Write", Any]  # with what its operation has returned, or the ServiceError that it raised
+Answer = tuple["Write", Any]  # a write with its operation's result, or the ServiceError that it raised
 
 
 class Write(msgspec.Struct, frozen=True, kw_only=True):
-    """An operation and its result; a write that ``is_kept`` is tried again until the database takes it.
+    """An operation and its result; a write with ``is_kept`` is retried until the database takes it.
 
-    ``careful`` replaces an operation that cannot be written: it costs more, and loses no more than it has to. A write
-    that ``may_wait`` is committed with what else comes within ``writer.LINGER_S``.
+    ``careful`` replaces an operation that cannot be written: it costs more, and loses as little as possible. A write
+    with ``may_wait`` is committed with others that come within ``writer.LINGER_S``.
     """
 
     operation: Operation
-    jobs: frozenset[JobId]  # that it changes
+    jobs: frozenset[JobId]  # jobs that it changes
     is_kept: bool
     may_wait: bool = False
     size: int = 1  # number of facts
@@ -50,7 +50,7 @@ class Spoiled(Exception):
 
 
 def answer(answers: Sequence[Answer]) -> None:
-    """Complete the futures of a group that is committed."""
+    """Complete the futures of a committed group."""
     for write, result in answers:
         if write.future.done():
             continue  # refused when the database broke during its commit
@@ -61,7 +61,7 @@ def answer(answers: Sequence[Answer]) -> None:
 
 
 def refuse(group: Sequence[Write], error: StoreUnavailable, *, kept: bool) -> list[Write]:
-    """Refuse the writes of a group that are to be kept, or the others; return the rest."""
+    """Refuse those writes of a group whose ``is_kept`` equals ``kept``; return the rest."""
     for write in group:
         if write.is_kept is kept:
             write.future.set_exception(error)
@@ -78,7 +78,7 @@ def without(group: Sequence[Write], spoiled: Spoiled) -> list[Write]:
 
 
 class PendingWrites:
-    """Writes between the event loop and the writer's thread; all of it is called in the loop, unless it says otherwise.
+    """Writes between the event loop and the writer's thread; called in the loop, except where stated.
 
     ``hand_in`` gives a write to the writer, with a callback for its future.
     """
@@ -95,10 +95,10 @@ class PendingWrites:
         return f"<PendingWrites failure={self._failure}>"
 
     async def wait_failed(self) -> None:
-        """Wait for ever, unless a write fails for good.
+        """Wait until a write fails for good, usually forever.
 
         Raises:
-            StoreError: it has failed. What was not acknowledged may be lost, and going on would hide it.
+            StoreError: a write has failed. Unacknowledged writes may be lost, and going on would hide it.
         """
         await self._failed.wait()
         assert self._failure is not None  # noqa: S101 - set before the event
@@ -113,7 +113,7 @@ class PendingWrites:
         is_kept: bool = False,
         key: str | None = None,
     ) -> T:
-        """Hand in an operation, and return its result once it is committed; ``on_committed`` as in ``submit``.
+        """Submit an operation, and return its result once it is committed; ``on_committed`` as in ``submit``.
 
         Raises:
             StoreUnavailable: the database is in trouble.
@@ -133,17 +133,18 @@ class PendingWrites:
         on_success: Callable[[], None] = lambda: None,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
-        """Hand in a write; ``on_committed`` is called in the writer's thread, the others in the event loop."""
+        """Submit a write; ``on_committed`` is called in the writer's thread, the others in the event loop."""
 
         def take_over(future: "Future[T]") -> None:
             if future.exception() is None:
                 on_committed(future.result())
-            else:  # it may be stored all the same, and this node has its claims
+            else:  # the write may be stored, with claims that this node does not know
                 self._claims.doubt()
-            # The writer never waits for the loop: the loop may be waiting for the writer, to close.
+            # The writer never waits for the loop: the loop may wait for the writer to close.
             self._loop.call_soon_threadsafe(tell, future.exception() is None)
 
-        # Neither keeps the write, whose future keeps both: a circle would keep megabytes until the collector comes.
+        # Neither callback refers to the write, whose future refers to both: such a cycle would keep megabytes until
+        # garbage collection.
         jobs, handed_in = write.jobs, time.monotonic()
 
         def tell(is_done: bool) -> None:
@@ -157,7 +158,7 @@ class PendingWrites:
         self._hand_in(write, take_over)
 
     def hear(self, event: WriterEvent) -> None:
-        """Take the news of the writer's thread, in that thread, and tell it in the event loop."""
+        """Handle an event in the writer's thread, and report it in the event loop."""
         if isinstance(event, ClaimsLost):
             self._claims.forget_all()
         elif isinstance(event, WritesFailed):
@@ -167,7 +168,7 @@ class PendingWrites:
 
 
 class Readers:
-    """The connections that read."""
+    """The connections for reading."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -189,7 +190,7 @@ class Readers:
     def _read(self, query: Query[T]) -> T:
         try:
             for connection in iter(self._take_spare, None):
-                with suppress(_Stale):  # it broke while it lay idle; the next is another, or new
+                with suppress(_Stale):  # it broke while idle; the next one is another, or new
                     return self._read_with(connection, query, is_new=False)
             return self._read_with(self._database.connect_reader(), query, is_new=True)
         except Exception as error:
@@ -205,7 +206,7 @@ class Readers:
             return None
 
     def _read_with(self, connection: Connection, query: Query[T], *, is_new: bool) -> T:
-        """Run a query in one transaction, so that its result is of one moment."""
+        """Run a query in one transaction, so that its result comes from one snapshot."""
         try:
             connection.begin()
             try:
@@ -226,4 +227,4 @@ class Readers:
 
 
 class _Stale(Exception):
-    """A spare connection does not work any more."""
+    """A spare connection no longer works."""

@@ -7,7 +7,7 @@ from service.conversations.record.transcript import rfc3339
 from service.store.databases.database import Connection
 from service.store.records import StoredToolCall, ToolCallEnded, ToolCallStarted
 
-# A call that is made again has no outcome yet, whatever the first one brought.
+# A repeated call has no outcome yet, whatever the earlier one returned.
 _START: Final = (
     "INSERT INTO tool_calls (job_id, conversation_id, agent, round, key, number, name, arguments, policy, started_at)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (job_id, conversation_id, agent, round, key)"
@@ -35,7 +35,7 @@ def end(connection: Connection, fact: ToolCallEnded) -> None:
 
 
 def of_turn(connection: Connection, key: TurnKey) -> list[StoredToolCall]:
-    """List the calls that a turn has begun, over all its attempts, in their order."""
+    """List the calls that a turn has begun in all its attempts, in order."""
     return [
         StoredToolCall(call=row[0], number=row[1], name=row[2], arguments=row[3], policy=row[4], outcome=row[5])
         for row in connection.execute(_OF_TURN, tuple(key))

@@ -1,4 +1,4 @@
-"""Turns that have ended, whose rows never change, turns that failed and will run again, and memory cuts at turns."""
+"""Ended turns, whose rows never change, unfinished turns with attempts, and memory cuts."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
@@ -32,17 +32,17 @@ _AT: Final = (
 
 
 class _Statements(NamedTuple):
-    """The same question to one of the two tables."""
+    """The same queries for one of the two tables."""
 
     of_job: str
     of_conversation: str
-    page: str  # by the key, which both tables have an index of: no page sorts the whole job
+    page: str  # by the key, which both tables index: no page sorts the whole job
 
 
 _ENDED: Final = _Statements(
     "SELECT record, conversation_id FROM turns WHERE job_id = ? ORDER BY number",
     "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? ORDER BY number",
-    # A summary is made on its reader's slot.
+    # Without summaries: each is made on its reader's slot.
     "SELECT record, conversation_id, agent, round FROM turns WHERE job_id = ? AND kind = 'turn'"
     " AND (conversation_id, agent, round) > (?, ?, ?) ORDER BY conversation_id, agent, round LIMIT ?",
 )
@@ -90,9 +90,9 @@ _decode_times = msgspec.json.Decoder(TurnTimes).decode
 
 
 def end(connection: Connection, fact: TurnEnded, events: Events) -> None:
-    """Write a turn that has ended; a turn that is there already raises an error of the database.
+    """Write an ended turn; a turn that is already stored raises a database error.
 
-    A summary may be there, and so may a caller's turn that is cancelled: the caller may have spoken meanwhile.
+    A summary may be stored already, and so may a cancelled turn of a caller who has spoken meanwhile.
     """
     turn = fact.turn
     is_callers = turn.state is TurnState.CANCELLED and turn.by is SpokenBy.CALLER
@@ -111,7 +111,7 @@ def end(connection: Connection, fact: TurnEnded, events: Events) -> None:
 
 
 def requeue(connection: Connection, fact: TurnRequeued, events: Events) -> None:
-    """Write what a turn that will run again has behind it."""
+    """Write the attempts of a turn that runs again."""
     connection.execute(_REQUEUE, (*fact.key, encode_turn(fact.so_far)))
     failed = {"state": "ready", "worker": fact.worker, "reason": fact.reason, "detail": fact.detail}
     event_rows.add_turn_event(events, fact.key, fact.at, **failed)
@@ -130,18 +130,18 @@ def cut_memory(connection: Connection, fact: MemoryCut) -> None:
 
 
 def find(connection: Connection, key: TurnKey) -> Turn | None:
-    """Return a turn that has ended, or None."""
+    """Return an ended turn, or None."""
     row = connection.execute(_AT, tuple(key)).fetchone()
     return None if row is None else decode_turn(row[0])
 
 
 def ended(connection: Connection, job_id: JobId, conversations: Collection[str]) -> list[Turn]:
-    """List the ended turns of conversations of a job, in the order in which they became visible."""
+    """List the ended turns of a job's conversations, in the order in which they became visible."""
     return [decode_turn(each) for each in _records(connection, _ENDED, job_id, conversations)]
 
 
 def unfinished(connection: Connection, job_id: JobId, conversations: Collection[str]) -> list[UnfinishedTurn]:
-    """List the turns of conversations of a job that were on a slot and will run again."""
+    """List the turns of a job's conversations that were on a slot and will run again."""
     return [decode_unfinished(each) for each in _records(connection, _UNFINISHED, job_id, conversations)]
 
 
@@ -159,12 +159,12 @@ def _records(
 
 
 def ended_page(connection: Connection, job_id: JobId, after: After) -> Page:
-    """Return the times of a page of ended turns, and where the next page begins, None after the last."""
+    """Return the times of a page of ended turns, and the start of the next page, None after the last."""
     return _page(connection, _ENDED.page, job_id, after)
 
 
 def unfinished_page(connection: Connection, job_id: JobId, after: After) -> Page:
-    """Return the times of a page of turns that will run again, and where the next page begins, None after the last."""
+    """Return the times of a page of turns that run again, and the start of the next page, None after the last."""
     return _page(connection, _UNFINISHED.page, job_id, after)
 
 
@@ -174,7 +174,7 @@ def _page(connection: Connection, sql: str, job_id: JobId, after: After) -> Page
 
 
 def memory_cuts(connection: Connection, job_id: JobId, conversations: Collection[str]) -> list[MemoryCut]:
-    """List the memory cuts of conversations of a job."""
+    """List the memory cuts of a job's conversations."""
     which, values = some_of("conversation_id", conversations)
     rows = connection.execute(
         f"SELECT conversation_id, agent, round, from_round FROM memory_cuts WHERE job_id = ?{which}",  # noqa: S608
@@ -188,7 +188,7 @@ def memory_cuts(connection: Connection, job_id: JobId, conversations: Collection
 
 
 def heads(connection: Connection, job_id: JobId, after: int) -> tuple[list[tuple[int, TurnHead]], int]:
-    """List the heads of a job's ended turns with a number above ``after``, and count all ended turns."""
+    """List the heads of a job's ended turns with a number above ``after``, and count all its ended turns."""
     rows = connection.execute(
         "SELECT number, record FROM turns WHERE job_id = ? AND number > ? ORDER BY number", (job_id, after)
     )
@@ -198,7 +198,7 @@ def heads(connection: Connection, job_id: JobId, after: int) -> tuple[list[tuple
 
 
 def last_heads(connection: Connection, places: Sequence[tuple[JobId, str]]) -> list[tuple[str, TurnHead | None]]:
-    """Return, for each conversation, the name of its job and the head of its newest turn that was completed."""
+    """Return, for each conversation, the name of its job and the head of its newest completed turn."""
     found: list[tuple[str, TurnHead | None]] = []
     for job_id, conversation_id in places:
         name = connection.execute("SELECT name FROM jobs WHERE id = ?", (job_id,)).fetchone()

@@ -1,7 +1,7 @@
 """The usage of turns and requests, summed by day, key, job, agent and model.
 
-Rows are added in the transaction of the fact that an attempt has ended: so each is counted once, and never without its
-fact. They outlive their jobs.
+Usage is added in the transaction that records an attempt's end, so each attempt is counted exactly once. Rows outlive
+their jobs.
 
 Source: specification, "Usage".
 """
@@ -41,7 +41,7 @@ _place, _numbers = attrgetter(*_PLACES), attrgetter(*_COUNTS)
 
 
 def add(connection: Connection, used: Iterable[Used]) -> None:
-    """Add to what was used; in one order, so that nodes that add to the same rows do not wait in a circle."""
+    """Add usage; rows are sorted, so that nodes that add to the same rows do not deadlock."""
     sums: dict[tuple[str, ...], list[float]] = {}
     for key, counts in used:
         row = sums.setdefault(_place(key), [0] * len(_COUNTS))
@@ -54,9 +54,9 @@ def add(connection: Connection, used: Iterable[Used]) -> None:
 def report(
     connection: Connection, by: Sequence[UsageBy], since: str | None, until: str | None, owner: str | None, limit: int
 ) -> list[tuple[dict[UsageBy, str], UsageCounts]]:
-    """Sum what was used from day ``since`` to day ``until``, both included; at most ``limit`` rows, in their order.
+    """Sum the usage from day ``since`` to day ``until``, both included; return at most ``limit`` rows in order.
 
-    With ``owner`` only what was used with the key of that name.
+    With ``owner`` only usage of the key with that name.
     """
     columns = [COLUMNS.get(each, each.value) for each in by]
     bounds = {"day >= ?": since, "day <= ?": until, "key_name = ?": owner}
@@ -70,25 +70,25 @@ def report(
 
 
 def _counts(row: Sequence[float | None]) -> UsageCounts:
-    *counts, slot_s = (count or 0 for count in row)  # PostgreSQL's sums of integers are decimals, and of nothing NULL
+    *counts, slot_s = (count or 0 for count in row)  # PostgreSQL sums integers as decimals, and no rows as NULL
     return UsageCounts(**dict(zip(_COUNTS, map(int, counts), strict=False)), slot_s=float(slot_s))
 
 
 def has_older(connection: Connection, day: str) -> bool:
-    """Whether anything was used before a day."""
+    """Whether there is usage before a day."""
     return connection.execute("SELECT 1 FROM usage WHERE day < ? LIMIT 1", (day,)).fetchone() is not None
 
 
 def release(connection: Connection, day: str) -> None:
-    """Forget what was used before a day."""
+    """Delete the usage before a day."""
     connection.execute("DELETE FROM usage WHERE day < ?", (day,))
 
 
 def unfinished_of(connection: Connection, owner: str) -> int:
-    """Count the turns that have not ended of jobs that were posted with the key of that name.
+    """Count the unfinished turns of jobs that the key with that name posted.
 
-    Those that wait for a caller are not counted: they need nothing of Roundhouse. Those that a conversation which has
-    not ended has inherited are: they are held for it.
+    Turns that wait for a caller do not count: they use nothing of Roundhouse. Turns that an unfinished conversation has
+    inherited count, since they are stored for it.
     """
     row = connection.execute(
         "SELECT coalesce(sum(total_turns - (SELECT count(*) FROM turns WHERE job_id = jobs.id AND kind = 'turn')"

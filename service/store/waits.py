@@ -1,4 +1,4 @@
-"""The waits for callers: their begin, their end, and the table of one row with the last look for ended waits.
+"""The waits for callers: their start, their end, and the one-row table with the last look for ended waits.
 
 Time in which no node looked does not count: a gap moves all waits back by its length.
 """
@@ -14,12 +14,12 @@ from service.conversations.record.awaited_turn import AwaitedTurn
 from service.store.awaited_turns import OpenTurn, as_open, rules
 from service.store.databases.database import Connection, Membership
 
-GAP_S: Final = 2.5  # delay of a look that shows that no node served
-NEAR_S: Final = 30.0  # waits that end within this are looked at every LOOK_S, others every BEAT_S
+GAP_S: Final = 2.5  # delay of a look that shows that no node was serving
+NEAR_S: Final = 30.0  # waits that end within this time are checked every LOOK_S, others every BEAT_S
 LOOK_S: Final = 1.0
 BEAT_S: Final = 15.0
 DUE_AT_ONCE: Final = 100
-# No node looks while no wait has an end: the next look counts from now.
+# No node looks while no wait has an end, so the next look counts from now.
 _BEGIN_LOOKS: Final = (
     "UPDATE waits SET seen = ?, pause_s = 0 WHERE NOT EXISTS (SELECT 1 FROM open_turns WHERE is_said = 0 AND until > 0)"
 )
@@ -39,14 +39,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Due(msgspec.Struct, frozen=True, kw_only=True):
-    """Turns whose wait is over, each with its rules, and the seconds until the next look, None without one."""
+    """Turns whose wait is over, with their rules, and the seconds until the next look, None without one."""
 
     turns: Sequence[tuple[OpenTurn, AwaitedTurn]]
     pause_s: float | None
 
 
 def begin(connection: Connection, membership: Membership, key: TurnKey, demand: AwaitedTurn) -> bool:
-    """Let a turn wait for its caller from now on; return False if it waits already."""
+    """Let a turn wait for its caller from now on; return False if it already waits."""
     now = membership.now(connection)
     _follow_clock(connection, now)
     until = None if demand.wait_s is None else now + demand.wait_s
@@ -62,8 +62,8 @@ def begin(connection: Connection, membership: Membership, key: TurnKey, demand: 
 
 
 def take_due(connection: Connection, membership: Membership) -> Due:
-    """Return turns whose wait is over, at most ``DUE_AT_ONCE``."""
-    connection.execute("UPDATE waits SET seen = seen")  # one node at a time: each adds the gap that it has found
+    """Return at most ``DUE_AT_ONCE`` turns whose wait is over."""
+    connection.execute("UPDATE waits SET seen = seen")  # one node at a time, since each adds the gap that it finds
     now = membership.now(connection)
     looked_until = _follow_clock(connection, now)
     if now - looked_until > GAP_S:
@@ -76,7 +76,7 @@ def take_due(connection: Connection, membership: Membership) -> Due:
 
 
 def ends_next(connection: Connection, after: float = 0.0) -> float | None:
-    """Return when the next wait ends that ends later than ``after``; None without one."""
+    """Return the first end of a wait after ``after``; None without one."""
     row = connection.execute(
         "SELECT until FROM open_turns WHERE is_said = 0 AND until > ? ORDER BY until LIMIT 1", (after,)
     ).fetchone()
@@ -84,7 +84,7 @@ def ends_next(connection: Connection, after: float = 0.0) -> float | None:
 
 
 def _follow_clock(connection: Connection, now: float) -> float:
-    """Move all waits back as far as the clock was set back since the last look; return the end of that look's time."""
+    """Move all waits back if the clock was set back since the last look; return the end of that look's time."""
     row = connection.execute("SELECT seen, pause_s FROM waits").fetchone()
     if row is None:
         return now

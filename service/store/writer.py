@@ -1,13 +1,12 @@
-"""The one thread that writes: whatever waits when it turns up is committed together.
+"""The one thread that writes; all pending writes are committed together.
 
-A commit with synchronous=FULL costs one fsync whether it holds one write or a hundred, so grouping is what makes it
-affordable; no write waits for a group to fill but accounts, for which nobody waits. Each group has a number that is
-committed with it: where a connection breaks during a commit, the number tells whether the group is there, and nothing
-is written twice.
+A commit with synchronous=FULL costs one fsync for one write or a hundred, so grouping makes it affordable. No write
+waits for a group to fill except usage, whose writers do not wait for it. Each group has a number that is committed with
+it. If a connection breaks during a commit, the number shows whether the group is stored, so nothing is written twice.
 
-A database that is in trouble (a full disk, a server that restarts) is tried again until it is well. What has happened
-is kept meanwhile, in its order; a request is refused, and can come again. What can never be written costs itself: it
-is written again with care, and only where that fails is the store at its end.
+A database in trouble (a full disk, a restarting server) is tried again until it works. Facts are held meanwhile, in
+order; requests are refused and can be repeated. A write that can never be stored fails alone: it is written again with
+care, and only if that fails does the store fail.
 """
 
 import logging
@@ -26,21 +25,21 @@ from service.store.news import ClaimsLost, StoreRecovered, StoreTroubled, Writer
 from service.store.threads import Answer, Spoiled, Write, answer, refuse, without
 from workers.policy.restart import Backoff
 
-MAX_GROUP: Final = 256  # writes of a group: bounds how long the first waits for the last
-MAX_FACTS: Final = 2000  # facts of a group, as far as they are known beforehand
-LINGER_S: Final = 0.05  # wait of usage for other writes: a commit for each took a quarter of a request's CPU
+MAX_GROUP: Final = 256  # writes per group: bounds how long the first waits for the last
+MAX_FACTS: Final = 2000  # facts per group, as far as they are known beforehand
+LINGER_S: Final = 0.05  # seconds that usage waits for other writes: a commit for each took a quarter of a request's CPU
 CONFLICTS: Final = 10  # conflicts in a row that count as trouble
 PAUSES: Final = Backoff(first_s=0.1, last_s=2.0)
-CLOSING_TRIES: Final = 2  # tries of a database in trouble before a close gives up what it has not taken
+CLOSING_TRIES: Final = 2  # tries of a database in trouble before a close drops the remaining writes
 logger = logging.getLogger(__name__)
 
 
 class Writer:
     """Runs operations one after another on its own connection; each is durable when its future is done.
 
-    An operation that raises a ServiceError has written nothing; that is its answer, and no failure. ``begin`` is called
-    in each transaction before its operations, ``tell`` with what becomes of the database; both in the writer's thread,
-    and neither may wait.
+    An operation that raises a ServiceError has written nothing; the error is its result, not a failure. ``begin`` is
+    called in each transaction before its operations. ``tell`` gets events about the database. Both run in the writer's
+    thread and must not wait.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Writer:
         self._connection: Connection | None = None
         self._is_enrolled = False
         self._number = 0
-        self._unsure: list[Answer] | None = None  # a group whose commit was asked for and not answered
+        self._unsure: list[Answer] | None = None  # a group whose commit has not been answered
         self._failure: StoreError | None = None
         self.trouble: str | None = None
 
@@ -74,7 +73,7 @@ class Writer:
         self._thread.start()
 
     def submit(self, write: Write, on_done: "Callable[[Future[Any]], None]") -> None:
-        """Hand in a write, to run after all that were handed in before; ``on_done`` comes before the next group."""
+        """Submit a write, to run after all earlier ones; ``on_done`` is called before the next group."""
         write.future.add_done_callback(on_done)
         if self._closing.is_set():
             write.future.set_exception(StoreError("the store is closed"))
@@ -84,7 +83,7 @@ class Writer:
             self._queue.put(write)
 
     def close(self) -> None:
-        """Write what was handed in, then end the thread."""
+        """Write what was submitted, then end the thread."""
         if not self._closing.is_set():
             self._closing.set()
             self._queue.put(None)
@@ -115,11 +114,11 @@ class Writer:
             except queue.Empty:
                 return group
         if group:
-            self._queue.put(None)  # the end comes again after this group
+            self._queue.put(None)  # the end is read again after this group
         return group
 
     def _write(self, group: list[Write]) -> None:
-        """Write a group, however long the database takes to be well."""
+        """Write a group, however long the database is in trouble."""
         tries = conflicts = 0
         while self._failure is None:
             try:
@@ -129,13 +128,13 @@ class Writer:
                 logger.warning("store: another node has taken over what this one ran; its late results are refused")
                 self._tell(ClaimsLost())
                 group = refuse(group, StoreUnavailable("this node was taken for dead"), kept=True)
-            except Spoiled as spoiled:  # it is one caller's, and the others' are written without it
+            except Spoiled as spoiled:  # only this write fails; the others are written without it
                 logger.exception("store: a write cannot be")
                 group = without(group, spoiled)
-            except Exception as error:  # noqa: BLE001 - the database knows which of them may pass; the others end it
+            except Exception as error:  # noqa: BLE001 - the database knows which errors pass; others end the writer
                 if conflicts < CONFLICTS and self._database.is_conflict(error):
                     conflicts += 1
-                    self._closing.wait(random.uniform(0, PAUSES.first_s))  # noqa: S311 - the other is to get on first
+                    self._closing.wait(random.uniform(0, PAUSES.first_s))  # noqa: S311 - the other one goes first
                     continue
                 trouble = self._database.trouble_of(error)
                 self._disconnect()
@@ -155,7 +154,7 @@ class Writer:
             write.future.set_exception(self._failure)
 
     def _commit(self, group: list[Write]) -> list[Answer]:
-        """Write a group once; return what each of its operations has brought."""
+        """Write a group once; return the results of its operations."""
         if self._connection is None:
             self._connection = self._database.connect_writer()
         connection, answers = self._connection, self._unsure
@@ -163,11 +162,11 @@ class Writer:
             connection.begin()
             is_there = self._membership.has_group(connection, self._number + 1)
             connection.rollback()
-            self._unsure = None  # not before it is known: the connection may break while it is asked
+            self._unsure = None  # only now, since the connection may break during the query
             if is_there:
                 self._number += 1
                 return answers
-        if not self._is_enrolled:  # in a transaction of its own: nobody can wait for a row that is not committed yet
+        if not self._is_enrolled:  # in a transaction of its own: others cannot wait for a row that is not committed
             with _transaction(connection):
                 self._membership.register(connection)
             self._is_enrolled = True
@@ -183,7 +182,7 @@ class Writer:
         self._number += 1
         return answers
 
-    def _run_one(self, write: Write, connection: Connection) -> Any:  # noqa: ANN401 - what the operation returns
+    def _run_one(self, write: Write, connection: Connection) -> Any:  # noqa: ANN401 - the operation's result
         try:
             return write.operation(connection)
         except ServiceError as error:
@@ -204,7 +203,7 @@ class Writer:
             self._tell(StoreRecovered() if trouble is None else StoreTroubled(outage=trouble))
 
     def _fail(self, error: Exception) -> None:
-        # What follows a lost write may build on it: a job that is completed without one of its turns.
+        # Facts after a lost write may build on it: a job that is completed without one of its turns.
         logger.error("store: a group of writes failed", exc_info=error)
         self._failure = StoreError(f"cannot write: {error}")
         self._failure.__cause__ = error
@@ -213,7 +212,7 @@ class Writer:
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            with suppress(Exception):  # it is given up, whatever it says to that
+            with suppress(Exception):  # it is dropped in any case
                 connection.close()
 
 
@@ -224,6 +223,6 @@ def _transaction(connection: Connection) -> Iterator[None]:
         yield
         connection.commit()
     except BaseException:
-        with suppress(Exception):  # a connection that is broken has rolled back; the first error counts
+        with suppress(Exception):  # a broken connection has rolled back; the first error counts
             connection.rollback()
         raise

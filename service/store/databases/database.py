@@ -1,7 +1,7 @@
-"""The store's needs of a database; SQLite and PostgreSQL meet them in the same words.
+"""The interface to a database, which SQLite and PostgreSQL both implement.
 
-Statements are written once, in what both understand, with ``?`` for a parameter; what cannot be the same in both is a
-method here. All of a transaction's statements stand between ``begin`` and ``commit`` or ``rollback``.
+Statements are written once, in SQL that both understand, with ``?`` for a parameter. What differs is a method here.
+Each transaction's statements stand between ``begin`` and ``commit`` or ``rollback``.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from service.conversations.job.job import Job, JobId
 
 Row = Sequence[Any]
 
-FEW: Final = 50  # conversations that are read one by one, and not with all others of their job
+FEW: Final = 50  # conversations that are read one by one; more are read with all others of their job
 
 
 class Cursor(Protocol):
@@ -21,16 +21,16 @@ class Cursor(Protocol):
 
     @property
     def rowcount(self) -> int:
-        """The number of rows that it has changed."""
+        """The number of changed rows."""
 
     def fetchone(self) -> Row | None:
         """Return the next row."""
 
     def fetchall(self) -> Sequence[Row]:
-        """Return all rows that are left."""
+        """Return the remaining rows."""
 
     def __iter__(self) -> Iterator[Row]:
-        """Iterate over the rows that are left."""
+        """Iterate over the remaining rows."""
 
 
 class Connection(Protocol):
@@ -40,27 +40,27 @@ class Connection(Protocol):
         """Run one statement."""
 
     def execute_many(self, sql: str, rows: Iterable[Sequence[object]]) -> None:
-        """Run an INSERT of one row for each of these."""
+        """Run a one-row INSERT for each of these rows."""
 
     def begin(self) -> None:
-        """Begin a transaction that writes; with a reader's connection, one that sees one moment."""
+        """Begin a transaction that writes; on a read connection, one with a snapshot."""
 
     def commit(self) -> None:
-        """End it; what it wrote is durable when this returns."""
+        """End the transaction; its changes are durable when this returns."""
 
     def rollback(self) -> None:
-        """End it, if it has not ended already, and all that it wrote is gone."""
+        """Undo the transaction, unless it has ended."""
 
     def close(self) -> None:
-        """Close it; what is open is rolled back."""
+        """Close the connection; an open transaction is rolled back."""
 
 
 T = TypeVar("T")
-Query = Callable[[Connection], T]  # reads with one connection, at one moment
+Query = Callable[[Connection], T]  # reads with one connection, from one snapshot
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation that this node runs until it ends, is released, or is taken over; ``fence`` grows each time."""
+    """A conversation that this node runs until it ends, is released or taken over; ``fence`` grows with each claim."""
 
     job_id: JobId
     conversation_id: str
@@ -68,41 +68,41 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fenced(Exception):
-    """This node's lease had ended, and another has taken over: nothing that it writes counts any more."""
+    """This node's lease had ended and another node has taken over, so its writes no longer count."""
 
 
 class Membership(Protocol):
-    """This node among those that write here. Used by the writer's thread, inside its transactions."""
+    """This node among those that write here; used in the writer's thread, inside its transactions."""
 
     node_id: str
 
     def register(self, connection: Connection) -> None:
-        """Become a member, under a new id, which has claimed nothing."""
+        """Become a member under a new id, without claims."""
 
     def begin_group(self, connection: Connection, number: int, jobs: Sequence[JobId], keys: Sequence[str]) -> None:
-        """Write the number of the group that the transaction holds, which changes ``jobs`` and posts with ``keys``.
+        """Write the number of the transaction's group, which changes ``jobs`` and posts with ``keys``.
 
         Raises:
-            Fenced: this member is no more.
+            Fenced: this node is no longer a member.
         """
 
     def has_group(self, connection: Connection, number: int) -> bool:
-        """Whether the group of that number was committed; a connection that broke may still be committing it."""
+        """Whether the group with that number was committed; waits for a commit on a broken connection."""
 
     def extend_lease(self, connection: Connection) -> None:
-        """Make sure that the member outlives the transaction, which is about to be committed."""
+        """Extend the lease beyond the commit of the transaction."""
 
     def add_job(self, connection: Connection, columns: Mapping[str, object], job: Job) -> int | None:
-        """Insert a job and return its number; None if its idempotency key is another's."""
+        """Insert a job and return its number; None if its idempotency key is taken."""
 
     def now(self, connection: Connection) -> float:
-        """Return the time that counts for all members, in seconds since the epoch."""
+        """Return the time that all members use, in seconds since the epoch."""
 
     def wake(self, connection: Connection, job_id: JobId, conversation_id: str) -> None:
-        """Let a conversation be claimed that only callers could move; one of them has spoken."""
+        """Let nodes claim a conversation that only callers could move on; one of them has spoken."""
 
     def add_conversations(self, connection: Connection, rows: Iterable[Sequence[object]], job: Job) -> None:
-        """Insert the conversations of a job: its id, their id, position, metadata, state, owner and fence."""
+        """Insert the conversations of a job: job id, id, position, metadata, state, owner and fence."""
 
     def claim(
         self, connection: Connection, models: Sequence[str], limit: int | None, job_id: JobId | None
@@ -116,17 +116,17 @@ class Membership(Protocol):
         """List all unfinished conversations that this member has claimed, in the order of jobs and conversations."""
 
     def release(self, connection: Connection, claim: Claim, wants: Sequence[str]) -> None:
-        """Leave a conversation, which needs one of the models ``wants`` next, to a node that has it."""
+        """Release a conversation to a node that has one of ``wants``, the models that it needs next."""
 
     def leave(self, connection: Connection) -> None:
-        """Leave everything that is claimed to nodes that have the models for it."""
+        """Release all claims to nodes that have the models for them."""
 
     def notify(self, connection: Connection, job_ids: Iterable[JobId], *, is_work: bool) -> None:
-        """Wake other nodes when the transaction is committed: jobs have changed, or there is something to claim."""
+        """Wake other nodes at the commit: jobs have changed, or conversations can be claimed."""
 
 
 class Database(Protocol):
-    """The source of connections; ``readers`` is how many may read at the same time."""
+    """The source of connections; ``readers`` may read at the same time."""
 
     readers: int
 
@@ -143,11 +143,11 @@ class Database(Protocol):
         """Describe a transient outage; None for any other error."""
 
     def is_conflict(self, error: Exception) -> bool:
-        """Whether a transaction was undone for another's sake alone, and can be tried again at once."""
+        """Whether a transaction was undone only in favour of another, and can be tried again at once."""
 
 
 def some_of(column: str, conversations: Collection[str]) -> tuple[str, tuple[str, ...]]:
-    """Return a condition that a row is of one of these conversations, with its values; without, where they are many."""
+    """Return an SQL condition for rows of these conversations, with its values; no condition if they are many."""
     if len(conversations) > FEW:  # all others of their job are read along
         return "", ()
     return f" AND {column} IN ({', '.join('?' * len(conversations)) or 'NULL'})", tuple(conversations)

@@ -1,4 +1,4 @@
-"""A node that has its database to itself: it claims everything, and is told of no other."""
+"""A node that has its database to itself: it claims everything, and knows no other node."""
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Final
 from service.conversations.job.job import Job, JobId
 from service.store.databases.database import Claim, Connection, Fenced, Row
 
-# Three parts of one index: a claim does not look at what this member has already.
+# Three parts of one index, so that a claim does not read this member's own conversations.
 _CLAIM_FREE: Final = (
     "UPDATE conversations SET owner = ?, fence = fence + 1 WHERE state IN ('queued', 'running') AND awaits = 0"
     " AND owner IS NULL RETURNING job_id, id, fence, position"
@@ -27,7 +27,7 @@ _CLAIM_CANCELLED: Final = (
 
 
 class AnyMembership:
-    """The part of a ``service.store.databases.database.Membership`` that is the same for all."""
+    """The common part of all ``service.store.databases.database.Membership``."""
 
     last_write = "SELECT last_write FROM nodes WHERE id = ?"
 
@@ -38,7 +38,7 @@ class AnyMembership:
         return f"<{type(self).__name__} {self.node_id}>"
 
     def has_group(self, connection: Connection, number: int) -> bool:
-        """Whether the group of that number was committed."""
+        """Whether the group with that number was committed."""
         row = connection.execute(self.last_write, (self.node_id,)).fetchone()
         return row is not None and row[0] == number
 
@@ -53,10 +53,10 @@ class AnyMembership:
 
 
 class ExclusiveMembership(AnyMembership):
-    """A ``service.store.databases.database.Membership``."""
+    """The only node of a database (``service.store.databases.database.Membership``)."""
 
     def register(self, connection: Connection) -> None:
-        """Become the only member; the one before is dead."""
+        """Become the only member; the previous one is dead."""
         self.node_id = new_node_id()
         connection.execute("DELETE FROM nodes")
         connection.execute(
@@ -74,7 +74,7 @@ class ExclusiveMembership(AnyMembership):
         """Do nothing: there is no lease to extend."""
 
     def add_job(self, connection: Connection, columns: Mapping[str, object], _job: Job) -> int | None:
-        """Insert a job; no other member could have been quicker."""
+        """Insert a job; no other member could have inserted it."""
         marks = ", ".join("?" * len(columns))
         row = connection.execute(
             f"INSERT INTO jobs ({', '.join(columns)}, number)"  # noqa: S608 - names of our own
@@ -96,13 +96,13 @@ class ExclusiveMembership(AnyMembership):
         return datetime.now(UTC).timestamp()
 
     def wake(self, connection: Connection, job_id: JobId, conversation_id: str) -> None:
-        """Let a conversation be claimed that only callers could move."""
+        """Let a conversation be claimed that only callers could move on."""
         connection.execute("UPDATE conversations SET awaits = 0 WHERE job_id = ? AND id = ?", (job_id, conversation_id))
 
     def claim(
         self, connection: Connection, _models: Sequence[str], _limit: int | None, job_id: JobId | None
     ) -> list[Claim]:
-        """Claim all that does not wait for callers alone, since no other member would, and what is to be cancelled."""
+        """Claim all conversations but those that only wait for callers, and all of cancelled jobs."""
         of_job, values = ("", ()) if job_id is None else (" AND job_id = ?", (job_id,))
         claimed: list[Row] = []
         for claim in _CLAIMS:
@@ -114,14 +114,14 @@ class ExclusiveMembership(AnyMembership):
         return [Claim(job_id=JobId(row[0]), conversation_id=row[1], fence=row[2]) for row in claimed]
 
     def release(self, connection: Connection, claim: Claim, wants: Sequence[str]) -> None:
-        """Leave a conversation to the next claim, or, where it wants nothing, to none."""
+        """Release a conversation to the next claim, or without ``wants`` to none."""
         connection.execute(
             "UPDATE conversations SET owner = NULL, awaits = ? WHERE job_id = ? AND id = ? AND fence = ?",
             (int(not wants), claim.job_id, claim.conversation_id, claim.fence),
         )
 
     def leave(self, connection: Connection) -> None:
-        """Do nothing: the next run claims it."""
+        """Do nothing: the next run claims everything."""
 
     def notify(self, connection: Connection, job_ids: Iterable[JobId], *, is_work: bool) -> None:
         """Do nothing: there is no other member."""
@@ -134,5 +134,5 @@ def _number(connection: Connection, job_id: str) -> int:
 
 
 def new_node_id() -> str:
-    """Return an id that no node has had."""
+    """Return an id that no other node has."""
     return f"node-{secrets.token_hex(6)}"

@@ -1,7 +1,7 @@
-"""A node among others on one database: what it claims is its own until it ends, is released, or its lease is over.
+"""A node among others on one database: its claims last until they end, are released, or its lease is over.
 
-A lease is in the database's time, and it is the node's: a node that takes over marks it as dead first, and each group
-of writes begins with the node's own row. So a group is committed before its node is dead, or it is refused whole.
+A lease belongs to a node, by the database's clock. A node that takes over marks the other as dead first, and each group
+of writes begins with the node's own row. So a group is committed before its node is dead, or refused as a whole.
 """
 
 import hashlib
@@ -16,17 +16,17 @@ from service.store.databases.database import Claim, Connection, Fenced
 from service.store.databases.membership_exclusive import AnyMembership, new_node_id
 
 CHANNEL: Final = "roundhouse"
-JOBS_A_NOTICE: Final = 100  # of 20 bytes each, and PostgreSQL takes 8000
-# What comes next may need any of the job's models; a node that has not got the right one leaves it again.
+JOBS_A_NOTICE: Final = 100  # job ids take 20 bytes each, and PostgreSQL takes 8000
+# The next turn may need any of the job's models; a node without the right one releases the conversation again.
 LEAVE: Final = (
     "UPDATE conversations SET owner = NULL, wants = jobs.models FROM jobs"
     " WHERE jobs.id = conversations.job_id AND conversations.owner = ANY(?)"
 )
-LONG: Final = 5  # the part of a lease after which a transaction counts as long
+LONG: Final = 5  # part of a lease after which a transaction counts as long
 
 
 def unclaimed(connection: Connection) -> dict[str, int]:
-    """Count the conversations that no node runs, by each model that they need next."""
+    """Count the conversations that no node runs, by each model that they may need next."""
     rows = connection.execute(
         "SELECT model, count(*) FROM conversations, unnest(wants) AS model"
         " WHERE owner IS NULL AND state IN ('queued', 'running') GROUP BY model ORDER BY model"
@@ -35,19 +35,19 @@ def unclaimed(connection: Connection) -> dict[str, int]:
 
 
 def _lock_of(key: str) -> int:
-    """Return the number that an idempotency key is locked by; another key's may be the same."""
+    """Return the number by which an idempotency key is locked; several keys may share one."""
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), signed=True)
 
 
 class SharedMembership(AnyMembership):
-    """A ``service.store.databases.database.Membership``."""
+    """One of several nodes on a database (``service.store.databases.database.Membership``)."""
 
-    last_write = f"{AnyMembership.last_write} FOR UPDATE"  # waits for a commit that is under way
+    last_write = f"{AnyMembership.last_write} FOR UPDATE"  # waits for a commit in progress
 
     def __init__(self, lease_s: float, models: Sequence[str]) -> None:
         super().__init__()
         self._lease_s = lease_s
-        self._models = models  # of this moment
+        self._models = models  # shared with its owner, so always up to date
         self._signed_at = 0.0
 
     def register(self, connection: Connection) -> None:
@@ -62,8 +62,8 @@ class SharedMembership(AnyMembership):
     def begin_group(self, connection: Connection, number: int, jobs: Sequence[JobId], keys: Sequence[str]) -> None:
         """Write the number of a group, and lock its jobs and keys.
 
-        They are locked in one order on all nodes, so that none waits in a circle. The lease is renewed with it: a node
-        that writes all the time has its row locked whenever it is to be renewed apart.
+        All nodes lock in the same order, so no deadlock occurs. The lease is renewed here too: the row of a node that
+        writes all the time is always locked when its lease is due for renewal.
         """
         signed = connection.execute(
             "UPDATE nodes SET last_write = ?, lease_until = now() + make_interval(secs => ?)"
@@ -79,7 +79,7 @@ class SharedMembership(AnyMembership):
             connection.execute("SELECT pg_advisory_xact_lock(?)", (lock,))
 
     def extend_lease(self, connection: Connection) -> None:
-        """Renew the lease after a long transaction, which held the node's row: it could not be renewed meanwhile."""
+        """Renew the lease after a long transaction, which kept the node's row locked."""
         if time.monotonic() - self._signed_at > self._lease_s / LONG:
             connection.execute(
                 "UPDATE nodes SET lease_until = clock_timestamp() + make_interval(secs => ?) WHERE id = ?",
@@ -87,7 +87,7 @@ class SharedMembership(AnyMembership):
             )
 
     def add_job(self, connection: Connection, columns: Mapping[str, object], job: Job) -> int | None:
-        """Insert a job; None if another node has one of its key, from this very moment."""
+        """Insert a job; None if another node has just inserted one with its key."""
         known = {**columns, "priority": job.priority, "models": list(job.models)}
         marks = ", ".join("?" * len(known))
         row = connection.execute(
@@ -98,7 +98,7 @@ class SharedMembership(AnyMembership):
         return None if row is None else int(row[0])
 
     def add_conversations(self, connection: Connection, rows: Iterable[Sequence[object]], job: Job) -> None:
-        """Insert conversations, which need the models of those who speak first."""
+        """Insert conversations, which need the models of their first speakers."""
         connection.execute_many(
             "INSERT INTO conversations (job_id, id, position, metadata, state, owner, fence, wants)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -108,11 +108,11 @@ class SharedMembership(AnyMembership):
     def now(self, connection: Connection) -> float:
         """Return the time of the database's machine."""
         row = connection.execute("SELECT extract(epoch FROM clock_timestamp())").fetchone()
-        assert row is not None  # noqa: S101 - it tells the time
+        assert row is not None  # noqa: S101 - the query always returns a row
         return float(row[0])
 
     def wake(self, connection: Connection, job_id: JobId, conversation_id: str) -> None:
-        """Let a conversation be claimed by any node that has one of the job's models."""
+        """Let any node with one of the job's models claim a conversation."""
         connection.execute(
             "UPDATE conversations SET wants = jobs.models FROM jobs WHERE jobs.id = conversations.job_id"
             " AND conversations.job_id = ? AND conversations.id = ?",
@@ -122,7 +122,7 @@ class SharedMembership(AnyMembership):
     def claim(
         self, connection: Connection, models: Sequence[str], limit: int | None, job_id: JobId | None
     ) -> list[Claim]:
-        """Claim what no node runs, the highest priority and the oldest first; cancelled jobs need no model to end."""
+        """Claim conversations that no node runs, by priority and age; those of cancelled jobs need no model."""
         rows = connection.execute(
             "UPDATE conversations SET owner = ?, fence = fence + 1 FROM ("
             " SELECT c.job_id, c.id, j.number, c.position FROM conversations c JOIN jobs j ON j.id = c.job_id"
@@ -137,20 +137,20 @@ class SharedMembership(AnyMembership):
         return [Claim(job_id=JobId(row[0]), conversation_id=row[1], fence=row[2]) for row in ordered]
 
     def release(self, connection: Connection, claim: Claim, wants: Sequence[str]) -> None:
-        """Leave a conversation to a node that has one of these models, without any to none."""
+        """Release a conversation to a node with one of these models, or without models to none."""
         connection.execute(
             "UPDATE conversations SET owner = NULL, wants = ? WHERE job_id = ? AND id = ? AND fence = ?",
             (list(wants), claim.job_id, claim.conversation_id, claim.fence),
         )
 
     def leave(self, connection: Connection) -> None:
-        """Leave everything that is claimed, and be dead: no lease has to end before others go on with it."""
+        """Release all claims and become dead, so that others go on at once, without the end of a lease."""
         connection.execute("UPDATE nodes SET is_live = 0 WHERE id = ?", (self.node_id,))
         connection.execute(LEAVE, ([self.node_id],))
         self.notify(connection, [], is_work=True)
 
     def notify(self, connection: Connection, job_ids: Iterable[JobId], *, is_work: bool) -> None:
-        """Notify the other nodes when the transaction is committed."""
+        """Notify the other nodes at the commit."""
         jobs = list(job_ids)
         while True:
             some, jobs = jobs[:JOBS_A_NOTICE], jobs[JOBS_A_NOTICE:]

@@ -1,7 +1,7 @@
-"""The schema's numbered SQL files: each is applied once, in order and whole, and is known by its checksum.
+"""The schema's numbered SQL files: each is applied once, in order and whole, and is identified by its checksum.
 
-Version 1.0.0 begins with one file for each database. A later change is a further file; the number of the newest file
-that was applied is the version of a store.
+Version 1.0.0 begins with one file per database. A later change is a further file. The number of the newest applied file
+is the version of a store.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ WRITTEN_BEFORE_RELEASE: Final = (
 
 
 class Migration(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of the schema; numbers begin with 1."""
+    """One file of the schema; numbers begin at 1."""
 
     number: int
     name: str
@@ -56,13 +56,13 @@ def migrate(
     *,
     before: Callable[[str], None] = lambda _name: None,
 ) -> None:
-    """Apply the files that are missing; ``run`` executes one inside the transaction that is open.
+    """Apply the missing files; ``run`` executes one inside the open transaction.
 
     ``before`` is called with the name of the first missing file if the store has data already.
 
     Raises:
         StateUnusable: the store was written before 1.0.0.
-        StoreError: the store is of a newer version, or another form of a file was applied.
+        StoreError: the store has a newer version, or another form of a file was applied.
     """
     connection.begin()
     connection.execute(TABLE)
@@ -88,7 +88,7 @@ def schema_fault(connection: Connection, migrations: Sequence[Migration]) -> str
     """Return why this Roundhouse cannot take over the store as it is, or None; only reads.
 
     Raises:
-        StoreError: the store is of a newer version, or another form of a file was applied.
+        StoreError: the store has a newer version, or another form of a file was applied.
     """
     try:
         version = _version(connection, migrations)

@@ -1,4 +1,4 @@
-"""The shared database: PostgreSQL, in which any number of nodes write (psycopg 3)."""
+"""The shared database: PostgreSQL, for any number of nodes (psycopg 3)."""
 
 import os
 import re
@@ -26,29 +26,29 @@ LOOK_S: Final = 0.5
 CONNECT_TIMEOUT_S: Final = 5
 STATEMENT_TIMEOUT_S: Final = 30
 SILENCE_S: Final = STATEMENT_TIMEOUT_S + 5  # the server should have given up by then
-ROWS: Final = 1000  # in one go
-MIGRATION_LOCK: Final = 7237422109  # any number that no other program takes; nodes start together
+ROWS: Final = 1000  # rows per statement
+MIGRATION_LOCK: Final = 7237422109  # any number that no other program uses; it serializes nodes that start together
 OPTIONS: Final[dict[str, str | int]] = {
     "connect_timeout": CONNECT_TIMEOUT_S,
     "keepalives_idle": 5,
     "keepalives_interval": 2,
     "keepalives_count": 3,
-    "tcp_user_timeout": 10_000,  # in ms: keepalives are not sent while data is on its way
+    "tcp_user_timeout": 10_000,  # in ms: keepalives are not sent while data is in transit
     "application_name": "roundhouse",
 }
 
 
 class PendingReply(Protocol):
-    """A connection; ``waits_since`` is when the present wait for an answer began, None where there is none."""
+    """A connection; ``waits_since`` is when it began to wait for an answer, None if it does not wait."""
 
     waits_since: float | None
 
     def cut(self) -> None:
-        """End the connection under its waiting user; called in another thread."""
+        """End the connection while its user waits; called in another thread."""
 
 
 class ConnectionWatchdog:
-    """Cuts every connection that was waited on for longer than ``limit_s``; its thread ends with the last."""
+    """Ends connections that wait for more than ``limit_s``; its thread ends with the last connection."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -60,7 +60,7 @@ class ConnectionWatchdog:
         return f"<ConnectionWatchdog {self._limit_s:g} s connections={len(self._connections)}>"
 
     def add(self, connection: PendingReply) -> None:
-        """Watch a connection until it is closed or garbage."""
+        """Watch a connection until it is closed or garbage collected."""
         with self._lock:
             self._connections.add(connection)
             if self._thread is None:
@@ -68,7 +68,7 @@ class ConnectionWatchdog:
                 self._thread.start()
 
     def unwatch(self, connection: PendingReply) -> None:
-        """Watch it no more."""
+        """Stop watching a connection."""
         with self._lock:
             self._connections.discard(connection)
 
@@ -81,16 +81,16 @@ class ConnectionWatchdog:
                     return
                 now = time.monotonic()
                 silent = [each for each in self._connections if now - (each.waits_since or now) > self._limit_s]
-                for connection in silent:  # within the lock: no thread closes it meanwhile
+                for connection in silent:  # within the lock, so no thread closes it meanwhile
                     connection.cut()
                     self._connections.discard(connection)
 
 
 def conninfo_of(url: str, limits: str = "") -> str:
-    """Return how to connect: what the address says comes first, its ``options`` beside ``limits``.
+    """Return the connection string: the URL's own parameters first, its ``options`` beside ``limits``.
 
     Raises:
-        psycopg.ProgrammingError: the address is none.
+        psycopg.ProgrammingError: the URL is not valid.
     """
     given = {name: value for name, value in conninfo_to_dict(url).items() if value is not None}
     options = " ".join(filter(None, (str(given.pop("options", "")), limits)))
@@ -98,7 +98,7 @@ def conninfo_of(url: str, limits: str = "") -> str:
 
 
 class PostgresConnection(Connection):
-    """A ``service.store.databases.database.Connection``."""
+    """A connection to PostgreSQL (``service.store.databases.database.Connection``)."""
 
     def __init__(self, url: str, begin: str, idle_s: float, silence: ConnectionWatchdog) -> None:
         limits = (
@@ -123,14 +123,14 @@ class PostgresConnection(Connection):
 
     @override
     def execute_many(self, sql: str, rows: Iterable[Sequence[object]]) -> None:
-        # In one statement: psycopg would send a pipeline, and after one the server forgets the limit of an idle
-        # transaction (seen with 18.4). A node that froze there kept its own row locked, and nobody took over from it.
+        # One statement: psycopg would send a pipeline, and after one the server forgets the limit of an idle
+        # transaction (seen with 18.4). A node that froze there kept its own row locked, so no node took over.
         left = iter(rows)
         while some := list(islice(left, ROWS)):
             self.execute(_of_rows(sql, len(some)), list(chain.from_iterable(some)))
 
     def execute_script(self, sql: str) -> None:
-        """Run several statements inside the transaction that is open."""
+        """Run several statements inside the open transaction."""
         self._raw.execute(sql.encode())
 
     def begin(self) -> None:
@@ -138,28 +138,28 @@ class PostgresConnection(Connection):
         self.execute(self._begin)
 
     def commit(self) -> None:
-        """Make it durable."""
+        """Commit the transaction."""
         self.execute("COMMIT")
 
     def rollback(self) -> None:
-        """Undo it."""
+        """Roll the transaction back."""
         self.execute("ROLLBACK")
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._silence.unwatch(self)
         self._raw.close()
 
     def cut(self) -> None:
-        """End it under its waiting user; called in another thread."""
+        """End the connection while its user waits; called in another thread."""
         with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(self._raw.fileno())) as same:
             same.shutdown(socket.SHUT_RDWR)
 
 
 class PostgresDatabase(Database):
-    """A ``service.store.databases.database.Database``.
+    """A PostgreSQL server (``service.store.databases.database.Database``).
 
-    ``lease_s`` is how long a node that is silent counts as living, ``silence_s`` how long an answer is waited for.
+    ``lease_s`` is how long a silent node counts as living, ``silence_s`` the longest wait for an answer.
     """
 
     readers = 4
@@ -184,7 +184,7 @@ class PostgresDatabase(Database):
 
     @override
     def connect_writer(self) -> PostgresConnection:
-        # A node that is stopped inside a transaction must not keep others from taking over for longer than its lease.
+        # A node that is stopped inside a transaction must not delay a takeover for longer than its lease.
         return PostgresConnection(self.url, "BEGIN", self._lease_s / 2, self._silence)
 
     @override
@@ -197,21 +197,21 @@ class PostgresDatabase(Database):
         return SharedMembership(self._lease_s, self._models)
 
     def trouble_of(self, error: Exception) -> str | None:
-        """Say what ails the server or the way to it."""
+        """Describe a fault of the server or of the connection."""
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError):
             lines = str(error).strip().splitlines() or [type(error).__name__]
             return f"PostgreSQL at {self.place}: {lines[0]}"
         return None
 
     def is_conflict(self, error: Exception) -> bool:
-        """Whether two transactions waited for each other, and this one gave way."""
+        """Whether this transaction was undone to end a deadlock or a conflict with another."""
         return isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure)
 
     def schema_fault(self) -> str | None:
         """Return why this Roundhouse cannot take over the database as it is, or None; only reads.
 
         Raises:
-            StoreError: it cannot be read, or is of a newer version.
+            StoreError: the database cannot be read, or has a newer version.
         """
         try:
             with closing(self.connect_reader()) as connection:
@@ -224,7 +224,7 @@ class PostgresDatabase(Database):
 
         Raises:
             StateUnusable: the database was written before 1.0.0.
-            StoreError: the server cannot be reached, or its schema is of a newer version.
+            StoreError: the server cannot be reached, or its schema has a newer version.
         """
         try:
             with closing(self.connect_writer()) as connection:
@@ -236,13 +236,13 @@ class PostgresDatabase(Database):
 
 @lru_cache(maxsize=256)
 def _of_rows(sql: str, count: int) -> str:
-    """Return an INSERT of several rows, from one of a single row."""
+    """Return an INSERT of ``count`` rows, from one of a single row."""
     head, marks, tail = re.split(r"(?<=VALUES )(\([?, ]+\))", sql)
     return head + ", ".join([marks] * count) + tail
 
 
 def _in_its_words(sql: str) -> bytes:
-    """Return a statement with psycopg's marks; none of ours holds a percent sign or a question mark of its own."""
+    """Return a statement with psycopg's placeholders; no statement contains a literal percent sign or question mark."""
     return sql.replace("?", "%s").encode()
 
 

@@ -1,4 +1,4 @@
-"""The embedded database: one SQLite file, owned by one process; or one in memory."""
+"""The embedded database: one SQLite file that one process owns, or a database in memory."""
 
 import logging
 import shutil
@@ -17,10 +17,10 @@ from service.store.databases.membership_exclusive import ExclusiveMembership
 from service.store.databases.migrations import WRITTEN_BEFORE_RELEASE, migrate, migrations_of, schema_fault
 
 FILE_NAME: Final = "roundhouse.db"
-CHECKED_BYTES: Final = 1 << 30  # size up to which a start checks a file: beyond it the check would take minutes
+CHECKED_BYTES: Final = 1 << 30  # larger files are not checked at the start: that would take minutes
 WRITER_PRAGMAS: Final = (
     "journal_mode=WAL",
-    "synchronous=FULL",  # a 202 is a promise: NORMAL loses acknowledged commits when the power goes
+    "synchronous=FULL",  # a 202 is a promise: NORMAL loses acknowledged commits in a power failure
     "foreign_keys=ON",
     "busy_timeout=5000",
     "wal_autocheckpoint=1000",
@@ -35,13 +35,13 @@ PASSING: Final = {
     sqlite3.SQLITE_BUSY: "another process holds the file",
     sqlite3.SQLITE_READONLY: "its files cannot be written",
 }
-FULL_BYTES: Final = 64 * 1024  # free space that counts as none: less than a page of each of its files
+FULL_BYTES: Final = 64 * 1024  # free space that counts as none: less than a page for each of its files
 NOWHERE = Path(":memory:")
 logger = logging.getLogger(__name__)
 
 
 class SqliteConnection(Connection):
-    """A ``service.store.databases.database.Connection``."""
+    """A connection to SQLite (``service.store.databases.database.Connection``)."""
 
     def __init__(self, path: Path, pragmas: Sequence[str], begin: str) -> None:
         self._raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -49,7 +49,7 @@ class SqliteConnection(Connection):
         try:
             for pragma in pragmas:
                 self._raw.execute(f"PRAGMA {pragma}")
-        except sqlite3.Error:  # no database at all, or a disk that is full
+        except sqlite3.Error:  # not a database, or a full disk
             self._raw.close()
             raise
 
@@ -65,14 +65,14 @@ class SqliteConnection(Connection):
         self._raw.executemany(sql, rows)
 
     def execute_script(self, sql: str) -> None:
-        """Run several statements inside the transaction that is open; sqlite3's own would end it first."""
+        """Run several statements inside the open transaction; sqlite3's ``executescript`` would commit it first."""
         statement = ""
         for line in sql.splitlines(keepends=True):
             statement += line
             if sqlite3.complete_statement(statement):
                 self._raw.execute(statement)
                 statement = ""
-        if statement.strip():  # the last one has no semicolon
+        if statement.strip():  # the last statement without a semicolon
             self._raw.execute(statement)
 
     def begin(self) -> None:
@@ -80,21 +80,21 @@ class SqliteConnection(Connection):
         self._raw.execute(self._begin)
 
     def commit(self) -> None:
-        """Make it durable."""
+        """Commit the transaction."""
         self._raw.execute("COMMIT")
 
     def rollback(self) -> None:
-        """Undo it, if it is still open: a full disk may have ended it already."""
+        """Roll the transaction back, if it is still open: a full disk may have ended it."""
         if self._raw.in_transaction:
             self._raw.execute("ROLLBACK")
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._raw.close()
 
 
 class SqliteDatabase(Database):
-    """A ``service.store.databases.database.Database``."""
+    """A SQLite file (``service.store.databases.database.Database``)."""
 
     readers = 4
 
@@ -106,7 +106,7 @@ class SqliteDatabase(Database):
 
     @override
     def connect_writer(self) -> SqliteConnection:
-        # IMMEDIATE: a transaction that begins with reading and goes on to write may be refused at once.
+        # IMMEDIATE: a transaction that reads first and then writes may be refused at once.
         return SqliteConnection(self._path, WRITER_PRAGMAS, "BEGIN IMMEDIATE")
 
     @override
@@ -114,23 +114,23 @@ class SqliteDatabase(Database):
         return SqliteConnection(self._path, READER_PRAGMAS, "BEGIN")
 
     def membership(self) -> ExclusiveMembership:
-        """Return the membership of the only one."""
+        """Return the membership of a single node."""
         return ExclusiveMembership()
 
     def is_conflict(self, _error: Exception) -> bool:
-        """Return False: no one else writes."""
+        """Return False: there is no other writer."""
         return False
 
     def trouble_of(self, error: Exception) -> str | None:
-        """Say what ails the disk."""
+        """Describe a fault of the disk."""
         code = getattr(error, "sqlite_errorcode", None)
         trouble = PASSING.get(code & 0xFF) if isinstance(code, int) else None
-        if trouble is not None and self._is_full():  # whatever could not grow tells of an error of its own
+        if trouble is not None and self._is_full():  # failed writes report errors of their own
             trouble = PASSING[sqlite3.SQLITE_FULL]
         return None if trouble is None else f"{self._path.parent}: {trouble} ({error})"
 
     def prepare(self) -> None:
-        """Check the file and migrate it; a copy is kept before its schema changes.
+        """Check the file and migrate it; a copy is made before its schema changes.
 
         Raises:
             StateUnusable: the file was written before 1.0.0.
@@ -155,7 +155,7 @@ class SqliteDatabase(Database):
         """Return why this Roundhouse cannot take over the file as it is, or None; only reads.
 
         Raises:
-            StoreError: it cannot be read, or is of a newer version.
+            StoreError: it cannot be read, or has a newer version.
         """
         if not self._path.exists():
             return None
@@ -177,7 +177,7 @@ class SqliteDatabase(Database):
 
     def _back_up(self, step: str) -> None:
         copy = self._path.with_name(f"{self._path.name}.before-{step}")
-        copy.unlink(missing_ok=True)  # of a migration that did not come to its end
+        copy.unlink(missing_ok=True)  # left by an unfinished migration
         with closing(self.connect_writer()) as connection:
             connection.execute("VACUUM INTO ?", (str(copy),))
         logger.info("%s: kept a copy as %s before its schema changes", self._path, copy.name)
@@ -194,37 +194,37 @@ def _first(connection: SqliteConnection, sql: str) -> str:
 
 
 class _Shared(SqliteConnection):
-    """A transaction has the connection until its end."""
+    """One connection for all users; a transaction has it until its end."""
 
     def __init__(self) -> None:
         super().__init__(NOWHERE, ("foreign_keys=ON",), "BEGIN")
         self._turn = threading.Lock()
 
     def begin(self) -> None:
-        """Begin a transaction, when it is our turn."""
+        """Begin a transaction, once the connection is free."""
         self._turn.acquire()
         super().begin()
 
     def commit(self) -> None:
-        """End it; it is as durable as the process."""
+        """End the transaction; it is as durable as the process."""
         super().commit()
         self._turn.release()
 
     def rollback(self) -> None:
-        """Undo it."""
+        """Roll the transaction back."""
         super().rollback()
         self._turn.release()
 
     def close(self) -> None:
-        """Stay: the next connection is the same."""
+        """Do nothing: an in-memory database has one connection."""
 
     def let_go(self) -> None:
-        """Lose everything."""
+        """Close the connection; everything in it is lost."""
         super().close()
 
 
 class MemoryDatabase(SqliteDatabase):
-    """A database in memory, lost with the process; all of its users share one connection."""
+    """A database in memory, lost with the process; all users share one connection."""
 
     def __init__(self) -> None:
         super().__init__(NOWHERE)
@@ -251,5 +251,5 @@ class MemoryDatabase(SqliteDatabase):
         migrate(self._only, migrations_of("sqlite"), self._only.execute_script)
 
     def close(self) -> None:
-        """Lose everything: its time is over."""
+        """Drop the database."""
         self._only.let_go()
