@@ -1,4 +1,4 @@
-"""LoRA adapters by their names, which agents use as models: those of the configuration, and those loaded since."""
+"""The LoRA adapters, which agents name as models: those of the configuration, and those loaded since."""
 
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -17,11 +17,11 @@ SETTLE_LIMIT_S: Final = 10.0
 
 
 class Adapters:
-    """The one list of names; a name means one version of one adapter of one model."""
+    """The one list of adapter names; a name means one version of one adapter of one model."""
 
     def __init__(self, fleet: Fleet, models: Collection[str]) -> None:
         self._fleet = fleet
-        self._models = models  # of this moment
+        self._models = models  # shared with its owner, so always up to date
         self._arriving: Counter[tuple[str, str]] = Counter()
         self._leaving: set[str] = set()
 
@@ -29,7 +29,7 @@ class Adapters:
         return f"<Adapters {list(self.names())}>"
 
     def names(self) -> dict[str, str]:
-        """Return every adapter that jobs may ask for, with the model that it stands on."""
+        """Return every adapter that jobs may use, with its base model."""
         return {
             name: model
             for model, adapters in self._fleet.adapters.items()
@@ -41,7 +41,7 @@ class Adapters:
         """Return a model's adapters.
 
         Raises:
-            ModelNotFound: it can have none here.
+            ModelNotFound: the model cannot have adapters here.
         """
         adapters = self._fleet.adapters.get(model)
         if adapters is None:
@@ -49,11 +49,11 @@ class Adapters:
         return adapters
 
     async def load(self, model: str, name: str, path: Path) -> bool:
-        """Load an adapter by its name onto a model's engines, for restarts too; return whether they did not have it.
+        """Load an adapter by name onto a model's engines, also for restarts; return whether it is new to them.
 
         Raises:
-            ServiceError: it cannot be; nothing has changed.
-            AdapterError: an engine of the model cannot; nothing has changed.
+            ServiceError: it cannot be loaded; nothing has changed.
+            AdapterError: an engine of the model cannot load it; nothing has changed.
         """
         adapters = self.of_model(model)
         if name in self._models:
@@ -70,16 +70,16 @@ class Adapters:
             return await adapters.load(name, path)
         finally:
             self._arriving[model, name] -= 1
-            self._arriving += Counter()  # without what is none
+            self._arriving += Counter()  # drops names without loads
 
     async def unload(self, model: str, name: str, door: JobDoor, users: Callable[[str], int]) -> None:
-        """Unload an adapter that no unfinished job here uses from a model's engines; refuse it to all from here on.
+        """Unload an adapter that no unfinished job uses from a model's engines; refuse it to new jobs from now on.
 
-        ``users`` counts the jobs on the scheduler that ask for a name.
+        ``users`` counts the jobs on the scheduler that use a name.
 
         Raises:
-            ServiceError: it cannot be; nothing has changed.
-            AdapterError: an engine of the model cannot; nothing has changed.
+            ServiceError: it cannot be unloaded; nothing has changed.
+            AdapterError: an engine of the model cannot unload it; nothing has changed.
         """
         adapters = self.of_model(model)
         if name not in adapters.loaded or name in self._leaving:

@@ -1,4 +1,4 @@
-"""Turns that callers speak: listed, taken, and ended where nobody speaks in time.
+"""The turns that callers speak: listed, stored, and ended if a caller is too late.
 
 Source: specification, "Turns of callers".
 """
@@ -28,33 +28,34 @@ from service.store.store import Store
 from workers.log_context import line_about
 from workers.offload.pool import asked_for
 
-LOOK_S: Final = 1.0  # between two looks where something changes
-REST_S: Final = 5.0  # between two looks for any, where another node may have begun one
-COUNT_REST: Final = 50.0  # times what a count took: at most 2 % of a reader's time goes to counting
-MOST_COUNTED: Final = 64  # keys
+LOOK_S: Final = 1.0  # seconds between two looks after a change
+REST_S: Final = 5.0  # seconds between two looks for any waits, which another node may have begun
+# Multiple of a count's duration until the next: counting takes a reader 2 % of its time at most
+COUNT_REST: Final = 50.0
+MOST_COUNTED: Final = 64  # keys with a remembered count
 logger = logging.getLogger(__name__)
 
 
 class CallersTurns:
-    """Any node takes words; the one that runs the conversation, or then claims it, goes on."""
+    """Takes callers' words on any node; the node that runs the conversation, or claims it then, goes on with it."""
 
     def __init__(self, store: Store, scheduler: Scheduler, intake: Intake, *, is_shared: bool) -> None:
         self._store = store
         self._scheduler = scheduler
         self._intake = intake
         self._is_shared = is_shared
-        self._counted: dict[str | None, tuple[Awaited, float]] = {}  # by keys, and until when
+        self._counted: dict[str | None, tuple[Awaited, float]] = {}  # by key: the count, and the time of the next one
 
     def __repr__(self) -> str:
         return "<CallersTurns>"
 
     async def count(self, owner: str | None = None) -> Awaited:
-        """Count what is awaited in the whole store, of a key or of all.
+        """Count the awaited turns in the whole store, of a key or of all.
 
-        The count is older the longer it takes, and as it was last where the store is in trouble, which a status tells.
+        The longer a count takes, the longer its result is used; so is the last one while the store is in trouble.
         """
         began_at = time.monotonic()
-        counted, due_at = self._counted.get(owner, (Awaited(), 0.0))  # kept meanwhile: others ask too
+        counted, due_at = self._counted.get(owner, (Awaited(), 0.0))  # set again below, since others ask meanwhile
         if began_at >= due_at:
             with suppress(StoreUnavailable):
                 counted = await self._store.read(awaited_turns.count_all, owner)
@@ -67,15 +68,15 @@ class CallersTurns:
         return counted
 
     async def say(self, key: TurnKey, text: str, whose: str | None = None) -> tuple[Turn, bool]:
-        """Take a caller's words; when this returns they are durable. Return the turn, and whether it is new.
+        """Take a caller's words, which are durable when this returns; return the turn, and whether it is new.
 
-        They are judged in the turn of the key ``whose`` they are.
+        Their validation takes the turn of the key ``whose``.
 
         Raises:
-            JobNotFound: there is none.
-            ConversationNotFound: it has none of that name.
-            NotAwaited: nobody is waited for there, or something else was said.
-            InvalidWords: they are too many, or not what the agent has to say.
+            JobNotFound: the job does not exist.
+            ConversationNotFound: the job has no such conversation.
+            NotAwaited: the turn does not wait for a caller, or other words were stored.
+            InvalidWords: they are too long, or do not fit the agent's validation.
             StoreUnavailable: the store is in trouble.
         """
         asked_for.set(whose)
@@ -95,7 +96,7 @@ class CallersTurns:
             raise InvalidWords(fault)
         fulfils = await _fulfilled(demand, text)
         said = await self._store.say(demand.said(key, text, fulfils, turn.since_at, datetime.now(UTC)))
-        if said is None:  # its conversation has ended meanwhile
+        if said is None:  # its conversation has just ended
             raise NotAwaited(key.agent_id, key.round, "its conversation has ended")
         if not said.is_new:
             return _known(said.turn, text), False
@@ -103,7 +104,7 @@ class CallersTurns:
         return said.turn, True
 
     async def listed(self, which: Which, after: int, limit: int) -> list[OpenTurn]:
-        """List turns that are awaited, the oldest first.
+        """List awaited turns, the oldest first.
 
         Raises:
             JobNotFound: there is no such job.
@@ -122,7 +123,7 @@ class CallersTurns:
             pause_s: float | None = LOOK_S
             try:
                 if is_changed:
-                    await self._store.flush()  # what is awaited, or was left, since the change
+                    await self._store.flush()  # for waits begun or left since the change
                     self._intake.hint(is_work=True)  # a caller may have spoken before
                 if not is_any:
                     is_any = await self._store.read(waits.ends_next) is not None
@@ -134,12 +135,12 @@ class CallersTurns:
                 await change.wait()
             is_changed = not patience.cancelled_caught
             if is_changed and is_any:
-                await anyio.sleep(LOOK_S)  # others follow at once
+                await anyio.sleep(LOOK_S)  # more changes often follow at once
 
     async def _end_due(self) -> float | None:
-        """Speak for callers who have not spoken in time, or fail their turns.
+        """Store the ``otherwise`` of late callers, or fail their turns.
 
-        Return in how many seconds to look again; None where no wait ends.
+        Return the seconds until the next look, None if no wait ends.
 
         Raises:
             StoreUnavailable: the store is in trouble.
@@ -147,7 +148,8 @@ class CallersTurns:
         while True:
             due = await self._store.take_due()
             troubles: list[StoreUnavailable] = []
-            async with anyio.create_task_group() as tasks:  # in one write: what takes long counts as time of nobody
+            # Concurrent, for one write: a long pause would look like time without a node
+            async with anyio.create_task_group() as tasks:
                 for turn, demand in due.turns:
                     tasks.start_soon(self._end_wait, turn, demand, troubles)
             if troubles:
@@ -165,18 +167,18 @@ class CallersTurns:
             ended = demand.said_by_nobody(turn.key, fulfils, turn.since_at, now)
         try:
             said = await self._store.say(ended)
-        except StoreUnavailable as error:  # raised here it would come out in a group, which nobody waits for
+        except StoreUnavailable as error:  # raised here, it would arrive in an exception group
             troubles.append(error)
             return
         if said is not None and said.is_new:
             what = "fails" if demand.otherwise is None else "is spoken otherwise"
             line = line_about(of_job(turn.key.job_id))
-            logger.info("turn %s %s: nobody spoke within %g s", turn.key, what, demand.wait_s, extra=line)
+            logger.info("turn %s %s: no caller spoke within %g s", turn.key, what, demand.wait_s, extra=line)
             self._intake.hint(is_work=True)
 
 
 async def _fulfilled(demand: AwaitedTurn, words: str) -> tuple[int, ...]:
-    """Return the places of the conditions that a caller's words fulfil."""
+    """Return the indexes of the conditions that a caller's words meet."""
     if not demand.conditions:
         return ()
     read = read_words(words, demand.validation, has_markup=False)
@@ -184,7 +186,7 @@ async def _fulfilled(demand: AwaitedTurn, words: str) -> tuple[int, ...]:
 
 
 def _known(turn: Turn, text: str) -> Turn:
-    """Return a turn that has ended, where these are its words."""
+    """Return an ended turn if these are its words."""
     if turn.by is not SpokenBy.CALLER:
         raise NotAwaited(turn.key.agent_id, turn.key.round, "its agent is asked of a model")
     if turn.state is not TurnState.COMPLETED:

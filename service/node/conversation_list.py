@@ -1,4 +1,4 @@
-"""A job's conversations as a list that is filtered and sorted: what each has said last, taken and ended by. Pure."""
+"""A job's conversations as a filtered and sorted list: their last words, time, tokens and ends. Pure."""
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,18 +14,18 @@ from service.conversations.job.states import ConversationState, TurnState
 from service.store.conversation_rows import ConversationRow
 from service.store.turn_rows import TurnHead
 
-WORDS: Final = 160  # characters of a text, in a list
-ENDING: Final = 300  # characters of why a turn failed
-MOST_TERMS: Final = 8  # of a search
+WORDS: Final = 160  # characters of a text in a list
+ENDING: Final = 300  # characters of a turn's failure
+MOST_TERMS: Final = 8  # terms of a search
 
 
 def first_words(text: str) -> str:
-    """Return the beginning of a text, in one line."""
+    """Return the beginning of a text in one line."""
     return " ".join(text[: 4 * WORDS].split())[:WORDS]
 
 
 class Sums(msgspec.Struct, gc=False):
-    """The sums over the ended turns of a conversation; ``words`` are the last that were said, by ``agent``."""
+    """The sums over the ended turns of a conversation; ``words`` are the last words, said by ``agent``."""
 
     turns: int = 0
     tokens: int = 0
@@ -36,7 +36,7 @@ class Sums(msgspec.Struct, gc=False):
     failure: str = ""
 
     def add(self, turn: TurnHead) -> None:
-        """Count one more turn."""
+        """Add one turn."""
         self.tokens += turn.usage.completion_tokens or 0
         if turn.started_at is not None:
             self.began_at = min(filter(None, (self.began_at, turn.started_at)))
@@ -52,17 +52,17 @@ class Sums(msgspec.Struct, gc=False):
 
     @property
     def took_s(self) -> float | None:
-        """The seconds from the start of its first turn to the end of its last, None before that."""
+        """The seconds from the start of its first turn to the end of its last; None without both."""
         if self.began_at is None or self.ended_at is None:
             return None
         return round((self.ended_at - self.began_at).total_seconds(), 3)
 
 
-NOTHING: Final = Sums()  # of a conversation in which no turn has ended
+NOTHING: Final = Sums()  # for a conversation without ended turns
 
 
 class ListedConversation(msgspec.Struct, frozen=True, kw_only=True):
-    """One conversation as the list shows it; ``ended_by`` is the condition or the leader that ended it early."""
+    """One conversation in the list; ``ended_by`` is the condition or the leader that ended it early."""
 
     id: str
     position: int
@@ -91,9 +91,9 @@ class Order(StrEnum):
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a list that is wanted.
+    """The wanted part of a list.
 
-    A line has every word of ``text``; ``name=value`` asks for a variable, and quotes keep words together.
+    A line matches if it contains every term of ``text``. ``name=value`` matches a variable, and quotes join words.
     """
 
     state: ConversationState | None = None
@@ -105,9 +105,9 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of a list, ``number`` from 1; ``found`` are the lines of all its pages.
+    """A page of a list; ``number`` counts from 1, ``found`` counts the lines of all pages.
 
-    ``until`` are the job's own conditions in words.
+    ``until`` holds the job's own conditions in words.
     """
 
     lines: Sequence[ListedConversation]
@@ -130,12 +130,12 @@ KEYS: Final[Mapping[Order, Callable[[ListedConversation], tuple[object, ...]]]] 
 def lines_of(
     rows: Iterable[ConversationRow], sums: Mapping[str, Sums], heads: Sequence[PostedHead]
 ) -> list[ListedConversation]:
-    """Return the lines of a job's conversations; ``heads`` are of all their places."""
+    """Return the lines of a job's conversations; ``heads`` holds the posted head of each place."""
     return [_line(row, sums.get(row.id, NOTHING), heads[row.position]) for row in rows]
 
 
 def texts_of(lines: Sequence[ListedConversation], heads: Sequence[PostedHead]) -> list[str]:
-    """Return the searched texts of each line as one, so that a search costs little."""
+    """Return each line's searched texts joined into one, which makes a search cheap."""
     return [
         "\n".join(
             (
@@ -154,7 +154,7 @@ def page_of(
     query: ListQuery,
     size: int,
 ) -> ListPage:
-    """Return the page of a job's lines; one after the last is the last. ``texts`` are those of the lines."""
+    """Return a page of a job's lines, the last one if there are fewer; ``texts`` returns those of the lines."""
     found = [line for line in lines if query.state in (None, line.state) and (line.awaits or not query.is_awaited)]
     if terms := terms_of(query.text):
         of_lines = dict(zip((line.position for line in lines), texts(), strict=True))
@@ -170,11 +170,11 @@ def page_of(
 
 
 def terms_of(text: str) -> list[str]:
-    """Return the words of a search; quotes keep words together."""
+    """Return the terms of a search; quotes join words."""
     text = text.casefold()
     try:
         return shlex.split(text)
-    except ValueError:  # a quote is still open: it is being typed
+    except ValueError:  # a quote is still open while it is being typed
         return text.split()
 
 

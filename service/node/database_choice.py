@@ -1,4 +1,4 @@
-"""From ``store.url`` to a database that is ready."""
+"""The choice of a database by ``store.url``, and its preparation."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -21,7 +21,7 @@ def schema_fault(config: StoreConfig, state_dir: Path) -> str | None:
     """Return why this Roundhouse cannot take over the database as it is, or None; only reads.
 
     Raises:
-        StoreError: it cannot be read, or is of a newer version.
+        StoreError: it cannot be read, or has a newer version.
     """
     if config.url == "memory":
         return None
@@ -34,9 +34,9 @@ def schema_fault(config: StoreConfig, state_dir: Path) -> str | None:
 
 @contextmanager
 def open_database(config: StoreConfig, state_dir: Path, models: Sequence[str]) -> Iterator[Database]:
-    """Prepare the database of a configuration for a block; the state directory must be this process's own.
+    """Prepare the database of a configuration for a block; the state directory must belong to this process.
 
-    ``models`` are what this node serves.
+    ``models`` are those that this node serves.
 
     Raises:
         StateUnusable: the database was written before 1.0.0.

@@ -9,30 +9,31 @@ from service.conversations.job.job import JobId
 
 
 class JobFollowers:
-    """One event for each job that has followers; a slow follower costs nothing and loses nothing."""
+    """One event for each followed job; a slow follower costs nothing and loses nothing."""
 
     def __init__(self) -> None:
-        self._events: WeakValueDictionary[JobId, anyio.Event] = WeakValueDictionary()  # gone with their last watcher
-        self._ends: WeakValueDictionary[JobId, anyio.Event] = WeakValueDictionary()  # of who waits for the end alone
+        self._events: WeakValueDictionary[JobId, anyio.Event] = WeakValueDictionary()  # dropped with their last watcher
+        # For followers that only wait for the end
+        self._ends: WeakValueDictionary[JobId, anyio.Event] = WeakValueDictionary()
         self.is_closed = False
 
     def __repr__(self) -> str:
         return f"<JobFollowers {len(self._events)} jobs, ends of {len(self._ends)}>"
 
     def next_change(self, job_id: JobId) -> anyio.Event:
-        """Return the event of the job's next change; take it before you read, and wait for it after."""
+        """Return the event of the job's next change; take it before a read, and wait for it afterwards."""
         return _event_of(self._events, job_id)
 
     def next_change_towards_end(self, job_id: JobId) -> anyio.Event:
-        """Return the same for who waits for the job's end: its tokens are shown to nobody for that."""
+        """Return the same event for a follower that only waits for the end; its job's tokens need not be shown."""
         return _event_of(self._ends, job_id)
 
     def is_followed(self, job_id: JobId) -> bool:
-        """Whether anybody is shown the job's changes as they come."""
+        """Whether a follower is shown the job's changes as they come."""
         return job_id in self._events
 
     def close(self) -> None:
-        """Wake all followers: nothing more will come."""
+        """Wake all followers: no more changes come."""
         self.is_closed = True
         self.committed({*self._events, *self._ends})
 
@@ -41,7 +42,7 @@ class JobFollowers:
         self.is_closed = False
 
     def committed(self, job_ids: Iterable[JobId]) -> None:
-        """Wake the watchers of these jobs."""
+        """Wake the followers of these jobs."""
         for job_id in job_ids:
             for event in (self._events.pop(job_id, None), self._ends.pop(job_id, None)):
                 if event is not None:

@@ -1,4 +1,4 @@
-"""Jobs as they are watched: all at once with counts that may be a little old, or one with a page of conversations."""
+"""Views of jobs for watchers: many jobs with slightly old counts, or one with a page of conversations."""
 
 from collections import OrderedDict
 from datetime import datetime
@@ -39,19 +39,19 @@ from service.store.store import Store
 from service.store.turn_rows import TurnHead
 
 MOST_KNOWN: Final = 8  # jobs
-MOST_CHARS: Final = 16_000_000  # of all of them
+MOST_CHARS: Final = 16_000_000  # characters of all known jobs
 FRESH_S: Final = 0.5
-REST: Final = 20.0  # times what a look took
+REST: Final = 20.0  # multiple of a refresh's duration until the next
 
 
 class _Known:
-    """A job that was looked into: its heads as posted, and the lines of its conversations as they were last read."""
+    """A job that was opened: its posted heads, and the lines of its conversations at the last read."""
 
     def __init__(self) -> None:
         self.lock = anyio.Lock()
         self.heads: list[PostedHead] | None = None
         self.until: list[str] = []
-        self.chars = 0  # that are kept of it, about
+        self.chars = 0  # estimated characters kept
         self.lines: list[ListedConversation] = []
         self.due_at = 0.0
         self.is_final = False
@@ -59,20 +59,20 @@ class _Known:
         self.forget()
 
     def forget(self) -> None:
-        """Count all turns again."""
+        """Drop the sums, so that all turns are counted again."""
         self.number, self.counted = -1, 0
         self._sums: dict[str, Sums] = {}
 
     def read(self, document: str) -> None:
-        """Read what was posted."""
+        """Read the posted document."""
         self.heads, self.until = posted_heads(document, WORDS), posted_conditions(document, WORDS)
-        conditions = {id(head.until): head.until for head in self.heads}  # mostly one list for all
+        conditions = {id(head.until): head.until for head in self.heads}  # usually one list for all conversations
         texts = [text for until in conditions.values() for text in until]
         texts += [text for head in self.heads for text in (head.prompt, *head.variables.values())]
         self.chars = 2 * sum(map(len, texts))
 
     def take(self, fresh: list[tuple[int, TurnHead]], rows: list[ConversationRow]) -> None:
-        """Count turns that are new, and write the lines again."""
+        """Count new turns, and make the lines again."""
         for number, turn in fresh:
             self._sums.setdefault(turn.key.conversation_id, Sums()).add(turn)
             self.number, self.counted = number, self.counted + 1
@@ -90,7 +90,7 @@ class _Known:
 
 
 class AwaitedGlance(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn that a caller is waited for; ``words`` were said last in its conversation, by ``said_by``."""
+    """An awaited turn; ``words`` are the last words in its conversation, by ``said_by``."""
 
     job: JobId
     name: str
@@ -104,20 +104,21 @@ class AwaitedGlance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Glances:
-    """The glances that watchers of many jobs share."""
+    """The views that watchers of many jobs share."""
 
     def __init__(self, store: Store, jobs: Jobs) -> None:
         self._store = store
         self._jobs = jobs
-        self._known: OrderedDict[JobId, _Known] = OrderedDict()  # the jobs that were looked into last
+        self._known: OrderedDict[JobId, _Known] = OrderedDict()  # the jobs opened last
         self._placing = anyio.Lock()
-        self._one = anyio.CapacityLimiter(1)  # however many look: the event loop shares the interpreter with one thread
+        # One thread for all watchers: the event loop shares the interpreter with it
+        self._one = anyio.CapacityLimiter(1)
 
     def __repr__(self) -> str:
         return f"<Glances {self._jobs!r}>"
 
     async def at_newest(self, limit: int, caller: Caller) -> list[JobView]:
-        """Return the newest jobs that a caller may know of.
+        """Return the newest jobs that a caller may see.
 
         Raises:
             StoreUnavailable: the database is in trouble.
@@ -127,15 +128,15 @@ class Glances:
         return [self._jobs.view_of(stored, await self._jobs.tallies.recent(stored)) for stored in listed]
 
     async def into(self, job_id: JobId, query: ListQuery, size: int) -> tuple[JobView, ListPage]:
-        """Return a job, and a page of its conversations of so many lines.
+        """Return a job, and a page of ``size`` lines of its conversations.
 
         Raises:
-            JobNotFound: there is none.
+            JobNotFound: the job does not exist.
             StoreUnavailable: the database is in trouble.
         """
-        view = await self._jobs.get(job_id)  # first: where it has ended, so have all that are listed
+        view = await self._jobs.get(job_id)  # first: if it has ended, all of its listed conversations have
         known = self._known.pop(job_id, None) or _Known()
-        self._known[job_id] = known  # before anything is waited for: all who look share it
+        self._known[job_id] = known  # before the first await, so that all watchers share it
         is_final = view.stored.state in ENDED_JOBS
         async with known.lock:
             if known.heads is None:
@@ -154,10 +155,10 @@ class Glances:
             self._known.popitem(last=False)
 
     async def _refresh(self, job_id: JobId, known: _Known) -> None:
-        """Read what is new; all who look into a job share it, and it costs a reader a twentieth of its time at most."""
+        """Read new turns, once for all watchers of a job; a refresh takes a twentieth of a reader's time at most."""
         began_at = anyio.current_time()
         fresh, total = await self._store.read(turn_rows.heads, job_id, known.number)
-        if known.counted + len(fresh) != total:  # another node has stored one with a smaller number since
+        if known.counted + len(fresh) != total:  # another node has since stored one with a smaller number
             known.forget()
             fresh, total = await self._store.read(turn_rows.heads, job_id, known.number)
         rows = await self._store.read(conversation_rows.listed, job_id)
@@ -166,7 +167,7 @@ class Glances:
         known.due_at = ended_at + max(FRESH_S, REST * (ended_at - began_at))
 
     async def awaited(self, callers: CallersTurns, caller: Caller, limit: int) -> list[AwaitedGlance]:
-        """Return the turns that the caller may speak, the oldest first, with what was said before each.
+        """Return the turns that the caller may speak, the oldest first, with the words before each.
 
         Raises:
             StoreUnavailable: the database is in trouble.
@@ -198,7 +199,7 @@ class Glances:
             ConversationNotFound: it has no such conversation.
             StoreUnavailable: the database is in trouble.
         """
-        async with self._placing:  # a document may have many megabytes
+        async with self._placing:  # one at a time, since a document may have many megabytes
             document = await self._store.read(job_rows.document, job_id)
             found = await anyio.to_thread.run_sync(place_in, document, conversation_id, limiter=self._one)
         if found is None:

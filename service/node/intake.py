@@ -1,8 +1,8 @@
-"""The node's intake: it claims stored conversations, and puts them on the scheduler where they were left.
+"""The node's intake: claims stored conversations, and puts them on the scheduler where they stopped.
 
-A node that has its database to itself claims everything. One among several claims about as much as its slots will need
-next, so that what waits can go wherever a slot gets free first; what it has claimed stays with it, since its engines
-know the prompts.
+A node with its own database claims everything. One of several claims about as much as its slots will need next, so that
+waiting turns can go wherever a slot is free first. Claimed conversations stay with it, since its engines have their
+prompts cached.
 """
 
 import logging
@@ -53,9 +53,9 @@ class Lookahead:
         return all(rooms.get(model, 0) >= conversations for model, conversations in wanted.items())
 
     def rooms(self, hopeless: int = 0) -> Mapping[str, int]:
-        """Return how many turns more each model should have here, where it should have any.
+        """Return how many more turns each model should have here, for models that should have any.
 
-        ``hopeless`` is that of a model that no node will ever serve: its turns are ended, with the reason.
+        ``hopeless`` is the number for a model that no node will ever serve: its turns are claimed to fail.
         """
         if self._scheduler.pauses.detail is not None:
             return {}
@@ -63,7 +63,7 @@ class Lookahead:
         rooms: dict[str, int] = {}
         for model in self._models:
             slots, coming = view.slots(model), 0
-            if not slots:  # a model that is not loaded is, once turns of it are here
+            if not slots:  # a model that is not loaded will be, once it has turns here
                 slots = coming = self._scheduler.fleet.slots_on_demand(model)
             if view.is_hopeless(model):
                 rooms[model] = hopeless
@@ -73,9 +73,9 @@ class Lookahead:
 
 
 class Intake:
-    """Between the store and the scheduler; its tasks are those of ``run``.
+    """Between the store and the scheduler; ``run`` owns its tasks.
 
-    ``adapters`` gives the names of adapters of this moment, each with the model that it stands on.
+    ``adapters`` returns the present adapters with their base models.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Intake:
     ) -> None:
         self._store = store
         self._scheduler = scheduler
-        self._models = models  # of this moment
+        self._models = models  # shared with its owner, so always up to date
         self._lookahead = Lookahead(scheduler, models)
         self._parsed = ParsedJobs(adapters)
         self._note_new = note_new
@@ -98,15 +98,15 @@ class Intake:
         self._hint = Notifier()
         self._is_starting_over = False
         self._starting_over = anyio.Lock()
-        self._claimed: Sequence[Claim] = ()  # before anything was served
+        self._claimed: Sequence[Claim] = ()  # claimed before the node served
         self._admitting = 0
         self._admitted = Notifier()
-        self._cancelled: set[JobId] = set()  # while jobs are being admitted, whose cancels may not be read any more
-        self._epoch = 0  # grows when everything that was claimed is another node's
+        self._cancelled: set[JobId] = set()  # cancelled while jobs are being admitted, whose read may miss it
+        self._epoch = 0  # grows when all claims go to another node
         self._is_hinted = False
-        self._has_callers = False  # a job that is or was here has agents that callers speak for
-        self._is_drained = False  # the last claim brought less than there was room for
-        self._may_end_hopeless = False  # until all of it is claimed that was there
+        self._has_callers = False  # some job here has, or had, agents that callers speak for
+        self._is_drained = False  # the last claim returned less than there was room for
+        self._may_end_hopeless = False  # until all that was there has been claimed
 
     def __repr__(self) -> str:
         return f"<Intake shared={self._is_shared}>"
@@ -114,12 +114,12 @@ class Intake:
     # Claiming
 
     async def claim_first(self) -> None:
-        """Claim what the life before has left, so that nothing of it is anybody's when this one begins to serve."""
+        """Claim what the last life left before this one serves, so that no conversation is without a node."""
         if not self._is_shared:
             self._claimed = await self._store.claim(tuple(self._models), None)
 
     async def run(self) -> None:
-        """Claim whenever there is room or a hint, and cancel what was cancelled elsewhere, until nothing is started."""
+        """Claim on each hint and while there is room, and cancel jobs cancelled elsewhere, until the node closes."""
         claimed, self._claimed = self._claimed, ()
         while not self._scheduler.pauses.is_closing:
             hint, is_done = self._hint.next, True
@@ -127,11 +127,11 @@ class Intake:
                 await self.admit(claimed, self._epoch)
                 await self._cancel_wanted()
                 await self._take_words()
-                is_done = self._scheduler.pauses.detail is None  # a lone node is not told when it may go on
+                is_done = self._scheduler.pauses.detail is None  # a lone node gets no hint when a pause ends
                 if is_done:
                     await self.claim_jobs()
-            except StoreUnavailable as error:  # what could not be read comes with a later claim
-                is_done = False  # and a lone node may never be told of that again
+            except StoreUnavailable as error:  # a later claim returns what could not be read
+                is_done = False  # a lone node may get no further hint
                 logger.debug("nothing is claimed: %s", error)
             claimed = ()
             with anyio.move_on_after(POLL_S if self._is_shared or not is_done else None) as patience:
@@ -139,7 +139,7 @@ class Intake:
             self._is_drained &= not patience.cancelled_caught
 
     def hint(self, *, is_work: bool) -> None:
-        """Look again: a slot may be free, or (``is_work``) there may be something to claim."""
+        """Look again: a slot may be free, or with ``is_work`` there may be something to claim."""
         if is_work or (self._is_shared and not self._is_drained):
             self._is_drained &= not is_work
             self._is_hinted = True
@@ -148,21 +148,21 @@ class Intake:
     def note_neighbours(self) -> None:
         """Claim and end conversations that no node will ever serve, once the other nodes' models are known.
 
-        Not before: a node that has just come would have served what a caller posts here.
+        Before that, a node that has just started might serve a job that is posted here.
         """
         if any(map(self._scheduler.view.is_hopeless, self._models)):
             self._may_end_hopeless = True
             self._hint.notify()
 
     async def start_over(self) -> None:
-        """Drop everything that was claimed, and claim anew: another node has taken over, or this one has left it."""
+        """Drop all claims and claim again: another node has taken over, or this one has left."""
         async with self._starting_over:
             self._is_starting_over = True
             self._epoch += 1
             try:
                 await self._scheduler.forget_all()
-                # What was claimed since, under a new name, was dropped with the rest: the next claim tells it again.
-                with suppress(StoreUnavailable):  # taken over again: that comes next
+                # Conversations claimed meanwhile were dropped with the rest, so the next claim must return them again.
+                with suppress(StoreUnavailable):  # taken over again, which is handled next
                     await self._store.forget_all_claims()
             finally:
                 self._is_starting_over = False
@@ -170,14 +170,14 @@ class Intake:
                 self.hint(is_work=True)
 
     async def claim_jobs(self, job_id: JobId | None = None) -> None:
-        """Claim what there is room for, or only what is of one job, and go on with it."""
+        """Claim what there is room for, of all jobs or of one, and go on with it."""
         if self._scheduler.pauses.is_closing or self._is_starting_over:
             return
         if not self._is_shared:
             await self._take(tuple(self._models), None, job_id)
             return
-        # A conversation that another node has left may want an adapter by its name. Not one that a job here took for
-        # another node's, before it was loaded here: that job would let it go again.
+        # A conversation left by another node may name an adapter. Leave out an adapter that a job here takes for
+        # another node's, since it was loaded here later: that job would release the conversation again.
         adapters = self._parsed.adapters()
         foreign = self._scheduler.view.models() if adapters else frozenset()
         is_drained, ends_hopeless = True, self._may_end_hopeless
@@ -194,11 +194,11 @@ class Intake:
         return len(claims)
 
     def has_room_for(self, job: Job) -> bool:
-        """Whether a new job is claimed as it is posted."""
+        """Whether a new job is claimed when it is posted."""
         return not self._is_shared or self._lookahead.has_room_for(job)
 
     async def go_on(self, jobs: Iterable[JobId]) -> None:
-        """Go on with what callers have said in these jobs, where ``run`` is not at work; often, since it is looked for.
+        """Go on with callers' words in these jobs, when ``run`` does not run; called often.
 
         Raises:
             StoreUnavailable: the store is in trouble.
@@ -210,7 +210,7 @@ class Intake:
                 await self.claim_jobs(job_id)
 
     async def _take_words(self) -> None:
-        """Let conversations that run here go on with what callers have said."""
+        """Let conversations that run here go on with their callers' words."""
         if not self._has_callers:
             return
         said = await self._store.read(awaited_turns.said_to, self._store.node_id)
@@ -226,30 +226,29 @@ class Intake:
         for job_id in await self._store.read(job_rows.to_cancel):
             if job_id in live:
                 self._scheduler.cancel(job_id)
-            await self._take([], None, job_id)  # ending what no node runs needs no model
+            await self._take([], None, job_id)  # ending unclaimed conversations needs no model
 
     # Admitting
 
     async def post(self, new: NewJob, *, claims: bool) -> tuple[StoredJob, bool]:
-        """Store a new job, claim it if told to, and put it on the scheduler; return it, and whether it is new.
+        """Store a new job, claim it with ``claims``, and put it on the scheduler; return it, and whether it is new.
 
         Raises:
-            ServiceError: it is not known to be stored.
+            ServiceError: the job may not be stored.
         """
         self._note_new(new.job.id)
         epoch = self._epoch
         stored, claimed, is_new = await self._store.post(new, claims=claims)
-        if not self._scheduler.pauses.is_closing:  # else the next life admits it
+        if not self._scheduler.pauses.is_closing:  # otherwise the next life admits it
             if claimed and self._may_admit(claimed, epoch):
                 self._admit_piece(Piece(job=new.job, inherited=new.inherited, words=new.words))
             self.hint(is_work=not claims)
         return stored, is_new
 
     async def admit(self, claims: Sequence[Claim], epoch: int) -> None:
-        """Put conversations on the scheduler, each where it was left.
+        """Put conversations on the scheduler, each where it stopped.
 
-        ``epoch`` is that of the moment when the claim was handed in: of an earlier one nothing is ours any more, and
-        the node's next epoch takes back what the store knows of it.
+        ``epoch`` is the epoch of the claim. Claims of an earlier epoch are void; the present one claims them again.
 
         Raises:
             StoreUnavailable: they cannot be read; those that are not on the scheduler come with a later claim.
@@ -278,7 +277,7 @@ class Intake:
                 self._store.forget_claims_nowait([(job_id, name) for job_id, names in wanted.items() for name in names])
 
     async def wait_admitted(self) -> None:
-        """Return at a moment when everything that was claimed is on the scheduler."""
+        """Return when all claimed conversations are on the scheduler."""
         await self._admitted.wait_until(lambda: not self._claimed and not self._admitting)
         await self._scheduler.admission.wait_done()
 
@@ -290,11 +289,11 @@ class Intake:
         return not self._is_starting_over
 
     def cancel(self, job_id: JobId) -> None:
-        """End a job here, whether it is on the scheduler by now or about to be."""
+        """End a job here, on the scheduler or on its way there."""
         if self._admitting or self._claimed:
             self._cancelled.add(job_id)
         self._scheduler.cancel(job_id)
-        self.hint(is_work=True)  # some node has to end what no node runs
+        self.hint(is_work=True)  # some node has to end conversations that no node runs
 
     def _admit_piece(self, piece: Piece) -> None:
         self._scheduler.admit(piece)

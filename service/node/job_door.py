@@ -48,7 +48,7 @@ class JobDoor:
         self._rules = rules
         self._catalog = catalog
         self._sources = Sources(store, lambda: rules().adapters)
-        self._promised: Counter[str] = Counter()  # slots, by model, of jobs that are being stored with queue=false
+        self._promised: Counter[str] = Counter()  # by model: slots of jobs that are being stored with queue=false
         self._takings: set[anyio.Event] = set()
         self._is_closed = False
 
@@ -69,7 +69,7 @@ class JobDoor:
         caller: Caller = ANYBODY,
         posted: Mapping[str, PostedRequest] = NO_BODIES,
     ) -> tuple[StoredJob, bool]:
-        """Take a caller's job; it is durable when this returns. Return it, and whether it is new.
+        """Take a caller's job, which is durable when this returns; return it, and whether it is new.
 
         ``size`` is the document's size in bytes: large ones are handled in a thread. Conversations with a ``posted``
         body, by their ids, are asked with that.
@@ -81,7 +81,7 @@ class JobDoor:
             ShuttingDown: no new jobs are taken.
             ToolServerDown: an MCP server whose tools it refers to was never reached.
             StoreUnavailable: the store is in trouble.
-            TooMuchQueued: as many turns of the caller wait as may.
+            TooMuchQueued: the caller already has as many waiting turns as it may.
             JobNotFound: it forks a job that does not exist, or that the caller may not read.
             ConversationNotFound: it forks a conversation that does not exist.
             OffloadCrowded: too many schemas wait for their check.
@@ -90,7 +90,7 @@ class JobDoor:
         now = datetime.now(UTC)
         if key is not None:
             key = caller.own_key(key)
-            # The key comes first: an accepted job stays accepted, whatever limits and slots say by now.
+            # The key comes first: an accepted job stays accepted, whatever limits and slots are now.
             stored = await self._store.read(job_rows.by_key, key, hashed, now)
             if stored is not None:
                 return stored, False
@@ -127,10 +127,10 @@ class JobDoor:
                 return await self._intake.post(new, claims=True)
 
     async def _parse(self, document: object, text: bytes, caller: Caller, rules: JobRules) -> tuple[JobBegun, bytes]:
-        """Return a document's job, with what its forks inherit, and the text to store.
+        """Return a document's job with its inherited turns, and the text to store.
 
         The text is the document's own ``text``, unless it refers to tools or forks recorded conversations: a job keeps
-        the schemas and prompts of the moment of its post.
+        the schemas and prompts from the time of its post.
         """
         limits, handle = rules.limits, partial(self.large.handle_sized, caller, len(text))
         posted = await read_document(document, limits, handle)
@@ -154,14 +154,14 @@ class JobDoor:
             taken.set()
 
     async def wait_settled(self) -> None:
-        """Return when every job that is being taken or read back now is on the scheduler, or refused."""
+        """Return when every job that is being taken or admitted now is on the scheduler, or refused."""
         for taken in list(self._takings):
             await taken.wait()
         await self._intake.wait_admitted()
 
     @contextmanager
     def _promise(self, job: Job) -> Iterator[None]:
-        """Hold the slots of a job's first turns against other jobs of its kind, from the check to its admission."""
+        """Reserve the slots of a job's first turns against other such jobs, from the check to its admission."""
         wanted = job.first_turns
         if not all(self._scheduler.free(model) - self._promised[model] >= count for model, count in wanted.items()):
             raise NoSlotAvailable("not every first turn can start at once")
@@ -196,7 +196,7 @@ def _owned(job: Job, caller: Caller) -> Job:
     """Return a job as the caller's own.
 
     Raises:
-        InvalidJob: its priority is above the highest that the caller may give.
+        InvalidJob: its priority is above the caller's maximum.
     """
     if caller.max_priority is not None and job.priority > caller.max_priority:
         message = f"{job.priority} is above this key's max_priority, {caller.max_priority}"

@@ -1,4 +1,4 @@
-"""Stored jobs as callers use them: watched, read, cancelled, deleted; shared by the HTTP surface and the terminal."""
+"""Stored jobs for callers: watched, read, cancelled, deleted; used by HTTP and the terminal."""
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Final, Literal
@@ -27,8 +27,8 @@ from service.store.records import GivenUp, StoredEvent, StoredJob, Tally
 from service.store.store import Store
 from workers.lanes.swap_log import Swap
 
-LOOK_S: Final = 0.5  # between two looks at a job that somebody waits for
-EVENTS_A_READ: Final = 500  # of one job, so that a watcher of a long job holds little at a time
+LOOK_S: Final = 0.5  # seconds between two looks at a job that a caller waits for
+EVENTS_A_READ: Final = 500  # events of one job, so that a watcher of a long job holds few at a time
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     tally: Tally
     ready: int
     in_flight: int
-    waits_for: Sequence[str] = ()  # what only an operator brings
+    waits_for: Sequence[str] = ()  # reasons that only an operator can remove
 
 
 class Jobs:
@@ -67,11 +67,11 @@ class Jobs:
     # Looking
 
     def view_of_new(self, stored: StoredJob) -> JobView:
-        """Return a job that was stored this very moment: nothing of it can have ended."""
+        """Return a job that has just been stored, without ended turns."""
         return self.view_of(stored, Tally(conversations={}, turns={}))
 
     def view_of(self, stored: StoredJob, tally: Tally) -> JobView:
-        """Return a job with what of it has ended, and with what is ready or in flight now, on whichever node."""
+        """Return a job with its counts: ended turns, and those ready or in flight on any node."""
         counts = self._scheduler.view.of_job(stored.id)
         ready, in_flight = self._neighbours.counts(stored.id)
         return JobView(
@@ -86,7 +86,7 @@ class Jobs:
         """Return the state of each message to the job's caller.
 
         Raises:
-            JobNotFound: there is none.
+            JobNotFound: the job does not exist.
         """
         await self._store.read(job_rows.job, job_id)
         return await self._store.read(deliveries.of_job, job_id)
@@ -95,15 +95,15 @@ class Jobs:
         """Return a job.
 
         Raises:
-            JobNotFound: there is none.
+            JobNotFound: the job does not exist.
         """
         return await self._view(await self._store.read(job_rows.job, job_id))
 
     async def check_seen(self, job_id: JobId, caller: Caller) -> None:
-        """Return where a caller may know of a job.
+        """Check that a caller may see a job.
 
         Raises:
-            JobNotFound: there is none, or it is another's: a caller is not to find out which.
+            JobNotFound: the job does not exist or belongs to another key; a caller must not learn which.
         """
         if not caller.sees_all and not caller.sees(await self._store.read(job_rows.owner, job_id)):
             raise JobNotFound(job_id)
@@ -111,7 +111,7 @@ class Jobs:
     async def page(
         self, state: JobState | None, limit: int, before: int | None, caller: Caller = ANYBODY
     ) -> list[JobView]:
-        """List the jobs that a caller may know of, the newest first."""
+        """List the jobs that a caller may see, the newest first."""
         owner = caller.owner
         listed = await self._store.read(job_rows.listed, state, limit, before, owner)
         return [await self._view(stored) for stored in listed]
@@ -120,12 +120,12 @@ class Jobs:
         """Return the next events of a job, and whether none will follow them.
 
         Raises:
-            JobNotFound: there is none, or it was deleted.
+            JobNotFound: the job does not exist, or was deleted.
         """
         return await self._store.read(event_rows.listed, job_id, number, EVENTS_A_READ)
 
     def progress(self, job_id: JobId) -> Sequence[Progress]:
-        """Return how far the turns of a job are that are in flight."""
+        """Return the progress of a job's turns in flight."""
         return self._scheduler.turns.progress(job_id)
 
     def swaps(self, job_id: JobId) -> Sequence[Swap]:
@@ -136,7 +136,7 @@ class Jobs:
     # Reading
 
     async def transcript(self, job_id: JobId, conversation_id: str) -> dict[str, object]:
-        """Return one conversation as it is so far, turns in flight with what they have said.
+        """Return one conversation so far, with the words of turns in flight.
 
         Raises:
             JobNotFound: there is no such job.
@@ -145,7 +145,7 @@ class Jobs:
         return transcript_document(await self._conversation(job_id, conversation_id))
 
     async def transcript_json(self, job_id: JobId, conversation_id: str, after: int = 0) -> Iterator[bytes]:
-        """Return the same as JSON, in pieces, without the first ``after`` turns that have ended.
+        """Return the same as JSON in pieces, without the first ``after`` ended turns.
 
         Raises:
             JobNotFound: there is no such job.
@@ -154,7 +154,7 @@ class Jobs:
         return transcript_pieces(await self._conversation(job_id, conversation_id, after))
 
     async def _conversation(self, job_id: JobId, conversation_id: str, after: int = 0) -> ConversationRecord:
-        # Looked at before the store: a turn that ends in between is then there twice, and the stored one stands.
+        # Before the store: a turn that ends in between is in both, and the stored one counts.
         partial = self._scheduler.turns.of_conversation(job_id, conversation_id)
         conversation = await self._store.read(conversation_rows.record, job_id, conversation_id, after)
         ended = {turn.key for turn in conversation.turns if turn.kind is TurnKind.TURN}
@@ -162,10 +162,10 @@ class Jobs:
         return replace(conversation, turns=turns)
 
     async def document(self, job_id: JobId, which: Literal["all", "none"] | ConversationState) -> bytes:
-        """Return the JSON of a job as it was posted, with all of its conversations, none, or those in a state.
+        """Return a job's posted JSON, with all of its conversations, none, or those in a state.
 
         Raises:
-            JobNotFound: there is none.
+            JobNotFound: the job does not exist.
         """
         text = await self._store.read(job_rows.document, job_id)
         if which == "all":
@@ -175,16 +175,16 @@ class Jobs:
         return await anyio.to_thread.run_sync(with_conversations, text, wanted)
 
     async def ended_conversations(self, job_id: JobId) -> list[str]:
-        """Return the ids of the conversations of a job that have ended."""
+        """Return the ids of a job's ended conversations."""
         states = await self._store.read(conversation_rows.states, job_id)
         return [name for name, state in states.items() if state in ENDED_CONVERSATIONS]
 
     async def given_up(self, job_id: JobId) -> list[GivenUp]:
-        """Return the patterns and schemas of a job that ran out of time too often."""
+        """Return the patterns and schemas of a job that timed out too often."""
         return await self._store.read(job_rows.given_up, job_id)
 
     async def transcripts(self, job_id: JobId) -> AsyncIterator[Iterator[bytes]]:
-        """Iterate over the JSON of all transcripts of a job that has ended, one in memory at a time."""
+        """Iterate over the JSON of all transcripts of an ended job, with one in memory at a time."""
         for conversation_id in await self._store.read(conversation_rows.states, job_id):
             yield await self.transcript_json(job_id, conversation_id)
 
@@ -192,7 +192,7 @@ class Jobs:
         """Return when a job has ended, after ``limit_s``, or when the service stops.
 
         Raises:
-            JobNotFound: there is none, or it was deleted meanwhile.
+            JobNotFound: the job does not exist, or was deleted meanwhile.
         """
         until = anyio.current_time() + limit_s
         while not self.watch.is_closed:
@@ -201,11 +201,11 @@ class Jobs:
             left_s = until - anyio.current_time()
             if is_over or left_s <= 0:
                 return
-            with anyio.move_on_after(min(LOOK_S, left_s)):  # another node may run it, and wakes nobody here
+            with anyio.move_on_after(min(LOOK_S, left_s)):  # another node may run it, without a change here
                 await change.wait()
 
     async def ended(self, job_id: JobId) -> StoredJob:
-        """Return a job that has ended.
+        """Return an ended job.
 
         Raises:
             JobNotFound: there is no such job.
@@ -219,23 +219,23 @@ class Jobs:
     # Ending
 
     async def cancel(self, job_id: JobId) -> StoredJob:
-        """Ask for the end of a job; it is durable that this was asked when this returns.
+        """Request the cancellation of a job; the request is durable when this returns.
 
         Raises:
-            JobNotFound: there is none.
+            JobNotFound: the job does not exist.
         """
         stored = await self._store.request_cancel(job_id)
         self._intake.cancel(job_id)
         return stored
 
     async def delete(self, job_id: JobId, *, with_heirs: bool = False) -> None:
-        """Release all that is stored of a job; ``with_heirs`` the jobs that have inherited of it too.
+        """Delete all of a job from the store; ``with_heirs`` also the jobs that have inherited from it.
 
-        Jobs of another key that have are cancelled: what they have inherited is gone.
+        Such jobs of another key are cancelled, since their inherited turns are gone.
 
         Raises:
-            JobNotFound: there is none.
-            NotEnded: it has not ended, or one of the heirs.
+            JobNotFound: the job does not exist.
+            NotEnded: the job or one of its heirs has not ended.
         """
         for heir in await self._store.delete(job_id, with_heirs=with_heirs):
             self._intake.cancel(heir)

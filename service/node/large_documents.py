@@ -1,4 +1,4 @@
-"""Handles large documents in threads, one of each key at a time: threads share the interpreter with the event loop."""
+"""Handles large documents in threads, one per key: threads share the interpreter with the event loop."""
 
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -9,12 +9,12 @@ import anyio.to_thread
 
 from service.conversations.callers import Caller
 
-SMALL_BYTES: Final = 16 * 1024  # size up to which a thread would take longer to start than the work takes
+SMALL_BYTES: Final = 16 * 1024  # up to this size the work is shorter than the start of a thread
 T = TypeVar("T")
 
 
 class LargeDocuments:
-    """Gives each key one thread. With several, one key could slow the event loop several times over."""
+    """Gives each key one thread: with several, one key could slow the event loop several times over."""
 
     def __init__(self) -> None:
         self._limiters: WeakValueDictionary[str | None, anyio.CapacityLimiter] = WeakValueDictionary()
@@ -23,7 +23,7 @@ class LargeDocuments:
         return f"<LargeDocuments keys={list(self._limiters)}>"
 
     async def handle(self, caller: Caller, function: Callable[..., T], *arguments: object) -> T:
-        """Return a function's value for a document; it runs in a thread, after those of the same key."""
+        """Return a function's value for a document; runs in a thread, after other documents of the same key."""
         limiter = self._limiters.get(caller.name)
         if limiter is None:
             self._limiters[caller.name] = limiter = anyio.CapacityLimiter(1)

@@ -1,4 +1,4 @@
-"""The configuration that is in force, for those parts of a node that go by it while it may change."""
+"""The configuration in force, for parts of a node that follow its changes."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -12,16 +12,16 @@ from workers.spec import WorkerSpec
 
 
 class ReloadFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """A reload that changed nothing: when, and why."""
+    """A failed reload, which changed nothing."""
 
     at: datetime
     detail: str
 
 
 class LiveConfig:
-    """Replaced whole, by a reload alone; ``shares`` are those of keys by their names, None where fair shares are off.
+    """The configuration, replaced as a whole by reloads only; ``shares`` holds keys' shares by name, None without them.
 
-    ``shares`` is one mapping for as long as the node runs: the queues of all models hold it.
+    ``shares`` is one mapping for the node's life, since the queues of all models refer to it.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class LiveConfig:
         self.config = config
         self.shares = None if shares is None else dict(shares)
         self.loaded_at = datetime.now(UTC)
-        self.failure: ReloadFailure | None = None  # of the last reload, None where that was none
+        self.failure: ReloadFailure | None = None  # the last reload's, None if it succeeded
         self.models = ServedModels(self)
         self._specs = _first_of_each(specs)
 
@@ -50,7 +50,7 @@ class LiveConfig:
 
 
 class ServedModels(Sequence[str]):
-    """The names of the models that are configured, as they are at the moment."""
+    """The names of the presently configured models."""
 
     def __init__(self, live: LiveConfig) -> None:
         self._live = live
@@ -74,7 +74,7 @@ class ServedModels(Sequence[str]):
 
 
 def queue_rules(config: Config) -> QueueRules:
-    """Return the rules of clients' requests that wait."""
+    """Return the rules for waiting requests of clients."""
     return QueueRules(
         requests=config.server.queue,
         bytes=config.limits.queue_bytes,

@@ -1,4 +1,4 @@
-"""The models of a node as the dashboard shows them: engine, file, slots, and the memory that their engines have."""
+"""The models of a node for the dashboard: engine, file, slots, and the memory of their engines."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -16,7 +16,7 @@ MIB: Final = 1024 * 1024
 
 
 class EngineView(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine of a model; memory is in MiB, None where it cannot be seen."""
+    """One engine of a model; memory is in MiB, None if unknown."""
 
     worker: str
     state: WorkerState
@@ -28,7 +28,7 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelView(msgspec.Struct, frozen=True, kw_only=True):
-    """A model; ``file`` is what its engine loads, or where its server is. Without an engine it is not loaded."""
+    """A model; ``file`` is the file that its engine loads, or its server's URL. Without an engine it is not loaded."""
 
     name: str
     engine: str
@@ -42,7 +42,7 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def look_at_models(node: Node) -> list[ModelView]:
-    """Look at the models, and at the processes of their engines."""
+    """Return the models with the processes of their engines."""
     workers = [worker for worker in node.fleet if worker.supervisor.root_pid is not None]
     roots = {str(worker.spec.id): worker.supervisor.root_pid for worker in workers}
     trees = await anyio.to_thread.run_sync(_look, roots)

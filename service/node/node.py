@@ -80,11 +80,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     live: LiveConfig
     state_dir: Path
     catalog: ToolCatalog
-    lock_fd: int  # what holds the state directory
-    adoption: Adoption | None  # what became of engines that were there already
+    lock_fd: int  # holds the state directory
+    adoption: Adoption | None  # the fate of engines that were already running
 
     async def unclaimed(self) -> dict[str, str]:
-        """Return the reason why conversations wait unclaimed, for each model that they need next."""
+        """Return the reason why conversations wait unclaimed, by each model that they need next."""
         if isinstance(self.neighbours, Alone):
             return {}
         from service.store.databases.membership_shared import unclaimed  # noqa: PLC0415 - a node alone needs none of it
@@ -97,11 +97,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     async def shut_down(self, drain_s: float, hurry: anyio.Event) -> None:
-        """Admit nothing new, give turns in flight ``drain_s``, then stop every engine; ``hurry`` cuts it short."""
+        """Admit no new jobs, give turns in flight ``drain_s``, then stop all engines; ``hurry`` ends the wait."""
         self.door.close()
         self.jobs.watch.close()
         self.scheduler.close_nowait()
-        self.intake.hint(is_work=True)  # it ends with the scheduler's closing
+        self.intake.hint(is_work=True)  # its task ends once the scheduler is closing
         self.fleet.drain_nowait(STOPPING)
         async with anyio.create_task_group() as tasks:
             with anyio.CancelScope() as patience:
@@ -115,14 +115,14 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
             tasks.cancel_scope.cancel()
 
     async def _leave(self, hurry: anyio.Event) -> None:
-        """Let the last turns end, and leave unfinished work; a store in trouble is not waited for."""
+        """Let the last turns end, and release unfinished work, without waiting for a store in trouble."""
         async with anyio.create_task_group() as tasks:
             with anyio.CancelScope() as patience:
                 tasks.start_soon(self._hurry, hurry, patience)
                 with anyio.move_on_after(LANDING_S):
                     await self.scheduler.wait_idle()
-                self.scheduler.close_nowait()  # requests that wait again since their engines have ended
-                # Another node may have taken over: then nothing of ours is left to be written.
+                self.scheduler.close_nowait()  # for requests that wait again after their engines ended
+                # Another node may have taken over; then there is nothing to write.
                 with anyio.move_on_after(LEAVING_S), suppress(StoreUnavailable):
                     await self.store.leave_claims()
             tasks.cancel_scope.cancel()
@@ -133,7 +133,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Left(msgspec.Struct, frozen=True, kw_only=True):
-    """Left by an earlier program of this process: the hold on the state directory, engines, servers, children."""
+    """Left by an earlier program of this process: the lock of the state directory, engines, servers, children."""
 
     lock_fd: int | None = None
     fleet: HeldFleet | None = None
@@ -153,12 +153,11 @@ async def open_node(
     left: Left = NOTHING_LEFT,
     named: Collection[str] = (),
 ) -> AsyncIterator[Node]:
-    """Run a Roundhouse for a block: its store is open and its workers start; what jobs go on is the caller's to say.
+    """Run a Roundhouse for a block, with its store open and its workers starting; the caller starts the intake.
 
-    ``shares`` are those of keys, by their names; None is for no keys. ``left`` is what an earlier program of this
-    process has left. ``named`` are variables of the environment that no engine and no tool server inherits.
-
-    When the block is left, however it is left, no process of it is left.
+    ``shares`` holds keys' shares by name, None without keys. ``left`` comes from an earlier program of this process.
+    ``named`` are environment variables that no engine and no tool server inherits. When the block ends in any way, no
+    process of it is left.
 
     Raises:
         StoreError: the store cannot be opened, or a write failed while the block ran (then in a group).
@@ -219,7 +218,7 @@ async def open_node(
             if cluster is not None:
                 await store.flush()  # the first write makes this node a member
                 await tasks.start(cluster.run, tell)
-                # One that gets ready has slots for what waits.
+                # A worker that becomes ready has slots for waiting conversations.
                 fleet.subscribe(lambda _worker: intake.hint(is_work=True))
             prompts = PromptHistory(
                 store, scheduler, adapters.names, partial(_constrain, live), partial(_sends_tools, live)
@@ -258,15 +257,15 @@ async def open_node(
 
 @asynccontextmanager
 async def _own_ends() -> AsyncIterator[list[Callable[[str], None]]]:
-    """Tell who is in the list where the block ends by a defect; what the store or the machine does is none."""
-    told: list[Callable[[str], None]] = []
+    """Call the functions in the list if the block ends by a defect; faults of the store or the machine do not count."""
+    listeners: list[Callable[[str], None]] = []
     try:
-        yield told
+        yield listeners
     except Exception as error:
         defects = [each for each in _leaves(error) if not isinstance(each, ServiceError | OSError)]
         if defects:
-            for tell in told:
-                with suppress(Exception):  # what ended the block is what counts
+            for tell in listeners:
+                with suppress(Exception):  # the error of the block counts
                     tell(f"the service ended: {type(defects[0]).__name__}: {defects[0]}"[:DETAIL_CHARS])
         raise
 
@@ -299,7 +298,7 @@ def runners_of(tools: Equipment) -> dict[str, ToolRunnersOfModel]:
 
 
 def _constrain(live: LiveConfig, model: str, constraint: Constraint) -> Mapping[str, object]:
-    """Return the parameters of a constraint; of a model that another node has, none that are known here."""
+    """Return the parameters of a constraint; empty for a model that is only on other nodes."""
     spec = live.spec_of(model)
     return (DIALECTS[spec.engine].constrain(constraint) or {}) if spec is not None else {}
 
@@ -316,7 +315,7 @@ def _rules(live: LiveConfig, adapters: Adapters, neighbours: Neighbours) -> JobR
 def _cluster(config: StoreConfig, report: Callable[[], NodeReport]) -> "Cluster | None":
     if not is_shared(config):
         return None
-    from service.store.cluster import Cluster  # noqa: PLC0415 - with it comes psycopg
+    from service.store.cluster import Cluster  # noqa: PLC0415 - it imports psycopg
 
     return Cluster(config.url, config.lease_s, report)
 

@@ -1,4 +1,4 @@
-"""The exact prompt of each attempt, made again from the job, the words in force and the turns."""
+"""The exact prompt of each attempt, rebuilt from the job, its words and its turns."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -37,9 +37,9 @@ Asker = tuple[TurnKey, Agent, Callable[[int], Sequence[Utterance]]]
 
 
 class AskedPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt's prompt as its engine was sent it last: after the calls of its tools, where there were any.
+    """One attempt's prompt as last sent to its engine: after its tool calls, if any.
 
-    ``messages`` is None if it is not known: a turn was inherited from a job that was deleted since.
+    ``messages`` is None if unknown: the turn was inherited from a job that was deleted since.
     """
 
     messages: Sequence[Message] | None
@@ -57,9 +57,9 @@ class _Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptHistory:
-    """Reads what is stored, and what is in flight here.
+    """Reads stored turns, and those in flight here.
 
-    ``constrain`` gives a model's parameters for a constraint, ``sends_tools`` tells whether its engine is sent tools.
+    ``constrain`` returns a model's parameters for a constraint, ``sends_tools`` whether its engine gets tools.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class PromptHistory:
         return f"<PromptHistory {self._store!r}>"
 
     async def of_turn(self, key: TurnKey, kind: TurnKind = TurnKind.TURN) -> list[AskedPrompt]:
-        """Return the prompts of a turn's attempts, in their order; none where it was not asked yet.
+        """Return the prompts of a turn's attempts in order; none before its first attempt.
 
         Raises:
             JobNotFound: there is no such job.
@@ -91,7 +91,7 @@ class PromptHistory:
         running = self._scheduler.turns.running_attempt(key)
         stored = await self._store.read(partial(_read, key=key, adapters=dict(self._adapters())))
         _check(stored.job, key)
-        known = [*partial_turns, *stored.turns]  # what is stored stands
+        known = [*partial_turns, *stored.turns]  # the last one counts, so stored turns take precedence
         turn = next((each for each in reversed(known) if each.key == key and each.kind is kind), None)
         if turn is not None and turn.inherited is not None:
             return await self._of_source(turn, turn.inherited)
@@ -103,7 +103,7 @@ class PromptHistory:
         return list(self._asked(stored, key, turn, attempts))
 
     async def _of_source(self, turn: Turn, origin: Origin) -> list[AskedPrompt]:
-        """Return the prompts of an inherited turn, where it was spoken; of a job that was deleted none is known."""
+        """Return the prompts of an inherited turn from the job where it was spoken; unknown if that was deleted."""
         spoken = TurnKey(origin.job, origin.conversation, turn.key.agent_id, turn.key.round)
         try:
             return await self.of_turn(spoken, turn.kind)
@@ -111,7 +111,7 @@ class PromptHistory:
             return [AskedPrompt(messages=None, params=None, tools=()) for _ in turn.attempts]
 
     async def heard(self, key: TurnKey) -> tuple[str, Sequence[Utterance]]:
-        """Return a conversation's prompt, and the words that an agent may hear in a turn that has not ended.
+        """Return a conversation's prompt, and the words that an agent may hear in an unfinished turn.
 
         Raises:
             JobNotFound: there is no such job.
@@ -158,7 +158,7 @@ class PromptHistory:
 
     def _params(self, agent: Agent, record: PromptRecord, constrained_by: str | None) -> dict[str, object]:
         params = {**record.defaults, **agent.params, **record.changes}
-        if agent.is_constrained and constrained_by is None:  # tools might still have been called
+        if agent.is_constrained and constrained_by is None:  # tool calls were still possible
             return {name: value for name, value in params.items() if name not in CONSTRAINTS}
         if constrained_by is None:
             return params

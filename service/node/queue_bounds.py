@@ -1,7 +1,7 @@
-"""Bounds on the turns and requests of each key that wait (``queued``), turns over all nodes and over restarts.
+"""Bounds on the waiting turns and requests of each key (``queued``), over all nodes and restarts.
 
-What waits is counted by the store: turns that have not ended, but those on slots. Between two looks at it only posts
-are added, so the count is never too small where this node is alone, and a second old at most where it is not.
+The store counts waiting turns: unfinished ones, except those on slots. Between two looks only posts are added. So the
+count is never too small on a lone node, and at most a second old otherwise.
 
 Source: specification, "Rates and bounds of keys".
 """
@@ -22,12 +22,12 @@ LOOK_S: Final = 1.0
 
 
 class QueueBounds:
-    """Written by those who post, in the event loop."""
+    """The counts of waiting turns by key; written by posts, in the event loop."""
 
     def __init__(self, store: Store, scheduler: Scheduler) -> None:
         self._store = store
         self._scheduler = scheduler
-        self._waiting: dict[str, int] = {}  # when it was looked at, and what was posted since
+        self._waiting: dict[str, int] = {}  # at the last look, with posts since
         self._looked_at: dict[str, float] = {}
         self._posted: Counter[str] = Counter()
         self._coming: Counter[str] = Counter()  # turns that are being posted
@@ -37,13 +37,13 @@ class QueueBounds:
 
     @asynccontextmanager
     async def hold(self, caller: Caller, turns: int, inherited: int = 0) -> AsyncIterator[None]:
-        """Count turns that a caller posts within the block; if it fails, they wait no more than before.
+        """Count turns that a caller posts within the block; if it fails, they are not counted.
 
-        Those that are inherited count as well, as long as the conversations that begin with them have not ended.
+        Inherited turns count too, until their conversations have ended.
 
         Raises:
             InvalidJob: they are more than may ever wait.
-            TooMuchQueued: too much waits at this moment.
+            TooMuchQueued: too many turns wait at the moment.
         """
         if caller.queued is None or caller.name is None:
             yield
@@ -66,7 +66,7 @@ class QueueBounds:
         """Check that one more request of a caller may wait beside its turns.
 
         Raises:
-            TooMuchQueued: too much waits at this moment.
+            TooMuchQueued: too many turns wait at the moment.
         """
         if caller.queued is None or caller.name is None:
             return
@@ -77,13 +77,13 @@ class QueueBounds:
             self._coming[caller.name] -= 1
 
     async def _check(self, name: str, most: int) -> None:
-        coming = self._coming[name]  # of before the look: what is stored meanwhile is in both
+        coming = self._coming[name]  # from before the look: turns stored meanwhile are in both
         now = time.monotonic()
         is_old = now - self._looked_at.get(name, -LOOK_S) >= LOOK_S
         if is_old or self._waiting[name] + coming + self._scheduler.requests.queue.waiting_of(name) > most:
             posted = self._posted[name]
             unfinished = await self._store.read(usage.unfinished_of, name)
-            since = self._posted[name] - posted  # it may or may not have been there yet
+            since = self._posted[name] - posted  # these may be counted twice
             self._waiting[name] = unfinished - self._in_flight_of(name) + since
             self._looked_at[name] = now
         waiting = self._waiting[name] + coming + self._scheduler.requests.queue.waiting_of(name)

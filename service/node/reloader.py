@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 class Reloader:
-    """Owns the reloads of a node: one at a time, others wait for it.
+    """Owns the reloads of a node, which run one at a time.
 
-    ``load`` reads the configuration anew, in a thread. Each of ``followers`` takes a new configuration in two steps: it
-    makes what it needs, in a thread, and returns what puts that into force, in the event loop and without waiting.
+    ``load`` reads the configuration, in a thread. Each of ``followers`` takes a new configuration in two steps: it
+    prepares it in a thread, and returns a function that puts it in force in the event loop without waiting.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class Reloader:
         return self._loaded
 
     def follow(self, prepare: Prepare) -> None:
-        """Tell one more part of new configurations."""
+        """Add one more follower of new configurations."""
         self._followers += (prepare,)
 
     async def reload(self) -> ReloadPlan:
-        """Read the configuration, and have what changes of it come in force; return what that is.
+        """Read the configuration and put its changes in force; return these changes.
 
-        What begins from then on goes by it. Workers join, leave or are replaced one after the other.
+        New work follows it at once. Workers join, leave or are replaced one after the other.
 
         Raises:
             ConfigRefused: the file is not usable; nothing has changed.
@@ -76,7 +76,7 @@ class Reloader:
             raise ShuttingDown("the service is stopping, and its next start reads the configuration")
         try:
             new = keep_parts(self._loaded, await anyio.to_thread.run_sync(self._load))
-        except (ConfigError, WorkerError, OSError) as error:  # all that a start would have ended with
+        except (ConfigError, WorkerError, OSError) as error:  # all errors that would end a start
             raise ConfigRefused(_faults_of(str(error))) from error
         plan = plan_reload(self._loaded, new, self._node.adapters.names())
         if plan.refused:
@@ -86,7 +86,7 @@ class Reloader:
         return plan
 
     def _put_in_force(self, new: LoadedConfig, plan: ReloadPlan, commits: Sequence[Callable[[], None]]) -> None:
-        """Change everything at one moment of the event loop; nothing here waits, or may fail."""
+        """Change everything at one moment of the event loop; nothing here waits or may fail."""
         node, shares = self._node, shares_of(new.callers.values())
         if shares is not None and node.live.shares is None:
             logger.warning("keys have names now: they have fair shares of the engines from the next start on")
@@ -101,12 +101,12 @@ class Reloader:
         for commit in commits:
             commit()
         self._loaded = new
-        node.intake.hint(is_work=True)  # there may be jobs for a model that has come
+        node.intake.hint(is_work=True)  # there may be jobs for an added model
         logger.info("the configuration is reloaded: %s", _in_words(plan))
 
 
 def _faults_of(text: str) -> list[Fault]:
-    """Return the lines that an unusable configuration is told in, each as a fault."""
+    """Return the lines about an unusable configuration, each as a fault."""
     return [Fault(path="", message=line) for line in text.splitlines()]
 
 
@@ -126,9 +126,9 @@ def _in_words(plan: ReloadPlan) -> str:
 async def reload_on(
     asked: AsyncIterable[None], reloader: Reloader, during: Callable[[], AbstractContextManager[None]]
 ) -> None:
-    """Reload each time that is asked for, until cancelled; what goes wrong is logged, and the service goes on.
+    """Reload on each request, until cancelled; errors are logged, and the service goes on.
 
-    ``during`` tells others that one is under way, for a block.
+    ``during`` marks a reload in progress, for a block.
     """
     async for _ in asked:
         try:

@@ -1,4 +1,4 @@
-"""The result of a job in the forms that callers read: one document, a transcript a line, or a table of turns."""
+"""The result of a job in the forms that callers read: one document, one transcript per line, or a table of turns."""
 
 import csv
 import io
@@ -22,13 +22,13 @@ COLUMNS: Final = (
     *("prompt_tokens", "cached_tokens", "completion_tokens", "started_at", "finished_at", "kind", "inherited"),
     *("finish_reason", "findings"),
 )
-MOST_NAMES: Final = 200  # of metadata and of variables that have columns of their own
+MOST_NAMES: Final = 200  # names of metadata and of variables with columns of their own
 FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r")
 Transcripts = AsyncIterator[Iterator[bytes]]
 
 
 async def result_pieces(jobs: Jobs, stored: StoredJob, form: ResultForm) -> AsyncIterator[bytes]:
-    """Yield the result of a job that has ended, which may be larger than our memory."""
+    """Yield the result of an ended job, which may be larger than memory."""
     transcripts = jobs.transcripts(stored.id)
     if form is ResultForm.CSV:
         posted = await anyio.to_thread.run_sync(posted_values, await jobs.document(stored.id, "all"))
@@ -43,7 +43,7 @@ async def result_pieces(jobs: Jobs, stored: StoredJob, form: ResultForm) -> Asyn
 
 
 async def spread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield pieces as they are made, and let everybody else have a turn between them."""
+    """Yield pieces as they are made, and let other tasks run between them."""
     for piece in pieces:
         yield piece
         await anyio.lowlevel.checkpoint()
@@ -108,7 +108,7 @@ _decode = msgspec.json.Decoder(_Transcript).decode
 async def csv_rows(job_id: str, posted: Sequence[PostedValues], transcripts: Transcripts) -> AsyncIterator[bytes]:
     """Yield a heading and the rows of each conversation, in the order of the job's document.
 
-    The ``metadata`` and ``variables`` of conversations stand in columns behind the others.
+    The ``metadata`` and ``variables`` of conversations are in columns after the others.
     """
     values = {"metadata": [each.metadata for each in posted], "variables": [each.variables or {} for each in posted]}
     named = [(field, name) for field, of_all in values.items() for name in _names(of_all)]
@@ -133,12 +133,12 @@ async def csv_rows(job_id: str, posted: Sequence[PostedValues], transcripts: Tra
 
 
 def _names(values: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names that conversations have values for, in the order in which they come first."""
+    """Return the names for which conversations have values, in order of appearance."""
     return list(dict.fromkeys(chain.from_iterable(values)))[:MOST_NAMES]
 
 
 def _cell(value: object) -> object:
-    """Return a value of JSON as it stands in a table: a text or a number as it is, all else as JSON."""
+    """Return a JSON value for a table: a text or a number as it is, anything else as JSON."""
     is_plain = value is None or (isinstance(value, str | int | float) and not isinstance(value, bool))
     return value if is_plain else msgspec.json.encode(value).decode()
 
@@ -150,5 +150,5 @@ def _line(cells: Sequence[object]) -> bytes:
 
 
 def _as_text(cell: object) -> object:
-    """Mark a text as one that a spreadsheet would compute: whoever opens the file did not write it (OWASP)."""
+    """Escape a text that a spreadsheet would compute: its author is not the reader (OWASP)."""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULAS) else cell

@@ -1,4 +1,4 @@
-"""Stored conversations as they go on: their job, what of them has ended, and what they have inherited."""
+"""Stored conversations that go on: their job, their ended turns, and their inherited turns."""
 
 import logging
 from collections import OrderedDict
@@ -20,8 +20,8 @@ from service.store import conversation_rows, heirs, job_rows, turn_rows
 from service.store.databases.database import Connection
 from workers.log_context import line_about
 
-# In a document with an agent that a caller speaks for. Its conversations may be claimed one by one for long; no part
-# of the job is kept meanwhile: so only these are read. In another document the words do no harm.
+# A document with an agent that a caller speaks for. Its conversations may be claimed one by one for a long time, and
+# the job is not cached meanwhile, so only these conversations are read. A false match does no harm.
 BY_CALLER: Final = '"by":"caller"'
 PARSED_JOBS: Final = 64
 logger = logging.getLogger(__name__)
@@ -75,10 +75,10 @@ def read_resumed_jobs(
     known: Mapping[JobId, Job],
     adapters: Mapping[str, str],
 ) -> list[ResumedJob]:
-    """Read conversations of several jobs at one moment; ``known`` are jobs that need not be parsed again.
+    """Read conversations of several jobs from one snapshot; ``known`` are jobs that need not be parsed again.
 
-    ``adapters`` are the names of adapters, each with the model that it stands on.
-    A job that is there no more has no share, nor has one that was accepted by another version and means nothing here.
+    ``adapters`` holds the names of adapters with their base models. Deleted jobs are left out, and so are jobs of
+    another version that this one cannot read.
     """
     resumed: list[ResumedJob] = []
     for job_id, names in wanted.items():

@@ -1,4 +1,4 @@
-"""Releases what was kept for long enough: ended jobs, old events, messages that were delivered, usage, dead nodes."""
+"""Deletes expired data: ended jobs, old events, delivered messages, usage, dead nodes."""
 
 import logging
 from collections.abc import Callable
@@ -17,13 +17,13 @@ from service.store.databases.database import Connection
 from service.store.store import Store
 
 INTERVAL_S: Final = 60.0
-JOBS_A_WRITE: Final = 100  # so that other writes do not wait for long,
-TURNS_A_WRITE: Final = 10_000  # with as many turns, or one job of more
+JOBS_A_WRITE: Final = 100  # so that other writes do not wait long,
+TURNS_A_WRITE: Final = 10_000  # with at most this many turns, or one larger job
 logger = logging.getLogger(__name__)
 
 
 async def release_always(store: Store, in_force: Callable[[], StoreConfig]) -> None:
-    """Release what is due by the configuration of each moment, until cancelled."""
+    """Delete what is due by the present configuration, until cancelled."""
     while True:
         config = in_force()
         pause_s = INTERVAL_S if config.keep_jobs_s is None else max(1.0, min(INTERVAL_S, config.keep_jobs_s / 2))
@@ -35,7 +35,7 @@ async def release_always(store: Store, in_force: Callable[[], StoreConfig]) -> N
 
 
 async def release(store: Store, config: StoreConfig, now: datetime) -> int:
-    """Release what is due; return how many jobs that was."""
+    """Delete what is due; return the number of deleted jobs."""
     count = 0
     if config.keep_jobs_s is not None:
         before = rfc3339(now - timedelta(seconds=config.keep_jobs_s))
@@ -43,9 +43,9 @@ async def release(store: Store, config: StoreConfig, now: datetime) -> int:
             count += await store.write(lambda connection: _release_jobs(connection, before))
     for job_id, last in await store.read(lambda connection: _with_old_events(connection, config.keep_events)):
         await store.write(partial(_release_events, job_id=job_id, last=last))
-    told_before = rfc3339(now - timedelta(seconds=config.keep_keys_s))
-    if await store.read(lambda connection: _has_rest(connection, told_before)):
-        await store.write(lambda connection: _release_rest(connection, told_before))
+    settled_before = rfc3339(now - timedelta(seconds=config.keep_keys_s))
+    if await store.read(lambda connection: _has_rest(connection, settled_before)):
+        await store.write(lambda connection: _release_rest(connection, settled_before))
     if config.keep_usage_days is not None:
         day = (now - timedelta(days=config.keep_usage_days)).date().isoformat()
         if await store.read(lambda connection: usage.has_older(connection, day)):
@@ -80,7 +80,7 @@ def _release_jobs(connection: Connection, before: str | None) -> int:
 
 
 def _with_old_events(connection: Connection, keep: int) -> list[tuple[str, int]]:
-    """Return the jobs that have more events than are kept, and the last that is not."""
+    """Return the jobs with too many events, and the last event of each to delete."""
     rows = connection.execute("SELECT id, last_event FROM jobs WHERE last_event > ?", (keep,)).fetchall()
     oldest = "SELECT min(number) FROM events WHERE job_id = ?"
     found = [(row[0], row[1] - keep, connection.execute(oldest, (row[0],)).fetchone()) for row in rows]

@@ -1,4 +1,4 @@
-"""The sources of forks: recorded conversations, looked up and fixed when a job is posted."""
+"""The sources of forks: recorded conversations, read and fixed when a job is posted."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -35,13 +35,13 @@ from service.store import conversation_rows, heirs, job_rows
 from service.store.databases.database import Connection
 from service.store.store import Store
 
-MOST_SOURCES: Final = 1000  # recorded conversations that one job forks
+MOST_SOURCES: Final = 1000  # recorded conversations that one job may fork
 Named = tuple[JobId, str]  # a conversation
 SourceOf = Mapping[int, "Source"]  # keyed by the conversation's place in its job
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """A recorded conversation, with its ``prompt`` and ``variables`` as they were posted."""
+    """A recorded conversation, with its posted ``prompt`` and ``variables``."""
 
     recorded: Recorded
     prompt: str
@@ -54,9 +54,9 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobBegun(msgspec.Struct, frozen=True, kw_only=True):
-    """A job whose conversations know their heritage, with the inherited turns, their origins and the words around them.
+    """A job whose conversations have their heritage, with the inherited turns, their origins and the words around them.
 
-    ``inherited`` are turns as their sources have them, by the conversations that begin with them: heirs share them.
+    ``inherited`` holds source turns by the conversation that begins with them; heirs of one source share the sequence.
     """
 
     job: Job
@@ -71,7 +71,7 @@ class JobBegun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sources:
-    """Reads recorded conversations; ``adapters`` returns the names of adapters with their models."""
+    """Reads recorded conversations; ``adapters`` returns the names of adapters with their base models."""
 
     def __init__(self, store: Store, adapters: Callable[[], Mapping[str, str]]) -> None:
         self._store = store
@@ -83,7 +83,7 @@ class Sources:
     async def read(self, spec: JobSpec, caller: Caller, most_bytes: int) -> SourceOf:
         """Return the sources of a job's conversations.
 
-        They are read job by job, and refused once they have more than ``most_bytes`` together.
+        They are read job by job, and refused once they exceed ``most_bytes`` in total.
 
         Raises:
             JobNotFound: a job does not exist, or the caller may not read it.
@@ -118,10 +118,10 @@ class Sources:
         return {place: read[cut.job, cut.conversation] for place, cut in wanted.items()}
 
     async def inherit_turns(self, job: Job, spec: JobSpec, sources: SourceOf, most: int) -> JobBegun:
-        """Let the conversations of a job inherit turns of their sources, at most ``most`` together.
+        """Let the conversations of a job inherit turns of their sources, at most ``most`` in total.
 
         Raises:
-            InvalidJob: a round is not recorded yet, no turn is left, a source does not fit, or it is too much.
+            InvalidJob: a round is not recorded yet, no turn is left, a source does not fit, or there are too many.
         """
         return await anyio.to_thread.run_sync(_inherited, job, dict(_cuts(spec)), sources, most)
 
@@ -129,10 +129,10 @@ class Sources:
 def with_prompts(spec: JobSpec, sources: SourceOf, most_bytes: int) -> JobSpec:
     """Return a job whose conversations have the variables of their sources, and their prompts if they have none.
 
-    Their own variables replace those of the same names.
+    Their own variables replace those with the same names.
 
     Raises:
-        InvalidJob: they have more than ``most_bytes`` together; each conversation is stored with its own copy.
+        InvalidJob: they exceed ``most_bytes`` in total; each conversation is stored with its own copy.
     """
     conversations = list(spec.conversations)
     sizes = {name: source.sizes for name, source in {id(each): each for each in sources.values()}.items()}
@@ -171,10 +171,10 @@ class _SourcesRead(msgspec.Struct, frozen=True):
 def read_sources(
     connection: Connection, job_id: JobId, names: Sequence[str], adapters: Mapping[str, str], most: int
 ) -> _SourcesRead | None:
-    """Read recorded conversations of a job in one transaction; None if they have more than ``most`` bytes.
+    """Read recorded conversations of a job in one transaction; None if they exceed ``most`` bytes.
 
     Raises:
-        JobNotFound: the job is not there.
+        JobNotFound: the job does not exist.
         ConversationNotFound: it has no such conversation.
     """
     alone = with_conversations(job_rows.document(connection, job_id), names, are_named=True).decode()
@@ -243,7 +243,7 @@ def _inherited(job: Job, cuts: Mapping[int, Cut], sources: SourceOf, most: int) 
 
 
 class _Begun:
-    """The answers about each fork point, found once for all heirs that begin there."""
+    """The results for each fork point, computed once for all heirs that begin there."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -252,7 +252,7 @@ class _Begun:
         self._speakers: dict[tuple[Cut, int], tuple[Until, tuple[str, ...]]] = {}
 
     def cut(self, cut: Cut, recorded: Recorded, rounds: int) -> tuple[Heritage, Sequence[Turn]]:
-        """Return the heritage of a conversation of ``rounds`` rounds, and its turns.
+        """Return the heritage of a conversation with ``rounds``, and its turns.
 
         Raises:
             CutFault: the conversation and its source do not fit.

@@ -1,6 +1,6 @@
-"""One snapshot of everything that moves or waits, for live displays (specification, "Status snapshot").
+"""One snapshot of everything that runs or waits, for live displays (specification, "Status snapshot").
 
-Nothing waits in silence: every head of a pool says what it waits for.
+Every head of a pool says what it waits for.
 """
 
 from collections.abc import Callable
@@ -21,16 +21,16 @@ from workers.states import WorkerState
 FEW: Final = 20  # turns
 WORDS: Final = 200  # characters
 HEADS: Final = 10
-SEARCHED: Final = 500  # heads of all keys, for those of one
+SEARCHED: Final = 500  # heads of all keys that are searched for those of one
 GROUPED: Final = {GroupBy.PARAMETERS: "parameters", GroupBy.ADAPTER: "adapters"}
 
 
 def speaking(
     scheduler: Scheduler, limit: int = FEW, chars: int = WORDS, is_seen: Callable[[str | None], bool] | None = None
 ) -> tuple[list[SpeakingTurn], bool]:
-    """Return turns of jobs that are on slots, those that started last first, and whether there are more.
+    """Return job turns on slots, the latest starts first, and whether there are more.
 
-    ``is_seen`` tells by their keys of which jobs turns are shown, None is of all.
+    ``is_seen`` says by key whose turns are shown; None shows all.
     """
     runs = [
         run for run in scheduler.turns.in_flight() if is_seen is None or is_seen(scheduler.works.owner(run.key.job_id))
@@ -60,7 +60,7 @@ def speaking(
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """A moment of a whole Roundhouse."""
+    """A snapshot of a whole Roundhouse."""
 
     jobs: int
     conversations: ConversationsSoFar
@@ -74,7 +74,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 def status_of(
     scheduler: Scheduler, fleet: Fleet, heads: int = HEADS, is_seen: Callable[[str | None], bool] | None = None
 ) -> Status:
-    """Return the present moment; ``is_seen`` tells by their keys of which jobs heads are shown, None is of all."""
+    """Return the present snapshot; ``is_seen`` says by key whose heads are shown, None shows all."""
     counters = scheduler.counters
     looked_at = heads if is_seen is None else SEARCHED
 
@@ -115,7 +115,7 @@ def pools_of(scheduler: Scheduler, fleet: Fleet) -> Pools:
         pending=pools[TurnState.PENDING],
         ready=pools[TurnState.READY],
         in_flight=pools[TurnState.IN_FLIGHT],
-        # What a draining worker still runs keeps its slots, and no other turn gets them.
+        # Turns on a draining worker keep their slots, and no other turn gets these.
         capacity=sum(
             worker.slots.total if worker.now.state is WorkerState.READY else worker.slots.in_use for worker in fleet
         ),
@@ -136,7 +136,7 @@ def _ready_waits_for(scheduler: Scheduler, fleet: Fleet, key: TurnKey, *, is_sus
 
 
 def _waits_for_room(scheduler: Scheduler, key: TurnKey, model: str) -> str | None:
-    """Return the room that a ready turn waits for beside a free slot; None if it lacks none."""
+    """Return the room that a ready turn waits for beside a free slot; None if it needs none."""
     room = scheduler.view.queues.room_lacked(key)
     if room is None:
         return None
@@ -184,9 +184,9 @@ def _head(scheduler: Scheduler, fleet: Fleet, key: TurnKey, waits_for: str, *, i
 
 
 def _next_at(scheduler: Scheduler, fleet: Fleet, key: TurnKey, *, is_suspect: bool) -> datetime | None:
-    """Return when a worker of a turn's model is tried again, where none serves; else an end of a turn is what comes.
+    """Return when a worker of a turn's model is tried again if none serves; otherwise only an ending turn helps.
 
-    A suspect that lets others go first may be tried then.
+    For a suspect that lets others go first, return when it may be tried.
     """
     workers = fleet.workers_of(scheduler.works.model_of(key))
     if any(worker.now.state is WorkerState.READY for worker in workers):

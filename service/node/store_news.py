@@ -1,4 +1,4 @@
-"""A node's reactions to its store's news: it pauses during an outage, and starts over after a takeover."""
+"""A node's reactions to news of its store: it pauses in an outage, and starts over after a takeover."""
 
 import math
 import time
@@ -24,10 +24,10 @@ LEASE_ENDING = "the lease of this node to be renewed: another may take over at a
 
 
 class StoreOutlet(SchedulerStore):
-    """The outlet of a scheduler's facts and conversations: a ``service.scheduling.work.SchedulerStore``.
+    """The outlet for a scheduler's facts and conversations (``service.scheduling.work.SchedulerStore``).
 
-    ``listen`` is told of the facts as they are handed in, or stored where that is waited for; it must neither wait nor
-    fail.
+    ``listen`` gets the facts when they are submitted, or when they are stored if the caller waits for that. It must
+    neither wait nor fail.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class StoreOutlet(SchedulerStore):
         self._models = models
         self._lease_s = lease_s
         self._listen = listen
-        self._missed_at: dict[str, float] = {}  # models that no other node had when it was asked for
+        self._missed_at: dict[str, float] = {}  # by model: when no other node had it at first
 
     def __repr__(self) -> str:
         return f"<StoreOutlet to {self._store!r}>"
@@ -75,11 +75,11 @@ class StoreOutlet(SchedulerStore):
         )
 
     def is_followed(self, job_id: JobId) -> bool:
-        """Whether anybody looks at a job while it runs."""
+        """Whether a client follows a job while it runs."""
         return self._followers.is_followed(job_id)
 
     def is_elsewhere(self, model: str) -> bool:
-        """Whether a model is for other nodes: one has it, or this one never will."""
+        """Whether a model is for other nodes: one has it, or this node never will."""
         if isinstance(self._neighbours, news.Alone):
             return False
         if model not in self._models:
@@ -87,7 +87,8 @@ class StoreOutlet(SchedulerStore):
         if model in self._neighbours.models():
             self._missed_at.pop(model, None)
             return True
-        # One that starts this moment is known a little later; only after a whole lease is no such node there.
+        # A node that is starting is known a little later: only after a whole lease is it certain that none has the
+        # model.
         return time.monotonic() - self._missed_at.setdefault(model, time.monotonic()) < self._lease_s
 
 
@@ -95,7 +96,7 @@ _Later = news.StoreTroubled | news.StoreRecovered | news.ClaimsLost | news.Facts
 
 
 class StoreNews:
-    """Takes each event at once, or in its order in ``run``: the store tells from no task, and turns start in one."""
+    """Handles events at once, or in order in ``run``: the store reports outside tasks, and turns start in one."""
 
     def __init__(self, store: Store, scheduler: Scheduler, intake: Intake, followers: JobFollowers) -> None:
         self._store = store
@@ -108,11 +109,11 @@ class StoreNews:
         return f"<StoreNews waiting={self._send.statistics().current_buffer_used}>"
 
     def forward_event(self, event: news.StoreEvent) -> None:
-        """Take an event; nothing here waits."""
+        """Handle an event; nothing here waits."""
         match event:
             case news.JobsCommitted():
                 self._followers.committed(event.job_ids)
-                self._intake.hint(is_work=False)  # a turn may have ended, and left its slot to another
+                self._intake.hint(is_work=False)  # a turn may have ended and freed its slot
             case news.JobsChanged():
                 self._followers.committed(event.job_ids)
             case news.WorkWaiting():
@@ -127,13 +128,13 @@ class StoreNews:
             case news.WritesFailed():
                 pass  # ``Store.wait_failed`` ends the node
             case news.StoreTroubled() | news.StoreRecovered() | news.ClaimsLost() | news.FactsLost() | news.LeaseLost():
-                with suppress(anyio.ClosedResourceError):  # the node has ended, and its store goes on for a moment
+                with suppress(anyio.ClosedResourceError):  # the node has ended before its store
                     self._send.send_nowait(event)
             case _:
                 assert_never(event)
 
     async def run(self) -> None:
-        """Act on what waits, one event after the other."""
+        """Handle queued events, one after the other."""
         with self._send, self._receive:
             async for event in self._receive:
                 await self._act(event)
@@ -144,13 +145,13 @@ class StoreNews:
                 self._scheduler.pauses.pause(Pause.STORE, f"the store, to be well again: {event.outage}")
             case news.StoreRecovered():
                 self._scheduler.pauses.unpause(Pause.STORE)
-                self._intake.hint(is_work=True)  # what was claimed as the outage began, and never answered
+                self._intake.hint(is_work=True)  # claims that the outage left unanswered
             case news.ClaimsLost():
                 await self._intake.start_over()
             case news.FactsLost():
                 self._scheduler.end_unwritable(event.conversations)
             case news.LeaseLost():
-                with suppress(StoreUnavailable):  # the writer learns of it, and tells
+                with suppress(StoreUnavailable):  # the writer detects it, and reports it
                     await self._store.flush()
             case _:
                 assert_never(event)

@@ -1,6 +1,6 @@
 """Cached tallies of jobs: of an ended job for good, of a running one for a moment.
 
-A job of 10,000 conversations has some 100,000 rows to count, and whoever lists fifty such jobs asks again and again.
+A job of 10,000 conversations has some 100,000 rows to count, and a client that lists fifty such jobs asks repeatedly.
 """
 
 import time
@@ -15,7 +15,8 @@ from service.store import job_rows
 from service.store.records import StoredJob, Tally
 from service.store.store import Store
 
-REST: Final = 50.0  # times what a count took: at most 2 % of a reader's time goes to counting one job
+# Multiple of a count's duration until the next: counting one job takes a reader 2 % of its time at most
+REST: Final = 50.0
 MOST_KEPT: Final = 1000
 
 
@@ -26,7 +27,7 @@ class _Counted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tallies:
-    """The counts of the jobs that were looked at last."""
+    """The counts of the jobs that were read last."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -36,7 +37,7 @@ class Tallies:
         return f"<Tallies of {len(self._counted)} jobs>"
 
     async def now(self, stored: StoredJob) -> Tally:
-        """Return a job's count, which is no older than ``stored``.
+        """Return a job's count, no older than ``stored``.
 
         Raises:
             StoreUnavailable: the database is in trouble.
@@ -47,7 +48,7 @@ class Tallies:
         return await self._count(stored)
 
     async def recent(self, stored: StoredJob) -> Tally:
-        """Return a job's count, which is older the longer a count takes; of a job that has ended it is exact.
+        """Return a job's count, exact for an ended job; otherwise the longer a count takes, the longer it is used.
 
         Raises:
             StoreUnavailable: the database is in trouble.
@@ -58,7 +59,7 @@ class Tallies:
         return await self._count(stored)
 
     def _known(self, stored: StoredJob) -> _Counted | None:
-        """Return the counted tally of a job; None if the job has ended since."""
+        """Return the cached tally of a job; None if the job has ended since."""
         known = self._counted.get(stored.id)
         if known is None or (stored.state in ENDED_JOBS and not known.is_final):
             return None

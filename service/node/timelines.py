@@ -1,4 +1,4 @@
-"""Puts a job's timeline together: what is stored of its turns, what runs, and what befell the workers meanwhile."""
+"""Puts a job's timeline together: its stored turns, its running ones, and the states and incidents of workers."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -23,12 +23,12 @@ from workers.fleet import Fleet
 from workers.supervised import SupervisedWorker
 
 RELEASED_AT_ONCE: Final = 4096
-AT_ONCE: Final = 2  # timelines that are put together at a time: one of 100,000 attempts takes some 100 MB
+AT_ONCE: Final = 2  # timelines made at a time: one of 100,000 attempts takes some 100 MB
 PageOf = Callable[[Connection, JobId, After], Page]
 
 
 class Timelines:
-    """Makes the timelines of jobs, a few at a time; the event loop only waits for it."""
+    """Makes the timelines of jobs in threads, a few at a time."""
 
     def __init__(self, store: Store, scheduler: Scheduler, fleet: Fleet) -> None:
         self._store = store
@@ -40,14 +40,14 @@ class Timelines:
         return f"<Timelines room={self._room.value}>"
 
     async def of_job(self, job_id: JobId) -> list[bytes]:
-        """Return the JSON of a job's timeline as it is so far, in pieces.
+        """Return the JSON of a job's timeline so far, in pieces.
 
         Raises:
             JobNotFound: there is no such job.
         """
         job = await self._store.read(job_rows.job, job_id)
         async with self._room:
-            # Before the store: a turn that ends in between is then there twice, and the stored one stands.
+            # Before the store: a turn that ends in between is in both, and the stored one counts.
             running = self._scheduler.turns.of_job(job_id)
             waiting, now = self._scheduler.turns.waiting_since(job_id), datetime.now(UTC)
             gathered = GatheredSpans(job.created_at, map(times_of, running))
@@ -58,7 +58,7 @@ class Timelines:
             return await anyio.to_thread.run_sync(_written, timeline, gathered)
 
     async def _read(self, page: PageOf, job_id: JobId, add: Callable[[list[TurnTimes]], None]) -> None:
-        """Add what is stored, page by page, in the threads that read."""
+        """Add stored turns page by page, in the reading threads."""
         after: After | None = After()
         while after is not None:
 
@@ -90,7 +90,7 @@ class Timelines:
 
 
 def _written(timeline: Timeline, gathered: GatheredSpans) -> list[bytes]:
-    """Return the JSON of a timeline with these attempts, and let go of them."""
+    """Return the JSON of a timeline with these attempts, and free them."""
     spans = gathered.drain()
     laid, rows = lay_rows(spans)
     _release(spans)
@@ -100,13 +100,13 @@ def _written(timeline: Timeline, gathered: GatheredSpans) -> list[bytes]:
 
 
 def _release(spans: list[Span]) -> None:
-    """Let go of spans some at a time: all at once would hold up every other thread."""
+    """Free spans some at a time: all at once would block every other thread."""
     while spans:
         del spans[-RELEASED_AT_ONCE:]
 
 
 def _changes(worker: SupervisedWorker, origin: datetime, until: datetime) -> list[StateChange]:
-    """Return the states of a worker from the one that it was in when the job came."""
+    """Return the states of a worker, beginning with its state when the job came."""
     moves = [move for move in worker.moves if move.at_utc <= until]
     before = [move for move in moves if move.at_utc <= origin]
     return [

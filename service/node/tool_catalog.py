@@ -1,4 +1,4 @@
-"""The tools of each model's runners, to which jobs may refer by server or by name, without their schemas."""
+"""The tools of each model's runners, which jobs may name by server or by tool, without schemas."""
 
 import inspect
 from collections import Counter
@@ -26,7 +26,7 @@ from service.formats.faults import unknown
 from workers.tools.mcp import McpState, McpTools
 from workers.tools.runner import KEY_PARAMETER, PythonTools
 
-SETTLE_S: Final = 5.0  # longest wait of a job for the first connection to a server
+SETTLE_S: Final = 5.0  # seconds that a job waits for the first connection to a server
 Document = Mapping[str, Any]
 A = TypeVar("A", AgentSpec, CastSpec)
 
@@ -39,7 +39,7 @@ class CatalogTool(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The server's name for it."""
+        """The tool's name on its server."""
         return str(self.definition["function"]["name"])
 
 
@@ -51,7 +51,7 @@ class ToolRunnersOfModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolCatalog:
-    """The tools of all models here; ``adapters`` returns the names of adapters with their models."""
+    """The tools of all models here; ``adapters`` returns the names of adapters with their base models."""
 
     def __init__(self, models: Mapping[str, ToolRunnersOfModel], adapters: Callable[[], Mapping[str, str]]) -> None:
         self._adapters = adapters
@@ -71,11 +71,11 @@ class ToolCatalog:
 
     @property
     def models(self) -> Sequence[str]:
-        """The models whose tools are known here."""
+        """The models with known tools."""
         return tuple(self._models)
 
     async def list_again(self, model: str) -> None:
-        """List the tools of each of a model's servers again, each within its limit."""
+        """List the tools of a model's servers again, each within its time limit."""
         async with anyio.create_task_group() as tasks:
             for server in self._servers(model):
                 tasks.start_soon(server.list_again)
@@ -92,13 +92,13 @@ class ToolCatalog:
         return self._models[model].servers if model in self._models else ()
 
     async def wait_settled(self) -> None:
-        """Return when every server has listed its tools, or its first connection has failed."""
+        """Return when every server has listed its tools or failed its first connection."""
         for runners in self._models.values():
             for server in runners.servers:
                 await server.wait_settled()
 
     async def expand(self, spec: JobSpec) -> JobSpec:
-        """Return a job with definitions in place of references to servers and callables.
+        """Return a job with definitions instead of references to servers and callables.
 
         Raises:
             InvalidJob: with the place of each unknown name.
@@ -123,7 +123,7 @@ class ToolCatalog:
     async def _expand_cast(
         self, conversation: ConversationSpec, agents: Mapping[str, AgentSpec], place: str, faults: list[Fault]
     ) -> ConversationSpec:
-        """Write out the tools of agents in one conversation; with another model there also those of the job."""
+        """Write out the tools of agents in one conversation; with another model also those given in the job."""
         written: dict[str, CastSpec] = {}
         for name, given in conversation.agents.items():
             if {"model", "tools"} & given.model_fields_set:
@@ -134,7 +134,7 @@ class ToolCatalog:
         )
 
     async def _expand_agent(self, given: A, whole: AgentSpec | CastSpec, place: str, faults: list[Fault]) -> A:
-        """Write the tools of the ``whole`` agent into the part that was ``given``, if any of them is a reference."""
+        """Write the tools of the ``whole`` agent into its ``given`` part, if any of them is a reference."""
         if not _has_references(whole.tools):
             return given
         model = self._adapters().get(whole.model, whole.model)
@@ -198,13 +198,13 @@ def _listed(server: McpTools) -> list[CatalogTool]:
 
 
 def _distinct(tools: Sequence[object]) -> list[object]:
-    """Return each tool once, under distinct names: a name that two tools have is prefixed with the server's."""
+    """Return each tool once, under distinct names: a name of two tools gets their server's as prefix."""
     tools = [tool for place, tool in enumerate(tools) if not _is_of_server(tool) or tool not in tools[:place]]
     names = Counter(_name_of(tool) for tool in tools)
     return [_prefixed(tool) if names[_name_of(tool)] > 1 else tool for tool in tools]
 
 
-def _prefixed(tool: Any) -> object:  # noqa: ANN401 - a definition, or whatever an author took for one
+def _prefixed(tool: Any) -> object:  # noqa: ANN401 - a definition, or anything else that an author posted
     if not _is_of_server(tool):
         return tool
     function, server = tool["function"], tool["mcp"]["server"]
@@ -215,14 +215,14 @@ def _is_of_server(tool: object) -> bool:
     return isinstance(tool, dict) and "mcp" in tool
 
 
-def _name_of(tool: Any) -> object:  # noqa: ANN401 - a definition, or whatever an author took for one
+def _name_of(tool: Any) -> object:  # noqa: ANN401 - a definition, or anything else that an author posted
     function = tool.get("function") if isinstance(tool, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else id(tool)
 
 
 def callable_tool(name: str, function: Callable[..., object]) -> CatalogTool:
-    """Return the definition of a Python callable, from its annotations and the first lines of its docstring."""
+    """Return the definition of a Python callable, from its annotations and the first paragraph of its docstring."""
     described = inspect.getdoc(function) or ""
     return CatalogTool(
         server=None,
@@ -242,7 +242,7 @@ def _parameters(name: str, function: Callable[..., object]) -> dict[str, object]
         fields: dict[str, Any] = dict(_fields(inspect.signature(function, eval_str=True)))
         model = create_model(name, __config__=ConfigDict(arbitrary_types_allowed=True, extra="forbid"), **fields)
         schema: dict[str, object] = model.model_json_schema()
-    except (TypeError, ValueError, NameError, PydanticUserError):  # a builtin, or types that JSON does not have
+    except (TypeError, ValueError, NameError, PydanticUserError):  # a builtin, or types without a JSON form
         return {"type": "object"}
     return {key: value for key, value in schema.items() if key != "title"}
 

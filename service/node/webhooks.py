@@ -1,4 +1,4 @@
-"""Tells callers of the ends of their jobs: at least once, signed, from the outbox that the end itself was written to.
+"""Reports the ends of jobs to their callers: at least once, signed, from the outbox written with the end.
 
 The form is that of Standard Webhooks (standardwebhooks.com): ``webhook-id``, ``webhook-timestamp`` and
 ``webhook-signature``, an HMAC-SHA256 over id, timestamp and body.
@@ -30,20 +30,20 @@ from workers.log_context import line_about
 from workers.policy.restart import Backoff
 
 POLL_S: Final = 1.0
-AT_ONCE: Final = 32  # messages that are sent at the same time
+AT_ONCE: Final = 32  # messages sent at the same time
 AT_ONCE_A_HOST: Final = 4
 PAUSES: Final = Backoff(first_s=2.0, last_s=3600.0)
 DETAIL_CHARS: Final = 200
-# Translated by a gateway on the way: RFC 6052, RFC 8215 and RFC 2765.
+# Addresses that a gateway translates to IPv4: RFC 6052, RFC 8215 and RFC 2765.
 TRANSLATED: Final = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96")))
-COMPATIBLE: Final = ipaddress.IPv6Network("::/96")  # IPv4 in IPv6's first form, which is no more
+COMPATIBLE: Final = ipaddress.IPv6Network("::/96")  # deprecated IPv4-compatible addresses
 logger = logging.getLogger(__name__)
 
 
 class Webhooks:
-    """Takes messages from the store when they are due; its tasks are those of ``run``.
+    """Takes due messages from the store; ``run`` owns its tasks.
 
-    ``note_try`` is told how each try has ended: ``delivered``, ``waiting`` for the next one, ``given_up``.
+    ``note_try`` gets the outcome of each try: ``delivered``, ``waiting`` for the next one, or ``given_up``.
     """
 
     def __init__(self, store: Store, config: WebhooksConfig, note_try: Callable[[str], None] = lambda _: None) -> None:
@@ -51,7 +51,7 @@ class Webhooks:
         self._config = config
         self._note_try = note_try
         self._sending: Counter[bytes] = Counter()  # by host and port
-        # No proxy of the environment, no redirect: what was checked is where it goes.
+        # No proxy of the environment and no redirect: a message goes only to the address that was checked.
         self._http = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(trust_env=False, socket_options=LITTLE_AHEAD),
             trust_env=False,
@@ -63,12 +63,12 @@ class Webhooks:
         return f"<Webhooks to {self._config.hosts}>"
 
     def use(self, config: WebhooksConfig) -> None:
-        """Go by another configuration from the next message on."""
+        """Use another configuration from the next message on."""
         self._config = config
         self._http.timeout = httpx.Timeout(config.timeout_s)
 
     async def run(self) -> None:
-        """Send the messages that are due, until cancelled."""
+        """Send due messages, until cancelled."""
         async with self._http, anyio.create_task_group() as tasks:
             while True:
                 try:
@@ -78,7 +78,7 @@ class Webhooks:
                 await anyio.sleep(POLL_S)
 
     async def _send_due(self, tasks: TaskGroup) -> None:
-        hold_s = 2 * self._config.timeout_s + POLL_S  # a node that dies while it sends leaves it to others
+        hold_s = 2 * self._config.timeout_s + POLL_S  # if a node dies while it sends, others take its messages over
         while self._sending.total() < AT_ONCE and await self._store.read(deliveries.is_any_due, datetime.now(UTC)):
             room = AT_ONCE - self._sending.total()
             due = await self._store.write(partial(deliveries.take, now=datetime.now(UTC), hold_s=hold_s, limit=room))
@@ -90,11 +90,11 @@ class Webhooks:
                     continue
                 self._sending[host] += 1
                 tasks.start_soon(self._send_counted, delivery, host)
-            if late:  # one that hangs must not keep the others from being told
+            if late:  # a host that hangs must not delay messages to others
                 later = datetime.now(UTC) + timedelta(seconds=2 * POLL_S)
                 await self._store.write(partial(deliveries.postpone, delivery_ids=late, until=later))
             if len(late) == len(due):
-                return  # what else is due may be for the same hosts: the next look is soon enough
+                return  # other due messages may be for the same hosts: the next look is soon enough
 
     async def _send_counted(self, delivery: Delivery, host: bytes) -> None:
         try:
@@ -113,7 +113,7 @@ class Webhooks:
                 is_final = status == HTTPStatus.GONE
         except TimeoutError:
             error = f"no answer within webhooks.timeout_s = {self._config.timeout_s:g} s"
-        except Exception as failure:  # noqa: BLE001 - whatever a receiver does, it must not end the service
+        except Exception as failure:  # noqa: BLE001 - no receiver may end the service
             error = f"{type(failure).__name__}: {failure}"[:DETAIL_CHARS]
         now = datetime.now(UTC)
         is_final |= now - delivery.created_at > timedelta(seconds=self._config.give_up_s)
@@ -121,7 +121,7 @@ class Webhooks:
         self._note_try(state)
         next_at = now + timedelta(seconds=pause_after(delivery.attempts))
         if error is not None:
-            host = httpx.URL(delivery.url).host  # no more of it: paths and queries hold secrets
+            host = httpx.URL(delivery.url).host  # without the rest: paths and queries hold secrets
             line = line_about(of_job(delivery.job_id))
             logger.warning(
                 "webhook %s of job %s to %s: %s, %s", delivery.id, delivery.job_id, host, state, error, extra=line
@@ -134,7 +134,7 @@ class Webhooks:
             logger.warning("webhook %s is sent again, since its end cannot be written", delivery.id, extra=line)
 
     async def _post(self, delivery: Delivery) -> tuple[int, str]:
-        """Return the receiver's status, and how its answer begins; the rest of it is not read."""
+        """Return the receiver's status and the beginning of its answer; the rest is not read."""
         url = httpx.URL(delivery.url)
         if canonical_host(url.host) not in self._config.hosts:
             raise ValueError(f"{url.host} is not one of webhooks.hosts any more")
@@ -146,7 +146,7 @@ class Webhooks:
             **UNPACKED,
             **self._signed(delivery, body, datetime.now(UTC)),
         }
-        # By the address that was checked: a second look-up could bring another.
+        # To the address that was checked: a second look-up could return another.
         request = self._http.build_request(
             "POST",
             url.copy_with(host=address),
@@ -185,7 +185,7 @@ class Webhooks:
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is one of the public network, in any of its forms."""
+    """Whether an address belongs to the public network, in any of its forms."""
     found = ipaddress.ip_address(address)
     if isinstance(found, ipaddress.IPv6Address):
         inside = [found.ipv4_mapped, found.sixtofour, *(found.teredo or ())]
@@ -199,5 +199,5 @@ def is_public(address: str) -> bool:
 
 
 def pause_after(attempts: int) -> float:
-    """Return how long to wait after so many tries, in seconds: doubled each time, and spread."""
+    """Return the seconds to wait after ``attempts`` tries: doubled each time, and spread."""
     return PAUSES.after(attempts) * random.uniform(0.75, 1.25)  # noqa: S311

@@ -204,7 +204,7 @@ def count(connection: Connection, job_id: JobId) -> int:
 
 
 def count_all(connection: Connection, owner: str | None) -> Awaited:
-    """Count the turns that wait for callers, of a key or of all, and all conversations that only callers can move on."""
+    """Count the turns that wait for callers, of a key or of all, and all conversations that only callers move on."""
     if owner is None:
         turns = _count(connection, "SELECT count(*) FROM open_turns WHERE is_said = 0")
     else:
