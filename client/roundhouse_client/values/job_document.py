@@ -102,7 +102,7 @@ class FromDocument(TypedDict, total=False):
 
 
 class CastDocument(TypedDict, total=False):
-    """An agent's fields that differ in one conversation; those that are not given are the job's."""
+    """An agent's fields that differ in one conversation; others are the job's."""
 
     system: str
     params: Mapping[str, object]

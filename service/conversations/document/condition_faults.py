@@ -16,12 +16,12 @@ from workers.errors import InvalidTool
 from workers.tools.definition import ToolDefinition
 from workers.tools.schemas import cut
 
-# A schema with these keywords may allow more than its properties say.
+# A schema with one of these keywords may allow more than its properties say.
 OPEN_SCHEMAS: Final = frozenset(
     {"$dynamicRef", "$ref", "$schema", "allOf", "anyOf", "dependentSchemas", "if", "oneOf", "patternProperties"}
 )
-DIALECTS: Final = ("draft-06", "draft-07", "2019-09", "2020-12")  # the ones read here; a schema may name another
-# Most comparisons for one job, in characters of choices times characters of words: some milliseconds.
+DIALECTS: Final = ("draft-06", "draft-07", "2019-09", "2020-12")  # those that are read here; a schema may name another
+# Most comparisons for one job, in characters of choices times characters of words; they take some milliseconds.
 MOST_COMPARED: Final = 1_000_000
 LEADS: Final = "it: a leader's answer is the name of an agent, or end"
 
@@ -60,7 +60,7 @@ def _name_faults(path: str, condition: ConditionSpec, agents: Mapping[str, Agent
 
 
 class _Said:
-    """Finds conditions on words that no valid answer has: once for each validation of the agent in any conversation."""
+    """Finds conditions on words that no valid answer has, once for each validation of an agent."""
 
     def __init__(self, agents: Mapping[str, AgentSpec], leader: str | None) -> None:
         self._agents = agents
@@ -71,7 +71,7 @@ class _Said:
         self._left = MOST_COMPARED
 
     def faults(self, path: str, condition: ConditionSpec, cast: Mapping[str, AgentSpec]) -> Iterator[Fault]:
-        """Yield the faults of a condition in a conversation that has these agents of its own."""
+        """Yield the faults of a condition in a conversation whose own agents are ``cast``."""
         agent = cast.get(condition.agent or "") or self._agents.get(condition.agent or "")
         if agent is None or not (condition.says or condition.field):
             return
@@ -88,7 +88,7 @@ class _Said:
         if agent.id == self._leader:
             choices = self._chosen
         if choices is None or any("$" in choice for choice in choices):
-            return  # filled in, they are judged at each answer
+            return  # judged at each answer, once filled in
         validation = Validation(retries=0, choices=tuple(choices))
         chars = sum(map(len, choices))
         for position, words in enumerate(condition.says or ()):
@@ -118,7 +118,7 @@ class _Said:
             yield "equals", cut(f"{wanted}: its type is {json.dumps(at['type'])}")
 
     def _keys_of(self, values: Sequence[object]) -> frozenset[object]:
-        """Return the values of an enumeration or of choices in the form that is compared; each is read once."""
+        """Return the values of an enumeration or the choices in their compared form; each is read once."""
         if id(values) not in self._known:
             self._known[id(values)] = frozenset(map(scalar_key, values))
         return self._known[id(values)]
@@ -147,7 +147,7 @@ def _schema_at(schema: dict[str, object], names: Sequence[str]) -> tuple[dict[st
 
 
 def _types_of(value: object) -> frozenset[str]:
-    """Return the types of JSON Schema that a value has."""
+    """Return the JSON Schema types of a value."""
     if isinstance(value, str | bool):
         return frozenset({"string" if isinstance(value, str) else "boolean"})
     is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())

@@ -1,4 +1,4 @@
-"""Looks up parts of a stored document without making a job of it again. Pure."""
+"""Reads parts of a stored document without parsing the job again. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -12,7 +12,7 @@ from service.conversations.job.until import Ending
 from service.conversations.job.variables import fill, written
 from workers.tools.schemas import postponing
 
-MOST_TEXTS: Final = 4  # texts of full length of a conversation's variables, and of its conditions
+MOST_TEXTS: Final = 4  # texts of full length kept of a conversation's variables, and of its conditions
 NULL: Final = Raw(b"null")
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_conversations = msgspec.json.Decoder(list[Raw]).decode
@@ -33,7 +33,7 @@ class PostedValues(Struct):
 
 
 class _Listed(Struct):
-    """The part of a posted conversation that a list shows; a job may have ten thousand, too many to read as a whole."""
+    """The listed part of a posted conversation; a job may have ten thousand, too many to read as a whole."""
 
     prompt: str | None = None
     variables: dict[str, str | int | float | bool] | None = None
@@ -45,9 +45,9 @@ _decode_values = msgspec.json.Decoder(list[PostedValues]).decode
 
 
 class PostedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The part of a posted conversation that a list shows.
+    """The listed part of a posted conversation, ready to show.
 
-    ``prompt`` is the beginning of the prompt, in one line, ``until`` the conditions in words.
+    ``prompt`` is the beginning of the prompt in one line, ``until`` the conditions in words.
     """
 
     prompt: str
@@ -64,7 +64,7 @@ class PostedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ConversationPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation as it was posted, and its neighbours in the job; ``number`` counts from 1."""
+    """A conversation as posted, and its neighbours in the job; ``number`` counts from 1."""
 
     prompt: str
     rounds: int
@@ -77,9 +77,9 @@ class ConversationPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_conversations(document: str, wanted: Collection[str], *, are_named: bool = False) -> bytes:
-    """Return the JSON of a document with only the wanted conversations; all else stays as it was written.
+    """Return the JSON of a document with only the wanted conversations; everything else stays unchanged.
 
-    With ``are_named`` a conversation without an ``id`` gets the one that follows from its place.
+    With ``are_named`` a conversation without an ``id`` gets the one of its place.
     """
     fields = _decode_fields(document)
     names = _names(fields["conversations"])
@@ -115,7 +115,7 @@ def place_in(document: str, conversation_id: str) -> ConversationPlace | None:
         total=len(names),
         previous=names[at - 1] if at else None,
         next=names[at + 1] if at + 1 < len(names) else None,
-        until=_told(fields.get("until", NULL))
+        until=_in_words(fields.get("until", NULL))
         if conversation.until is None
         else [each.told for each in conversation.until],
         source=None if source is None else {"job": source.job, "conversation": source.conversation},
@@ -130,7 +130,7 @@ def posted_heads(document: str, characters: int) -> list[PostedHead]:
         PostedHead(
             prompt=" ".join(_filled(each.prompt, values)[: 4 * characters].split())[:characters],
             variables=dict(zip(values or (), _bounded((values or {}).values(), characters), strict=False)),
-            until=of_job if each.until == NULL else _bounded(_told(each.until), characters),
+            until=of_job if each.until == NULL else _bounded(_in_words(each.until), characters),
         )
         for each in _decode_listed(fields["conversations"])
         for values in [_written(each.variables)]
@@ -139,10 +139,10 @@ def posted_heads(document: str, characters: int) -> list[PostedHead]:
 
 def posted_conditions(document: str, characters: int) -> list[str]:
     """Return the job's own conditions in words, each of at most ``characters``."""
-    return _bounded(_told(_decode_fields(document).get("until", NULL)), characters)
+    return _bounded(_in_words(_decode_fields(document).get("until", NULL)), characters)
 
 
-def _told(conditions: Raw) -> list[str]:
+def _in_words(conditions: Raw) -> list[str]:
     with postponing():
         return [ConditionSpec.model_validate(each).told for each in msgspec.json.decode(conditions) or ()]
 
@@ -156,7 +156,7 @@ def _written(variables: Mapping[str, object] | None) -> dict[str, str] | None:
 
 
 def _bounded(texts: Iterable[str], characters: int) -> list[str]:
-    """Return the beginnings of texts up to a common bound: those of 10,000 conversations are kept."""
+    """Return the beginnings of texts up to a common bound, since those of 10,000 conversations are kept."""
     kept: list[str] = []
     left = MOST_TEXTS * characters
     for text in texts:

@@ -35,7 +35,7 @@ from workers.errors import InvalidTool
 from workers.policy.params import param_faults
 from workers.tools.definition import ToolDefinition
 
-MOST_SAID: Final = 64 * 1024  # bytes that a caller says in a turn
+MOST_SAID: Final = 64 * 1024  # bytes of a caller's words in a turn
 CALLERS_ALONE: Final = frozenset({"wait_s", "otherwise"})
 MODELS_ALONE: Final = frozenset({"model", "params", "system", "tools", "exit_tools", "markup", "memory"})
 LEADERS_ANSWER: Final = "a leader's answer is the name of an agent, or end"
@@ -44,9 +44,9 @@ LEADERS_ANSWER: Final = "a leader's answer is the name of an agent, or end"
 class JobRules(msgspec.Struct, frozen=True, kw_only=True):
     """The bounds of a job here: models, sizes, and the hosts of its webhook.
 
-    ``adapters`` are names that agents may use as models, each with the model that it stands on. ``webhook_hosts`` None
-    means any host; an idempotency key counts for ``key_s`` seconds. ``servers`` are the MCP servers of each model of
-    this node, and ``untold`` the models whose BIOS has no place for ``prompts.context``.
+    ``adapters`` holds the names that agents may use as models, with their base models. ``webhook_hosts`` None means any
+    host. An idempotency key is in force for ``key_s`` seconds. ``servers`` holds the MCP servers of each model of this
+    node, ``untold`` the models whose BIOS has no place for ``prompts.context``.
     """
 
     models: Collection[str]
@@ -60,7 +60,7 @@ class JobRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def filled_faults(spec: JobSpec, limits: Limits) -> Iterator[Fault]:
-    """Yield missing prompts, and texts that would be too long with their variables; nothing is filled in yet."""
+    """Yield missing prompts, and texts that would be too long with their variables, before any is filled in."""
     systems: Counter[str] = sum(
         (count_names(text) for text in (spec.system, *(each.system for each in spec.agents))), Counter()
     )
@@ -119,7 +119,7 @@ def _agent_faults(spec: JobSpec) -> Iterator[Fault]:
 
 
 def _own_faults(place: str, agent: AgentSpec, given: Collection[str], models: Collection[str]) -> Iterator[Fault]:
-    """Yield the faults of one agent by itself, in the fields that were ``given`` at a place."""
+    """Yield the faults of one agent alone, in its ``given`` fields."""
     if agent.by is SpokenBy.CALLER:
         yield from _caller_faults(place, agent, given)
         return
@@ -142,7 +142,7 @@ def _model_faults(place: str, agent: AgentSpec, given: Collection[str], models: 
 
 @broken
 def _caller_faults(place: str, agent: AgentSpec, given: Collection[str]) -> Checks:
-    """Yield fields that have no effect for an agent that a caller speaks for, and words that it could never say."""
+    """Yield fields without effect for an agent that a caller speaks for, and words that it could never say."""
     for key in sorted(MODELS_ALONE & agent.model_fields_set & set(given)):
         yield True, f"{place}.{key}", "an agent with by: caller is asked of no model"
     if agent.otherwise is not None:
@@ -155,14 +155,14 @@ def _caller_faults(place: str, agent: AgentSpec, given: Collection[str]) -> Chec
 
 
 def _fault_of_otherwise(words: str, given: ValidationSpec | None) -> str | None:
-    """Return the fault of ``otherwise``; with variables in it or in choices it is judged later, filled in."""
+    """Return the fault of ``otherwise``; if it or the choices have variables, it is judged later, once filled in."""
     if given is None or any(name for text in (words, *(given.choices or ())) for name in names_in(text)):
         return None
     return fault_of_words(given, tuple(given.choices or ()), words)
 
 
 def said_faults(text: str) -> Iterator[str]:
-    """Yield the reasons why a caller could not say a text."""
+    """Yield the reasons why a caller cannot say a text."""
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > MOST_SAID:
         yield f"{size} bytes are more than {MOST_SAID}"
@@ -205,7 +205,7 @@ def _cast_faults(spec: JobSpec, models: Collection[str]) -> Iterator[Fault]:
 
 def _cycle_faults(spec: JobSpec) -> Iterator[Fault]:
     waits: dict[str, list[str]] = {}
-    for agent in spec.agents:  # a repeated id is a fault of its own, and hides no cycle
+    for agent in spec.agents:  # a repeated id is a fault of its own, and must not hide a cycle
         waits.setdefault(agent.id, []).extend(agent.speak_after_within_round)
     cycle = find_cycle(waits)
     if cycle:
@@ -282,14 +282,14 @@ def _canonical(host: str) -> str | None:
 def limit_faults(spec: JobSpec, conversations: tuple[Conversation, ...], limits: Limits) -> Iterator[Fault]:
     """Yield the limits that the rounds and turns of a job exceed."""
     rounds = max(conversation.rounds for conversation in conversations)
-    speakers = 2 if spec.mode is Mode.LED else len(spec.agents)  # turns of a round
+    speakers = 2 if spec.mode is Mode.LED else len(spec.agents)  # turns per round
     turns = speakers * sum(conversation.rounds for conversation in conversations)
     yield from too_many("rounds", "rounds", rounds, limits.rounds)
     yield from too_many("", "turns", turns, limits.turns)
 
 
 def find_cycle(waits: Mapping[str, Collection[str]]) -> tuple[str, ...]:
-    """Return one cycle of ``waits``, which maps each name to the names it waits for; () if there is none."""
+    """Return one cycle of ``waits``, which maps each name to the names it waits for; () without a cycle."""
     try:
         TopologicalSorter({name: set(others) & waits.keys() for name, others in waits.items()}).prepare()
     except CycleError as error:

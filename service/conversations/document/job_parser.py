@@ -1,4 +1,4 @@
-"""Makes a job of its document's form, or lists all faults of its meaning.
+"""Makes a job from its document, or lists all faults of its meaning.
 
 Source: specification, "Job documents" and "Refused jobs".
 """
@@ -45,12 +45,12 @@ def parse_job(document: object, job_id: JobId, rules: JobRules) -> Job:
 
 
 def parse_stored(text: str, job_id: JobId, adapters: Mapping[str, str]) -> Job:
-    """Return a stored job as it was accepted; of today's configuration only ``adapters`` count."""
+    """Return a stored job as it was accepted; of the present configuration only ``adapters`` count."""
     return accepted_job(read_stored(text), job_id, adapters)
 
 
 def make_job(spec: JobSpec, job_id: JobId, rules: JobRules) -> Job:
-    """Return the job that a document's form describes.
+    """Return the job that a document describes.
 
     Raises:
         InvalidJob: with all faults of its meaning.
@@ -62,7 +62,7 @@ def make_job(spec: JobSpec, job_id: JobId, rules: JobRules) -> Job:
 
 
 def accepted_job(spec: JobSpec, job_id: JobId, adapters: Mapping[str, str]) -> Job:
-    """Return the job of a form that was accepted before; ``adapters`` maps names of adapters to models."""
+    """Return the job of a document that was accepted before; ``adapters`` maps names of adapters to base models."""
     with postponing():
         return _job(spec, _conversations(spec), job_id, adapters)
 
@@ -134,7 +134,7 @@ def _tools(spec: AgentSpec) -> tuple[ToolDefinition, ...]:
 def _cast(
     spec: JobSpec, agents: Sequence[Agent], conversations: Sequence[Conversation], adapters: Mapping[str, str]
 ) -> Iterator[Conversation]:
-    """Yield the conversations, each with the agents that differ in it."""
+    """Yield the conversations with their agents that differ."""
     own = {agent.id: agent for agent in agents}
     for conversation, given in zip(conversations, spec.conversations, strict=True):
         pairs = ((own[agent.id], given.agents[agent.id], agent) for agent in cast_specs(spec, given))
@@ -160,7 +160,7 @@ def _filled(agent: Agent, variables: Mapping[str, str] | None) -> Agent:
 
 
 def _differences(given: CastSpec, agent: AgentSpec, adapters: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the fields that ``given`` sets in ``agent``, to which it was applied."""
+    """Return the fields that ``given`` sets in ``agent``, which already has them."""
     fields: dict[str, Any] = {name: getattr(agent, name) for name in given.model_fields_set & {"system", "params"}}
     if "tools" in given.model_fields_set:
         fields["tools"] = _tools(agent)

@@ -1,6 +1,6 @@
-"""The limits of a job's size: checked before anything else, since reading costs.
+"""The limits of a job's size, checked before anything else, since reading is expensive.
 
-This is the one place that reads a document whose form is not known yet.
+Only this module reads a document whose form is not known yet.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,7 +39,7 @@ class Limits(StrictModel):
 
 
 def size_faults(document: Mapping[str, object], limits: Limits) -> Iterator[Fault]:
-    """Yield the sizes of a posted job that are above its limits."""
+    """Yield the sizes of a posted job that exceed its limits."""
     conversations = _part(document, "conversations", list)
     yield from too_many("conversations", "conversations", len(conversations), limits.conversations)
     if len(conversations) <= limits.conversations:
@@ -51,7 +51,7 @@ def size_faults(document: Mapping[str, object], limits: Limits) -> Iterator[Faul
 
 
 def tool_faults(place: str, tools: int, limits: Limits) -> Iterator[Fault]:
-    """Yield the fault of an agent at a place that has too many tools."""
+    """Yield the fault of an agent with too many tools."""
     yield from too_many(f"{place}.tools", "tools", tools, limits.tools)
 
 
@@ -97,7 +97,7 @@ def _metadata_faults(place: str, holder: object, limits: Limits) -> Iterator[Fau
 
 
 def _part(holder: object, key: str, kind: type[P]) -> P:
-    """Return a part of a document; an empty one if the part is missing or of another kind."""
+    """Return a part of a document; an empty one if it is missing or of another kind."""
     given = holder.get(key) if isinstance(holder, dict) else None
     return given if isinstance(given, kind) else kind()
 

@@ -19,12 +19,12 @@ from workers.errors import InvalidTool
 from workers.tools.definition import ToolDefinition
 from workers.tools.schemas import CHECK_LIMIT_S, Asked, find_troubles, postponing
 
-MAX_FAULTS: Final = 100  # reported for one job; a person reads the first few, a program the code
+MAX_FAULTS: Final = 100  # faults reported for one job; a person reads the first few, a program the code
 T = TypeVar("T")
 
 
 class Handle(Protocol):
-    """Calls a function that may take long for a large document; the event loop goes on meanwhile."""
+    """Calls a function that may take long for a large document, without blocking the event loop."""
 
     async def __call__(self, function: Callable[..., T], *arguments: object) -> T:
         """Return the function's value for its arguments."""
@@ -35,11 +35,11 @@ async def read_document(document: object, limits: Limits, handle: Handle) -> Job
 
     Raises:
         InvalidJob: it is too large, its form is wrong, or its schemas take too long to check.
-        OffloadCrowded: too many checks wait already.
+        OffloadCrowded: too many checks are waiting.
     """
     spec, asked = await handle(_read, document, limits)
     if await _has_troubles(asked) or spec is None:
-        return await handle(read_spec, document, limits)  # each trouble is known now, and refused with its place
+        return await handle(read_spec, document, limits)  # each trouble is known now, and is refused with its place
     return spec
 
 
@@ -74,7 +74,7 @@ def read_stored(text: str) -> JobSpec:
     """Return the form of a stored document; its schemas were checked when it was posted.
 
     Raises:
-        InvalidJob: another version stored it, and accepts more.
+        InvalidJob: another version stored it that accepts more.
     """
     with postponing():
         return spec_of(msgspec.json.decode(text))
@@ -96,7 +96,7 @@ async def check_tools(spec: JobSpec, limits: Limits, handle: Handle) -> None:
 
     Raises:
         InvalidJob: an agent has too many tools, or the schemas take too long to check.
-        OffloadCrowded: too many checks wait already.
+        OffloadCrowded: too many checks are waiting.
     """
     for place, agent in agents_of(spec):
         refuse(tool_faults(place, len(_tools(agent)), limits))
@@ -104,9 +104,9 @@ async def check_tools(spec: JobSpec, limits: Limits, handle: Handle) -> None:
 
 
 def rewritten(document: Mapping[str, Any], before: JobSpec, after: JobSpec) -> dict[str, object]:
-    """Return a document with what differs between its form ``before`` and ``after`` in agents and conversations.
+    """Return a document with the differences of its form ``before`` and ``after`` in agents and conversations.
 
-    All else stays as its author wrote it, in the author's order.
+    Everything else stays as its author wrote it, in the author's order.
     """
     agents = zip(document["agents"], before.agents, after.agents, strict=True)
     conversations = zip(document["conversations"], before.conversations, after.conversations, strict=True)
@@ -134,7 +134,7 @@ def _changed(given: Mapping[str, Any], before: StrictModel, after: StrictModel) 
 
 
 def _read(document: object, limits: Limits) -> tuple[JobSpec | None, Asked]:
-    """Return a document's form, None if it is wrong, and the schemas and patterns to check before it is refused."""
+    """Return a document's form, None if it is wrong, and the schemas and patterns to check before a refusal."""
     with postponing() as asked:
         try:
             spec = read_spec(document, limits)

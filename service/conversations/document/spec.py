@@ -23,7 +23,8 @@ MOST_WAIT_S: Final = 10 * 365 * 86_400.0  # longest wait for a caller
 CONDITIONS: Final = ("says", "matches", "field", "signal", "agree", "unchanged", "answer_tokens")
 OF_WORDS: Final = frozenset({"says", "matches", "field"})  # conditions on what one agent says
 OF_ONE: Final = OF_WORDS | {"signal"}  # conditions that may name one agent
-Name = Annotated[str, Field(max_length=128, pattern=r"^[^\x00]*$")]  # a job or conversation that may not exist
+# The name of a job or conversation, which may not exist
+Name = Annotated[str, Field(max_length=128, pattern=r"^[^\x00]*$")]
 Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
 
 
@@ -39,9 +40,9 @@ Phrase = Annotated[str | None, AfterValidator(usable_phrase)]
 
 
 def plain_value(value: object) -> object:
-    """Check that the value of a variable or of a condition's field is no list and no mapping."""
+    """Check that the value of a variable or of a condition's field is neither a list nor a mapping."""
     if not isinstance(value, str | int | float):
-        raise ValueError("must be text, a number, true or false")  # noqa: TRY004 - the one that pydantic takes
+        raise ValueError("must be text, a number, true or false")  # noqa: TRY004 - pydantic takes a ValueError
     return value
 
 
@@ -126,7 +127,7 @@ class AgentSpec(StrictModel):
 
     id: Identifier
     role: str = DEFAULT_ROLE
-    model: str = Field(default="", json_schema_extra={"minLength": 1})  # the configuration has the models
+    model: str = Field(default="", json_schema_extra={"minLength": 1})  # the configuration lists the models
     system: str = ""
     params: dict[str, object] = Field(default_factory=dict)
     visible_to: list[str] | None = None
@@ -187,7 +188,7 @@ class ConditionSpec(StrictModel):
 
 
 class CastSpec(StrictModel):
-    """An agent's fields that differ in one conversation; those that are not given are the job's."""
+    """An agent's fields that differ in one conversation; others are the job's."""
 
     system: str = ""
     params: dict[str, object] = Field(default_factory=dict)
@@ -196,7 +197,7 @@ class CastSpec(StrictModel):
     validation: ValidationSpec | None = None
 
     def applied_to(self, agent: AgentSpec) -> AgentSpec:
-        """Return an agent with these fields: parameters are merged by name, all other fields are replaced."""
+        """Return an agent with these fields: parameters are merged by name, other fields are replaced."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
         if "params" in given:
             given["params"] = laid_over(agent.params, self.params)
@@ -279,7 +280,7 @@ class JobSpec(StrictModel):
 
 
 def agents_of(spec: JobSpec) -> Iterator[tuple[str, AgentSpec | CastSpec]]:
-    """Yield the agents of a job and their differences in conversations, each with its place."""
+    """Yield the agents of a job and their differences in conversations, with their places."""
     for index, agent in enumerate(spec.agents):
         yield f"agents[{index}]", agent
     for index, conversation in enumerate(spec.conversations):
@@ -297,7 +298,7 @@ def cast_specs(spec: JobSpec, conversation: ConversationSpec) -> list[AgentSpec]
 
 
 def spoken_with(spec: JobSpec, model: str) -> JobSpec:
-    """Return a job whose agents all speak with one model, except those that a caller speaks for."""
+    """Return a job whose agents all use one model, except those that a caller speaks for."""
     asked = {"model": model}
     agents = [each if each.by is SpokenBy.CALLER else each.model_copy(update=asked) for each in spec.agents]
     conversations = []
@@ -309,12 +310,12 @@ def spoken_with(spec: JobSpec, model: str) -> JobSpec:
 
 
 def is_tool_reference(entry: object) -> bool:
-    """Whether a tool is a reference to an MCP server or a Python callable, and no definition."""
+    """Whether a tool is a reference to an MCP server or a Python callable instead of a definition."""
     return isinstance(entry, dict) and "function" not in entry and bool({"mcp", "python"} & entry.keys())
 
 
 def reference_of(entry: object) -> McpReference | PythonReference | None:
-    """Return the reference of an agent's tool, None where its form is wrong."""
+    """Return the reference of an agent's tool, None if its form is wrong."""
     try:
         return _REFERENCE.validate_python(entry)
     except ValidationError:

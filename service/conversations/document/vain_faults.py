@@ -1,4 +1,4 @@
-"""The faults of fields without effect: nothing would read them, or no model would see them.
+"""The faults of fields without effect, which no model would see.
 
 Source: specification, "Refused jobs".
 """
@@ -20,7 +20,7 @@ OF_MODELS: Final = ("retries", "constrain")  # fields of a validation without ef
 def vain_faults(
     spec: JobSpec, adapters: Mapping[str, str], servers: Mapping[str, Collection[str]], untold: Collection[str]
 ) -> Iterator[Fault]:
-    """Yield the fields of a job that have no effect; the other arguments are those of ``JobRules``."""
+    """Yield the fields of a job that have no effect; the other arguments come from ``JobRules``."""
     agents = list(_agents(spec))
     yield from _word_faults(spec, [agent for _, agent, _ in agents], adapters, untold)
     for place, agent, given in agents:
@@ -46,7 +46,7 @@ def _word_faults(
 
 
 def _agents(spec: JobSpec) -> Iterator[tuple[str, AgentSpec, Collection[str]]]:
-    """Yield the agents of a job and of its conversations, each with its place and the fields given there."""
+    """Yield the agents of a job and of its conversations, with their places and the fields given there."""
     for index, agent in enumerate(spec.agents):
         yield f"agents[{index}]", agent, AgentSpec.model_fields.keys()
     for index, conversation in enumerate(spec.conversations):

@@ -19,11 +19,11 @@ from service.errors import Fault
 from workers.offload.pool import QUICK_S
 from workers.tools.schemas import cut
 
-LIKE: Final = 0.6  # ratio of likeness from which a name counts as a misspelt one
+LIKE: Final = 0.6  # ratio of likeness from which a name counts as a misspelling
 
 
 def variable_faults(spec: JobSpec) -> Iterator[Fault]:
-    """Yield malformed names of variables, and names in a conversation's texts that have no value."""
+    """Yield malformed names of variables, and names in a conversation's texts without a value."""
     common = {"system": spec.system, **_texts_of_ends("until", spec.until)}
     for number, agent in enumerate(spec.agents):
         common |= _texts_of(f"agents[{number}]", agent)
@@ -73,7 +73,7 @@ def _hint(name: str, given: Iterable[str]) -> str:
 
 
 def _choice_faults(spec: JobSpec, given: ConversationSpec, path: str) -> Iterator[Fault]:
-    """Yield the agents whose choices are blank or repeated once they are filled in."""
+    """Yield the agents whose choices are blank or repeated once filled in."""
     values = {name: written(value) for name, value in (given.variables or {}).items()}
     for agent in spec.agents:
         cast = given.agents.get(agent.id)

@@ -1,4 +1,4 @@
-"""A job as the rest of the service knows it: valid, complete, unchanging."""
+"""A job as the rest of the service uses it: valid, complete, immutable."""
 
 import json
 import secrets
@@ -19,8 +19,8 @@ from workers.requests.request import CONSTRAINTS
 from workers.tools.definition import ToolDefinition
 
 JobId = NewType("JobId", str)
-END: Final = "end"  # what a leader says that wants no more of a conversation
-TEXT: Final = {"type": "text"}  # the response_format that asks for nothing
+END: Final = "end"  # a leader's answer that ends the conversation
+TEXT: Final = {"type": "text"}  # the response_format without a constraint
 
 
 class Mode(StrEnum):
@@ -28,7 +28,7 @@ class Mode(StrEnum):
 
     ROUNDS = "rounds"
     FREE = "free"
-    LED = "led"  # an agent names who speaks next (specification, "Led mode")
+    LED = "led"  # an agent names the next speaker (specification, "Led mode")
 
 
 class OnFailure(StrEnum):
@@ -36,7 +36,7 @@ class OnFailure(StrEnum):
 
     END = "end"  # the conversation fails
     SKIP = "skip"  # the agent is silent in this round
-    LEAVE = "leave"  # and from now on
+    LEAVE = "leave"  # the agent is silent from now on
 
 
 class SpokenBy(StrEnum):
@@ -50,21 +50,21 @@ class TurnKind(StrEnum):
     """The purpose of a turn."""
 
     TURN = "turn"
-    SUMMARY = "summary"  # of what an agent is shown no more (specification, "Memory")
+    SUMMARY = "summary"  # a summary of hidden rounds (specification, "Memory")
 
 
 class PromptAt(StrEnum):
-    """In free mode: when an agent's prompt is made, and so what it has heard."""
+    """The time in free mode at which an agent's prompt is made, which decides what it has heard."""
 
     START = "start"  # when its turn starts (specification, "Free mode")
-    QUEUE = "queue"  # when it is queued for it (specification, "Free mode")
+    QUEUE = "queue"  # when it is queued for its turn (specification, "Free mode")
 
 
 class View(StrEnum):
     """The form in which an agent sees the discussion (specification, "Views")."""
 
     OWN = "own"  # its own words as the assistant's, those of others as the user's
-    SHARED = "shared"  # as one text, the same for all who may see the same
+    SHARED = "shared"  # one text, the same for all agents that may read the same words
 
 
 class GroupBy(StrEnum):
@@ -75,12 +75,12 @@ class GroupBy(StrEnum):
 
 
 def new_job_id() -> JobId:
-    """Return an id that no job has had."""
+    """Return an id that no other job has."""
     return JobId(f"job-{secrets.token_hex(8)}")
 
 
 class TurnKey(NamedTuple):
-    """One agent speaking once in one round of one conversation."""
+    """The key of a turn: one agent in one round of one conversation."""
 
     job_id: JobId
     conversation_id: str
@@ -89,12 +89,13 @@ class TurnKey(NamedTuple):
 
 
 class Agent(msgspec.Struct, frozen=True, kw_only=True):
-    """One speaker; ``visible_to`` None means all, ``waits_for`` holds whom it hears first in the same round.
+    """One speaker; ``visible_to`` None means all, ``waits_for`` holds the agents that it hears first in its round.
 
-    ``model`` is one that workers serve; ``adapter`` the one on top of it that this agent asked for by name. Its turns
-    take ``slots`` of a worker each, or all that there are. One that a caller speaks ``by`` has no model: its turns are
-    awaited for ``wait_s`` seconds, or for ever, and then it says ``otherwise``, or they fail. Without a ``memory``
-    it is shown all of the past.
+    ``model`` is one that workers serve, ``adapter`` the one on top of it that the agent named. Each of its turns takes
+    ``slots`` of a worker, or all that the worker has.
+
+    With ``by`` caller it has no model: each of its turns waits for its caller for ``wait_s`` seconds, or without limit.
+    Then it says ``otherwise``, or fails. Without a ``memory`` it is shown all earlier rounds.
     """
 
     id: str
@@ -118,7 +119,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_constrained(self) -> bool:
-        """Whether its author's own parameters hold its answers to a form."""
+        """Whether its author's parameters constrain its answers."""
         given = {name for name in CONSTRAINTS & self.params.keys() if self.params[name]}
         plain = isinstance(self.params.get("response_format"), Mapping) and self.params["response_format"] == TEXT
         return bool(given - {"response_format"} if plain else given)
@@ -130,9 +131,9 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Former(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent of whom a conversation has inherited words, and that its job lacks.
+    """An agent with inherited words that the heir's job lacks.
 
-    It is read by those to whom it was shown: ``waited_for_by`` those that heard it in its round.
+    Agents to which it was visible read it; those in ``waited_for_by`` heard it within its round.
     """
 
     id: str
@@ -142,13 +143,14 @@ class Former(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heritage(msgspec.Struct, frozen=True, kw_only=True):
-    """The turns that a conversation has inherited of a ``source``: of each agent those of rounds below its ``ends``.
+    """The turns that a conversation has inherited from a ``source``: each agent's rounds below its ``ends``.
 
     A conversation that begins with nothing has no ``source``.
-    ``first`` is each agent's first round of its own (none in ``mode: led``), ``turns`` how many turns the conversation
-    does not have for that, ``speakers`` who speaks first. ``origins`` are the conversations in which they were spoken,
-    the oldest first; ``alike`` are agents whose memory is that of those from one on. The answers of ``formers`` have
-    ``former_tokens`` together. With ``is_lost`` the turns are gone: their owner has deleted them.
+    ``first`` is each agent's first own round (empty in ``mode: led``), and ``turns`` is the number of turns that the
+    conversation lacks because of it. ``speakers`` speak first. ``origins`` are the conversations where the turns were
+    spoken, the oldest first. ``alike`` maps agents to the first of the origins whose memory is the same as theirs. The
+    answers of ``formers`` have ``former_tokens`` in total. With ``is_lost`` the turns are gone, since their owner has
+    deleted them.
 
     Source: specification, "Begun from a record".
     """
@@ -171,7 +173,7 @@ NO_HERITAGE: Final = Heritage()
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """One independent exchange of a job's agents; one that ``is_pinned`` wants the same weights for all its turns.
+    """One independent exchange of a job's agents; ``is_pinned`` wants the same weights for all its turns.
 
     It is over with its ``rounds``, or before them with a round in which a condition of ``until`` holds. Its ``prompt``
     has the values of its ``variables``; systems of agents are filled as they are asked. ``cast`` holds the agents that
@@ -194,7 +196,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chars(self) -> int:
-        """The length of its prompt, in characters."""
+        """The length of its prompt in characters."""
         return len(self.prompt) if self.prompt_chars is None else self.prompt_chars
 
     def with_posted(self, request: PostedRequest) -> "Conversation":
@@ -207,14 +209,14 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Webhook(msgspec.Struct, frozen=True, kw_only=True):
-    """The listener to a job's end; ``secret`` is the name of one that the operator has configured."""
+    """The listener to a job's end; ``secret`` is the name of one in the configuration."""
 
     url: str
     secret: str | None = None
 
     @property
     def document(self) -> dict[str, object]:
-        """The form in which it is stored."""
+        """The stored form."""
         return {"url": self.url, "secret": self.secret}
 
 
@@ -223,10 +225,10 @@ def _models(agents: Iterable[Agent]) -> tuple[str, ...]:
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """Agents and the conversations that they hold; ``system`` stands before every agent's own.
+    """Agents and their conversations; ``system`` comes before every agent's own.
 
-    In ``mode: led`` the ``leader`` names who speaks next.
-    ``owner`` is the name of the key that it was posted with, None where it belongs to none.
+    In ``mode: led`` the ``leader`` names the next speaker. ``owner`` is the name of the key that posted it, None
+    without keys.
     """
 
     id: JobId
@@ -246,7 +248,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models that its agents use, in whichever conversation."""
+        """The models that its agents use in any conversation."""
         return _models(self.all_agents())
 
     def all_agents(self) -> Iterator[Agent]:
@@ -256,9 +258,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             yield from conversation.cast.values()
 
     def first_models(self) -> list[tuple[str, ...]]:
-        """Return, for each conversation, the models of those who may speak at its very start.
+        """Return, for each conversation, the models of its possible first speakers.
 
-        Where those are callers, any node that has one of the job's models may begin it.
+        If those are callers, any node with one of the job's models may begin it.
         """
         first = self.first_agents
         common = _models(first) or self.models
@@ -276,7 +278,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def first_turns(self) -> Counter[str]:
-        """The number of each model's turns that may start at the very start."""
+        """The number of each model's turns that may start at once."""
         first = {agent.id: agent.model for agent in self.first_agents}
         plain = [conversation for conversation in self.conversations if conversation.heritage.source is None]
         turns = Counter({model: times * len(plain) for model, times in Counter(first.values()).items()})
@@ -288,22 +290,22 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 if name in first:
                     turns[first[name]] -= 1
                     turns[agent.model] += 1
-        del turns[""]  # of callers
+        del turns[""]  # turns of callers
         return +turns
 
     @property
     def first_agents(self) -> tuple[Agent, ...]:
-        """Those who may speak at the very start."""
+        """The agents that may speak first."""
         if self.mode is Mode.LED:
             return tuple(agent for agent in self.agents if agent.id == self.leader)
         return tuple(agent for agent in self.agents if not agent.waits_for)
 
     @property
     def total_turns(self) -> int:
-        """The number of the job's turns, unless conditions end conversations before."""
+        """The number of the job's turns, unless conditions end conversations early."""
         return sum(map(self.most_turns, self.conversations))
 
     def most_turns(self, conversation: Conversation) -> int:
-        """Return how many turns a conversation has, unless a condition ends it before."""
+        """Return the number of a conversation's turns, unless a condition ends it early."""
         whole = (2 if self.mode is Mode.LED else len(self.agents)) * conversation.rounds
         return whole - conversation.heritage.turns

@@ -1,4 +1,4 @@
-"""The markup of agents that say ``markup: true`` (specification, "Agent markup"). Pure."""
+"""The markup of agents with ``markup: true`` (specification, "Agent markup"). Pure."""
 
 import re
 from typing import Final
@@ -7,7 +7,7 @@ import msgspec
 
 from workers.tools.thoughts import split_thoughts
 
-# An end that is missing is the end of the text.
+# A missing end tag is the end of the text.
 _ALOUD: Final = re.compile(
     r"(?<!`)<(?P<tag>answer|speak)\b[^<>]*>(?!`)(?P<words>.*?)(?:</(?P=tag)>|\Z)", re.DOTALL | re.IGNORECASE
 )
@@ -15,7 +15,7 @@ _UNSAID: Final = re.compile(
     r"(?<!`)<(?P<tag>tool_request|observation)\b[^<>]*>(?!`).*?(?:</(?P=tag)>|\Z)", re.DOTALL | re.IGNORECASE
 )
 _WAIT: Final = re.compile(r"(?<!`)<wait\b[^<>]*>(?!`)", re.IGNORECASE)
-_TAGS: Final = re.compile(r"(?<!`)</?(?:answer|speak|wait)\b[^<>]*>(?!`)", re.IGNORECASE)  # one in the other
+_TAGS: Final = re.compile(r"(?<!`)</?(?:answer|speak|wait)\b[^<>]*>(?!`)", re.IGNORECASE)  # one tag inside the other
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_markup(text: str) -> Said:
-    """Return the two parts of an answer; who waits says nothing aloud."""
+    """Return the public and the private part of an answer; an agent that waits says nothing aloud."""
     public, thinking = split_thoughts(text)
     rest = _UNSAID.sub("", public)
     aloud = [_TAGS.sub("", found["words"]).strip() for found in _ALOUD.finditer(rest)]
@@ -38,5 +38,5 @@ def read_markup(text: str) -> Said:
 
 
 def without_markup(text: str) -> str:
-    """Return an answer as its validation reads it, whether its agent uses markup or not."""
+    """Return an answer as its validation reads it, with or without markup."""
     return read_markup(text).words

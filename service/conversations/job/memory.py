@@ -1,7 +1,7 @@
-"""The part of a discussion that an agent is shown, and where it is cut (specification, "Memory"). Pure.
+"""The memory window: the part of a discussion that an agent is shown (specification, "Memory"). Pure.
 
-A cut drops whole rounds, down to a third of what is kept: a window that slid with every turn would change the prompt
-behind its beginning each time, and the engine would read all of it again.
+A cut drops whole rounds, down to a third of the bound. A window that moved with every turn would change the beginning
+of the prompt each time, and the engine would have to read all of it again.
 """
 
 import math
@@ -10,16 +10,16 @@ from typing import Final
 
 import msgspec
 
-SELF: Final = "self"  # who sums up
-SHARE: Final = 3  # a cut leaves one in so many
-MARGIN: Final = 64  # tokens of a prompt that no count of ours knows: roles, names, the round
-CHARS_A_TOKEN: Final = 3  # of words that no engine has counted: a caller's
+SELF: Final = "self"  # the reader itself sums up
+SHARE: Final = 3  # a cut keeps one part in this many
+MARGIN: Final = 64  # prompt tokens that are not counted: roles, names, the round
+CHARS_A_TOKEN: Final = 3  # for words that no engine has counted, as a caller's
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The way in which rounds are summed up that are left out: ``by`` an agent, or by the reader itself where None.
+    """The way in which hidden rounds are summed up: ``by`` an agent, None for the reader itself.
 
-    ``prompt`` stands in place of Roundhouse's own words.
+    ``prompt`` replaces Roundhouse's own request.
     """
 
     by: str | None = None
@@ -28,7 +28,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """The bound of what is shown of the past: ``rounds``, ``tokens``, or what fits beside the longest answer."""
+    """The bound of the memory window: ``rounds``, ``tokens``, or what fits beside the longest answer."""
 
     rounds: int | None = None
     tokens: int | None = None
@@ -36,15 +36,15 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_auto(self) -> bool:
-        """Whether what fits the context is kept."""
+        """Whether the window is what fits the context."""
         return self.rounds is None and self.tokens is None
 
 
 def first_shown(memory: Memory, sizes: Mapping[int, int], first: int, number: int, room: int | None) -> int:
-    """Return the first round that an agent is shown in its turn of round ``number``; by now that is ``first``.
+    """Return the first round that an agent is shown in its turn of round ``number``; before that it is ``first``.
 
-    ``sizes`` are the tokens that it would be shown of each round, ``room`` those that fit beside all else of its prompt
-    and its longest answer, None where that is not known.
+    ``sizes`` holds the tokens that it would be shown of each round. ``room`` is the tokens that fit beside the rest of
+    its prompt and its longest answer, None if unknown.
     """
     past = range(first, number)
     if memory.rounds is not None:
@@ -56,18 +56,18 @@ def first_shown(memory: Memory, sizes: Mapping[int, int], first: int, number: in
     for each in reversed(past):
         left -= sizes.get(each, 0)
         if left < 0:
-            # The last round stays, where it fits at all: without it nobody knows what is talked about.
+            # The last round stays if it fits at all: without it the agent has nothing to answer.
             is_last = each == number - 1 and sizes.get(each, 0) <= keep
             return each if is_last else each + 1
     return first
 
 
 class Cuts:
-    """The cuts of one reader's discussion, or of everybody's in a shared view, by the rounds of their decisions."""
+    """The memory cuts of one reader, or of all in a shared view, by the rounds of their decisions."""
 
     def __init__(self) -> None:
-        self._from: list[tuple[int, int]] = []  # the round of a decision, and the first round that is shown since
-        self._decided: dict[str, int] = {}  # the last round of each agent in which anything was, or nothing
+        self._from: list[tuple[int, int]] = []  # the round of a decision, and the first round shown since
+        self._decided: dict[str, int] = {}  # by agent: the last round with a decision, for a cut or against one
 
     def __repr__(self) -> str:
         return f"<Cuts {self._from}>"
@@ -77,9 +77,9 @@ class Cuts:
         return max((first for at, first in self._from if at <= number), default=0)
 
     def decided_for(self, first: int) -> range | None:
-        """Return the rounds in one of which it was decided that ``first`` is the first one shown.
+        """Return the rounds in which the cut to ``first`` may have been decided.
 
-        That is the one in which it is known to be, or one before, in which its turn came to nothing.
+        That is the round in which it took effect, or an earlier one whose turn came to nothing.
         """
         before = 0
         for at, shown in sorted(self._from):
@@ -89,7 +89,7 @@ class Cuts:
         return None
 
     def is_decided(self, number: int, agent: str) -> bool:
-        """Whether it is decided what an agent is shown in a round: by itself, or by a cut for all, of which one is."""
+        """Whether an agent's window in a round is decided, by the agent itself or by a cut of that round."""
         return number <= self._decided.get(agent, -1) or any(at == number for at, _ in self._from)
 
     def is_any_decided(self, number: int) -> bool:
@@ -97,7 +97,7 @@ class Cuts:
         return number <= max(self._decided.values(), default=-1)
 
     def decide(self, number: int, first: int, agent: str = "") -> bool:
-        """Take what is shown from a round on, as an agent has decided; return whether it was more before."""
+        """Record an agent's decision on a round's window; return whether the window is shorter now."""
         self._decided[agent] = max(self._decided.get(agent, -1), number)
         if first <= self.shown_in(number):
             return False

@@ -10,7 +10,7 @@ class JobState(StrEnum):
     QUEUED = "queued"  # durable, no turn has started
     RUNNING = "running"  # at least one turn has started
     COMPLETED = "completed"  # every conversation completed
-    COMPLETED_WITH_FAILURES = "completed_with_failures"  # some did, some did not
+    COMPLETED_WITH_FAILURES = "completed_with_failures"  # some completed, some did not
     FAILED = "failed"  # no conversation completed
     CANCELLED = "cancelled"  # ended by its caller
 
@@ -49,7 +49,7 @@ ENDED_TURNS: Final = frozenset({TurnState.COMPLETED, TurnState.FAILED, TurnState
 
 
 def job_state_after(ended: frozenset[ConversationState], *, was_cancelled: bool) -> JobState:
-    """Return how a job ends whose conversations ended in these ways."""
+    """Return the final state of a job from the states of its conversations."""
     if was_cancelled:
         return JobState.CANCELLED
     if ended == {ConversationState.COMPLETED}:

@@ -1,7 +1,7 @@
-"""When a conversation ends before its rounds are over (specification, "Ends"). Pure.
+"""The conditions that end a conversation before its rounds are over (specification, "Ends"). Pure.
 
-Conditions are judged on the record: what each turn fulfils by itself is stored with it, all else follows from words and
-tokens. So a restart decides alike.
+Conditions are judged on the record: what each turn fulfils on its own is stored with it, and all else follows from
+words and tokens. So a restart decides the same.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,14 +14,14 @@ from typing_extensions import override
 from service.conversations.job.validation import COMPILED, folded, plain, read_answer
 from workers.tools.schemas import is_found, within
 
-SILENCE: Final = 0  # the words of a turn in which nothing was said
-LONG: Final = 256  # characters from which on words are folded once, for all conversations that begin with them
+SILENCE: Final = 0  # the words of a turn without words
+LONG: Final = 256  # characters from which words are folded only once, for all conversations that begin with them
 MOST_HASHES: Final = 16_384
-_HASHES: dict[int, int] = {}  # of folded words by those of the words; a thread that prepares heirs fills it too
+_HASHES: dict[int, int] = {}  # folded words' hashes by the words' own; a thread that prepares heirs fills it too
 
 
 class SaidWords:
-    """The words of one turn as validation reads them, in the forms of conditions; each is made when it is asked for."""
+    """The words of one turn as validation reads them, in the forms of conditions, each made on demand."""
 
     def __init__(self, words: str) -> None:
         self.words = words.strip()
@@ -31,19 +31,19 @@ class SaidWords:
 
     @cached_property
     def plain(self) -> str:
-        """The words without regard to letter case and spacing, and to what stands around them."""
+        """The words without letter case, spacing and surrounding marks."""
         return plain(self.words)
 
     @cached_property
     def value(self) -> object:
-        """Their JSON value; None where they are no JSON."""
+        """Their JSON value; None if they are no JSON."""
         try:
             return read_answer(self.words)
         except ValueError:
             return None
 
     def holds(self, field: str, wanted: object) -> bool:
-        """Whether a field of their JSON has this value; texts are compared without regard to case and spacing."""
+        """Whether a field of their JSON has this value; texts are compared without case and spacing."""
         found = self.value
         for name in field.split("."):
             if not isinstance(found, dict) or name not in found:
@@ -53,7 +53,7 @@ class SaidWords:
 
 
 def scalar_key(value: object) -> object:
-    """Return the key of a value of JSON, equal for equal values; None for one that has parts, or is null."""
+    """Return a key of a JSON value, equal for equal values; None for lists, mappings and null."""
     if isinstance(value, str):
         return "text", folded(value)
     if isinstance(value, bool):
@@ -62,12 +62,12 @@ def scalar_key(value: object) -> object:
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """One condition, of one of seven kinds: only the fields of that kind are given.
+    """One condition, of one of seven kinds: only the fields of that kind are set.
 
-    ``agent`` says one of ``says``, which are folded, or what ``matches``, or JSON in which ``field`` is what it
-    ``equals``: a text, a number or a truth value (names of nested objects have dots between them). It, or any agent
-    where it is None, sends ``signal``. All of ``agree`` say the same in one round. For ``unchanged`` rounds everybody
-    says what it said the round before. All answers have ``answer_tokens`` together.
+    ``agent`` says one of ``says`` (folded), or text that ``matches``, or JSON whose ``field`` ``equals`` a text, a
+    number or a truth value; dots separate the names of nested objects. ``agent``, or any agent if it is None, sends
+    ``signal``. All of ``agree`` say the same in one round. All agents repeat their words for ``unchanged`` rounds. All
+    answers together have ``answer_tokens``.
     """
 
     agent: str | None = None
@@ -82,25 +82,25 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_of_a_turn(self) -> bool:
-        """Whether one turn alone fulfils it."""
+        """Whether a single turn fulfils it."""
         return bool(self.says or self.matches is not None or self.field is not None or self.signal is not None)
 
     @property
     def judged(self) -> tuple[str, ...] | None:
-        """The agents whose turns it reads, None where these are all."""
+        """The agents whose turns it reads, None for all."""
         return self.agree or (None if self.agent is None else (self.agent,))
 
     @property
     def chars(self) -> int:
-        """The length of a text that it costs as much to judge by."""
+        """The length of a text that takes as long to judge."""
         wanted = len(self.equals) if isinstance(self.equals, str) else 0
         return COMPILED * len(self.matches or "") + sum(map(len, self.says)) + wanted
 
     def is_fulfilled(self, said: SaidWords, signals: Collection[str], limit_s: float) -> bool:
-        """Whether a turn of its agent fulfils it by itself.
+        """Whether a turn of its agent fulfils it on its own.
 
         Raises:
-            TimeoutError: that takes longer than ``limit_s`` of this thread's own time to find out.
+            TimeoutError: the check takes longer than ``limit_s`` of this thread's own time.
         """
         if self.says:
             return said.plain in map(plain, self.says)
@@ -116,7 +116,7 @@ Until = tuple[Condition, ...]
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """The condition that ended a conversation, by its place in ``until``, or the ``leader`` that did.
+    """The condition that ended a conversation, by its index in ``until``, or the ``leader`` that did.
 
     ``agent`` fulfilled the condition alone.
     """
@@ -128,18 +128,18 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def document(self) -> dict[str, object]:
-        """The form in which callers see it."""
+        """The form that callers see."""
         if self.leader is not None:
             return {"leader": self.leader, "round": self.round}
         return {"until": self.until, "agent": self.agent, "round": self.round}
 
 
 class TurnDigest(msgspec.Struct, frozen=True, kw_only=True):
-    """The digest of an ended turn, by which the order of speaking is decided; one that failed said nothing.
+    """The digest of an ended turn, which decides the speaking order; a failed turn has no words.
 
-    ``fulfils`` are the places of conditions that it fulfils by itself, ``words`` stands for what it said: equal for
-    equal words, for as long as this process lives. An agent that ``leaves`` has no further turn. ``chosen`` is
-    whom a leader has named, None where it wants no more of the conversation. One that ``is_inherited`` ends nothing.
+    ``fulfils`` holds the indexes of conditions that it fulfils on its own. ``words`` stands for its words: equal for
+    equal words while this process lives. An agent that ``leaves`` has no further turn. ``chosen`` is the agent that a
+    leader has named, None if it ends the conversation. A turn with ``is_inherited`` ends nothing.
     """
 
     fulfils: tuple[int, ...] = ()
@@ -155,9 +155,9 @@ INHERITED: Final = TurnDigest(is_inherited=True)
 
 
 class Ends:
-    """The conditions of one conversation, and what of them is fulfilled; an agent is its place among ``agents``.
+    """The conditions of one conversation, and those fulfilled so far; an agent is its index in ``agents``.
 
-    ``tokens`` are those of answers that no turn brings: of agents that its job lacks.
+    ``tokens`` counts answers without a turn here, of agents that the job lacks.
     """
 
     __slots__ = ("_agents", "_first_own", "_fulfilled", "_tokens", "_unchanged", "_until", "_words")
@@ -165,10 +165,10 @@ class Ends:
     def __init__(self, until: Until, agents: Sequence[str], tokens: int = 0) -> None:
         self._until = until
         self._agents = agents
-        self._fulfilled: dict[int, tuple[int, int]] = {}  # conditions: by which agent, in which round
-        self._words: dict[int, dict[str, int]] = {}  # of rounds that are compared; silence has none
-        self._unchanged = 0  # rounds running
-        self._first_own: int | None = None  # the round before which all is inherited
+        self._fulfilled: dict[int, tuple[int, int]] = {}  # by condition: the agent and the round
+        self._words: dict[int, dict[str, int]] = {}  # by round that is compared; silence has no entry
+        self._unchanged = 0  # consecutive rounds without a change
+        self._first_own: int | None = None  # rounds before it are all inherited
         self._tokens = tokens
 
     def __repr__(self) -> str:
@@ -182,7 +182,7 @@ class Ends:
         return frozenset(every if None in by else (self._agents.index(each) for names in by for each in names or ()))
 
     def count_turn(self, agent: int, round_number: int, digest: TurnDigest) -> list[tuple[int, ...]]:
-        """Take a turn that has ended; return the agents that have fulfilled a condition with it, for each one."""
+        """Count an ended turn; return, for each condition that it completes, the agents that have fulfilled it."""
         return self._count(agent, round_number, digest, self._words.setdefault(round_number, {}))
 
     def _count(self, agent: int, round_number: int, digest: TurnDigest, said: dict[str, int]) -> list[tuple[int, ...]]:
@@ -195,7 +195,8 @@ class Ends:
             self._first_own = round_number
         for place in digest.fulfils:
             by = (agent, round_number)
-            self._fulfilled[place] = min(by, self._fulfilled.get(place, by))  # of several, whichever ended first
+            # Of several turns, the first by agent and round
+            self._fulfilled[place] = min(by, self._fulfilled.get(place, by))
         fulfilled: list[tuple[int, ...]] = [(agent,) for _ in digest.fulfils]
         for place, condition in enumerate(self._until):
             is_said = self._agents[agent] in condition.agree and self._agents[agent] in said
@@ -205,7 +206,7 @@ class Ends:
         return fulfilled
 
     def end_round(self, round_number: int) -> Ending | None:
-        """Take the end of a round: return what ends the conversation with it, if anything does."""
+        """Count the end of a round; return the ending of the conversation, if the round ends it."""
         said = self._words.setdefault(round_number, {})
         return self._judge(round_number, is_unchanged=self._words.pop(round_number - 1, None) == said)
 
@@ -219,7 +220,7 @@ class Ends:
         return self.first_fulfilled()
 
     def first_fulfilled(self) -> Ending | None:
-        """Return the first listed of the conditions that are fulfilled."""
+        """Return the first listed condition that is fulfilled."""
         if not self._fulfilled:
             return None
         place = min(self._fulfilled)
@@ -229,7 +230,7 @@ class Ends:
 
 
 class EndsOfLed(Ends):
-    """The same where one agent speaks in a round: each one's last words are compared, but not the leader's choices."""
+    """The conditions with one speaker a round: each agent's last words are compared, except the leader's choices."""
 
     __slots__ = ("_is_unchanged", "_last")
 
@@ -244,7 +245,7 @@ class EndsOfLed(Ends):
         return self._count(agent, round_number, digest, self._last)
 
     def count_choice(self, leader: int, round_number: int, digest: TurnDigest) -> bool:
-        """Take a turn of the leader; return whether it has fulfilled a condition."""
+        """Count a turn of the leader; return whether it has fulfilled a condition."""
         self._is_unchanged = False
         return bool(self._count(leader, round_number, digest, {}))
 
@@ -254,7 +255,7 @@ class EndsOfLed(Ends):
 
 
 def conditions_of(until: Until, agent_id: str) -> dict[int, Condition]:
-    """Return the conditions that a turn of an agent may fulfil by itself, with their places."""
+    """Return the conditions that a turn of an agent may fulfil on its own, by index."""
     return {
         place: condition
         for place, condition in enumerate(until)
@@ -263,7 +264,7 @@ def conditions_of(until: Until, agent_id: str) -> dict[int, Condition]:
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """The places of the conditions that a turn fulfils, and of those that could not be judged in time."""
+    """The indexes of the conditions that a turn fulfils, and of those that could not be judged in time."""
 
     fulfils: tuple[int, ...] = ()
     overran: tuple[int, ...] = ()
@@ -277,7 +278,7 @@ def find_fulfilled(
 ) -> Judged:
     """Judge conditions within ``limit_s`` of this thread's own time, all together.
 
-    Each has an equal part of half the time; those that need more have an equal part of the rest.
+    Each gets an equal part of half the time; those that need more get an equal part of the rest.
     """
     fulfilled: list[int] = []
     left = list(conditions)
@@ -296,13 +297,13 @@ def find_fulfilled(
 
 
 def digest_of(until: Until, fulfils: tuple[int, ...], words: str, tokens: int | None) -> TurnDigest:
-    """Return the digest of a completed turn, with as much as these conditions need of it."""
+    """Return the digest of a completed turn, with only what these conditions need."""
     compares = any(condition.agree or condition.unchanged for condition in until)
     return TurnDigest(fulfils=fulfils, words=_hash_of(words) if compares else SILENCE, tokens=tokens or 0)
 
 
 def _hash_of(words: str) -> int:
-    """Return the same number for words that are the same but for case, spacing and what stands around them."""
+    """Return a number that is equal for words that differ only in case, spacing and surrounding marks."""
     if len(words) < LONG:
         return hash(plain(words)) if words.strip() else SILENCE
     known = _HASHES.get(hash(words))

@@ -1,4 +1,4 @@
-"""Whether an answer is what its agent was asked for. Pure; the caller bounds it.
+"""The check of an answer against its agent's validation. Pure; the caller bounds its time.
 
 Source: specification, "Answer validation".
 """
@@ -19,34 +19,34 @@ from workers.tools.schemas import cut, is_found, schema_fault, within
 
 MOST_MARKS: Final = 30
 AROUND: Final = " .!*_~`\"'“”‘’‚„«»‹›「」『』。！…"  # noqa: RUF001 - marks of several scripts
-COMPILED: Final = 2  # a character of what is compiled costs so much as one of a schema
+COMPILED: Final = 2  # a compiled character costs as much as this many of a schema
 _FENCED = re.compile(r"\A```[A-Za-z]*[^\S\n]*\n(?P<body>.*)\n```\Z", re.DOTALL)
 
 
 def folded(words: str) -> str:
-    """Return words without regard to letter case, composition, and how much space stands between them."""
+    """Return words without differences of letter case, composition and spacing."""
     return " ".join(_composed(words).casefold().split())
 
 
 def spaced(words: str) -> str:
-    """Return the same with regard to letter case."""
+    """Return the same, with letter case."""
     return " ".join(_composed(words).split())
 
 
 def plain(words: str) -> str:
-    """Return folded words without quotation marks, emphasis, full stops and exclamation marks around them."""
+    """Return folded words without surrounding quotation marks, emphasis, full stops and exclamation marks."""
     said = folded(words)
     return said.strip(AROUND) or said
 
 
 def _composed(words: str) -> str:
-    """Compose letters; that takes the square of a run of marks, so one that no language has stays as it is."""
+    """Compose letters; that takes the square of a run of marks, so an endless run stays as it is."""
     return words if words.isascii() or _has_endless_marks(words) else unicodedata.normalize("NFC", words)
 
 
 def _has_endless_marks(words: str) -> bool:
-    """Whether more combining marks stand in a row than Unicode's stream-safe text has (UAX 15)."""
-    every = MOST_MARKS + 1  # so many in a row have one of these places
+    """Whether a run of combining marks is longer than in Unicode's stream-safe text (UAX 15)."""
+    every = MOST_MARKS + 1  # a run of this length covers one of these places
     for number, mark in enumerate(map(unicodedata.combining, words[MOST_MARKS::every])):
         if mark:
             begin = end = MOST_MARKS + number * every
@@ -60,31 +60,31 @@ def _has_endless_marks(words: str) -> bool:
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """One of three kinds; ``retries`` is how often an answer that is not valid is asked for again.
+    """One of three kinds of validation; ``retries`` bounds the requests after answers that are not valid.
 
-    ``is_constrained`` says that the engine is to hold the model to it, where it can.
+    With ``is_constrained`` the engine constrains the model to it, if it can.
     """
 
     retries: int
     choices: tuple[str, ...] = ()
     pattern: str | None = None
     json_schema: dict[str, object] | None = None
-    schema_chars: int = 0  # how long the schema is
+    schema_chars: int = 0  # length of the schema
     is_constrained: bool = True
 
     @property
     def chars(self) -> int:
-        """The length that it costs to judge by: what is compiled costs more than what is walked."""
+        """The length that a judgement costs: compiled text costs more than walked text."""
         return self.schema_chars + COMPILED * (len(self.pattern or "") + sum(map(len, self.choices)))
 
     @property
     def slow_field(self) -> str:
-        """The name of the field that may take long to judge by."""
+        """The name of the field that may take long to judge."""
         return "json_schema" if self.pattern is None else "pattern"
 
     @property
     def schema_text(self) -> str:
-        """The schema as a model is shown it."""
+        """The schema as shown to a model."""
         return json.dumps(self.json_schema or {}, ensure_ascii=False)
 
     def constraint(self, thought: Thought = Thought.NONE) -> Constraint | None:
@@ -94,15 +94,15 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
         return Constraint(choices=self.choices, pattern=self.pattern, json_schema=self.json_schema, thought=thought)
 
     def fault_of(self, answer: str, limit_s: float = ELSEWHERE_S) -> str | None:
-        """Return the fault of an answer, in words that help its model to mend it; None if the answer is valid.
+        """Return the fault of an answer, in words that help its model to correct it; None if it is valid.
 
         Raises:
-            TimeoutError: that takes longer than ``limit_s`` of this thread's own time to find out.
+            TimeoutError: the check takes longer than ``limit_s`` of this thread's own time.
         """
         return self.fault_of_words(without_markup(answer), limit_s)
 
     def fault_of_words(self, words: str, limit_s: float = ELSEWHERE_S) -> str | None:
-        """Return the same of a caller's words, in which no markup is read."""
+        """Return the fault of a caller's words, in which no markup is read."""
         text = words.strip()
         if self.choices:
             return _choice_fault(self.choices, text)
@@ -114,16 +114,16 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=64)
 def _words_of(choices: tuple[str, ...]) -> re.Pattern[str]:
-    # The longest first: where "no opinion" stands, "no" does not. Emphasis (_yes_) is no part of a word.
+    # Longest first: "no opinion" must not match "no". Emphasis (_yes_) is no part of a word.
     longest_first = sorted(choices, key=len, reverse=True)
     words = "|".join(re.escape(choice) for choice in longest_first)
     return re.compile(rf"(?<![^\W_])(?:{words})(?![^\W_])")
 
 
 def _held(choices: tuple[str, ...], text: str) -> set[str]:
-    """Return the choices that stand in a text, folded.
+    """Return the choices in a text, folded.
 
-    Where several do, those that stand in their own letter case count: "a good answer is B" holds no A.
+    If there are several, letter case decides: "a good answer is B" holds no A.
     """
     held = set(_words_of(tuple(dict.fromkeys(map(folded, choices)))).findall(folded(text)))
     if len(held) <= 1:
@@ -133,14 +133,14 @@ def _held(choices: tuple[str, ...], text: str) -> set[str]:
 
 
 def chosen_in(choices: tuple[str, ...], answer: str) -> str | None:
-    """Return the choice that stands in a valid answer; None where not exactly one does."""
+    """Return the only choice in a valid answer; None if there is not exactly one."""
     return _chosen(choices, without_markup(answer))
 
 
 def read_words(words: str, validation: Validation | None, *, has_markup: bool) -> str:
-    """Return an answer as conditions read it: as its validation does, so that what is valid as a choice is that choice.
+    """Return an answer as conditions read it, like its validation: a valid choice becomes that choice.
 
-    Thoughts and markup are taken off a model's words; in a caller's there is none (``has_markup``).
+    Thoughts and markup are removed from a model's words; a caller's words have none (``has_markup``).
     """
     said = without_markup(words) if has_markup else words
     chosen = _chosen(validation.choices, said) if validation is not None and validation.choices else None
@@ -161,7 +161,7 @@ def _choice_fault(choices: tuple[str, ...], text: str) -> str | None:
 
 
 def read_answer(text: str) -> object:
-    """Return the JSON value of an answer, which may stand in a fence of Markdown.
+    """Return the JSON value of an answer, which may be in a Markdown fence.
 
     Raises:
         ValueError: it is no JSON.

@@ -9,14 +9,14 @@ from typing import Final
 from service.conversations.job.wording import NAMES
 
 NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*"
-RESERVED: Final = frozenset().union(*NAMES.values())  # of the pieces of a job's words
+RESERVED: Final = frozenset().union(*NAMES.values())  # names used in the pieces of a job's words
 _PLACE: Final = re.compile(rf"\$(?:(?P<dollar>\$)|(?P<plain>{NAME})|\{{(?P<braced>{NAME})\}})")
 
 
 def fill(text: str, variables: Mapping[str, str] | None) -> str:
-    """Return a text with the values in place of their names, each inserted once and never read again.
+    """Return a text with values in place of names, each inserted once and not expanded again.
 
-    ``$$`` is a dollar, and a dollar before another name stays as it is; without ``variables`` all of them do.
+    ``$$`` is a dollar, and a dollar before an unknown name stays; without ``variables`` every dollar stays.
     """
     if variables is None or "$" not in text:
         return text
@@ -35,12 +35,12 @@ def count_names(text: str) -> Counter[str]:
 
 
 def added_chars(names: Counter[str], values: Mapping[str, object]) -> int:
-    """Return at most how much longer a text gets that names them so often: a few bytes may name a long value a lot."""
+    """Return by how much a text with these names grows at most: a few bytes may name a long value many times."""
     return sum(names[name] * len(written(value)) for name, value in values.items() if name in names)
 
 
 def names_in(text: str) -> Iterator[str]:
-    """Yield the names of variables that a text wants."""
+    """Yield the names of variables in a text."""
     for found in _PLACE.finditer(text):
         name = found["plain"] or found["braced"]
         if name:

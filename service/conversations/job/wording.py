@@ -1,7 +1,7 @@
-"""The words that Roundhouse puts around a job's own, and in what form (specification, "Words around a job"). Pure.
+"""The words that Roundhouse puts around a job's own (specification, "Words around a job"). Pure.
 
-A conversation keeps the words that it began with: they are stored with it, whole, so that an upgrade or another
-configuration changes nothing that was said.
+A conversation keeps the words that it began with. They are stored with it as a whole, so an upgrade or another
+configuration changes no earlier words.
 """
 
 from collections.abc import Mapping
@@ -16,13 +16,11 @@ from msgspec.structs import replace
 from workers.requests.bios_words import BiosPolicy, BiosWords, Clock
 
 DEFAULT_ROLE: Final = "participant"
-LONE_CONTEXT: Final = "You are $who."  # only where the agent has a role
-SHARED_CONTEXT: Final = (
-    "Several agents take part; all words carry their speakers' names."  # only where there are several
-)
-# What each piece may name; another name is refused where the piece is given.
+LONE_CONTEXT: Final = "You are $who."  # only if the agent has a role
+SHARED_CONTEXT: Final = "Several agents take part; all words carry their speakers' names."  # only if there are several
+# The names that each piece may use; others are refused where the piece is given.
 NAMES: Final[Mapping[str, frozenset[str]]] = {
-    "template": frozenset({"context", "tools", "budget", "now"}),  # of a model's whole BIOS
+    "template": frozenset({"context", "tools", "budget", "now"}),  # the template of a model's whole BIOS
     "context": frozenset({"agent", "role", "who", "agents"}),
     "cue": frozenset({"agent", "role", "who", "round", "rounds"}),
     "quote": frozenset({"agent", "role", "who", "round", "words"}),
@@ -32,7 +30,7 @@ NAMES: Final[Mapping[str, frozenset[str]]] = {
 
 
 class Phrases(msgspec.Struct, frozen=True, kw_only=True):
-    """The pieces that a job's author, or the operator of a model, has given in place of Roundhouse's own."""
+    """The pieces that a job's author, or the operator of a model, has given instead of Roundhouse's own."""
 
     context: str | None = None
     cue: str | None = None
@@ -42,13 +40,13 @@ class Phrases(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wording(msgspec.Struct, frozen=True, kw_only=True):
-    """All words of ours in the conversations of one model; each is a ``string.Template``.
+    """All of Roundhouse's words in the conversations of one model; each is a ``string.Template``.
 
-    ``context`` tells an agent who it is and that there are others, ``lone_context`` one that is alone and has a role;
-    ``shared_context`` and ``shared_cue`` are those of ``view: shared``. ``cue`` stands last in each message to an
-    agent, ``silence`` where nothing else would. ``left`` tells that an agent has no further turn, ``omitted`` which
-    rounds are not shown, ``summed`` what was said in them, which ``sum_up`` has asked for. The demands tell what an
-    answer has to be, where no engine is told.
+    ``context`` introduces an agent among others, ``lone_context`` one that is alone and has a role. ``shared_context``
+    and ``shared_cue`` are for ``view: shared``. ``cue`` ends each message to an agent, ``silence`` replaces an empty
+    one. ``left`` says that an agent has no further turn. ``omitted`` says which rounds are hidden, ``summed`` what was
+    said in them, and ``sum_up`` asks for that summary. The demands describe the required form of an answer if no engine
+    constrains it.
     """
 
     bios: BiosWords = msgspec.field(default_factory=BiosWords)
@@ -63,7 +61,7 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True):
     left: str = "$who has left."
     omitted: str = "(What was said in rounds $first to $last is left out.)"
     summed: str = "(Rounds $first to $last, summed up: $summary)"
-    # Chosen among others by what the small model keeps (docs/benchmarks.md, "Summaries").
+    # Chosen among others by what a small model keeps (docs/benchmarks.md, "Summaries").
     sum_up: str = (
         "List the facts and decisions of the conversation above, one on each line, with names and numbers, and what is "
         "still open. At most $words words."
@@ -82,7 +80,7 @@ class ConversationWords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def wording_of(policy: BiosPolicy) -> Wording:
-    """Return the words of a model: Roundhouse's own, with the pieces that its operator has given in their place."""
+    """Return the words of a model: Roundhouse's own, with its operator's pieces."""
     bios = BiosWords(is_on=policy.is_on, template=policy.template, clock_step_s=policy.clock_step_s)
     given = Phrases(
         context=policy.context, cue=policy.cue, quote=policy.quote, invalid=policy.invalid, left=policy.left
@@ -91,7 +89,7 @@ def wording_of(policy: BiosPolicy) -> Wording:
 
 
 def put(given: Phrases, wording: Wording) -> Wording:
-    """Return ``wording`` with the pieces that are given in place of its own; they are said in every case."""
+    """Return ``wording`` with the given pieces instead of its own; given pieces are always said."""
     if given == Phrases():
         return wording
     context = given.context
@@ -123,25 +121,25 @@ def phrase_fault(name: str, text: str) -> str | None:
 
 
 def leaves_out(template: str | None, name: str) -> bool:
-    """Whether a template of a whole BIOS has no place for ``context``, or ``now``."""
+    """Whether a template of a whole BIOS has no place for ``name``: ``context`` or ``now``."""
     return template is not None and name not in Template(template).get_identifiers()
 
 
 def quote_fault(text: str | None) -> str | None:
-    """Return the fault of words around what another agent has said, or None."""
+    """Return the fault of the words around what another agent has said, or None."""
     if text is None or "words" in Template(text).get_identifiers():
         return None
     return "has no $words: what others say would be said to nobody"
 
 
 def encode_models(models: Mapping[str, Wording]) -> str:
-    """Return the JSON of the words of models, the same for the same words."""
+    """Return the JSON of the words of models, equal for equal words."""
     return msgspec.json.encode(models, order="deterministic").decode()
 
 
 @lru_cache(maxsize=64)
 def decode_models(text: str) -> Mapping[str, Wording]:
-    """Return the words of their JSON; thousands of conversations share them."""
+    """Return the words of models from their JSON; thousands of conversations share them."""
     return _decode(text)
 
 

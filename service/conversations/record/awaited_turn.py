@@ -1,4 +1,4 @@
-"""A turn that a caller is to speak (specification, "Turns of callers"). Pure."""
+"""A turn that waits for its caller (specification, "Turns of callers"). Pure."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -15,10 +15,10 @@ from workers.outcome import FailureReason
 
 
 class AwaitedTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All that judges a caller's words, so that a node can take them that knows nothing of the job.
+    """The rules for a caller's words, complete, so that a node without the job can judge them.
 
-    ``conditions`` may end the conversation, by their places. The caller is waited for ``wait_s`` seconds, or for ever;
-    then ``otherwise`` is said, or the turn fails, and with it perhaps its agent ``leaves``.
+    ``conditions``, by index, may end the conversation. The turn waits for ``wait_s`` seconds, or without limit. Then
+    ``otherwise`` is said, or the turn fails, and its agent may leave with it (``leaves``).
     """
 
     role: str
@@ -29,7 +29,7 @@ class AwaitedTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     leaves: bool = False
 
     def said_by_nobody(self, key: TurnKey, fulfils: tuple[int, ...], since: datetime, at: datetime) -> Turn:
-        """Return the turn with the words of ``otherwise``; its detail tells it from one that a caller has spoken."""
+        """Return the turn with the words of ``otherwise``; its detail tells it apart from a caller's own words."""
         detail = f"nobody spoke within wait_s = {self.wait_s:g}; the words are those of otherwise"
         return msgspec.structs.replace(self.said(key, self.otherwise or "", fulfils, since, at), detail=detail)
 
@@ -47,7 +47,7 @@ class AwaitedTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         )
 
     def unsaid(self, key: TurnKey, since: datetime, at: datetime) -> Turn:
-        """Return the turn whose time is over: nobody has said anything."""
+        """Return the failed turn of a caller that has not spoken in time."""
         return Turn(
             key=key,
             role=self.role,
@@ -62,7 +62,7 @@ class AwaitedTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def await_agent(agent: Agent, until: Until) -> AwaitedTurn:
-    """Return the demands on a turn of an agent whose caller is waited for."""
+    """Return the rules for an agent's turn that waits for its caller."""
     return AwaitedTurn(
         role=agent.role,
         validation=agent.validation,

@@ -1,4 +1,4 @@
-"""The findings on a completed turn: what is to be known before its words are taken for an answer. Pure."""
+"""The findings on a completed turn: reasons to doubt that its words are an answer. Pure."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -8,11 +8,11 @@ from workers.requests.answer import Answer, Finish
 from workers.tools.thoughts import without_thoughts
 
 NO_ANSWER: Final = "the model declined to answer, or a filter ended its answer"
-WAIT: Final = "<wait"  # of agent markup: a silence that is meant
+WAIT: Final = "<wait"  # agent markup for an intended silence
 
 
 class Finding(StrEnum):
-    """One word for each; the same in results, tables and pages."""
+    """One word per finding; the same in results, tables and pages."""
 
     NO_FINISH_REASON = "no_finish_reason"
     CUT_OFF = "cut_off"
@@ -33,7 +33,7 @@ SENTENCES: Final[Mapping[str, str]] = {
 
 
 def findings_of(answer: Answer, words: str) -> tuple[str, ...]:
-    """Return the findings on a complete answer, of which ``words`` were said aloud."""
+    """Return the findings on a complete answer, whose public part is ``words``."""
     finish = answer.finish
     found = {
         Finding.NO_FINISH_REASON: answer.generation.finish_reason is None,
@@ -47,15 +47,15 @@ def findings_of(answer: Answer, words: str) -> tuple[str, ...]:
 
 
 def told_of(findings: object) -> str:
-    """Return findings in words, as they stand in a turn's document."""
+    """Return findings in words, as in a turn's document."""
     known = [SENTENCES.get(str(each), str(each)) for each in findings] if isinstance(findings, list | tuple) else []
     return "; ".join(known)
 
 
 def fault_beside(answer: Answer, fault: str | None) -> str | None:
-    """Return the fault of an answer, in which validation has found ``fault``: why there is nothing that it could read.
+    """Return the fault of an answer for which validation found ``fault``: the reason if there is nothing to validate.
 
-    What a server marks as a refusal is no answer, whatever its words.
+    An answer that a server marks as a refusal is none, whatever its words.
     """
     if answer.is_declined:
         return NO_ANSWER

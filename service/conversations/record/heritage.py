@@ -1,6 +1,6 @@
-"""Which recorded turns a conversation begins with, fixed as it is posted (specification, "Begun from a record"). Pure.
+"""The recorded turns with which a conversation begins, fixed when it is posted (specification, "Begun from a record").
 
-Turns are referred to where they were spoken: what a fork has inherited itself is its original's.
+References point to where turns were spoken: what a fork has inherited itself belongs to its original. Pure.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ from service.conversations.talk.turn_failures import digest_of_failure
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a recorded conversation that is wanted: all, its first ``rounds``, or up to a turn of an agent."""
+    """The wanted part of a recorded conversation: all, its first ``rounds``, or up to a turn of an agent."""
 
     job: JobId
     conversation: str
@@ -38,7 +38,7 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation of a job as far as it is recorded, with what it has inherited itself, and the words around it."""
+    """The recorded part of a job's conversation, with its own inherited turns, and the words around it."""
 
     job: Job
     conversation: Conversation
@@ -48,12 +48,12 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def speakers(self) -> dict[str, Agent]:
-        """The agents that have spoken or may speak in it, by id: those whom its job lacks too."""
+        """The agents that have spoken or may speak in it, by id, including those that its job lacks."""
         return {agent.id: agent for agent in with_formers(self.job, self.conversation.heritage).agents}
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """Turns of one agent, where they were spoken: those of rounds below ``rounds``."""
+    """Turns of one agent where they were spoken: those of rounds below ``rounds``."""
 
     job: JobId
     conversation: str
@@ -63,7 +63,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CutFault(Exception):
-    """The part that is wanted is not there; ``field`` of ``from`` says so."""
+    """The wanted part does not exist; ``field`` of ``from`` names the reason."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -71,7 +71,7 @@ class CutFault(Exception):
 
 
 def ends_of(cut: Cut, recorded: Recorded) -> dict[str, int]:
-    """Return, for each agent of a source, the round below which its turns are taken.
+    """Return, for each agent of a source, the round below which its turns are inherited.
 
     Raises:
         CutFault: a round is not recorded yet, or there is no such turn.
@@ -97,7 +97,7 @@ def ends_of(cut: Cut, recorded: Recorded) -> dict[str, int]:
 
 
 def _recorded_ends(recorded: Recorded) -> tuple[dict[str, int], set[str]]:
-    """Return up to where each agent has been heard, before what ended the conversation, and who has left."""
+    """Return how far each agent was heard before the conversation ended, and the agents that have left."""
     joined = recorded.conversation.heritage.first  # who was not there before has not missed those rounds
     ends = {name: joined.get(name, 0) for name in recorded.speakers}
     heard = list(_heard(recorded))
@@ -110,7 +110,7 @@ def _recorded_ends(recorded: Recorded) -> tuple[dict[str, int], set[str]]:
 def _heard(recorded: Recorded) -> Iterable[Turn]:
     """Yield the turns after which the conversation went on.
 
-    What ended it is asked for again: an end that a leader has named, and a turn after which nobody was left.
+    Turns that ended it are asked for again: an end that a leader named, and the turn with which the last agent left.
     """
     speakers = recorded.speakers
     turns = [turn for turn in recorded.turns if turn.kind is TurnKind.TURN]
@@ -141,7 +141,7 @@ def _check_rounds(field: str, rounds: int, ends: Mapping[str, int], left: Collec
     behind = [name for name, end in ends.items() if end < rounds and name not in left]
     of_job = {agent.id for agent in recorded.job.agents}
     for name in behind:
-        if name in of_job:  # whoever is of an older conversation alone speaks no more
+        if name in of_job:  # an agent of an older conversation alone does not speak here
             raise CutFault(field, f"{name!r} has spoken {ends[name]} rounds; more are not recorded yet")
 
 
@@ -160,10 +160,10 @@ def _behind(recorded: Recorded, agent: str) -> set[str]:
 
 
 def inherit(cut: Cut, recorded: Recorded, heir: Job, rounds: int) -> tuple[Heritage, list[Turn]]:
-    """Return the heritage of a conversation of a new job with so many rounds, and its turns, as they were spoken.
+    """Return the heritage of a new job's conversation of ``rounds`` rounds, and its turns as they were spoken.
 
     Raises:
-        CutFault: a round is not recorded yet, or the conversations do not go together.
+        CutFault: a round is not recorded yet, or the conversations do not fit.
     """
     if recorded.conversation.heritage.is_lost:
         raise CutFault("job", "it has lost what it had inherited: that was deleted")
@@ -218,7 +218,7 @@ def _tokens_of(turn: Turn) -> int:
 
 
 def _own_from(name: str, cut: Cut, recorded: Recorded, heritage: Heritage) -> int:
-    """Return from which origin on an agent's memory is its own: a source that had cut anew passes no older cuts on."""
+    """Return the first origin whose memory is an agent's own: a source with new cuts does not pass older ones on."""
     before = recorded.conversation.heritage
     chain = [*before.origins, (cut.job, cut.conversation)]
     own = frozenset(chain[before.alike.get(name, len(before.origins)) :])
@@ -226,7 +226,7 @@ def _own_from(name: str, cut: Cut, recorded: Recorded, heritage: Heritage) -> in
 
 
 def _summed_upto(recorded: Recorded, heard: Collection[TurnKey]) -> dict[str, int]:
-    """Return the round up to which summaries are taken: of each agent, or in a shared view of all, who read them."""
+    """Return the round up to which summaries are inherited: for each agent, or in a shared view for all readers."""
     upto: dict[str, int] = {}
     for key in heard:
         upto[key.agent_id] = max(upto.get(key.agent_id, -1), key.round)
@@ -235,10 +235,10 @@ def _summed_upto(recorded: Recorded, heard: Collection[TurnKey]) -> dict[str, in
 
 
 def _with_same_memory(recorded: Recorded, heir: Job, heritage: Heritage, spoke: Collection[str]) -> frozenset[str]:
-    """Return the agents that are shown of the past what they were shown there, of words of those who ``spoke``.
+    """Return the agents with the same memory window as in the source, for the words of those that ``spoke``.
 
-    They have the same memory, and may still read all of it. In a shared view that is what all may read: with one more
-    reader, or one that may read less, it is nobody's.
+    Their memory is the same, and they may still read all of these words. A shared view has one window for all: it is
+    lost with a new reader, or one that may read less.
     """
     source = with_formers(recorded.job, recorded.conversation.heritage)
     there, here = ({each.id: each for each in job.agents} for job in (source, with_formers(heir, heritage)))
@@ -255,7 +255,7 @@ def _with_same_memory(recorded: Recorded, heir: Job, heritage: Heritage, spoke: 
 
 
 def open_to(speakers: Mapping[str, Agent], readers: Collection[str]) -> set[str]:
-    """Return those whose words all the readers may read."""
+    """Return the speakers whose words all of the readers may read."""
     return {name for name, each in speakers.items() if all(is_visible_later(each, reader) for reader in readers)}
 
 
@@ -277,7 +277,7 @@ def _formers(speakers: Mapping[str, Agent], names: Collection[str]) -> tuple[For
 
 
 def shares_of(taken: Iterable[Turn]) -> list[Share]:
-    """Return where turns were spoken, and up to which round: of an original no more than the fork of it had taken."""
+    """Return where turns were spoken, and up to which round: from an original, only what its fork had inherited."""
     rounds: dict[tuple[Origin, str, TurnKind], int] = {}
     for turn in taken:
         place = _origin(turn), turn.key.agent_id, turn.kind
@@ -293,7 +293,7 @@ def _origin(turn: Turn) -> Origin:
 
 
 def is_own_memory(turn: Turn, heritage: Heritage) -> bool:
-    """Whether a turn was shown of the past what it would be shown in its conversation."""
+    """Whether a turn had the same memory window that it would have in its conversation."""
     if turn.inherited is None:
         return True
     place = heritage.origins.index((turn.inherited.job, turn.inherited.conversation))
@@ -309,9 +309,9 @@ def as_inherited(turn: Turn, job_id: JobId, conversation_id: str) -> Turn:
 
 
 def with_formers(job: Job, heritage: Heritage) -> Job:
-    """Return a job with the agents that it lacks and whose words a conversation of it has inherited.
+    """Return a job with the agents that it lacks but whose words a conversation has inherited.
 
-    They are read by those to whom they were shown, and nobody else.
+    Only agents to which they were visible read them.
     """
     if not heritage.formers:
         return job
@@ -322,18 +322,18 @@ def with_formers(job: Job, heritage: Heritage) -> Job:
 
 
 def waiting_for_formers(agent: Agent, heritage: Heritage) -> Agent:
-    """Return an agent that hears within a round those that it heard there, and that its job lacks."""
+    """Return an agent that also hears, within a round, agents that its job lacks and that it heard there before."""
     waited = {each.id for each in heritage.formers if agent.id in each.waited_for_by}
     return replace(agent, waits_for=agent.waits_for | waited) if waited else agent
 
 
 def silent_turns(job: Job, conversation: Conversation, ended: Collection[TurnKey]) -> dict[TurnKey, TurnDigest]:
-    """Return the turns that an heir's new agents do not have: they were not there."""
+    """Return the turns that an heir's new agents lack, since they joined later."""
     first = conversation.heritage.first
     places = (TurnKey(job.id, conversation.id, name, n) for name, rounds in first.items() for n in range(rounds))
     return {key: INHERITED for key in places if key not in ended}
 
 
 def digest_of_inherited(turn: Turn, digest: TurnDigest = NOTHING) -> TurnDigest:
-    """Return the digest of an inherited turn: its words count, and it fulfils nothing by itself."""
+    """Return the digest of an inherited turn: its words count, and it fulfils no condition on its own."""
     return replace(digest, fulfils=(), leaves=turn.leaves, is_inherited=True)

@@ -1,4 +1,4 @@
-"""The fields of lines of the log that concern a job, a conversation or a turn."""
+"""The fields of log lines about a job, a conversation or a turn."""
 
 from service.conversations.job.job import JobId, TurnKey
 
@@ -6,12 +6,12 @@ Fields = dict[str, str | int]
 
 
 def of_job(job_id: JobId) -> Fields:
-    """Return the fields of a line that concerns a job."""
+    """Return the fields of a line about a job."""
     return {"job": job_id}
 
 
 def of_turn(key: TurnKey, worker: str | None = None, incarnation: int | None = None) -> Fields:
-    """Return the fields of a line that concerns a turn, on a worker where it is on one."""
+    """Return the fields of a line about a turn, with its worker if it is on one."""
     fields: Fields = {
         "job": key.job_id,
         "conversation": key.conversation_id,

@@ -12,8 +12,8 @@ from service.conversations.job.states import TurnState
 class UsageCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Usage, in tokens and in seconds of a slot.
 
-    ``turns`` were completed. ``prompt_tokens``, of which ``cached_tokens`` were in a cache, and ``answer_tokens`` are
-    of attempts that stand; ``wasted_tokens`` were read and written by those that do not.
+    ``turns`` were completed. ``prompt_tokens``, including ``cached_tokens`` from a cache, and ``answer_tokens`` belong
+    to attempts that count; ``wasted_tokens`` were read and written by others.
     """
 
     turns: int = 0
@@ -28,9 +28,8 @@ class UsageCounts(msgspec.Struct, frozen=True, kw_only=True):
 class AttemptMeasures(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt on a slot, with its times in seconds.
 
-    ``first_token_s`` counts from the moment when it had its slot, ``token_s`` is what a token of its newest answer took
-    in the mean, after the first; None is not known. ``usage`` are tokens as the engine told them: of the prompt, of
-    those in its cache, of the answer.
+    ``first_token_s`` counts from the start of its slot. ``token_s`` is the mean time per token of its newest answer,
+    after the first; None is unknown. ``usage`` holds tokens as the engine reported them: prompt, cached prompt, answer.
     """
 
     model: str
@@ -48,9 +47,9 @@ class AttemptMeasures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestMeasures(msgspec.Struct, frozen=True, kw_only=True):
-    """A client's request that has ended, with its attempts; ``adapter`` is the one that it named.
+    """An ended request of a client, with its attempts; ``adapter`` is the one that it named.
 
-    ``waited_s`` is how long it waited for slots in all, ``trace_parent`` what its client sent to be traced by.
+    ``waited_s`` is its total wait for slots, ``trace_parent`` its client's header for traces.
     """
 
     key: TurnKey

@@ -21,13 +21,13 @@ TIMES_OF_ATTEMPTS: Final = ("started_at", "finished_at")
 
 
 class Charges(msgspec.Struct, frozen=True, kw_only=True):
-    """The deaths and refusals that a turn was part of since an engine last answered it.
+    """The deaths and refusals of a turn since an engine last answered it.
 
-    ``is_suspect`` says that it was on an engine that died. ``deaths`` are engines that died with it alone; ``outside``
-    those that a signal from outside ended with it on them; ``refusals`` are of engines that answered others, ``stalls``
-    silences of engines that worked meanwhile. ``refused_at`` is when it was last refused, in seconds since the epoch,
-    ``refused_s`` for how long it was asked since the first time. ``service_ends`` counts how often the service itself
-    ended by a defect while it was at work.
+    ``is_suspect`` says that it was on an engine that died. ``deaths`` counts engines that died with it alone,
+    ``outside`` those that a signal from outside ended while it was there. ``refusals`` are by engines that answered
+    others, ``stalls`` silences of engines that worked meanwhile. ``refused_at`` is the time of the last refusal, in
+    seconds since the epoch, ``refused_s`` the time asked since the first one. ``service_ends`` counts crashes of the
+    service while it was at work.
     """
 
     is_suspect: bool = False
@@ -45,7 +45,7 @@ class Charges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens of a turn; None is not known."""
+    """The tokens of a turn; None is unknown."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -53,10 +53,10 @@ class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One try of a turn on one incarnation of one worker; ``text`` is what came, whole or not.
+    """One try of a turn on one incarnation of one worker; ``text`` is its answer, complete or not.
 
-    ``constrained_by`` is the engine's parameter that held the model to what was asked for, None where none did;
-    ``prompt`` is what is needed to tell what was asked.
+    ``constrained_by`` is the engine's parameter that constrained the answer, None without one. ``prompt`` is the record
+    from which the prompt can be rebuilt.
     """
 
     outcome: TurnState
@@ -73,7 +73,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """The conversation of a job in which an inherited turn was spoken."""
+    """The conversation in which an inherited turn was spoken."""
 
     job: JobId
     conversation: str
@@ -91,7 +91,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     role: str = DEFAULT_ROLE
     by: SpokenBy = SpokenBy.MODEL
     kind: TurnKind = TurnKind.TURN
-    inherited: Origin | None = None  # where it was spoken; never stored, but read for an heir
+    inherited: Origin | None = None  # its original conversation; never stored, but read for an heir
     state: TurnState
     reason: str | None = None
     detail: str | None = None
@@ -100,13 +100,13 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: tuple[ToolRecord, ...] = ()
     signals: tuple[Signal, ...] = ()
     finish_reason: str | None = None
-    findings: tuple[str, ...] = ()  # of a completed one (``findings.Finding``)
+    findings: tuple[str, ...] = ()  # for a completed turn (``findings.Finding``)
     attempts: tuple[Attempt, ...] = ()
     usage: TokenUsage = TokenUsage()
     worker: str | None = None
     incarnation: int | None = None
-    weight_version: int | None = None  # of its first token
-    weight_version_end: int | None = None  # and of its last
+    weight_version: int | None = None  # at its first token
+    weight_version_end: int | None = None  # at its last token
     queued_at: datetime | None = None
     started_at: datetime | None = None
     first_token_at: datetime | None = None
@@ -117,14 +117,14 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_heard(self) -> bool:
-        """Whether later prompts tell of it; of a summary those of its reader."""
+        """Whether later prompts show it; a summary is shown to its reader."""
         return self.state is TurnState.COMPLETED or self.leaves
 
 
 class UnfinishedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """The attempts and charges of a turn that will run again.
 
-    ``rejected`` are its answers that were not valid, each with the reason.
+    ``rejected`` holds its answers that were not valid, with the reasons.
     """
 
     key: TurnKey
@@ -141,7 +141,7 @@ def rfc3339(at: datetime | None) -> str | None:
 
 
 def turn_document(turn: Turn) -> dict[str, object]:
-    """Return a turn as it stands in a transcript: its fields, without those that only decisions read."""
+    """Return a turn for a transcript: its fields, without those for decisions only."""
     fields = msgspec.to_builtins(turn, builtin_types=(datetime,))
     for name in OF_DECISIONS:
         del fields[name]
@@ -161,7 +161,7 @@ def _write_times(fields: dict[str, Any], names: Iterable[str]) -> None:
 
 
 def _memory_of(turn: Turn) -> object:
-    """Return the part of the discussion that a turn was shown, where that was not all."""
+    """Return the part of the discussion that a turn was shown, None for all of it."""
     prompt = turn.attempts[-1].prompt if turn.attempts else None
     if prompt is None or not prompt.from_round:
         return None
@@ -171,7 +171,7 @@ def _memory_of(turn: Turn) -> object:
 class ConversationRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation with its turns, in the order in which they became visible.
 
-    ``ending`` is what ended it early, ``left`` whoever left before that, in their order.
+    ``ending`` is what ended it early, ``left`` the agents that left before that, in order.
     """
 
     id: str
@@ -196,14 +196,14 @@ class ConversationRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ended_by(state: ConversationState, ending: Ending | None) -> object:
-    """Return the ending of a completed conversation as callers see it, None for another."""
+    """Return the ending of a completed conversation as callers see it, None for others."""
     if state is not ConversationState.COMPLETED:
         return None
     return "rounds" if ending is None else ending.document
 
 
 def transcript_pieces(conversation: ConversationRecord) -> Iterator[bytes]:
-    """Yield the JSON of a transcript in pieces of some turns each, so that none takes long to make."""
+    """Yield the JSON of a transcript in pieces of some turns each, so that no piece takes long."""
     turns = conversation.turns
     yield msgspec.json.encode(conversation.head)[:-1] + b',"turns":['
     for begin in range(0, len(turns), TURNS_A_PIECE):

@@ -1,4 +1,4 @@
-"""Whose words an agent's turn waits for, in its round and in the one before (specification, "Rounds mode"). Pure."""
+"""The agents that a turn waits for, in its round and in the one before (specification, "Rounds mode"). Pure."""
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
@@ -9,8 +9,8 @@ from service.conversations.job.job import Job
 
 
 def dependencies_of(job: Job) -> "Dependencies":
-    """Return whom the agents of ``job`` wait for."""
-    if len(job.agents) == 1:  # as each request at the front door
+    """Return the dependencies of a job's agents."""
+    if len(job.agents) == 1:  # as in each request at the front door
         return _ALONE
     places = {agent.id: number for number, agent in enumerate(job.agents)}
     heard_by_all = mask_of(places[agent.id] for agent in job.agents if agent.visible_to is None)
@@ -23,9 +23,9 @@ def dependencies_of(job: Job) -> "Dependencies":
 
 
 class Dependencies:
-    """Whom each agent waits for: of agents' places, sorted. Immutable, so jobs of one shape share it.
+    """The agents that each agent waits for, as sorted indexes. Immutable, so jobs of one shape share it.
 
-    Its turn ``waits_for`` these to speak in its round; ``read`` is, as a mask, whom it reads of all rounds before.
+    A turn ``waits_for`` these agents in its round. ``read`` is a mask of the agents that it reads in earlier rounds.
     """
 
     def __init__(self, waits_for: tuple[tuple[int, ...], ...], read: tuple[int, ...]) -> None:
@@ -43,7 +43,7 @@ class Dependencies:
         circles: dict[int, list[int]] = {}
         for agent, mask in enumerate(self.read):
             circles.setdefault(mask, []).append(agent)
-        # Those who read the same agents wait for the same round, so one look tells it of all of them.
+        # Agents that read the same agents wait for the same round, so one look decides for all of them.
         self.circles = tuple((mask, tuple(agents)) for mask, agents in circles.items())
         self.circles_of = tuple(
             tuple((mask, agents) for mask, agents in self.circles if mask >> agent & 1)
@@ -58,7 +58,7 @@ class Dependencies:
         return tails
 
     def after_all(self, agents: Collection[int], without: int) -> int:
-        """Return who speaks after all of these agents, as a mask, in a round of which those ``without`` are no part."""
+        """Return a mask of those that speak after all of these agents, in a round without ``without``."""
         mask, after, before = mask_of(agents), 0, [0] * len(self.waits_for)
         for agent in reversed(self._last_first):
             if without >> agent & 1:
@@ -70,11 +70,11 @@ class Dependencies:
         return after
 
     def _order(self) -> tuple[int, ...]:
-        """Return the agents such that each comes after all that wait for it."""
+        """Return the agents ordered so that each comes after all that wait for it."""
         return tuple(TopologicalSorter(dict(enumerate(self.followers))).static_order())
 
 
-_dependencies = lru_cache(maxsize=64)(Dependencies)  # jobs that are posted one by one are often of one shape
+_dependencies = lru_cache(maxsize=64)(Dependencies)  # jobs posted one by one often have one shape
 
 
 def mask_of(agents: Iterable[int]) -> int:

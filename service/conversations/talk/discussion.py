@@ -1,4 +1,4 @@
-"""The words of one conversation so far, and what each agent has heard of them when."""
+"""The words of one conversation so far, and what each agent has heard of them at its prompts."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from graphlib import TopologicalSorter
@@ -7,12 +7,12 @@ import msgspec
 
 from service.conversations.job.job import Agent, Job, Mode, View
 
-# The words of (agent, round), of the turns that are completed; None where the agent has left.
+# The words of (agent, round) for completed turns; None if the agent has left.
 Spoken = Mapping[tuple[str, int], str | None]
 
 
 class Utterance(msgspec.Struct, frozen=True, kw_only=True):
-    """The words of one agent in one round; None tells that it has left."""
+    """The words of one agent in one round; None says that it has left."""
 
     agent: str
     round: int
@@ -24,9 +24,8 @@ def visible_before(
 ) -> tuple[Utterance, ...]:
     """Return the words that ``listener`` may read in ``round_number``, in a stable order.
 
-    The order is the one in which it could have heard the words: before each of its own turns the words of the agents
-    that it waits for, after it those of the others.
-    ``rounds`` are the earlier ones that are looked at; all where None.
+    The order is one in which it could have heard them: before each of its own turns the words of agents that it waits
+    for, after it those of others. ``rounds`` are the earlier rounds to read; None is all.
     """
     past = range(round_number) if rounds is None else rounds
     return _said(_audible_before(job, listener, round_number, past), spoken)
@@ -35,13 +34,13 @@ def visible_before(
 def shared_before(
     job: Job, listener: Agent, round_number: int, spoken: Spoken, rounds: Sequence[int] | None = None
 ) -> tuple[Utterance, ...]:
-    """Return the same as one text for all: in the order of the rounds, and within one of who waits for whom."""
+    """Return the same as one text for all: by round, and within a round in the order of waiting."""
     past = range(round_number) if rounds is None else rounds
     return _said(_shared_order(job, listener, round_number, past), spoken)
 
 
 def _audible_before(job: Job, listener: Agent, round_number: int, past: Sequence[int]) -> Iterator[tuple[str, int]]:
-    """Yield the turns that ``listener`` may read of, in its own order."""
+    """Yield the turns that ``listener`` may read, in its own order."""
     if job.mode is Mode.LED:
         yield from _led_before(job, listener, round_number, past)
         return
@@ -56,7 +55,7 @@ def _audible_before(job: Job, listener: Agent, round_number: int, past: Sequence
 
 
 def _led_before(job: Job, listener: Agent, round_number: int, past: Sequence[int]) -> Iterator[tuple[str, int]]:
-    """Yield what is said in each round: the leader's choice, and then whoever it has named."""
+    """Yield the turns of each round: the leader's choice, then the named agent's."""
     leaders = [agent for agent in job.agents if agent.id == job.leader]
     others = [agent for agent in job.agents if agent.id != job.leader]
     for number in (*past, round_number):
@@ -89,7 +88,7 @@ def _said(turns: Iterable[tuple[str, int]], spoken: Spoken) -> tuple[Utterance, 
 
 
 def _in_turn(job: Job) -> list[Agent]:
-    """Return the agents so that each comes after those that it waits for."""
+    """Return the agents ordered so that each comes after those that it waits for."""
     agents = {agent.id: agent for agent in job.agents}
     graph = {agent.id: sorted(agent.waits_for, key=list(agents).index) for agent in job.agents}
     return [agents[name] for name in TopologicalSorter(graph).static_order()]
@@ -101,7 +100,7 @@ def is_visible_later(speaker: Agent, listener_id: str) -> bool:
 
 
 class Discussion:
-    """Written by the scheduler alone, in the order in which words become visible.
+    """The discussion of one conversation, in the order in which words become visible; written by the scheduler alone.
 
     ``job`` has all agents whose words may be in it (``heritage.with_formers``).
     """
@@ -109,38 +108,38 @@ class Discussion:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._spoken: dict[tuple[str, int], str | None] = {}
-        self._left: dict[str, int] = {}  # agents that have left, and in which rounds
-        self._heard: dict[tuple[str, int], int] = {}  # how much was visible when the prompt of a turn was made
+        self._left: dict[str, int] = {}  # by agent that has left: the round
+        self._heard: dict[tuple[str, int], int] = {}  # by turn: the number of visible turns when its prompt was made
 
     def __repr__(self) -> str:
         return f"<Discussion {len(self._spoken)} turns>"
 
     def add(self, agent_id: str, round_number: int, words: str | None) -> None:
-        """Add the words of a turn, or None: its agent has left with it."""
+        """Add the words of a turn; None says that its agent has left with it."""
         self._spoken[agent_id, round_number] = words
         if words is None:
             self._left[agent_id] = round_number
 
     def make_prompt(self, agent_id: str, round_number: int, heard: int | None = None) -> None:
-        """Fix what a turn hears (free mode): all that is visible now, or so many turns of it."""
+        """Fix the turns that a turn hears (free mode): all visible ones, or the first ``heard``."""
         self._heard[agent_id, round_number] = len(self._spoken) if heard is None else heard
 
     def make_prompt_once(self, agent_id: str, round_number: int, heard: int | None = None) -> None:
-        """Fix what a turn hears, unless that was done."""
+        """Fix the turns that a turn hears, unless that was done."""
         if (agent_id, round_number) not in self._heard:
             self.make_prompt(agent_id, round_number, heard)
 
     def heard_by(self, agent: Agent, round_number: int, first: int = 0) -> tuple[Utterance, ...]:
-        """Return the words that an agent may read in its turn; a later turn's words extend an earlier one's.
+        """Return the words that an agent may read in its turn; later turns extend earlier ones.
 
-        Of the rounds before ``first`` they are only those that tell who has left.
+        Rounds before ``first`` only contribute the agents that have left.
         """
         heard: Iterable[Utterance]
         is_shared = self._job.view is View.SHARED
         if self._job.mode is Mode.FREE:
             heard = self._heard_as_one(agent, round_number) if is_shared else self._heard_freely(agent, round_number)
         else:
-            # What a memory does not show is not gone through: a simulation may have thousands of rounds.
+            # Hidden rounds are skipped: a simulation may have thousands.
             left = sorted({at for at in self._left.values() if at < first}) if first else []
             rounds = [*left, *range(first, round_number)] if first else None
             before = shared_before if is_shared else visible_before
@@ -152,7 +151,7 @@ class Discussion:
         return frozenset(agent for agent, at in self._left.items() if at < round_number)
 
     def heard_turns(self, agent_id: str, round_number: int) -> int | None:
-        """Return how many turns were visible when the prompt of a turn was made (free mode), None where it was not."""
+        """Return the number of turns visible when a turn's prompt was made (free mode), None without it."""
         return self._heard.get((agent_id, round_number)) if self._job.mode is Mode.FREE else None
 
     def _heard_as_one(self, listener: Agent, round_number: int) -> Iterator[Utterance]:
@@ -164,12 +163,12 @@ class Discussion:
                 yield Utterance(agent=agent_id, round=of_round, text=words)
 
     def _heard_freely(self, listener: Agent, round_number: int) -> Iterator[Utterance]:
-        """Yield the discussion as the listener met it: what came while it spoke comes after its own words."""
+        """Yield the discussion as the listener met it: words said while it spoke come after its own."""
         spoken = list(self._spoken.items())
         speakers = {agent.id: agent for agent in self._job.agents}
         at = 0
         for number in range(round_number + 1):
-            # Of a turn in which nothing was said nobody knows what it had heard: its next one has heard it too.
+            # Without words, a turn's prompt is unknown: what it had heard is heard by the next one too.
             unknown = len(spoken) if number == round_number else at
             upto = max(at, self._heard.get((listener.id, number), unknown))
             for (agent_id, of_round), words in spoken[at:upto]:

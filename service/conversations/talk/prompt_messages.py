@@ -1,8 +1,8 @@
-"""From a conversation to the messages of one agent's request. Pure.
+"""Makes the messages of one agent's request from a conversation. Pure.
 
-In a view of one's own an agent's words are the assistant's, all others' are the user's, each with its speaker's name;
-consecutive words of others are one message, since many chat templates insist on strict alternation. In a shared view
-the discussion is one text, the same for all who may see the same, and what is the agent's own stands at its end.
+In its own view an agent's words are the assistant's. All others' words are the user's, with their speakers' names, and
+consecutive ones are one message, since many chat templates insist on strict alternation. In a shared view the
+discussion is one text, the same for all agents that may read the same words, with the agent's own part at its end.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,16 +31,16 @@ from workers.requests.bios_words import BiosFrame, Clock
 from workers.requests.request import Request
 from workers.tools.schemas import cut
 
-Rejected = tuple[str, str]  # an answer that was not valid, and why
-RESAMPLED: Final = 2  # rejected answers, from which on another one is sampled otherwise
-WARMER: Final = 0.2  # a retry
+Rejected = tuple[str, str]  # an answer that was not valid, and the reason
+RESAMPLED: Final = 2  # rejected answers from which the next one is sampled differently
+WARMER: Final = 0.2  # added temperature per retry
 WARMEST: Final = 1.0
 
 
 class PromptWriter:
-    """Writes the prompts of one job's agents with the words of one model; ``formers`` are quoted as well.
+    """Writes the prompts of one job's agents with the words of one model; also quotes ``formers``.
 
-    ``cast`` are the agents that differ in the conversation.
+    ``cast`` holds the agents that differ in the conversation.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class PromptWriter:
     ) -> tuple[Message, ...]:
         """Return the prompt of ``agent`` in ``round_number``; its last message is always the user's.
 
-        ``heard`` is what it may read, in its order; a turn in which nothing was said leaves no trace. ``addition`` is
-        said at the end, where it extends what was read before.
+        ``heard`` holds the words that it may read, in order; turns without words leave no trace. ``addition`` comes at
+        the end, where it extends the earlier prompt.
         """
         audible = [utterance for utterance in heard if utterance.text is None or utterance.text.strip()]
         if self._is_shared:
@@ -144,7 +144,7 @@ class PromptWriter:
     def _rejections(self, rejected: Sequence[Rejected], nothing: str) -> tuple[Message, ...]:
         """Return the messages that show the last invalid answer to its model, with the reason.
 
-        An empty one is shown as ``nothing``: some servers and chat templates take no empty message.
+        An empty answer is shown as ``nothing``, since some servers and chat templates take no empty message.
         """
         return tuple(
             message
@@ -161,7 +161,7 @@ class PromptWriter:
 
 
 def demand_of(validation: Validation, wording: Wording) -> str:
-    """Return in words what an answer has to be."""
+    """Return the required form of an answer in words."""
     if validation.choices:
         return Template(wording.choices_demand).safe_substitute(choices=", ".join(validation.choices))
     if validation.pattern is not None:
@@ -170,7 +170,7 @@ def demand_of(validation: Validation, wording: Wording) -> str:
 
 
 def _fill(template: str, name: str, role: str, **names: object) -> str:
-    if "$" not in template:  # most of the words are the same for all
+    if "$" not in template:  # most words are the same for all agents
         return template
     who = name if role == DEFAULT_ROLE else f"{name} ({role})"
     return Template(template).safe_substitute(agent=name, role=role, who=who, **names)
@@ -181,12 +181,12 @@ def _joined(*parts: str) -> str:
 
 
 def opened(conversation: Conversation, wording: Wording, from_round: int, summary: str | None) -> Conversation:
-    """Return a conversation whose prompt says which rounds are not shown, with a summary of them if there is one."""
+    """Return a conversation whose prompt says which rounds are hidden, with their summary if there is one."""
     if not from_round:
         return conversation
     line = wording.omitted if summary is None else wording.summed
-    told = Template(line).safe_substitute(first=1, last=from_round, summary=summary)
-    return replace(conversation, prompt=_joined(conversation.prompt, told))
+    note = Template(line).safe_substitute(first=1, last=from_round, summary=summary)
+    return replace(conversation, prompt=_joined(conversation.prompt, note))
 
 
 def agent_request(
@@ -198,7 +198,7 @@ def agent_request(
     record: PromptRecord,
     asked_at: datetime,
 ) -> Request:
-    """Return the request of an attempt of a turn; ``place`` is its conversation (``opened``), agent and round."""
+    """Return the request of a turn's attempt; ``place`` is its conversation (``opened``), agent and round."""
     conversation, agent, round_number = place
     wording = words.models[agent.model]
     writer = PromptWriter(job, wording, conversation.heritage.formers, conversation.cast)
@@ -225,9 +225,9 @@ def agent_request(
 
 
 def changes_of_retry(params: Mapping[str, object], rejections: int) -> dict[str, object]:
-    """Return the parameters that differ in a further try: from the second on another seed, and a bit more heat.
+    """Return the parameters that a retry changes: from the second on, another seed and a higher temperature.
 
-    With the same seed a small model gives the answer again that was refused.
+    With the same seed a small model repeats the refused answer.
     """
     retry = rejections - RESAMPLED + 1
     if retry < 1:

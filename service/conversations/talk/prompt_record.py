@@ -1,4 +1,4 @@
-"""The stored part of a prompt: only what the job, the words in force and the turns do not tell."""
+"""The stored part of a prompt: only what job, words and turns do not determine."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from workers.tools.results import encode_result
 
 
 class ExchangeRecord(Struct, frozen=True, omit_defaults=True):
-    """A message of the model's with calls; their results stand in the records of the calls."""
+    """A message of the model with calls; their results are in the records of the calls."""
 
     written: str = ""
     text: str = ""
@@ -25,12 +25,11 @@ class ExchangeRecord(Struct, frozen=True, omit_defaults=True):
 class PromptRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One attempt's prompt.
 
-    ``heard`` is how many turns were visible (free mode), ``rejected`` how many answers had been rejected,
-    ``is_told`` whether the demand on the answer was said in words, ``addition`` what was said at the end.
-    ``iterations``, ``has_fallback`` and ``stuck`` are the model's limits on tools, ``defaults`` its parameters,
-    ``changes`` those that a retry changed. ``thought`` is what could stand before an answer that was constrained.
-    ``from_round`` is the first round that was shown of the past; ``is_summed`` tells that a summary stood for those
-    before it.
+    ``heard`` is the number of visible turns (free mode), ``rejected`` the number of rejected answers. ``is_told`` says
+    that the demand on the answer was said in words, ``addition`` is what was said at the end. ``iterations``,
+    ``has_fallback`` and ``stuck`` are the model's limits on tools, ``defaults`` its parameters, ``changes`` those that
+    a retry changed. ``thought`` is what could come before a constrained answer. ``from_round`` is the first round of
+    the memory window; ``is_summed`` says that a summary replaced the rounds before it.
     """
 
     heard: int | None = None
@@ -65,7 +64,7 @@ def keep_exchanges(exchanges: Iterable[ToolExchange]) -> tuple[ExchangeRecord, .
 def restore_exchanges(
     kept: Sequence[ExchangeRecord], calls: Sequence[ToolRecord], exit_names: frozenset[str]
 ) -> tuple[ToolExchange, ...]:
-    """Return exchanges with the results of their calls, as they stood in the prompt."""
+    """Return exchanges with the results of their calls, as in the prompt."""
     results = iter([encode_result(call.result) for call in calls])
     return tuple(
         ToolExchange(

@@ -6,17 +6,17 @@ from service.conversations.job.job import Agent, OnFailure
 from service.conversations.job.until import TurnDigest
 from workers.outcome import FailureReason
 
-FATAL: Final = frozenset({FailureReason.CANCELLED, FailureReason.INTERNAL})  # to a conversation, in every case
+FATAL: Final = frozenset({FailureReason.CANCELLED, FailureReason.INTERNAL})  # these always end the conversation
 
 
 def digest_of_failure(agent: Agent, reason: str | None) -> TurnDigest | None:
-    """Return the digest of a failed turn for those who go on, None where its conversation has failed with it."""
+    """Return the digest of a failed turn, None if its conversation fails with it."""
     if agent.on_failure is OnFailure.END or reason in FATAL:
         return None
     return TurnDigest(leaves=agent.on_failure is OnFailure.LEAVE)
 
 
 def leaves(agent: Agent, reason: str | None) -> bool:
-    """Whether an agent has no further turn after one that has failed."""
+    """Whether an agent leaves after a failed turn."""
     digest = digest_of_failure(agent, reason)
     return digest is not None and digest.leaves
