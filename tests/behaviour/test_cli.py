@@ -447,4 +447,4 @@ class TestRemote:
 
 def test_the_version_is_printed() -> None:
     """The command is installed under its name."""
-    assert run_command("version").stdout.strip() == "0.1.0"
+    assert run_command("version").stdout.strip() == "1.0.0"

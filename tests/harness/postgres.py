@@ -64,6 +64,13 @@ class PostgresServer:
     def close(self) -> None:
         self._server.cleanup()
 
+    def dump(self, database: str) -> str:
+        """Return the statements that fill an empty database with what is in one."""
+        arguments = ("--inserts", "--no-owner", database)
+        dumped = pgexec("pg_dump", arguments, bin_path=self._server.bin_path, user=self._server.system_user)
+        # Commands of psql begin with a backslash; statements of the dump never do.
+        return "\n".join(line for line in dumped.splitlines() if not line.startswith("\\"))
+
     def _control(self, *arguments: str) -> None:
         pgexec(
             "pg_ctl",

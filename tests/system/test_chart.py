@@ -270,5 +270,5 @@ def test_the_values_of_the_page_are_taken(tmp_path: Path) -> None:
     objects = rendered(values, tmp_path)
     assert one(objects, "HorizontalPodAutoscaler")["spec"]["maxReplicas"] == 8
     container = pod_of(objects)["containers"][0]
-    assert container["image"] == "registry.example/roundhouse:0.1.0"
+    assert container["image"] == "registry.example/roundhouse:1.0.0"
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
