@@ -29,9 +29,9 @@ def main() -> None:
         wire.BUCKET_BYTES = told.get("bucket_bytes", BUCKET_BYTES)  # type: ignore[misc]
         tensors = load_file(str(Path(told["checkpoint"]) / "model.safetensors"))
         if told.get("mute"):
-            weights._broadcast = _send_nothing  # type: ignore[method-assign, assignment]
+            weights._group.broadcast = _send_nothing  # type: ignore[method-assign, assignment]
         if told.get("breaks"):
-            weights._broadcast = partial(_break, weights)  # type: ignore[method-assign]
+            weights._group.broadcast = partial(_break, weights)  # type: ignore[method-assign]
         try:
             if told.get("served"):
                 weights.take_for_served(tensors, version=told["version"])
@@ -41,13 +41,13 @@ def main() -> None:
         print(json.dumps(answer), flush=True)
 
 
-def _send_nothing(sent: list[object], _in_flight: int) -> None:
+def _send_nothing(sent: list[object], _in_flight: int, _timeout_s: float) -> None:
     print(json.dumps({"state": "mute", "tensors": len(sent)}), flush=True)
     threading.Event().wait(600)
 
 
-def _break(weights: TrainerClient, _sent: list[object], _in_flight: int) -> None:
-    del weights._broadcast  # the next one is real
+def _break(weights: TrainerClient, _sent: list[object], _in_flight: int, _timeout_s: float) -> None:
+    del weights._group.broadcast  # the next one is real
     print(json.dumps({"state": "begun"}), flush=True)
     sys.stdin.readline()
     raise RuntimeError("a member of the group has gone")

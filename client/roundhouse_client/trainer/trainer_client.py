@@ -20,6 +20,80 @@ IN_FLIGHT: Final = 5  # most broadcasts under way at once
 ATTEMPTS: Final = 2
 
 
+class EnginesGroup:
+    """The group that this process and every engine of a model are in, one after another, as the service sees it."""
+
+    def __init__(self, door: WeightsDoor, backend: Literal["gloo", "nccl"]) -> None:
+        self._door = door
+        self._backend = backend
+        self._group: ProcessGroup | NcclGroup = NcclGroup() if backend == "nccl" else ProcessGroup()
+        self._place = ("127.0.0.1", 0, 300.0)  # the store's address and port, and the time for all to join
+        self.number = 0
+
+    def __repr__(self) -> str:
+        return f"<EnginesGroup {self.number} {self._group!r}>"
+
+    def disband(self) -> None:
+        """Leave the group; the engines in it serve on."""
+        self._group.leave()
+
+    def broadcast(self, sent: Sequence[SentTensor], in_flight: int, timeout_s: float) -> None:
+        """Send tensors to all; at most ``in_flight`` broadcasts are under way at once.
+
+        Raises:
+            RuntimeError: a connection broke, or a time limit passed.
+        """
+        self._group.broadcast(sent, in_flight, timeout_s)
+
+    def make(self, address: str, port: int, timeout_s: float) -> None:
+        """Make a group with every engine of the model.
+
+        Raises:
+            WeightsError: an engine did not join; the text says which.
+        """
+        self._group.leave()  # the old store frees a given port
+        self._place = (address, port, timeout_s)
+        port = self._group.listen(address, port, timeout_s)
+        body = {"master_address": address, "master_port": port, "timeout_s": timeout_s, "backend": self._backend}
+        group = self._door.init(body)["group"]
+        self.number = group["number"]
+        try:
+            self._group.join(group["key"], group["world_size"], timeout_s)
+        except RuntimeError as error:  # not all joined; the service knows which
+            document = self._door.look()
+            failure = (document["group"] or {}).get("error") or error
+            raise WeightsError(f"the group has not come together: {failure}", "group_missing", document) from error
+        self._wait_joined(timeout_s)
+
+    def make_again(self) -> None:
+        """Make a group at the place of the last one."""
+        self.make(*self._place)
+
+    def is_whole(self) -> bool:
+        """Whether every engine of the model is in the group."""
+        group = self._door.look()["group"] if self._group.is_made else None
+        return group is not None and group["state"] == "ready" and group["number"] == self.number
+
+    def wait_serving(self) -> None:
+        """Return when an engine serves, or after the time limit for joining a group."""
+        until = time.monotonic() + self._place[2]
+        while not any(worker["in_rotation"] for worker in self._door.look()["workers"]) and time.monotonic() < until:
+            time.sleep(AWAY_S)
+
+    def _wait_joined(self, timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s + ASK_LIMIT_S
+        while True:
+            document = self._door.look()
+            group = document["group"]
+            if group["number"] != self.number:
+                raise WeightsError("another trainer has made a group since", "group_missing", document)
+            if group["state"] == "ready":
+                return
+            if group["state"] == "broken" or time.monotonic() > until:
+                raise WeightsError(f"the group has not come together: {group['error']}", "group_missing", document)
+            time.sleep(JOIN_POLL_S)
+
+
 class TrainerClient:
     """Changes the weights of one model of a running Roundhouse; a context manager that closes its connections.
 
@@ -39,12 +113,9 @@ class TrainerClient:
         backend: Literal["gloo", "nccl"] = "gloo",
     ) -> None:
         self._model = model
-        self._backend = backend
         self._timeout_s = timeout_s
         self._door = WeightsDoor(url, model, api_key, timeout_s)
-        self._group: ProcessGroup | NcclGroup = NcclGroup() if backend == "nccl" else ProcessGroup()
-        self._group_number = 0
-        self._place = ("127.0.0.1", 0, 300.0)  # the store's address and port, and the time for all to join
+        self._group = EnginesGroup(self._door, backend)
         self._digests: dict[str, str] = {}
         self._made = 0  # the version of these digests
 
@@ -63,7 +134,7 @@ class TrainerClient:
 
     def close(self) -> None:
         """Leave the group, and close all connections."""
-        self._group.leave()
+        self._group.disband()
         self._door.close()
 
     def look(self) -> dict[str, Any]:
@@ -128,25 +199,8 @@ class TrainerClient:
         Raises:
             WeightsError: an engine did not join; the text says which.
         """
-        self._group.leave()  # the old store frees a given port
         self._digests = {}
-        self._place = (address, port, timeout_s)
-        listens_at = self._group.listen(address, port, timeout_s)
-        body = {
-            "master_address": address,
-            "master_port": listens_at,
-            "timeout_s": timeout_s,
-            "backend": self._backend,
-        }
-        group = self._door.init(body)["group"]
-        self._group_number = group["number"]
-        try:
-            self._group.join(group["key"], group["world_size"], timeout_s)
-        except RuntimeError as error:  # not all joined; the service knows which
-            document = self.look()
-            failure = (document["group"] or {}).get("error") or error
-            raise WeightsError(f"the group has not come together: {failure}", "group_missing", document) from error
-        self._wait_joined(group["number"], timeout_s)
+        self._group.make(address, port, timeout_s)
 
     def take_for_served(
         self, tensors: "Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]", *, version: int = 0
@@ -211,22 +265,19 @@ class TrainerClient:
             except WeightsError as failed:
                 if not left or failed.code != "weights_failed":
                     raise
-            self._group.leave()
-            self._wait_serving()
+            self._group.disband()
+            self._group.wait_serving()
         raise ValueError(f"an update takes at least one attempt, and was given {attempts}")
 
     def _send_once(self, body: dict[str, object], sent: Sequence[SentTensor], in_flight: int) -> dict[str, Any]:
-        self._ensure_group()
-        update = self._post(body | {"group": self._group_number})
+        self._make_group()
+        update = self._post(body | {"group": self._group.number})
         try:
-            self._broadcast(sent, in_flight)
+            self._group.broadcast(sent, in_flight, self._timeout_s)
         except RuntimeError as error:  # torch's error for broken connections and for time limits
-            self._group.leave()
+            self._group.disband()
             raise WeightsError(*self._blame(update, error)) from error
         return self._door.wait_over(update)
-
-    def _broadcast(self, sent: Sequence[SentTensor], in_flight: int) -> None:
-        self._group.broadcast(sent, in_flight, self._timeout_s)
 
     def _post(self, body: dict[str, object]) -> dict[str, Any]:
         """Post an update; if an engine has just come or gone, make the group again once."""
@@ -235,9 +286,9 @@ class TrainerClient:
         except WeightsError as refused:
             if refused.code != "group_missing":
                 raise
-        self._group.leave()
-        self._ensure_group()
-        return self._door.update(body | {"group": self._group_number})
+        self._group.disband()
+        self._make_group()
+        return self._door.update(body | {"group": self._group.number})
 
     def _blame(self, update: dict[str, Any], error: Exception) -> tuple[str, str, Mapping[str, Any]]:
         """Return the service's message, code and document for a broadcast that broke here."""
@@ -253,29 +304,8 @@ class TrainerClient:
         behind = [worker for worker in document["workers"] if worker["waits_for"] is not None]
         return document["version"] == self._made and (not behind or document["checkpoint"] is not None)
 
-    # The group
-
-    def _ensure_group(self) -> None:
-        group = self.look()["group"] if self._group.is_made else None
-        if group is None or group["state"] != "ready" or group["number"] != self._group_number:
-            address, port, timeout_s = self._place
-            self.init(address=address, port=port, timeout_s=timeout_s)
-
-    def _wait_joined(self, number: int, timeout_s: float) -> None:
-        until = time.monotonic() + timeout_s + ASK_LIMIT_S
-        while True:
-            document = self.look()
-            group = document["group"]
-            if group["number"] != number:
-                raise WeightsError("another trainer has made a group since", "group_missing", document)
-            if group["state"] == "ready":
-                return
-            if group["state"] == "broken" or time.monotonic() > until:
-                raise WeightsError(f"the group has not come together: {group['error']}", "group_missing", document)
-            time.sleep(JOIN_POLL_S)
-
-    def _wait_serving(self) -> None:
-        """Return when an engine serves, or after the time limit for joining a group."""
-        until = time.monotonic() + self._place[2]
-        while not any(worker["in_rotation"] for worker in self.look()["workers"]) and time.monotonic() < until:
-            time.sleep(AWAY_S)
+    def _make_group(self) -> None:
+        """Make the group again, unless every engine is in it."""
+        if not self._group.is_whole():
+            self._digests = {}
+            self._group.make_again()
