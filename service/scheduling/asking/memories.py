@@ -35,29 +35,106 @@ OF_ANSWERS: Final = frozenset({*CONSTRAINTS, *NAMES, "min_tokens", "tool_choice"
 Hearing = tuple[frozenset[str], frozenset[str]]
 
 
+class PastTokens:
+    """The estimated tokens of the turns of one job, and of the past that each agent is shown; part of its memories."""
+
+    def __init__(self, of: JobTalks) -> None:
+        self._of = of
+        self._sizes: dict[str, dict[tuple[str, int], int]] = {}  # by conversation, and by agent and round
+        self._hearings: dict[tuple[str, str], Hearing] = {}  # by conversation and agent
+        self._counted: dict[str, dict[tuple[int, int, Hearing], Counter[int]]] = {}  # by conversation, see shown
+        self._asked: dict[tuple[str, str], tuple[int, int]] = {}  # round and tokens of an agent's last prompt
+
+    def __repr__(self) -> str:
+        return f"<PastTokens of {len(self._sizes)} conversations>"
+
+    def forget_conversation(self, conversation_id: str) -> None:
+        """Forget a conversation that has ended."""
+        self._sizes.pop(conversation_id, None)
+        self._counted.pop(conversation_id, None)
+        for agent_id in self._of.agents:
+            self._asked.pop((conversation_id, agent_id), None)
+            self._hearings.pop((conversation_id, agent_id), None)
+
+    def note_size(self, turn: Turn) -> None:
+        """Record the tokens of a turn and of its prompt; a turn with which its agent leaves has none."""
+        self._forget_counts(turn.key)
+        if turn.leaves:
+            return
+        key, usage = turn.key, turn.usage
+        counted = None if turn.tool_calls or turn.thinking else usage.completion_tokens
+        words = len(turn.text) // CHARS_A_TOKEN if counted is None else counted
+        self._sizes.setdefault(key.conversation_id, {})[key.agent_id, key.round] = words + AROUND
+        # After tool calls the engine's counts are sums over all requests of the turn.
+        if usage.prompt_tokens is not None and not turn.tool_calls:
+            self._asked[key.conversation_id, key.agent_id] = key.round, usage.prompt_tokens
+
+    def shown(self, agent: Agent, conversation_id: str, number: int, first: int) -> Counter[int]:
+        """Count the tokens of each round that an agent is shown in its turn of round ``number``.
+
+        Shared views cache the count per audience. Free mode cannot, since timing decides who heard what.
+        """
+        if self._of.job.view is not View.SHARED or self._of.job.mode is Mode.FREE:
+            return self._count_shown(agent, conversation_id, number, first)
+        counted = self._counted.setdefault(conversation_id, {})
+        place = (number, first, self._hearing_of(agent, conversation_id))
+        if place not in counted:
+            if len(counted) >= COUNTS:
+                counted.clear()
+            counted[place] = self._count_shown(agent, conversation_id, number, first)
+        return counted[place]
+
+    def _count_shown(self, agent: Agent, conversation_id: str, number: int, first: int) -> Counter[int]:
+        sizes, shown = self._sizes.get(conversation_id, {}), Counter[int]()
+        for each in self._of.discussion(conversation_id).heard_by(agent, number, first):
+            if each.round >= first:
+                shown[each.round] += sizes.get((each.agent, each.round), 0)
+        return shown
+
+    def beside_past(self, agent: Agent, key: TurnKey, cuts: Cuts) -> int:
+        """Return the tokens of an agent's last prompt beside the past that it showed; 0 until an engine counted one."""
+        at, asked = self._asked.get((key.conversation_id, agent.id), (-1, 0))
+        return asked - self.shown(agent, key.conversation_id, at, cuts.shown_in(at)).total() if asked else 0
+
+    def _forget_counts(self, key: TurnKey) -> None:
+        """Forget the counts of prompts that show a turn which has just ended."""
+        counted = self._counted.get(key.conversation_id, {})
+        is_led = self._of.job.mode is Mode.LED  # there the named agent hears the leader's choice
+        for place in list(counted):
+            number, _, (_, within) = place
+            if number > key.round or (number == key.round and (is_led or key.agent_id in within)):
+                del counted[place]
+
+    def _hearing_of(self, agent: Agent, conversation_id: str) -> Hearing:
+        """Return the agents whose words one may read later, and within a round: equal results mean equal prompts."""
+        place = conversation_id, agent.id
+        if place not in self._hearings:
+            speakers = with_formers(self._of.job, self._of.conversations[conversation_id].heritage).agents
+            audible = frozenset(each.id for each in speakers if is_visible_later(each, agent.id))
+            self._hearings[place] = audible, agent.waits_for
+        return self._hearings[place]
+
+
 class Memories:
     """The memories of one job; written by the scheduler alone. Without any memory nothing is recorded."""
 
     def __init__(self, of: JobTalks) -> None:
         self._of = of
+        self._tokens = PastTokens(of)
+        self.note_size = self._tokens.note_size
         self.are_any = any(agent.memory is not None for agent in of.job.agents)
         self._cuts: dict[tuple[str, str], Cuts] = {}  # by conversation and reader
-        self._sizes: dict[str, dict[tuple[str, int], int]] = {}  # by conversation: the estimated tokens of each turn
         self._summaries: dict[tuple[str, str], dict[int, str]] = {}  # by conversation and reader, and by round
         self._locks: dict[tuple[str, str], anyio.Lock] = {}  # by conversation and reader
-        self._hearings: dict[tuple[str, str], Hearing] = {}  # by conversation and agent
-        self._counted: dict[str, dict[tuple[int, int, Hearing], Counter[int]]] = {}  # by conversation, see _shown
-        self._asked: dict[tuple[str, str], tuple[int, int]] = {}  # round and tokens of an agent's last prompt
 
     def __repr__(self) -> str:
         return f"<Memories of {len(self._cuts)} readers>"
 
     def forget_conversation(self, conversation_id: str) -> None:
         """Forget a conversation that has ended."""
-        self._sizes.pop(conversation_id, None)
-        self._counted.pop(conversation_id, None)
+        self._tokens.forget_conversation(conversation_id)
         for agent_id in (EVERYBODY, *self._of.agents):
-            for kept in (self._cuts, self._summaries, self._locks, self._asked, self._hearings):
+            for kept in (self._cuts, self._summaries, self._locks):
                 kept.pop((conversation_id, agent_id), None)
 
     def hear_again(self, turn: Turn) -> None:
@@ -78,19 +155,6 @@ class Memories:
     def shown_from(self, key: TurnKey) -> int:
         """Return the first round that a turn is shown."""
         return self._cuts_of(key).shown_in(key.round)
-
-    def note_size(self, turn: Turn) -> None:
-        """Record the tokens of a turn and of its prompt; a turn with which its agent leaves has none."""
-        self._forget_counts(turn.key)
-        if turn.leaves:
-            return
-        key, usage = turn.key, turn.usage
-        counted = None if turn.tool_calls or turn.thinking else usage.completion_tokens
-        words = len(turn.text) // CHARS_A_TOKEN if counted is None else counted
-        self._sizes.setdefault(key.conversation_id, {})[key.agent_id, key.round] = words + AROUND
-        # After tool calls the engine's counts are sums over all requests of the turn.
-        if usage.prompt_tokens is not None and not turn.tool_calls:
-            self._asked[key.conversation_id, key.agent_id] = key.round, usage.prompt_tokens
 
     def resume(self, cuts: Iterable[MemoryCut]) -> None:
         """Restore the cuts of turns that have not ended."""
@@ -138,7 +202,7 @@ class Memories:
         """Return the first round that an agent should be shown in its turn; so far it is ``before``."""
         assert agent.memory is not None  # noqa: S101 - only those who have one
         key = key._replace(agent_id=agent.id)
-        shown = self._shown(agent, key, key.round, before)
+        shown = self._tokens.shown(agent, key.conversation_id, key.round, before)
         room = self._room(agent, key, spec, sum(size for at, size in shown.items() if at >= key.round))
         if agent.memory.summary is not None:  # a summary is requested after all of the window
             last = max((size for at, size in shown.items() if at < key.round), default=0)
@@ -222,53 +286,11 @@ class Memories:
 
     def _room(self, agent: Agent, key: TurnKey, spec: WorkerSpec, present: int) -> int:
         """Return the tokens left for the past beside the rest of the prompt and the longest answer."""
-        at, asked = self._asked.get((key.conversation_id, agent.id), (-1, 0))
         # Words of other models were counted by their tokenizers, so the rest of the prompt may look too small.
         conversation = self._of.conversations[key.conversation_id]
         least = (len(self._of.job.system) + len(agent.system) + len(conversation.prompt)) // CHARS_A_TOKEN
-        past = self._shown(agent, key, at, self._cuts_of(key).shown_in(at)) if asked else Counter[int]()
-        base = max(least, asked - past.total())
+        base = max(least, self._tokens.beside_past(agent, key, self._cuts_of(key)))
         return max(0, spec.context - spec.longest_answer(agent.params) - base - present - MARGIN)
-
-    def _shown(self, agent: Agent, key: TurnKey, number: int, first: int) -> Counter[int]:
-        """Count the tokens of each round that an agent is shown in its turn of round ``number``.
-
-        Shared views cache the count per audience. Free mode cannot, since timing decides who heard what.
-        """
-        if self._of.job.view is not View.SHARED or self._of.job.mode is Mode.FREE:
-            return self._count_shown(agent, key, number, first)
-        counted = self._counted.setdefault(key.conversation_id, {})
-        place = (number, first, self._hearing_of(agent, key.conversation_id))
-        if place not in counted:
-            if len(counted) >= COUNTS:
-                counted.clear()
-            counted[place] = self._count_shown(agent, key, number, first)
-        return counted[place]
-
-    def _count_shown(self, agent: Agent, key: TurnKey, number: int, first: int) -> Counter[int]:
-        sizes, shown = self._sizes.get(key.conversation_id, {}), Counter[int]()
-        for each in self._of.discussion(key.conversation_id).heard_by(agent, number, first):
-            if each.round >= first:
-                shown[each.round] += sizes.get((each.agent, each.round), 0)
-        return shown
-
-    def _forget_counts(self, key: TurnKey) -> None:
-        """Forget the counts of prompts that show a turn which has just ended."""
-        counted = self._counted.get(key.conversation_id, {})
-        is_led = self._of.job.mode is Mode.LED  # there the named agent hears the leader's choice
-        for place in list(counted):
-            number, _, (_, within) = place
-            if number > key.round or (number == key.round and (is_led or key.agent_id in within)):
-                del counted[place]
-
-    def _hearing_of(self, agent: Agent, conversation_id: str) -> Hearing:
-        """Return the agents whose words one may read later, and within a round: equal results mean equal prompts."""
-        place = conversation_id, agent.id
-        if place not in self._hearings:
-            speakers = with_formers(self._of.job, self._of.conversations[conversation_id].heritage).agents
-            audible = frozenset(each.id for each in speakers if is_visible_later(each, agent.id))
-            self._hearings[place] = audible, agent.waits_for
-        return self._hearings[place]
 
     def _reader(self, key: TurnKey) -> TurnKey:
         return key._replace(agent_id=EVERYBODY) if self._of.job.view is View.SHARED else key
