@@ -246,8 +246,8 @@ class NotReady(ServiceError, status=503, code="not_ready", title="Not every mode
     """A model has no ready worker."""
 
     def __init__(self, models: Mapping[str, str]) -> None:
-        told = f"no ready worker for: {', '.join(models)}" if models else "a request with a key is told what is missing"
-        super().__init__(told)
+        text = f"no ready worker for: {', '.join(models)}" if models else "a request with a key is told what is missing"
+        super().__init__(text)
         self.faults = tuple(
             Fault(path=f"models.{model}", message=f"has no ready worker: {trouble}")
             for model, trouble in models.items()

@@ -121,8 +121,8 @@ def with_rows_of(document: object, source: str, lines: Mapping[Place, int]) -> R
 
 def _with_line(fault: str, source: str, lines: Mapping[Place, int]) -> str:
     """Return a fault with the line of the job file's key that it names, if any."""
-    place, told, rest = fault.removeprefix(f"{source}: ").partition(":")
-    if not fault.startswith(f"{source}: conversations") or not told:
+    place, colon, rest = fault.removeprefix(f"{source}: ").partition(":")
+    if not fault.startswith(f"{source}: conversations") or not colon:
         return fault
     return f"{source}{line_of(lines, tuple(place.split('.')))}: {place}:{rest}"
 

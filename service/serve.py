@@ -148,12 +148,12 @@ async def serve(
                 accepted = inherited.handover.connections if inherited else ()
                 server = HttpServer(server_config(front, _connections_of(loaded)), listener, accepted)
                 reloader.follow(partial(_prepare, node, front, webhooks, server, reloader, upgrader))
-                told = "serving at http://{}:{}".format(*listener.getsockname()[:2])
-                keeping.start_soon(reload_on, reloads, reloader, partial(manager.reloading, told))
+                status = "serving at http://{}:{}".format(*listener.getsockname()[:2])
+                keeping.start_soon(reload_on, reloads, reloader, partial(manager.reloading, status))
                 serving.start_soon(server.run_until_told)
                 gc.freeze()  # the HTTP app too: its first scan would delay a first token by 15 ms
-                logger.info(told)
-                manager.tell_ready(told)
+                logger.info(status)
+                manager.tell_ready(status)
                 logger.info("the dashboard is at %s", page_address(listener))
                 watching.start_soon(_hurry_up, hurry, server)
                 await _upgrade_until(stop, upgrader, server, upgrade)
@@ -188,18 +188,18 @@ async def _hurry_up(hurry: anyio.Event, server: HttpServer) -> None:
     server.force_exit = True
 
 
-async def _upgrade_until(stop: anyio.Event, upgrader: Upgrader, server: HttpServer, told: Notifier) -> None:
+async def _upgrade_until(stop: anyio.Event, upgrader: Upgrader, server: HttpServer, request: Notifier) -> None:
     """Perform upgrades until ``stop``; one under way at that moment is undone first."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(upgrader.run, server)
-        tasks.start_soon(_upgrade_when_told, upgrader, told, tasks)
+        tasks.start_soon(_upgrade_on_request, upgrader, request, tasks)
         await stop.wait()
         tasks.cancel_scope.cancel()
 
 
-async def _upgrade_when_told(upgrader: Upgrader, told: Notifier, tasks: TaskGroup) -> None:
+async def _upgrade_on_request(upgrader: Upgrader, request: Notifier, tasks: TaskGroup) -> None:
     while True:
-        await told.wait()
+        await request.wait()
         tasks.start_soon(upgrader.ask_by_signal)
 
 
@@ -216,7 +216,7 @@ async def _watch_signals(
             upgrade.notify()
             continue
         if number is signal.SIGHUP:
-            logger.info("SIGHUP: the configuration is read anew")
+            logger.info("SIGHUP: reloading the configuration")
             with contextlib.suppress(anyio.WouldBlock):
                 ask_reload.send_nowait(None)
             continue

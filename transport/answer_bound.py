@@ -30,8 +30,8 @@ def laid_over(earlier: Mapping[str, object], later: Mapping[str, object]) -> dic
     both = {**earlier, **later}
     if _NAMES.isdisjoint(both):
         return both
-    told = bounds_in(later) or bounds_in(earlier)
-    return {name: told.get(name, value) for name, value in both.items() if name in told or name not in NAMES}
+    given = bounds_in(later) or bounds_in(earlier)
+    return {name: given.get(name, value) for name, value in both.items() if name in given or name not in NAMES}
 
 
 def _count(value: object) -> int | None:

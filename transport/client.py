@@ -170,9 +170,9 @@ class EngineClient:
                 async with client.stream(method, path, content=content, headers=headers) as response:
                     if response.status_code != _OK:
                         words = await read_beginning(response, REFUSAL_BYTES)
-                        told = words.decode("utf-8", "replace").strip() or "no words"
+                        text = words.decode("utf-8", "replace").strip() or "no words"
                         where = f"{method} {self.endpoint.base_url}{path}"
-                        raise EngineRejected(response.status_code, "", f"{told} ({where})")
+                        raise EngineRejected(response.status_code, "", f"{text} ({where})")
                     return await read_body(response, PROBE_BYTES)
         except (TimeoutError, httpx.TimeoutException) as error:
             raise EngineTimeout(f"answer to {method} {path}", PROBE_LIMIT_S) from error

@@ -92,12 +92,12 @@ class CacheFull(EngineRejected):
 class RequestAtFault(EngineRejected):
     """The engine always refuses this request while it serves others; ``status`` marks it as the client's fault.
 
-    llama.cpp answers 500 to what its chat template refuses; ``told`` is that answer.
+    llama.cpp answers 500 if its chat template refuses a request; ``answer`` is that answer.
     """
 
-    def __init__(self, kind: str, message: str, told: str) -> None:
+    def __init__(self, kind: str, message: str, answer: str) -> None:
         super().__init__(HTTPStatus.BAD_REQUEST, kind, message)
-        self.args = (told,)
+        self.args = (answer,)
 
 
 class EngineProtocolError(EngineError):

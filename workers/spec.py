@@ -236,14 +236,14 @@ class WorkerSpec:
     def _unbounded_answer(self) -> int:
         return self.max_answer or max(1, self.context * 3 // 4)
 
-    def slots_offered(self, told: int | None, most: int | None) -> int:
-        """Return how many requests may be in flight; ``told`` is the full-length requests that the engine can hold.
+    def slots_offered(self, held: int | None, most: int | None) -> int:
+        """Return how many requests may be in flight; ``held`` is the full-length requests that the engine can hold.
 
         ``most`` limits the slots lent until further notice.
         """
         slots = self.slots
-        if told is not None and self.capacity is Capacity.SLOTS:
-            slots = max(1, min(slots, told))
+        if held is not None and self.capacity is Capacity.SLOTS:
+            slots = max(1, min(slots, held))
         return slots if most is None else min(slots, most)
 
     @property

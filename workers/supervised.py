@@ -306,11 +306,11 @@ class SupervisedWorker(EngineOwner):
             self.adapters.begin_incarnation()
             self.watch.begin_incarnation()
         if self.now.state is WorkerState.READY:
-            told = self.supervisor.running.capacity if self.supervisor.running else None
-            self.slots.total = self.spec.slots_offered(told, self._limit.slots if self._limit else None)
+            held = self.supervisor.running.capacity if self.supervisor.running else None
+            self.slots.total = self.spec.slots_offered(held, self._limit.slots if self._limit else None)
             if self._has_one_slot:
                 self.slots.total = 1
-            elif told is not None and told < self.spec.slots and self.spec.capacity is Capacity.SLOTS:
-                logger.warning("worker %s: the engine holds %d requests, not %d", self.spec.id, told, self.spec.slots)
+            elif held is not None and held < self.spec.slots and self.spec.capacity is Capacity.SLOTS:
+                logger.warning("worker %s: the engine holds %d requests, not %d", self.spec.id, held, self.spec.slots)
         if self._on_change is not None:
             self._on_change(self)

@@ -70,8 +70,8 @@ class Refused(RoundhouseError):
         self.detail = str(document.get("detail") or inner.get("message") or f"status {status}")
         self.faults = tuple(_faults(document.get("errors")))
         self.retry_after_s = retry_after_s
-        told = (f"{fault.path}: {fault.message}" if fault.path else fault.message for fault in self.faults)
-        lines = "".join(f"\n  {line}" for line in told)
+        faults = (f"{fault.path}: {fault.message}" if fault.path else fault.message for fault in self.faults)
+        lines = "".join(f"\n  {line}" for line in faults)
         super().__init__(f"{self.title}{lines}" if lines else self.detail)
 
 
@@ -143,8 +143,8 @@ def refusal(status: int, document: object, retry_after: str | None = None) -> Re
     return KINDS.get(status, ServiceFailed)(status, document if isinstance(document, dict) else {}, after_s)
 
 
-def _number(told: object) -> int | None:
-    return told if isinstance(told, int) else None
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 def _faults(listed: object) -> list[Fault]:

@@ -20,7 +20,7 @@ MOST_ROWS: Final = 100_000  # most rows without conversations.limit
 MOST_CHARS: Final = 16 * 1024 * 1024  # longest line or cell
 MOST_FAULTS: Final = 20
 NO_NUMBER: Final = "is no number: NaN and Infinity are not JSON"
-MOST_TOLD: Final = 400  # shown characters of a row's names
+MOST_SHOWN: Final = 400  # shown characters of a row's names
 A_PIECE: Final = 1000  # rows between two reports of progress
 DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
 LINES: Final = frozenset({".jsonl", ".ndjson"})
@@ -138,7 +138,7 @@ class _Conversations:
         faults = {name: fault for name in self.names if name in row and (fault := _value_fault(row[name]))}
         faults |= {name: NO_NUMBER for name in self._metadata or () if name in row and not _is_json(row[name])}
         for name in lacking:
-            self.refuse(line, f"{name!r} is not there; the row has {_told(row)}")
+            self.refuse(line, f"{name!r} is not there; the row has {_listed(row)}")
         for name, fault in faults.items():
             self.refuse(line, f"{name!r} {fault}")
         if lacking or faults:
@@ -287,7 +287,7 @@ def _table_rows(file: Path, found: _Conversations) -> Iterator[tuple[int, Row]]:
                 header = cells
                 lacking = [name for name in found.all_names if name not in header]
                 if lacking or len(set(header)) < len(header):
-                    absent = f"{', '.join(map(repr, lacking))} is not there; it has {_told(header)}"
+                    absent = f"{', '.join(map(repr, lacking))} is not there; it has {_listed(header)}"
                     twice = ", ".join(sorted({repr(name) for name in header if header.count(name) > 1}))
                     names = absent if lacking else f"{twice} stands twice"
                     found.refuse(line, f"the first row has the names of the fields, and {names}")
@@ -299,10 +299,10 @@ def _table_rows(file: Path, found: _Conversations) -> Iterator[tuple[int, Row]]:
             yield line, dict(zip(header, cells, strict=True))
 
 
-def _told(names: Iterable[str]) -> str:
+def _listed(names: Iterable[str]) -> str:
     """Return the names as text, cut to one line."""
     text = ", ".join(names)
-    return text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]}..."
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def _names(text: str) -> Iterator[str]:

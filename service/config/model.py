@@ -129,7 +129,7 @@ class BiosConfig(StrictModel):
         return leaves_out(self.template, "context") and self.enabled
 
     @rules
-    def _is_told(self) -> Rules:
+    def _has_no_vain_words(self) -> Rules:
         yield self.context and leaves_out(self.template, "context"), "context: the template has no $context"
         is_timeless = leaves_out(self.template, "now")
         for key in unlike_default(self, "clock", "clock_step_s"):

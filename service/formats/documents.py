@@ -87,12 +87,12 @@ def naming_source(source: str) -> Iterator[None]:
 
 def _problem(error: yaml.YAMLError) -> str:
     """Describe an error of YAML; the commonest mistakes come with a remedy."""
-    told = str(getattr(error, "problem", None) or error)
-    if "'\\t'" in told:
+    problem = str(getattr(error, "problem", None) or error)
+    if "'\\t'" in problem:
         return "a tab begins a line; indent with spaces"
-    if "but got ':'" in told or told == "mapping values are not allowed here":
-        return f"{told}; put a text that holds ': ' in quotes"
-    return told
+    if "but got ':'" in problem or problem == "mapping values are not allowed here":
+        return f"{problem}; put a text that holds ': ' in quotes"
+    return problem
 
 
 def _finite(number: str) -> float:
@@ -116,14 +116,14 @@ def lines_in(text: str) -> dict[str, int]:
 
     Lines end where editors end them, not at YAML's further line breaks.
     """
-    told: dict[str, int] = {}
+    first_lines: dict[str, int] = {}
     doubled = set()
     for place, line in _places_in(text).items():
         path = path_of(place)
-        if path in told:
+        if path in first_lines:
             doubled.add(path)
-        told[path] = line
-    return {path: line for path, line in told.items() if path not in doubled}
+        first_lines[path] = line
+    return {path: line for path, line in first_lines.items() if path not in doubled}
 
 
 def lines_of_file(text: str, lines: dict[Place, int]) -> dict[Place, int]:

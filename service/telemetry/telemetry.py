@@ -53,7 +53,7 @@ class Telemetry:
             if self._spans is not None:
                 self._spans.record_facts(facts)
         except Exception:
-            logger.exception("telemetry: a defect of Roundhouse; facts are not told")
+            logger.exception("telemetry: a defect of Roundhouse; facts are not recorded")
 
     def take_request(self, request: RequestMeasures) -> None:
         """Record a client's ended request."""
@@ -62,7 +62,7 @@ class Telemetry:
             if self._spans is not None:
                 self._spans.take_request(request)
         except Exception:
-            logger.exception("telemetry: a defect of Roundhouse; a request is not told")
+            logger.exception("telemetry: a defect of Roundhouse; a request is not recorded")
 
     def note_job(self, job_id: JobId) -> None:
         """Record the trace of the request that posted a job."""

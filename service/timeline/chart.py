@@ -166,8 +166,8 @@ def _legend(letters: Mapping[str, str], agents: int, width: int) -> list[str]:
     named = [f"{letter} {agent}" for agent, letter in letters.items()]
     if agents > len(letters):
         named.append(f"{BUSY} the other {agents - len(letters)}")
-    told = [each.replace(" ", NO_BREAK) for each in [*named, *LEGEND.split("  ")]]
-    wrapped = textwrap.wrap("  ".join(told), width=max(LEAST, width), break_long_words=False, break_on_hyphens=False)
+    entries = [each.replace(" ", NO_BREAK) for each in [*named, *LEGEND.split("  ")]]
+    wrapped = textwrap.wrap("  ".join(entries), width=max(LEAST, width), break_long_words=False, break_on_hyphens=False)
     return [line.replace(NO_BREAK, " ") for line in wrapped]
 
 

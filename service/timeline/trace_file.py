@@ -54,7 +54,7 @@ def trace_events(timeline: Timeline) -> Iterator[Event]:
 
 def _attempt(pid: int, span: Span, until_s: float) -> Event:
     named = {"conversation": span.conversation, "agent": span.agent, "round": span.round, "attempt": span.number}
-    told = {
+    details = {
         "incarnation": span.incarnation,
         "outcome": span.outcome,
         "reason": span.reason,
@@ -74,7 +74,7 @@ def _attempt(pid: int, span: Span, until_s: float) -> Event:
         "cat": span.outcome.value,
         "ts": _us(span.started_s),
         "dur": max(0, _us(end_of(span, until_s)) - _us(span.started_s)),
-        "args": named | {name: value for name, value in told.items() if value is not None},
+        "args": named | {name: value for name, value in details.items() if value is not None},
     }
 
 

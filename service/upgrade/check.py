@@ -70,7 +70,7 @@ async def ask_child(argv: Sequence[str], facts: Facts) -> UpgradeVerdict:
         raise UpgradeRefused(f"the new code gives no verdict: {error}") from error
 
 
-async def _run(command: Sequence[str], environment: Mapping[str, str], told: bytes) -> tuple[int, bytes, bytes]:
+async def _run(command: Sequence[str], environment: Mapping[str, str], sent: bytes) -> tuple[int, bytes, bytes]:
     """Return a program's exit status, and the ends of its two output streams."""
     async with await anyio.open_process(command, env=dict(environment), start_new_session=True) as process:
         tails = [bytearray(), bytearray()]
@@ -80,7 +80,7 @@ async def _run(command: Sequence[str], environment: Mapping[str, str], told: byt
                 tasks.start_soon(_keep_tail, stream, tail)
             assert process.stdin is not None  # noqa: S101
             with suppress(anyio.BrokenResourceError):  # it ended without reading; its status says more
-                await process.stdin.send(told)
+                await process.stdin.send(sent)
             await process.stdin.aclose()
             await process.wait()
         return process.returncode or 0, bytes(tails[0]), bytes(tails[1])

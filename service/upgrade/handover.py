@@ -54,11 +54,11 @@ def take_handover() -> Inherited | None:
     Raises:
         ConfigError: it cannot be read; the process must end, and its engines with it.
     """
-    told = os.environ.pop(VARIABLE, None)
-    if told is None:
+    descriptor = os.environ.pop(VARIABLE, None)
+    if descriptor is None:
         return None
     try:
-        with os.fdopen(int(told), "rb") as file:
+        with os.fdopen(int(descriptor), "rb") as file:
             handover = msgspec.json.decode(file.read(), type=Handover)
         if handover.version != VERSION:
             raise ConfigError(f"{VARIABLE}: its form is {handover.version}, and only {VERSION} is known here")

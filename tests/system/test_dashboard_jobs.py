@@ -252,4 +252,4 @@ def test_awaited_turns_are_shown_on_every_page(service: Service, shown: Page) ->
     shown.click('tbody a[href$="/talk"]')
     shown.wait_text("guest speaks in round 1")
     service.http.post(f"/v1/jobs/{job_id}/cancel")
-    go(shown, "#/awaited", "Nobody is waited for.")
+    go(shown, "#/awaited", "No turn waits for a caller.")

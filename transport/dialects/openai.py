@@ -228,18 +228,18 @@ def add_partial_usage(event: PartialUsage, events: list[Event]) -> None:
         events.append(event)
 
 
-def add_timings(told: TimingsDocument, events: list[Event]) -> None:
+def add_timings(given: TimingsDocument, events: list[Event]) -> None:
     """Add an engine's account of its work; impossible numbers are skipped."""
-    counts = (told.prompt_n, told.cache_n, told.predicted_n)
-    if min(counts) >= 0 and max(counts) <= MOST_TOKENS and _are_times(told.prompt_ms, told.predicted_ms):
-        events.append(Timings(told.prompt_n, told.prompt_ms, told.cache_n, told.predicted_n, told.predicted_ms))
+    counts = (given.prompt_n, given.cache_n, given.predicted_n)
+    if min(counts) >= 0 and max(counts) <= MOST_TOKENS and _are_times(given.prompt_ms, given.predicted_ms):
+        events.append(Timings(given.prompt_n, given.prompt_ms, given.cache_n, given.predicted_n, given.predicted_ms))
 
 
-def add_progress(told: ProgressDocument, events: list[Event]) -> None:
+def add_progress(given: ProgressDocument, events: list[Event]) -> None:
     """Add the progress with a prompt; impossible numbers are skipped."""
-    if 0 <= told.processed <= MOST_TOKENS and 0 <= told.total <= MOST_TOKENS and _are_times(told.time_ms):
-        cached = min(max(told.cache, 0), told.processed)
-        events.append(PromptProgress(told.total, cached, told.processed, told.time_ms))
+    if 0 <= given.processed <= MOST_TOKENS and 0 <= given.total <= MOST_TOKENS and _are_times(given.time_ms):
+        cached = min(max(given.cache, 0), given.processed)
+        events.append(PromptProgress(given.total, cached, given.processed, given.time_ms))
 
 
 def _are_times(*milliseconds: float) -> bool:

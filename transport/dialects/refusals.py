@@ -123,15 +123,15 @@ def refusal_in(document: object, nested: int = 0) -> Refusal | None:
         error = error[0] if error else None
     if isinstance(error, Mapping):
         deeper = refusal_in(error, nested + 1) if error.get("error") or error.get("errors") else None
-        return deeper or _told(error, beside=document)
+        return deeper or _refusal_of(error, beside=document)
     if isinstance(error, str) and error.strip():
         words = _words_of(document)
-        return _told({**document, "message": f"{error}: {words}" if words and words != error else error})
+        return _refusal_of({**document, "message": f"{error}: {words}" if words and words != error else error})
     is_named = bool(error) or "error" in (document.get("object"), document.get("type"))
     if not is_named and ("choices" in document or not _words_of(document)):
         return None
     inner = document.get("detail")  # FastAPI's, around whatever its route raises
-    return (refusal_in(inner, nested + 1) if isinstance(inner, Mapping) else None) or _told(document)
+    return (refusal_in(inner, nested + 1) if isinstance(inner, Mapping) else None) or _refusal_of(document)
 
 
 def tells_words(frame: bytes) -> bool:
@@ -158,13 +158,13 @@ def read_refusal(body: bytes) -> Refusal:
 
 def encode_error(error: EngineRejected) -> bytes:
     """Return a refusal in the form of OpenAI's surface."""
-    told = {
+    fields = {
         "message": error.message,
         "type": error.kind or "invalid_request_error",
         "param": None,
         "code": error.status,
     }
-    return msgspec.json.encode({"error": told})
+    return msgspec.json.encode({"error": fields})
 
 
 def rejection(refusal: Refusal, status: int, retry_after_s: float | None) -> EngineRejected:
@@ -190,7 +190,7 @@ def says_why(error: EngineRejected) -> bool:
     return " " in error.message.strip() and PASSING.search(error.message) is None  # one word is no reason
 
 
-def _told(error: Mapping[str, object], beside: Mapping[str, object] | None = None) -> Refusal:
+def _refusal_of(error: Mapping[str, object], beside: Mapping[str, object] | None = None) -> Refusal:
     """Read an error's own fields; missing ones may stand ``beside`` it."""
     places = [error] if beside is None else [error, {**beside, "error": None, "object": None, "message": None}]
     status = next((number for each in places if (number := _number_of(each)) is not None), None)

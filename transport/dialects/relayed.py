@@ -216,12 +216,12 @@ def _add_typed(read: _Frame, kind: str, events: list[Event]) -> bool:
     elif delta is not None:
         events.append(Advance())
     inner = read.response or (read.message if isinstance(read.message, _Answer) else None)
-    told = inner.usage if inner is not None else None
-    if told is not None and kind == BEGIN:
-        prompt = _prompt_tokens(told)
-        add_partial_usage(PartialUsage(prompt, None, min(told.cache_read_input_tokens or 0, prompt)), events)
+    usage = inner.usage if inner is not None else None
+    if usage is not None and kind == BEGIN:
+        prompt = _prompt_tokens(usage)
+        add_partial_usage(PartialUsage(prompt, None, min(usage.cache_read_input_tokens or 0, prompt)), events)
     else:
-        _add_cost(told, None, events)
+        _add_cost(usage, None, events)
     if kind in ENDS:
         events.append(Finished(""))
         return True

@@ -61,11 +61,11 @@ class MachineReader:
 
     def faults(self) -> Iterable[tuple[str, int]]:
         """Return the faults that the driver reports, and those in the kernel's log if it is readable."""
-        told: set[tuple[str, int]] = set()
+        faults: set[tuple[str, int]] = set()
         with suppress(DevicesUnreadable):  # the look at the memory has logged it
             session = self._session()
-            told.update(session.faults() if session else ())
-        return told | set(self._logged())
+            faults.update(session.faults() if session else ())
+        return faults | set(self._logged())
 
     def close(self) -> None:
         """Release the driver."""

@@ -90,7 +90,7 @@ class Incarnation:
         self._fault_since = datetime.now(UTC)
         self._scope = anyio.CancelScope()
         self._engine: EngineProcess | None = None
-        self._is_told = False  # asked to end
+        self._is_ending = False  # asked to end
         self._oom_kills: int | None = None  # count of the machine or our cgroup when it was started
 
     def __repr__(self) -> str:
@@ -118,7 +118,7 @@ class Incarnation:
         return (
             ended is not None
             and ended.signal in OUTSIDE_SIGNALS
-            and not self._is_told
+            and not self._is_ending
             and (ended.signal != signal.SIGKILL or count_oom_kills() == self._oom_kills)
         )
 
@@ -158,12 +158,12 @@ class Incarnation:
 
     def kill(self) -> None:
         """Kill the whole tree, by leaving ``run_engine``."""
-        self._is_told = True
+        self._is_ending = True
         self._scope.cancel()
 
     async def terminate(self) -> None:
         """Send SIGTERM to the engine's group; kill if there is no engine yet."""
-        self._is_told = True
+        self._is_ending = True
         if self._engine is None:
             self.kill()
         else:
@@ -184,7 +184,7 @@ class Incarnation:
 
     def held_process(self) -> HeldProcess | None:
         """Return the engine's processes for another program in this process to adopt."""
-        return self._engine.hand_over_process() if self._engine is not None and not self._is_told else None
+        return self._engine.hand_over_process() if self._engine is not None and not self._is_ending else None
 
     async def _adopt(self, held: HeldEngine, on_begun: Callable[[], None], on_ready: Callable[[], None]) -> str:
         """Go on with a running engine, which must answer, and within a limit if it has done so before."""

@@ -91,10 +91,10 @@ class LogRing:
         )
         last = next(iter([*error[-1:], *out[-1:]]), None)
         errors = [line for line in (*out, *error) if _ERROR.search(line)]
-        told = [line for line in errors if not _SAYS_NO_MORE.search(line)] or errors
-        if not told or told[-1] == last:
+        kept = [line for line in errors if not _SAYS_NO_MORE.search(line)] or errors
+        if not kept or kept[-1] == last:
             return None if last is None else f"its last line: {last[:MOST_WORDS]}"
-        return f"its last error: {told[-1][:MOST_WORDS]}"
+        return f"its last error: {kept[-1][:MOST_WORDS]}"
 
     def _end_partial(self) -> None:
         for stream, line in self._partial.items():

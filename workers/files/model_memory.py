@@ -103,6 +103,6 @@ def _checkpoint(folder: Path) -> int | None:
     return layers * (shared or heads) * (each or width // heads) * 2 * CACHE_BYTES
 
 
-def _dimension(told: object) -> int | None:
+def _dimension(value: object) -> int | None:
     """Return a dimension from a file, None if it is impossible."""
-    return told if isinstance(told, int) and not isinstance(told, bool) and 0 < told <= MOST_DIMENSION else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_DIMENSION else None

@@ -14,7 +14,7 @@ from workers.requests.kv_pool import KvPool
 from workers.spec import Capacity, WorkerSpec
 
 LOOK_S: Final = 2.0
-TOLD: Final = 0.05  # share of the cache: smaller changes of the lent part are not reported
+STEP: Final = 0.05  # share of the cache: smaller changes of the lent part are not reported
 logger = logging.getLogger(__name__)
 
 
@@ -38,7 +38,7 @@ class KvWatch:
         self._is_serving = is_serving
         self._on_change = on_change
         self._share = KvShare()
-        self._told = self._share.part
+        self._known = self._share.part
         self.cache: KvCache | None = pool.cache if pool is not None else None  # at the last look
 
     def __repr__(self) -> str:
@@ -49,7 +49,7 @@ class KvWatch:
         """The number of lent tokens; None if only slots bound the engine, or it reports no cache."""
         if self._spec.capacity is Capacity.SLOTS or self.cache is None:
             return None
-        return int(self.cache.tokens * self._told)
+        return int(self.cache.tokens * self._known)
 
     @property
     def block(self) -> int:
@@ -59,7 +59,7 @@ class KvWatch:
     async def begin_incarnation(self) -> None:
         """Look at an engine that is about to be ready."""
         self._share = KvShare()
-        self._told = self._share.part
+        self._known = self._share.part
         self.cache = self._pool.cache if self._pool is not None else None
         await self.refresh()
 
@@ -72,7 +72,7 @@ class KvWatch:
 
     async def refresh(self) -> None:
         """Look once; an engine that does not answer now is looked at again."""
-        was_told = self.cache is not None
+        was_known = self.cache is not None
         try:
             self.cache = await self._client.read_kv_cache() if self._pool is None else self._pool.cache
         except EngineError:
@@ -83,8 +83,8 @@ class KvWatch:
         if self._share.part < before.part:
             lent = int(self.cache.tokens * self._share.part)
             logger.warning("worker %s: requests had to give way; %d tokens are lent from now on", self._spec.id, lent)
-        has_moved = abs(self._share.part - self._told) >= TOLD or (self._share.part == 1.0) != (self._told == 1.0)
-        if has_moved or not was_told:
-            self._told = self._share.part
+        has_moved = abs(self._share.part - self._known) >= STEP or (self._share.part == 1.0) != (self._known == 1.0)
+        if has_moved or not was_known:
+            self._known = self._share.part
             if self._is_serving():
                 self._on_change()

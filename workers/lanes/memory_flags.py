@@ -56,9 +56,9 @@ def estimate_of(spec: WorkerSpec, environment: Mapping[str, str], *, layers: int
 def _keeps_off(given: Mapping[str, Flag], flags: Mapping[str, Flag], layers: int | None) -> bool:
     if _KEPT_OFF & flags.keys() or _text(given.get("kv-offload", True)) in _OFF:
         return True
-    told = [_text(given[name]) for name in _LAYERS & given.keys() if given[name] is not None]
+    given_values = [_text(given[name]) for name in _LAYERS & given.keys() if given[name] is not None]
     # One more than its layers: the output counts as one. Negative numbers mean all.
-    return any(value.isdecimal() and (layers is None or int(value) <= layers) for value in told)
+    return any(value.isdecimal() and (layers is None or int(value) <= layers) for value in given_values)
 
 
 def _given(spec: WorkerSpec, environment: Mapping[str, str]) -> dict[str, Flag]:

@@ -121,13 +121,13 @@ class LoggedProgress:
     """Logs the progress of a file every ``TELL_S``; a ``Progress``."""
 
     def __init__(self) -> None:
-        self._told_at = -math.inf
+        self._logged_at = -math.inf
 
     def __call__(self, name: str, there: int, size: int | None) -> None:
         """Log the bytes so far if it is time, or if they are all."""
         now = time.monotonic()
-        if now - self._told_at > TELL_S or there == size:
-            self._told_at = now
+        if now - self._logged_at > TELL_S or there == size:
+            self._logged_at = now
             logger.info("fetching %s: %s%s", name, _mb(there), "" if size is None else f" of {_mb(size)}")
 
 
@@ -271,8 +271,8 @@ class _Transfer:
 
     def _write(self, answer: httpx2.Response, rest: BinaryIO, there: int, rate: LeastRate) -> None:
         length = answer.headers.get("Content-Length", "")
-        told = there + int(length) if length.isascii() and length.isdigit() else None
-        size = self._remote.size if self._remote.size is not None else told
+        declared = there + int(length) if length.isascii() and length.isdigit() else None
+        size = self._remote.size if self._remote.size is not None else declared
         free = shutil.disk_usage(self._part.parent).free
         if size is not None and size - there > free:
             text = f"{_mb(size - there)} are missing, and {_mb(free)} are free in {self._part.parent}"

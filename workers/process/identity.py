@@ -127,8 +127,8 @@ class _Stat:
 def _stat(pid: int) -> _Stat:
     """Return fields 3, 6 and 22 of /proc/PID/stat; the second, its name, may hold anything."""
     with looking():
-        told = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    fields = told.rpartition(")")[2].split()
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    fields = stat.rpartition(")")[2].split()
     return _Stat(state=fields[0], session=int(fields[3]), started=int(fields[19]))
 
 

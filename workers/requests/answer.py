@@ -220,8 +220,8 @@ class Answer:
         usage = self.generation.usage
         if usage is not None:
             return usage.prompt_tokens + usage.completion_tokens
-        told = self.told_prompt_tokens or self.prompt_chars // LETTERS_A_TOKEN
-        return told + self.generation.output_tokens
+        prompt = self.told_prompt_tokens or self.prompt_chars // LETTERS_A_TOKEN
+        return prompt + self.generation.output_tokens
 
     @property
     def held_tokens(self) -> int:

@@ -133,14 +133,14 @@ class CacheVeil:
 
     def _lower(self, holder: object, name: str) -> int:
         """Limit a number of cached tokens; return the reduction."""
-        told = holder.get(name) if isinstance(holder, dict) else None
-        if not isinstance(told, int) or told <= self._own_tokens:
+        count = holder.get(name) if isinstance(holder, dict) else None
+        if not isinstance(count, int) or count <= self._own_tokens:
             return 0
         cast("Document", holder)[name] = self._own_tokens
-        return told - self._own_tokens
+        return count - self._own_tokens
 
 
 def _raise(holder: Document, name: str, by: int) -> None:
-    told = holder.get(name)
-    if by and isinstance(told, int):
-        holder[name] = told + by
+    count = holder.get(name)
+    if by and isinstance(count, int):
+        holder[name] = count + by

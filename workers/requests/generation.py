@@ -31,8 +31,8 @@ class Generation:
         "_clock",
         "_events",
         "_reasoning",
+        "_reported_prompt",
         "_text",
-        "_told_prompt",
         "begun_at",
         "finish_reason",
         "first_token_at",
@@ -62,7 +62,7 @@ class Generation:
         self.finish_reason: str | None = None
         self.is_refusal = False  # its text declines to answer, as the server marks it
         self.usage: Usage | None = None
-        self._told_prompt: PartialUsage | None = None
+        self._reported_prompt: PartialUsage | None = None
         self.timings: Timings | None = None
 
     def __repr__(self) -> str:
@@ -78,8 +78,8 @@ class Generation:
         """The cost seen so far; the engine reports it only at the end, which may never come."""
         read = self.prompt_progress
         processed, cached = (read.processed, read.cached) if read is not None else (0, 0)
-        if (told := self._told_prompt) is not None:
-            processed, cached = told.prompt_tokens or 0, told.cached_tokens
+        if (usage := self._reported_prompt) is not None:
+            processed, cached = usage.prompt_tokens or 0, usage.cached_tokens
         return Usage(processed, self.output_tokens, min(cached, processed))
 
     @property
@@ -87,8 +87,8 @@ class Generation:
         """The tokens of its prompt, once the engine has reported them."""
         if self.prompt_progress is not None:
             return self.prompt_progress.total
-        if self._told_prompt is not None:
-            return self._told_prompt.prompt_tokens
+        if self._reported_prompt is not None:
+            return self._reported_prompt.prompt_tokens
         return None if self.usage is None else self.usage.prompt_tokens
 
     @property
@@ -174,15 +174,15 @@ class Generation:
             self.tool_call_fragments.append(event)
         self._note_token()
 
-    def _take_usage(self, told: Usage | PartialUsage) -> None:
+    def _take_usage(self, reported: Usage | PartialUsage) -> None:
         """Keep a prompt's usage until its answer's comes; until then the answer counts by its events."""
-        if isinstance(told, Usage):
-            self.usage = told
-        elif told.completion_tokens is None:
-            self._told_prompt = told
+        if isinstance(reported, Usage):
+            self.usage = reported
+        elif reported.completion_tokens is None:
+            self._reported_prompt = reported
         else:
             seen = self.seen
-            self.usage = Usage(seen.prompt_tokens, told.completion_tokens, seen.cached_tokens)
+            self.usage = Usage(seen.prompt_tokens, reported.completion_tokens, seen.cached_tokens)
 
     def _note_token(self) -> None:
         self._events += 1

@@ -105,8 +105,8 @@ def _check_keys(place: str, document: Mapping[object, object], known: tuple[str,
     for key in document:
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.6)
-            told = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-            raise InvalidTool(f"{place}{key}: unknown key; {told}")
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+            raise InvalidTool(f"{place}{key}: unknown key; {hint}")
 
 
 def _origin(given: object) -> ToolOrigin | None:

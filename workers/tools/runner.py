@@ -21,7 +21,7 @@ from workers.tools.results import MAX_RESULT_BYTES, MAX_RESULT_VALUES, ResultToo
 
 MAX_THREADS: Final = 64
 MAX_OF_ONE: Final = 16
-TOLD_AGAIN_S: Final = 60.0
+CROWD_LOG_S: Final = 60.0
 KEY_PARAMETER: Final = "idempotency_key"
 Callables = Mapping[str, Callable[..., object]]
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class ToolThreads:
         self._limiter = anyio.CapacityLimiter(limit)
         self._limit_of_one = limit_of_one
         self._of_tool: dict[str, anyio.CapacityLimiter] = {}
-        self._told_at = float("-inf")
+        self._crowd_logged_at = float("-inf")
 
     def __repr__(self) -> str:
         return f"<ToolThreads {self._limiter.borrowed_tokens}/{self._limiter.total_tokens:g}>"
@@ -87,9 +87,9 @@ class ToolThreads:
     def _tell_crowd(self, name: str, own: anyio.CapacityLimiter) -> None:
         """Log that a call must wait for a thread: hanging functions never free theirs."""
         full = own if not own.available_tokens else self._limiter
-        if full.available_tokens or anyio.current_time() - self._told_at < TOLD_AGAIN_S:
+        if full.available_tokens or anyio.current_time() - self._crowd_logged_at < CROWD_LOG_S:
             return
-        self._told_at = anyio.current_time()
+        self._crowd_logged_at = anyio.current_time()
         whose = f"of the tool {name}" if full is own else "of Python tools"
         logger.error("all %g threads %s are taken; calls wait, and fail by tools.timeout_s", full.total_tokens, whose)
 

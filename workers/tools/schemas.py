@@ -128,8 +128,8 @@ def _schema_fault(error: jsonschema.SchemaError) -> str:
     """Return the fault of a schema, and its place."""
     place = ".".join(map(str, error.absolute_path))
     is_word = isinstance(error.instance, str) and error.absolute_path and error.absolute_path[-1] == "type"
-    told = f"{error.instance!r} is no type; there are {TYPES}" if is_word else error.message
-    return f"{place}: {told}" if place else told
+    fault = f"{error.instance!r} is no type; there are {TYPES}" if is_word else error.message
+    return f"{place}: {fault}" if place else fault
 
 
 def _pattern_trouble(pattern: str) -> str | None:

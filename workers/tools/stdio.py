@@ -74,15 +74,15 @@ class MessageIds:
         own = params.get("requestId")
         return {**params, "requestId": self.base + own} if isinstance(own, int) else params
 
-    def own(self, told: Id | None) -> Id | None:
+    def own(self, foreign: Id | None) -> Id | None:
         """Return which of the session's requests an answer is for; None if for none of them."""
         number = (
-            int(told)
-            if isinstance(told, str) and told.isascii() and told.isdecimal() and len(told) <= MOST_DIGITS
-            else told
+            int(foreign)
+            if isinstance(foreign, str) and foreign.isascii() and foreign.isdecimal() and len(foreign) <= MOST_DIGITS
+            else foreign
         )
         if not isinstance(number, int):
-            return told
+            return foreign
         return number - self.base if number > self.base else None
 
 
@@ -232,8 +232,8 @@ class StdioLink:
     def _too_large(self, line: bytes, error: ResultTooLarge) -> Incoming | None:
         """Return the failure of the request that a line answers, if its beginning shows which."""
         logger.warning("MCP server %s: %s", self._name, error)
-        told = ANSWERED.match(line)
-        own = None if told is None else self._ids.own(int(told[1]))
+        answered = ANSWERED.match(line)
+        own = None if answered is None else self._ids.own(int(answered[1]))
         if own is None:
             return None
         return SessionMessage(

@@ -188,11 +188,11 @@ class UpdateRun:
         finally:
             self._scopes.pop(share.worker, None)
         if phase is UpdatePhase.RECEIVE:
-            self._note_told(share)
+            self._note_asked(share)
         return StepEnded(worker=share.worker)
 
     def _failed(self, share: WorkerProgress, failure: Failure, detail: str) -> StepFailed:
-        self._note_told(share)
+        self._note_asked(share)
         return StepFailed(worker=share.worker, failure=failure, detail=detail, is_gone=self._is_gone(share))
 
     async def _do(self, worker: SupervisedWorker, share: WorkerProgress, phase: UpdatePhase) -> None:
@@ -204,7 +204,7 @@ class UpdateRun:
                 await self._transfer.start(control, update.number, update.request)
             case UpdatePhase.RECEIVE:
                 await self._transfer.receive_weights(
-                    control, update.number, update.request, share, lambda: self._note_told(share)
+                    control, update.number, update.request, share, lambda: self._note_asked(share)
                 )
             case UpdatePhase.FINISH:
                 await self._transfer.finish(control, update.number, update.version)
@@ -245,7 +245,7 @@ class UpdateRun:
 
     # Notes
 
-    def _note_told(self, share: WorkerProgress) -> None:
+    def _note_asked(self, share: WorkerProgress) -> None:
         """Record that an engine was asked to receive, or never will be."""
         self._untold.discard(share.worker)
         if not self._untold:

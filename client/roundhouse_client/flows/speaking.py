@@ -38,8 +38,8 @@ def say(
         ]
         spoken: Sequence[AwaitedTurn | Turn] = ()
         if not fitting and round_number is not None:
-            told = (yield from ask(get_conversation(job_id, conversation_id), patience_s)).turns
-            same = (turn for turn in told if turn.by == "caller" and (turn.round, turn.text) == (round_number, text))
+            turns = (yield from ask(get_conversation(job_id, conversation_id), patience_s)).turns
+            same = (turn for turn in turns if turn.by == "caller" and (turn.round, turn.text) == (round_number, text))
             spoken = [turn for turn in same if agent in {None, turn.agent}]
         meant = fitting or spoken
         if len(meant) != 1:

@@ -215,8 +215,8 @@ class TrainerClient:
         """
         document = self.look()
         if document["version"] != version:
-            told = f"the model has version {document['version']}, not {version}"
-            raise WeightsError(told, "version_differs", document)
+            message = f"the model has version {document['version']}, not {version}"
+            raise WeightsError(message, "version_differs", document)
         self._digests = {each.name: each.digest() for each in sent_tensors(tensors)}
         self._made = version
 

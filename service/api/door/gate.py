@@ -134,8 +134,8 @@ class Gate:
     def _refusal(self, method: str, path: str, headers: Headers, caller: Caller | None) -> ServiceError | None:
         is_open = path in OPEN_PATHS or (path == BARE_PATH and not _brings_key(headers))
         if not is_open and caller is None:
-            told = "this key is not known here" if _brings_key(headers) else "send Authorization: Bearer KEY"
-            return NotAuthorised(f"{told}; known keys are in server.api_keys, server.keys and server.keys_file")
+            advice = "this key is not known here" if _brings_key(headers) else "send Authorization: Bearer KEY"
+            return NotAuthorised(f"{advice}; known keys are in server.api_keys, server.keys and server.keys_file")
         if not is_served(path):  # before any other fault
             return PathNotFound(not_served(path))
         fault = self._origin_fault(headers) if path not in HEALTH_PATHS else None

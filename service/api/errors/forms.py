@@ -108,8 +108,8 @@ class ClientError(msgspec.Struct, frozen=True, kw_only=True):
     def event(self, path: str) -> bytes:
         """Return the error event that ends a stream."""
         if path == RESPONSES:
-            told = {"type": "error", "code": self.code, "message": self.message, "param": self.param}
-            return b"event: error\ndata: %s\n\n" % msgspec.json.encode(told)
+            error = {"type": "error", "code": self.code, "message": self.message, "param": self.param}
+            return b"event: error\ndata: %s\n\n" % msgspec.json.encode(error)
         name = b"event: error\n" if path == MESSAGES else b""
         return b"%sdata: %s\n\n" % (name, msgspec.json.encode(self.document(path)))
 

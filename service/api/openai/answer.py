@@ -41,7 +41,7 @@ class _Error(msgspec.Struct):
     message: str = ""
 
 
-class _Told(msgspec.Struct):
+class _ErrorFrame(msgspec.Struct):
     error: _Error | None = None
     type: str | None = None
 
@@ -90,7 +90,7 @@ class RelayedAnswer:
             place = f"worker={request.worker} wait_ms={_ms(request.waited_s)} attempts={request.attempts}"
             writer.write_nowait(b": roundhouse %b\n\n" % place.encode())
         else:
-            await self._start(send, self._told())
+            await self._start(send, self._own_headers())
         request.asked.stream_to(writer.write_nowait)
         await request.changed.wait_until(lambda: request.is_over)
         error = self._last_error()
@@ -141,13 +141,13 @@ class RelayedAnswer:
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
 
-    def _told(self) -> dict[str, str]:
+    def _own_headers(self) -> dict[str, str]:
         request = self._request
-        told = {
+        headers = {
             "X-Roundhouse-Wait-Ms": str(_ms(request.waited_s)),
             "X-Roundhouse-Attempts": str(request.attempts),
         }
-        return told if request.worker is None else {"X-Roundhouse-Worker": request.worker, **told}
+        return headers if request.worker is None else {"X-Roundhouse-Worker": request.worker, **headers}
 
     def _whole(self) -> Response:
         """Return the engine's answer, or the reason for its absence."""
@@ -155,13 +155,13 @@ class RelayedAnswer:
         if request.asked.whole is not None and (request.failure is None or request.engine_refused):
             missing = _missing_path(request.asked.whole, request.posted.model, self._path)
             if missing is not None:
-                return missing.response(self._path, self._told())
+                return missing.response(self._path, self._own_headers())
             whole = request.asked.whole
-            headers = {**self._told(), "Content-Type": whole.content_type}
+            headers = {**self._own_headers(), "Content-Type": whole.content_type}
             error = _other_form(whole, self._path)
             return Response(whole.body, whole.status, headers) if error is None else error.response(self._path, headers)
         failure = request.failure or RelayFailure(reason="internal", detail="the engine's answer was lost")
-        return error_of_failure(failure).response(self._path, self._told())
+        return error_of_failure(failure).response(self._path, self._own_headers())
 
     def _last_error(self) -> ClientError | None:
         """Return the error of a failed stream, unless the engine sent it in the stream."""
@@ -211,10 +211,10 @@ def _other_form(whole: WholeAnswer, path: str) -> ClientError | None:
 
 def _is_in_form(body: bytes, path: str) -> bool:
     try:
-        told = msgspec.json.decode(body, type=_Told)
+        frame = msgspec.json.decode(body, type=_ErrorFrame)
     except UNDECODABLE:
         return False
-    return bool(told.error and told.error.message) and (told.type == "error" or not path.startswith(MESSAGES))
+    return bool(frame.error and frame.error.message) and (frame.type == "error" or not path.startswith(MESSAGES))
 
 
 def _ms(seconds: float) -> int:

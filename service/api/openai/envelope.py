@@ -177,17 +177,17 @@ def _run_end(texts: bytes, at: int) -> int:
     return len(texts)
 
 
-def _number(told: Raw) -> int | None:
+def _number(raw: Raw) -> int | None:
     """Return a number in a body; None for anything else, which is left to the engine."""
     try:
-        return int(_decode_number(told))
+        return int(_decode_number(raw))
     except (*UNDECODABLE, OverflowError):
         return None
 
 
-def _text(told: Raw) -> str | None:
+def _text(raw: Raw) -> str | None:
     try:
-        return _decode_text(told)
+        return _decode_text(raw)
     except UNDECODABLE:  # a raw field is not decoded yet: it may not be text
         return None
 

@@ -41,7 +41,7 @@ async def follow(jobs: Jobs, job_id: JobId, after: int) -> StreamingResponse:
 async def _events(jobs: Jobs, job_id: JobId, after: int) -> AsyncIterator[bytes]:
     reported: Sequence[Progress] = ()
     silent_s = 0.0
-    told = [swap.number for swap in jobs.swaps(job_id)]  # earlier swaps are not news
+    sent = [swap.number for swap in jobs.swaps(job_id)]  # earlier swaps are not news
     while not jobs.watch.is_closed:
         change = jobs.watch.next_change(job_id)
         try:
@@ -60,8 +60,8 @@ async def _events(jobs: Jobs, job_id: JobId, after: int) -> AsyncIterator[bytes]
             continue
         with anyio.move_on_after(PROGRESS_INTERVAL_S):
             await change.wait()
-        swaps = [swap for swap in jobs.swaps(job_id) if swap.number not in told]
-        told += [swap.number for swap in swaps]
+        swaps = [swap for swap in jobs.swaps(job_id) if swap.number not in sent]
+        sent += [swap.number for swap in swaps]
         if swaps:
             yield b"".join(map(_swap_frame, swaps))
         progress = jobs.progress(job_id)

@@ -72,5 +72,5 @@ def _dimensions(by: str) -> list[UsageBy]:
 
 def _line(place: dict[UsageBy, str], counts: UsageCounts) -> dict[str, object]:
     """Return a ``UsageLine`` without the dimensions that were not asked for."""
-    told: dict[str, object] = msgspec.to_builtins(counts)
-    return {**{by.value: place[by] or None for by in place}, **told, "slot_s": round(counts.slot_s, 3)}
+    fields: dict[str, object] = msgspec.to_builtins(counts)
+    return {**{by.value: place[by] or None for by in place}, **fields, "slot_s": round(counts.slot_s, 3)}

@@ -131,7 +131,7 @@ class Chat:
                 answer.waited_s = _seconds(reply.headers.get("X-Roundhouse-Wait-Ms"))
                 for piece in reply.iter_bytes():
                     if answer.waited_s is None:
-                        answer.waited_s = _told_wait(piece)
+                        answer.waited_s = _wait_in(piece)
                     for event in answer.take(stream.feed(piece)):
                         began_at = began_at or time.monotonic()
                         answer.seconds = time.monotonic() - began_at
@@ -162,7 +162,7 @@ def _words(reply: httpx.Response) -> str:
         return f"status {reply.status_code}"
 
 
-def _told_wait(piece: bytes) -> float | None:
+def _wait_in(piece: bytes) -> float | None:
     """Return the wait from a stream's comment, which reports it if the headers went out too early."""
     _, mark, rest = piece.partition(WAIT.encode())
     return _seconds(rest.split(b" ", 1)[0].decode("ascii", "replace")) if mark else None

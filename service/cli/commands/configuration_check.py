@@ -18,8 +18,8 @@ from service.config.workers import worker_specs
 def check(config: Path, overrides: Mapping[str, object], *, enable_mig: bool) -> None:
     """Validate a configuration with a service's overrides, and print the effective one."""
     settings = with_mig(load_config(config, overrides), enable_mig=enable_mig)
-    for told in unknown_variables(os.environ, named_variables(config)):
-        typer.echo(told, err=True)
+    for warning in unknown_variables(os.environ, named_variables(config)):
+        typer.echo(warning, err=True)
     callers_of_config(settings, config.parent)
     with naming_lines(config):
         worker_specs(settings, config.parent, settings.server.state_dir)

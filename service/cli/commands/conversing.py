@@ -134,14 +134,14 @@ def _grouped(refused: InvalidRequest) -> str:
     places: dict[str, list[str]] = {}
     for fault in refused.faults:
         places.setdefault(fault.message, []).append(fault.path)
-    told = [refused.title if places else refused.detail]
+    lines = [refused.title if places else refused.detail]
     for message, paths in places.items():
         conversations = {path.partition("]")[0] for path in paths if path.startswith("conversations[")}
         is_one_line = len(paths) > 1 and len(conversations) == len(paths)
-        told += [f"  {place}: {message}" for place in ([f"{len(paths)} conversations"] if is_one_line else paths)]
+        lines += [f"  {place}: {message}" for place in ([f"{len(paths)} conversations"] if is_one_line else paths)]
     if any(NOTHING_LEFT in message for message in places):
-        told.append("  --more N adds N rounds; --rounds or --before takes less of the source")
-    return "\n".join(told)
+        lines.append("  --more N adds N rounds; --rounds or --before takes less of the source")
+    return "\n".join(lines)
 
 
 def _change_of(text: str) -> tuple[str, object]:

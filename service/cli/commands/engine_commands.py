@@ -97,8 +97,8 @@ def serve(
     if parent is None and inherited is None:
         note_known(config, loaded.config)
     set_format(server.log)
-    for told in unknown_variables(os.environ, loaded.variables):
-        logger.warning("%s", told)
+    for warning in unknown_variables(os.environ, loaded.variables):
+        logger.warning("%s", warning)
     _tell_stand_ins(loaded.config, server.state_dir)
     listener = inherited.listener() if inherited else listen(server.host, server.port)
     run_async(serve_until_stopped, loaded, source.load, listener, inherited)

@@ -97,7 +97,7 @@ def _made(model: str) -> Path:
     named = _named(model)
     home = state_home() / named.name
     path = home / FILE
-    if path.is_file() and _is_served(home / "state"):  # that service's next reload must not see changes
+    if path.is_file() and _is_served(home / "state"):  # the next reload of that service must not see changes
         return path
     means = _means(http_port=_free_port(HTTP_PORTS), engine_port=_free_port(ENGINE_PORTS))
     replace_file(path, configuration_text(named, means, home / "state").encode())

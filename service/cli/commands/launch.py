@@ -47,7 +47,7 @@ SESSION_BYTES: Final = 4
 GRACE_S: Final = 10.0
 ASKED_S: Final = 5.0
 MOST_BYTES: Final = 64 * 1024
-MOST_TOLD: Final = 500  # printed characters of a refusal
+MOST_CHARS: Final = 500  # printed characters of a refusal
 RESPONSES: Final = "/v1/responses"
 PRINTED: Final = "MODEL"  # placeholder for the model where no service runs
 
@@ -149,10 +149,10 @@ def _missing(agent: str, row: AgentRow, facts: LaunchFacts) -> str | None:
     except (httpx.HTTPError, httpx.InvalidURL):
         return None
     try:
-        told = str(json.loads(text)["error"]["message"])
+        reason = str(json.loads(text)["error"]["message"])
     except (ValueError, KeyError, TypeError, RecursionError):  # the service itself has no such path
-        told = f"{facts.url} has no {row.asks}"
-    return f"{agent} will not work: {plain(told[:MOST_TOLD])}"
+        reason = f"{facts.url} has no {row.asks}"
+    return f"{agent} will not work: {plain(reason[:MOST_CHARS])}"
 
 
 def _beginning(answer: httpx.Response) -> bytes:

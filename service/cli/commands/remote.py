@@ -68,7 +68,7 @@ def submit(
     document = document if read is None else read.document
     if read is not None and read.file is not None:
         typer.echo(plain(f"{len(read.lines)} conversations of {read.file}"), err=True)
-    with _shape_told(document, str(job), text, lines), connect(url, api_key) as service:
+    with _reporting_shape(document, str(job), text, lines), connect(url, api_key) as service:
         if wait:  # a starting service may not listen yet; the job itself is posted once
             service.ask(node_calls.get_health(), patience_s=PATIENCE_S)
         try:
@@ -77,8 +77,8 @@ def submit(
             if refused.status not in FILE_AT_FAULT:
                 raise
             faults = [Fault(path=fault.path, message=fault.message) for fault in refused.faults]
-            told = told_with_lines(faults, str(job), lines_of_file(text, lines), read)
-            raise ConfigError(told or f"{job}: {refused}") from refused
+            faults_text = told_with_lines(faults, str(job), lines_of_file(text, lines), read)
+            raise ConfigError(faults_text or f"{job}: {refused}") from refused
         # The id alone goes to standard output, for scripts.
         print_document(posted.document, posted.id, as_json=as_json)
         if wait:
@@ -106,7 +106,7 @@ def _tell_given_up(job: Job) -> None:
 
 
 @contextmanager
-def _shape_told(document: object, source: str, text: str, lines: dict[Place, int]) -> Iterator[None]:
+def _reporting_shape(document: object, source: str, text: str, lines: dict[Place, int]) -> Iterator[None]:
     """Report the faults of the file itself where no service is there to do so."""
     try:
         yield
@@ -202,8 +202,8 @@ def cancel(job_id: str, url: UrlOption = None, api_key: KeyOption = None, *, as_
         had_ended = service.get_job(job_id).has_ended
         job = service.cancel_job(job_id)
     # A quick service ends the job before it answers.
-    told = ", nothing to cancel" if had_ended else "" if job.has_ended else ", to be cancelled"
-    print_document(job.document, f"{job.id}: {job.state}{told}", as_json=as_json)
+    note = ", nothing to cancel" if had_ended else "" if job.has_ended else ", to be cancelled"
+    print_document(job.document, f"{job.id}: {job.state}{note}", as_json=as_json)
 
 
 def workers(url: UrlOption = None, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:

@@ -89,9 +89,9 @@ def write(text: str, form: TimelineFormat, output: Path) -> None:
         ServiceAway: the text is not a timeline.
         OSError: it cannot be written.
     """
-    told = _read(text)
-    replace_file(output, b"".join(_pieces(told, form)))
-    typer.echo(f"{output}: {len(told.attempts)} attempts")
+    timeline = _read(text)
+    replace_file(output, b"".join(_pieces(timeline, form)))
+    typer.echo(f"{output}: {len(timeline.attempts)} attempts")
 
 
 def show(text: str, form: TimelineFormat) -> None:
@@ -100,12 +100,12 @@ def show(text: str, form: TimelineFormat) -> None:
     Raises:
         ServiceAway: the text is not a timeline.
     """
-    told, console = _read(text), Console(emoji=False)
+    timeline, console = _read(text), Console(emoji=False)
     if form is not TimelineFormat.TEXT or not can_draw(console):
-        for piece in _pieces(told, form):
+        for piece in _pieces(timeline, form):
             typer.echo(piece, nl=False)
         return
-    for line in chart(told, console.width):
+    for line in chart(timeline, console.width):
         drawn = Text(plain(line.words), no_wrap=True, overflow="crop")
         for mark, cells in groupby(line.cells):
             drawn.append("".join(cells), _style_of(mark))
@@ -124,13 +124,13 @@ def _read(text: str) -> Timeline:
         raise ServiceAway(f"the service's timeline cannot be read: {error}") from error
 
 
-def _pieces(told: Timeline, form: TimelineFormat) -> Iterator[bytes]:
+def _pieces(timeline: Timeline, form: TimelineFormat) -> Iterator[bytes]:
     match form:
         case TimelineFormat.HTML:
             static = resources.files("service.web").joinpath("static")
             script, style = (static.joinpath(f"timeline.{kind}").read_text("utf-8") for kind in ("js", "css"))
-            yield from page_pieces(told, script, style)
+            yield from page_pieces(timeline, script, style)
         case TimelineFormat.TRACE:
-            yield from trace_pieces(told)
+            yield from trace_pieces(timeline)
         case TimelineFormat.TEXT:
-            yield plain("\n".join(map(str, chart(told, PIPE_WIDTH))) + "\n").encode()
+            yield plain("\n".join(map(str, chart(timeline, PIPE_WIDTH))) + "\n").encode()

@@ -32,7 +32,7 @@ class CallerPrompt:
         self._console = console
         self._shown = shown
         self._asked: OpenTurn | None = None
-        self._told: dict[tuple[JobId, str, str], int] = {}  # utterances shown for each agent of a conversation
+        self._utterances_shown: dict[tuple[JobId, str, str], int] = {}  # by conversation and agent
         self._lines: queue.Queue[str | None] = queue.Queue(LINES_AHEAD)
         self._is_read = False
         self._is_over = False
@@ -63,13 +63,13 @@ class CallerPrompt:
         key = turn.key
         prompt, heard = await node.prompts.heard(key)
         place = (key.job_id, key.conversation_id, key.agent_id)
-        if place not in self._told:
+        if place not in self._utterances_shown:
             self._print(f"[{key.conversation_id}] {prompt}")
-        for utterance in heard[self._told.get(place, 0) :]:
+        for utterance in heard[self._utterances_shown.get(place, 0) :]:
             words = "has left" if utterance.text is None else utterance.text
             if words.strip() and utterance.agent != key.agent_id:
                 self._print(f"{utterance.agent}: {words}")
-        self._told[place] = len(heard)
+        self._utterances_shown[place] = len(heard)
         self._console.print(f"{key.agent_id}, in {key.conversation_id}: ", end="", markup=False, highlight=False)
         self._asked = turn
         if not self._is_read:

@@ -78,13 +78,13 @@ def given_up_line(given_up: Mapping[str, Any]) -> str:
 
 def _ended_in_words(ended_by: object, left: object) -> str:
     """Return how a conversation ended before its rounds were over, and the agents that left it."""
-    told = ""
+    ending = ""
     if isinstance(ended_by, Mapping) and ended_by.get("leader"):
-        told = f", ended by {ended_by['leader']} in round {ended_by['round']}"
+        ending = f", ended by {ended_by['leader']} in round {ended_by['round']}"
     elif isinstance(ended_by, Mapping):
         by = f" ({ended_by['agent']})" if ended_by.get("agent") else ""
-        told = f", ended by until[{ended_by['until']}]{by} in round {ended_by['round']}"
-    return told + (f"; left: {', '.join(map(str, left))}" if isinstance(left, Sequence) and left else "")
+        ending = f", ended by until[{ended_by['until']}]{by} in round {ended_by['round']}"
+    return ending + (f"; left: {', '.join(map(str, left))}" if isinstance(left, Sequence) and left else "")
 
 
 def print_transcript(console: Console, name: str, transcript: Mapping[str, object]) -> None:

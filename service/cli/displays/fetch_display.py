@@ -19,7 +19,7 @@ class FetchBars(ExitStack):
         self._console = Console(stderr=True)
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
-        self._told: set[str] = set()
+        self._announced: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<FetchBars {sorted(self._tasks)}>"
@@ -35,9 +35,9 @@ class FetchBars(ExitStack):
     def __call__(self, name: str, there: int, size: int | None) -> None:
         """Show the number of bytes that a file has so far."""
         if not can_draw(self._console):
-            if name not in self._told:
+            if name not in self._announced:
                 self._console.print(f"fetching {name}" + (f", {size / 1e6:.0f} MB" if size else ""), markup=False)
-            self._told.add(name)
+            self._announced.add(name)
             return
         if self._bars is None:
             from rich import progress  # noqa: PLC0415 - see above

@@ -132,7 +132,7 @@ class _Lines:
         self._pace = Pace()
         self._before: Document | None = None
         self._last: dict[str, tuple[str, float]] = {}  # each job's last line, and when it was shown
-        self._told_words_at = 0.0
+        self._words_shown_at = 0.0
         self._is_held = False
 
     def hold(self, *, is_held: bool) -> None:
@@ -149,8 +149,8 @@ class _Lines:
         self._before = status
         for view in views:
             self._show(view, now, _rates(views, self._pace, status))
-        if self._words and now - self._told_words_at >= WORDS_INTERVAL_S:
-            self._told_words_at = now
+        if self._words and now - self._words_shown_at >= WORDS_INTERVAL_S:
+            self._words_shown_at = now
             for turn in _said(node):
                 self._print(f"  {who(turn)}: {last_words(turn, PIPE_WORDS)}")
 

@@ -220,8 +220,8 @@ def changes(before: Document, now: Document) -> list[str]:
     troubles = {(each["model"], each["name"]): each["trouble"] for each in before["tool_servers"]}
     for server in now["tool_servers"]:
         if troubles.get((server["model"], server["name"])) != server["trouble"]:
-            told = server["trouble"] if server["trouble"] is not None else "is back"
-            lines.append(f"the MCP server {server['name']} of {server['model']}: {told}")
+            state = server["trouble"] if server["trouble"] is not None else "is back"
+            lines.append(f"the MCP server {server['name']} of {server['model']}: {state}")
     if before["store"]["trouble"] != now["store"]["trouble"]:
         lines.append(f"the store: {now['store']['trouble'] or 'works again'}")
     return [plain(line).replace("\n", " ") for line in lines]

@@ -109,7 +109,7 @@ def _tell(service: Client, interval: float, *, words: bool) -> None:
     pace = Pace()
     before = service.ask(node_calls.get_status(), patience_s=0.0).document
     typer.echo("\n".join(plain_lines(before)))
-    last, told_at = "", time.monotonic()
+    last, shown_at = "", time.monotonic()
     while True:
         time.sleep(interval)
         now = service.ask(node_calls.get_status(), patience_s=PATIENCE_S).document
@@ -119,8 +119,8 @@ def _tell(service: Client, interval: float, *, words: bool) -> None:
             typer.echo(line)
         before = now
         line = f"{summary(now)} | {rates(now, pace)}"
-        if line != last and at - told_at >= LINE_INTERVAL_S:
-            last, told_at = line, at
+        if line != last and at - shown_at >= LINE_INTERVAL_S:
+            last, shown_at = line, at
             typer.echo(line)
             for turn in _said(service) if words else ():
                 typer.echo(f"  {who(turn)}: {last_words(turn, PIPE_WORDS)}")

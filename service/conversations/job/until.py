@@ -195,7 +195,7 @@ class Ends:
             self._first_own = round_number
         for place in digest.fulfils:
             by = (agent, round_number)
-            # Of several turns, the first by agent and round
+            # The first of several turns counts, by agent and round.
             self._fulfilled[place] = min(by, self._fulfilled.get(place, by))
         fulfilled: list[tuple[int, ...]] = [(agent,) for _ in digest.fulfils]
         for place, condition in enumerate(self._until):

@@ -33,5 +33,5 @@ def answer(method: str, asked: dict[str, Any]) -> dict[str, Any]:
 for line in sys.stdin:
     request = json.loads(line)
     if "id" in request:  # a notification has no id and gets no answer
-        told = answer(request["method"], request.get("params", {}))
-        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **told}), flush=True)
+        reply = answer(request["method"], request.get("params", {}))
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **reply}), flush=True)

@@ -12,10 +12,10 @@ const LOOK_MS = 2000;
 /** Show the view. */
 export function open(root) {
   const faults = h("div");
-  const told = h("p", { class: "beside", role: "status" });
+  const note = h("p", { class: "beside", role: "status" });
   const turns = table({
     caption: "Turns that wait for a person, the oldest first",
-    empty: "Nobody is waited for.",
+    empty: "No turn waits for a caller.",
     keyOf: (turn) => JSON.stringify([turn.job, turn.conversation, turn.agent, turn.round]),
     columns: [
       { title: "Conversation", make: link((turn) => to("jobs", turn.job, turn.conversation), (turn) => `${turn.name} / ${turn.conversation}`), kind: "name" },
@@ -25,9 +25,9 @@ export function open(root) {
       { title: "Until", text: (turn) => (turn.until ? clock(turn.until) : "for ever"), kind: "number" },
     ],
   });
-  root.append(h("h1", {}, "Awaited"), told, faults, turns.node);
+  root.append(h("h1", {}, "Awaited"), note, faults, turns.node);
   let shown = 0;
-  const leave = subscribe(({ status: { awaited } }) => setText(told, awaited > shown ? `The first ${plural(shown, "turn")} of ${whole(awaited)}.` : ""));
+  const leave = subscribe(({ status: { awaited } }) => setText(note, awaited > shown ? `The first ${plural(shown, "turn")} of ${whole(awaited)}.` : ""));
   const stop = watching(faults, LOOK_MS, () => ask("/v1/overview/awaited"), ({ turns: rows }) => {
     shown = rows.length;
     turns.update(rows);

@@ -10,7 +10,7 @@ const HOUR_S = 3600;
 const LOOK_MS = 10_000;
 const [AT, TOKENS, FLYING, READY, SLOTS] = [0, 1, 2, 3, 4]; // indexes into a point
 const CHARTS = [
-  { title: "Tokens a second", of: TOKENS },
+  { title: "Tokens per second", of: TOKENS },
   { title: "Turns in flight", of: FLYING, bound: SLOTS, boundTitle: "slots" },
   { title: "Turns that wait for a slot", of: READY },
 ];

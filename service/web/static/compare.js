@@ -18,10 +18,10 @@ export function open(root, [jobId, id, otherJob, otherId], title) {
   const heads = places.map(headOf);
   const names = id === otherId ? places.map((place) => place.join(" / ")) : [id, otherId];
   const faults = h("div");
-  const told = h("p", { class: "beside", role: "status" });
+  const note = h("p", { class: "beside", role: "status" });
   const list = h("ol", { class: "turns pairs" });
   root.append(
-    h("h1", {}, "Side by side"), told, faults,
+    h("h1", {}, "Side by side"), note, faults,
     h("div", { class: "pair" }, ...heads.map((head) => head.node)), list,
   );
   return poll(async () => {
@@ -31,7 +31,7 @@ export function open(root, [jobId, id, otherJob, otherId], title) {
     const rows = rowsOf(both, names);
     keyed(list, rows, (row) => row.place, rowNode);
     const same = rows.filter(isSame).length;
-    setText(told, `${plural(rows.length, "turn")}, ${same} of them the same`);
+    setText(note, `${plural(rows.length, "turn")}, ${same} of them the same`);
     return both.every((transcript) => ENDED.has(transcript.state)) ? null : LOOK_MS;
   }, (problem) => faults.replaceChildren(problemNode(problem)));
 }
@@ -81,13 +81,13 @@ function rowNode(first) {
 
 function cellNode(name) {
   let drawn = "";
-  const told = h("p", { class: "beside" });
+  const note = h("p", { class: "beside" });
   const words = h("div", { class: "words" });
   return {
-    node: h("div", {}, h("p", { class: "side" }, name), told, words),
+    node: h("div", {}, h("p", { class: "side" }, name), note, words),
     update(turn, common, others) {
       const { inherited } = turn ?? {};
-      setText(told, turn === null ? "There is no such turn here." : [turn.state === "completed" ? "" : turn.state, failureOf(turn.reason, ""),
+      setText(note, turn === null ? "There is no such turn here." : [turn.state === "completed" ? "" : turn.state, failureOf(turn.reason, ""),
         inherited ? `inherited of ${inherited.job}/${inherited.conversation}` : ""].filter(Boolean).join(", "));
       const text = (turn?.text ?? "").slice(0, MOST);
       const rest = (turn?.text ?? "").length > MOST ? " …" : "";

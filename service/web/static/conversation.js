@@ -93,7 +93,7 @@ function turnsOf(path) {
   const chosen = h("select", { id: "agent", onchange: () => { last = null; draw(); } }, h("option", { value: "" }, "all"));
   const earlier = h("button", { type: "button", onclick: () => move(-A_PAGE) }, "Earlier");
   const later = h("button", { type: "button", onclick: () => move(A_PAGE) }, "Later");
-  const told = h("span", { class: "beside", role: "status" });
+  const note = h("span", { class: "beside", role: "status" });
   const asMarkdown = h("input", { type: "checkbox", id: "as-markdown", checked: true, onchange: drawAnew });
   const list = h("ol", { class: "turns" });
   const nothing = h("p", { class: "empty" });
@@ -121,11 +121,11 @@ function turnsOf(path) {
     keyed(list, rows.slice(begin, end), placeOf, (turn) => turnNode(turn, agents.get(turn.agent) % HUES, path, list));
     earlier.disabled = begin === 0;
     later.disabled = end >= rows.length;
-    setText(told, rows.length > A_PAGE ? `turns ${begin + 1} to ${end} of ${rows.length}` : plural(rows.length, "turn"));
+    setText(note, rows.length > A_PAGE ? `turns ${begin + 1} to ${end} of ${rows.length}` : plural(rows.length, "turn"));
     setText(nothing, rows.length ? "" : (ENDED.has(state) ? "Nothing was said." : "Nothing has been said yet."));
   }
   return {
-    node: h("div", {}, h("div", { class: "tools" }, h("label", { for: "agent" }, "Agent"), chosen, earlier, later, told,
+    node: h("div", {}, h("div", { class: "tools" }, h("label", { for: "agent" }, "Agent"), chosen, earlier, later, note,
       h("label", { for: "as-markdown" }, asMarkdown, " Markdown")), list, nothing),
     update(turns, now) {
       all = turns;

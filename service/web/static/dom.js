@@ -76,8 +76,8 @@ export function bar(label) {
   return {
     node,
     update(counts, total) {
-      const told = Object.entries(counts).filter(([, count]) => count > 0);
-      setAttribute(node, "aria-label", `${label}: ${told.map(([kind, n]) => `${n} ${kind}`).join(", ") || "none"} of ${total}`);
+      const counted = Object.entries(counts).filter(([, count]) => count > 0);
+      setAttribute(node, "aria-label", `${label}: ${counted.map(([kind, n]) => `${n} ${kind}`).join(", ") || "none"} of ${total}`);
       for (const [kind, count] of Object.entries(counts)) {
         let part = parts.get(kind);
         if (!part) {
@@ -96,8 +96,8 @@ export function facts() {
   return {
     node,
     update(pairs) {
-      const told = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
-      keyed(node, told, ([term]) => term, ([term]) => {
+      const given = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
+      keyed(node, given, ([term]) => term, ([term]) => {
         const value = h("dd");
         return { node: h("div", {}, h("dt", {}, term), value), update: ([, text]) => setText(value, String(text)) };
       });

@@ -64,13 +64,13 @@ export function open(root, [id], title) {
   function tellWaits() {
     if (!newest) return;
     const isIdle = IS_OPEN.has(newest.state) && newest.progress.turns.in_flight === 0;
-    const told = [
+    const reasons = [
       ...newest.waits_for.map((text) => `It waits: ${text}.`),
       ...(isIdle ? heads.map((each) => `Its turns wait for ${each.waits_for}.`) : []),
       ...newest.given_up.map((each) => `${each.path} ran out of time too often, and is not tried from ${each.since.agent} in ${roundOf(each.since.round)} of ${each.since.conversation} on.`),
     ];
-    waits.hidden = told.length === 0;
-    keyed(waits, [...new Set(told)], (text) => text, (text) => ({ node: h("li", {}, text), update() {} }));
+    waits.hidden = reasons.length === 0;
+    keyed(waits, [...new Set(reasons)], (text) => text, (text) => ({ node: h("li", {}, text), update() {} }));
   }
   function refuse(problem) {
     if (problem.status === 404) {
@@ -117,11 +117,11 @@ function definitionNode(path) {
       { title: "Parameters", text: (agent) => settingsOf(agent), kind: "prompt" },
     ],
   });
-  const told = facts();
+  const overview = facts();
   let posted = [];
   let ends = "";
-  const tell = () => told.update([...posted, ["Ends early when", ends]]);
-  const node = h("section", { "aria-label": "Definition" }, told.node, agents.node);
+  const tell = () => overview.update([...posted, ["Ends early when", ends]]);
+  const node = h("section", { "aria-label": "Definition" }, overview.node, agents.node);
   ask(`${path}/document?conversations=none`).then((job) => {
     posted = [
       ["Rounds", whole(job.rounds ?? 1)],
@@ -151,21 +151,21 @@ function headOf(id) {
   const turns = progress();
   const conversations = bar("Conversations");
   const numbers = h("span", { class: "numbers" });
-  const told = facts();
+  const overview = facts();
   const metadata = h("pre");
   const more = folded("Metadata", metadata);
   return {
     node: h("section", { class: "summary", "aria-label": "Progress" },
       h("div", { class: "bars" }, h("span", {}, "Turns"), turns.node, h("span", {}, "Conversations"),
         h("div", { class: "progress" }, conversations.node, numbers)),
-      told.node, more.node),
+      overview.node, more.node),
     update(job) {
       const all = job.progress.conversations;
       const { pending, awaited, ready, in_flight: flying, failed, cancelled } = job.progress.turns;
       turns.update(job);
       conversations.update({ completed: all.completed, failed: all.failed, cancelled: all.cancelled }, all.total);
       setText(numbers, `${whole(all.completed + all.failed + all.cancelled)} of ${whole(all.total)}`);
-      told.update([
+      overview.update([
         ["Id", id], ["Key", job.key], ["Posted", clock(job.created_at)],
         ["Took", between(job.started_at, job.finished_at)], ["Ended", clock(job.finished_at)],
         ["In flight", whole(flying)], ["Ready", whole(ready)], ["Pending", whole(pending)], ["Awaited of a person", awaited ? whole(awaited) : null],
@@ -225,7 +225,7 @@ function pager(watch) {
   });
   const before = h("button", { type: "button", disabled: true, onclick: () => turn(page - 1) }, "Previous");
   const after = h("button", { type: "button", disabled: true, onclick: () => turn(page + 1) }, "Next");
-  const told = h("span", { class: "beside", role: "status" });
+  const note = h("span", { class: "beside", role: "status" });
   function turn(number) {
     stop();
     page = number;
@@ -237,7 +237,7 @@ function pager(watch) {
   }
   return {
     node: h("div", { class: "tools" }, h("label", { for: "conversation-text" }, "Find"), text,
-      h("label", { for: "conversation-state" }, "State"), state, before, after, told),
+      h("label", { for: "conversation-state" }, "State"), state, before, after, note),
     turn,
     sort(by) {
       isDescending = by === order ? !isDescending : FIRST_DOWN.has(by);
@@ -248,7 +248,7 @@ function pager(watch) {
       page = number;
       before.disabled = number <= 1;
       after.disabled = number >= pages;
-      setText(told, `${plural(found, "conversation")}${pages > 1 ? `, page ${whole(number)} of ${whole(pages)}` : ""}`);
+      setText(note, `${plural(found, "conversation")}${pages > 1 ? `, page ${whole(number)} of ${whole(pages)}` : ""}`);
       shown.showOrder(order, isDescending);
     },
     close() {

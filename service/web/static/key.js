@@ -30,7 +30,7 @@ function dialogFor(onKey) {
     onKey();
   } },
     h("h1", { id: "key-title" }, "A key is needed"),
-    h("p", {}, "This Roundhouse answers those who have a key. It stays in this tab, and is gone when the tab is closed."),
+    h("p", {}, "This Roundhouse only answers requests with a key. The key stays in this tab, and is deleted when the tab is closed."),
     h("label", { for: "key" }, "Key"), input, fault,
     h("button", { class: "main" }, "Go on"),
   );

@@ -54,7 +54,7 @@ function devicesTable() {
 function lanesTable() {
   return table({
     caption: "Lanes, device by device",
-    empty: "No model is placed on lanes: each worker has its engine for good.",
+    empty: "No model is placed on lanes: each worker keeps its engine.",
     keyOf: (lane) => lane.lane,
     columns: [
       { title: "Lane", make: link((lane) => to("workers", lane.lane), (lane) => lane.lane), kind: "name" },

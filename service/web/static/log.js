@@ -13,7 +13,7 @@ const isNext = (line, last) => line && (line.number > last.number || (line.at ==
 /** Return the log of the worker at `path`. */
 export function logNode(path) {
   const lines = h("div", { class: "log", role: "log", "aria-label": "Log", "aria-live": "off", tabindex: "0" });
-  const told = h("p", { class: "empty" });
+  const note = h("p", { class: "empty" });
   const isFollowing = h("input", { type: "checkbox", id: "follows", checked: true });
   let last = null;
   const read = async (after) => (await ask(`${path}/logs?tail=${MOST}&after=${after}`)).lines;
@@ -30,12 +30,12 @@ export function logNode(path) {
       while (lines.children.length > MOST) lines.firstElementChild.remove();
       if (isFollowing.checked) lines.scrollTop = lines.scrollHeight;
     }
-    setText(told, lines.children.length ? "" : "The engine has printed nothing.");
+    setText(note, lines.children.length ? "" : "The engine has printed nothing.");
     return LOOK_MS;
-  }, (problem) => setText(told, problem.message));
+  }, (problem) => setText(note, problem.message));
   return {
     node: h("section", { "aria-labelledby": "log-title" },
-      h("div", { class: "head" }, h("h2", { id: "log-title" }, "Log"), h("label", { for: "follows" }, isFollowing, " follow")), lines, told),
+      h("div", { class: "head" }, h("h2", { id: "log-title" }, "Log"), h("label", { for: "follows" }, isFollowing, " follow")), lines, note),
     close,
   };
 }

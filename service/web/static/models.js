@@ -56,7 +56,7 @@ async function partOf(name, kind) {
 }
 
 function modelNode({ name }) {
-  const told = facts();
+  const overview = facts();
   const state = badge("stopped");
   const faults = h("div");
   const engines = enginesTable(name);
@@ -72,14 +72,14 @@ function modelNode({ name }) {
   const unload = act("unload", `End the engines of ${name} after their requests? Turns that need it wait until it is loaded.`);
   return {
     node: h("section", { "aria-label": name }, h("div", { class: "head" }, h("h2", {}, name), state, h("div", { class: "tools acts" }, load, unload)),
-      faults, told.node, engines.node, behind, updates.node, changing, adapters.node),
+      faults, overview.node, engines.node, behind, updates.node, changing, adapters.node),
     update(model) {
       const { weights, adapters: loaded } = model;
       setBadge(state, stateOf(model));
       const isAway = model.engines.every((each) => each.state === "stopped");
       load.hidden = !model.is_ours || !(isAway || model.engines.some((each) => ["stopped", "failed", "draining"].includes(each.state)));
       unload.hidden = !model.is_ours || isAway;
-      told.update(factsOf(model));
+      overview.update(factsOf(model));
       engines.node.hidden = model.engines.length === 0;
       engines.update(model.engines);
       setText(behind, weights ? behindOf(weights) : "");
@@ -107,7 +107,7 @@ function factsOf({ engine, file, context, slots, replicas, on_lanes: isOnLanes, 
   return [
     ["Engine", ENGINES[engine] ?? engine], [isOurs ? "File" : "Server", file],
     ["Context", context ? plural(context, "token") : null], ["Slots", isOnLanes ? `${whole(slots)} a lane` : `${whole(slots)}${replicas > 1 ? ` on each of ${whole(replicas)} workers` : ""}`],
-    ["Placement", isOnLanes ? "lanes: it is loaded when turns want it" : null],
+    ["Placement", isOnLanes ? "lanes: loaded when turns need it" : null],
     ["Memory", [host && `${mib(host)} of the host`, device && `${mib(device)} of devices`].filter(Boolean).join(", ")],
     ...(weights ? weightsOf(weights) : []),
   ];
@@ -144,8 +144,8 @@ function weightsOf({ version, checkpoint, group, workers }) {
 }
 
 function behindOf({ version, workers }) {
-  const told = workers.filter(isBehind(version)).map((each) => `${each.worker} has version ${each.version}${each.waits_for ? ` (${each.waits_for})` : ""}`);
-  return told.join("; ");
+  const texts = workers.filter(isBehind(version)).map((each) => `${each.worker} has version ${each.version}${each.waits_for ? ` (${each.waits_for})` : ""}`);
+  return texts.join("; ");
 }
 
 function took({ state, phase_s: phases }) {

@@ -55,13 +55,13 @@ function headOf(first) {
 
 function requestOf(first) {
   const state = badge(first.verdict);
-  const told = h("span", { class: "waits" });
+  const note = h("span", { class: "waits" });
   const worker = h("a", { href: to("workers", first.worker) }, first.worker);
   return {
-    node: h("li", {}, turnLink(first), h("span", { class: "who" }, worker, " ", state), told),
+    node: h("li", {}, turnLink(first), h("span", { class: "who" }, worker, " ", state), note),
     update(request) {
       setBadge(state, request.verdict);
-      setText(told, `${evidenceOf(request.evidence)}, on its slot for ${seconds(request.held_s)}`);
+      setText(note, `${evidenceOf(request.evidence)}, on its slot for ${seconds(request.held_s)}`);
     },
   };
 }

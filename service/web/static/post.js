@@ -39,7 +39,7 @@ export function open(root, [jobId, only, turn] = []) {
       ...Object.entries(EXAMPLES).map(([name, title]) => h("button", { type: "button", onclick: () => write(name) }, `Example: ${title}`))),
     fork.node,
     h("div", { class: "field" }, h("label", { for: "job" }, "Job document, JSON or YAML"),
-      h("p", { id: "job-help", class: "beside" }, "Agents name a model of this Roundhouse. Every fault that is found is told, and nothing is stored then."),
+      h("p", { id: "job-help", class: "beside" }, "Agents name a model of this Roundhouse. If it has faults, all of them are shown and nothing is stored."),
       text), faults, send,
   );
   root.append(h("h1", {}, heading), form);
@@ -93,8 +93,8 @@ function forkForm(place, text) {
   if (!place) return { node, take() {} };
   const at = place.turn.lastIndexOf(":");
   const agent = place.turn.slice(0, at);
-  const told = h("p", {}, "It takes over what was said before ", h("strong", {}, `${agent} in ${roundOf(Number(place.turn.slice(at + 1)))}`),
-    " of ", h("a", { href: to("jobs", place.jobId, place.conversation) }, place.conversation), ". That turn and all after it are said anew.");
+  const origin = h("p", {}, "It begins with the words before ", h("strong", {}, `${agent} in ${roundOf(Number(place.turn.slice(at + 1)))}`),
+    " of ", h("a", { href: to("jobs", place.jobId, place.conversation) }, place.conversation), ". That turn and all later ones are spoken again.");
   const system = h("textarea", { id: "fork-system", rows: "3", oninput: () => change((document) => {
     for (const speaker of speakersOf(document, agent)) speaker.system = system.value;
   }) });
@@ -106,7 +106,7 @@ function forkForm(place, text) {
     document.conversations = count === 1 ? [{ ...first, id: base }]
       : Array.from({ length: count }, (_, number) => ({ ...structuredClone(first), id: `${base}-${number}` }));
   }) });
-  node.append(told, ofModel,
+  node.append(origin, ofModel,
     h("label", { for: "fork-times" }, "How many times"), times,
     h("p", { class: "beside" }, "Everything else of the job is below, and may be changed as well."));
   function change(act) {

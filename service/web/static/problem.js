@@ -6,9 +6,9 @@ import { h } from "./dom.js";
 /** Return an error's title and text, with each fault by its path. */
 export function problemNode(error) {
   const faults = error instanceof Problem ? error.errors : [];
-  const told = faults.length ? "" : ` ${error.message}`; // the message would repeat the faults
+  const detail = faults.length ? "" : ` ${error.message}`; // the message would repeat the faults
   return h("div", { class: "problem", role: "alert" },
-    h("p", {}, h("strong", {}, error.title || "That did not work"), told),
+    h("p", {}, h("strong", {}, error.title || "That did not work"), detail),
     faults.length ? h("ul", {}, ...faults.map((fault) => h("li", {}, fault.line ? `Line ${fault.line}: ` : "", h("code", {}, fault.path || "(all)"), ` ${fault.message}`))) : null,
   );
 }
@@ -28,10 +28,10 @@ export async function showing(place, act) {
 /** Poll every `pause` milliseconds; pass the answer to `update`, or show its error in `place`. */
 export function watching(place, pause, asked, update) {
   return poll(async (closing) => {
-    const told = await asked();
+    const answer = await asked();
     if (closing.aborted) return null;
     place.replaceChildren();
-    update(told);
+    update(answer);
     return pause;
   }, (problem) => problem.status !== 401 && place.replaceChildren(problemNode(problem)));
 }

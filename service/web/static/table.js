@@ -41,8 +41,8 @@ export function table({ caption, columns, keyOf, empty, sort }) {
 
 function rowOf(columns, first) {
   const cells = columns.map((column, place) => {
-    const told = { class: column.kind, "data-title": place === 0 ? null : column.title };
-    const cell = place === 0 ? h("th", { scope: "row", role: "rowheader", ...told }) : h("td", { role: "cell", ...told });
+    const attributes = { class: column.kind, "data-title": place === 0 ? null : column.title };
+    const cell = place === 0 ? h("th", { scope: "row", role: "rowheader", ...attributes }) : h("td", { role: "cell", ...attributes });
     if (!column.make) {
       return { cell, update: (row) => {
         setText(cell, column.text(row));

@@ -21,7 +21,7 @@ const FINDINGS = {
 /** Return a turn's element; `list` says whether words are shown as Markdown, `hue` is its agent's. */
 export function turnNode(first, hue, path, list) {
   const state = badge(first.state);
-  const told = h("span", { class: "beside" });
+  const note = h("span", { class: "beside" });
   const fork = h("a", { class: "button quiet", href: forkOf(first, path), "aria-label": `Fork before ${first.agent} in ${roundOf(first.round)}` }, "Fork");
   const words = longText("div", "words", (text, shown) => (list.dataset.markdown === "true" ? showMarkdown(text, shown) : setPlain(text, shown)));
   const failure = h("p", { class: "fault" });
@@ -35,7 +35,7 @@ export function turnNode(first, hue, path, list) {
   const node = h("li", { class: "turn", "data-hue": hue },
     h("div", { class: "line" },
       h("h2", {}, h("span", { class: "agent" }, first.agent), h("span", { class: "beside" }, ` ${first.role}, ${roundOf(first.round)}${first.kind === "summary" ? ", summary" : ""}${first.by === "caller" && first.state === "completed" ? (first.detail ? `, ${first.detail}` : ", spoken by a person") : ""}`)),
-      state, told, fork),
+      state, note, fork),
     failure, findings, words.node,
     h("div", { class: "folds" }, thoughts.node, calls.node, signals.node, attempts.node,
       folded("Times and tokens", times.node).node, promptNode(first, path)),
@@ -48,7 +48,7 @@ export function turnNode(first, hue, path, list) {
       if (now === seen) return;
       seen = now;
       setBadge(state, turn.state);
-      setText(told, lineOf(turn));
+      setText(note, lineOf(turn));
       fork.hidden = turn.kind !== "turn" || !["completed", "failed"].includes(turn.state);
       setText(failure, turn.state === "cancelled" ? "" : failureOf(turn.reason, turn.detail));
       setText(findings, (turn.findings ?? []).map((each) => FINDINGS[each] ?? each).join("; "));
@@ -141,15 +141,15 @@ function listOf(make) {
 
 function callNode() {
   const name = h("code");
-  const told = h("span", { class: "beside" });
+  const note = h("span", { class: "beside" });
   const asked = longText("pre");
   const answered = longText("pre");
   const failure = h("p", { class: "fault" });
   return {
-    node: h("li", {}, h("p", {}, name, " ", told), h("h3", {}, "Arguments"), asked.node, h("h3", {}, "Result"), failure, answered.node),
+    node: h("li", {}, h("p", {}, name, " ", note), h("h3", {}, "Arguments"), asked.node, h("h3", {}, "Result"), failure, answered.node),
     update(call) {
       setText(name, call.name);
-      setText(told, seconds(call.duration_s));
+      setText(note, seconds(call.duration_s));
       asked.update(pretty(call.arguments));
       answered.update(pretty(call.result));
       setText(failure, failureOf(call.reason, call.detail));
@@ -159,27 +159,27 @@ function callNode() {
 
 function signalNode() {
   const name = h("code");
-  const told = longText("pre");
+  const note = longText("pre");
   return {
-    node: h("li", {}, h("p", {}, name), told.node),
+    node: h("li", {}, h("p", {}, name), note.node),
     update(signal) {
       setText(name, signal.name);
-      told.update(pretty(signal.arguments ?? signal.raw ?? ""));
+      note.update(pretty(signal.arguments ?? signal.raw ?? ""));
     },
   };
 }
 
 function attemptNode() {
   const state = badge("completed");
-  const told = h("span", { class: "beside" });
+  const note = h("span", { class: "beside" });
   const failure = h("p", { class: "fault" });
   const text = longText("pre");
   return {
-    node: h("li", {}, h("p", { class: "line" }, state, told), failure, text.node),
+    node: h("li", {}, h("p", { class: "line" }, state, note), failure, text.node),
     update(attempt) {
       setBadge(state, attempt.outcome);
       const held = attempt.constrained_by ? `, held by ${attempt.constrained_by}` : "";
-      setText(told, `${attempt.worker}, incarnation ${attempt.incarnation}, ${between(attempt.started_at, attempt.finished_at)}${held}`);
+      setText(note, `${attempt.worker}, incarnation ${attempt.incarnation}, ${between(attempt.started_at, attempt.finished_at)}${held}`);
       setText(failure, failureOf(attempt.reason, attempt.detail));
       text.update(attempt.text);
     },

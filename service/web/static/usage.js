@@ -21,11 +21,11 @@ export function open(root) {
   const since = h("input", { type: "date", id: "since", onchange: look });
   const place = h("div");
   const faults = h("div");
-  const told = h("p", { class: "beside", role: "status" });
+  const note = h("p", { class: "beside", role: "status" });
   root.append(h("h1", {}, "Usage"),
     h("div", { class: "tools" },
       h("fieldset", {}, h("legend", {}, "By"), ...boxes.map((box, at) => h("label", { for: box.id }, box, ` ${BY[at]}`))),
-      h("label", { for: "since" }, "Since"), since), faults, told, place);
+      h("label", { for: "since" }, "Since"), since), faults, note, place);
   let stop = () => {};
 
   function look() {
@@ -37,7 +37,7 @@ export function open(root) {
     stop = watching(faults, LOOK_MS, () => ask(`/v1/usage?${query}`), ({ usage, is_cut: isCut }) => {
       shown.update(usage);
       if (shown.node.parentNode !== place) place.replaceChildren(shown.node);
-      setText(told, isCut ? `The first ${MOST} rows; choose fewer columns, or a later day.` : plural(usage.length, "row"));
+      setText(note, isCut ? `The first ${MOST} rows; choose fewer columns, or a later day.` : plural(usage.length, "row"));
     });
   }
 

@@ -21,10 +21,10 @@ export function open(root, [id], title) {
   const because = h("p", { class: "beside" });
   const faults = h("div");
   const absent = h("p", { class: "problem", role: "alert", hidden: true }, "There is no such worker.");
-  const told = facts();
+  const overview = facts();
   const requests = requestsTable();
   const seen = facts();
-  const engine = folded("What is seen of the engine", seen.node);
+  const engine = folded("Measurements of the engine", seen.node);
   const incidents = incidentsNode(path);
   const log = logNode(path);
   const act = (verb, question) => h("button", { type: "button", class: verb === "restart" ? "danger" : "", onclick: () => {
@@ -34,7 +34,7 @@ export function open(root, [id], title) {
     h("nav", { class: "path", "aria-label": "Where this is" }, h("a", { href: "#/workers" }, "Workers")),
     h("div", { class: "head" }, h("h1", {}, id), state), because,
     h("div", { class: "tools" }, act("restart", "Replace the engine now? Its turns run again."), act("drain"), act("resume")),
-    faults, absent, told.node, requests.node, engine.node, incidents.node, log.node, glossary("Because", "Incarnation", "Ready", "Slot", "Verdict"),
+    faults, absent, overview.node, requests.node, engine.node, incidents.node, log.node, glossary("Because", "Incarnation", "Ready", "Slot", "Verdict"),
   );
   const leave = subscribe(({ turns, status: { workers, lanes } }) => {
     const worker = workers.find((each) => each.id === id);
@@ -42,7 +42,7 @@ export function open(root, [id], title) {
     if (!worker) return;
     setBadge(state, worker.state);
     setText(because, causeOf(worker));
-    told.update(factsOf(worker, lanes.find((each) => each.lane === id)));
+    overview.update(factsOf(worker, lanes.find((each) => each.lane === id)));
     requests.update(worker.requests.map((request) => ({ turn: turns[request.job_name], ...request })));
     engine.node.hidden = worker.requests.length === 0;
     if (worker.requests.length) seen.update(engineEvidenceOf(worker.requests[0].evidence));
@@ -73,7 +73,7 @@ function factsOf(worker, lane) {
 
 function requestsTable() {
   return table({
-    caption: "Requests in flight, those that have been silent for longest",
+    caption: "Requests in flight, the longest silence first",
     empty: "Nothing is in flight.",
     keyOf: (request) => request.id,
     columns: [
@@ -90,27 +90,27 @@ function requestsTable() {
 
 function incidentsNode(path) {
   const list = h("ol", { class: "incidents" });
-  const told = h("p", { class: "empty" });
+  const note = h("p", { class: "empty" });
   const close = poll(async () => {
     const { incidents } = await ask(`${path}/incidents`);
-    setText(told, incidents.length ? "" : "No engine of this worker has broken.");
+    setText(note, incidents.length ? "" : "No engine of this worker has broken.");
     keyed(list, incidents, (each) => `${each.incarnation} ${each.at}`, incidentNode);
     return LOOK_MS;
-  }, (problem) => setText(told, problem.message));
-  return { node: h("section", { "aria-labelledby": "incidents" }, h("h2", { id: "incidents" }, "Incidents"), list, told), close };
+  }, (problem) => setText(note, problem.message));
+  return { node: h("section", { "aria-labelledby": "incidents" }, h("h2", { id: "incidents" }, "Incidents"), list, note), close };
 }
 
 function incidentNode(first) {
   const reason = badge(first.reason);
-  const told = h("span", { class: "beside" });
+  const note = h("span", { class: "beside" });
   const finding = h("p");
   const more = facts();
   const tail = h("pre", { tabindex: "0", "aria-label": "Last lines" });
   return {
-    node: h("li", {}, h("p", { class: "line" }, reason, told), finding, folded("Evidence", more.node, tail).node),
+    node: h("li", {}, h("p", { class: "line" }, reason, note), finding, folded("Evidence", more.node, tail).node),
     update(incident) {
       setBadge(reason, incident.reason);
-      setText(told, `${clock(incident.at)}, incarnation ${incident.incarnation}`);
+      setText(note, `${clock(incident.at)}, incarnation ${incident.incarnation}`);
       setText(finding, [incident.because, incident.finding].filter(Boolean).join("; "));
       more.update([
         ["Exit", incident.exit?.text], ["Peak memory", bytes(incident.exit?.max_rss_bytes)], ["Verdict", incident.verdict],

@@ -105,7 +105,7 @@ def bios_prompt(facts: BiosFacts, words: BiosWords | None = None) -> str:
         "context": facts.context,
         "tools": _tools(facts, words),
         "budget": _budget(facts, words),
-        "now": _told(_rounded(facts.now, words.clock_step_s)),
+        "now": _written(_rounded(facts.now, words.clock_step_s)),
     }
     if words.template is not None:
         return Template(words.template).safe_substitute(parts)
@@ -146,12 +146,12 @@ def _budget(facts: BiosFacts, words: BiosWords) -> str:
     return Template(words.bios_left if left > 0 else words.bios_none_left).safe_substitute(count=left)
 
 
-def _told(now: datetime) -> str:
-    return _told_in_zone(now.replace(tzinfo=None), now.tzname() or "")
+def _written(now: datetime) -> str:
+    return _written_in_zone(now.replace(tzinfo=None), now.tzname() or "")
 
 
 @lru_cache(maxsize=64)  # the turns of a minute share one; equal times of two zones read differently
-def _told_in_zone(now: datetime, zone: str) -> str:
+def _written_in_zone(now: datetime, zone: str) -> str:
     return f"{now:%A, %Y-%m-%d %H:%M} {zone}"
 
 
