@@ -29,15 +29,15 @@ from service.store.store import Store
 from workers.log_context import line_about
 from workers.notifier import Notifier
 
-LOOKAHEAD: Final = 2  # turns for each slot: one that runs, and one that is there when it ends
-POLL_S: Final = 1.0  # hints may be lost; looking is what counts
-HOPELESS: Final = 16  # conversations at a time that are claimed to be ended
-JOBS_A_READ: Final = 50  # read and parsed in one piece, beside the event loop
+LOOKAHEAD: Final = 2  # turns per slot: one that runs, and one for its end
+POLL_S: Final = 1.0  # seconds; hints may be lost, so it also looks by itself
+HOPELESS: Final = 16  # conversations claimed at a time to be ended
+JOBS_A_READ: Final = 50  # jobs read and parsed at once in a thread
 logger = logging.getLogger(__name__)
 
 
 class Lookahead:
-    """The turns that a node among several should have of each model, beside those that it has; it only looks."""
+    """The turns of each model that a node of several should claim ahead; it only reads."""
 
     def __init__(self, scheduler: Scheduler, models: Sequence[str]) -> None:
         self._scheduler = scheduler
@@ -47,7 +47,7 @@ class Lookahead:
         return f"<Lookahead {self._models}>"
 
     def has_room_for(self, job: Job) -> bool:
-        """Whether the first turns of a new job all have room here."""
+        """Whether there is room here for all first turns of a new job."""
         rooms = self.rooms()
         wanted = Counter(chain.from_iterable(job.first_models()))
         return all(rooms.get(model, 0) >= conversations for model, conversations in wanted.items())
@@ -314,5 +314,5 @@ class Intake:
         self._admit_piece(replace(piece, is_cancelled=True) if job.id in self._cancelled else piece)
         if said := [turn.key for turn in own if turn.by is SpokenBy.CALLER]:
             self._store.forget_said_nowait(said)
-        if self._is_shared and resumed.whole is not None:  # a lone node has all of it now
+        if self._is_shared and resumed.whole is not None:  # a lone node has all conversations now
             self._parsed.keep(resumed.whole)

@@ -71,8 +71,8 @@ class JobDoor:
     ) -> tuple[StoredJob, bool]:
         """Take a caller's job, which is durable when this returns; return it, and whether it is new.
 
-        ``size`` is the document's size in bytes: large ones are handled in a thread. Conversations with a ``posted``
-        body, by their ids, are asked with that.
+        ``size`` is the document's size in bytes: large documents are handled in a thread. ``posted`` holds client
+        bodies by conversation id, which replace prompts.
 
         Raises:
             InvalidJob: with all its faults.
@@ -173,9 +173,9 @@ class JobDoor:
 
 
 def _written(document: object, posted: Mapping[str, PostedRequest]) -> tuple[bytes, str]:
-    """Return the JSON of a document in its author's order, which prompts show, and its order-independent hash.
+    """Return a document's JSON in its author's order, which prompts show, and its order-independent hash.
 
-    Bodies belong to the hash: the same key with another body is another post.
+    The hash includes posted bodies: the same key with another body is another post.
     """
     hashed = digest_of(document)
     for name, request in sorted(posted.items()):

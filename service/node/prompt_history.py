@@ -48,7 +48,7 @@ class AskedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored conversation: ``job`` has it alone."""
+    """A stored conversation; ``job`` has no other."""
 
     job: Job
     words: ConversationWords | None
@@ -135,7 +135,7 @@ class PromptHistory:
         reader, agent, hear = (_of_summary if is_summary else _of_agent)(prompts, key)
         discussion, all_calls = prompts.discussion(key.conversation_id), turn.tool_calls if turn is not None else ()
         rejected = [(each.text, each.detail or "") for each in attempts if each.reason == INVALID]
-        is_lost = prompts.conversations[key.conversation_id].heritage.is_lost  # nobody knows what was said before
+        is_lost = prompts.conversations[key.conversation_id].heritage.is_lost  # the earlier words are unknown
         for attempt in attempts:
             record = attempt.prompt
             if record is None or stored.words is None or is_lost:
@@ -195,7 +195,7 @@ def _of_agent(prompts: JobPrompts, key: TurnKey) -> Asker:
 
 
 def _of_summary(prompts: JobPrompts, key: TurnKey) -> Asker:
-    """Return the asker of a summary for a reader: in a shared view for any, as all were cut there."""
+    """Return the asker of a summary for its reader; in a shared view any reader, since all share the cut."""
     memories, readers = prompts.memories, (each.id for each in prompts.job.agents if each.memory is not None)
     reader = key if prompts.agent(key).memory is not None else key._replace(agent_id=next(readers))
     return (

@@ -35,9 +35,9 @@ class ResumedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParsedJobs:
-    """The jobs that were resumed last: their conversations are claimed a few at a time, and parsing one takes long.
+    """The jobs resumed last: their conversations are claimed a few at a time, and parsing takes long.
 
-    ``names`` gives the adapters of this moment, each with the model that it stands on.
+    ``names`` returns the present adapters with their base models.
     """
 
     def __init__(self, names: Callable[[], Mapping[str, str]]) -> None:
@@ -49,7 +49,7 @@ class ParsedJobs:
         return f"<ParsedJobs {len(self._parsed)}>"
 
     def adapters(self) -> Mapping[str, str]:
-        """Return the names of this moment; a job that was parsed with others is parsed again."""
+        """Return the present adapters; drop jobs that were parsed with others."""
         adapters = dict(self._names())
         if adapters != self._parsed_with:
             self._parsed.clear()
@@ -62,7 +62,7 @@ class ParsedJobs:
         return partial(read_resumed_jobs, wanted=wanted, known=dict(self._parsed), adapters=adapters)
 
     def keep(self, job: Job) -> None:
-        """Keep a whole job in place of the one that was resumed longest ago."""
+        """Keep a whole job; drop the one that was resumed longest ago."""
         self._parsed[job.id] = job
         self._parsed.move_to_end(job.id)
         while len(self._parsed) > PARSED_JOBS:

@@ -91,7 +91,7 @@ class Admission:
             self._start_soon(partial(self._go_on, job_id, left))
 
     def without_known(self, piece: Piece, here: Collection[str]) -> Piece | None:
-        """Return the conversations of a piece that neither run here nor wait here; None if there is none."""
+        """Return the conversations of a piece that neither run nor wait here; None without any."""
         waiting = {each.id for left in self._left.get(piece.job.id, ()) for each in left.job.conversations}
         new = {each.id for each in piece.job.conversations if each.id not in waiting and each.id not in here}
         if len(new) < len(piece.job.conversations):

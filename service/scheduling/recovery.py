@@ -59,7 +59,7 @@ def recovered_from(piece: Piece) -> Recovered:
 
 
 def _trial_of(charges: Charges) -> Trial | None:
-    """Return when a turn of an earlier life is tried; None if it is no suspect."""
+    """Return the kind of trial for a turn of an earlier life; None if it is no suspect."""
     if charges.service_ends:
         return Trial.LAST
     return Trial.NEXT if charges.is_suspect else None

@@ -1,4 +1,4 @@
-"""Attempts in flight, run side by side; and their ends: what is to blame, and whether a turn runs again."""
+"""Attempts in flight, run side by side, and the end of each: its blame, and whether its turn runs again."""
 
 import logging
 import time
@@ -115,9 +115,9 @@ class TurnEndings:
 
 
 class EndsOfMoment:
-    """Takes all attempts that ended at one moment together; owned by the scheduler, which hands them to the core.
+    """Applies all attempts that ended at one moment together; owned by the scheduler.
 
-    ``is_spent`` tells of a turn whether the core is to know the time and the tokens that its attempt took.
+    ``is_spent`` says of a turn whether the core needs the time and the tokens of its attempt.
     """
 
     def __init__(
@@ -139,8 +139,8 @@ class EndsOfMoment:
         return f"<EndsOfMoment {self._endings!r}>"
 
     def take(self, ended: Sequence[Ended], *, is_late: bool) -> tuple[list[events.Event], list[Record]]:
-        """Return the events for the core and the facts for the store; none if another node has the turns by now."""
-        # A turn that gave way is ready again at once: the core needs its KV use, and that of the others.
+        """Return the events for the core and the facts for the store; none if another node has the turns."""
+        # A turn that gave way is ready again at once, so the core needs the present KV use of all turns.
         uses = self._uses.read_changes() if any(outcome == GAVE_WAY for _, outcome in ended) else {}
         in_order = sorted(ended, key=self._place_of_end) if len(ended) > 1 else ended
         ends = [self._take_off(turn, outcome) for turn, outcome in in_order]
@@ -160,7 +160,7 @@ class EndsOfMoment:
         return end
 
     def _place_of_end(self, ended: Ended) -> tuple[float, tuple[JobId, str, int]]:
-        """Return the order in which ends are taken: of turns whose engine died, the newest is suspected most."""
+        """Return the order in which ends are applied: of turns whose engine died, the newest is judged first."""
         turn, outcome = ended
         is_death = isinstance(outcome, EngineFailed) and outcome.brought_down
         newest = -turn.attempt.answer.started_at if is_death else float("-inf")

@@ -72,7 +72,7 @@ class WorkerNews:
         self._note_model(spec.name)
 
     def look(self) -> None:
-        """Report what has changed with time alone: trust in keys, and the KV cache that turns in flight take."""
+        """Report changes that only time brings: trust in keys, and the KV use of turns in flight."""
         now = time.monotonic()
         self._take_findings(self._blame.expire(now))
         if self._blame.trust.distrusted:

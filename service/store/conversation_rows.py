@@ -74,7 +74,7 @@ def keep_words(connection: Connection, fact: ConversationWorded) -> None:
 
 
 def keep_posted(connection: Connection, job: Job) -> None:
-    """Write the bodies of a job's conversations that were posted."""
+    """Write the posted bodies of a job's conversations."""
     for each in job.conversations:
         if each.posted is not None:
             request = msgspec.json.encode(replace(each.posted, body=b"")).decode()
@@ -137,7 +137,7 @@ def _add_job_event(events: Events, kind: str, fact: ConversationMoved, state: Jo
 
 
 def posted(connection: Connection, job_id: JobId, conversations: Collection[str]) -> dict[str, PostedRequest]:
-    """Return the bodies of conversations of a job that were posted, by their ids."""
+    """Return the posted bodies of a job's conversations, by id."""
     which, values = some_of("conversation_id", conversations)
     rows = connection.execute(
         f"SELECT conversation_id, request, body FROM posted_requests WHERE job_id = ?{which}",  # noqa: S608

@@ -126,7 +126,7 @@ def _keep(connection: Connection, job_id: JobId, kept_for: str | None, of_heirs:
 def keep_for_heirs(connection: Connection, job_id: JobId, owner: str | None) -> list[JobId]:
     """Keep the turns that heirs of the same key have inherited from a job about to be deleted.
 
-    Return the jobs of other keys with heirs that have not ended: they are to be cancelled, since they lose it.
+    Return the unfinished jobs of other keys with heirs, which are to be cancelled because they lose the turns.
     """
     _keep(connection, job_id, owner or "", f" AND {_SAME_KEY}", (owner,))
     return _disinherit(connection, f"source_job = ? AND NOT {_SAME_KEY}", (job_id, owner))
@@ -204,7 +204,7 @@ def drop_unused(connection: Connection, sources: Iterable[tuple[str, str]]) -> N
 def drop_without_owner(connection: Connection, sources: Iterable[tuple[str, str]], owner: str | None) -> list[JobId]:
     """Delete the turns kept for a key whose last heir was deleted.
 
-    Return the jobs of other keys with heirs that have not ended: they are to be cancelled, since they lose it.
+    Return the unfinished jobs of other keys with heirs, which are to be cancelled because they lose the turns.
     """
     cancelled: list[JobId] = []
     for source in sources:

@@ -69,7 +69,7 @@ def refuse(group: Sequence[Write], error: StoreUnavailable, *, kept: bool) -> li
 
 
 def without(group: Sequence[Write], spoiled: Spoiled) -> list[Write]:
-    """Return a group with the careful form of a write that cannot be; without it where it has none."""
+    """Return a group with the careful form of a write that cannot be stored, or without the write if it has none."""
     write, place = spoiled.write, next(place for place, each in enumerate(group) if each is spoiled.write)
     if write.careful is not None:
         return [*group[:place], replace(write, operation=write.careful, careful=None), *group[place + 1 :]]

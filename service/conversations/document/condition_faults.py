@@ -130,7 +130,7 @@ def _is_read(schema: dict[str, object]) -> bool:
 
 
 def _schema_at(schema: dict[str, object], names: Sequence[str]) -> tuple[dict[str, object] | None, str | None]:
-    """Return the schema of a property, or the fault of its name; neither where a schema may allow more than it says."""
+    """Return the schema of a property, or the fault of its name; neither if the schema may allow more than it says."""
     at = {key: value for key, value in schema.items() if key != "$schema"}
     for place, name in enumerate(names):
         properties = at.get("properties", {})

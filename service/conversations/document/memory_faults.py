@@ -27,7 +27,7 @@ def memory_faults(spec: JobSpec) -> Iterator[Fault]:
 
 
 def _asked_agents(spec: JobSpec) -> list[AgentSpec]:
-    """Return the agents that models speak for, as the job and its conversations have them."""
+    """Return the agents that models speak for, as the job and its conversations define them."""
     casts = [agent for conversation in spec.conversations for agent in cast_specs(spec, conversation)]
     return [agent for agent in (*spec.agents, *casts) if agent.by is SpokenBy.MODEL]
 
@@ -58,7 +58,7 @@ def _summarizer_faults(
     if name not in names:
         yield Fault(path=path, message=unknown("agent", name, names))
         return
-    # A summary needs the reader's prompt in the cache, and only the reader's model has that.
+    # A summary needs the reader's prompt in the cache, which only the reader's model has.
     models = {agent.model for agent in everybody if agent.id == name}
     other = next((reader.id for reader in readers if {reader.model} != models), None)
     if other is not None:

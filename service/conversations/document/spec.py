@@ -50,7 +50,7 @@ Scalar = Annotated[object, AfterValidator(plain_value)]
 
 
 def choices_trouble(choices: list[str]) -> str | None:
-    """Return why an answer could not be told by these choices, None if it can."""
+    """Return the reason why these choices cannot be told apart, or None."""
     distinct = {folded(choice) for choice in choices}
     is_usable = len(distinct) == max(1, len(choices)) and "" not in distinct
     return None if is_usable else "must be given, hold words, and differ by more than letter case and spaces"

@@ -1,17 +1,18 @@
-"""A client's own body in place of an agent's prompt, and the engine's answer to it."""
+"""A client's own body instead of an agent's prompt, and the engine's answer to it."""
 
 import msgspec
 
 
 class PostedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A client's post: ``body`` for ``path``, of the ``model`` that it names, or of an ``adapter`` on that.
+    """A client's request: ``body`` for ``path``, for the ``model`` that it names or an ``adapter`` of it.
 
-    ``name`` is what the body calls it, ``chars`` about how long its prompt is. ``answers`` is how many it asks for,
-    ``most_tokens`` how long each may be.
-    ``marks`` are what its program is known by, the surest first; the first is what it is known by afterwards.
-    ``owner`` is the name of its key. ``limit_s`` bounds its time on slots, ``wait_s`` the time that it waits for them;
-    None is for ever. ``trace_parent`` is the header of that name (W3C Trace Context), if it came. What is told of
-    prompt caches ``is_apart`` from other keys.
+    ``name`` is the model's name in the body, ``chars`` the estimated length of the prompt. ``answers`` is the number of
+    answers it asks for, ``most_tokens`` the bound of each.
+
+    ``marks`` identify its program, the most certain first; later requests are found by the first. ``owner`` is the name
+    of its key. ``limit_s`` bounds its time on slots, ``wait_s`` its time in the queue; None is no bound.
+    ``trace_parent`` is the header of that name (W3C Trace Context). With ``is_apart`` prompt caches are separate by
+    key.
     """
 
     path: str

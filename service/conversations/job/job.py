@@ -145,12 +145,11 @@ class Former(msgspec.Struct, frozen=True, kw_only=True):
 class Heritage(msgspec.Struct, frozen=True, kw_only=True):
     """The turns that a conversation has inherited from a ``source``: each agent's rounds below its ``ends``.
 
-    A conversation that begins with nothing has no ``source``.
-    ``first`` is each agent's first own round (empty in ``mode: led``), and ``turns`` is the number of turns that the
-    conversation lacks because of it. ``speakers`` speak first. ``origins`` are the conversations where the turns were
-    spoken, the oldest first. ``alike`` maps agents to the first of the origins whose memory is the same as theirs. The
-    answers of ``formers`` have ``former_tokens`` in total. With ``is_lost`` the turns are gone, since their owner has
-    deleted them.
+    A conversation that inherits nothing has no ``source``. ``first`` is each agent's first own round (empty in ``mode:
+    led``), and ``turns`` is the number of turns that the conversation lacks because of it. ``speakers`` speak first.
+    ``origins`` are the conversations where the turns were spoken, the oldest first. ``alike`` maps agents to the first
+    of the origins whose memory is the same as theirs. The answers of ``formers`` have ``former_tokens`` in total. With
+    ``is_lost`` the turns are gone, since their owner has deleted them.
 
     Source: specification, "Begun from a record".
     """
@@ -175,11 +174,10 @@ NO_HERITAGE: Final = Heritage()
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """One independent exchange of a job's agents; ``is_pinned`` wants the same weights for all its turns.
 
-    It is over with its ``rounds``, or before them with a round in which a condition of ``until`` holds. Its ``prompt``
-    has the values of its ``variables``; systems of agents are filled as they are asked. ``cast`` holds the agents that
-    differ in it from the job's, by id.
-    ``prompt_chars`` is how long its prompt is where that is not kept here. One that was ``posted`` is asked with a
-    client's body.
+    It is over after its ``rounds``, or earlier after a round in which a condition of ``until`` holds. Its ``prompt``
+    has the values of its ``variables``; systems of agents are filled in later. ``cast`` holds its agents that differ
+    from the job's, by id. ``prompt_chars`` is the length of its prompt if that is not kept here. ``posted`` is a
+    client's body that replaces the prompt.
     """
 
     id: str
@@ -200,7 +198,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.prompt) if self.prompt_chars is None else self.prompt_chars
 
     def with_posted(self, request: PostedRequest) -> "Conversation":
-        """Return it with a client's body."""
+        """Return the conversation with a client's body."""
         return replace(self, posted=request, prompt_chars=request.chars)
 
     def cast_agent(self, agent: Agent) -> Agent:

@@ -98,7 +98,7 @@ def ends_of(cut: Cut, recorded: Recorded) -> dict[str, int]:
 
 def _recorded_ends(recorded: Recorded) -> tuple[dict[str, int], set[str]]:
     """Return how far each agent was heard before the conversation ended, and the agents that have left."""
-    joined = recorded.conversation.heritage.first  # who was not there before has not missed those rounds
+    joined = recorded.conversation.heritage.first  # an agent that joined later has not missed earlier rounds
     ends = {name: joined.get(name, 0) for name in recorded.speakers}
     heard = list(_heard(recorded))
     left = {turn.key.agent_id for turn in heard if turn.leaves}
@@ -191,7 +191,7 @@ def inherit(cut: Cut, recorded: Recorded, heir: Job, rounds: int) -> tuple[Herit
 
 
 def _taken(recorded: Recorded, ends: Mapping[str, int]) -> list[Turn]:
-    """Return the turns that an heir takes over, and the summaries of those."""
+    """Return the turns that an heir inherits, with their summaries."""
     heard = {turn.key for turn in _heard(recorded) if turn.key.round < ends[turn.key.agent_id]}
     upto = _summed_upto(recorded, heard)
     return [
@@ -204,7 +204,7 @@ def _taken(recorded: Recorded, ends: Mapping[str, int]) -> list[Turn]:
 def _first_rounds(
     cut: Cut, recorded: Recorded, heir: Job, ends: Mapping[str, int], taken: Sequence[Turn]
 ) -> dict[str, int]:
-    """Return the first round that each agent of an heir speaks in; a new one begins where all the others go on."""
+    """Return the first own round of each of an heir's agents; a new agent begins where all others go on."""
     if heir.mode is Mode.LED:
         return {}
     left = {turn.key.agent_id for turn in taken if turn.leaves}

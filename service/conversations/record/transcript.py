@@ -82,9 +82,9 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a transcript; all times are UTC.
 
-    ``fulfils`` are the places of the conditions that it fulfils by itself, of those that may end its conversation. With
-    a failed turn its agent may have left (``leaves``): it has no further one. ``by`` says who spoke,
-    ``inherited`` where, if in another conversation. A posted one has the engine's whole ``answer``.
+    ``fulfils`` holds the indexes of the conditions of its conversation that it fulfils on its own. A failed turn with
+    ``leaves`` is its agent's last one. ``by`` is the kind of speaker, ``inherited`` its conversation if it is another.
+    A posted turn has the engine's whole ``answer``.
     """
 
     key: TurnKey

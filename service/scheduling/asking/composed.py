@@ -78,7 +78,7 @@ class ComposedAsking:
         return f"<ComposedAsking {self._key}>"
 
     def forget_attempt(self) -> None:
-        """Forget the prompt of the attempt before."""
+        """Forget the prompt of the previous attempt."""
         self.prompt = None
 
     def take_fault(self) -> str | None:

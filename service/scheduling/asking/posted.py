@@ -1,4 +1,4 @@
-"""A posted turn is asked: with a client's own body, whose answer is passed on as it comes or kept whole.
+"""The asking of a posted turn: a client's own body, whose answer is passed on as it comes or stored whole.
 
 ``service/scheduling/asking/composed.py`` asks turns that are composed from agents and words.
 """
@@ -29,7 +29,7 @@ WORDS: Final = (TextDelta, ReasoningDelta, RefusalDelta, Finished)
 
 
 def job_of(posted: PostedRequest, job_id: JobId) -> Job:
-    """Return a request as the scheduler's core knows it: a job of one turn."""
+    """Return a request as a job of one turn, for the scheduling core."""
     params = {} if posted.most_tokens is None else {"max_tokens": posted.most_tokens}
     agent = Agent(
         id=AGENT,
@@ -80,12 +80,12 @@ class PostedAsking:
             return await worker.requests.perform(self.to_relay(attempt, on_slots_s), attempt.answer, attempt.request)
 
     def forget_answer(self) -> None:
-        """Drop what an attempt has brought: another begins, and no client has a part of it."""
+        """Drop the answer of the last attempt: another begins, and no client has a part of it."""
         self.content_type = self.whole = None
         self._buffered.clear()
 
     def take_stream(self) -> WholeAnswer | None:
-        """Return the frames that are held, as one answer, None without any."""
+        """Return the buffered frames as one answer, None without any."""
         if self.content_type is None:
             return None
         return WholeAnswer(status=OK, content_type=self.content_type, body=b"".join(self._buffered))
@@ -135,9 +135,9 @@ class PostedAsking:
 
 
 class RecordedAsking:
-    """A posted turn of a job: its ``whole`` answer is kept for the record, and every attempt begins afresh.
+    """The asking of a recorded posted turn: its ``whole`` answer is stored, and each attempt starts over.
 
-    It has the words of ``ComposedAsking`` that a ``JobTurn`` reads.
+    It has the fields of ``ComposedAsking`` that a ``JobTurn`` reads.
     """
 
     prompt: Final = None  # the body is the prompt
@@ -154,7 +154,7 @@ class RecordedAsking:
         return f"<RecordedAsking {self._key} {self._posted.path}>"
 
     def forget_attempt(self) -> None:
-        """Forget what the attempt before has brought."""
+        """Forget the result of the previous attempt."""
         self.whole = None
         self._asked.forget_answer()
 
@@ -176,7 +176,7 @@ class RecordedAsking:
 
 
 def _add_words(body: bytes, generation: Generation) -> None:
-    """Add the words of an unstreamed answer: the passage has read its cost alone."""
+    """Add the words of an unstreamed answer, of which the passage has only read the cost."""
     found: list[Event] = []
     with suppress(UnreadableFrame, EngineRejected):  # an answer of another form, such as a vector
         decode_whole(body, found)

@@ -96,7 +96,7 @@ class JobBacklog:
 
     @property
     def left_for_models(self) -> int:
-        """The number of turns that models are to speak and that have not ended."""
+        """The number of unfinished turns that models speak."""
         return sum(self._turns_left) - sum(self._turns_left[place] for place in self._callers)
 
     @property

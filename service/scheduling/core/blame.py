@@ -101,7 +101,7 @@ class _Engine:
         self.ended_at = float("-inf")  # when it last answered a turn, which may still kill it
 
     def outlived(self, now: float) -> Iterator[KeyAtModel]:
-        """Take the answers that the engine has outlived, which were good ends; yield the key of each."""
+        """Remove the answers that the engine has outlived, which are good ends; yield the key of each."""
         for source, ends in self.answered.items():
             while ends and ends[0] <= now - JUST_S:
                 ends.popleft()
@@ -120,7 +120,7 @@ class _Death:
 
 
 class Trust:
-    """The convictions of each source, and the sources that are distrusted for them; written by ``Blame`` alone."""
+    """The convictions of each source, and the distrusted sources; written by ``Blame`` alone."""
 
     def __init__(self) -> None:
         self._convictions: Counter[Source] = Counter()
@@ -133,16 +133,16 @@ class Trust:
         return f"<Trust distrusted={self.distrusted}>"
 
     def trial(self, source: Source) -> Trial:
-        """Return when a suspect is tried that was in company as its engine died."""
+        """Return the kind of trial for a suspect that was not alone on its engine."""
         is_last = source in self.distrusted or (source in self._convictions and not isinstance(source, tuple))
         return Trial.LAST if is_last else Trial.NEXT
 
     def convict(self, source: Source) -> Iterator[Finding]:
-        """Count a conviction of one of its turns."""
+        """Count a conviction of a source's turn."""
         yield from self._distrust(source, self._convictions[source] + 1)
 
     def note_departures(self, sources: Iterable[Source], needed: int) -> Iterator[Finding]:
-        """Count a death soon after clients of these had left; ``needed`` such deaths cost a source its trust."""
+        """Count a death shortly after clients of these sources had left; ``needed`` such deaths distrust a source."""
         for source in sources:
             self._departures[source] = self._departures.get(source, 0.0) + 1
             if self._departures[source] > needed - 1:
@@ -159,7 +159,7 @@ class Trust:
             yield SourceDistrusted(source=source)
 
     def note_good_ends(self, sources: Iterable[Source]) -> Iterator[Finding]:
-        """Count a good end of a turn for each of these: a job is trusted after one, a key after many in a row."""
+        """Count a good end for each source: a job is trusted after one, a key after many in a row."""
         for source in sources:
             if not isinstance(source, tuple):
                 yield from self._restore(source)

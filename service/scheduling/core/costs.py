@@ -28,8 +28,8 @@ class Costs:
     def settle(self, spent: events.TurnSpent) -> None:
         """Correct the charge that a turn's key got at the start; record the time of a trial, which other turns waited.
 
-        Time on a slot is charged where the engine did not report its tokens, or where one turn had several slots:
-        otherwise clients who leave before the end would use slots for nothing.
+        Slot time is charged if the engine did not report all tokens, or if the turn had several slots. Otherwise
+        clients who leave before the end would use slots for free.
         """
         worker = self._in_flight.worker_of(spent.key)
         if worker is not None and worker.trial == spent.key:

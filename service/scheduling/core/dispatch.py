@@ -34,7 +34,7 @@ class ReadyVerdict(StrEnum):
 
 
 class ReadyJudge:
-    """Judges the turns that are first in their queues, by what the core knows at that moment; it changes nothing."""
+    """Judges the first turns of their queues by the core's present state; it changes nothing."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ReadyJudge:
         self._room = room
         self._deferred = deferred
         self._speeds = speeds
-        self.distrusted: set[tuple[str, str]] = set()  # keys, each at a model; written by the core
+        self.distrusted: set[tuple[str, str]] = set()  # pairs of a key and a model; written by the core
 
     def __repr__(self) -> str:
         return f"<ReadyJudge distrusted={self.distrusted}>"
@@ -119,11 +119,11 @@ class ReadyJudge:
         return None if seconds is None else (cached.worker, seconds)
 
     def agent(self, turn: ReadyTurn) -> Agent:
-        """Return the agent whose turn it is."""
+        """Return the agent of a turn."""
         return self._jobs[turn.key.job_id].conversations[turn.key.conversation_id].agents[turn.agent_order]
 
     def need(self, key: TurnKey) -> KvNeed:
-        """Return the part of a KV cache that a turn needs; none where slots alone bound it."""
+        """Return the KV need of a turn; nothing if only slots bound it."""
         if not self._room.is_bounded:
             return NOTHING
         conversation = self._conversation(key)
@@ -154,7 +154,7 @@ class Dispatcher:
         self.costs = Costs(ready, in_flight, self.trials)
         self.lending = SlotLending(in_flight, self.costs.speeds)
         self.judge = ReadyJudge(jobs, in_flight, room, ready.deferred, self.costs.speeds)
-        self.reserved: dict[TurnKey, int] = {}  # slots that stand idle until a turn has as many as it needs
+        self.reserved: dict[TurnKey, int] = {}  # idle slots that wait until a turn on several has all it needs
 
     def __repr__(self) -> str:
         return f"<Dispatcher {self._ready!r} {self._in_flight!r}>"

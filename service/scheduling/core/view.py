@@ -1,4 +1,4 @@
-"""Views of the scheduling core: its pools and free slots, and the turns that wait, in their order. They only read."""
+"""Views of the scheduling core: its pools and free slots, and the waiting turns in order. They only read."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -51,15 +51,15 @@ class ReadyTurns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoomLacked(msgspec.Struct, frozen=True, kw_only=True):
-    """The KV cache of a model that has a free slot and no room for the next turn, in tokens."""
+    """The KV cache of a model that has a free slot but no room for the next turn, in tokens."""
 
     reserved: int
     budget: int
-    is_put_behind: bool  # the turn's conversation has not begun, and waits for those that have
+    is_put_behind: bool  # the conversation is new and waits for begun ones
 
 
 class QueuesView:
-    """A snapshot of the turns that wait, one by one: which go next, and for what each of them waits."""
+    """A view of the waiting turns: their order, and what each waits for."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class QueuesView:
         return not conversation.is_started and self._room.working_set.is_pressed(conversation.model(key))
 
     def room_lacked(self, key: TurnKey) -> RoomLacked | None:
-        """Return the KV cache in which a ready turn lacks room though a slot is free; None if it lacks none."""
+        """Return the KV cache in which a ready turn lacks room while a slot is free; None if it lacks none."""
         slots = self._in_flight.models[_model_of(self._jobs, key)]
         budget = slots.kv_budget
         if budget is None or not slots.has_free:
@@ -166,7 +166,7 @@ class PoolsView:
         return {TurnState.READY: self._ready.by_job[job_id], TurnState.IN_FLIGHT: self._in_flight.by_job[job_id]}
 
     def of_all(self) -> Mapping[TurnState, int]:
-        """Count the turns that models are to speak in each pool, of all jobs; an awaited turn is in none."""
+        """Count the turns that models speak in each pool, over all jobs; an awaited turn is in none."""
         ready, in_flight = len(self._ready), len(self._in_flight)
         left = sum(live.backlog.left_for_models for live in self._jobs.values())
         return {TurnState.PENDING: left - ready - in_flight, TurnState.READY: ready, TurnState.IN_FLIGHT: in_flight}

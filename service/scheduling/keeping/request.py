@@ -64,7 +64,7 @@ class RelayedRequest(OnSlot):
         self._on_answer = on_answer
         self.posted = posted
         self.key = TurnKey(job_id, CONVERSATION, AGENT, 0)
-        self.job = job_of(posted, job_id)  # as the core knows it
+        self.job = job_of(posted, job_id)  # for the core
         self.charges = Charges()
         self.own_tokens = 0  # prompt tokens that its program sent before
         self.attempts = 0
