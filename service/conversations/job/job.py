@@ -145,8 +145,8 @@ class Former(msgspec.Struct, frozen=True, kw_only=True):
 class Heritage(msgspec.Struct, frozen=True, kw_only=True):
     """The turns that a conversation has inherited from a ``source``: each agent's rounds below its ``ends``.
 
-    A conversation that inherits nothing has no ``source``. ``first`` is each agent's first own round (empty in ``mode:
-    led``), and ``turns`` is the number of turns that the conversation lacks because of it. ``speakers`` speak first.
+    A conversation that inherits nothing has no ``source``. ``first`` is each agent's first own round, empty with a
+    leader. ``turns`` is the number of turns that the conversation lacks because of it. ``speakers`` speak first.
     ``origins`` are the conversations where the turns were spoken, the oldest first. ``alike`` maps agents to the first
     of the origins whose memory is the same as theirs. The answers of ``formers`` have ``former_tokens`` in total. With
     ``is_lost`` the turns are gone, since their owner has deleted them.
