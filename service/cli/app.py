@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -251,24 +252,17 @@ def _cause(error: Exception) -> BaseException:
 
 
 def _exit_code(error: BaseException) -> int | None:
-    match error:
-        case BaseExceptionGroup():
-            return next((code for each in error.exceptions if (code := _exit_code(each)) is not None), None)
-        case ConfigError() | StateUnusable() | InvalidSpec() | InvalidJob():
-            return Exit.USAGE
-        case StartFailed() | ModelUnavailable():
-            return Exit.ENGINE
-        case _ if _is_of_service(error):
-            return Exit.SERVICE
-        case ServiceError() | WorkerError() | OSError():  # a full disk, say
-            return Exit.FAILED
-        case _:
-            return None
+    if isinstance(error, BaseExceptionGroup):
+        return next((code for each in error.exceptions if (code := _exit_code(each)) is not None), None)
+    return next((code for kinds, code in _exits() if isinstance(error, kinds)), None)
 
 
-def _is_of_service(error: BaseException) -> bool:
-    """Whether a running service refused or is away."""
+def _exits() -> Iterator[tuple[tuple[type[BaseException], ...], Exit]]:
+    """Yield the exit codes of errors; the first that fits counts."""
+    yield (ConfigError, StateUnusable, InvalidSpec, InvalidJob), Exit.USAGE
+    yield (StartFailed, ModelUnavailable), Exit.ENGINE
     from roundhouse_client import RoundhouseError  # noqa: PLC0415 - only the other commands need it
     from service.cli.connection import AnswerRefused, ServiceAway  # noqa: PLC0415 - likewise
 
-    return isinstance(error, (RoundhouseError, ServiceAway, AnswerRefused))
+    yield (RoundhouseError, ServiceAway, AnswerRefused), Exit.SERVICE
+    yield (ServiceError, WorkerError, OSError), Exit.FAILED  # a full disk, say

@@ -75,6 +75,10 @@ class _ToolsOfModel:
         return ToolRunners(known, servers) if known else None
 
 
+def _no_tools(switched: SwitchedTools) -> _ToolsOfModel:
+    return _ToolsOfModel(config=ToolsConfig(), timeout_s=0.0, switched=switched)
+
+
 class Equipment:
     """All tool runners, by model; ``tasks`` holds the connections, programs get ``environment`` beside their own.
 
@@ -125,9 +129,9 @@ class Equipment:
         callables = {spec.name: spec.tool_runner for spec in specs}
         before, self._models = self._models, {}
         for name, model in config.models.items():
-            python = callables.get(name)
+            python, old = callables.get(name), before.pop(name, None) or _no_tools(SwitchedTools())
             self._models[name] = self._tools_of(
-                name, model.tools, before.pop(name, None), python if isinstance(python, PythonTools) else None
+                name, model.tools, old, python if isinstance(python, PythonTools) else None
             )
         for unwanted in self._left.values():
             self._end(unwanted, NOT_WANTED)
@@ -137,21 +141,20 @@ class Equipment:
 
     async def _retire(self, left: _ToolsOfModel, gone: Awaitable[None]) -> None:
         await gone
-        self._switch(left, _ToolsOfModel(config=ToolsConfig(), timeout_s=0.0, switched=left.switched))
+        self._switch(left, _no_tools(left.switched))
 
     def _tools_of(
-        self, model: str, config: ToolsConfig, old: _ToolsOfModel | None, python: PythonTools | None
+        self, model: str, config: ToolsConfig, old: _ToolsOfModel, python: PythonTools | None
     ) -> _ToolsOfModel:
-        if old is not None and old.config.python == config.python:
+        if old.config.python == config.python:
             python = old.python
-        if old is not None and old.config.http == config.http:
-            http = old.http
-        else:
-            http = open_http_tools(str(config.http.url), config.http.headers) if config.http is not None else None
+        http = old.http
+        if old.config.http != config.http:
+            http = None if config.http is None else open_http_tools(str(config.http.url), config.http.headers)
         new = _ToolsOfModel(
             config=config,
             timeout_s=config.timeout_s,
-            switched=old.switched if old is not None else SwitchedTools(),
+            switched=old.switched,
             python=python,
             http=http,
             servers={name: self._server(model, name, each, old) for name, each in config.mcp.items()},
@@ -159,8 +162,8 @@ class Equipment:
         self._switch(old, new)
         return new
 
-    def _server(self, model: str, name: str, config: McpServerConfig, old: _ToolsOfModel | None) -> _Server:
-        known = old.servers.get(name) if old is not None else None
+    def _server(self, model: str, name: str, config: McpServerConfig, old: _ToolsOfModel) -> _Server:
+        known = old.servers.get(name)
         if known is not None and known.config == config:
             return known
         wanted = _mcp(name, config)
@@ -185,12 +188,12 @@ class Equipment:
         self.ended[_place(held)] = why
         held.let_go()
 
-    def _switch(self, old: _ToolsOfModel | None, new: _ToolsOfModel) -> None:
-        if old is not None and (old.python, old.http, old.servers) == (new.python, new.http, new.servers):
+    def _switch(self, old: _ToolsOfModel, new: _ToolsOfModel) -> None:
+        if (old.python, old.http, old.servers) == (new.python, new.http, new.servers):
             return
         runners = new.switched.current
         new.switched.switch(new.runners())
-        if old is None or runners is None:
+        if runners is None:
             return
         servers = [each for name, each in old.servers.items() if new.servers.get(name) is not each]
         http = old.http if old.http is not new.http else None

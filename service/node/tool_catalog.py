@@ -29,6 +29,7 @@ from workers.tools.runner import KEY_PARAMETER, PythonTools
 SETTLE_S: Final = 5.0  # seconds that a job waits for the first connection to a server
 Document = Mapping[str, Any]
 A = TypeVar("A", AgentSpec, CastSpec)
+T = TypeVar("T")
 
 
 class CatalogTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,21 +153,23 @@ class ToolCatalog:
     ) -> list[Document]:
         if isinstance(reference, PythonReference):
             known = {tool.name: tool.definition for tool in self._callables.get(model, ())}
-            if reference.python not in known:
-                faults.append(Fault(path=f"{place}.python", message=unknown("Python tool", reference.python, known)))
-            return [known[reference.python]] if reference.python in known else []
+            return _picked("Python tool", {f"{place}.python": reference.python}, known, faults)
         servers = {server.state.name: server for server in self._servers(model)}
-        server = servers.get(reference.mcp)
-        if server is None:
-            faults.append(Fault(path=f"{place}.mcp", message=unknown("MCP server", reference.mcp, servers)))
-            return []
-        listed = {tool.name: tool.definition for tool in await _settled(server)}
-        only = list(listed) if reference.only is None else reference.only
-        for number, name in enumerate(only):
-            if name not in listed:
-                message = unknown(f"tool of {reference.mcp}", name, listed)
-                faults.append(Fault(path=f"{place}.only[{number}]", message=message))
-        return [listed[name] for name in only if name in listed]
+        tools: list[Document] = []
+        for server in _picked("MCP server", {f"{place}.mcp": reference.mcp}, servers, faults):
+            listed = {tool.name: tool.definition for tool in await _settled(server)}
+            only = list(listed) if reference.only is None else reference.only
+            named = {f"{place}.only[{number}]": name for number, name in enumerate(only)}
+            tools += _picked(f"tool of {reference.mcp}", named, listed, faults)
+        return tools
+
+
+def _picked(kind: str, named: Mapping[str, str], known: Mapping[str, T], faults: list[Fault]) -> list[T]:
+    """Return those that are named at some places, and add the names that are not known to the faults."""
+    faults += [
+        Fault(path=place, message=unknown(kind, name, known)) for place, name in named.items() if name not in known
+    ]
+    return [known[name] for name in named.values() if name in known]
 
 
 def _has_references(tools: Sequence[object]) -> bool:

@@ -16,7 +16,7 @@ from service.conversations.record.awaited_turn import AwaitedTurn
 from service.conversations.record.transcript import Turn
 from service.errors import ConversationNotFound, JobNotFound
 from service.store import event_rows, turn_rows
-from service.store.databases.database import Connection, Membership
+from service.store.databases.database import Connection, Membership, value_of
 from service.store.event_rows import Events
 from service.store.records import TurnEnded, decode_turn
 
@@ -37,6 +37,7 @@ _AT: Final = (
     " JOIN demands ON demands.job_id = open_turns.job_id AND digest = open_turns.demand"
     " WHERE open_turns.job_id = ? AND conversation_id = ? AND agent = ? AND round = ?"
 )
+_COUNT: Final = "SELECT count(*) FROM open_turns WHERE is_said = 0"
 _COUNT_OF_KEY: Final = (
     "SELECT count(*) FROM open_turns JOIN jobs ON jobs.id = open_turns.job_id AND jobs.key_name = ? WHERE is_said = 0"
 )
@@ -123,8 +124,7 @@ def leave(connection: Connection, membership: Membership, awaited: Collection[Tu
     """
     is_said = False
     for key in awaited:
-        row = connection.execute(_IS_SAID, tuple(key)).fetchone()
-        is_said |= row is not None and bool(row[0])
+        is_said |= bool(value_of(connection, _IS_SAID, tuple(key)))
     job_id, conversation_id = next(iter(awaited))[:2]
     if is_said:
         membership.wake(connection, job_id, conversation_id)
@@ -155,21 +155,17 @@ def find(connection: Connection, key: TurnKey) -> Found:
     row = connection.execute(_AT, tuple(key)).fetchone()
     if row is not None:
         return as_open(row[:-1]), _decode(row[-1])
-    state = connection.execute(
-        "SELECT state FROM conversations WHERE job_id = ? AND id = ?", (key.job_id, key.conversation_id)
-    ).fetchone()
-    if state is None:
-        if connection.execute("SELECT 1 FROM jobs WHERE id = ?", (key.job_id,)).fetchone() is None:
-            raise JobNotFound(key.job_id)
-        raise ConversationNotFound(key.job_id, key.conversation_id)
-    return ConversationState(state[0])
+    state = value_of(connection, "SELECT state FROM conversations WHERE job_id = ? AND id = ?", key[:2])
+    if state is not None:
+        return ConversationState(state)
+    if value_of(connection, "SELECT 1 FROM jobs WHERE id = ?", (key.job_id,)) is None:
+        raise JobNotFound(key.job_id)
+    raise ConversationNotFound(key.job_id, key.conversation_id)
 
 
 def rules(connection: Connection, job_id: str, digest: str) -> AwaitedTurn:
     """Return the rules for a caller's words."""
-    row = connection.execute("SELECT demand FROM demands WHERE job_id = ? AND digest = ?", (job_id, digest)).fetchone()
-    assert row is not None  # noqa: S101 - it is written with each turn
-    return _decode(row[0])
+    return _decode(value_of(connection, "SELECT demand FROM demands WHERE job_id = ? AND digest = ?", (job_id, digest)))
 
 
 def listed(connection: Connection, which: Which, after: int, limit: int) -> list[OpenTurn]:
@@ -200,21 +196,16 @@ def listed(connection: Connection, which: Which, after: int, limit: int) -> list
 
 def count(connection: Connection, job_id: JobId) -> int:
     """Count the turns of a job that wait for callers."""
-    return _count(connection, "SELECT count(*) FROM open_turns WHERE is_said = 0 AND job_id = ?", job_id)
+    waiting: int = value_of(connection, f"{_COUNT} AND job_id = ?", (job_id,))
+    return waiting
 
 
 def count_all(connection: Connection, owner: str | None) -> Awaited:
     """Count the turns that wait for callers, of a key or of all, and all conversations that only callers move on."""
-    if owner is None:
-        turns = _count(connection, "SELECT count(*) FROM open_turns WHERE is_said = 0")
-    else:
-        turns = _count(connection, _COUNT_OF_KEY, owner)
-    return Awaited(turns=turns, parked={row[0]: int(row[1]) for row in connection.execute(_PARKED)})
-
-
-def _count(connection: Connection, sql: str, *values: object) -> int:
-    row = connection.execute(sql, values).fetchone()
-    return 0 if row is None else int(row[0])
+    sql, values = (_COUNT, ()) if owner is None else (_COUNT_OF_KEY, (owner,))
+    return Awaited(
+        turns=value_of(connection, sql, values), parked={row[0]: int(row[1]) for row in connection.execute(_PARKED)}
+    )
 
 
 def agents(connection: Connection, job_id: JobId) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ import msgspec
 from service.conversations.job.job import JobId
 from service.conversations.record.transcript import rfc3339
 from service.store import job_rows
-from service.store.databases.database import Connection
+from service.store.databases.database import Connection, value_of
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,10 +26,10 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 def add(connection: Connection, job_id: JobId, at: datetime) -> None:
     """Write the message that a job has ended, if its caller asked for one."""
-    row = connection.execute("SELECT webhook FROM jobs WHERE id = ?", (job_id,)).fetchone()
-    if row is None or row[0] is None:
+    asked = value_of(connection, "SELECT webhook FROM jobs WHERE id = ?", (job_id,))
+    if asked is None:
         return
-    webhook = msgspec.json.decode(row[0])
+    webhook = msgspec.json.decode(asked)
     stored = job_rows.job(connection, job_id)
     tally = job_rows.tally(connection, job_id)
     body = {

@@ -10,7 +10,7 @@ from service.conversations.job.job import JobId, SpokenBy, TurnKey, TurnKind
 from service.conversations.job.states import TurnState
 from service.conversations.record.transcript import Turn, UnfinishedTurn
 from service.store import event_rows
-from service.store.databases.database import FEW, Connection, some_of
+from service.store.databases.database import FEW, Connection, some_of, value_of
 from service.store.event_rows import Events
 from service.store.records import MemoryCut, TurnEnded, TurnRequeued, decode_turn, decode_unfinished, encode_turn
 from service.timeline.spans import TurnTimes
@@ -131,8 +131,8 @@ def cut_memory(connection: Connection, fact: MemoryCut) -> None:
 
 def find(connection: Connection, key: TurnKey) -> Turn | None:
     """Return an ended turn, or None."""
-    row = connection.execute(_AT, tuple(key)).fetchone()
-    return None if row is None else decode_turn(row[0])
+    stored = value_of(connection, _AT, tuple(key))
+    return None if stored is None else decode_turn(stored)
 
 
 def ended(connection: Connection, job_id: JobId, conversations: Collection[str]) -> list[Turn]:
@@ -193,19 +193,19 @@ def heads(connection: Connection, job_id: JobId, after: int) -> tuple[list[tuple
         "SELECT number, record FROM turns WHERE job_id = ? AND number > ? ORDER BY number", (job_id, after)
     )
     found = [(row[0], _decode_head(row[1])) for row in rows]
-    counted = connection.execute("SELECT count(*) FROM turns WHERE job_id = ?", (job_id,)).fetchone()
-    return found, 0 if counted is None else int(counted[0])
+    return found, value_of(connection, "SELECT count(*) FROM turns WHERE job_id = ?", (job_id,))
 
 
 def last_heads(connection: Connection, places: Sequence[tuple[JobId, str]]) -> list[tuple[str, TurnHead | None]]:
     """Return, for each conversation, the name of its job and the head of its newest completed turn."""
     found: list[tuple[str, TurnHead | None]] = []
     for job_id, conversation_id in places:
-        name = connection.execute("SELECT name FROM jobs WHERE id = ?", (job_id,)).fetchone()
-        last = connection.execute(
+        name = value_of(connection, "SELECT name FROM jobs WHERE id = ?", (job_id,), "")
+        last = value_of(
+            connection,
             "SELECT record FROM turns WHERE job_id = ? AND conversation_id = ? AND kind = 'turn'"
             " AND state = 'completed' ORDER BY number DESC LIMIT 1",
             (job_id, conversation_id),
-        ).fetchone()
-        found.append(("" if name is None else str(name[0]), None if last is None else _decode_head(last[0])))
+        )
+        found.append((name, None if last is None else _decode_head(last)))
     return found

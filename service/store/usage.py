@@ -14,7 +14,7 @@ from typing import Final
 from msgspec.structs import fields
 
 from service.conversations.record.measures import UsageCounts
-from service.store.databases.database import Connection
+from service.store.databases.database import Connection, value_of
 from service.store.records import UsageKey, Used
 
 _PLACES: Final = tuple(field.name for field in fields(UsageKey))
@@ -90,16 +90,18 @@ def unfinished_of(connection: Connection, owner: str) -> int:
     Turns that wait for a caller do not count: they use nothing of Roundhouse. Turns that an unfinished conversation has
     inherited count, since they are stored for it.
     """
-    row = connection.execute(
+    left = value_of(
+        connection,
         "SELECT coalesce(sum(total_turns - (SELECT count(*) FROM turns WHERE job_id = jobs.id AND kind = 'turn')"
         " - (SELECT count(*) FROM awaited_turns WHERE job_id = jobs.id AND is_said = 0)), 0)"
         " FROM jobs WHERE key_name = ? AND unfinished > 0",
         (owner,),
-    ).fetchone()
-    held = connection.execute(
+    )
+    held = value_of(
+        connection,
         "SELECT coalesce(sum(heritages.turns), 0) FROM jobs JOIN heritages ON heritages.job_id = jobs.id"
         " JOIN conversations ON conversations.job_id = jobs.id AND conversations.id = heritages.conversation_id"
         " WHERE jobs.key_name = ? AND jobs.unfinished > 0 AND conversations.state IN ('queued', 'running')",
         (owner,),
-    ).fetchone()
-    return sum(0 if found is None else int(found[0]) for found in (row, held))
+    )
+    return int(left) + int(held)

@@ -12,7 +12,7 @@ import msgspec
 from service.conversations.job.job import TurnKey
 from service.conversations.record.awaited_turn import AwaitedTurn
 from service.store.awaited_turns import OpenTurn, as_open, rules
-from service.store.databases.database import Connection, Membership
+from service.store.databases.database import Connection, Membership, value_of
 
 GAP_S: Final = 2.5  # delay of a look that shows that no node was serving
 NEAR_S: Final = 30.0  # waits that end within this time are checked every LOOK_S, others every BEAT_S
@@ -77,10 +77,9 @@ def take_due(connection: Connection, membership: Membership) -> Due:
 
 def ends_next(connection: Connection, after: float = 0.0) -> float | None:
     """Return the first end of a wait after ``after``; None without one."""
-    row = connection.execute(
-        "SELECT until FROM open_turns WHERE is_said = 0 AND until > ? ORDER BY until LIMIT 1", (after,)
-    ).fetchone()
-    return None if row is None else float(row[0])
+    sql = "SELECT until FROM open_turns WHERE is_said = 0 AND until > ? ORDER BY until LIMIT 1"
+    until: float | None = value_of(connection, sql, (after,))
+    return until
 
 
 def _follow_clock(connection: Connection, now: float) -> float:

@@ -128,8 +128,6 @@ class Spans:
                     self._end_conversation(fact)
                 case TurnEnded() if fact.turn.queued_at is not None:
                     self._add_turn(fact, fact.turn, fact.turn.queued_at)
-                case _:
-                    pass
 
     def close(self) -> None:
         """End the spans of conversations that continue after a restart."""

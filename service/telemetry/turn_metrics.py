@@ -80,8 +80,6 @@ class TurnMetrics:
                     self._count_tools(fact.so_far.attempts[-1].tool_calls)
                 case ConversationMoved() if fact.state in ENDED_CONVERSATIONS:
                     self._conversations(fact.state.value).inc()
-                case _:
-                    pass
 
     def take_request(self, request: RequestMeasures) -> None:
         """Count a client's ended request."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from roundhouse_client.values import models
 from service.api.body import body_of, read_document
@@ -13,7 +13,7 @@ from service.api.errors.problems import refused
 from service.config.source import outside_with_files
 from service.conversations.document.limits import Limits
 from service.errors import Fault, ModelNotFound, UpdateInvalid, UpdateNotFound, WeightsFailed
-from service.formats.faults import StrictModel, faults_of
+from service.formats.faults import Rules, StrictModel, faults_of, rules
 from workers.fleet import Fleet
 from workers.policy.weight_update import UpdateState
 from workers.policy.weights import Backend, UpdateMode
@@ -128,11 +128,10 @@ class UpdateSpec(StrictModel):
     group: Annotated[int, Field(ge=1)] | None = None
     wait: bool = True
 
-    @model_validator(mode="after")
-    def _is_one_of_both(self) -> "UpdateSpec":
-        if (self.checkpoint is None) is (self.tensors is None):
-            raise ValueError("give either checkpoint (a folder) or tensors (what will be broadcast)")
-        return self
+    @rules
+    def _is_one_of_both(self) -> Rules:
+        is_one = (self.checkpoint is None) is not (self.tensors is None)
+        yield not is_one, "give either checkpoint (a folder) or tensors (what will be broadcast)"
 
 
 WEIGHTS_BODIES: Final[tuple[type[StrictModel], ...]] = (InitSpec, UpdateSpec)

@@ -17,7 +17,7 @@ from service.cli.commands.chat_session import Chat
 from service.cli.commands.own_service import FoundService, FoundUrlOption, StartConfigOption, Wanted, open_service
 from service.cli.connection import AnswerRefused, KeyOption
 from service.cli.conventions import state_home
-from service.cli.displays.console import WordWrap, plain
+from service.cli.displays.console import WordWrap, part, plain
 from service.errors import ConfigError
 from transport.events import Event, ReasoningDelta, TextDelta
 
@@ -114,7 +114,7 @@ class ChatDisplay:
     def _model(self, name: str) -> None:
         if not name:
             for model in self._chat.models:
-                room = "" if model.max_model_len is None else f", {model.max_model_len} tokens"
+                room = part(", {} tokens", model.max_model_len)
                 self._tell(f"{'*' if model == self._chat.model else ' '} {model.id}{room}")
             return
         found = next((model for model in self._chat.models if model.id == name), None)

@@ -1,6 +1,7 @@
 """A chat's session: its messages, and a service's answers to them over HTTP."""
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,7 @@ import msgspec
 from roundhouse_client.values.models import Model
 from service.cli.commands.own_service import FoundService
 from service.cli.connection import AnswerRefused, ServiceAway
+from service.cli.displays.console import part
 from transport.events import Event, Finished, ReasoningDelta, TextDelta, Usage
 from transport.stream import ChatStream
 
@@ -24,6 +26,7 @@ MOST_ERROR_BYTES: Final = 64 * 1024
 MS: Final = 1000.0
 USUAL: Final[Mapping[str, object]] = {"max_tokens": 1024}
 WAIT: Final = "wait_ms="
+ENDINGS: Final = {"length": "cut off at max_tokens"}
 
 
 class ChatAnswer(msgspec.Struct):
@@ -57,16 +60,12 @@ class ChatAnswer(msgspec.Struct):
         """Tokens, pace and wait on one line."""
         parts = []
         if self.usage is not None:
-            pace = f" ({self.usage.completion_tokens / self.seconds:.0f}/s)" if self.seconds else ""
+            pace = part(" ({:.0f}/s)", self.usage.completion_tokens / (self.seconds or math.inf))
             parts.append(f"{self.usage.completion_tokens} tokens in {self.seconds:.1f} s{pace}")
             parts.append(f"{self.usage.prompt_tokens} read, {self.usage.cached_tokens} of them from the cache")
         if self.waited_s is not None:
             parts.append(f"waited {self.waited_s:.1f} s")
-        if self.worker:
-            parts.append(self.worker)
-        if self.ending == "length":
-            parts.append("cut off at max_tokens")
-        return " · ".join(parts)
+        return " · ".join(filter(None, (*parts, self.worker, ENDINGS.get(self.ending))))
 
 
 class Chat:

@@ -19,7 +19,7 @@ from roundhouse_client.errors import RoundhouseError
 from roundhouse_client.values.events import TurnChange
 from roundhouse_client.values.transcripts import Turn
 from roundhouse_client.values.workers import Worker
-from service.cli.displays.console import plain
+from service.cli.displays.console import part, plain
 from service.config.source import LoadedConfig
 from service.serve import page_address, serve
 from workers.errors import StartFailed
@@ -114,8 +114,7 @@ class _Demo:
                         if victim is not None and self._ended == KILL_AFTER:
                             tasks.start_soon(self._kill, victim)
         ended = await self._client.get_job(posted.id)
-        twice = f", {again} of them twice" if again else ""
-        typer.echo(f"{ended.name}: {ended.state}, {_turns(self._ended)}{twice}\n")
+        typer.echo(f"{ended.name}: {ended.state}, {_turns(self._ended)}{part(', {} of them twice', again)}\n")
         return ended.state
 
     async def _tell_words(self, job_id: str, change: TurnChange) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 import typer
 
 from service.cli.conventions import state_home
-from service.cli.displays.console import plain
+from service.cli.displays.console import part, plain
 from service.config.schema import Config
 from service.errors import ConfigError
 from workers.files.atomic import replace_file
@@ -51,7 +51,7 @@ def ask_for(path: Path, config: Config) -> None:
         if server.command
     ]
     runs = "; ".join(plain(each) for each in (*commands, *servers, *python))
-    what = f"{path} was not used before, and a configuration can run programs" + (f" ({runs})" if runs else "")
+    what = f"{path} was not used before, and a configuration can run programs" + part(" ({})", runs)
     if not sys.stdin.isatty():
         raise ConfigError(f"{what}; use it with --config {path}")
     typer.echo(f"{plain(what)}. Use it? [y/N] ", err=True, nl=False)

@@ -36,7 +36,7 @@ from service.cli.commands.own_service import (
 )
 from service.cli.connection import KeyOption
 from service.cli.conventions import state_home
-from service.cli.displays.console import plain
+from service.cli.displays.console import part, plain
 from service.config.proposal import name_of
 from service.errors import ConfigError
 from service.formats.documents import read_text
@@ -83,8 +83,7 @@ def launch(
         _print(table, agent, find_service(wanted), wanted, tuple(arguments or ()))
         return
     if shutil.which(row.program) is None:
-        how = f": {row.install}" if row.install else ""
-        raise ConfigError(f"{row.program} is not on the path{how}")
+        raise ConfigError(f"{row.program} is not on the path{part(': {}', row.install)}")
     with open_service(wanted) as service:
         facts = _facts(agent, service)
         start = prepare(table, agent, facts, os.environ, tuple(arguments or ()))

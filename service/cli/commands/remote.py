@@ -23,7 +23,7 @@ from roundhouse_client.values.models import Tools
 from roundhouse_client.values.workers import LogLine
 from service.cli.connection import JsonOption, KeyOption, ServiceAway, UrlOption, connect, print_document
 from service.cli.conventions import Exit, FormOption, Panel
-from service.cli.displays.console import given_up_line, plain, print_transcript
+from service.cli.displays.console import given_up_line, part, plain, print_transcript
 from service.errors import ConfigError, Fault
 from service.formats.documents import Place, lines_of_file, parse_document, read_text
 from service.formats.result_form import ResultForm
@@ -94,7 +94,11 @@ def follow_posted(service: Client, job_id: str, *, verbose: bool = False, as_jso
     _tell_given_up(ended)
     if as_json:
         typer.echo(json.dumps(ended.document))
-    raise typer.Exit(Exit.DONE if end == DONE else Exit.FAILED)
+    raise _exit_of(end)
+
+
+def _exit_of(state: str) -> typer.Exit:
+    return typer.Exit(Exit.DONE if state == DONE else Exit.FAILED)
 
 
 def _tell_given_up(job: Job) -> None:
@@ -158,8 +162,8 @@ def status(
 
 def _ended(counts: ConversationCounts | TurnCounts, what: str = "") -> str:
     """Return the numbers of ended, all and failed ones, as ``3/4 turns, 1 failed``."""
-    failed = f", {counts.failed} failed" if counts.failed else ""
-    return f"{counts.completed + counts.failed + counts.cancelled}/{counts.total} {what}".rstrip() + failed
+    ended = f"{counts.completed + counts.failed + counts.cancelled}/{counts.total} {what}".rstrip()
+    return ended + part(", {} failed", counts.failed)
 
 
 def result(
@@ -182,10 +186,10 @@ def result(
             for piece in service.download_result(job_id, form, patience_s=0.0):
                 sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()
-            raise typer.Exit(Exit.DONE if job.state == DONE else Exit.FAILED)
+            raise _exit_of(job.state)
         for transcript in service.read_result(job_id, patience_s=0.0):
             print_transcript(Console(emoji=False), job_id, transcript.document)
-    raise typer.Exit(Exit.DONE if job.state == DONE else Exit.FAILED)
+    raise _exit_of(job.state)
 
 
 def watch(job_id: str, url: UrlOption = None, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:
@@ -193,7 +197,7 @@ def watch(job_id: str, url: UrlOption = None, api_key: KeyOption = None, *, as_j
     with connect(url, api_key) as service:
         end = follow(service, job_id, partial(_print_event, as_json=as_json, is_aside=False))
         _tell_given_up(service.ask(job_calls.get_job(job_id), patience_s=PATIENCE_S))
-    raise typer.Exit(Exit.DONE if end == DONE else Exit.FAILED)
+    raise _exit_of(end)
 
 
 def cancel(job_id: str, url: UrlOption = None, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:
@@ -261,7 +265,7 @@ class ProgressLine:
         self._shown_at = time.monotonic()
         job = self._service.ask(job_calls.get_job(self._job_id), patience_s=PATIENCE_S)
         counts, turns = job.progress.conversations, job.progress.turns
-        awaited = f", {turns.awaited} awaited" if turns.awaited else ""
+        awaited = part(", {} awaited", turns.awaited)
         line = plain(
             f"{job.name}: {_ended(turns, 'turns')}, {_ended(counts, 'conversations')}, "
             f"{turns.in_flight} in flight, {turns.ready} ready{awaited}"
@@ -307,16 +311,15 @@ def _tell_waits(service: Client, job_id: str) -> None:
 def _event_line(event: Event) -> str:
     match event.value:
         case TurnChange() as turn:
-            reason = f" ({turn.reason})" if turn.reason else ""
-            on = f" on {turn.worker}" if turn.worker else ""
-            return f"{turn.conversation} round {turn.round} {turn.agent}: {turn.state}{reason}{on}"
+            why = part(" ({})", turn.reason) + part(" on {}", turn.worker)
+            return f"{turn.conversation} round {turn.round} {turn.agent}: {turn.state}{why}"
         case ConversationChange() as conversation:
             return f"{conversation.conversation}: {conversation.state}"
         case Progress() as progress:
             tokens = sum(turn.output_tokens for turn in progress.turns)
             return f"{len(progress.turns)} turns in flight, {tokens} tokens so far"
         case Swap() as swap:
-            left = f" in place of {swap.left}" if swap.left else ""
+            left = part(" in place of {}", swap.left)
             return f"{swap.lane}: {swap.model} is loaded{left} in {swap.seconds:.1f} s: {swap.because}"
         case Gap() as gap:
             return f"events {gap.first} to {gap.last} are no longer kept"
@@ -362,7 +365,6 @@ def reload(url: UrlOption = None, api_key: KeyOption = None, *, as_json: JsonOpt
     with connect(url, api_key) as service:
         answer = service.reload_configuration()
     listing = Table("what", "settings and models", box=None)
-    for what in SHOWN:
-        if names := getattr(answer, what):
-            listing.add_row(what, ", ".join(names))
+    for what, names in [(what, names) for what in SHOWN if (names := getattr(answer, what))]:
+        listing.add_row(what, ", ".join(names))
     print_document(answer.document, listing, as_json=as_json)

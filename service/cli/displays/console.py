@@ -22,6 +22,11 @@ def plain(text: object) -> str:
     return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", str(text))
 
 
+def part(form: str, value: object) -> str:
+    """Return a part of a line with a value in it; "" where there is no value, or it is 0."""
+    return form.format(value) if value else ""
+
+
 def can_draw(console: Console) -> bool:
     """Whether a display can be redrawn in place: on a terminal that takes more than lines."""
     return console.is_terminal and not console.is_dumb_terminal
@@ -82,14 +87,14 @@ def _ended_in_words(ended_by: object, left: object) -> str:
     if isinstance(ended_by, Mapping) and ended_by.get("leader"):
         ending = f", ended by {ended_by['leader']} in round {ended_by['round']}"
     elif isinstance(ended_by, Mapping):
-        by = f" ({ended_by['agent']})" if ended_by.get("agent") else ""
+        by = part(" ({})", ended_by.get("agent"))
         ending = f", ended by until[{ended_by['until']}]{by} in round {ended_by['round']}"
     return ending + (f"; left: {', '.join(map(str, left))}" if isinstance(left, Sequence) and left else "")
 
 
 def print_transcript(console: Console, name: str, transcript: Mapping[str, object]) -> None:
     """Print one conversation, turn by turn."""
-    reason = f" ({transcript['reason']})" if transcript.get("reason") else ""
+    reason = part(" ({})", transcript.get("reason"))
     place = f"{name}, conversation {transcript['id']}"
     state = f"{transcript['state']}{reason}{_ended_in_words(transcript.get('ended_by'), transcript.get('left'))}"
     console.print(f"\n[bold]{escape(plain(place))}[/]: {escape(plain(state))}")
@@ -103,8 +108,7 @@ def print_transcript(console: Console, name: str, transcript: Mapping[str, objec
         details = ", ".join(known)
         speaker = f"[round {turn['round']}] {turn['agent']}"
         console.print(f"\n[cyan]{escape(plain(speaker))}[/] ({escape(plain(details))})")
-        if turn.get("detail"):
-            console.print(f"  {plain(turn['detail'])}", markup=False, highlight=False, soft_wrap=True, style="red")
-        if found := told_of(turn.get("findings")):
-            console.print(f"  {plain(found)}", markup=False, highlight=False, soft_wrap=True, style="yellow")
+        for said, style in ((turn.get("detail"), "red"), (told_of(turn.get("findings")), "yellow")):
+            if said:
+                console.print(f"  {plain(said)}", markup=False, highlight=False, soft_wrap=True, style=style)
         console.print(plain(turn["text"]), markup=False, highlight=False, soft_wrap=True)

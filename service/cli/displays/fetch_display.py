@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 
-from service.cli.displays.console import can_draw
+from service.cli.displays.console import can_draw, part
 
 if TYPE_CHECKING:  # most starts fetch nothing
     from rich.progress import Progress, TaskID
@@ -36,7 +36,7 @@ class FetchBars(ExitStack):
         """Show the number of bytes that a file has so far."""
         if not can_draw(self._console):
             if name not in self._announced:
-                self._console.print(f"fetching {name}" + (f", {size / 1e6:.0f} MB" if size else ""), markup=False)
+                self._console.print(f"fetching {name}{part(', {:.0f} MB', (size or 0) / 1e6)}", markup=False)
             self._announced.add(name)
             return
         if self._bars is None:

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.rule import Rule
 
 from service.api.routes.status import shown_status
-from service.cli.displays.console import can_draw, plain
+from service.cli.displays.console import can_draw, part, plain
 from service.cli.displays.pace import Pace, bar, pace_text
 from service.cli.displays.status_table import (
     PIPE_WORDS,
@@ -188,9 +188,9 @@ def progress_line(view: JobView) -> str:
     return (
         f"{plain(view.stored.name)}: {_ended(view)}/{view.stored.total_turns} turns, "
         f"{conversations}/{view.stored.total_conversations} conversations, "
-        + (f"{failed} failed, " if failed else "")
+        + part("{} failed, ", failed)
         + f"{view.in_flight} in flight, {view.ready} ready"
-        + (f", {view.tally.awaited} awaited" if view.tally.awaited else "")
+        + part(", {} awaited", view.tally.awaited)
     )
 
 

@@ -9,7 +9,7 @@ from rich.rule import Rule
 from rich.table import Column, Table
 from rich.text import Text
 
-from service.cli.displays.console import plain
+from service.cli.displays.console import part, plain
 from service.cli.displays.pace import Pace, bar, pace_text
 
 STATE_STYLES: Final[Mapping[str, str]] = {
@@ -32,7 +32,7 @@ PLACE: Final = "id"
 def summary(status: Document) -> str:
     """Return the head line, as plain text."""
     conversations, pools = status["conversations"], status["pools"]
-    awaited = f" | awaited {status['awaited']}" if status.get("awaited") else ""
+    awaited = part(" | awaited {}", status.get("awaited"))
     return (
         f"{conversations['finished']}/{conversations['total']} conversations ({conversations['persisted']} persisted)"
         f" | in flight {pools['in_flight']}/{pools['capacity']}"
@@ -145,9 +145,9 @@ def _lanes(status: Document) -> list[str]:
     lines = []
     for lane in status["lanes"]:
         resident = ", ".join(lane["resident"]) or "empty"
-        then = f", then {lane['next']}" if lane["next"] else ""
-        took = [lane["load_s"][model] for model in lane["resident"] if model in lane["load_s"]]
-        cost = f", loaded in {took[0]:.1f} s" if took else ""
+        then = part(", then {}", lane["next"])
+        took = [f"{lane['load_s'][model]:.1f} s" for model in lane["resident"] if model in lane["load_s"]]
+        cost = part(", loaded in {}", "".join(took[:1]))
         lines.append(plain(f"{lane['lane']} on {lane['device']}: {resident}{then}{cost}; {lane['swaps']} loads"))
     return lines
 
@@ -200,8 +200,7 @@ def _cache(worker: Document) -> str:
 
 
 def _worker_line(worker: Document) -> str:
-    cache = _cache(worker)
-    slots = f"{worker['slots']['in_use']}/{worker['slots']['total']} slots" + (f", kv {cache}" if cache else "")
+    slots = f"{worker['slots']['in_use']}/{worker['slots']['total']} slots{part(', kv {}', _cache(worker))}"
     return (
         f"{worker['id']}: {worker['state']}, {slots}, {worker['tokens_per_s']:.0f} tokens/s: {plain(worker['because'])}"
     )
@@ -214,14 +213,17 @@ def changes(before: Document, now: Document) -> list[str]:
     for worker in now["workers"]:
         lines += _worker(earlier.get(worker[PLACE]), worker)
     lanes = {lane["lane"]: lane["resident"] for lane in before["lanes"]}
-    for lane in now["lanes"]:
-        if lanes.get(lane["lane"], lane["resident"]) != lane["resident"]:
-            lines.append(f"{lane['lane']}: {', '.join(lane['resident']) or 'empty'}")
+    lines += [
+        f"{lane['lane']}: {', '.join(lane['resident']) or 'empty'}"
+        for lane in now["lanes"]
+        if lanes.get(lane["lane"], lane["resident"]) != lane["resident"]
+    ]
     troubles = {(each["model"], each["name"]): each["trouble"] for each in before["tool_servers"]}
-    for server in now["tool_servers"]:
-        if troubles.get((server["model"], server["name"])) != server["trouble"]:
-            state = server["trouble"] if server["trouble"] is not None else "is back"
-            lines.append(f"the MCP server {server['name']} of {server['model']}: {state}")
+    lines += [
+        f"the MCP server {server['name']} of {server['model']}: {server['trouble'] or 'is back'}"
+        for server in now["tool_servers"]
+        if troubles.get((server["model"], server["name"])) != server["trouble"]
+    ]
     if before["store"]["trouble"] != now["store"]["trouble"]:
         lines.append(f"the store: {now['store']['trouble'] or 'works again'}")
     return [plain(line).replace("\n", " ") for line in lines]

@@ -59,6 +59,12 @@ T = TypeVar("T")
 Query = Callable[[Connection], T]  # reads with one connection, from one snapshot
 
 
+def value_of(connection: Connection, sql: str, parameters: Sequence[object] = (), default: Any = None) -> Any:  # noqa: ANN401 - the statement's value
+    """Return the one value that a statement finds; ``default`` where it finds none."""
+    row = connection.execute(sql, parameters).fetchone()
+    return default if row is None else row[0]
+
+
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation that this node runs until it ends, is released or taken over; ``fence`` grows with each claim."""
 

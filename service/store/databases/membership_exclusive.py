@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from service.conversations.job.job import Job, JobId
-from service.store.databases.database import Claim, Connection, Fenced, Row
+from service.store.databases.database import Claim, Connection, Fenced, Row, value_of
 
 # Three parts of one index, so that a claim does not read this member's own conversations.
 _CLAIM_FREE: Final = (
@@ -76,12 +76,12 @@ class ExclusiveMembership(AnyMembership):
     def add_job(self, connection: Connection, columns: Mapping[str, object], _job: Job) -> int | None:
         """Insert a job; no other member could have inserted it."""
         marks = ", ".join("?" * len(columns))
-        row = connection.execute(
+        sql = (
             f"INSERT INTO jobs ({', '.join(columns)}, number)"  # noqa: S608 - names of our own
-            f" VALUES ({marks}, (SELECT coalesce(max(number), 0) + 1 FROM jobs)) RETURNING number",
-            tuple(columns.values()),
-        ).fetchone()
-        return None if row is None else int(row[0])
+            f" VALUES ({marks}, (SELECT coalesce(max(number), 0) + 1 FROM jobs)) RETURNING number"
+        )
+        number: int | None = value_of(connection, sql, tuple(columns.values()))
+        return number
 
     def add_conversations(self, connection: Connection, rows: Iterable[Sequence[object]], _job: Job) -> None:
         """Insert conversations."""

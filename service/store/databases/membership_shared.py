@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from service.conversations.job.job import Job, JobId
-from service.store.databases.database import Claim, Connection, Fenced
+from service.store.databases.database import Claim, Connection, Fenced, value_of
 from service.store.databases.membership_exclusive import AnyMembership, new_node_id
 
 CHANNEL: Final = "roundhouse"
@@ -90,12 +90,12 @@ class SharedMembership(AnyMembership):
         """Insert a job; None if another node has just inserted one with its key."""
         known = {**columns, "priority": job.priority, "models": list(job.models)}
         marks = ", ".join("?" * len(known))
-        row = connection.execute(
+        sql = (
             f"INSERT INTO jobs ({', '.join(known)}, number) VALUES ({marks}, nextval('job_numbers'))"  # noqa: S608
-            " ON CONFLICT (idempotency_key) DO NOTHING RETURNING number",
-            tuple(known.values()),
-        ).fetchone()
-        return None if row is None else int(row[0])
+            " ON CONFLICT (idempotency_key) DO NOTHING RETURNING number"
+        )
+        number: int | None = value_of(connection, sql, tuple(known.values()))
+        return number
 
     def add_conversations(self, connection: Connection, rows: Iterable[Sequence[object]], job: Job) -> None:
         """Insert conversations, which need the models of their first speakers."""
@@ -107,9 +107,7 @@ class SharedMembership(AnyMembership):
 
     def now(self, connection: Connection) -> float:
         """Return the time of the database's machine."""
-        row = connection.execute("SELECT extract(epoch FROM clock_timestamp())").fetchone()
-        assert row is not None  # noqa: S101 - the query always returns a row
-        return float(row[0])
+        return float(value_of(connection, "SELECT extract(epoch FROM clock_timestamp())"))
 
     def wake(self, connection: Connection, job_id: JobId, conversation_id: str) -> None:
         """Let any node with one of the job's models claim a conversation."""

@@ -12,7 +12,7 @@ from typing import Final, cast
 from typing_extensions import override
 
 from service.errors import StateUnusable, StoreError
-from service.store.databases.database import Connection, Cursor, Database
+from service.store.databases.database import Connection, Cursor, Database, value_of
 from service.store.databases.membership_exclusive import ExclusiveMembership
 from service.store.databases.migrations import WRITTEN_BEFORE_RELEASE, migrate, migrations_of, schema_fault
 
@@ -171,7 +171,7 @@ class SqliteDatabase(Database):
         if self._path.stat().st_size > CHECKED_BYTES:
             logger.info("%s: too large to be checked at the start; PRAGMA quick_check does it", self._path)
             return
-        verdict = _first(connection, "PRAGMA quick_check(1)")
+        verdict = value_of(connection, "PRAGMA quick_check(1)")
         if verdict != "ok":
             raise StoreError(f"{self._path} is damaged: {verdict}; restore a copy, or move it away and start afresh")
 
@@ -185,12 +185,7 @@ class SqliteDatabase(Database):
 
 def _is_before_release(connection: SqliteConnection) -> bool:
     """Whether the file was written before 1.0.0: only those versions numbered the schema in the file's header."""
-    return _first(connection, "PRAGMA user_version") != "0"
-
-
-def _first(connection: SqliteConnection, sql: str) -> str:
-    row = connection.execute(sql).fetchone()
-    return "" if row is None else str(row[0])
+    return bool(value_of(connection, "PRAGMA user_version") != 0)
 
 
 class _Shared(SqliteConnection):
