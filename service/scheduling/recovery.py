@@ -42,7 +42,7 @@ def recovered_from(piece: Piece) -> Recovered:
     own = (turn for turn in spoken if turn.kind is TurnKind.TURN and turn.key.agent_id in agents)
     ended: dict[TurnKey, EndedBefore] = {turn.key: (turn.state, turn.reason) for turn in own}
     silent: dict[TurnKey, TurnDigest] = {}
-    for conversation in job.conversations:
+    for conversation in (each for each in job.conversations if each.heritage.first):
         silent |= silent_turns(job, conversation, ended)
     ended |= dict.fromkeys(silent, (TurnState.COMPLETED, None))
     left = {turn.key: turn for turn in piece.unfinished if turn.key not in ended}

@@ -44,7 +44,9 @@ class JobTalks:
         """Return the words of a conversation."""
         if conversation_id not in self._discussions:
             heritage = self.conversations[conversation_id].heritage
-            self._discussions[conversation_id] = Discussion(with_formers(self.job, heritage))
+            self._discussions[conversation_id] = Discussion(
+                with_formers(self.job, heritage) if heritage.formers else self.job
+            )
         return self._discussions[conversation_id]
 
     def agent(self, key: TurnKey) -> Agent:
