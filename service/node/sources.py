@@ -91,8 +91,6 @@ class Sources:
             InvalidJob: there are too many, or they are too large.
         """
         wanted = dict(_cuts(spec))
-        if not wanted:
-            return {}
         names = dict.fromkeys((cut.job, cut.conversation) for cut in wanted.values())
         if len(names) > MOST_SOURCES:
             message = f"{len(names)} recorded conversations are more than {MOST_SOURCES}"
@@ -286,7 +284,7 @@ def first_speakers(job: Job, inherited: Sequence[Turn]) -> tuple[str, ...]:
     prompts.hear_again(inherited)
     digests = prompts.digests(inherited)
     spoken = {key: digest for key, digest in digests.items() if key.agent_id in prompts.agents}
-    spoken |= silent_turns(job, conversation, spoken)
+    spoken |= silent_turns(job, job.conversations, spoken)
     order = speaking_order(job, tuple(prompts.agents), dependencies_of(job), conversation)
     ready = order.replay({Place(prompts.places[key.agent_id], key.round): digest for key, digest in spoken.items()})
     return tuple(job.agents[place.agent].id for place in ready)

@@ -327,10 +327,14 @@ def waiting_for_formers(agent: Agent, heritage: Heritage) -> Agent:
     return replace(agent, waits_for=agent.waits_for | waited) if waited else agent
 
 
-def silent_turns(job: Job, conversation: Conversation, ended: Collection[TurnKey]) -> dict[TurnKey, TurnDigest]:
-    """Return the turns that an heir's new agents lack, since they joined later."""
-    first = conversation.heritage.first
-    places = (TurnKey(job.id, conversation.id, name, n) for name, rounds in first.items() for n in range(rounds))
+def silent_turns(job: Job, heirs: Iterable[Conversation], ended: Collection[TurnKey]) -> dict[TurnKey, TurnDigest]:
+    """Return the turns that the new agents of heirs lack, since they joined later."""
+    places = (
+        TurnKey(job.id, heir.id, name, number)
+        for heir in heirs
+        for name, first in heir.heritage.first.items()
+        for number in range(first)
+    )
     return {key: INHERITED for key in places if key not in ended}
 
 
