@@ -51,8 +51,8 @@ class PromptWriter:
         cast: Mapping[str, Agent] = MappingProxyType({}),
     ) -> None:
         self._job = job
-        cast_agents = (cast.get(agent.id, agent) for agent in job.agents)
-        self._roles = {each.id: each.role for each in (*cast_agents, *formers)}
+        speakers: Iterable[Agent | Former] = (*(cast.get(agent.id, agent) for agent in job.agents), *formers)
+        self._roles = {each.id: each.role for each in speakers}
         self._wording = put(job.prompts, wording)
         self._is_shared = job.view is View.SHARED
         self._is_alone = len(job.agents) == 1
