@@ -220,8 +220,9 @@ async def _watch_signals(
             with contextlib.suppress(anyio.WouldBlock):
                 ask_reload.send_nowait(None)
             continue
-        logger.info("%s: %s", number.name, "stopping at once" if stop.is_set() else "stopping; once more stops at once")
-        (hurry if stop.is_set() else stop).set()
+        how, event = ("stopping at once", hurry) if stop.is_set() else ("stopping; once more stops at once", stop)
+        logger.info("%s: %s", number.name, how)
+        event.set()
 
 
 def _app_of(node: Node, loaded: LoadedConfig, reloader: Reloader, upgrader: Upgrader) -> ASGIApp:

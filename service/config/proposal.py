@@ -60,6 +60,10 @@ class Means(msgspec.Struct, frozen=True, kw_only=True):
     engine_port: int = 9100
     context: int | None = None
 
+    def memory(self, *, on_gpu: bool) -> int | None:
+        """Return the memory of a device, or of the machine, in MiB."""
+        return self.gpus[0].memory_mib if on_gpu else self.memory_mib
+
 
 class NamedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model as a person names it; ``memory`` is None where none of its files says."""
@@ -145,7 +149,7 @@ def _engine(model: NamedModel, means: Means) -> tuple[str, str]:
 
 def _slots_of(model: NamedModel, means: Means, slots: int, context: int, *, on_gpu: bool) -> int:
     """Return the most slots of the given context that memory holds; few where its need is not known."""
-    there = means.gpus[0].memory_mib if on_gpu else means.memory_mib
+    there = means.memory(on_gpu=on_gpu)
     if model.memory is None or model.memory.token_bytes is None or there is None:
         return min(slots, UNKNOWN_SLOTS)
     while slots > 1 and (model.memory.need_mib(slots * context) or 0) > int(there * USABLE):
@@ -156,7 +160,7 @@ def _slots_of(model: NamedModel, means: Means, slots: int, context: int, *, on_g
 def _context(model: NamedModel, means: Means, slots: int, *, on_gpu: bool) -> int:
     """Return the longest context, up to the wanted or default one, that memory holds in all slots."""
     context = means.context or (GPU_CONTEXT if on_gpu else CPU_CONTEXT)
-    there = means.gpus[0].memory_mib if on_gpu else means.memory_mib
+    there = means.memory(on_gpu=on_gpu)
     if model.memory is None or there is None:
         return context
     usable = int(there * USABLE)

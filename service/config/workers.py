@@ -303,9 +303,9 @@ def _socket_folder(model: ModelConfig, base: Path, state_dir: Path) -> Path | No
 def _adapter(name: str, adapter: str, path: str, model: ModelConfig, base: Path) -> str:
     """Return an adapter's path: a folder for vLLM, a file for llama.cpp."""
     found = (base / Path(path).expanduser()).resolve()
-    is_there = (found / "adapter_config.json").is_file() if model.engine == "vllm" else found.is_file()
-    if not is_there:
-        what = "folder with an adapter_config.json" if model.engine == "vllm" else "GGUF file"
+    folder = (found / "adapter_config.json", "folder with an adapter_config.json")
+    file, what = folder if model.engine == "vllm" else (found, "GGUF file")
+    if not file.is_file():
         raise ConfigError(f"models.{name}.adapters.{adapter}: no {what} at {found}")
     return str(found)
 

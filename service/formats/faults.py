@@ -20,7 +20,7 @@ P = ParamSpec("P")
 Rules = Iterator[tuple[object, str]]  # whether each rule is broken, and the message then
 Checks = Iterator[tuple[object, str, str | Callable[[], str]]]  # the same with the place of the fault
 MOST_SHOWN: Final = 40  # longest value that a message shows, in characters
-SCALARS: Final[Mapping[str, str]] = {
+SCALARS: Final[dict[str, str]] = {
     "int_type": "an integer",
     "int_parsing": "an integer",
     "int_from_float": "an integer",
@@ -42,7 +42,7 @@ OTHERS: Final[Mapping[str, str]] = {
     "model_attributes_type": "a mapping",
     "dataclass_type": "a mapping",
 }
-BOUNDS: Final[Mapping[str, str]] = {
+BOUNDS: Final[dict[str, str]] = {
     "greater_than_equal": "at least {ge}",
     "greater_than": "more than {gt}",
     "less_than_equal": "at most {le}",
@@ -56,25 +56,6 @@ PATTERNS: Final[Mapping[str, str]] = {
     r"^[A-Za-z0-9][A-Za-z0-9._:-]*$": "letters, digits and . _ : - alone, no spaces; a letter or a digit first",
     r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$": "letters, digits and . _ : / - alone, no spaces; a letter or a digit first",
 }
-
-
-def phrase(error: ErrorDetails) -> str:
-    """Return the message of a pydantic error, in lower case at its start.
-
-    The given value is shown only where a number or one of a few words is expected: elsewhere it may be a misplaced
-    secret. Errors without their input show none.
-    """
-    kind, context = error["type"], error.get("ctx", {})
-    if kind in BOUNDS:
-        return f"must be {BOUNDS[kind].format(**{key: _plain(each) for key, each in context.items()})}{_given(error)}"
-    if kind in SCALARS:
-        return f"must be {SCALARS[kind]}{_given(error)}"
-    if kind in OTHERS:
-        return f"must be {OTHERS[kind]}{_mend(error)}"
-    if kind == "string_pattern_mismatch" and context.get("pattern") in PATTERNS:
-        return PATTERNS[context["pattern"]]
-    text = error["msg"].removeprefix("Value error, ").replace(" after validation, not ", ", not ")
-    return text if text[:2].isupper() else text[:1].lower() + text[1:]
 
 
 # Pydantic lists a member of a union as if it were a key.
@@ -102,6 +83,28 @@ def _given(error: ErrorDetails) -> str:
 def _plain(bound: object) -> object:
     """Return a number as people write it: 0, not 0.0."""
     return int(bound) if isinstance(bound, float) and bound.is_integer() else bound
+
+
+MUST_BE: Final[Mapping[str, tuple[str, Callable[[ErrorDetails], str]]]] = {
+    **{kind: (words, _given) for kind, words in (SCALARS | BOUNDS).items()},
+    **{kind: (words, _mend) for kind, words in OTHERS.items()},
+}
+
+
+def phrase(error: ErrorDetails) -> str:
+    """Return the message of a pydantic error, in lower case at its start.
+
+    The given value is shown only where a number or one of a few words is expected: elsewhere it may be a misplaced
+    secret. Errors without their input show none.
+    """
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in MUST_BE:
+        words, rest = MUST_BE[kind]
+        return f"must be {words.format(**{key: _plain(each) for key, each in context.items()})}{rest(error)}"
+    if kind == "string_pattern_mismatch" and context.get("pattern") in PATTERNS:
+        return PATTERNS[context["pattern"]]
+    text = error["msg"].removeprefix("Value error, ").replace(" after validation, not ", ", not ")
+    return text if text[:2].isupper() else text[:1].lower() + text[1:]
 
 
 class StrictModel(BaseModel):

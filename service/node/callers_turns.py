@@ -187,12 +187,14 @@ async def _fulfilled(demand: AwaitedTurn, words: str) -> tuple[int, ...]:
 
 def _known(turn: Turn, text: str) -> Turn:
     """Return an ended turn if these are its words."""
-    if turn.by is not SpokenBy.CALLER:
-        raise NotAwaited(turn.key.agent_id, turn.key.round, "its agent is asked of a model")
-    if turn.state is not TurnState.COMPLETED:
-        raise NotAwaited(turn.key.agent_id, turn.key.round, f"it is {turn.state} ({turn.reason})")
-    if turn.text != text:
-        raise NotAwaited(turn.key.agent_id, turn.key.round, "it was spoken in other words")
+    rules = (
+        (turn.by is SpokenBy.CALLER, "its agent is asked of a model"),
+        (turn.state is TurnState.COMPLETED, f"it is {turn.state} ({turn.reason})"),
+        (turn.text == text, "it was spoken in other words"),
+    )
+    for is_kept, why in rules:
+        if not is_kept:
+            raise NotAwaited(turn.key.agent_id, turn.key.round, why)
     return turn
 
 

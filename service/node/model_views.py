@@ -1,11 +1,12 @@
 """The models of a node for the dashboard: engine, file, slots, and the memory of their engines."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import anyio.to_thread
 import msgspec
 
+from service.config.model import ModelConfig
 from service.node.node import Node
 from workers.devices.device import DeviceMemory
 from workers.health.probes import KernelView, look_at_tree
@@ -41,6 +42,16 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     engines: Sequence[EngineView]
 
 
+class _NotConfigured(NamedTuple):
+    """The settings of a model that the configuration has no more, while its workers leave."""
+
+    engine: str = ""
+    model: str | None = None
+    context: int | None = None
+    slots: int = 0
+    replicas: int = 0
+
+
 async def look_at_models(node: Node) -> list[ModelView]:
     """Return the models with the processes of their engines."""
     workers = [worker for worker in node.fleet if worker.supervisor.root_pid is not None]
@@ -54,7 +65,7 @@ def _look(roots: Mapping[str, int | None]) -> dict[str, KernelView]:
 
 
 def _view(node: Node, model: str, trees: Mapping[str, KernelView]) -> ModelView:
-    config = node.live.config.models.get(model)
+    config: ModelConfig | _NotConfigured = node.live.config.models.get(model) or _NotConfigured()
     workers = node.fleet.workers_of(model)
     on_lanes = model in node.fleet.lanes.models
     loads = next((worker.spec.url or worker.spec.model for worker in workers), None)
@@ -63,11 +74,11 @@ def _view(node: Node, model: str, trees: Mapping[str, KernelView]) -> ModelView:
     is_ours = all(worker.owns_engine for worker in workers)
     return ModelView(
         name=model,
-        engine="" if config is None else config.engine,
-        file=loads or ("" if config is None else config.model or ""),
-        context=None if config is None or not is_ours else config.context,
-        slots=0 if config is None else config.slots,
-        replicas=len(workers) if config is None or on_lanes else config.replicas,
+        engine=config.engine,
+        file=loads or config.model or "",
+        context=config.context if is_ours else None,
+        slots=config.slots,
+        replicas=len(workers) if on_lanes else config.replicas or len(workers),
         on_lanes=on_lanes,
         is_ours=is_ours,
         engines=[_engine(worker, trees.get(worker.spec.id), memory) for worker in workers],

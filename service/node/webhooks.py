@@ -126,7 +126,7 @@ class Webhooks:
             logger.warning(
                 "webhook %s of job %s to %s: %s, %s", delivery.id, delivery.job_id, host, state, error, extra=line
             )
-        text = None if error is None else error.replace("\0", "")
+        text = error and error.replace("\0", "")
         try:
             await self._store.write(lambda each: deliveries.settle(each, delivery.id, state, next_at, text))
         except StoreUnavailable:

@@ -96,14 +96,14 @@ class RunningAttempt:
 
     def spent(self, key: TurnKey) -> TurnSpent:
         """Return the tokens and the slot time that it used, its summary's included."""
-        cost, made = self.answer.cost, None if self.summary is None else self.summary.spent(key)
-        fresh = max(0, cost.prompt_tokens - cost.cached_tokens)
+        cost, nothing = self.answer.cost, TurnSpent(key=key, fresh_tokens=0, answer_tokens=0)
+        made = nothing if self.summary is None else self.summary.spent(key)
         return TurnSpent(
             key=key,
-            fresh_tokens=fresh if made is None else fresh + made.fresh_tokens,
-            answer_tokens=cost.completion_tokens if made is None else cost.completion_tokens + made.answer_tokens,
-            seconds=self.seconds if made is None else self.seconds + made.seconds,
-            is_told=self.answer.is_told and (made is None or made.is_told),
+            fresh_tokens=max(0, cost.prompt_tokens - cost.cached_tokens) + made.fresh_tokens,
+            answer_tokens=cost.completion_tokens + made.answer_tokens,
+            seconds=self.seconds + made.seconds,
+            is_told=self.answer.is_told and made.is_told,
         )
 
     def measures(self, model: str, outcome: TurnState, reason: str | None) -> AttemptMeasures:

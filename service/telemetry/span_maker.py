@@ -218,10 +218,11 @@ class Spans:
             names.OUTPUT_TOKENS: answer,
             **self._engine_of(attempt.worker),
         }
-        if attempt.finish_reason is not None:
-            about[names.FINISH_REASONS] = (attempt.finish_reason,)
-        if attempt.first_token_s is not None:
-            about[names.FIRST_CHUNK_S] = attempt.first_token_s
+        known: Mapping[str, AttributeValue | None] = {
+            names.FINISH_REASONS: attempt.finish_reason and (attempt.finish_reason,),
+            names.FIRST_CHUNK_S: attempt.first_token_s,
+        }
+        about |= {name: value for name, value in known.items() if value is not None}
         span = self._tracer.start_span(
             f"{operation} {model}", context, SpanKind.CLIENT, about, start_time=_ns(attempt.began_at)
         )

@@ -214,10 +214,10 @@ def _waiting_lines(timeline: Timeline, scale: _Scale, margin: int) -> list[Chart
 def length(seconds: float) -> str:
     """Return a length of time for people: ``0.35 s``, ``12.3 s``, ``4m05s``, ``2h07m``."""
     whole = round(seconds)
-    if whole < 1:
-        return f"{seconds:.2f} s"
-    if whole < MINUTE:
-        return f"{seconds:.1f} s"
-    if whole < HOUR:
-        return f"{whole // MINUTE}m{whole % MINUTE:02d}s"
-    return f"{whole // HOUR}h{whole % HOUR // MINUTE:02d}m"
+    forms = {
+        1: f"{seconds:.2f} s",
+        MINUTE: f"{seconds:.1f} s",
+        HOUR: f"{whole // MINUTE}m{whole % MINUTE:02d}s",
+        math.inf: f"{whole // HOUR}h{whole % HOUR // MINUTE:02d}m",
+    }
+    return next(form for below, form in forms.items() if whole < below)

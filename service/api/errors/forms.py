@@ -130,8 +130,11 @@ def error_of_service(error: ServiceError, param: str | None = None) -> ClientErr
 
 def is_served(path: str) -> bool:
     """Whether a path is served, or belongs to none of these APIs."""
-    family = path.removeprefix("/v1/").partition("/")[0] if path.startswith("/v1/") else ""
-    return family not in FAMILIES or path in SERVED
+    return _family(path) not in FAMILIES or path in SERVED
+
+
+def _family(path: str) -> str:
+    return path.removeprefix("/v1/").partition("/")[0] if path.startswith("/v1/") else ""
 
 
 def not_served(path: str) -> str:
@@ -156,5 +159,4 @@ def is_of_surface(path: str) -> bool:
     """
     path = _without_slips(path)
     above, _, name = path.rpartition("/")
-    family = path.removeprefix("/v1/").partition("/")[0] if path.startswith("/v1/") else ""
-    return path in SERVED or family in FAMILIES or path == MODELS or (above == MODELS and bool(name))
+    return path in SERVED or _family(path) in FAMILIES or path == MODELS or (above == MODELS and bool(name))

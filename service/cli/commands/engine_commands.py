@@ -31,7 +31,7 @@ from service.config.workers import TINY, models_without_file, tiny_model_path
 from service.conversations.job.states import JobState
 from service.errors import ConfigError
 from service.export import Export, failures_in, folder_for
-from service.formats.documents import parse_document, read_text
+from service.formats.documents import Place, parse_document, read_text
 from service.formats.result_form import ResultForm
 from service.node.jobs import JobView
 from service.node.node import Node
@@ -171,13 +171,11 @@ def demo(port: int | None, http_port: int | None, *, stays: bool) -> None:
     """Run the built-in debate, with an engine that is killed in the middle, and a tool call."""
     from service.cli.commands.demo import play  # noqa: PLC0415 - it needs the client, which a starting service does not
 
-    document, lines = parse_document((DEMO / "demo_config.yaml").read_text(), "demo")
-    if not isinstance(document, dict):
-        raise ConfigError("demo: the built-in configuration is damaged")
+    document, lines = _demo_document("demo_config.yaml")
     small = document["models"]["small"]
     small["port"] = _demo_port(small["replicas"]) if port is None else port
     model = _demo_model(small)
-    jobs = [_demo_job(file) for file in ("demo.yaml", "demo_tool_call.yaml")]
+    jobs = [_demo_document(file)[0] for file in ("demo.yaml", "demo_tool_call.yaml")]
     with tempfile.TemporaryDirectory(prefix="roundhouse-demo-") as name:
         listener = _demo_listener(http_port)
         overrides = {"state_dir": Path(name), "port": listener.getsockname()[1]}
@@ -200,11 +198,11 @@ def _own_command() -> str:
     return f"uvx --from {distribution.NAME} roundhouse" if UVX_FOLDER in Path(sys.prefix).parts else "roundhouse"
 
 
-def _demo_job(file: str) -> dict[str, Any]:
-    document, _ = parse_document((DEMO / file).read_text(), file)
+def _demo_document(file: str) -> tuple[dict[str, Any], dict[Place, int]]:
+    document, lines = parse_document((DEMO / file).read_text(), file)
     if not isinstance(document, dict):
         raise ConfigError(f"{file} is damaged")
-    return document
+    return document, lines
 
 
 def _demo_listener(port: int | None) -> socket.socket:

@@ -1,7 +1,10 @@
 """The pace at which turns end, and the time left: shown only once enough turns have ended."""
 
+import math
 from collections import deque
 from typing import Final
+
+from service.cli.displays.console import part
 
 WINDOW_S: Final = 60.0  # older counts say nothing about the present pace
 LEAST_S: Final = 5.0
@@ -47,15 +50,15 @@ class Pace:
 
 def about(seconds: float) -> str:
     """Return an estimate, rounded as it deserves: ``about 40 s``, ``about 12 min``, ``about 3 h 20 min``."""
-    if seconds < SOON:
-        return f"less than {SOON} s"
-    if seconds < MINUTE:
-        return f"about {round(seconds, -1):.0f} s"
     minutes = round(seconds / MINUTE)
-    if seconds < HOUR:
-        return f"about {minutes} min"
     hours, rest = divmod(round(minutes, -1), 60)
-    return f"about {hours} h {rest} min" if rest else f"about {hours} h"
+    forms = {
+        SOON: f"less than {SOON} s",
+        MINUTE: f"about {round(seconds, -1):.0f} s",
+        HOUR: f"about {minutes} min",
+        math.inf: f"about {hours} h{part(' {} min', rest)}",
+    }
+    return next(form for below, form in forms.items() if seconds < below)
 
 
 def pace_text(pace: Pace, turns_left: int, tokens_per_s: float) -> str:

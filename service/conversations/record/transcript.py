@@ -128,11 +128,11 @@ class UnfinishedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     key: TurnKey
-    attempts: tuple[Attempt, ...]
-    rejected: tuple[tuple[str, str], ...]
-    charges: Charges
+    attempts: tuple[Attempt, ...] = ()
+    rejected: tuple[tuple[str, str], ...] = ()
+    charges: Charges = Charges()
     queued_at: datetime
-    started_at: datetime | None
+    started_at: datetime | None = None
 
 
 def rfc3339(at: datetime | None) -> str | None:

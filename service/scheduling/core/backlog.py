@@ -67,8 +67,7 @@ class JobBacklog:
 
     def extend(self, conversations: Sequence[Conversation]) -> None:
         """Add conversations in which no turn has been spoken."""
-        places = range(len(self._job.agents)) if self._leader is None else (self._leader,)
-        each = 1 if self._leader is None else 2
+        places, each = (range(len(self._job.agents)), 1) if self._leader is None else ((self._leader,), 2)
         plain = sum(conversation.rounds for conversation in conversations if not conversation.cast)
         for place in places:
             self._turns_left[place] += each * plain

@@ -95,6 +95,9 @@ class _Spoken:
         self.contexts: dict[str, tuple[int, int]] = {}
 
 
+NOTHING_SPOKEN: Final = _Spoken()  # never changed
+
+
 class TurnNeeds:
     """Learns from every ended turn; forgets a conversation with its end."""
 
@@ -119,17 +122,15 @@ class TurnNeeds:
 
     def prompt_tokens(self, key: TurnKey, agent: Agent, conversation: Conversation) -> int:
         """Return the tokens of a turn's prompt: as counted by the engine, or as expected."""
-        spoken = self._spoken.get((key.job_id, key.conversation_id))
-        counted = spoken.counted.get(key.agent_id) if spoken is not None else None
+        spoken = self._spoken.get((key.job_id, key.conversation_id), NOTHING_SPOKEN)
+        counted = spoken.counted.get(key.agent_id)
         if counted is not None and counted[0] == key.round:
             return counted[1]
-        known = spoken.contexts.get(key.agent_id) if spoken is not None else None
-        if spoken is not None and known is not None:
-            context, said = known
+        if key.agent_id in spoken.contexts:
+            context, said = spoken.contexts[key.agent_id]
             return context + spoken.said - said + TEMPLATE_TOKENS
         lengths = self._prompts.get((key.job_id, key.agent_id)) or PromptLengths()
-        said = spoken.said if spoken is not None else 0
-        return lengths.expected(len(agent.system) + conversation.chars) + said
+        return lengths.expected(len(agent.system) + conversation.chars) + spoken.said
 
     def answer_tokens(self, key: TurnKey, agent: Agent, most: int) -> int:
         """Return the expected tokens of a turn's answer; ``most`` bounds it if the agent's parameters do not."""

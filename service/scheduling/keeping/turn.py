@@ -12,7 +12,7 @@ from service.conversations.job.job import JobId, Mode, TurnKey
 from service.conversations.job.states import ENDED_TURNS, TurnState
 from service.conversations.job.until import NOTHING, TurnDigest
 from service.conversations.record.measures import AttemptMeasures
-from service.conversations.record.transcript import Attempt, Charges, Turn, UnfinishedTurn
+from service.conversations.record.transcript import Attempt, Turn, UnfinishedTurn
 from service.conversations.talk.prompt_messages import Rejected
 from service.conversations.talk.turn_failures import leaves
 from service.scheduling.asking.composed import AskingSurroundings, ComposedAsking
@@ -55,7 +55,7 @@ class JobTurn(OnSlot):
         key: TurnKey,
         attempt: RunningAttempt,
         queued_at: datetime,
-        so_far: UnfinishedTurn | None,
+        so_far: UnfinishedTurn,
         around: TurnSurroundings,
     ) -> None:
         self.key = key
@@ -69,12 +69,12 @@ class JobTurn(OnSlot):
             if posted is None
             else RecordedAsking(key, posted)
         )
-        self.charges = so_far.charges if so_far else Charges()
-        self.attempts: list[Attempt] = list(so_far.attempts) if so_far else []
-        self.rejected: list[Rejected] = list(so_far.rejected) if so_far else []
-        self._queued_at = so_far.queued_at if so_far else queued_at
+        self.charges = so_far.charges
+        self.attempts = list(so_far.attempts)
+        self.rejected: list[Rejected] = list(so_far.rejected)
+        self._queued_at = so_far.queued_at
         self.ready_at = queued_at  # for the running attempt, or for the next one
-        self._started_at = (so_far.started_at if so_far else None) or attempt.started_at
+        self._started_at = so_far.started_at or attempt.started_at
 
     def __repr__(self) -> str:
         return f"<JobTurn {self.key} attempts={len(self.attempts)} {self.attempt!r}>"

@@ -143,7 +143,8 @@ class Turns:
         if key in self._runs:
             self._runs[key].begin_attempt(attempt)
         else:
-            queued_at, so_far = self._ready_at.pop(key), self._resumed.pop(key, None)
+            queued_at = self._ready_at.pop(key)
+            so_far = self._resumed.pop(key, None) or UnfinishedTurn(key=key, queued_at=queued_at)
             self._runs[key] = JobTurn(key, attempt, queued_at, so_far, around)
         self._in_flight.add(key)
         return self._runs[key]
@@ -177,14 +178,14 @@ class Turns:
         run, so_far = self._runs.pop(key, None), self._resumed.pop(key, None)
         if run is not None:
             return run.snapshot(state, reason, detail)
-        attempts = so_far.attempts if so_far else ()
+        so_far = so_far or UnfinishedTurn(key=key, queued_at=now)
         return Turn(
             key=key,
             role=agent.role,
             state=state,
             reason=reason,
             detail=detail,
-            attempts=attempts,
+            attempts=so_far.attempts,
             queued_at=queued_at,
             finished_at=now,
             leaves=state is TurnState.FAILED and leaves(agent, reason),

@@ -6,6 +6,7 @@ from typing import cast
 import pytest
 
 from service.conversations.job.states import TurnState
+from service.conversations.record.transcript import UnfinishedTurn
 from service.scheduling.asking.composed import AskingSurroundings
 from service.scheduling.asking.lent_slots import LentSlots
 from service.scheduling.asking.prompts import JobPrompts
@@ -33,7 +34,8 @@ def running(blame: Blame | None = None) -> tuple[JobTurn, TurnEndings]:
         counters=RunCounters(),
         asking=AskingSurroundings(outlet=outlet, slots=slots),
     )
-    turn = JobTurn(key("a", 0, 0), RunningAttempt("w", 1), datetime.now(UTC), None, around)
+    now, so_far = datetime.now(UTC), UnfinishedTurn(key=key("a", 0, 0), queued_at=datetime.now(UTC))
+    turn = JobTurn(so_far.key, RunningAttempt("w", 1), now, so_far, around)
     return turn, TurnEndings(blame or Blame(), lambda _key: "m", lambda _worker: None)
 
 
