@@ -134,20 +134,15 @@ class _Conversations:
 
     def add(self, line: int, row: Row) -> None:
         """Turn a row into a conversation."""
-        lacking = [name for name in self.all_names if name not in row]
-        faults = {name: fault for name in self.names if name in row and (fault := _value_fault(row[name]))}
-        faults |= {name: NO_NUMBER for name in self._metadata or () if name in row and not _is_json(row[name])}
-        for name in lacking:
-            self.refuse(line, f"{name!r} is not there; the row has {_listed(row)}")
-        for name, fault in faults.items():
-            self.refuse(line, f"{name!r} {fault}")
-        if lacking or faults:
+        faults = self._faults_of_row(row)
+        prompt = "" if faults else _filled(self._prompt, row)
+        if not faults and not prompt.strip():
+            faults = ["the prompt is blank"]
+        for fault in faults:
+            self.refuse(line, fault)
+        if faults:
             return
         variables = None if self._variables is None else {name: row[name] for name in self._variables}
-        prompt = _filled(self._prompt, row)
-        if not prompt.strip():
-            self.refuse(line, "the prompt is blank")
-            return
         conversation: dict[str, Any] = {} if self._id is None else {"id": _filled(str(self._id), row)}
         # With variables the service replaces $NAME; dollars from a row must stay as they are.
         conversation["prompt"] = prompt if variables is None else prompt.replace("$", "$$")
@@ -157,6 +152,12 @@ class _Conversations:
             conversation["metadata"] = {name: row[name] for name in self._metadata}
         self.conversations.append(conversation)
         self.lines.append(line)
+
+    def _faults_of_row(self, row: Row) -> list[str]:
+        lacking = [f"{name!r} is not there; the row has {_listed(row)}" for name in self.all_names if name not in row]
+        faults = {name: fault for name in self.names if name in row and (fault := _value_fault(row[name]))}
+        faults |= {name: NO_NUMBER for name in self._metadata or () if name in row and not _is_json(row[name])}
+        return lacking + [f"{name!r} {fault}" for name, fault in faults.items()]
 
 
 class _Unfilled:
@@ -217,20 +218,33 @@ def _faults_of(wanted: Mapping[str, Any]) -> Iterator[str]:
     for key in sorted(wanted.keys() - KEYS):
         yield f".{key}: unknown key; known are {', '.join(sorted(KEYS))}"
     for key in ("file", "prompt"):
-        if not isinstance(wanted.get(key), str) or not wanted[key]:
-            yield f".{key}: {'is required' if wanted.get(key) is None else 'must be text'}"
-    if wanted.get("id") is not None and not isinstance(wanted["id"], str):
-        yield ".id: must be text, for example $id"
-    for key in ("variables", "metadata"):
-        names = wanted.get(key)
-        if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-            yield f".{key}: must be a list of names of fields"
-    limit = wanted.get("limit")
-    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-        yield ".limit: must be a whole number from 1 on"
-    suffix = Path(str(wanted.get("file", ""))).suffix.lower()
-    if isinstance(wanted.get("file"), str) and suffix not in {*DELIMITERS, *LINES}:
+        if wanted.get(key) is None:
+            yield f".{key}: is required"
+    for key, (is_right, message) in FORMS.items():
+        value = wanted.get(key)
+        if value is not None and not is_right(value):
+            yield f".{key}: {message}"
+    file = wanted.get("file")
+    if isinstance(file, str) and Path(file).suffix.lower() not in {*DELIMITERS, *LINES}:
         yield f".file: must end with one of {', '.join(sorted({*DELIMITERS, *LINES}))}"
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+FORMS: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
+    "file": (lambda value: isinstance(value, str) and value != "", "must be text"),
+    "prompt": (lambda value: isinstance(value, str) and value != "", "must be text"),
+    "id": (lambda value: isinstance(value, str), "must be text, for example $id"),
+    "variables": (_are_names, "must be a list of names of fields"),
+    "metadata": (_are_names, "must be a list of names of fields"),
+    "limit": (_is_count, "must be a whole number from 1 on"),
+}
 
 
 def _rows(file: Path, found: _Conversations) -> Iterator[tuple[int, Row]]:

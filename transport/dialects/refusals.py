@@ -114,24 +114,28 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
 def refusal_in(document: object, nested: int = 0) -> Refusal | None:
     """Return the error in a JSON document of any form; None if there is none."""
-    if isinstance(document, list) and document:
-        document = document[0]
+    document = _first_of(document)
     if not isinstance(document, Mapping) or nested > MOST_NESTED:
         return None
-    error = document.get("error") or document.get("errors")
-    if isinstance(error, list):
-        error = error[0] if error else None
+    error, words = _error_of(document), _words_of(document)
     if isinstance(error, Mapping):
-        deeper = refusal_in(error, nested + 1) if error.get("error") or error.get("errors") else None
+        deeper = refusal_in(error, nested + 1) if _error_of(error) else None
         return deeper or _refusal_of(error, beside=document)
     if isinstance(error, str) and error.strip():
-        words = _words_of(document)
         return _refusal_of({**document, "message": f"{error}: {words}" if words and words != error else error})
     is_named = bool(error) or "error" in (document.get("object"), document.get("type"))
-    if not is_named and ("choices" in document or not _words_of(document)):
+    if not is_named and ("choices" in document or not words):
         return None
     inner = document.get("detail")  # FastAPI's, around whatever its route raises
     return (refusal_in(inner, nested + 1) if isinstance(inner, Mapping) else None) or _refusal_of(document)
+
+
+def _first_of(value: object) -> object:
+    return value[0] if isinstance(value, list) and value else value
+
+
+def _error_of(document: Mapping[str, object]) -> object:
+    return _first_of(document.get("error") or document.get("errors"))
 
 
 def tells_words(frame: bytes) -> bool:

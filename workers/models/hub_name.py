@@ -1,7 +1,7 @@
 """A model's name on a hub, ``hf:ORG/REPO[:FILE-OR-QUANT][@REVISION]``, and which of its files it means. Pure."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -100,26 +100,30 @@ def _base(path: str) -> str:
 def _gguf(name: HubName, kinds: Mapping[str, str | None]) -> str:
     """Return the GGUF file that is meant, or its first part; ``kinds`` has all files, companions included."""
     models = [path for path, kind in kinds.items() if kind is None]
-    found: list[str] = []
-    if name.file is None:
-        found = models if len(models) == 1 else []
-    elif name.file.endswith(GGUF):
-        wanted = _first_part(name.file)
-        exact = [path for path in kinds if path == wanted] or [path for path in kinds if _base(path) == wanted]
-        found = [path for path in exact if kinds[path] not in NEVER_MODELS]
-        if exact and not found:
-            raise ModelUnavailable(f"{name}: {exact[0]} is {kinds[exact[0]]} and no model; it has {_listed(models)}")
+    found = models if name.file is None and len(models) == 1 else _named_files(name, kinds, models)
     for quant in USUAL_QUANTS if name.file is None else (name.file,):
         found = found or [path for path in models if _is_of_quant(path, quant)]
-    if len(found) > 1:
+    if len(found) == 1:
+        return found[0]
+    if found:
         example = f"{PREFIX}{name.owner}/{name.repository}:{found[0]}"
         raise ModelUnavailable(f"{name}: several files fit: {_listed(found)}; name one of them, as {example}")
-    if not found:
-        missing = "there is no such GGUF file" if name.file or not models else "say which of its files"
-        others = [f"{path} ({kind})" for path, kind in kinds.items() if kind is not None]
-        beside = f", and beside it {_listed(others)}" if others else ""
-        raise ModelUnavailable(f"{name}: {missing}; it has {_listed(models)}{beside}")
-    return found[0]
+    missing = "there is no such GGUF file" if name.file or not models else "say which of its files"
+    others = [f"{path} ({kind})" for path, kind in kinds.items() if kind is not None]
+    beside = f", and beside it {_listed(others)}" if others else ""
+    raise ModelUnavailable(f"{name}: {missing}; it has {_listed(models)}{beside}")
+
+
+def _named_files(name: HubName, kinds: Mapping[str, str | None], models: Sequence[str]) -> list[str]:
+    """Return the files that a name spells out, of any folder where it names none."""
+    if name.file is None or not name.file.endswith(GGUF):
+        return []
+    wanted = _first_part(name.file)
+    exact = [path for path in kinds if path == wanted] or [path for path in kinds if _base(path) == wanted]
+    found = [path for path in exact if kinds[path] not in NEVER_MODELS]
+    if exact and not found:
+        raise ModelUnavailable(f"{name}: {exact[0]} is {kinds[exact[0]]} and no model; it has {_listed(models)}")
+    return found
 
 
 def _first_part(path: str) -> str:

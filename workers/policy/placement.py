@@ -214,6 +214,12 @@ class Placement:
 
     def _place(self, moment: "_Moment", model: ModelDemand, now: float) -> Iterator[AssignLane]:
         oldest = FIRST if model.is_pinned else model.oldest
+        is_patient = self.rule is SwapRule.FEW and not self._is_overdue(model, now) and not model.is_pinned
+
+        def may_swap(resident: ModelDemand, lane: LaneView) -> bool:
+            if is_patient:
+                return not resident.waiting and not lane.in_flight
+            return not resident.waiting or resident.oldest > oldest
 
         def may_leave(lane: LaneView) -> bool:
             resident = moment.models.get(lane.resident or "")
@@ -221,11 +227,7 @@ class Placement:
                 return False
             if resident is None or lane.phase in {LanePhase.EMPTY, LanePhase.LEAVING, LanePhase.BROKEN}:
                 return True
-            if resident.is_pinned:
-                return False
-            if self.rule is SwapRule.FEW and not self._is_overdue(model, now) and not model.is_pinned:
-                return not resident.waiting and not lane.in_flight
-            return not resident.waiting or resident.oldest > oldest
+            return not resident.is_pinned and may_swap(resident, lane)
 
         chosen = moment.cheapest(model, may_leave)
         if chosen is not None and (self.rule is SwapRule.FEW or not moment.has_better(chosen, model)):

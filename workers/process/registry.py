@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -102,21 +102,25 @@ async def sweep(folder: Path) -> int:
     Runs that still live are left alone, and so are those of another boot: they are gone.
     """
     left = [(file, run) for file, run in _runs(folder) if run is None or not run.is_alive]
-    killed: set[ProcessId] = set()
-    ours = [run for _, run in left if run is not None and run.boot_id == _boot_id()]
-    if ours:
-        with anyio.move_on_after(SWEEP_LIMIT_S):
-            while found := {each for each in _remains(ours) if each.is_alive}:
-                for process in found:
-                    kill_exactly(process)
-                killed |= found
-                await anyio.sleep(_POLL_S)
+    killed = await _kill_remains([run for _, run in left if run is not None and run.boot_id == _boot_id()])
     for file, run in left:
         if run is None or run.boot_id != _boot_id() or not any(each.is_alive for each in killed):
             file.unlink(missing_ok=True)
     if killed:
         logger.warning("an earlier run left %d processes; they are killed", len(killed))
     return len(killed)
+
+
+async def _kill_remains(runs: Sequence["_Run"]) -> set[ProcessId]:
+    """Kill what runs have left until nothing is alive, or the limit is over; return what was found."""
+    killed: set[ProcessId] = set()
+    with anyio.move_on_after(SWEEP_LIMIT_S):
+        while found := {each for each in _remains(runs) if each.is_alive} if runs else None:
+            for process in found:
+                kill_exactly(process)
+            killed |= found
+            await anyio.sleep(_POLL_S)
+    return killed
 
 
 class _Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,7 +155,7 @@ def _read(file: Path) -> _Run | None:
         return None
 
 
-def _remains(runs: list[_Run]) -> Iterator[ProcessId]:
+def _remains(runs: Sequence[_Run]) -> Iterator[ProcessId]:
     """Yield the processes of ended runs: recorded ones, all below them, and those that carry their mark."""
     marks = {run.run_id for run in runs}
     noted = {process for run in runs for process in run.processes if process.is_alive}

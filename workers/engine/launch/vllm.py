@@ -66,14 +66,11 @@ def vllm_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Command:
     flags |= {name: True for name, rivals in DEFAULTS.items() if given.keys().isdisjoint(rivals)}
     if spec.weights.backend is Backend.NCCL and "weight-transfer-config" not in given:
         flags["weight-transfer-config"] = '{"backend": "nccl"}'
+    flags |= {name: value for name, value in _rooms(spec.adapter_room).items() if name not in given}
     model = (spec.model,) if is_cli and spec.model else ()
-    adapters: tuple[str, ...] = ()
-    if spec.adapter_room:
-        # One place more than there are adapters: on a CPU the base's tokens take the last one's when both are batched.
-        rooms = spec.adapter_room + 1
-        flags |= {name: value for name, value in _rooms(rooms).items() if name not in given}
-    if spec.adapters:
-        adapters = ("--lora-modules", *(f"{name}={folder}" for name, folder in spec.adapters.items()))
+    adapters = tuple(f"{name}={folder}" for name, folder in spec.adapters.items())
+    if adapters:
+        adapters = ("--lora-modules", *adapters)
     env = {**ENVIRONMENT, **for_engines(environment), "VLLM_PROCESS_NAME_PREFIX": spec.id}
     env |= {**spec.device_variables, **spec.env}
     if is_extended(spec):
@@ -94,8 +91,9 @@ def most_rank(spec: WorkerSpec) -> int:
     return int(str(rank)) if str(rank).isdigit() else DEFAULT_RANK
 
 
-def _rooms(rooms: int) -> dict[str, Flag]:
-    return {"enable-lora": True, "max-loras": rooms, "max-cpu-loras": rooms}
+def _rooms(adapters: int) -> dict[str, Flag]:
+    """Return the flags for adapters, and one place more: on a CPU the base's tokens take the last one's in a batch."""
+    return {"enable-lora": True, "max-loras": adapters + 1, "max-cpu-loras": adapters + 1} if adapters else {}
 
 
 def devices_of(spec: WorkerSpec, environment: Mapping[str, str]) -> frozenset[str]:
