@@ -1,6 +1,6 @@
 """The files of a checkpoint: fetched where they have a name of a hub or of Roundhouse's own, and checked for an engine.
 
-An adapter is told from a base by its files.
+The files show whether a checkpoint is an adapter or a base.
 """
 
 import os
@@ -96,10 +96,10 @@ def check_adapter(spec: WorkerSpec, checkpoint: str) -> None:
 
 
 def check_spec(spec: WorkerSpec) -> None:
-    """Check that the program and the file of an engine are there, as far as that can be told.
+    """Check that the program and the file of an engine exist, as far as that is visible here.
 
     Raises:
-        InvalidSpec: they are not.
+        InvalidSpec: one of them does not.
     """
     program = command_for(spec, os.environ).argv[0]
     if shutil.which(program) is None:

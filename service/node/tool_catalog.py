@@ -165,7 +165,7 @@ class ToolCatalog:
 
 
 def _picked(kind: str, named: Mapping[str, str], known: Mapping[str, T], faults: list[Fault]) -> list[T]:
-    """Return those that are named at some places, and add the names that are not known to the faults."""
+    """Return the named values that are known; add a fault for each unknown name."""
     faults += [
         Fault(path=place, message=unknown(kind, name, known)) for place, name in named.items() if name not in known
     ]

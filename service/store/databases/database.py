@@ -60,7 +60,7 @@ Query = Callable[[Connection], T]  # reads with one connection, from one snapsho
 
 
 def value_of(connection: Connection, sql: str, parameters: Sequence[object] = (), default: Any = None) -> Any:  # noqa: ANN401 - the statement's value
-    """Return the one value that a statement finds; ``default`` where it finds none."""
+    """Return the one value that a statement finds; ``default`` without one."""
     row = connection.execute(sql, parameters).fetchone()
     return default if row is None else row[0]
 
