@@ -39,11 +39,8 @@ def recovered_from(piece: Piece) -> Recovered:
     """Read the records of a piece."""
     job, spoken = piece.job, [*_as_own(piece), *piece.ended]
     agents = {agent.id for agent in job.agents}
-    ended: dict[TurnKey, EndedBefore] = {
-        turn.key: (turn.state, turn.reason)
-        for turn in spoken
-        if turn.kind is TurnKind.TURN and turn.key.agent_id in agents
-    }
+    own = (turn for turn in spoken if turn.kind is TurnKind.TURN and turn.key.agent_id in agents)
+    ended: dict[TurnKey, EndedBefore] = {turn.key: (turn.state, turn.reason) for turn in own}
     heirs = [each for each in job.conversations if each.heritage.first]
     silent = silent_turns(job, heirs, ended) if heirs else {}
     ended |= dict.fromkeys(silent, (TurnState.COMPLETED, None))
