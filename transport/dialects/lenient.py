@@ -8,7 +8,7 @@ Sources: recorded streams of some thirty servers; Mistral, TGI, OpenRouter and S
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from transport.dialects.refusals import MOST_NESTED, SERVER_ERROR, refusal_in, rejection
@@ -121,16 +121,7 @@ def _texts_in(part: object, nested: int = 0) -> Iterable[str]:
 
 
 def _read_calls(delta: Mapping[str, object], events: list[Event]) -> None:
-    calls = delta.get("tool_calls")
-    if calls is None and isinstance(delta.get("function_call"), Mapping):
-        calls = [{"function": delta["function_call"]}]
-    if isinstance(calls, Mapping):
-        calls = [calls]
-    if calls is None:
-        return
-    if not isinstance(calls, list):
-        raise UnreadableFrame(f"its calls are no list: {_shown(calls)}")
-    for number, call in enumerate(calls):
+    for number, call in enumerate(_calls_of(delta)):
         if not isinstance(call, Mapping):
             raise UnreadableFrame(f"a call is no object: {_shown(call)}")
         function = call.get("function")
@@ -146,6 +137,17 @@ def _read_calls(delta: Mapping[str, object], events: list[Event]) -> None:
                 _arguments_of(named.get("arguments", named.get("parameters"))),
             )
         )
+
+
+def _calls_of(delta: Mapping[str, object]) -> Sequence[object]:
+    calls = delta.get("tool_calls")
+    if calls is None and isinstance(delta.get("function_call"), Mapping):
+        return [{"function": delta["function_call"]}]
+    if isinstance(calls, Mapping):
+        return [calls]
+    if not isinstance(calls, list | None):
+        raise UnreadableFrame(f"its calls are no list: {_shown(calls)}")
+    return calls or ()
 
 
 def _index_of(index: object, number: int) -> int:

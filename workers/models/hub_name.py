@@ -100,7 +100,7 @@ def _base(path: str) -> str:
 def _gguf(name: HubName, kinds: Mapping[str, str | None]) -> str:
     """Return the GGUF file that is meant, or its first part; ``kinds`` has all files, companions included."""
     models = [path for path, kind in kinds.items() if kind is None]
-    found = models if name.file is None and len(models) == 1 else _named_files(name, kinds, models)
+    found = _named_files(name, kinds, models)
     for quant in USUAL_QUANTS if name.file is None else (name.file,):
         found = found or [path for path in models if _is_of_quant(path, quant)]
     if len(found) == 1:
@@ -115,8 +115,10 @@ def _gguf(name: HubName, kinds: Mapping[str, str | None]) -> str:
 
 
 def _named_files(name: HubName, kinds: Mapping[str, str | None], models: Sequence[str]) -> list[str]:
-    """Return the files that a name spells out, of any folder where it names none."""
-    if name.file is None or not name.file.endswith(GGUF):
+    """Return the files that a name spells out, of any folder where it names none; no file means the only one."""
+    if name.file is None:
+        return list(models) if len(models) == 1 else []
+    if not name.file.endswith(GGUF):
         return []
     wanted = _first_part(name.file)
     exact = [path for path in kinds if path == wanted] or [path for path in kinds if _base(path) == wanted]

@@ -78,9 +78,10 @@ def decide(workers: Sequence[ReplicaView], wanted: Sequence[WantedModel]) -> lis
         if (address := each.address(number)) is not None
     }
     outdated = [each for each in workers if not each.is_left_alone and _is_outdated(each, claims)]
+    old = [each for each in outdated if not each.is_leaving]
     counts = {each.model: each for each in wanted}
     taken = {worker.address for worker in workers if worker.address is not None}
-    kept = {worker.address for worker in outdated if not worker.is_leaving}
+    kept = {worker.address for worker in old}
     steps: list[Leave | Join] = []
     for model in dict.fromkeys([*counts, *(worker.model for worker in workers)]):
         here = [worker for worker in workers if worker.model == model]
@@ -91,7 +92,7 @@ def decide(workers: Sequence[ReplicaView], wanted: Sequence[WantedModel]) -> lis
         missing = _missing(here, of_model)
         # Missing workers whose address is still taken by one that has yet to leave are not waited for.
         is_waiting = any(of_model.address(number) not in kept for number in missing)
-        steps += _leaves(here, of_model, [each for each in outdated if each.model == model], is_waiting=is_waiting)
+        steps += _leaves(here, of_model, [each for each in old if each.model == model], is_waiting=is_waiting)
         steps += [Join(model=model, number=number) for number in missing if of_model.address(number) not in taken]
     return steps
 
@@ -111,14 +112,13 @@ def _missing(here: Sequence[ReplicaView], wanted: WantedModel) -> list[int]:
 
 
 def _leaves(
-    here: Sequence[ReplicaView], wanted: WantedModel, outdated: Sequence[ReplicaView], *, is_waiting: bool
+    here: Sequence[ReplicaView], wanted: WantedModel, old: Sequence[ReplicaView], *, is_waiting: bool
 ) -> list[Leave]:
     staying = [worker for worker in here if not worker.is_leaving]
     excess = len(staying) - wanted.count
     if excess > 0:
-        order = sorted(staying, key=lambda each: (each not in outdated, each.is_ready, each.in_use, -each.number))
+        order = sorted(staying, key=lambda each: (each not in old, each.is_ready, each.in_use, -each.number))
         return [_leave(worker, LeaveReason.FEWER) for worker in order[:excess]]
-    old = [worker for worker in outdated if not worker.is_leaving]
     idle = [worker for worker in old if not worker.is_ready]
     if idle:  # they serve nothing that their leaving could cost
         return [_leave(worker, LeaveReason.CHANGED) for worker in idle]

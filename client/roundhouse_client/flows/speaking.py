@@ -32,24 +32,33 @@ def say(
         NotFound: there is no such job or conversation.
     """
     if agent is None or round_number is None:
-        listed = yield from ask(awaited(job_id, conversation_id, limit=1000), patience_s)
-        fitting = [
-            turn for turn in listed.awaited if agent in {None, turn.agent} and round_number in {None, turn.round}
-        ]
-        spoken: Sequence[AwaitedTurn | Turn] = ()
-        if not fitting and round_number is not None:
-            turns = (yield from ask(get_conversation(job_id, conversation_id), patience_s)).turns
-            same = (turn for turn in turns if turn.by == "caller" and (turn.round, turn.text) == (round_number, text))
-            spoken = [turn for turn in same if agent in {None, turn.agent}]
-        meant = fitting or spoken
-        if len(meant) != 1:
-            raise NothingAwaited(
-                (yield from _why_not_one(job_id, conversation_id, agent, fitting or listed.awaited, patience_s))
-            )
-        agent, round_number = meant[0].agent, meant[0].round
+        meant = yield from _turn_meant(job_id, conversation_id, text, agent, round_number, patience_s)
+        agent, round_number = meant.agent, meant.round
     turn = place("conversations", conversation_id, "turns", agent, round_number)
     call = post(f"{JOBS}{place(job_id)}{turn}", into(Turn), {"text": text})
     return (yield from ask(replace(call, is_repeatable=True), patience_s))
+
+
+def _turn_meant(
+    job_id: str, conversation_id: str, text: str, agent: str | None, round_number: int | None, patience_s: float
+) -> Flow[AwaitedTurn | Turn]:
+    """Return the one turn that waits and fits, or that was spoken with the same words.
+
+    Raises:
+        NothingAwaited: no such turn waits, or several do.
+    """
+    listed = yield from ask(awaited(job_id, conversation_id, limit=1000), patience_s)
+    fitting = [turn for turn in listed.awaited if agent in {None, turn.agent} and round_number in {None, turn.round}]
+    spoken: Sequence[AwaitedTurn | Turn] = ()
+    if not fitting and round_number is not None:
+        turns = (yield from ask(get_conversation(job_id, conversation_id), patience_s)).turns
+        same = (turn for turn in turns if turn.by == "caller" and (turn.round, turn.text) == (round_number, text))
+        spoken = [turn for turn in same if agent in {None, turn.agent}]
+    meant = fitting or spoken
+    if len(meant) != 1:
+        why = yield from _why_not_one(job_id, conversation_id, agent, fitting or listed.awaited, patience_s)
+        raise NothingAwaited(why)
+    return meant[0]
 
 
 def _why_not_one(
