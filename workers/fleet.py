@@ -16,7 +16,7 @@ from workers.engine.start_gate import StartGate
 from workers.errors import StopTimedOut
 from workers.handover import adopt, hold, launch_of, launch_of_held
 from workers.health.recorder import Diary
-from workers.lanes.lane_pool import LanePool
+from workers.lanes.lane_pool import LanePool, LaneSet
 from workers.log_context import line_about, of_worker
 from workers.policy.adoption import Adoption, plan_adoption
 from workers.policy.placement import SwapRule
@@ -65,8 +65,9 @@ class Fleet:
         fixed = [spec for spec in specs if spec.lane is None]
         self._roster = Roster(fixed, self._worker_of, self._look_after, Counter(lanes.values()))
         self._on_lanes = [self._worker_of(spec) for spec in specs if spec.lane is not None]
-        self.lanes = LanePool(swap_rule, is_changed=self._is_changed, health=health)
-        self.lanes.add(self._on_lanes)
+        self.lanes = LaneSet(health)
+        self.lane_pool = LanePool(self.lanes, swap_rule, is_changed=self._is_changed)
+        self.lane_pool.add(self._on_lanes)
         of_lanes: dict[str, list[SupervisedWorker]] = {}
         for worker in self._on_lanes:
             of_lanes.setdefault(worker.spec.name, []).append(worker)
@@ -85,7 +86,7 @@ class Fleet:
     def __iter__(self) -> Iterator[SupervisedWorker]:
         """Iterate over the workers of fixed models in the configuration's order, then over those on the lanes."""
         yield from self._roster
-        yield from self.lanes
+        yield from self.lane_pool
 
     @property
     def _all(self) -> list[SupervisedWorker]:
@@ -123,7 +124,7 @@ class Fleet:
     def load(self, model: str) -> None:
         """Start a model's engines, or load it on a lane, on an operator's request."""
         if model in self.lanes.models:
-            self.lanes.load(model)
+            self.lane_pool.load(model)
         else:
             self._roster.start_again(model)
 
@@ -139,7 +140,7 @@ class Fleet:
         it.
         """
         if model in self.lanes.models:
-            self.lanes.unload(model, UNLOADED)
+            self.lane_pool.unload(model, UNLOADED)
         else:
             self._roster.unload(model, UNLOADED)
 
@@ -158,12 +159,8 @@ class Fleet:
 
     def get(self, worker_id: str) -> SupervisedWorker | None:
         """Return the worker of that id, if there is one."""
-        lane = self.lanes.find(worker_id)
+        lane = self.lanes.get(worker_id)
         return lane.current if lane is not None else self._roster.get(worker_id)
-
-    def slots_on_demand(self, model: str) -> int:
-        """Count the slots that a model would have if it were loaded on a lane now."""
-        return self.lanes.slots_of(model) if model in self.lanes.models and self.lanes.has_room(model) else 0
 
     def refusal_s(self, worker_id: str) -> float | None:
         """Return how long a worker may refuse a turn; None is for ever."""
@@ -272,7 +269,7 @@ class Fleet:
             worker = workers[WorkerId(each.id), each.model]
             adopt(worker, each)
             if worker.spec.lane is not None:
-                self.lanes.adopt(worker)
+                self.lane_pool.adopt(worker)
         self._roster.unloaded |= {
             worker.spec.id: worker.spec.name for worker in self._roster if worker.spec.id in held.unloaded
         }
@@ -304,9 +301,8 @@ class Fleet:
             for worker in self._on_lanes:
                 await tasks.start(worker.run, registry, gate)
             await tasks.start(self._roster.run, registry, gate)
-            self.lanes.start_adopted_nowait()
-            await tasks.start(self.lanes.run, gate)
-            tasks.start_soon(self.lanes.look_after_devices)
+            await tasks.start(self.lane_pool.run, gate)
+            tasks.start_soon(self.lane_pool.look_after_devices)
             try:
                 yield
             finally:
@@ -344,7 +340,7 @@ class Fleet:
                 tasks.start_soon(_stop, worker, because, at_once)
 
     def _close(self) -> None:
-        self.lanes.close()
+        self.lane_pool.close()
         self._roster.close()
 
     def _is_changed(self, worker: SupervisedWorker) -> bool:
@@ -358,7 +354,7 @@ class Fleet:
             self._roster.note_change(worker)
         else:
             self._upkeep_of_lanes[worker.spec.name].note_change(worker)
-        self.lanes.note_change(worker)
+        self.lane_pool.note_change(worker)
         if self.get(worker.spec.id) is not worker:  # it sleeps while another model has its lane
             return
         for subscriber in self._subscribers:

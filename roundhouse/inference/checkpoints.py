@@ -242,14 +242,14 @@ class Checkpoints:
         need = await asyncio.to_thread(partial(memory_need, spec, os.environ, is_on_cpu=is_on_cpu))
         spec = replace(spec, need_mib=need.taken if need else None)
         pin = self._allocator.pin(name, need.least if need else None, hint, among)
-        self._pool.hints[name] = pin.id
+        self._pool.demand.hints[name] = pin.id
         workers = [
             SupervisedWorker(
                 on_lane(spec, lane, self._socket(lane, number)),
                 os.environ,
                 self._on_change,
                 diary=diary,
-                health=self._pool.health,
+                health=self._pool.lanes.health,
             )
             for lane, diary in zip(self._lanes, self._diaries, strict=True)
         ]

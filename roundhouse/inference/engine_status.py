@@ -57,20 +57,21 @@ class EngineStatus:
 
 def engine_status(pool: LanePool, runs: AgentRuns, agents: Iterable[LaneAgent]) -> EngineStatus:
     """Describe lanes, models and agents at this moment."""
+    health = pool.lanes.health
     return EngineStatus(
-        lanes=tuple(_lane_status(pool, lane) for lane in pool.lanes),
-        models={model: _model_status(pool, runs.waiting.get(model, 0), model) for model in pool.models},
+        lanes=tuple(_lane_status(lane) for lane in pool.lanes),
+        models={model: _model_status(pool, runs.waiting.get(model, 0), model) for model in pool.lanes.models},
         last_lanes={agent.id: agent.last_lane for agent in agents if agent.last_lane},
-        sick={} if pool.health is None else {uuid: mark.because for uuid, mark in pool.health.marks.items()},
+        sick={} if health is None else {uuid: mark.because for uuid, mark in health.marks.items()},
     )
 
 
-def _lane_status(pool: LanePool, lane: LaneWorkers) -> LaneStatus:
+def _lane_status(lane: LaneWorkers) -> LaneStatus:
     return LaneStatus(
         lane=lane.lane.id,
         device=lane.lane.device.uuid,
         resident=lane.resident,
-        sick=pool.mark_of(lane),
+        sick=lane.mark,
         current=lane.current.snapshot(),
         workers=tuple(worker.snapshot() for worker in lane),
         lacking=tuple(lane.current.adapters.missing),
@@ -78,14 +79,13 @@ def _lane_status(pool: LanePool, lane: LaneWorkers) -> LaneStatus:
 
 
 def _model_status(pool: LanePool, waiting: int, model: str) -> ModelStatus:
-    spec = next(lane.workers[model].spec for lane in pool.lanes if model in lane.workers)
-    seen = pool.memory_use
+    spec, seen = pool.lanes.specs[model], pool.memory_use
     return ModelStatus(
         waiting=waiting,
-        has_room=pool.has_room(model),
-        is_lost=pool.is_lost(model),
-        trouble=pool.trouble_of(model),
-        hint=pool.hints.get(model),
+        has_room=pool.lanes.has_room(model),
+        is_lost=pool.lanes.is_lost(model),
+        trouble=pool.lanes.trouble_of(model),
+        hint=pool.demand.hints.get(model),
         need_mib=spec.need_mib if seen is None else seen.need_mib(spec),
         measured_mib=None if seen is None else seen.most_mib.get(model),
     )

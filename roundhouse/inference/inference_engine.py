@@ -28,7 +28,7 @@ from workers.devices.layout import Lane, Layout, LayoutPolicy
 from workers.devices.readers import MachineReader
 from workers.engine.start_gate import StartGate
 from workers.errors import InvalidSpec, StopTimedOut
-from workers.lanes.lane_pool import LanePool
+from workers.lanes.lane_pool import LanePool, LaneSet
 from workers.offload.pool import offloading
 from workers.outcome import FailureReason
 from workers.process.orphans import patrol
@@ -103,7 +103,7 @@ class InferenceEngine:
         health = DeviceHealth(MachineReader()) if inventory is None else None
         self._agents: dict[str, LaneAgent] = {}
         self._news = LaneNews(self._agents)
-        self._pool = LanePool(on_swap=self._news.report_swap, health=health)
+        self._pool = LanePool(LaneSet(health), on_swap=self._news.report_swap)
         self._checkpoints = Checkpoints(self._base, self.lanes, self._pool, self._note_change)
         self._log = EventLog(Path(event_log)) if event_log is not None else None
         self._runs = AgentRuns(self._pool, scheduler_policy, self._news, self._log, emulates=emulate_latency)
@@ -166,7 +166,7 @@ class InferenceEngine:
         """
         if not 0 <= lane < len(self.lanes):
             raise NoLane(f"lane: {lane} is no lane; there are 0 to {len(self.lanes) - 1}")
-        self._pool.forgive(self.lanes[lane].id)
+        self._pool.lanes.forgive(self.lanes[lane].id)
 
     def status(self) -> EngineStatus:
         """Describe lanes, models and agents at this moment; nothing is started for it."""
@@ -206,7 +206,7 @@ class InferenceEngine:
                 answer = await self._runs.ask(agent, request, self._base.timeouts.refusal_s)
         except TimeoutError as error:
             model = agent.served.model
-            why = f"no answer within {deadline_s or 0:g} s; {model}: {self._pool.trouble_of(model)}"
+            why = f"no answer within {deadline_s or 0:g} s; {model}: {self._pool.lanes.trouble_of(model)}"
             raise InferenceFailed(agent.id, FailureReason.DEADLINE, why) from error
         return words_of(answer, step)
 

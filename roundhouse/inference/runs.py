@@ -186,7 +186,7 @@ class AgentRuns:
         self, run: WaitingRun, request: Request, worker: SupervisedWorker, lease: Lease, asked_at: float
     ) -> tuple[Answer, Outcome]:
         answer, began_at = Answer(time.monotonic), time.monotonic()
-        lane, known = worker.spec.lane, self._pool.find(worker.spec.id)
+        lane, known = worker.spec.lane, self._pool.lanes.get(worker.spec.id)
         load_began, load_ended = known.last_load if known is not None else (0.0, 0.0)
         swap_s = max(0.0, min(load_ended, began_at) - max(load_began, asked_at))
         place = {"agent": run.agent.id, "gpu": lane.device.uuid if lane is not None else "", "lane": worker.spec.id}

@@ -111,7 +111,7 @@ def build_routes(
     app.include_router(callers_turns_router(node.jobs, node.callers, limits))
     app.include_router(timeline_router(node))
     app.include_router(workers_router(node.fleet, lambda: node.scheduler.view))
-    app.include_router(lanes_router(node.fleet.lanes))
+    app.include_router(lanes_router(node.fleet.lane_pool))
     app.include_router(weights_router(node.fleet, limits, roots))
     app.include_router(loading_router(node))
     app.include_router(adapters_router(node, limits, roots))

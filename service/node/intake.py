@@ -64,7 +64,7 @@ class Lookahead:
         for model in self._models:
             slots, coming = view.slots(model), 0
             if not slots:  # a model that is not loaded will be, once it has turns here
-                slots = coming = self._scheduler.fleet.slots_on_demand(model)
+                slots = coming = self._scheduler.fleet.lanes.slots_on_demand(model)
             if view.is_hopeless(model):
                 rooms[model] = hopeless
             elif slots:

@@ -131,7 +131,7 @@ class Jobs:
     def swaps(self, job_id: JobId) -> Sequence[Swap]:
         """Return the newest loads of a job's models on lanes."""
         models = self._scheduler.view.models_of(job_id)
-        return [swap for swap in self._scheduler.fleet.lanes.swaps if swap.model in models]
+        return [swap for swap in self._scheduler.fleet.lane_pool.swaps if swap.model in models]
 
     # Reading
 

@@ -97,7 +97,7 @@ class Reloader:
         node.scheduler.requests.queue.rules = queue_rules(new.config)
         node.fleet.want(specs)
         node.scheduler.requests.end_waiting_for(plan.removed)
-        node.fleet.lanes.follow(new.config.scheduling.swap)
+        node.fleet.lane_pool.follow(new.config.scheduling.swap)
         for commit in commits:
             commit()
         self._loaded = new

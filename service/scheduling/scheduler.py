@@ -227,7 +227,7 @@ class Scheduler:
         facts += self._reserved_slots.settle(self._core.reserved, time.monotonic())
         self._facts.record(facts)
         if self.fleet.lanes.models:
-            self.fleet.lanes.note_waiting({} if self.pauses.are_any else self.view.waiting_on_demand())
+            self.fleet.lane_pool.note_waiting({} if self.pauses.are_any else self.view.waiting_on_demand())
         if released := self._job_turns.released:  # after their records
             self._job_turns.released = []
             self._outlet.release_nowait(released)
@@ -279,7 +279,7 @@ class Scheduler:
         if worker is None:
             raise RuntimeError(f"{action} cannot be carried out")
         self._blame.start(action.key, worker.spec.name, worker.spec.id, worker.now.incarnation)
-        self.fleet.lanes.note_start(worker.spec.id, worker.spec.name)
+        self.fleet.lane_pool.note_start(worker.spec.id, worker.spec.name)
         lease = worker.lease_nowait(action.slots)  # core and worker count the same slots
         turn, facts = self.works.of(action.key.job_id).begin_attempt(action.key, worker, now)
         self._start_soon(self._runner.run_turn, turn, worker, lease)

@@ -233,7 +233,7 @@ class FleetCollector(Collector):
         load = GaugeMetricFamily(
             "roundhouse_lane_load_seconds", "Duration of the model's last load.", labels=("lane", "model")
         )
-        for lane in self._fleet.lanes.lanes:
+        for lane in self._fleet.lanes:
             swaps.add_metric((lane.lane.id, lane.lane.device.uuid), lane.swaps)
             for model in lane.workers:
                 resident.add_metric((lane.lane.id, model), float(lane.resident == model))

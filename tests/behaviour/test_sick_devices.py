@@ -277,14 +277,14 @@ async def test_an_operator_resumes_a_lane_of_a_device_that_failed(
     fleet = Fleet(specs_on(scripted_spec, free_ports(2)), os.environ, health=health)
     app = FastAPI()
     app.include_router(workers_router(fleet, lambda: SchedulingCore(POLICIES["fifo"]).view))
-    app.include_router(lanes_router(fleet.lanes))
+    app.include_router(lanes_router(fleet.lane_pool))
     transport = httpx.ASGITransport(app)
     with anyio.fail_after(LIMIT):
         async with fleet.running(), httpx.AsyncClient(transport=transport, base_url="http://service") as http:
-            fleet.lanes.note_waiting({"scripted": Waiting(count=1, first=(1,))})
-            (worker, _) = fleet.lanes
+            fleet.lane_pool.note_waiting({"scripted": Waiting(count=1, first=(1,))})
+            (worker, _) = fleet.lane_pool
             await wait_until(lambda: worker.now.state is WorkerState.READY, "its model is loaded")
-            fleet.lanes.note_waiting({})
+            fleet.lane_pool.note_waiting({})
             machine.fail(FIRST, 79)
             await wait_until(lambda: health.marks.keys() == {FIRST}, f"{FIRST} is left alone")
             (pid,) = machine.engines(FIRST)
@@ -304,5 +304,5 @@ async def test_an_operator_resumes_a_lane_of_a_device_that_failed(
             lanes = (await http.get("/v1/lanes")).json()["lanes"]
             assert [lane["sick"] for lane in lanes] == [None, None]
             assert len(machine.engines(FIRST)) == 1
-            fleet.lanes.close()
+            fleet.lane_pool.close()
             await fleet.stop("the test is over")

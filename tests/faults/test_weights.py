@@ -143,7 +143,7 @@ async def test_an_update_of_a_model_that_is_not_loaded_is_kept_and_applied_at_it
             assert (update.state, weights.current.version, list(update.shares)) == (UpdateState.COMPLETED, 1, [])
             with pytest.raises(VersionNotNewer):
                 await weights.update(UpdateRequest(checkpoint=str(tmp_path / "one"), version=1))
-            fleet.lanes.note_waiting({"m": Waiting(count=1, first=(1,))})
+            fleet.lane_pool.note_waiting({"m": Waiting(count=1, first=(1,))})
             (worker,) = fleet
             await wait_until(lambda: worker.now.state is WorkerState.READY, "it is loaded")
             assert (await ask(worker))[1] == "one"

@@ -87,14 +87,14 @@ class Lanes(Told):
     def __init__(self, folder: Path, fleet: Fleet) -> None:
         super().__init__(folder)
         self.fleet = fleet
-        self.lane, *_ = self.all_lanes = list(fleet.lanes.lanes)
+        self.lane, *_ = self.all_lanes = list(fleet.lanes)
         self.workers = self.lane.workers
         self._turns = 0
 
     def note(self, model: str) -> None:
         """Have a turn wait for a model."""
         self._turns += 1
-        self.fleet.lanes.note_waiting({model: Waiting(count=1, first=(self._turns,))})
+        self.fleet.lane_pool.note_waiting({model: Waiting(count=1, first=(self._turns,))})
 
     async def want(self, model: str) -> SupervisedWorker:
         """Return a model's worker once a turn that waits for it could start."""
@@ -105,7 +105,7 @@ class Lanes(Told):
             return [worker for worker in workers if worker.now.state is WorkerState.READY]
 
         await wait_until(ready, f"{model} takes turns")
-        self.fleet.lanes.note_waiting({})
+        self.fleet.lane_pool.note_waiting({})
         return ready()[0]
 
     async def say(self, model: str) -> str:

@@ -128,7 +128,7 @@ async def test_a_trainers_group_has_no_engine_that_sleeps(tmp_path: Path) -> Non
     tensors = UpdateRequest(tensors=(Tensor(name="w", dtype="float32", shape=(1,)),))
     async with lanes(tmp_path, "ac", count=2, weights=policy) as told:
         weights = told.fleet.weights["a"]
-        told.fleet.lanes.note_waiting({"a": Waiting(count=9, first=(1, 2))})  # of more turns than one has slots
+        told.fleet.lane_pool.note_waiting({"a": Waiting(count=9, first=(1, 2))})  # of more turns than one has slots
         there = [lane.workers["a"] for lane in told.all_lanes]
         await wait_until(lambda: all(worker.now.state is WorkerState.READY for worker in there), "it is on both lanes")
         made = await weights.init(group)
@@ -171,7 +171,7 @@ async def test_an_engine_that_fails_asleep_for_the_last_time_stays_down(tmp_path
 async def test_an_engine_that_dies_before_it_sleeps_leaves_its_lane_to_the_next(tmp_path: Path) -> None:
     """It waits for a neighbour's start meanwhile, and so does the other model's wake: that is asked for once."""
     async with lanes(tmp_path, "abc", count=2) as told:
-        told.fleet.lanes.hints |= {"a": "lane-0", "b": "lane-0", "c": "lane-1"}
+        told.fleet.lane_pool.demand.hints |= {"a": "lane-0", "b": "lane-0", "c": "lane-1"}
         neighbour = await told.want("c")
         await told.want("b")
         first = await told.want("a")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
+from workers.devices.device_health import DeviceHealth
 from workers.devices.layout import Lane
 from workers.policy.lane_life import LaneEngine, LanePhase
 from workers.policy.placement import LaneView
@@ -18,10 +19,13 @@ from workers.supervised import SupervisedWorker
 class LaneWorkers:
     """The state of one lane; written only by its pool. ``workers`` are by model."""
 
-    def __init__(self, first: SupervisedWorker) -> None:
+    def __init__(self, first: SupervisedWorker, health: DeviceHealth | None) -> None:
+        self._health = health
         self.workers = {first.spec.name: first}
         self.current = first  # the worker whose engine is there, or was last
         self.next: str | None = None  # the model that the lane is kept for
+        self.reason: tuple[str, str | None] | None = None  # why it comes, and the model that leaves for it
+        self._in_use = 0  # slots at the last look
         self.used_at = 0.0  # start of the last turn, in monotonic seconds
         self.idle_since = 0.0  # end of the last turn
         self.loading_since = 0.0
@@ -44,6 +48,12 @@ class LaneWorkers:
         lane = self.current.spec.lane
         assert lane is not None  # noqa: S101 - the pool has no other workers
         return lane
+
+    @property
+    def mark(self) -> str | None:
+        """Why its device gets no engines; None if it does."""
+        mark = self._health.mark_of(self.lane.device) if self._health is not None else None
+        return None if mark is None else f"{self.lane.device.uuid} is left alone: {mark.because}"
 
     @property
     def next_at(self) -> datetime | None:
@@ -80,11 +90,18 @@ class LaneWorkers:
         self.current = worker
         self.used_at = self.idle_since = time.monotonic()
 
+    def note_use(self) -> bool:
+        """Look at the slots in use; return whether their number has changed since the last look."""
+        before, self._in_use = self._in_use, self.current.slots.in_use
+        if before and not self._in_use:
+            self.idle_since = time.monotonic()
+        return before != self._in_use
+
     def end_load(self) -> float:
         """Record the end of its model's load; return the duration in seconds."""
         ended_at = time.monotonic()
         self.last_load = self.loading_since, ended_at
-        self.loading_since, self.used_at, self.idle_since = 0.0, ended_at, ended_at
+        self.loading_since, self.used_at, self.idle_since, self.reason = 0.0, ended_at, ended_at, None
         seconds = self.loads_s[self.current.spec.name] = self.last_load[1] - self.last_load[0]
         self.swaps += 1
         return seconds
@@ -103,6 +120,11 @@ class LaneWorkers:
     def resident(self) -> str | None:
         """The model whose engine holds its memory."""
         return None if self.phase is LanePhase.EMPTY else self.current.spec.name
+
+    @property
+    def left_because(self) -> str:
+        """Why its engine leaves."""
+        return f"{self.next} wants its place" if self.next else "its lane is left"
 
     def stays_with(self, model: str) -> bool:
         """Whether a model is on the lane and stays, or comes next."""
@@ -126,7 +148,7 @@ class LaneWorkers:
             used_at=self.used_at,
             barred=self.barred_now(now),
             idle_since=self.idle_since,
-            is_held=Hold.OPERATOR in self.current.now.holds,
+            is_held=Hold.OPERATOR in self.current.now.holds or self.mark is not None,
             is_changed=is_changed or not self.current.now.holds.isdisjoint(PASSING),
         )
 
@@ -140,3 +162,9 @@ class LaneWorkers:
         room = self.lane.device.room_mib
         need = self.workers[model].spec.need_mib if model in self.workers else None
         return model in self.workers and (room is None or need is None or need <= room)
+
+    def is_open_to(self, model: str) -> bool:
+        """Whether a model may be loaded here now or after the present one, which is not pinned."""
+        if not self.may_hold(model) or self.is_kept_from(model):
+            return False
+        return self.barred.get(model, 0.0) <= time.monotonic() and self.mark is None

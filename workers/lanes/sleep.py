@@ -8,11 +8,12 @@ Source: vLLM's documentation, "Sleep Mode"; specification, "Sleep".
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import anyio
 import anyio.to_thread
+from anyio.abc import TaskGroup
 
 from transport.control import EngineControl
 from transport.errors import EngineError
@@ -22,6 +23,7 @@ from workers.engine.launch import starting_devices
 from workers.engine.launch.flags import named
 from workers.engine.start_gate import StartGate
 from workers.files.model_memory import model_memory
+from workers.lanes.lane_workers import LaneWorkers
 from workers.log_context import line_about, of_worker
 from workers.spec import EngineKind, WorkerSpec
 from workers.states import SERVING, Hold
@@ -41,29 +43,66 @@ def can_sleep(spec: WorkerSpec) -> bool:
     return spec.engine is EngineKind.VLLM and named(spec.args).get(FLAG) is True and spec.socket is not None
 
 
-def is_asleep(worker: SupervisedWorker) -> bool:
-    """Whether its engine sleeps."""
-    return worker.now.state in SERVING and Hold.ASLEEP in worker.now.holds
-
-
 def is_as_wanted(worker: SupervisedWorker) -> bool:
     """Whether a sleeping engine would wake with its model's present weights and adapters."""
     return worker.now.holds == {Hold.ASLEEP} and worker.adapters.loaded == worker.adapters.wanted
 
 
 class Sleep:
-    """Puts engines to sleep and wakes them, never while a neighbour on the device starts."""
+    """Puts engines to sleep and wakes them in ``tasks``, never while a neighbour on the device starts.
 
-    def __init__(self, gate: StartGate, environment: Mapping[str, str], health: DeviceHealth | None) -> None:
+    ``on_turned`` is called after each, however it went.
+    """
+
+    def __init__(
+        self,
+        tasks: TaskGroup,
+        gate: StartGate,
+        environment: Mapping[str, str],
+        health: DeviceHealth | None,
+        on_turned: Callable[[], None],
+    ) -> None:
+        self._tasks = tasks
         self._gate = gate
         self._environment = environment
         self._health = health
+        self._on_turned = on_turned
         self._host_mib: dict[str, int | None] = {}  # size of each model's weights
 
     def __repr__(self) -> str:
         return f"<Sleep {self._host_mib}>"
 
-    async def put(self, worker: SupervisedWorker) -> bool:
+    def lull_nowait(self, lane: LaneWorkers) -> None:
+        """Put the engine of a lane to sleep."""
+        lane.turning = lane.current
+        self._tasks.start_soon(self._lull, lane, lane.current)
+
+    def wake_nowait(self, lane: LaneWorkers) -> None:
+        """Wake the engine of a lane; one that does not wake, or was changed meanwhile, is ended."""
+        lane.turning = lane.current
+        self._tasks.start_soon(self._wake, lane, lane.current)
+
+    async def _lull(self, lane: LaneWorkers, worker: SupervisedWorker) -> None:
+        because = lane.left_because
+        worker.drain_nowait(because, Hold.ASLEEP)  # from here on no other request reaches it
+        is_sleeping = await self._put(worker)
+        lane.end_turning(worker)
+        if is_sleeping:  # else its lane continues with its end
+            worker.resume_nowait(because, Hold.SWAP)
+        self._on_turned()
+
+    async def _wake(self, lane: LaneWorkers, worker: SupervisedWorker) -> None:
+        is_awake = await self._tell(worker, worker.spec.timeouts.start_s, is_wake=True)
+        if is_awake:
+            worker.watch.unpause()
+        lane.end_turning(worker)
+        if is_awake and is_as_wanted(worker):
+            worker.resume_nowait(f"{worker.spec.name} has woken", Hold.ASLEEP)
+        elif worker.now.state in SERVING and Hold.ASLEEP in worker.now.holds:  # its turns start it again
+            worker.stop_nowait(f"{worker.spec.name} {'was changed while it woke' if is_awake else 'did not wake'}")
+        self._on_turned()
+
+    async def _put(self, worker: SupervisedWorker) -> bool:
         """Put an engine to sleep, unless the host has no room for its weights; return whether it sleeps."""
         spec = worker.spec
         weights_mib, free_mib = await self._weights_mib(spec), _host_free_mib()
@@ -74,13 +113,6 @@ class Sleep:
         is_done = await self._tell(worker, SLEEP_S, is_wake=False)
         if is_done and before is not None:
             await self._wait_free(spec, before - weights_mib // 2)
-        return is_done
-
-    async def wake(self, worker: SupervisedWorker) -> bool:
-        """Wake an engine; return whether it serves again."""
-        is_done = await self._tell(worker, worker.spec.timeouts.start_s, is_wake=True)
-        if is_done:
-            worker.watch.unpause()
         return is_done
 
     async def _tell(self, worker: SupervisedWorker, limit_s: float | None, *, is_wake: bool) -> bool:

@@ -41,8 +41,9 @@ class SwapLog:
         """Iterate over the swaps, the oldest first."""
         return iter(self._newest)
 
-    def add(self, lane: LaneWorkers, because: str, left: str | None) -> None:
-        """Add the load that has ended on a lane; ``left`` is the model that left for it."""
+    def add(self, lane: LaneWorkers) -> None:
+        """Add the load that has ended on a lane."""
+        because, left = lane.reason or ("", None)
         model, seconds = lane.current.spec.name, lane.end_load()
         number = self._newest[-1].number + 1 if self._newest else 1
         id_, at = lane.lane.id, datetime.now(UTC)

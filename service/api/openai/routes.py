@@ -201,7 +201,7 @@ class Relays:
         if counted is not None:
             return counted
         await self.node.door.bounds.check_request(caller)
-        slots = self.node.scheduler.view.slots(model) or self.node.fleet.slots_on_demand(model)
+        slots = self.node.scheduler.view.slots(model) or self.node.fleet.lanes.slots_on_demand(model)
         return self.node.scheduler.requests.submit(posted, slots)
 
     async def _open(self, body: bytes, path: str, session: str | None, owner: str | None) -> Envelope:

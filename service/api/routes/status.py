@@ -102,6 +102,6 @@ def shown_status(
         store=values.StoreStatus(node=node.store.node_id, trouble=node.store.trouble),
         configuration=shown_configuration(node),
         tool_servers=tool_servers(node.tools),
-        lanes=tuple(shown_lane(node.fleet.lanes, lane) for lane in node.fleet.lanes.lanes),
+        lanes=tuple(shown_lane(node.fleet.lane_pool, lane) for lane in node.fleet.lanes),
         workers=tuple(shown_worker(lambda: pools, worker, is_named=caller.sees_all) for worker in node.fleet),
     )

@@ -45,7 +45,7 @@ def lanes_router(pool: LanePool) -> APIRouter:
 def shown_lane(pool: LanePool, workers: LaneWorkers) -> node_values.Lane:
     """Return a lane as the API shows it."""
     lane, resident = workers.lane, workers.resident
-    memory = pool.health.memory.get(lane.device.uuid) if pool.health is not None else None
+    memory = pool.lanes.health.memory.get(lane.device.uuid) if pool.lanes.health is not None else None
     return node_values.Lane(
         lane=lane.id,
         device=lane.device.uuid,
@@ -60,7 +60,7 @@ def shown_lane(pool: LanePool, workers: LaneWorkers) -> node_values.Lane:
         swaps=workers.swaps,
         load_s={model: round(seconds, 3) for model, seconds in workers.loads_s.items()},
         barred=tuple(sorted(workers.barred_now())),
-        sick=pool.mark_of(workers),
+        sick=workers.mark,
         next_at=workers.next_at,
         device_memory=_memory(memory),
         measured_mib=dict(pool.memory_use.most_mib) if pool.memory_use is not None else {},

@@ -17,7 +17,7 @@ from roundhouse.inference.runs import AgentRuns, WaitingRun
 from service.scheduling.core.deaths import MOST_DEATHS
 from workers.devices.device import Gpu
 from workers.devices.layout import Lane, LayoutPolicy, lanes_of
-from workers.lanes.lane_pool import LanePool
+from workers.lanes.lane_pool import LanePool, LaneSet
 from workers.lanes.lane_spec import memory_need
 from workers.lanes.swap_log import Swap
 from workers.outcome import EngineFailed, FailureReason
@@ -102,7 +102,7 @@ class TestRun:
 class TestQueue:
     async def test_a_run_that_was_cancelled_is_given_nothing(self) -> None:
         """Its task has not run yet: neither a shutdown nor a free slot at that moment breaks over it."""
-        runs = AgentRuns(LanePool(), "fair", LaneNews({}), None, emulates=False)
+        runs = AgentRuns(LanePool(LaneSet()), "fair", LaneNews({}), None, emulates=False)
         waiting = asyncio.create_task(runs.wait_seat(waiting_run()))
         await anyio.lowlevel.checkpoint()
         waiting.cancel()
@@ -113,7 +113,7 @@ class TestQueue:
 
     async def test_a_cancel_behind_a_shutdown_is_a_cancel(self) -> None:
         """A run that was told of the end and is cancelled then has no slot to give back."""
-        runs = AgentRuns(LanePool(), "fair", LaneNews({}), None, emulates=False)
+        runs = AgentRuns(LanePool(LaneSet()), "fair", LaneNews({}), None, emulates=False)
         waiting = asyncio.create_task(runs.wait_seat(waiting_run()))
         await anyio.lowlevel.checkpoint()
         runs.close("over")

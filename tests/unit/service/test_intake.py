@@ -23,7 +23,7 @@ class Parts:
         self.claims: list[tuple[str, int | None]] = []
         self.is_closing = False
         self.detail = None  # nothing is paused
-        self.view = self.pauses = self.fleet = self
+        self.view = self.pauses = self.fleet = self.lanes = self
 
     def is_hopeless(self, model: str) -> bool:
         return model in self.hopeless
