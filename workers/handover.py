@@ -2,17 +2,88 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from workers.engine.launch import command_for
 from workers.engine.launch.devices import placed
+from workers.fleet import Fleet
 from workers.loaded import LAUNCHED
-from workers.policy.adoption import Launch
-from workers.process.handed_over import HeldWorker
-from workers.spec import EngineKind, WorkerSpec
-from workers.states import Hold
+from workers.policy.adoption import Adoption, Launch, plan_adoption
+from workers.process.handed_over import HeldFleet, HeldWorker
+from workers.process.identity import ProcessId
+from workers.process.orphans import end_children, end_orphans
+from workers.process.registry import run_id
+from workers.spec import EngineKind, WorkerId, WorkerSpec
+from workers.states import Hold, WorkerState
 from workers.supervised import SupervisedWorker
+
+logger = logging.getLogger(__name__)
+
+
+def hand_over_engines(fleet: Fleet) -> HeldFleet:
+    """Return the engines for the next program of this process."""
+    found = (_hold(worker, fleet.environment) for worker in fleet)
+    scratch = {name: str(weights.scratch) for name, weights in fleet.weights.items() if weights.scratch is not None}
+    return HeldFleet(
+        run=run_id(),
+        workers=[worker for worker in found if worker is not None],
+        scratch=scratch,
+        unloaded=sorted(fleet.roster.unloaded),
+    )
+
+
+def unsettled(fleet: Fleet) -> str | None:
+    """Name the work that the next program could not continue; None if there is none."""
+    for worker in fleet:
+        state = worker.now.state
+        if state is WorkerState.STOPPING:
+            return f"{worker.spec.id} is stopping its engine"
+        if state is WorkerState.STARTING and worker.owns_engine and worker.supervisor.hand_over_engine() is None:
+            return f"{worker.spec.id} is about to start its engine"
+    for name, weights in fleet.weights.items():
+        if weights.is_changing:
+            return f"the weights of {name} are being changed"
+    for name, adapters in fleet.adapters.items():
+        if adapters.changing is not None:
+            return f"model {name}: {adapters.changing} is under way"
+    return next(iter(fleet.roster.under_way), None) if fleet.roster.is_leaving else fleet.lanes.unsettled()
+
+
+async def inherit(fleet: Fleet, held: HeldFleet, children: Sequence[ProcessId]) -> Adoption:
+    """Let a fleet's workers take over running engines, and end engines that no worker takes, before it runs.
+
+    ``children`` are all child processes that existed when the program began.
+    """
+    workers = {(each.spec.id, each.spec.name): each for each in fleet.every if each.owns_engine}
+    wanted = [
+        launch_of(worker.spec, fleet.environment, worker.adapters.wanted)
+        for worker in workers.values()
+        if worker.spec.id not in held.unloaded
+    ]
+    plan = plan_adoption([launch_of_held(each) for each in held.workers], wanted)
+    kept = [each for each in held.workers if each.id in plan.kept and each.engine.process.is_as_told]
+    for each in kept:
+        _adopt(fleet, workers[WorkerId(each.id), each.model], each)
+    fleet.roster.keep_unloaded(held.unloaded)
+    for name, weights in fleet.weights.items():
+        if name in held.scratch:
+            weights.scratch = Path(held.scratch[name])
+    _let_go((each for each in held.workers if each not in kept), plan)
+    guardians = HeldFleet(run=held.run, workers=kept).guardians
+    await end_children([child for child in children if child not in guardians])
+    await end_orphans()
+    return plan
+
+
+def _let_go(ended: Iterable[HeldWorker], plan: Adoption) -> None:
+    for each in ended:
+        logger.info("worker %s: its engine is ended: %s", each.id, plan.ended.get(each.id, "it has changed"))
+        for fd in each.engine.process.guardian.descriptors:
+            os.close(fd)
 
 
 def launch_of(spec: WorkerSpec, environment: Mapping[str, str], adapters: Mapping[str, str] | None = None) -> Launch:
@@ -46,7 +117,7 @@ def launch_of_held(held: HeldWorker) -> Launch:
     )
 
 
-def hold(worker: SupervisedWorker, environment: Mapping[str, str]) -> HeldWorker | None:
+def _hold(worker: SupervisedWorker, environment: Mapping[str, str]) -> HeldWorker | None:
     """Return a worker and its engine for the next program to adopt; None without an engine to keep."""
     engine = (
         worker.supervisor.hand_over_engine() if worker.owns_engine and Hold.ASLEEP not in worker.now.holds else None
@@ -65,7 +136,7 @@ def hold(worker: SupervisedWorker, environment: Mapping[str, str]) -> HeldWorker
     )
 
 
-def adopt(worker: SupervisedWorker, held: HeldWorker) -> None:
+def _adopt(fleet: Fleet, worker: SupervisedWorker, held: HeldWorker) -> None:
     """Let a worker that was never started take over a running engine when it starts."""
     worker.supervisor.adopt(held.engine)
     worker.requests.latency.restore(held.pace)
@@ -73,3 +144,5 @@ def adopt(worker: SupervisedWorker, held: HeldWorker) -> None:
     if worker.weights is not None:
         version = LAUNCHED if held.weights is None else held.weights
         worker.weights.change(version, held.engine.incarnation)
+    if worker.spec.lane is not None:
+        fleet.lane_pool.adopt(worker)

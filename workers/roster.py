@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -28,6 +28,7 @@ from workers.policy.roll import (
     ReplicaView,
     WantedModel,
     decide,
+    steps_left,
 )
 from workers.process.registry import ProcessRegistry
 from workers.spec import MAX_PORT, WorkerId, WorkerSpec
@@ -60,9 +61,81 @@ class _Member:
     def __repr__(self) -> str:
         return f"<_Member {self.worker!r} leaves={self.leaves}>"
 
+    def view(self, wanted: WorkerSpec | None, *, is_left_alone: bool) -> ReplicaView:
+        """Return it in the form that decisions use; ``wanted`` are the wanted settings for its number, if any."""
+        now = self.worker.now
+        return ReplicaView(
+            model=self.worker.spec.name,
+            number=self.number,
+            is_current=self.spec == wanted,
+            is_leaving=self.leaves is not None,
+            is_ready=now.is_available or (Hold.OPERATOR in now.holds and not now.is_coming),
+            is_left_alone=is_left_alone,
+            in_use=self.worker.slots.in_use,
+            address=_address_of(self.spec),
+        )
+
+    async def supervise(
+        self,
+        *,
+        registry: ProcessRegistry,
+        gate: StartGate,
+        task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Own the worker's tasks until cancelled, or until it has left."""
+        with anyio.CancelScope() as self.scope:
+            await self.worker.run(registry, gate, task_status=task_status)
+
+    async def wait_idle(self) -> None:
+        """Return when its last request has ended: each has limits of its own, and some may have lent their slots."""
+        await self.worker.slots.wait_empty()
+        await self.worker.in_flight.left.wait_until(lambda: not len(self.worker.in_flight))
+
+    async def end_engine(self) -> None:
+        """End its engine; nothing is started in its place before the processes have died."""
+        while True:
+            try:
+                await self.worker.end_engine(str(self.leaves))
+            except StopTimedOut:
+                logger.exception("worker %s could not be stopped, and is tried again", self.worker.spec.id)
+                await anyio.sleep(STUCK_S)
+            else:
+                return
+
+
+class WantedReplicas:
+    """The wanted workers of fixed models, by model, in the configuration's order."""
+
+    def __init__(self, specs: Iterable[WorkerSpec]) -> None:
+        self.by_model: dict[str, list[WorkerSpec]] = {}
+        for spec in specs:
+            if spec.lane is None:
+                self.by_model.setdefault(spec.name, []).append(spec)
+
+    def __repr__(self) -> str:
+        return f"<WantedReplicas {list(self.by_model)}>"
+
+    def counts(self) -> list[WantedModel]:
+        """Return the wanted number of each model's workers."""
+        return [
+            WantedModel(model=model, count=len(replicas), first=_address_of(replicas[0]))
+            for model, replicas in self.by_model.items()
+        ]
+
+    def spec(self, model: str, number: int) -> WorkerSpec | None:
+        """Return the wanted settings for a model's worker with a number; None if there are none."""
+        first = self.by_model[model][0] if model in self.by_model else None
+        if first is None or number == 0:
+            return first
+        if first.port + number > MAX_PORT:
+            return None
+        worker_id = WorkerId(f"{model}-{number}")
+        socket = socket_of(first.socket.parent, worker_id) if first.socket else None
+        return replace(first, id=worker_id, port=first.port + number, socket=socket)
+
 
 class Roster:
-    """Owns the workers of fixed models and their tasks; nothing happens unless ``run`` is running.
+    """Owns the workers of fixed models and their tasks, not those on lanes; nothing happens unless ``run`` is running.
 
     ``make`` returns a worker for a specification, ``look_after`` the shared upkeep of a model's engines. ``others_on``
     counts the engines per device, by UUID, that are not the roster's.
@@ -78,34 +151,32 @@ class Roster:
         self._make = make
         self._others_on = others_on
         self._look_after = look_after
-        self._wanted = _by_model(specs)
+        self.wanted = WantedReplicas(specs)
         self.upkeep: dict[str, ModelUpkeep] = {}  # only wanted models
         self._members: dict[WorkerId, _Member] = {}
         made: list[SupervisedWorker] = []
-        for model, replicas in self._wanted.items():
-            workers = []
+        for model, replicas in self.wanted.by_model.items():
             for spec in replicas:
-                workers.append(make(self._on_devices(spec, made)))
-                made.append(workers[-1])
+                made.append(make(_on_devices(spec, made, others_on)))
+            workers = made[-len(replicas) :]
             upkeep = self.upkeep[model] = look_after(workers)
             for number, (spec, worker) in enumerate(zip(replicas, workers, strict=True)):
                 self._members[spec.id] = _Member(worker, spec, number, upkeep)
         self._last_engine: dict[WorkerId, int] = {}  # last engine numbers of workers that have left
         self._drained: dict[WorkerId, str] = {}  # drained by an operator before they were replaced
-        self.unloaded: dict[
-            WorkerId, str
-        ] = {}  # unloaded by an operator, with their models: no engine is started until an operator asks
+        # With their models: an operator unloaded them, and no engine is started until an operator asks for it.
+        self.unloaded: dict[WorkerId, str] = {}
         self._tasks: TaskGroup | None = None  # while it runs
         self._replacements = Replacements()
         self._changed = Notifier()
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<Roster {list(self._members)} of {list(self._wanted)}>"
+        return f"<Roster {list(self._members)} of {self.wanted!r}>"
 
     def __iter__(self) -> Iterator[SupervisedWorker]:
         """Iterate over the workers in the configuration's order; those of removed models come last."""
-        places = {model: place for place, model in enumerate(self._wanted)}
+        places = {model: place for place, model in enumerate(self.wanted.by_model)}
         order = sorted(
             self._members.values(), key=lambda each: (places.get(each.worker.spec.name, len(places)), each.number)
         )
@@ -116,11 +187,6 @@ class Roster:
         member = self._members.get(WorkerId(worker_id))
         return None if member is None else member.worker
 
-    @property
-    def models(self) -> Sequence[str]:
-        """The wanted models, in the configuration's order."""
-        return tuple(self._wanted)
-
     def workers_of(self, model: str) -> list[SupervisedWorker]:
         """Return the workers of a model that are not leaving."""
         return [each.worker for each in self._members.values() if each.worker.spec.name == model and not each.leaves]
@@ -130,9 +196,13 @@ class Roster:
 
         Workers differ only by model, so the emptiest leaves first.
         """
-        self._wanted = _by_model(specs)
-        self.unloaded = {worker: model for worker, model in self.unloaded.items() if model in self._wanted}
+        self.wanted = WantedReplicas(specs)
+        self.unloaded = {worker: model for worker, model in self.unloaded.items() if model in self.wanted.by_model}
         self._changed.notify()
+
+    def keep_unloaded(self, worker_ids: Collection[str]) -> None:
+        """Leave workers without an engine that were unloaded when an earlier program of this process ended."""
+        self.unloaded |= {worker.spec.id: worker.spec.name for worker in self if worker.spec.id in worker_ids}
 
     def forgive(self, worker_id: str) -> bool:
         """Let a worker that was left alone be replaced again, for an operator; return whether it was unloaded."""
@@ -178,20 +248,8 @@ class Roster:
     @property
     def under_way(self) -> list[str]:
         """The steps left until the workers are the wanted ones, in words."""
-        views, wanted = self._views(), self._wanted_models()
-        counts = {each.model: each.count for each in wanted}
         leaving = [f"{name} leaves: {each.leaves}" for name, each in self._members.items() if each.leaves]
-        stale = [
-            f"{view.model}-{view.number} waits for its turn to have other settings"
-            for view in views
-            if view.model in counts and not view.is_current and not view.is_leaving
-        ]
-        coming = [
-            f"{model} has {have} of {count} replicas"
-            for model, count in counts.items()
-            if (have := sum(view.model == model and view.is_ready and not view.is_leaving for view in views)) < count
-        ]
-        return [*leaving, *stale, *coming]
+        return [*leaving, *steps_left(self._views(), self.wanted.counts())]
 
     @property
     def is_leaving(self) -> bool:
@@ -203,7 +261,7 @@ class Roster:
 
         def is_gone() -> bool:
             of_model = [each for each in self._members.values() if each.worker.spec.name == model]
-            return not any(each.leaves or model not in self._wanted for each in of_model)
+            return not any(each.leaves or model not in self.wanted.by_model for each in of_model)
 
         await self._changed.wait_until(is_gone)
 
@@ -219,7 +277,7 @@ class Roster:
         """Start every worker, and keep the workers the wanted ones, until cancelled."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
-            supervise = partial(self._supervise, registry=registry, gate=gate)
+            supervise = partial(_Member.supervise, registry=registry, gate=gate)
             for upkeep in self.upkeep.values():
                 await tasks.start(upkeep.run)
             for member in self._members.values():
@@ -230,7 +288,7 @@ class Roster:
             task_status.started()
             while not self._is_closed:
                 changed = self._changed.next  # the steps below change states themselves
-                for step in decide(self._views(), self._wanted_models()):
+                for step in decide(self._views(), self.wanted.counts()):
                     self._act(step, tasks, supervise)
                 await changed.wait()
 
@@ -239,54 +297,13 @@ class Roster:
         self._is_closed = True
         self._changed.notify()
 
-    async def _supervise(
-        self,
-        member: _Member,
-        *,
-        registry: ProcessRegistry,
-        gate: StartGate,
-        task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
-    ) -> None:
-        with anyio.CancelScope() as member.scope:
-            await member.worker.run(registry, gate, task_status=task_status)
-
     def _views(self) -> list[ReplicaView]:
-        return [
-            ReplicaView(
-                model=each.worker.spec.name,
-                number=each.number,
-                is_current=each.spec == wanted,
-                is_leaving=each.leaves is not None,
-                is_ready=each.worker.now.is_available
-                or (Hold.OPERATOR in each.worker.now.holds and not each.worker.now.is_coming),
-                is_left_alone=wanted == each.spec and self._replacements.leaves_alone(each.spec.id, each.spec),
-                in_use=each.worker.slots.in_use,
-                address=_address_of(each.spec),
-            )
-            for each in self._members.values()
-            for wanted in [self._wanted_spec(each)]
-        ]
-
-    def _wanted_models(self) -> list[WantedModel]:
-        return [
-            WantedModel(model=model, count=len(replicas), first=_address_of(replicas[0]))
-            for model, replicas in self._wanted.items()
-        ]
-
-    def _wanted_spec(self, member: _Member) -> WorkerSpec | None:
-        """Return the wanted settings for a member's number; None if there are none."""
-        replicas = self._wanted.get(member.worker.spec.name)
-        if replicas is None or replicas[0].port + member.number > MAX_PORT:
-            return None
-        return _numbered(replicas[0], member.number)
-
-    def _on_devices(self, spec: WorkerSpec, there: Iterable[SupervisedWorker]) -> WorkerSpec:
-        """Return a specification with the devices for its engine: those with the fewest engines now."""
-        if spec.device_choice is None:
-            return spec
-        engines_on = Counter(self._others_on)
-        engines_on.update(device.uuid for worker in there for device in worker.spec.devices)
-        return replace(spec, devices=choose_devices(spec.device_choice, engines_on))
+        views = []
+        for each in self._members.values():
+            wanted = self.wanted.spec(each.worker.spec.name, each.number)
+            is_left_alone = wanted == each.spec and self._replacements.leaves_alone(each.spec.id, each.spec)
+            views.append(each.view(wanted, is_left_alone=is_left_alone))
+        return views
 
     def _act(self, step: Leave | Join, tasks: TaskGroup, supervise: Supervise) -> None:
         match step:
@@ -297,14 +314,15 @@ class Roster:
                     if (each.worker.spec.name, each.number) == (step.model, step.number)
                 )
                 member.leaves = step.because
-                if step.because is LeaveReason.CHANGED and member.spec == self._wanted_spec(member):
+                if step.because is LeaveReason.CHANGED and member.spec == self.wanted.spec(step.model, step.number):
                     self._replacements.note(member.spec.id, member.spec, time.monotonic())
                 tasks.start_soon(self._see_off, member)
             case Join():
-                spec = _numbered(self._wanted[step.model][0], step.number)
+                spec = self.wanted.spec(step.model, step.number)
+                assert spec is not None  # noqa: S101 - it was decided on the same wanted workers
                 if step.model in self.unloaded_models:  # new replicas of an unloaded model are unloaded too
                     self.unloaded[spec.id] = step.model
-                worker = self._make(self._on_devices(spec, self))
+                worker = self._make(_on_devices(spec, self, self._others_on))
                 known = self.upkeep.get(step.model)
                 is_new = known is None or not known.fits(spec)
                 upkeep = self._look_after([worker]) if known is None or is_new else known
@@ -341,8 +359,7 @@ class Roster:
 
     async def _end_unloaded(self, member: _Member, because: str) -> None:
         worker = member.worker
-        await worker.slots.wait_empty()
-        await worker.in_flight.left.wait_until(lambda: not len(worker.in_flight))
+        await member.wait_idle()
         if member.spec.id in self.unloaded:  # no operator has asked for it since
             worker.stop_nowait(because)
 
@@ -354,10 +371,9 @@ class Roster:
         if Hold.OPERATOR in worker.now.holds and member.leaves == LeaveReason.CHANGED:
             self._drained[worker.spec.id] = worker.supervisor.because
         worker.drain_nowait(str(member.leaves), Hold.LEAVING)
-        await worker.slots.wait_empty()  # each of its requests has limits of its own
-        await worker.in_flight.left.wait_until(lambda: not len(worker.in_flight))  # some may have lent their slots
+        await member.wait_idle()
         async with upkeep.lock:
-            await self._end_engine(member)
+            await member.end_engine()
             self._last_engine[worker.spec.id] = worker.now.incarnation
             del self._members[worker.spec.id]
             upkeep.remove(worker)
@@ -369,31 +385,14 @@ class Roster:
                 del self.upkeep[worker.spec.name]
         self._changed.notify()
 
-    async def _end_engine(self, member: _Member) -> None:
-        while True:
-            try:
-                await member.worker.end_engine(str(member.leaves))
-            except StopTimedOut:  # nothing is started in its place before it has died
-                logger.exception("worker %s could not be stopped, and is tried again", member.worker.spec.id)
-                await anyio.sleep(STUCK_S)
-            else:
-                return
 
-
-def _by_model(specs: Sequence[WorkerSpec]) -> Mapping[str, Sequence[WorkerSpec]]:
-    found: dict[str, list[WorkerSpec]] = {}
-    for spec in specs:
-        found.setdefault(spec.name, []).append(spec)
-    return found
-
-
-def _numbered(first: WorkerSpec, number: int) -> WorkerSpec:
-    """Return the specification of a model's worker, derived from that of number 0."""
-    if number == 0:
-        return first
-    worker_id = WorkerId(f"{first.name}-{number}")
-    socket = socket_of(first.socket.parent, worker_id) if first.socket else None
-    return replace(first, id=worker_id, port=first.port + number, socket=socket)
+def _on_devices(spec: WorkerSpec, there: Iterable[SupervisedWorker], others_on: Mapping[str, int]) -> WorkerSpec:
+    """Return a specification with the devices for its engine: those with the fewest engines now."""
+    if spec.device_choice is None:
+        return spec
+    engines_on = Counter(others_on)
+    engines_on.update(device.uuid for worker in there for device in worker.spec.devices)
+    return replace(spec, devices=choose_devices(spec.device_choice, engines_on))
 
 
 def _address_of(spec: WorkerSpec) -> Address | None:

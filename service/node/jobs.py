@@ -248,4 +248,4 @@ class Jobs:
         if not wanted:
             return ()
         gone = [removed(model) for model in sorted(wanted - set(self._rules().models))]
-        return [*gone, *(unloaded(model) for model in sorted(wanted & self._scheduler.fleet.unloaded))]
+        return [*gone, *(unloaded(model) for model in sorted(wanted & self._scheduler.fleet.roster.unloaded_models))]

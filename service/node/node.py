@@ -43,6 +43,7 @@ from workers.devices.device_health import DeviceHealth
 from workers.devices.readers import MachineReader
 from workers.engine.launch import DIALECTS, takes_tools
 from workers.fleet import Fleet
+from workers.handover import inherit
 from workers.offload.pool import offloading
 from workers.policy.adoption import Adoption
 from workers.process.handed_over import HeldFleet, HeldServer
@@ -108,7 +109,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
                 tasks.start_soon(self._hurry, hurry, patience)
                 with anyio.move_on_after(drain_s):
                     await self.scheduler.wait_idle()
-                    await self.fleet.wait_kept()
+                    for weights in self.fleet.weights.values():
+                        await weights.catch_up.wait_kept()
                 await self.fleet.stop(STOPPING)
             await self.fleet.stop(STOPPING, at_once=hurry.is_set())
             await self._leave(hurry)
@@ -227,7 +229,7 @@ async def open_node(
             catalog = ToolCatalog(runners_of(tools), adapters.names)
             door = JobDoor(store, scheduler, intake, rules, catalog)
             unwanted = [child for child in left.children if child not in tools.adopted.values()]
-            adoption = await fleet.inherit(left.fleet, unwanted) if left.fleet is not None else None
+            adoption = await inherit(fleet, left.fleet, unwanted) if left.fleet is not None else None
             trace = tracing(config.telemetry, telemetry, fleet, scheduler, store.node_id)
             async with trace, fleet.running(), scheduler.leaving():
                 yield Node(
@@ -321,10 +323,11 @@ def _cluster(config: StoreConfig, report: Callable[[], NodeReport]) -> "Cluster 
 
 
 def _report(store: Store, scheduler: Scheduler, fleet: Fleet) -> NodeReport:
-    view = scheduler.view
+    view, adapters = scheduler.view, fleet.adapters
+    models = [model for model in fleet.models() if not fleet.is_lost(model)]
     counts = {job_id: view.of_job(job_id) for job_id in view.jobs() if job_id not in scheduler.requests}
     return NodeReport(
         node_id=store.node_id,
-        models=fleet.served_names(),
+        models=[*models, *(name for model in models if model in adapters for name in adapters[model].names)],
         counts={name: (count[TurnState.READY], count[TurnState.IN_FLIGHT]) for name, count in counts.items()},
     )

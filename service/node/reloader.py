@@ -90,12 +90,12 @@ class Reloader:
         node, shares = self._node, shares_of(new.callers.values())
         if shares is not None and node.live.shares is None:
             logger.warning("keys have names now: they have fair shares of the engines from the next start on")
-        node.tools.change(new.config, new.specs, node.fleet.wait_gone)
+        node.tools.change(new.config, new.specs, node.fleet.roster.wait_gone)
         specs = [replace(spec, state_dir=node.state_dir) for spec in node.tools.equipped(new.specs)]
         node.live.replace(new.config, specs, shares)
         node.catalog.change(runners_of(node.tools))
         node.scheduler.requests.queue.rules = queue_rules(new.config)
-        node.fleet.want(specs)
+        node.fleet.roster.want(specs)
         node.scheduler.requests.end_waiting_for(plan.removed)
         node.fleet.lane_pool.follow(new.config.scheduling.swap)
         for commit in commits:

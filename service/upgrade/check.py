@@ -21,7 +21,7 @@ from service.errors import UpgradeRefused
 from service.node.database_choice import schema_fault
 from service.upgrade.verdict import Bounds, Facts, Plan, UpgradeVerdict, judge
 from workers.fleet import Fleet
-from workers.handover import launch_of_held, launches_of
+from workers.handover import hand_over_engines, launch_of_held, launches_of
 from workers.process import guardian, handed_over
 from workers.process.registry import run_id
 from workers.spec import WorkerSpec
@@ -34,7 +34,7 @@ SAID_CHARS: Final = 2000  # shown characters of a failed child's output
 
 def facts_of(config: Config, fleet: Fleet) -> Facts:
     """Return this program's fixed settings and its engines."""
-    held = fleet.hand_over_engines()
+    held = hand_over_engines(fleet)
     return Facts(
         handover=handed_over.VERSION,
         roundhouse=__version__,

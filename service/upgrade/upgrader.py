@@ -26,6 +26,7 @@ from service.scheduling.work import Pause
 from service.upgrade.check import ask_child, facts_of
 from service.upgrade.handover import Inherited, replace_program
 from service.upgrade.verdict import Facts, UpgradeVerdict
+from workers.handover import hand_over_engines, unsettled
 from workers.notifier import Notifier
 from workers.process.handed_over import Handover
 
@@ -226,9 +227,9 @@ class Upgrader:
         with anyio.move_on_after(drain_s):
             await scheduler.wait_idle()
         with anyio.move_on_after(max(drain_s, SETTLE_S)):
-            while fleet.unsettled() is not None:  # noqa: ASYNC110 - many owners, and seldom any work
+            while unsettled(fleet) is not None:  # noqa: ASYNC110 - many owners, and seldom any work
                 await anyio.sleep(POLL_S)
-        if (detail := fleet.unsettled()) is not None:
+        if (detail := unsettled(fleet)) is not None:
             raise UpgradeRefused(detail)
         scheduler.works.interrupt_all()
         with anyio.move_on_after(INTERRUPT_S):
@@ -270,7 +271,7 @@ class Upgrader:
             raise UpgradeRefused("the configuration or the code was changed after it was looked at; ask again")
         if shutil.which(self._argv[0]) is None:
             raise UpgradeRefused(f"{self._argv[0]} cannot be run: it is not there, or no program")
-        if (detail := self._node.fleet.unsettled()) is not None:
+        if (detail := unsettled(self._node.fleet)) is not None:
             raise UpgradeRefused(detail)
 
     @asynccontextmanager
@@ -298,7 +299,7 @@ class Upgrader:
                 listener_fd=self._listener_fd,
                 lock_fd=self._node.lock_fd,
                 connections=front.resting(),
-                fleet=self._node.fleet.hand_over_engines(),
+                fleet=hand_over_engines(self._node.fleet),
                 servers=self._node.tools.hand_over_servers(),
             )
             replace_program(handover, self._argv, os.environ)

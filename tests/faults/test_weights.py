@@ -264,7 +264,7 @@ async def test_an_engine_whose_own_transfer_fails_is_killed(tmp_path: Path, phas
             await workers.back("launched")
         else:  # nobody has kept what was sent: it waits for the next
             await wait_until(lambda: workers.bad.now.state is WorkerState.DRAINING, "it answers")
-            assert "no copy of them was kept" in workers.weights.waits_for(workers.bad)
+            assert "no copy of them was kept" in workers.weights.catch_up.waits_for(workers.bad)
             assert (await workers.weights.update(workers.request("two"))).version == 2
             await workers.back("two")
 
@@ -322,15 +322,15 @@ async def test_engines_wait_for_weights_that_cannot_be_kept(tmp_path: Path) -> N
         workers.misbehave("keep", "wait", both=True)
         await weights.update(tensors("w"))
         await is_over(weights)
-        assert weights.is_keeping
-        await workers.fleet.wait_kept()
+        assert weights.catch_up.is_keeping
+        await weights.catch_up.wait_kept()
         assert (weights.current.version, weights.current.checkpoint) == (1, None)
         workers.fault.unlink()
         await workers.back("w")
         workers.bad.restart_nowait("a test")
         await wait_until(lambda: workers.bad.now.incarnation == 2 and workers.bad.now.is_serving, "another answers")
         assert workers.bad.now.state is WorkerState.DRAINING
-        assert "no copy of them was kept" in weights.waits_for(workers.bad)
+        assert "no copy of them was kept" in weights.catch_up.waits_for(workers.bad)
         assert (await ask(workers.good))[1] == "w"
         await workers.join()
         await weights.update(tensors("w"))

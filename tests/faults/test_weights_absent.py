@@ -110,7 +110,7 @@ async def test_a_missing_checkpoint_kills_no_engine(tmp_path: Path, monkeypatch:
         await is_over(workers.weights)
         shutil.move(tmp_path / "one", tmp_path / "away")
         await kill_bad(workers)
-        await wait_until(lambda: "cannot be read" in workers.weights.waits_for(workers.bad), "it is told")
+        await wait_until(lambda: "cannot be read" in workers.weights.catch_up.waits_for(workers.bad), "it is told")
         assert (workers.bad.now.state, workers.bad.now.incarnation) == (WorkerState.DRAINING, 2)
         shutil.move(tmp_path / "away", tmp_path / "one")
         await workers.back("one")

@@ -46,7 +46,7 @@ async def test_workers_that_join_have_the_weights_of_the_model(tmp_path: Path) -
     fleet = Fleet(specs_of(tmp_path, port, 2), os.environ, tmp_path / "state")
 
     async def settled(count: int) -> None:
-        is_so: Callable[[], bool] = lambda: not fleet.under_way and len(list(fleet)) == count  # noqa: E731
+        is_so: Callable[[], bool] = lambda: not fleet.roster.under_way and len(list(fleet)) == count  # noqa: E731
         await wait_until(is_so, f"there are {count} workers as wanted")
 
     async def check(text: str, version: int) -> None:
@@ -61,10 +61,10 @@ async def test_workers_that_join_have_the_weights_of_the_model(tmp_path: Path) -
             weights = fleet.weights["m"]
             await weights.update(UpdateRequest(checkpoint=str(tmp_path / "one")))
             await is_over(weights)
-            fleet.want(specs_of(tmp_path, port, 3))
+            fleet.roster.want(specs_of(tmp_path, port, 3))
             await settled(3)
             await check("one", 1)
-            fleet.want(specs_of(tmp_path, port, 2, context=8192))
+            fleet.roster.want(specs_of(tmp_path, port, 2, context=8192))
             await settled(2)
             assert fleet.weights["m"] is weights
             await check("one", 1)

@@ -360,7 +360,7 @@ async def test_a_worker_that_is_replaced_by_equal_ones_is_left_alone_in_the_end(
             (worker,) = fleet
             number = worker.now.incarnation
             assert "its settings are the same" in worker.snapshot().because
-            fleet.want([worker.spec])  # an owner that says the same again changes nothing
+            fleet.roster.want([worker.spec])  # an owner that says the same again changes nothing
             assert worker.now.incarnation == number
             fleet.forgive("scripted-0")
             await wait_until(lambda: fleet.get("scripted-0") not in (None, worker), "another takes its place")

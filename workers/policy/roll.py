@@ -4,7 +4,7 @@ A worker with changed settings leaves, and another takes its number. Workers of 
 leaves when every other one takes requests again. So a setting that no engine starts with costs one worker.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Final
@@ -95,6 +95,21 @@ def decide(workers: Sequence[ReplicaView], wanted: Sequence[WantedModel]) -> lis
         steps += _leaves(here, of_model, [each for each in old if each.model == model], is_waiting=is_waiting)
         steps += [Join(model=model, number=number) for number in missing if of_model.address(number) not in taken]
     return steps
+
+
+def steps_left(workers: Sequence[ReplicaView], wanted: Sequence[WantedModel]) -> list[str]:
+    """Return in words what is missing until the workers that stay are the wanted ones."""
+    counts = {each.model: each.count for each in wanted}
+    staying = [worker for worker in workers if not worker.is_leaving]
+    stale = [
+        f"{worker.model}-{worker.number} waits for its turn to have other settings"
+        for worker in staying
+        if worker.model in counts and not worker.is_current
+    ]
+    ready = Counter(worker.model for worker in staying if worker.is_ready)
+    return stale + [
+        f"{model} has {ready[model]} of {count} replicas" for model, count in counts.items() if ready[model] < count
+    ]
 
 
 def _is_outdated(worker: ReplicaView, claims: Mapping[Address, str]) -> bool:

@@ -1,9 +1,11 @@
 """The version of a model's weights, and where they are: kept across restarts of Roundhouse."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
+import anyio.to_thread
 import msgspec
 from msgspec import Struct
 
@@ -12,6 +14,8 @@ from workers.files.atomic import replace_file
 from workers.files.safetensors import Shapes, read_folder
 from workers.loaded import LAUNCHED
 from workers.weights.update import Tensor
+
+logger = logging.getLogger(__name__)
 
 
 def check_checkpoint(folder: Path, model: str | None) -> None:
@@ -66,24 +70,24 @@ class CurrentWeights(Struct, frozen=True, kw_only=True):
     checkpoint: str | None = None
 
 
-class CurrentWeightsFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The file of a model's version; without a state directory it is only in memory."""
+class CurrentVersion:
+    """A model's version ``now``, and its file; without a state directory it is only in memory."""
 
-    name: str
-    state_dir: Path | None
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder for this model's weights."""
+    def __init__(self, name: str, state_dir: Path | None, model: str | None) -> None:
+        self._name = name
         # Absolute: engines with another working directory read it too.
-        return self.state_dir.absolute() / "weights" / quote(self.name, safe="") if self.state_dir else None
+        self._folder = state_dir.absolute() / "weights" / quote(name, safe="") if state_dir else None
+        self.now = self._read(model)
 
-    def read(self, model: str | None) -> CurrentWeights:
+    def __repr__(self) -> str:
+        return f"<CurrentVersion {self._name} {self.now.version}>"
+
+    def _read(self, model: str | None) -> CurrentWeights:
         """Read the stored version.
 
         An engine that is configured with other weights than before starts with a new version: versions only rise.
         """
-        folder = self.folder
+        folder = self._folder
         try:
             kept = msgspec.json.decode((folder / "standing.json").read_bytes(), type=CurrentWeights) if folder else None
         except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -94,15 +98,17 @@ class CurrentWeightsFile(msgspec.Struct, frozen=True, kw_only=True):
             return CurrentWeights(version=kept.version + 1, launched=kept.version + 1, model=model)
         return kept
 
-    def write(self, current: CurrentWeights) -> None:
-        """Store the version; the file is always whole.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        if self.folder is not None:
-            replace_file(self.folder / "standing.json", msgspec.json.encode(current))
+    async def change(self, current: CurrentWeights) -> None:
+        """Set the version and store it; the file is always whole."""
+        self.now = current
+        if self._folder is None:
+            return
+        file = self._folder / "standing.json"
+        try:
+            await anyio.to_thread.run_sync(replace_file, file, msgspec.json.encode(current))
+        except OSError:
+            logger.exception("model %s: weights %d: the version could not be kept", self._name, current.version)
 
     def kept_folder(self, version: int) -> Path | None:
         """Return the folder for a trainer's weights of a version."""
-        return self.folder / f"version-{version}" if self.folder else None
+        return self._folder / f"version-{version}" if self._folder else None

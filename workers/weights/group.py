@@ -6,8 +6,10 @@ from itertools import accumulate
 
 import msgspec
 
+from workers.errors import GroupMissing
 from workers.policy.weights import Backend
 from workers.spec import WorkerId
+from workers.supervised import SupervisedWorker
 
 
 class GroupState(StrEnum):
@@ -75,6 +77,30 @@ class Group:
         """Break the group; the first reason stands."""
         if self.state is not GroupState.BROKEN:
             self.state, self.error = GroupState.BROKEN, because
+
+
+def whole_group(
+    group: Group | None, number: int | None, model: str, workers: Mapping[WorkerId, SupervisedWorker]
+) -> Group:
+    """Return a model's group with all of its engines, if it is the one with ``number``, or with any for None.
+
+    Raises:
+        GroupMissing: it must be made again.
+    """
+    if group is not None and number not in (None, group.number):
+        raise GroupMissing(f"model {model}: another trainer has made group {group.number} since; make it again")
+    if group is None or group.state is not GroupState.READY:
+        detail = "there is no group" if group is None else f"it is {group.state}: {group.error or 'not all are there'}"
+        raise GroupMissing(f"model {model}: no group with a trainer ({detail}); make it with weights/init")
+    for name in group.members:
+        if not workers[name].now.is_serving:  # a sleeping engine reports no change of state
+            group.fail(f"{name} sleeps")
+            raise GroupMissing(f"model {model}: {name} sleeps, and is in the trainer's group; make it again")
+    for name, worker in workers.items():
+        if worker.now.is_serving and not group.has(name, worker.now.incarnation):
+            group.fail(f"{name} is not in it")
+            raise GroupMissing(f"model {model}: {name} is not in the trainer's group; make it again")
+    return group
 
 
 def place_members(engines: Mapping[WorkerId, tuple[int, int]]) -> dict[WorkerId, Member]:

@@ -11,21 +11,21 @@ from typing import Final
 
 import anyio
 import anyio.to_thread
-import msgspec
 from anyio.abc import TaskGroup, TaskStatus
+from msgspec.structs import replace
 
 from transport.errors import EngineError, EngineTimeout
 from workers.engine.launch.vllm import is_extended
-from workers.errors import GroupMissing, InvalidUpdate, NoWorkerReady, UpdateRunning, VersionNotNewer
+from workers.errors import InvalidUpdate, NoWorkerReady, UpdateRunning, VersionNotNewer
 from workers.notifier import Notifier
 from workers.policy.weight_update import UpdateState
 from workers.policy.weights import Backend
 from workers.spec import WorkerId
 from workers.states import Hold, WorkerState
 from workers.supervised import SupervisedWorker
-from workers.weights.catch_up import CatchUp, keep_weights
-from workers.weights.current_version import CurrentWeights, CurrentWeightsFile, check_checkpoint, check_tensors
-from workers.weights.group import Group, GroupRequest, GroupState
+from workers.weights.catch_up import CatchUp
+from workers.weights.current_version import CurrentVersion, CurrentWeights, check_checkpoint, check_tensors
+from workers.weights.group import Group, GroupRequest, GroupState, whole_group
 from workers.weights.group_join import JOIN_POLL_S, TELL_LIMIT_S, join_engines, watch_joining
 from workers.weights.receiver import ReceiverFiles
 from workers.weights.transfer import CheckpointTransfer, GlooTransfer, NativeTransfer, Transfer
@@ -56,14 +56,12 @@ class ModelWeights:
         self.updates: deque[WeightUpdate] = deque(maxlen=REMEMBERED)
         self.group: Group | None = None
         self.scratch: Path | None = None  # folder of the engines' progress files; it may be an earlier program's
-        self.is_keeping = False
         self.ended: Counter[UpdateState] = Counter()
-        self._policy = workers[0].spec.weights
+        self.policy = workers[0].spec.weights
         self._model = workers[0].spec.model
         self._is_extended = is_extended(workers[0].spec)
         self._is_on_lanes = workers[0].spec.lane is not None
-        self._file = CurrentWeightsFile(name=name, state_dir=state_dir)
-        self.current = self._file.read(self._model)
+        self._current = CurrentVersion(name, state_dir, self._model)
         self._observe = observe
         self._clock = clock
         self._lock = lock
@@ -71,8 +69,7 @@ class ModelWeights:
         self._numbers = 0
         self._run: UpdateRun | None = None
         self._ended = Notifier()
-        self._kept = Notifier()
-        self._catch_up = CatchUp(workers[0].spec, lock, lambda: self.current, self._start_soon)
+        self.catch_up = CatchUp(self.workers, lock, self._current, self._start_soon)
 
     def __repr__(self) -> str:
         return f"<ModelWeights {self.name} {self.current.version} group={self.group and self.group.state}>"
@@ -92,10 +89,20 @@ class ModelWeights:
     # A trainer's calls
 
     @property
+    def current(self) -> CurrentWeights:
+        """The version that requests are to be answered with."""
+        return self._current.now
+
+    @property
     def running(self) -> WeightUpdate | None:
         """The update in progress."""
         newest = self.updates[-1] if self.updates else None
         return newest if newest is not None and newest.state is UpdateState.RUNNING else None
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether new weights are reaching the engines, or being written for later ones."""
+        return self.running is not None or self.catch_up.is_keeping
 
     async def init(self, request: GroupRequest) -> Group:
         """Send every engine to a trainer's group; return when all have their ranks, and the trainer may join.
@@ -108,8 +115,8 @@ class ModelWeights:
         """
         if self.running is not None:
             raise UpdateRunning(f"model {self.name}: weights {self.running.version} are on their way")
-        if request.backend is not self._policy.backend:
-            raise InvalidUpdate(f"backend: the engines of {self.name} were started for {self._policy.backend}")
+        if request.backend is not self.policy.backend:
+            raise InvalidUpdate(f"backend: the engines of {self.name} were started for {self.policy.backend}")
         async with self._lock:
             if not self._serving():
                 raise NoWorkerReady(f"model {self.name}: no engine of it answers")
@@ -154,7 +161,7 @@ class ModelWeights:
             update.complete()
             self.ended[update.state] += 1
             await self._commit(update)
-            self._bring_all()  # engines that were loaded meanwhile
+            self.catch_up.bring_all()  # engines that were loaded meanwhile
         return update
 
     async def wait_over(self, number: int, limit_s: float) -> bool:
@@ -162,10 +169,6 @@ class ModelWeights:
         with anyio.move_on_after(limit_s):
             await self._ended.wait_until(lambda: not self._is_running(number))
         return not self._is_running(number)
-
-    async def wait_kept(self) -> None:
-        """Return when no weights are being written for workers that start later."""
-        await self._kept.wait_until(lambda: not self.is_keeping)
 
     def _is_running(self, number: int) -> bool:
         return self.running is not None and self.running.number == number
@@ -180,8 +183,8 @@ class ModelWeights:
         await anyio.to_thread.run_sync(check_tensors, request.tensors, self._model)
         while self.group is not None and self.group.state is GroupState.JOINING:  # noqa: ASYNC110 - its limit ends that
             await anyio.sleep(JOIN_POLL_S)
-        group = self._whole_group(request.group)
-        return GlooTransfer(group, self._files) if self._policy.backend is Backend.GLOO else NativeTransfer()
+        group = whole_group(self.group, request.group, self.name, self.workers)
+        return GlooTransfer(group, self._files) if self.policy.backend is Backend.GLOO else NativeTransfer()
 
     def _check_turn(self, request: UpdateRequest) -> None:
         if self.running is not None:
@@ -189,32 +192,13 @@ class ModelWeights:
         if request.version is not None and request.version <= self.current.version:
             raise VersionNotNewer(f"model {self.name} has weights {self.current.version}, and versions only rise")
 
-    def _whole_group(self, number: int | None) -> Group:
-        group = self.group
-        if group is not None and number not in (None, group.number):
-            raise GroupMissing(f"model {self.name}: another trainer has made group {group.number} since; make it again")
-        if group is None or group.state is not GroupState.READY:
-            detail = (
-                "there is no group" if group is None else f"it is {group.state}: {group.error or 'not all are there'}"
-            )
-            raise GroupMissing(f"model {self.name}: no group with a trainer ({detail}); make it with weights/init")
-        for name in group.members:
-            if not self.workers[name].now.is_serving:  # a sleeping engine reports no change of state
-                group.fail(f"{name} sleeps")
-                raise GroupMissing(f"model {self.name}: {name} sleeps, and is in the trainer's group; make it again")
-        for worker in self._serving():
-            if not group.has(worker.spec.id, worker.now.incarnation):
-                group.fail(f"{worker.spec.id} is not in it")
-                raise GroupMissing(f"model {self.name}: {worker.spec.id} is not in the trainer's group; make it again")
-        return group
-
     def _begin(self, request: UpdateRequest, transfer: Transfer) -> tuple[WeightUpdate, UpdateRun]:
         workers = {worker.spec.id: worker for worker in self._serving()}
         update = self._new_update(request, workers)
         for worker in self.workers.values():
             if worker.now.state is WorkerState.STARTING:  # it would serve other weights after the update
                 worker.drain_nowait(f"weights {update.version} are on their way", Hold.STALE_WEIGHTS)
-        return update, UpdateRun(self.name, update, workers, transfer, self._policy, self._observe)
+        return update, UpdateRun(self.name, update, workers, transfer, self.policy, self._observe)
 
     def _new_update(self, request: UpdateRequest, workers: Mapping[WorkerId, SupervisedWorker]) -> WeightUpdate:
         self._check_turn(request)  # again: another caller may have been quicker while a checkpoint was checked
@@ -245,35 +229,20 @@ class ModelWeights:
             if group is not None and update.state is not UpdateState.COMPLETED:
                 group.fail(f"weights {update.version}: {update.error}")
             self._ended.notify()
-        if update.request.tensors and update.state is not UpdateState.FAILED and self._policy.backend is Backend.GLOO:
-            self.is_keeping = self._policy.keep
-            self._start_soon(self._keep, update)
-        self._bring_all()
+        if update.request.tensors and update.state is not UpdateState.FAILED and self.policy.backend is Backend.GLOO:
+            self.catch_up.keep_nowait(update, self._files)
+        self.catch_up.bring_all()
 
     async def _commit(self, update: WeightUpdate) -> None:
         """Make the new version the model's, before any worker goes on with it."""
-        await self._make_current(
-            CurrentWeights(
-                version=update.version,
-                launched=self.current.launched,
-                model=self._model,
-                checkpoint=update.request.checkpoint,
-            )
-        )
+        self.catch_up.forget_fault()
+        await self._current.change(replace(self.current, version=update.version, checkpoint=update.request.checkpoint))
         survivors = {share.worker for share in update.survivors}
         for worker in self.workers.values():
             if worker.spec.id in survivors:
                 worker.resume_nowait(f"weights {update.version}", Hold.STALE_WEIGHTS)
             else:  # it was starting when the update began: it has its launch weights, or the last ones
                 worker.drain_nowait(f"it lacks weights {update.version}", Hold.STALE_WEIGHTS)
-
-    async def _make_current(self, current: CurrentWeights) -> None:
-        self.current = current
-        self._catch_up.forget_fault()
-        try:
-            await anyio.to_thread.run_sync(self._file.write, current)
-        except OSError:
-            logger.exception("model %s: weights %d: the version could not be kept", self.name, current.version)
 
     # Workers that must catch up
 
@@ -293,40 +262,7 @@ class ModelWeights:
             if self.current.version != self.current.launched or self.running is not None:
                 worker.drain_nowait(f"it has weights {weights.version}", Hold.STALE_WEIGHTS)
         elif self._tasks is not None and worker.now.is_serving and Hold.STALE_WEIGHTS in worker.now.holds:
-            self._catch_up.bring(worker)
-
-    def _bring_all(self) -> None:
-        for worker in self._serving():
-            if Hold.STALE_WEIGHTS in worker.now.holds:
-                self._catch_up.bring(worker)
-
-    @property
-    def init_s(self) -> float:
-        """The default seconds within which a trainer's group must form."""
-        return self._policy.init_s
-
-    def waits_for(self, worker: SupervisedWorker) -> str:
-        """Return why a worker waits whose weights are not the model's."""
-        return self._catch_up.waits_for(worker, is_keeping=self.is_keeping)
-
-    async def _keep(self, update: WeightUpdate) -> None:
-        """Store a trainer's weights through an engine, so that engines that start later can load them."""
-        folder = self._file.kept_folder(update.version) if self._policy.keep else None
-        engines = [(self.workers[share.worker], share.incarnation) for share in update.survivors]
-        try:
-            is_kept = await keep_weights(engines, self._files, update.number, folder, self._policy.keep_s)
-            if folder is None:
-                return
-            if self.current.version == update.version and is_kept:
-                current = CurrentWeights(version=update.version, launched=self.current.launched, model=self._model)
-                await self._make_current(msgspec.structs.replace(current, checkpoint=str(folder)))
-            elif self.current.version == update.version:
-                logger.error("model %s: weights %d: no engine could keep them", self.name, update.version)
-        finally:
-            self.is_keeping = False
-            self._kept.notify()
-        await anyio.to_thread.run_sync(_remove_useless, folder, self.current.checkpoint)
-        self._bring_all()
+            self.catch_up.bring(worker)
 
     def _serving(self) -> list[SupervisedWorker]:
         return [worker for worker in self.workers.values() if worker.now.is_serving]
@@ -335,14 +271,3 @@ class ModelWeights:
         if self._tasks is None:
             raise NoWorkerReady(f"model {self.name} is not running")
         self._tasks.start_soon(what, *args)  # type: ignore[arg-type]
-
-
-def _remove_useless(folder: Path, checkpoint: str | None) -> None:
-    """Remove stored weights up to the version in ``folder``, except the checkpoint in use."""
-    for other in folder.parent.glob("version-*"):
-        if _version(other) <= _version(folder) and str(other) != checkpoint:
-            shutil.rmtree(other, ignore_errors=True)
-
-
-def _version(folder: Path) -> int:
-    return int(folder.name.partition("-")[2])

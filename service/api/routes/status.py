@@ -49,7 +49,7 @@ def shown_configuration(node: Node) -> values.Configuration:
     return values.Configuration(
         loaded_at=node.live.loaded_at,
         failure=None if failure is None else values.ReloadFailure(at=failure.at, detail=failure.detail),
-        under_way=tuple(node.fleet.under_way),
+        under_way=tuple(node.fleet.roster.under_way),
     )
 
 

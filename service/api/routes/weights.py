@@ -95,7 +95,7 @@ def _worker(weights: ModelWeights, worker: SupervisedWorker) -> models.WorkerWei
         incarnation=worker.now.incarnation,
         version=worker.weights.version if worker.weights else 0,
         in_rotation=worker.now.is_available,
-        waits_for=weights.waits_for(worker) if is_behind else None,
+        waits_for=weights.catch_up.waits_for(worker) if is_behind else None,
     )
 
 
@@ -161,7 +161,7 @@ def weights_router(fleet: Fleet, limits: Limits, roots: Sequence[Path]) -> APIRo
             backend=spec.backend,
             address=spec.master_address,
             port=spec.master_port,
-            timeout_s=spec.timeout_s or weights.init_s,
+            timeout_s=spec.timeout_s or weights.policy.init_s,
         )
         await weights.init(asked)
         return shown_weights(weights)
