@@ -158,7 +158,7 @@ class Fleet:
         if model in self.lanes.models:
             return self.lanes.is_lost(model)
         workers = self.roster.workers_of(model)
-        return bool(workers) and all(worker.has_given_up for worker in workers)
+        return bool(workers) and all(map(_has_given_up, workers))
 
     def trouble_of(self, model: str) -> str:
         """Return why no worker of a model is ready."""
@@ -249,6 +249,12 @@ class Fleet:
             return
         for subscriber in self._subscribers:
             subscriber(worker)
+
+
+def _has_given_up(worker: SupervisedWorker) -> bool:
+    """Whether a worker has failed for good: only an operator starts it again."""
+    is_over = worker.now.state is WorkerState.FAILED and not worker.now.has_process
+    return is_over and worker.spec.restart.retry_s is None
 
 
 async def _stop(worker: SupervisedWorker, because: str, at_once: bool) -> None:

@@ -236,15 +236,11 @@ class WorkerSpec:
     def _unbounded_answer(self) -> int:
         return self.max_answer or max(1, self.context * 3 // 4)
 
-    def slots_offered(self, held: int | None, most: int | None) -> int:
-        """Return how many requests may be in flight; ``held`` is the full-length requests that the engine can hold.
-
-        ``most`` limits the slots lent until further notice.
-        """
-        slots = self.slots
-        if held is not None and self.capacity is Capacity.SLOTS:
-            slots = max(1, min(slots, held))
-        return slots if most is None else min(slots, most)
+    def slots_offered(self, reported: int | None) -> int:
+        """Return how many requests may be in flight; the engine can hold ``reported`` full-length ones, if it says so."""
+        if reported is None or self.capacity is not Capacity.SLOTS:
+            return self.slots
+        return max(1, min(self.slots, reported))
 
     @property
     def adapter_room(self) -> int:

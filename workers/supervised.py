@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 
 import anyio
 from anyio.abc import TaskStatus
@@ -23,21 +22,21 @@ from workers.engine.supervisor import Supervisor
 from workers.errors import NoSlot
 from workers.health.calibration import EngineCalibration
 from workers.health.circuit_breaker import CircuitBreaker
-from workers.health.incident import SlotLimit, WorkerSnapshot
+from workers.health.incident import WorkerSnapshot
 from workers.health.kv_watch import KvWatch
 from workers.health.probes import EngineProbes
 from workers.health.recorder import Diary, IncidentRecorder
 from workers.health.recovery import Recovery, ending_of, may_be_cause
 from workers.health.watch import HealthWatch
 from workers.loaded import LoadedAdapters, LoadedWeights
-from workers.outcome import Cancelled, CancelReason, FailureReason, Outcome
+from workers.outcome import Cancelled, CancelReason, FailureReason
 from workers.policy import lifecycle
 from workers.policy.lifecycle_state import Lifecycle
 from workers.process.registry import ProcessRegistry
 from workers.request_runner import RequestRunner
 from workers.requests.in_flight import InFlightRequests
-from workers.requests.slots import Lease, Slots
-from workers.spec import Capacity, EngineKind, WorkerSpec
+from workers.requests.slots import Lease, SlotLimit, Slots
+from workers.spec import EngineKind, WorkerSpec
 from workers.states import LEASABLE, Hold, WorkerState
 
 logger = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ class SupervisedWorker(EngineOwner):
 
     ``run`` owns every task and process of the worker; when it ends, for whatever reason, the engine's tree is gone.
     ``on_change`` is called in the event loop after every change of state. ``tries_suspects`` promises that the runner
-    of requests finds out which request an engine died of, and counts deaths that none explains (``count_failure``).
+    of requests finds out which request an engine died of, and counts deaths that none explains (``note_cause``).
     ``count_pools`` gives the numbers of waiting and running turns, for incidents. Workers of one id share a ``diary``.
     ``health`` watches the devices of lanes.
 
@@ -78,8 +77,12 @@ class SupervisedWorker(EngineOwner):
         self.moves = diary.moves  # newest changes of state
         self.supervisor = Supervisor(self, spec, environment, self._client, diary.log, diary.moves, health)
         self.adapters = LoadedAdapters(spec.adapters)
+
+        def asked(adapter: str | None = None) -> tuple[str, Mapping[str, object]]:
+            return adapted(spec, self.adapters.loaded, adapter)
+
         self._probes = EngineProbes(
-            self._client, partial(self._asked, None), lambda: self.supervisor.root_pid, lambda: diary.log.bytes_taken
+            self._client, asked, lambda: self.supervisor.root_pid, lambda: diary.log.bytes_taken
         )
         self.watch = HealthWatch(self.in_flight, self._probes, spec.timeouts, self, time.monotonic)
         self._calibration = EngineCalibration(spec, self._probes, self.watch.observations)
@@ -87,15 +90,12 @@ class SupervisedWorker(EngineOwner):
         self._breaker = CircuitBreaker(
             self, self._probes, self.in_flight, time.monotonic, self.watch.is_at_work, spec.timeouts.prefill_stall_s
         )
-        self._has_one_slot = False
         recovery = Recovery(self, self._probes, self.in_flight, self._breaker, time.monotonic)
-        self._limit: SlotLimit | None = None
         self.weights = LoadedWeights(self.in_flight) if spec.engine is EngineKind.VLLM else None
         self.requests = RequestRunner(
-            spec, self._client, self.supervisor, self.watch, recovery, adapted=self._asked, weights=self.weights
+            spec, self._client, self.supervisor, self.watch, recovery, adapted=asked, weights=self.weights
         )
-        self.read_version = self._client.read_version
-        self.close_idle = self._client.close_idle
+        self.read_version, self.close_idle = self._client.read_version, self._client.close_idle
         self.kv = KvWatch(spec, self._client, self.requests.pool, lambda: self.now.is_serving, self.note_move)
 
     def __repr__(self) -> str:
@@ -121,8 +121,7 @@ class SupervisedWorker(EngineOwner):
             ]
             await self.supervisor.run(registry, gate, *watches, task_status=task_status)
         finally:
-            for running in self.in_flight:
-                running.end(Cancelled(reason=CancelReason.SHUTDOWN))
+            self.in_flight.end_all(Cancelled(reason=CancelReason.SHUTDOWN))
 
     def start_nowait(self, because: str = "asked to start", *, after: int = 0) -> None:
         """Ask for an engine with a number above ``after``; the outcome shows in the state."""
@@ -171,12 +170,6 @@ class SupervisedWorker(EngineOwner):
         return self.spec.owns_engine
 
     @property
-    def has_given_up(self) -> bool:
-        """Whether it has failed for good: only an operator starts it again."""
-        is_over = self.now.state is WorkerState.FAILED and not self.now.has_process
-        return is_over and self.spec.restart.retry_s is None
-
-    @property
     def next_at(self) -> datetime | None:
         """When the next automatic step follows: a try, a query to a held engine, the end of a limit."""
         at = self._breaker.next_at if self._breaker.is_open else self.supervisor.next_at
@@ -198,7 +191,7 @@ class SupervisedWorker(EngineOwner):
             slots_total=self.slots.total,
             slots_configured=self.spec.slots,
             slots_in_use=self.slots.in_use,
-            slots_because=self._limit.because if self._limit else None,
+            slots_because=self.slots.limit.because if self.slots.limit else None,
             last_exit=self.supervisor.last_exit,
             verdict=self.watch.verdict(),
             requests=self.watch.views(),
@@ -221,32 +214,21 @@ class SupervisedWorker(EngineOwner):
 
     # Findings about a death
 
-    def count_failure(self) -> None:
-        """Count a death that no request explains towards giving up."""
-        self.supervisor.post(lifecycle.FailureCounted())
-
-    def forgive_failures(self) -> None:
-        """Forget the deaths that a request was convicted of: they no longer lengthen pauses."""
-        self.supervisor.post(lifecycle.FailureExplained())
+    def note_cause(self, *, is_request: bool) -> None:
+        """Record whether a request was convicted of a death; one that none explains counts towards giving up."""
+        self.supervisor.post(lifecycle.FailureExplained() if is_request else lifecycle.FailureCounted())
 
     def limit_slots(self, limit: SlotLimit | None) -> None:
         """Lend no more slots than ``limit`` until further notice; None is as many as the engine holds."""
-        self._limit = limit
+        self.slots.limit = limit
         if self.now.state is WorkerState.READY:
             self.note_move()
 
     def offer_one_slot(self, *, is_only: bool) -> None:
         """Lend at most one slot until the engine is known to serve turns; otherwise lend all again."""
-        self._has_one_slot = is_only
+        self.slots.is_trial = is_only
         if self.now.state is WorkerState.READY:
             self.note_move()
-
-    # New weights
-
-    def end_requests(self, outcome: Outcome) -> None:
-        """End all requests in flight."""
-        for running in self.in_flight:
-            running.end(outcome)
 
     def want_adapters(self, adapters: Mapping[str, str]) -> None:
         """Start engines with these adapters from now on.
@@ -256,9 +238,6 @@ class SupervisedWorker(EngineOwner):
         """
         self.supervisor.equip(replace(self.spec, adapters=adapters))
         self.adapters.wanted = dict(adapters)
-
-    def _asked(self, adapter: str | None) -> tuple[str, Mapping[str, object]]:
-        return adapted(self.spec, self.adapters.loaded, adapter)
 
     # Calls of the supervisor and the watch
 
@@ -306,11 +285,10 @@ class SupervisedWorker(EngineOwner):
             self.adapters.begin_incarnation()
             self.watch.begin_incarnation()
         if self.now.state is WorkerState.READY:
-            held = self.supervisor.running.capacity if self.supervisor.running else None
-            self.slots.total = self.spec.slots_offered(held, self._limit.slots if self._limit else None)
-            if self._has_one_slot:
-                self.slots.total = 1
-            elif held is not None and held < self.spec.slots and self.spec.capacity is Capacity.SLOTS:
-                logger.warning("worker %s: the engine holds %d requests, not %d", self.spec.id, held, self.spec.slots)
+            holds = self.supervisor.running.capacity if self.supervisor.running else None
+            offered = self.spec.slots_offered(holds)
+            self.slots.offer(offered)
+            if offered < self.spec.slots and not self.slots.is_trial:
+                logger.warning("worker %s: the engine holds %d requests, not %d", self.spec.id, holds, self.spec.slots)
         if self._on_change is not None:
             self._on_change(self)

@@ -20,8 +20,8 @@ from service.scheduling.core.events import Suspicion
 from service.scheduling.core.kv_budgets import KvUse
 from service.scheduling.work import Work
 from workers.fleet import Fleet
-from workers.health.incident import SlotLimit
 from workers.outcome import Completed, Outcome
+from workers.requests.slots import SlotLimit
 
 KEPT_SHARE: Final = 0.75  # share of the turns on the engine at its death that its worker may run afterwards
 PROBATION: Final = 50  # completed turns at full load before the limit rises by one
@@ -131,9 +131,9 @@ class WorkerFindings:
             place = f"{finding.key.job_id}/{finding.key.conversation_id}"
             finding_text = f"brought down by the turn of {finding.key.agent_id} in round {finding.key.round} of {place}"
             worker.recorder.note_finding(finding.incarnation, finding_text)
-            worker.forgive_failures()
+            worker.note_cause(is_request=True)
             return
-        worker.count_failure()
+        worker.note_cause(is_request=False)
         if finding.company == 1:
             finding_text = "died by itself: the turn that was alone on it has ended since"
         else:

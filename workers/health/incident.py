@@ -170,10 +170,3 @@ class WorkerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float
     weight_version: int | None
     ignored: tuple[str, ...] = ()  # parameters that an attached server was found to ignore
-
-
-class SlotLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """Fewer slots than the engine reports, and why."""
-
-    slots: int
-    because: str

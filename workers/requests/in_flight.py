@@ -78,6 +78,11 @@ class InFlightRequests:
         """Iterate over the requests in flight now, in the order of arrival; they may end meanwhile."""
         return iter(sorted(self._in_flight, key=lambda running: running.id))
 
+    def end_all(self, outcome: Outcome) -> None:
+        """End every request from outside."""
+        for running in self:
+            running.end(outcome)
+
     def next_id(self) -> RequestId:
         """Return the id for another request."""
         self._last_id += 1

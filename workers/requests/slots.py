@@ -3,8 +3,17 @@
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from workers.errors import NoSlot
 from workers.notifier import Notifier
+
+
+class SlotLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """Fewer slots than the engine reports, and why."""
+
+    slots: int
+    because: str
 
 
 class Slots:
@@ -12,6 +21,8 @@ class Slots:
 
     def __init__(self, total: int) -> None:
         self.total = total
+        self.limit: SlotLimit | None = None  # until further notice
+        self.is_trial = False  # the engine has yet to serve a turn: at most one is lent
         self._in_use = 0
         self._emptied = Notifier()
 
@@ -22,6 +33,11 @@ class Slots:
     def in_use(self) -> int:
         """The number of leased slots."""
         return self._in_use
+
+    def offer(self, most: int) -> None:
+        """Offer as many slots as the engine holds, if nothing limits them."""
+        limited = most if self.limit is None else min(most, self.limit.slots)
+        self.total = 1 if self.is_trial else limited
 
     def lease_nowait(self, count: int = 1) -> "Lease":
         """Take ``count`` slots, to be given back together.

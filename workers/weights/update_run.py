@@ -226,7 +226,7 @@ class UpdateRun:
                     await worker.slots.wait_empty()
             case UpdateMode.ABORT:
                 while worker.slots.in_use:  # one with a slot that is not in flight yet is ended once it is
-                    worker.end_requests(Cancelled(reason=CancelReason.WEIGHTS))
+                    worker.in_flight.end_all(Cancelled(reason=CancelReason.WEIGHTS))
                     with anyio.move_on_after(ABORT_POLL_S):
                         await worker.slots.wait_empty()
             case UpdateMode.KEEP:
