@@ -237,7 +237,7 @@ class WorkerSpec:
         return self.max_answer or max(1, self.context * 3 // 4)
 
     def slots_offered(self, reported: int | None) -> int:
-        """Return how many requests may be in flight; the engine can hold ``reported`` full-length ones, if it says so."""
+        """Return how many requests may be in flight; ``reported`` full-length ones are what the engine can hold."""
         if reported is None or self.capacity is not Capacity.SLOTS:
             return self.slots
         return max(1, min(self.slots, reported))
