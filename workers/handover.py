@@ -69,9 +69,8 @@ async def inherit(fleet: Fleet, held: HeldFleet, children: Sequence[ProcessId]) 
     for each in kept:
         _adopt(fleet, workers[WorkerId(each.id), each.model], each)
     fleet.roster.keep_unloaded(held.unloaded)
-    for name, weights in fleet.weights.items():
-        if name in held.scratch:
-            weights.scratch = Path(held.scratch[name])
+    for name in held.scratch.keys() & fleet.weights.keys():
+        fleet.weights[name].scratch = Path(held.scratch[name])
     _let_go((each for each in held.workers if each not in kept), plan)
     guardians = HeldFleet(run=held.run, workers=kept).guardians
     await end_children([child for child in children if child not in guardians])

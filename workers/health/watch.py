@@ -55,7 +55,6 @@ class HealthWatch:
         self._limits = timeouts.stall
         self._cancel_s = timeouts.cancel_s
         self._release = LeakedSlots(timeouts.cancel_s or 0.0)
-        self._overdue_since: float | None = None  # since when a slot is busy for no request
         self._watched = watched
         self._clock = clock
         self.observations = Observations(in_flight, probes, clock, may_queue=not watched.owns_engine)
@@ -86,7 +85,6 @@ class HealthWatch:
         self.observations.reset()
         self._idle_probe.begin()
         self._release = LeakedSlots(self._cancel_s or 0.0)
-        self._overdue_since = None
         self._is_paused = False
 
     def pause(self) -> None:
@@ -178,27 +176,20 @@ class HealthWatch:
                 self._take_stall(running, judgement, tasks)
         if needs_look and now >= self._look_due_at and not self._is_looking:
             self._look_due_at = now + min(POLL_S, self._tightest_s / TICKS_A_LIMIT)
-            tasks.start_soon(self._guarded, self._poll)
+            tasks.start_soon(_guarded, self._poll)
         if self._is_idle and self._idle_probe.is_due(now):
-            tasks.start_soon(self._guarded, self._idle_probe.run)
+            tasks.start_soon(_guarded, self._idle_probe.run)
 
     @property
     def _is_idle(self) -> bool:
         return not len(self._in_flight) and not self._is_paused and self._watched.now.is_serving
 
-    async def _guarded(self, poll: Callable[[], Awaitable[None]]) -> None:
-        """Look; a failure must not end the worker, whose engine may be well."""
-        try:
-            await poll()
-        except Exception:
-            logger.exception("the watch could not look at its engine")
-
     def _take_stall(self, running: InFlightRequest, judgement: Judgement, tasks: TaskGroup) -> None:
         if judgement.scope is Scope.REQUEST:
-            self._end_alone(running, judgement, is_proved=True)
+            _end_alone(running, judgement, is_proved=True)
         elif not self._is_confirming:
             self._is_confirming = True
-            tasks.start_soon(self._guarded, self._confirm)
+            tasks.start_soon(_guarded, self._confirm)
 
     async def _confirm(self) -> None:
         """Look once more at an engine that shows no life, ask it for a canary, then kill it.
@@ -208,27 +199,14 @@ class HealthWatch:
         whatever it answers.
         """
         try:
-            with anyio.move_on_after(LAST_LOOK_S):
-                await self._poll()
-            suspects = [
-                (running, judgement, running.answer.generation.last_progress_at)
-                for running, judgement in self._judged()
-                if judgement.scope is Scope.ENGINE
-            ]
-            is_heard = bool(suspects) and await self._ask_canary() in {CanaryResult.HEARD, CanaryResult.BROKEN_OFF}
-            await self.observations.poll_kernel()  # shows whether it has computed while it did not answer
+            stalled, is_heard = await self._look_again()
         finally:
             self._is_confirming = False
-        stalled = {
-            running: judgement
-            for running, judgement, progress_at in suspects
-            if running.ending is None and running.answer.generation.last_progress_at == progress_at
-        }
         if not stalled:
             return
         if is_heard or not self._watched.owns_engine:
             for running, judgement in stalled.items():
-                self._end_alone(running, judgement, is_proved=is_heard)
+                _end_alone(running, judgement, is_proved=is_heard)
             return
         if self._is_paused or any(judgement.scope is not Scope.ENGINE for judgement in map(self.judge, stalled)):
             return  # it has moved for some request meanwhile: slow, but with a sign of life
@@ -236,6 +214,26 @@ class HealthWatch:
         reason = _reason(running)
         because = f"{reason}: {_silence(running, judgement)}, no counter rose, and it answered no canary"
         self._watched.break_engine(reason, because, {each: _reason(each) for each in stalled if may_be_cause(each)})
+
+    async def _look_again(self) -> tuple[dict[InFlightRequest, Judgement], bool]:
+        """Return the requests that have stalled with their engine, and whether it answered a canary meanwhile."""
+        with anyio.move_on_after(LAST_LOOK_S):
+            await self._poll()
+        snapshot = self._snapshot()
+        judged = {running: self.judge(running, snapshot) for running in self._in_flight if running.ending is None}
+        suspects = [
+            (running, judgement, running.answer.generation.last_progress_at)
+            for running, judgement in judged.items()
+            if judgement.scope is Scope.ENGINE
+        ]
+        is_heard = bool(suspects) and await self._ask_canary() in {CanaryResult.HEARD, CanaryResult.BROKEN_OFF}
+        await self.observations.poll_kernel()  # shows whether it has computed while it did not answer
+        stalled = {
+            running: judgement
+            for running, judgement, progress_at in suspects
+            if running.ending is None and running.answer.generation.last_progress_at == progress_at
+        }
+        return stalled, is_heard
 
     async def _ask_canary(self) -> CanaryResult:
         """Return the result of a canary; counters that it raises are ignored."""
@@ -258,19 +256,6 @@ class HealthWatch:
     def _snapshot(self) -> EngineSnapshot:
         return self.observations.snapshot(may_batch=self._release.is_armed)
 
-    def _judged(self) -> list[tuple[InFlightRequest, Judgement]]:
-        snapshot = self._snapshot()
-        return [(running, self.judge(running, snapshot)) for running in self._in_flight if running.ending is None]
-
-    def _end_alone(self, running: InFlightRequest, judgement: Judgement, *, is_proved: bool) -> None:
-        """End one request whose engine works for others, or, if ``is_proved``, was seen to answer meanwhile."""
-        works = ", while the engine works for others" if judgement.scope is Scope.REQUEST else ""
-        detail = f"{_silence(running, judgement)}{works}"
-        line = line_about(running.concerns())
-        logger.warning("request %d of %s: %s: %s", running.id, running.job_name, _reason(running), detail, extra=line)
-        reason = _reason(running)
-        running.end(EngineFailed(reason=reason, detail=detail, brought_down=False, is_proved=is_proved))
-
     async def _poll(self) -> None:
         self._is_looking = True
         asked_at = self._clock()
@@ -291,15 +276,31 @@ class HealthWatch:
             or not self._watched.now.is_serving
         ):
             return
-        if not self._release.is_overdue(counters, starts, asked_at, self._clock()):
-            self._overdue_since = None
-            return
         now = self._clock()
-        self._overdue_since = now if self._overdue_since is None else self._overdue_since
-        is_at_it = is_computing(self.observations.busy_at, now) and now - self._overdue_since < self._limits.busy_s
+        overdue_s = self._release.overdue_s(counters, starts, asked_at, now)
+        if overdue_s is None:
+            return
+        is_at_it = is_computing(self.observations.busy_at, now) and overdue_s < self._limits.busy_s
         if not is_at_it:  # else it may be in the batch that it was in when the request ended
             because = f"a slot is still busy {self._cancel_s:g} s after its request has ended"
             self._watched.break_engine(FailureReason.STALLED_DECODE, because, {})
+
+
+async def _guarded(poll: Callable[[], Awaitable[None]]) -> None:
+    """Look; a failure must not end the worker, whose engine may be well."""
+    try:
+        await poll()
+    except Exception:
+        logger.exception("the watch could not look at its engine")
+
+
+def _end_alone(running: InFlightRequest, judgement: Judgement, *, is_proved: bool) -> None:
+    """End one request whose engine works for others, or, if ``is_proved``, was seen to answer meanwhile."""
+    works = ", while the engine works for others" if judgement.scope is Scope.REQUEST else ""
+    reason, detail = _reason(running), f"{_silence(running, judgement)}{works}"
+    line = line_about(running.concerns())
+    logger.warning("request %d of %s: %s: %s", running.id, running.job_name, reason, detail, extra=line)
+    running.end(EngineFailed(reason=reason, detail=detail, brought_down=False, is_proved=is_proved))
 
 
 def _is_cut_off(running: InFlightRequest) -> bool:

@@ -49,6 +49,7 @@ class LeakedSlots:
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
+        self._overdue_since: float | None = None  # since when a slot works for no request
         self._cut_off: dict[CutOff, float | None] = {}  # values: time of the first look after it
         self._seen: dict[int, tuple[SlotWork, float]] = {}  # a task's last progress, and when that was first seen
 
@@ -68,8 +69,10 @@ class LeakedSlots:
         """Forget older cut-offs: nothing more is learned of them from an engine without counters."""
         self._cut_off = {each: at for each, at in self._cut_off.items() if each.ended_at > ended_at}
 
-    def is_overdue(self, counters: EngineCounters, in_flight: Collection[float], asked_at: float, now: float) -> bool:
-        """Take a fresh look, and return whether a slot works for no request.
+    def overdue_s(
+        self, counters: EngineCounters, in_flight: Collection[float], asked_at: float, now: float
+    ) -> float | None:
+        """Take a fresh look, and return for how long a slot has worked for no request; None if none does.
 
         ``in_flight`` are the starts of all generations that waited for the engine at ``asked_at``, before the look: one
         that ended since may still be in it.
@@ -80,13 +83,15 @@ class LeakedSlots:
         owners = sum(started_at <= since for started_at in in_flight)
         leaving = sum(each.started_at <= since < each.ended_at for each in self._cut_off)
         if held > owners + leaving:
-            return True
+            self._overdue_since = now if self._overdue_since is None else self._overdue_since
+            return now - self._overdue_since
+        self._overdue_since = None
         # The first look after a cut-off sees its tasks, which are judged once they have been seen for the limit.
         looked = {each: now if at is None and each.ended_at <= asked_at else at for each, at in self._cut_off.items()}
         self._cut_off = {each: at for each, at in looked.items() if at is None or at > since}
         if not self._cut_off:
             self._seen = {}
-        return False
+        return None
 
     def _last_advance(self, work: SlotWork, now: float) -> tuple[SlotWork, float]:
         before = self._seen.get(work.task)
