@@ -127,8 +127,8 @@ class EngineClient:
             return Thought.NONE
         body = {**params, "messages": [{"role": "user", "content": "?"}]}
         async with open_http(self.endpoint, self._tls) as client:
-            rendered = await self._get(client, query.render_path, body)
-            return query.decode(rendered, await self._get(client, query.path))
+            rendered = await _get(client, self.endpoint, query.render_path, body)
+            return query.decode(rendered, await _get(client, self.endpoint, query.path))
 
     async def count_prompt(self, chat: bytes) -> int | None:
         """Return the prompt tokens of a request's body; None if the engine does not count them.
@@ -140,7 +140,7 @@ class EngineClient:
         if query is None:
             return None
         async with open_http(self.endpoint, self._tls) as client:
-            return query.decode(await self._get(client, query.path, chat))
+            return query.decode(await _get(client, self.endpoint, query.path, chat))
 
     async def read_version(self) -> bytes:
         """Return the engine's answer to GET /version.
@@ -149,37 +149,14 @@ class EngineClient:
             EngineError: it does not answer, or reports no version.
         """
         async with open_http(self.endpoint, self._tls) as client:
-            return await self._get(client, "/version")
+            return await _get(client, self.endpoint, "/version")
 
     async def _read(self, reading: EngineQuery[T]) -> T:
         return reading.decode(*await self._get_all(reading.paths))
 
     async def _get_all(self, paths: Sequence[str]) -> list[bytes]:
         async with open_http(self.endpoint, self._tls) as client:
-            return [await self._get(client, path) for path in paths]
-
-    async def _get(
-        self, client: httpx.AsyncClient, path: str, body: Mapping[str, object] | bytes | None = None
-    ) -> bytes:
-        """Return the answer to GET, or to POST if there is a body."""
-        content = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
-        headers = {} if content is None else {"Content-Type": "application/json"}
-        method, path = "GET" if body is None else "POST", self.endpoint.path_of(path)
-        try:
-            with anyio.fail_after(PROBE_LIMIT_S):  # for the whole answer; httpx's own limits apply to each read
-                async with client.stream(method, path, content=content, headers=headers) as response:
-                    if response.status_code != _OK:
-                        words = await read_beginning(response, REFUSAL_BYTES)
-                        text = words.decode("utf-8", "replace").strip() or "no words"
-                        where = f"{method} {self.endpoint.base_url}{path}"
-                        raise EngineRejected(response.status_code, "", f"{text} ({where})")
-                    return await read_body(response, PROBE_BYTES)
-        except (TimeoutError, httpx.TimeoutException) as error:
-            raise EngineTimeout(f"answer to {method} {path}", PROBE_LIMIT_S) from error
-        except UnreadableBody as error:
-            raise EngineProtocolError(f"{method} {path}: {error}") from error
-        except LOST as error:
-            raise connection_error(error) from error
+            return [await _get(client, self.endpoint, path) for path in paths]
 
     async def stream(self, request: ChatRequest, receiver: Receiver, scope: str | None = None) -> None:
         """Send ``request`` and return when its answer is complete; ``receiver`` gets each event as it comes.
@@ -313,6 +290,29 @@ def is_short(params: Mapping[str, object]) -> bool:
     """Whether an answer's bound in tokens is so small that gathering its reads saves nothing."""
     bound = bound_of(params)
     return bound is not None and bound <= SHORT_TOKENS
+
+
+async def _get(
+    client: httpx.AsyncClient, endpoint: Endpoint, path: str, body: Mapping[str, object] | bytes | None = None
+) -> bytes:
+    """Return the answer to GET, or to POST if there is a body."""
+    content = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
+    headers = {} if content is None else {"Content-Type": "application/json"}
+    method, path = "GET" if body is None else "POST", endpoint.path_of(path)
+    try:
+        with anyio.fail_after(PROBE_LIMIT_S):  # for the whole answer; httpx's own limits apply to each read
+            async with client.stream(method, path, content=content, headers=headers) as response:
+                if response.status_code != _OK:
+                    words = await read_beginning(response, REFUSAL_BYTES)
+                    told = words.decode("utf-8", "replace").strip() or "no words"
+                    raise EngineRejected(response.status_code, "", f"{told} ({method} {endpoint.base_url}{path})")
+                return await read_body(response, PROBE_BYTES)
+    except (TimeoutError, httpx.TimeoutException) as error:
+        raise EngineTimeout(f"answer to {method} {path}", PROBE_LIMIT_S) from error
+    except UnreadableBody as error:
+        raise EngineProtocolError(f"{method} {path}: {error}") from error
+    except LOST as error:
+        raise connection_error(error) from error
 
 
 def _without_options(body: bytes) -> bytes:
