@@ -304,8 +304,8 @@ async def _get(
             async with client.stream(method, path, content=content, headers=headers) as response:
                 if response.status_code != _OK:
                     words = await read_beginning(response, REFUSAL_BYTES)
-                    told = words.decode("utf-8", "replace").strip() or "no words"
-                    raise EngineRejected(response.status_code, "", f"{told} ({method} {endpoint.base_url}{path})")
+                    text = words.decode("utf-8", "replace").strip() or "no words"
+                    raise EngineRejected(response.status_code, "", f"{text} ({method} {endpoint.base_url}{path})")
                 return await read_body(response, PROBE_BYTES)
     except (TimeoutError, httpx.TimeoutException) as error:
         raise EngineTimeout(f"answer to {method} {path}", PROBE_LIMIT_S) from error
