@@ -20,7 +20,7 @@ from service.store.records import decode_turn
 
 Shares = Mapping[str, Sequence[Share]]  # by the heir's conversation
 _SHARED: Final = (
-    " ON spoken.job_id = source_job AND spoken.conversation_id = source_conversation"
+    "spoken.job_id = source_job AND spoken.conversation_id = source_conversation"
     " AND spoken.agent = heirs.agent AND spoken.kind = heirs.kind AND spoken.round < heirs.rounds"
     " AND spoken.state != 'cancelled'"
 )
@@ -92,20 +92,45 @@ def heritages(connection: Connection, job_id: JobId, conversations: Collection[s
 
 
 def inherited(connection: Connection, job_id: JobId, conversations: Collection[str]) -> list[Turn]:
-    """List the turns that conversations of a job have inherited, as their own, in order."""
-    which, values = some_of("heirs.conversation_id", conversations)
+    """List the turns that conversations of a job have inherited, as their own, in order.
+
+    Each turn is read once, however many of them have inherited it.
+    """
+    which, values = some_of("conversation_id", conversations)
+    shares = connection.execute(
+        "SELECT conversation_id, place, rounds, source_job, source_conversation, agent, kind FROM heirs"  # noqa: S608
+        f" WHERE job_id = ?{which}",
+        (job_id, *values),
+    ).fetchall()
+    if not shares:
+        return []
+    spoken = _spoken(connection, job_id, which, values)
+    wanted = frozenset(conversations)
+    found = [
+        (place, number, turn, name)
+        for name, place, rounds, *source in shares
+        if name in wanted
+        for number, turn in spoken.get(tuple(source), ())
+        if turn.key.round < rounds
+    ]
+    return [as_inherited(turn, job_id, name) for _, _, turn, name in sorted(found, key=itemgetter(0, 1))]
+
+
+def _spoken(
+    connection: Connection, job_id: JobId, which: str, values: Sequence[object]
+) -> dict[tuple[str, ...], list[tuple[int, Turn]]]:
+    """Return the turns that a job's conversations refer to, with their numbers, by source, agent and kind."""
     tables = [
-        "SELECT heirs.conversation_id, heirs.place, spoken.number, spoken.record"  # noqa: S608
-        f" FROM heirs JOIN {table} AS spoken{_SHARED} WHERE heirs.job_id = ?{which}"
+        "SELECT number, record FROM (SELECT source_job, source_conversation, agent, kind, max(rounds) AS rounds"  # noqa: S608
+        f" FROM heirs WHERE job_id = ?{which} GROUP BY source_job, source_conversation, agent, kind) AS heirs"
+        f" JOIN {table} AS spoken ON {_SHARED}"
         for table in ("turns", "kept_turns")
     ]
-    rows = connection.execute(" UNION ALL ".join(tables), (job_id, *values) * 2).fetchall()
-    wanted = frozenset(conversations)
-    return [
-        as_inherited(decode_turn(row[3]), job_id, row[0])
-        for row in sorted(rows, key=itemgetter(1, 2))
-        if row[0] in wanted
-    ]
+    found: dict[tuple[str, ...], list[tuple[int, Turn]]] = {}
+    for number, record in connection.execute(" UNION ALL ".join(tables), (job_id, *values) * 2):
+        turn = decode_turn(record)
+        found.setdefault((*turn.key[:3], turn.kind.value), []).append((number, turn))
+    return found
 
 
 def keep_for_all(connection: Connection, job_id: JobId) -> None:
@@ -116,9 +141,9 @@ def keep_for_all(connection: Connection, job_id: JobId) -> None:
 def _keep(connection: Connection, job_id: JobId, kept_for: str | None, of_heirs: str, values: Sequence[object]) -> None:
     connection.execute(
         "INSERT INTO kept_turns (number, job_id, conversation_id, agent, round, kind, state, record, kept_for)"  # noqa: S608
-        " SELECT DISTINCT spoken.number, spoken.job_id, spoken.conversation_id, spoken.agent, spoken.round,"
-        " spoken.kind, spoken.state, spoken.record, CAST(? AS TEXT)"
-        f" FROM heirs JOIN turns AS spoken{_SHARED} WHERE source_job = ? AND heirs.job_id != source_job{of_heirs}",
+        " SELECT number, job_id, conversation_id, agent, round, kind, state, record, CAST(? AS TEXT)"
+        " FROM turns AS spoken WHERE job_id = ? AND EXISTS"
+        f" (SELECT 1 FROM heirs WHERE {_SHARED} AND heirs.job_id != source_job{of_heirs})",
         (kept_for, job_id, *values),
     )
 

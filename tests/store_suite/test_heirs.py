@@ -13,6 +13,7 @@ from service.conversations.record.transcript import Origin, Turn
 from service.errors import JobNotFound, NotEnded
 from service.node.retention import release
 from service.store import conversation_rows, heirs, job_rows
+from service.store.databases.database import FEW
 from service.store.records import NewJob
 from service.store.store import Store
 from tests.harness.jobs import DEBATE, agent, job
@@ -55,6 +56,22 @@ async def test_turns_are_referred_to_where_they_were_spoken(store: Store) -> Non
     assert (await store.read(conversation_rows.record, HEIR, "c0", 1)).turns == record_of.turns[1:]
     assert (await store.read(job_rows.tally, HEIR)).turns == {}
     assert (await store.read(heirs.heritages, HEIR, ["c0"]))["c0"].ends == {"a": 1, "b": 1}
+
+
+async def test_heirs_of_one_job_share_the_turns_that_are_read(store: Store) -> None:
+    """A thousand conversations that begin alike hold each turn once, also after a restart."""
+    await record(store, "a", "b")
+    one = inheriting(job(agent("a"), name="heir"), "a", "b")
+    (talk,) = one.job.conversations
+    names = [f"c{number}" for number in range(FEW + 1)]
+    talks = tuple(replace(talk, id=name) for name in names)
+    shares = {name: one.shares[talk.id][: 1 + number % 2] for number, name in enumerate(names)}
+    await store.post(replace(one, job=replace(one.job, conversations=talks), shares=shares), claims=True)
+    for wanted in (names, names[:2]):
+        turns = await store.read(heirs.inherited, HEIR, wanted)
+        told = {name: [each.text for each in turns if each.key.conversation_id == name] for name in wanted}
+        assert told == {name: ["a", "b"][: 1 + number % 2] for number, name in enumerate(wanted)}
+        assert len({id(each.attempts) for each in turns}) == 2
 
 
 async def test_interrupted_turns_are_not_inherited(store: Store) -> None:
