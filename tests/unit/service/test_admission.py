@@ -1,4 +1,4 @@
-"""Large jobs come onto the scheduler a piece at a time, in their order, and are cancelled as one."""
+"""Large jobs reach the scheduler in pieces, in order, and are cancelled whole."""
 
 from collections.abc import Coroutine
 from typing import Any
@@ -13,7 +13,7 @@ from tests.harness.jobs import agent, job
 
 
 class Stage:
-    """What is admitted, one piece for each time that the store is let go on."""
+    """Records what is admitted, and lets the store go on after each piece."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
@@ -35,15 +35,15 @@ def big(name: str = "j", conversations: int = TURNS_AT_ONCE, agents: int = 2) ->
 
 
 async def test_a_small_job_is_admitted_whole_and_at_once() -> None:
-    """As it was handed in."""
+    """A small job reaches the scheduler as the object that was handed in."""
     stage, small = Stage(), big(conversations=3)
     stage.admission.admit_piece(small)
     assert (stage.pieces, stage.tasks) == ([small], [])
     await stage.admission.wait_done()
 
 
-async def test_a_large_one_follows_in_its_order() -> None:
-    """No piece makes more turns ready than may be at once, and the next waits for the store."""
+async def test_a_large_job_follows_in_its_order() -> None:
+    """No piece makes more turns ready than the limit, and the next piece waits for the store."""
     stage, whole = Stage(), big(conversations=TURNS_AT_ONCE + 1)
     later = replace(whole, job=replace(whole.job, conversations=big("j", 1).job.conversations))
     stage.admission.admit_piece(whole)
@@ -63,8 +63,11 @@ async def test_a_large_one_follows_in_its_order() -> None:
 
 
 @pytest.mark.parametrize("end", ["cancel", "clear"])
-async def test_what_is_left_of_a_job_that_ends_is_never_run(end: str) -> None:
-    """Cancelled it comes as that, for its turns have to end; what is another node's does not come."""
+async def test_the_rest_of_a_job_that_ends_never_runs(end: str) -> None:
+    """After a cancel the rest arrives as cancelled, so that its turns end.
+
+    A job that moved to another node sends no more.
+    """
     stage, whole = Stage(), big()
     stage.admission.admit_piece(whole)
     if end == "cancel":
@@ -81,7 +84,7 @@ async def test_what_is_left_of_a_job_that_ends_is_never_run(end: str) -> None:
 
 
 async def test_in_free_mode_all_rounds_are_ready_at_once() -> None:
-    """So a piece holds fewer conversations."""
+    """In free mode a piece therefore holds fewer conversations."""
     stage, whole = Stage(), big(conversations=10, agents=1)
     talks = tuple(replace(talk, rounds=500) for talk in whole.job.conversations)
     stage.admission.admit_piece(replace(whole, job=replace(whole.job, mode=Mode.FREE, conversations=talks)))

@@ -1,4 +1,4 @@
-"""A turn waits for the worker that knows its prompt, while reading it anew would cost more than the wait."""
+"""A turn waits for the worker that has its prompt cached, while reading the prompt again would take longer."""
 
 import pytest
 from msgspec.structs import replace
@@ -39,9 +39,10 @@ def holds(actions: list[Action]) -> list[DeferTurn]:
 
 
 def two_conversations(turn_s: float, tokens: int) -> tuple[SchedulingCore, dict[str, TurnKey], list[Action]]:
-    """Bring two agents to their second turns; one has its worker taken from it, and one of the workers is free.
+    """Bring two agents to their second turns.
 
-    Both workers have one slot; ``c0`` is warm on ``w``, where another job of higher priority now runs.
+    One loses its worker, and one worker is free. Both workers have one slot; ``c0`` is warm on ``w``, where another job
+    of higher priority now runs.
     """
     core = SchedulingCore(POLICIES["fifo"])
     core.handle(WorkerReady(worker="w", model="m", slots=1))
@@ -54,7 +55,7 @@ def two_conversations(turn_s: float, tokens: int) -> tuple[SchedulingCore, dict[
     return core, {"urgent": urgent_turn}, core.handle(WorkerReady(worker="v", model="m", slots=1))
 
 
-def test_a_turn_waits_where_reading_would_cost_more() -> None:
+def test_a_turn_waits_where_reading_takes_longer() -> None:
     """2,000 tokens at 10 ms are 20 s, and the slot is free in about 5 s."""
     core, turns, actions = two_conversations(turn_s=5.0, tokens=2000)
     assert actions == [DeferTurn(key=key("a", 1), worker="w", seconds=pytest.approx(20.0))]  # type: ignore[arg-type]
@@ -65,8 +66,8 @@ def test_a_turn_waits_where_reading_would_cost_more() -> None:
     assert core.handle(DeferralOver(key=key("a", 1))) == []
 
 
-def test_a_deferred_turn_whose_job_is_distrusted_meanwhile_is_tried() -> None:
-    """It has its place no more: it waits for a worker that nothing else is on, as every turn of the job does."""
+def test_a_deferred_turn_whose_job_becomes_distrusted_gets_a_trial() -> None:
+    """It loses its reserved place and waits for an idle worker, as every turn of a distrusted job does."""
     core, turns, _ = two_conversations(turn_s=5.0, tokens=2000)
     core.handle(SourceDistrusted(source=key("a").job_id))
     actions = core.handle(TurnCompleted(key=turns["urgent"], seconds=5.0))
@@ -78,25 +79,25 @@ def test_a_deferred_turn_whose_job_is_distrusted_meanwhile_is_tried() -> None:
 
 @pytest.mark.parametrize(("turn_s", "tokens"), [(25.0, 2000), (1.0, LEAST_TOKENS - 1)])
 def test_a_warm_slot_is_left_when_the_wait_costs_more(turn_s: float, tokens: int) -> None:
-    """A long turn sits there; or too little was read to know what reading costs."""
+    """A long turn occupies the slot, or too few prompts were read to know the reading time."""
     _, _, actions = two_conversations(turn_s=turn_s, tokens=tokens)
     assert seated(actions) == {key("a", 1): "v"}
 
 
-def test_no_turn_waits_longer_than_reading_costs() -> None:
-    """Whoever sits on the slot may stay for ever."""
+def test_no_turn_waits_longer_than_reading_takes() -> None:
+    """The turn on the slot may never end."""
     core, _, _ = two_conversations(turn_s=5.0, tokens=2000)
     assert seated(core.handle(DeferralOver(key=key("a", 1)))) == {key("a", 1): "v"}
 
 
-def test_a_turn_waits_for_no_worker_that_is_gone() -> None:
-    """With the process its cache is gone."""
+def test_a_turn_waits_for_no_lost_worker() -> None:
+    """The cache ends with the process."""
     core, _, _ = two_conversations(turn_s=5.0, tokens=2000)
     assert seated(core.handle(WorkerNotReady(worker="w"))) == {key("a", 1): "v"}
 
 
-def test_the_free_slot_goes_to_whoever_can_use_it() -> None:
-    """A turn that waits for its worker keeps no other slot from anybody."""
+def test_a_free_slot_goes_to_a_turn_that_can_use_it() -> None:
+    """A turn that waits for its worker keeps no other slot idle."""
     core, _, _ = two_conversations(turn_s=5.0, tokens=2000)
     assert core.view.free("m") == 1
     actions = core.handle(JobAdmitted(job=job(agent("a"), name="other")))
@@ -105,7 +106,7 @@ def test_the_free_slot_goes_to_whoever_can_use_it() -> None:
 
 
 def test_a_held_turn_is_cancelled_with_its_job() -> None:
-    """It is ready, and waits nowhere after that."""
+    """A cancelled turn leaves the ready queue and waits nowhere."""
     core, _, _ = two_conversations(turn_s=5.0, tokens=2000)
     core.handle(JobCancelled(job_id=JobId("j")))
     assert core.view.queues.deferred_for(key("a", 1)) is None
@@ -113,8 +114,8 @@ def test_a_held_turn_is_cancelled_with_its_job() -> None:
     assert core.view.queues.ready_heads(5) == []
 
 
-def test_a_second_one_waits_behind_the_first() -> None:
-    """Three slots and turns of 15 s: one is free in 5 s, the next in 10, and to read takes no more than that."""
+def test_a_second_turn_waits_behind_the_first() -> None:
+    """Three slots with turns of 15 s: one is free in 5 s, the next in 10 s, and reading takes no longer."""
     core = SchedulingCore(POLICIES["fifo"])
     core.handle(WorkerReady(worker="w", model="m", slots=3))
     core.handle(JobAdmitted(job=job(agent("a"), conversations=3, rounds=3)))
@@ -129,14 +130,14 @@ def test_a_second_one_waits_behind_the_first() -> None:
 
 
 def test_a_turn_that_was_cut_off_elsewhere_frees_the_slot() -> None:
-    """However a slot gets free, whoever waits for it goes first."""
+    """A deferred turn goes first, however its slot became free."""
     core, turns, _ = two_conversations(turn_s=5.0, tokens=2000)
     core.handle(JobCancelled(job_id=turns["urgent"].job_id))
     assert seated(core.handle(TurnCutOff(key=turns["urgent"]))) == {key("a", 1): "w"}
 
 
-def test_an_answer_that_was_not_valid_goes_ahead_of_whoever_is_held() -> None:
-    """A re-prompt goes ahead of all other waiting work, on the slot that it had if need be.
+def test_a_re_prompt_goes_ahead_of_deferred_turns() -> None:
+    """A re-prompt goes ahead of all waiting work, on the slot that it had if necessary.
 
     Source: specification, "Re-prompts".
     """
@@ -148,8 +149,8 @@ def test_an_answer_that_was_not_valid_goes_ahead_of_whoever_is_held() -> None:
     assert seated(core.handle(TurnCompleted(key=turns["urgent"], seconds=5.0))) == {key("a", 1): "w"}
 
 
-def test_a_re_prompt_goes_ahead_of_whoever_was_held_in_vain() -> None:
-    """Whoever was held has its place in the order back, and no better one than a turn that others wait for."""
+def test_a_re_prompt_goes_ahead_of_a_turn_deferred_in_vain() -> None:
+    """A deferred turn returns to its old place in the order, which is behind re-prompts."""
     core, turns, _ = two_conversations(turn_s=5.0, tokens=2000)
     (other,) = seated(core.handle(JobAdmitted(job=job(agent("y"), name="other"))))
     core.handle(DeferralOver(key=key("a", 1)))
@@ -158,8 +159,8 @@ def test_a_re_prompt_goes_ahead_of_whoever_was_held_in_vain() -> None:
     assert list(again) == [other, key("a", 1)]
 
 
-def test_in_free_mode_nobody_is_held_and_overtaken() -> None:
-    """The free slot takes the agent at the front; who speaks when is what the others hear.
+def test_in_free_mode_no_turn_is_deferred_and_overtaken() -> None:
+    """The free slot goes to the agent at the front: the order of speakers decides what the others hear.
 
     Source: specification, "Free mode".
     """

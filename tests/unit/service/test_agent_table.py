@@ -1,4 +1,4 @@
-"""The table of agents: what a start gets, what it does not get, and rows that a person adds."""
+"""The table of agents: the environment of a started agent, and rows that a user adds."""
 
 import json
 import tomllib
@@ -31,7 +31,7 @@ def everything(begun: AgentStart) -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_agent_gets_the_service_and_loses_providers_keys(name: str) -> None:
-    """Its address, its model, its session; nothing with which it could ask somebody else."""
+    """The agent gets the service's address, model and session, and no credentials of other providers."""
     begun = prepare(BUILT_IN, name, FACTS, {**dict.fromkeys(KEYS, "paid"), "EDITOR": "vi"}, ("--more",))
     assert begun.unset == tuple(sorted(KEYS))
     text = everything(begun)
@@ -41,7 +41,7 @@ def test_an_agent_gets_the_service_and_loses_providers_keys(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_row_switches_off_what_asks_a_person(name: str) -> None:
+def test_no_row_switches_off_permission_prompts(name: str) -> None:
     """Permission prompts stay as the agent has them, or stricter."""
     text = everything(start(name)).lower()
     for word in ("bypass", "dangerously", "yolo", "--yes", "full-auto", "never", "skip-permissions", '"allow"'):
@@ -49,8 +49,8 @@ def test_no_row_switches_off_what_asks_a_person(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_files_are_what_they_are_called(name: str) -> None:
-    """JSON, TOML and YAML, whatever was filled in."""
+def test_files_have_the_format_that_their_names_promise(name: str) -> None:
+    """JSON, TOML and YAML stay valid, whatever values are filled in."""
     begun = start(name)
     readers: Mapping[str, Callable[[str], object]] = {"json": json.loads, "toml": tomllib.loads, "yml": yaml.safe_load}
     for file, text in {**begun.files, **begun.once}.items():
@@ -59,8 +59,8 @@ def test_files_are_what_they_are_called(name: str) -> None:
         json.loads(text)
 
 
-def test_all_of_a_start_is_shown_with_its_key_masked() -> None:
-    """Wherever the key stands."""
+def test_a_start_is_shown_whole_with_its_key_masked() -> None:
+    """The key is masked wherever it occurs."""
     text = shown(start("aider", OPENAI_API_KEY="paid"), FACTS.key)
     assert "rh-key" not in text
     assert 'OPENAI_API_KEY="***"' in text
@@ -69,8 +69,8 @@ def test_all_of_a_start_is_shown_with_its_key_masked() -> None:
 
 
 @pytest.mark.parametrize(("context", "is_small"), [(32_768, False), (23_512, False), (8192, True), (None, False)])
-def test_a_context_that_is_too_small_is_said(context: int | None, is_small: bool) -> None:
-    """By what the agent's first request has."""
+def test_a_context_that_is_too_small_is_reported(context: int | None, is_small: bool) -> None:
+    """The size of the agent's first request is what counts."""
     facts = msgspec.structs.replace(FACTS, context=context)
     warning = too_small("claude", BUILT_IN.agents["claude"], facts)
     assert (warning is not None) == is_small
@@ -93,10 +93,10 @@ def test_a_context_that_is_too_small_is_said(context: int | None, is_small: bool
         ("https://Big.Host/prefix", {}, "big.host"),
     ],
 )
-def test_an_agent_asks_the_service_past_a_persons_proxy(
+def test_an_agent_reaches_the_service_past_the_users_proxy(
     name: str, url: str, environment: dict[str, str], hosts: str
 ) -> None:
-    """In either spelling; what the person goes past already stays, and so does the proxy for all others."""
+    """In either spelling. Existing exceptions of the user's proxy stay, and so does the proxy for all other hosts."""
     proxy = {"HTTP_PROXY": "http://proxy:3128", "http_proxy": "http://proxy:3128", "ALL_PROXY": "socks5://proxy"}
     begun = prepare(BUILT_IN, name, msgspec.structs.replace(FACTS, url=url), {**proxy, **environment}, ())
     assert (begun.environment["NO_PROXY"], begun.environment["no_proxy"]) == (hosts, hosts)
@@ -104,15 +104,15 @@ def test_an_agent_asks_the_service_past_a_persons_proxy(
     assert f"NO_PROXY={hosts}" in shown(begun, None).splitlines()
 
 
-def test_a_row_may_go_past_proxies_for_others_too() -> None:
-    """What it says is added to, and what it takes away does not come back."""
+def test_a_row_may_bypass_the_proxy_for_other_hosts_too() -> None:
+    """The row's exceptions are added, and variables that it removes stay removed."""
     row = "{program: x, unset: [no_proxy], environment: {NO_PROXY: other.example}}"
     table = BUILT_IN.with_rows(read_table(f"agents:\n  mine: {row}", "mine"))
     assert start("mine", table, no_proxy="gone.example").environment["no_proxy"] == "other.example,127.0.0.1"
 
 
-def test_a_person_adds_a_row_or_changes_one() -> None:
-    """A row of the same name stands in place of ours; what nobody gets is added to."""
+def test_a_user_adds_a_row_or_changes_one() -> None:
+    """A row of the same name replaces ours; the variables that are always removed are still removed."""
     more = read_table(
         "unset: [MY_KEY]\nagents:\n  mine: {program: mine, environment: {URL: $url/v1, COST: $$5}}\n"
         "  pi: {program: other}",
@@ -141,14 +141,14 @@ def test_a_person_adds_a_row_or_changes_one() -> None:
         ("[" * 5000, ""),
     ],
 )
-def test_a_table_that_is_none_is_refused_with_its_place(text: str, because: str) -> None:
-    """Nothing of it is passed over."""
+def test_an_invalid_table_is_refused_with_its_place(text: str, because: str) -> None:
+    """No part of it is ignored."""
     with pytest.raises(ConfigError, match=rf"(?s)mine\.yaml(:\d+)?: .*({because})"):
         read_table(text, "mine.yaml")
 
 
-def test_a_row_that_cannot_be_filled_in_is_said() -> None:
-    """A name that nobody knows, and a lone dollar sign."""
+def test_a_row_that_cannot_be_filled_in_is_reported() -> None:
+    """The row has an unknown placeholder, or a single dollar sign."""
     for text in ("$nothing", "5$"):
         table = AgentTable(agents=read_table(f"agents: {{mine: {{program: x, arguments: ['{text}']}}}}", "t").agents)
         with pytest.raises(ConfigError, match="cannot be filled in"):

@@ -1,4 +1,4 @@
-"""What is filled into an agent's row stays a value there, whatever its letters are."""
+"""Values that are filled into an agent's row stay values, whatever characters they contain."""
 
 import json
 import shlex
@@ -32,7 +32,7 @@ def start(name: str, **facts: object) -> AgentStart:
 
 
 def settings_of_codex(begun: AgentStart) -> dict[str, object]:
-    """Return what codex reads of its ``-c KEY=VALUE``: each is a line of TOML."""
+    """Return what Codex reads from its ``-c KEY=VALUE`` arguments: each is a line of TOML."""
     given = [begun.argv[place + 1] for place, word in enumerate(begun.argv) if word == "-c"]
     read: dict[str, object] = {}
     for each in given:
@@ -41,15 +41,15 @@ def settings_of_codex(begun: AgentStart) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("model", ODD_NAMES.values(), ids=ODD_NAMES)
-def test_a_models_name_is_one_value_of_claudes_settings(model: str) -> None:
-    """Hooks of its settings are commands, which no service is to give."""
+def test_a_models_name_stays_one_value_in_claudes_settings(model: str) -> None:
+    """Claude's hooks are commands, and a service must not set any."""
     settings = json.loads(start("claude", model=model).files["settings.json"])
     assert set(settings) == {"model", "env", "permissions"}
     assert (settings["model"], settings["env"]["ANTHROPIC_MODEL"]) == (model, model)
 
 
 @pytest.mark.parametrize("model", ODD_NAMES.values(), ids=ODD_NAMES)
-def test_a_models_name_is_one_value_of_codexs_settings(model: str) -> None:
+def test_a_models_name_stays_one_value_in_codexs_settings(model: str) -> None:
     """Its ``notify`` is a command."""
     settings = settings_of_codex(start("codex", model=model))
     assert set(settings) == {"model", "model_provider", "model_context_window", "model_providers"}
@@ -57,7 +57,7 @@ def test_a_models_name_is_one_value_of_codexs_settings(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", ODD_NAMES.values(), ids=ODD_NAMES)
-def test_a_models_name_is_one_value_of_opencodes_settings(model: str) -> None:
+def test_a_models_name_stays_one_value_in_opencodes_settings(model: str) -> None:
     """Its ``mcp`` and ``lsp`` are commands."""
     settings = json.loads(start("opencode", model=model).environment["OPENCODE_CONFIG_CONTENT"])
     assert set(settings) == {"model", "small_model", "enabled_providers", "autoupdate", "share", "provider"}
@@ -67,7 +67,7 @@ def test_a_models_name_is_one_value_of_opencodes_settings(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", ODD_NAMES.values(), ids=ODD_NAMES)
-def test_a_models_name_is_one_value_of_aiders_settings(model: str) -> None:
+def test_a_models_name_stays_one_value_in_aiders_settings(model: str) -> None:
     """Its ``lint-cmd`` and ``test-cmd`` are commands."""
     begun = start("aider", model=model)
     (settings,) = yaml.safe_load(begun.files["model-settings.yml"])
@@ -84,8 +84,8 @@ def test_a_models_name_is_one_value_of_aiders_settings(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", ODD_NAMES.values(), ids=ODD_NAMES)
-def test_a_models_name_is_one_value_of_pis_settings(model: str) -> None:
-    """Nothing but the one provider stands there, and its key is a variable."""
+def test_a_models_name_stays_one_value_in_pis_settings(model: str) -> None:
+    """The settings hold the one provider only, and its key is a variable."""
     provider = json.loads(start("pi", model=model).files["models.json"])["providers"]["roundhouse"]
     assert set(provider) == {"baseUrl", "api", "apiKey", "headers", "models"}
     assert provider["apiKey"] == "$ROUNDHOUSE_API_KEY"
@@ -93,14 +93,14 @@ def test_a_models_name_is_one_value_of_pis_settings(model: str) -> None:
 
 
 @pytest.mark.parametrize("session", ["7", "1e3", "a:", "yes", "0x1f", "~"])
-def test_a_text_that_yaml_reads_as_something_else_stays_a_text(session: str) -> None:
-    """Headers are texts, and a number or nothing in place of one ends aider."""
+def test_a_text_that_yaml_reads_as_another_type_stays_a_text(session: str) -> None:
+    """Headers are strings: a number or null makes aider exit."""
     (settings,) = yaml.safe_load(start("aider", session=session).files["model-settings.yml"])
     assert settings["extra_params"]["extra_headers"] == {"X-Session-Id": session}
 
 
-def test_a_folder_with_odd_letters_stays_one_value() -> None:
-    """A person's home has them: blanks, quotes, a number sign."""
+def test_a_folder_with_special_characters_stays_one_value() -> None:
+    """Home directories contain blanks, quotes and number signs."""
     begun = start("aider", folder=ODD_FOLDER)
     told = yaml.safe_load(begun.files["aider.conf.yml"])
     assert told["model-settings-file"] == f"{ODD_FOLDER}/model-settings.yml"
@@ -109,16 +109,16 @@ def test_a_folder_with_odd_letters_stays_one_value() -> None:
     assert begun.argv[:3] == ("aider", "--config", f"{ODD_FOLDER}/aider.conf.yml")  # an argument needs no quotes
 
 
-def test_a_key_with_odd_letters_stays_one_value() -> None:
-    """In a file of variables too, where a number sign behind a blank would begin a remark."""
+def test_a_key_with_special_characters_stays_one_value() -> None:
+    """In a file of variables a number sign after a blank would begin a comment."""
     key = "a\"b\\c #d: e'f{g}"
     text = start("aider", key=key).files["environment"]
     assert shlex.split(text) == ["OPENAI_API_BASE=http://127.0.0.1:8080/v1", f"OPENAI_API_KEY={key}"]
     assert start("pi", key=key).environment["ROUNDHOUSE_API_KEY"] == key
 
 
-def test_an_address_with_odd_letters_stays_one_value() -> None:
-    """In JSON and in TOML; each agent gets the address as it is."""
+def test_an_address_with_special_characters_stays_one_value() -> None:
+    """In JSON and in TOML each agent gets the address unchanged."""
     assert json.loads(start("claude", url=ODD_URL).files["settings.json"])["env"]["ANTHROPIC_BASE_URL"] == ODD_URL
     pi = json.loads(start("pi", url=ODD_URL).files["models.json"])["providers"]["roundhouse"]
     assert pi["baseUrl"] == f"{ODD_URL}/v1"

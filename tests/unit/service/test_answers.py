@@ -1,4 +1,4 @@
-"""What is made of an answer: markup, validation, and what others hear of it in free mode."""
+"""How an answer is processed: markup, validation, and what other agents hear of it in free mode."""
 
 import json
 import time
@@ -39,7 +39,7 @@ from workers.offload.pool import offloading
         ("<answer>I <thinking>secret</thinking>agree.</answer>", "I agree.", "secret"),
     ],
 )
-def test_markup_tells_words_from_thoughts(text: str, words: str, thinking: str) -> None:
+def test_markup_separates_words_from_thoughts(text: str, words: str, thinking: str) -> None:
     """Specification, "Agent markup"."""
     assert read_markup(text) == Said(words=words, thinking=thinking)
 
@@ -64,13 +64,13 @@ def test_markup_tells_words_from_thoughts(text: str, words: str, thinking: str) 
     ],
 )
 def test_exactly_one_choice_as_a_whole_word(answer: str, is_valid: bool) -> None:
-    """Specification, "Answer validation"; the longest choice that fits is meant."""
+    """Specification, "Answer validation"; of several matching choices the longest counts."""
     validation = Validation(retries=1, choices=("yes", "no", "no opinion"))
     assert (validation.fault_of(answer) is None) is is_valid
 
 
-def test_a_pattern_may_stand_anywhere_and_takes_no_time() -> None:
-    """A job's expression must not hold the service up."""
+def test_a_pattern_matches_anywhere_and_is_bounded_in_time() -> None:
+    """A job's regular expression must not block the service."""
     assert Validation(retries=0, pattern=r"\bscore: \d+").fault_of("My score: 7 of 10") is None
     assert "does not match" in (Validation(retries=0, pattern="^x$").fault_of("y") or "")
     slow = Validation(retries=0, pattern="(.*),(.*),(.*),(.*),(.*);")
@@ -89,14 +89,14 @@ def test_a_pattern_may_stand_anywhere_and_takes_no_time() -> None:
     ],
 )
 def test_json_by_its_schema(answer: str, told: str | None) -> None:
-    """Thoughts and fences around it are nobody's fault."""
+    """Thoughts and code fences around the JSON are allowed."""
     schema: dict[str, object] = {"type": "object", "properties": {"score": {"type": "integer"}}, "required": ["score"]}
     fault = Validation(retries=0, json_schema=schema).fault_of(answer)
     assert (fault is None) if told is None else (told in (fault or ""))
 
 
-def test_no_schema_takes_for_ever() -> None:
-    """References that double, dialects that are named again below the root, thousands of slow matches."""
+def test_no_schema_runs_without_end() -> None:
+    """References that double, dialects named again below the root, and thousands of slow matches."""
     doubling: dict[str, object] = {"$defs": {"a0": {"type": "string"}}, "$ref": "#/$defs/a30"}
     definitions = doubling["$defs"]
     assert isinstance(definitions, dict)
@@ -130,8 +130,8 @@ async def fault_of(validation: Validation, answer: str) -> str | None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", HARD)
-async def test_no_judgement_holds_the_event_loop(name: str) -> None:
-    """51 KB with uniqueItems stood still for 21 s; now nothing takes 50 ms of the loop's own time.
+async def test_no_validation_blocks_the_event_loop(name: str) -> None:
+    """51 KB with uniqueItems blocked the loop for 21 s; now nothing takes 50 ms of the loop's own time.
 
     Source: specification, "Bounded work".
     """
@@ -146,8 +146,8 @@ async def test_no_judgement_holds_the_event_loop(name: str) -> None:
 
 
 @pytest.mark.anyio
-async def test_many_choices_are_told_in_few_words() -> None:
-    """The re-prompt does not hold them all; and one that is right is found among them."""
+async def test_a_re_prompt_names_only_a_few_of_many_choices() -> None:
+    """The re-prompt does not list them all; a valid choice is still found among them."""
     validation = Validation(retries=0, choices=tuple(f"choice number {n}" for n in range(1000)))
     async with offloading():
         assert await fault_of(validation, "I take choice number 999.") is None
@@ -157,7 +157,7 @@ async def test_many_choices_are_told_in_few_words() -> None:
 
 
 def test_items_are_unique_as_json_schema_has_it() -> None:
-    """1 and 1.0 are the same, 1 and true are not, and the order of keys is none."""
+    """1 and 1.0 are equal, 1 and true are not, and the order of keys does not count."""
     unique = Validation(retries=0, json_schema={"uniqueItems": True})
     for equal in ("[1, 1.0]", '[{"a": 1, "b": [2]}, {"b": [2.0], "a": 1}]', '["x", "x"]'):
         assert "non-unique" in (unique.fault_of(equal) or "")
@@ -173,8 +173,8 @@ AGENTS = tuple(Agent(id=name, role="", model="m", system="") for name in ("A1", 
 FREE = Job(id=JobId("j"), name="j", agents=AGENTS, conversations=(), mode=Mode.FREE)
 
 
-def test_whoever_speaks_for_long_lags_behind() -> None:
-    """Specification, "Free mode": what each prompt contains, made when its turn starts."""
+def test_an_agent_that_speaks_for_long_lags_behind() -> None:
+    """Specification, "Free mode": a prompt's contents are fixed when its turn starts."""
     a1, a2, a3 = AGENTS
     talk = Discussion(FREE)
     for agent in ("A1", "A2"):  # 0 s
@@ -198,7 +198,7 @@ def test_whoever_speaks_for_long_lags_behind() -> None:
 
 
 def test_a_later_prompt_extends_an_earlier_one() -> None:
-    """Engines' prefix caches keep what does not change: the agent's own view only grows."""
+    """Prefix caches of engines keep an unchanged beginning: an agent's own view only grows."""
     a2 = AGENTS[1]
     talk = Discussion(FREE)
     before: list[tuple[str, int]] = []
@@ -211,8 +211,8 @@ def test_a_later_prompt_extends_an_earlier_one() -> None:
         before = [*now, ("A2", number)]
 
 
-def test_a_turn_of_which_nobody_knows_what_it_heard_moves_no_words() -> None:
-    """An heir's new agent has none before it joins, and of one that failed nothing is known after a restart."""
+def test_a_turn_without_a_record_of_what_it_heard_moves_no_words() -> None:
+    """There is none for an heir's new agent before it joins, nor after a restart for a turn that failed."""
     a2 = AGENTS[1]
     talk = Discussion(FREE)
     talk.add("A1", 0, "first")

@@ -1,4 +1,4 @@
-"""What is kept from engines and tools, and from callers: the environment, and files out of the roots."""
+"""Environment variables are withheld from engines and tools, and files outside the roots from callers."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ from service.config.secrets import child_environment
 from service.config.source import outside_with_files
 
 
-def test_variables_that_the_configuration_names_reach_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are mostly keys and passwords. Places stay, whoever reads them; ours never do."""
+def test_variables_named_in_the_configuration_reach_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are mostly keys and passwords. Variables that name places are passed on; our own never are."""
     for name in ("HF_TOKEN", "MY_PASSWORD", "OTHER", "ROUNDHOUSE_API_KEYS"):
         monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
@@ -18,8 +18,8 @@ def test_variables_that_the_configuration_names_reach_no_child(monkeypatch: pyte
     assert {"OTHER", "CUDA_VISIBLE_DEVICES", "PATH"} <= environment.keys()
 
 
-def test_a_link_out_of_the_roots_is_refused_where_it_is_read(tmp_path: Path) -> None:
-    """It lies within a folder that may be read; what it leads to does not."""
+def test_a_link_out_of_the_roots_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    """The link lies in a readable folder, and its target does not."""
     roots, secret = tmp_path / "roots", tmp_path / "secret"
     adapter = roots / "adapter"
     adapter.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Who may start ahead of a turn that has no room, how often, and what looking for one costs."""
+"""Which turns start ahead of a turn that has no room, how often, and how long the search takes."""
 
 from collections import deque
 
@@ -18,7 +18,7 @@ from tests.harness.capacity import admit, asks, core_of, done, names, ready, res
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_a_turn_without_room_is_passed_a_few_times(policy: str) -> None:
-    """Others use the room that is left; then nothing starts before it, whatever would go first by the order."""
+    """Others use the room that is left. After a few of them nothing starts before it, whatever the policy's order."""
     core = core_of(ready(), policy=policy, jobs=[asks("base", 200), asks("large", 900), asks("next", 900)])
     for number in range(PASSES):
         assert names(core.handle(admit(asks(f"s{number}", 100)))) == [f"s{number}"]
@@ -32,7 +32,7 @@ def test_a_turn_without_room_is_passed_a_few_times(policy: str) -> None:
 
 
 def test_ageing_still_starts_a_turn_that_waits_for_room() -> None:
-    """Turns of a higher priority, one at a time, always have room: the oldest is passed by every sixteenth alone."""
+    """Turns of higher priority always have room, one at a time: only every sixteenth start passes the oldest turn."""
     core = core_of(ready(), policy="critical_path", jobs=[asks(f"s{number}", 100) for number in range(2)])
     core.handle(admit(asks("large", 950)))
     flying, started = deque([turn("s0"), turn("s1")]), list[TurnKey]()
@@ -45,8 +45,8 @@ def test_ageing_still_starts_a_turn_that_waits_for_room() -> None:
         assert len(started) <= AGEING_TURNS * (PASSES + 1)
 
 
-def test_held_turns_count_as_passing_a_turn_without_room() -> None:
-    """Two conversations take turns on their worker, each held for it; the large one gets in between."""
+def test_deferred_turns_count_as_passing_a_turn_without_room() -> None:
+    """Two conversations alternate on their worker, each deferred for it; the large turn gets its place in between."""
     core = core_of(ready("w", kv=100_000, slots=1), jobs=[asks("t", 200, conversations=2, rounds=60)])
     flying = turn("t")
     for _ in range(2):
@@ -62,8 +62,8 @@ def test_held_turns_count_as_passing_a_turn_without_room() -> None:
         assert started <= PASSES + 4
 
 
-def test_a_held_turn_waits_for_room_on_its_worker() -> None:
-    """A slot of its worker gets free, and there is no room; others, that fit, do not wait for it."""
+def test_a_deferred_turn_waits_for_room_on_its_worker() -> None:
+    """A slot of its worker is free without room for the turn. Others that fit do not wait for it."""
     core = core_of(ready("w", kv=5000, slots=2), jobs=[asks("t", 200, rounds=3), asks("y", 1000), asks("x", 3000)])
     assert seated(core.handle(done(turn("t"), 4000, 10, 5.0))) == {turn("x"): "w"}
     held = [each for each in core.handle(ready("v", kv=50_000, slots=2)) if isinstance(each, events.DeferTurn)]
@@ -76,8 +76,8 @@ def test_a_held_turn_waits_for_room_on_its_worker() -> None:
     assert seated(core.handle(events.DeferralOver(key=turn("t", 1)))) == {turn("t", 1): "v"}
 
 
-def test_a_held_turn_starts_when_there_is_room() -> None:
-    """On the worker that it has waited for."""
+def test_a_deferred_turn_starts_when_there_is_room() -> None:
+    """It starts on the worker that it waited for."""
     core = core_of(ready("w", kv=5000, slots=2), jobs=[asks("t", 200, rounds=3), asks("x", 1500), asks("y", 1500)])
     core.handle(done(turn("t"), 4000, 10, 5.0))
     core.handle(ready("v", kv=50_000, slots=2))
@@ -87,8 +87,8 @@ def test_a_held_turn_starts_when_there_is_room() -> None:
 
 
 @pytest.mark.parametrize("group_by", [None, GroupBy.ADAPTER])
-def test_a_retry_waits_for_room_and_for_no_more_than_a_few_others(group_by: GroupBy | None) -> None:
-    """Its worker is gone, and the other one has room for it when no more may pass."""
+def test_a_retry_waits_for_room_and_is_passed_only_a_few_times(group_by: GroupBy | None) -> None:
+    """Its worker is gone. The other worker has room for it once no more turns may pass."""
     core = core_of(ready("w"), group_by=group_by, jobs=[asks("large", 950)])
     core.handle(ready("v"))
     core.handle(admit(asks("base", 100)))
@@ -108,7 +108,7 @@ def test_a_retry_waits_for_room_and_for_no_more_than_a_few_others(group_by: Grou
 
 @pytest.mark.parametrize("looks", range(3))
 def test_retries_keep_their_order_while_they_wait(looks: int) -> None:
-    """The first to be asked again starts first, and ahead of whatever else waits."""
+    """The first to be retried starts first, ahead of all other waiting work."""
     core = core_of(ready("w", kv=3000), jobs=[asks(name, 900) for name in ("x", "y", "z")])
     core.handle(ready("v", kv=1000), admit(asks("s", 200)), admit(asks("other", 900)))
     core.handle(events.WorkerNotReady(worker="w"))
@@ -124,8 +124,8 @@ def test_retries_keep_their_order_while_they_wait(looks: int) -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_the_order_outlasts_a_wait_for_room(policy: str) -> None:
-    """Turns that were looked at in vain, however often, start in the order in which they would have."""
+def test_the_order_survives_a_wait_for_room(policy: str) -> None:
+    """Turns that the search passed over, however often, start in their original order."""
     orders: list[list[TurnKey]] = []
     for looks in (0, 50):
         core = core_of(ready(kv=1000), policy=policy, jobs=[asks("base", 100)])
@@ -143,10 +143,10 @@ def test_the_order_outlasts_a_wait_for_room(policy: str) -> None:
 
 @pytest.mark.parametrize("group_by", [None, GroupBy.ADAPTER])
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_in_free_mode_no_turn_overtakes_one_of_its_conversation_without_room(
+def test_in_free_mode_no_turn_passes_one_of_its_conversation_without_room(
     policy: str, group_by: GroupBy | None
 ) -> None:
-    """Who speaks when is what the others hear; another conversation's turns use the room meanwhile."""
+    """The order of speakers decides what the others hear. Turns of other conversations use the room meanwhile."""
     core = core_of(ready(), policy=policy, group_by=group_by, jobs=[asks("base", 300)])
     assert seated(core.handle(admit(asks("f", 950, 100, 100, rounds=2, mode=Mode.FREE)))) == {}
     if group_by is None:
@@ -162,7 +162,7 @@ def test_in_free_mode_no_turn_overtakes_one_of_its_conversation_without_room(
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_grouped_turns_start_as_far_as_there_is_room(policy: str) -> None:
-    """One signature at a time, within the budget; the next one when the worker is empty."""
+    """One signature at a time, within the budget; the next one starts when the worker is empty."""
     core = core_of(ready(), policy=policy, group_by=GroupBy.ADAPTER)
     first = seated(core.handle(admit(asks("x", 300, conversations=4, adapter="x"))))
     assert len(first) == 3
@@ -177,8 +177,8 @@ def test_grouped_turns_start_as_far_as_there_is_room(policy: str) -> None:
     assert set(core.view.of_all().values()) == {0}
 
 
-def test_a_grouped_turn_without_room_takes_nothing_of_its_signatures_time() -> None:
-    """Only what starts counts for how long others have to wait."""
+def test_a_grouped_turn_without_room_uses_up_no_time_of_its_signature() -> None:
+    """Only turns that start count for how long others have to wait."""
     core = core_of(ready(slots=3), group_by=GroupBy.ADAPTER)
     core.handle(admit(asks("x", 300, conversations=2, adapter="x")))
     core.handle(admit(asks("large", 600, adapter="x")), admit(asks("y", 300, adapter="y")))
@@ -187,8 +187,8 @@ def test_a_grouped_turn_without_room_takes_nothing_of_its_signatures_time() -> N
     assert names(core.handle(done(turn("x")))) == ["large"]
 
 
-def test_a_dropped_turn_is_forgotten_by_the_room_keeper() -> None:
-    """Cancelled, or of a model that is lost: how often it was passed is forgotten."""
+def test_the_room_keeper_forgets_a_dropped_turn() -> None:
+    """For a turn that is cancelled or whose model is lost, the count of passes is dropped."""
     for end in (events.JobCancelled(job_id=JobId("large")), events.ModelLost(model="m")):
         core = core_of(ready(), jobs=[asks("base", 200), asks("large", 900), asks("s", 100)])
         assert core.view.capacity().passed == {turn("large"): 1}
@@ -205,7 +205,7 @@ def test_a_dropped_turn_is_forgotten_by_the_room_keeper() -> None:
 def test_a_decision_looks_at_few_turns_without_room(
     policy: str, group_by: GroupBy | None, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many wait without room; a decision takes a millisecond at most."""
+    """However many turns wait without room, a decision takes a millisecond at most."""
     looked: list[TurnKey] = []
     need = RoomKeeper.need
 
@@ -240,7 +240,7 @@ def test_a_decision_looks_at_few_turns_without_room(
 
 
 def test_no_estimate_is_made_where_no_worker_has_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without budgets nothing is looked at, and nothing learned."""
+    """Without budgets the search looks at nothing and learns nothing."""
     monkeypatch.setattr(RoomKeeper, "need", lambda *_: pytest.fail("there is no budget"))
     core = core_of(ready(kv=None, slots=2), jobs=[asks("j", 300, conversations=3, rounds=2)])
     core.handle(done(turn("j"), 300, 10))
@@ -248,8 +248,8 @@ def test_no_estimate_is_made_where_no_worker_has_a_budget(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("policy", ["fifo", "progress"])
-def test_looking_without_starting_leaves_no_entries_in_the_order(policy: str) -> None:
-    """A free conversation's first has no room, and another agent of it, far ahead in the order, stands for it."""
+def test_a_search_that_starts_nothing_leaves_no_entries_in_the_order(policy: str) -> None:
+    """A free conversation's first turn has no room. Another agent's turn, far ahead in the order, stands for it."""
     large = asks("large", 70, 9950, conversations=30)
     large = replace(large, agents=(large.agents[0], replace(large.agents[1], waits_for=frozenset({"a0"}))))
     core = core_of(ready(kv=10_000, slots=50), policy=policy, jobs=[asks("base", 100), large])
@@ -270,8 +270,8 @@ def test_looking_without_starting_leaves_no_entries_in_the_order(policy: str) ->
     assert set(core.view.of_all().values()) == {0}
 
 
-def test_looking_without_starting_leaves_no_entries_in_a_group() -> None:
-    """Nor of when its turns got ready."""
+def test_a_search_that_starts_nothing_leaves_no_entries_in_a_group() -> None:
+    """Nor does it leave times at which turns became ready."""
     core = core_of(ready(), group_by=GroupBy.ADAPTER, jobs=[asks("base", 100), asks("large", 950, conversations=2)])
     for _ in range(2000):
         assert core.handle() == []

@@ -38,7 +38,7 @@ def waiting(
 
 
 class Line:
-    """A queue whose pressure and beginnings are ours to say."""
+    """A queue for which the test sets the pressure and the conversations that have begun."""
 
     def __init__(self, policy: str, *turns: ReadyTurn, begun: Iterable[str] = ()) -> None:
         self.begun = set(begun)
@@ -53,7 +53,7 @@ class Line:
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_begun_conversations_go_first_and_the_others_in_policy_order(policy: str) -> None:
-    """Whatever came before it; what is looked at goes as it was shown."""
+    """They go first whatever the policy says; the order that is shown is the order in which turns start."""
     turns = [waiting(name, order) for order, name in enumerate(["n0", "n1", "b0", "n2", "b1"])]
     line = Line(policy, *turns, begun=["b0", "b1"])
     assert [each.key.job_id for each in line.queue.heads(5)] == ["b0", "b1", "n0", "n1", "n2"]
@@ -62,7 +62,7 @@ def test_begun_conversations_go_first_and_the_others_in_policy_order(policy: str
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_without_pressure_nothing_changes(policy: str) -> None:
-    """And those that were put aside go in turn with the others when it is over."""
+    """Turns that were put aside start in turn with the others when the pressure is over."""
     turns = [waiting(name, order) for order, name in enumerate(["n0", "n1", "b0"])]
     line = Line(policy, *turns, begun=["b0"])
     line.is_pressed = False
@@ -75,16 +75,16 @@ def test_without_pressure_nothing_changes(policy: str) -> None:
     assert line.rest() == ["n0", "n5", "n1", "n6", "n7"]
 
 
-def test_turns_that_were_on_a_slot_or_held_go_ahead_of_all() -> None:
-    """Its conversation has begun, whoever says so."""
+def test_turns_that_were_on_a_slot_or_deferred_go_ahead_of_all() -> None:
+    """Such a turn's conversation has begun, even if it is not recorded as begun."""
     held, front = waiting("h", 1, was_deferred=True), waiting("f", 2, is_front=True)
     line = Line("fifo", waiting("b", 0), held, front, begun=["b"])
     assert line.queue.has_front
     assert line.rest() == ["f", "h", "b"]
 
 
-def test_who_was_deferred_is_next_when_the_pressure_is_over() -> None:
-    """Those that were put aside go in turn with others, and not before one that was passed often enough."""
+def test_a_turn_put_aside_is_next_when_the_pressure_is_over() -> None:
+    """Turns that were put aside alternate with others, and stay behind one that was passed often enough."""
     line = Line("fifo", waiting("n0", 0), waiting("n1", 1), waiting("b0", 2), begun=["b0"])
     assert line.queue.pop().key.job_id == "b0"
     for name in ("d0", "d1"):
@@ -93,8 +93,8 @@ def test_who_was_deferred_is_next_when_the_pressure_is_over() -> None:
     assert line.rest() == ["d0", "d1", "n0", "n1"]
 
 
-def test_no_job_of_a_higher_priority_is_put_behind() -> None:
-    """It begins before others go on, aside or not; among its like it waits as they do."""
+def test_no_job_of_a_higher_priority_is_put_aside() -> None:
+    """It begins before jobs of lower priority go on. Among jobs of its own priority it waits as they do."""
     line = Line("fifo", waiting("urgent", 0, priority=5), waiting("b", 1), waiting("n", 2), begun=["b"])
     assert line.rest() == ["urgent", "b", "n"]
     line = Line("fifo", waiting("n", 0), waiting("b0", 1), waiting("b1", 2), begun=["b0", "b1"])
@@ -104,7 +104,7 @@ def test_no_job_of_a_higher_priority_is_put_behind() -> None:
 
 
 def test_a_sibling_of_a_turn_that_has_started_has_begun() -> None:
-    """It comes back into the line."""
+    """A turn that was put aside returns to the queue when its conversation begins."""
     line = Line("fifo", waiting("n0", 0), waiting("n1", 1), waiting("b", 2), begun=["b"])
     assert line.queue.pop().key.job_id == "b"
     line.begun.add("n1")
@@ -113,15 +113,15 @@ def test_a_sibling_of_a_turn_that_has_started_has_begun() -> None:
 
 
 def test_a_search_puts_aside_a_bounded_number_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then a new one begins after all: a search takes its bound."""
+    """After that many a new conversation begins after all, since a search may take only so long."""
     monkeypatch.setattr(begun_first, "MOVED_AT_ONCE", 3)
     line = Line("fifo", *(waiting(f"n{order}", order) for order in range(5)), waiting("b", 9), begun=["b"])
     assert line.rest() == ["n0", "b", "n1", "n2", "n3", "n4"]
 
 
 @given(st.data())
-def test_every_turn_goes_once_whatever_happens(data: st.DataObject) -> None:
-    """Pushed, put back, dropped, begun, with pressure and without."""
+def test_every_turn_goes_once_in_any_course_of_events(data: st.DataObject) -> None:
+    """Turns are pushed, put back, dropped and begun, with pressure and without."""
     line = Line(data.draw(st.sampled_from(sorted(POLICIES))))
     inside: dict[TurnKey, ReadyTurn] = {}
     for order in range(data.draw(st.integers(1, 60))):
@@ -167,7 +167,7 @@ def talks(count: int, rounds: int = 3) -> SchedulingCore:
 
 
 def keep_idle(core: SchedulingCore, tokens: int) -> None:
-    """Have an agent between two turns, with so many tokens in the cache: it waits for one whose model has no worker."""
+    """Leave an agent between two turns with this many tokens cached: it waits for one whose model has no worker."""
     job = asks("x", 100, 100, rounds=2)
     core.handle(admit(replace(job, agents=(job.agents[0], replace(job.agents[1], model="absent")))))
     core.handle(done(turn("x"), tokens))
@@ -175,7 +175,7 @@ def keep_idle(core: SchedulingCore, tokens: int) -> None:
 
 
 def bounded(*budgets: int | None) -> WorkingSet:
-    """Return the working set of workers with these budgets, on which no turn is."""
+    """Return the working set of idle workers with these budgets."""
     in_flight = InFlightPool()
     for number, budget in enumerate(budgets):
         in_flight.open(f"w{number}", "m", 8, budget)
@@ -183,7 +183,7 @@ def bounded(*budgets: int | None) -> WorkingSet:
 
 
 def test_conversations_begin_until_they_fill_the_cache_and_then_go_on() -> None:
-    """By fifo all eight would begin before one goes on."""
+    """In fifo order all eight would begin before one goes on."""
     core = talks(8)
     rounds = []
     for number in range(4):
@@ -194,8 +194,11 @@ def test_conversations_begin_until_they_fill_the_cache_and_then_go_on() -> None:
     assert rounds[-1] == (1, True)
 
 
-def test_others_begin_again_only_when_there_is_clearly_room() -> None:
-    """Between the two marks it stays as it was; with nothing to be found again there is nothing to protect."""
+def test_conversations_begin_again_only_when_there_is_clearly_room() -> None:
+    """Between the two marks the pressure stays as it was.
+
+    Without cached contexts to return to there is nothing to protect.
+    """
     working_set = bounded(1000)
     filled = turn("x"), turn("y")
     for tokens, is_pressed in ((950, False), (951, True), (800, True), (799, False), (949, False), (1200, True)):
@@ -208,7 +211,7 @@ def test_others_begin_again_only_when_there_is_clearly_room() -> None:
 
 
 def test_no_slot_stays_idle_to_protect_cached_contexts() -> None:
-    """Where nobody who has begun is ready, somebody begins while turns in flight hold less than half of the cache."""
+    """If no begun conversation is ready, a new one begins while turns in flight hold less than half of the cache."""
     core = core_of(ready(slots=9))
     keep_idle(core, 2000)
     assert core.view.capacity().pressed == {"m"}
@@ -222,7 +225,7 @@ def test_no_slot_stays_idle_to_protect_cached_contexts() -> None:
 
 
 def test_an_ended_conversations_contexts_are_forgotten() -> None:
-    """However it ends; a last turn leaves nothing that anybody would find again."""
+    """However a conversation ends, its last turn leaves no context that a later turn would use."""
     core = talks(4, rounds=2)
     for number in range(4):
         started(core, turn("j", 0, conversation=number))
@@ -235,7 +238,7 @@ def test_an_ended_conversations_contexts_are_forgotten() -> None:
 
 @pytest.mark.parametrize("mode", Mode)
 def test_both_agents_of_a_conversation_begin_together(mode: Mode) -> None:
-    """The second of a round is no new conversation once the first has started."""
+    """The second turn of a round counts as begun once the first has started."""
     core = core_of(ready(slots=1))
     keep_idle(core, 2000)
     (first,) = seated(core.handle(admit(asks("j", 100, 100, conversations=6, rounds=3, mode=mode))))
@@ -244,8 +247,8 @@ def test_both_agents_of_a_conversation_begin_together(mode: Mode) -> None:
     assert second.agent_id != first.agent_id
 
 
-def test_a_model_that_slots_bound_is_never_pressed() -> None:
-    """Nor one of whose workers one has no budget."""
+def test_a_model_bounded_by_slots_is_never_under_pressure() -> None:
+    """Nor is a model with a worker without a budget."""
     working_set = bounded(1000, None)
     working_set.end_turn(turn("x"), "m", 10**6)
     assert not working_set.is_pressed("m")

@@ -23,7 +23,7 @@ OTHER = key("x", name="other")
 
 
 class Case:
-    """One model's blame, told in few words; charges are kept as the scheduler keeps them."""
+    """One model's blame, with short calls for its events; charges are kept as the scheduler keeps them."""
 
     def __init__(self, *, known: int = 0) -> None:
         self.blame = Blame()
@@ -55,8 +55,8 @@ class Case:
         return self.die(each, is_outside=is_outside)[0]
 
 
-def test_a_death_in_company_makes_suspects_and_convicts_nobody() -> None:
-    """However often it happens: none of those aboard is known to be the cause."""
+def test_a_death_of_several_turns_makes_suspects_and_convicts_none() -> None:
+    """However often it happens: the cause is unknown among the turns in flight."""
     case = Case(known=1000)
     for _ in range(9):
         case.start(A, B)
@@ -66,7 +66,7 @@ def test_a_death_in_company_makes_suspects_and_convicts_nobody() -> None:
 
 
 def test_a_death_counts_where_the_engine_had_served_one_at_a_time() -> None:
-    """Alone, on an engine that has served nothing but acquitted trials since its start."""
+    """The turn is alone, on an engine that has served only acquitted trials since its start."""
     case = Case(known=1000)
     case.start(B)
     case.end(B)
@@ -79,16 +79,16 @@ def test_a_death_counts_where_the_engine_had_served_one_at_a_time() -> None:
     assert case.dies_alone(A).is_convicted
 
 
-def test_an_engine_that_may_still_work_on_a_cut_off_request_proves_nothing() -> None:
-    """Closing the connection is how an engine is told to stop, and not all do at once."""
+def test_an_engine_that_may_still_serve_a_cut_off_request_proves_nothing() -> None:
+    """Closing the connection asks an engine to stop, and not every engine stops at once."""
     case = Case(known=1000)
     case.start(B)
     case.blame.end_unproven(B, is_cut_off=True, at=0.0)
     assert case.dies_alone(A).charges.deaths == 0
 
 
-def test_an_engine_that_slept_is_the_one_that_it_was() -> None:
-    """Another model's has had its lane meanwhile, and may have the number that it gets when it is started anew."""
+def test_an_engine_that_slept_keeps_its_record() -> None:
+    """Another model used its lane meanwhile, and may have the number that the engine gets when it is started again."""
     blame = Blame()
     for turn, model, number in ((A, "m", 1), (B, "m", 1), (C, "other", 2)):
         blame.start(turn, model, "w", number)
@@ -106,7 +106,7 @@ def test_an_engine_that_slept_is_the_one_that_it_was() -> None:
 
 
 @pytest.mark.parametrize(("known", "needed"), [(0, 5), (10, 5), (29, 3), (30, 3), (94, 2), (95, 2), (5000, 2)])
-def test_the_less_is_known_of_an_engine_the_more_deaths_it_takes(known: int, needed: int) -> None:
+def test_the_less_is_known_of_an_engine_the_more_deaths_a_conviction_takes(known: int, needed: int) -> None:
     """The least k with p^k <= 0.001, p the upper bound of the engine's own rate; at most five, never one."""
     case = Case(known=known)
     verdicts = [case.dies_alone(A) for _ in range(needed)]
@@ -114,8 +114,8 @@ def test_the_less_is_known_of_an_engine_the_more_deaths_it_takes(known: int, nee
     assert all(each.trial is Trial.FIRST for each in verdicts[:-1])
 
 
-def test_an_end_acquits_and_tells_that_nothing_explains_the_death() -> None:
-    """Once all that were aboard have ended, the engine died of itself: under load, where they were several."""
+def test_an_acquittal_of_all_leaves_the_death_unexplained() -> None:
+    """Once every turn in flight at the death has ended well, the engine died of itself, or of load."""
     case = Case()
     case.start(A, B)
     case.die(A, B)
@@ -128,7 +128,7 @@ def test_an_end_acquits_and_tells_that_nothing_explains_the_death() -> None:
 
 
 def test_a_conviction_explains_the_death_and_clears_the_neighbours() -> None:
-    """Turns of other jobs are suspected of nothing more; those of the same one are tried, behind everybody else's."""
+    """Turns of other jobs are suspects no longer. Those of the same job are tried, after all other work."""
     case = Case(known=1000)
     case.start(A, B, OTHER)
     case.die(A, B, OTHER)
@@ -144,8 +144,8 @@ def test_a_conviction_explains_the_death_and_clears_the_neighbours() -> None:
     assert [each.trial for each in case.die(B, C)] == [Trial.LAST] * 2
 
 
-def test_a_job_is_distrusted_after_two_convictions_in_a_row_and_trusted_after_an_end() -> None:
-    """Its next turns are the best suspects there are."""
+def test_a_job_is_distrusted_after_two_convictions_in_a_row_until_a_turn_ends() -> None:
+    """The job's next turns are the most likely causes."""
     case = Case(known=1000)
     case.dies_alone(A)
     case.dies_alone(A)
@@ -156,8 +156,8 @@ def test_a_job_is_distrusted_after_two_convictions_in_a_row_and_trusted_after_an
     assert case.end(C) == (SourceTrusted(source=A.job_id),)
 
 
-def test_a_signal_from_outside_charges_nobody() -> None:
-    """Three of them make a turn one that is tried; and only many more, each alone, convict it."""
+def test_a_signal_from_outside_charges_no_turn() -> None:
+    """After three of them a turn gets a trial, and only many more, each while it is alone, convict it."""
     case = Case(known=1000)
     verdicts = [case.dies_alone(A, is_outside=True) for _ in range(2)]
     assert [(each.trial, each.charges.is_suspect) for each in verdicts] == [(None, False)] * 2
@@ -166,8 +166,8 @@ def test_a_signal_from_outside_charges_nobody() -> None:
     assert {each.trial for each in verdicts[:-1]} == {Trial.NEXT}
 
 
-def test_a_suspect_that_is_no_more_leaves_the_death_open() -> None:
-    """Nobody knows what it would have done: the death counts against neither."""
+def test_a_suspect_that_is_gone_leaves_the_death_unjudged() -> None:
+    """Its effect can no longer be tested, so the death counts against neither the turn nor the engine."""
     case = Case()
     case.start(A, B)
     case.die(A, B)
@@ -177,8 +177,8 @@ def test_a_suspect_that_is_no_more_leaves_the_death_open() -> None:
 
 
 @given(st.integers(0, 40), st.integers(1, 200))
-def test_the_bound_lies_above_the_rate_and_falls_with_what_is_known(faults: int, more: int) -> None:
-    """Exact binomial bound: monotone in both, and 0.001 is what it is used for."""
+def test_the_bound_lies_above_the_rate_and_falls_with_evidence(faults: int, more: int) -> None:
+    """The exact binomial bound is monotone in both counts, and it is used at 0.001."""
     turns = faults + more
     bound = upper_bound(faults, turns)
     assert faults / turns < bound <= 1.0
@@ -188,8 +188,8 @@ def test_the_bound_lies_above_the_rate_and_falls_with_what_is_known(faults: int,
     assert bound >= 1.0 or bound**k <= DOUBT * 1.0001
 
 
-def test_a_worker_that_dies_under_load_gets_fewer_slots_and_is_tried_upward_again() -> None:
-    """Each death at a number makes the next try of it twice as late."""
+def test_a_worker_that_dies_under_load_gets_fewer_slots_and_later_more_again() -> None:
+    """Each death at a number of slots doubles the wait before that number is tried again."""
     limits = LoadLimits()
     assert limits.lower("w", 4) == 3
     assert limits.lower("w", 3) == 2

@@ -1,4 +1,4 @@
-"""A worker's slots are lent only as far as its KV cache has room."""
+"""A worker's slots are used only as far as its KV cache has room."""
 
 import pytest
 from msgspec.structs import replace
@@ -30,7 +30,7 @@ from tests.harness.capacity import (
 
 
 def test_reservations_stay_within_the_budget_to_the_token() -> None:
-    """What is reserved and what comes stay within it; to the token."""
+    """The sum of reservations and new turns stays within the budget to the token."""
     kv = KvBudgets()
     kv.open("w", 100)
     kv.reserve("w", turn("a"), kv_need(60))
@@ -47,7 +47,7 @@ def test_reservations_stay_within_the_budget_to_the_token() -> None:
 
 
 def test_a_turn_alone_on_a_worker_always_fits() -> None:
-    """Only the engine knows that a turn does not fit."""
+    """Only the engine can judge whether a turn fits at all."""
     kv = KvBudgets()
     kv.open("w", 100)
     assert kv.fits("w", kv_need(10**6))
@@ -58,7 +58,7 @@ def test_a_turn_alone_on_a_worker_always_fits() -> None:
 
 
 def test_a_worker_without_a_budget_has_room_for_anything() -> None:
-    """Its slots bound it; and each worker is counted by itself."""
+    """Its slots bound it. Each worker is counted separately."""
     kv = KvBudgets()
     kv.open("w", 100)
     kv.open("v", None)
@@ -78,7 +78,7 @@ def test_a_worker_without_a_budget_has_room_for_anything() -> None:
 
 
 def test_turns_start_as_far_as_there_is_room() -> None:
-    """Eight slots, and room for three."""
+    """There are eight slots, and room for three turns."""
     core = core_of(ready(kv=1000))
     assert len(seated(core.handle(admit(asks("j", 300, conversations=5))))) == 3
     assert reserved(core) == 900
@@ -87,12 +87,12 @@ def test_turns_start_as_far_as_there_is_room() -> None:
 
 
 def test_turns_that_fill_the_budget_exactly_start() -> None:
-    """The last token is room as well."""
+    """The last token counts as room."""
     core = core_of(ready(kv=1000))
     assert len(seated(core.handle(admit(asks("j", 250, conversations=9))))) == 4
 
 
-def test_a_turn_that_is_larger_than_any_budget_runs_alone() -> None:
+def test_a_turn_larger_than_any_budget_runs_alone() -> None:
     """Nothing starts beside it, and it starts beside nothing."""
     core = core_of(ready(kv=1000), jobs=[asks("small", 100)])
     assert names(core.handle(admit(asks("huge", 5000)))) == []
@@ -102,8 +102,8 @@ def test_a_turn_that_is_larger_than_any_budget_runs_alone() -> None:
 
 
 @pytest.mark.parametrize("end", ["completed", "failed", "interrupted", "tried", "rejected", "cut off", "closed"])
-def test_room_is_given_up_however_a_turn_ends(end: str) -> None:
-    """Its own and nobody else's, once."""
+def test_room_is_given_back_however_a_turn_ends(end: str) -> None:
+    """A turn gives back its own room, once."""
     core = core_of(ready(), jobs=[asks("j", 400), asks("k", 500), asks("l", 300)])
     assert reserved(core) == 900
     key = turn("j")
@@ -135,8 +135,8 @@ def test_room_is_given_up_however_a_turn_ends(end: str) -> None:
     assert reserved(core) == 500 + (400 if end in ("interrupted", "rejected") else 300)
 
 
-def test_a_worker_that_returns_with_a_smaller_budget_is_lent_less() -> None:
-    """What is still on it counts; nothing starts until that is within what it has now."""
+def test_a_worker_that_returns_with_a_smaller_budget_gets_fewer_turns() -> None:
+    """Turns that are still on it count, and nothing starts until they are within the new budget."""
     core = core_of(ready(kv=1000), jobs=[asks("j", 300, conversations=3), asks("next", 200, conversations=2)])
     core.handle(events.WorkerNotReady(worker="w", returns=True))
     assert seated(core.handle(ready(kv=500))) == {}
@@ -146,8 +146,8 @@ def test_a_worker_that_returns_with_a_smaller_budget_is_lent_less() -> None:
     assert reserved(core) == 500
 
 
-def test_a_worker_that_comes_back_with_a_budget_is_not_taken_for_empty() -> None:
-    """What started there while its slots bound it is there, whatever it takes."""
+def test_a_worker_that_returns_with_a_budget_counts_its_running_turns() -> None:
+    """Turns that started while slots alone bounded it still take their room."""
     core = core_of(ready(kv=None), jobs=[asks("j", 300)])
     core.handle(ready(kv=1000))
     assert names(core.handle(admit(asks("huge", 5000)))) == []
@@ -155,7 +155,7 @@ def test_a_worker_that_comes_back_with_a_budget_is_not_taken_for_empty() -> None
 
 
 def test_a_turn_goes_to_the_worker_with_room() -> None:
-    """Though another has more slots."""
+    """It does so even if another worker has more free slots."""
     core = core_of(ready("w", kv=1000, slots=8), ready("v", kv=1000, slots=2), jobs=[asks("j", 700)])
     assert seated(core.handle(admit(asks("k", 400)))) == {turn("k"): "v"}
     assert seated(core.handle(admit(asks("l", 300)))) == {turn("l"): "w"}
@@ -164,8 +164,8 @@ def test_a_turn_goes_to_the_worker_with_room() -> None:
 
 
 @pytest.mark.parametrize(("other", "worker"), [(300, "w"), (700, "v")])
-def test_a_worker_that_knows_the_prompt_is_taken_if_it_has_room(other: int, worker: str) -> None:
-    """To read again elsewhere is better than not to start."""
+def test_a_worker_with_the_prompt_cached_is_taken_if_it_has_room(other: int, worker: str) -> None:
+    """If it has none, reading the prompt on another worker is better than waiting."""
     core = core_of(ready("w", slots=2), jobs=[asks("j", 300, rounds=2), asks("other", other)])
     core.handle(ready("v", slots=8))
     core.handle(events.Paused(), done(turn("j"), 300, 10))
@@ -173,7 +173,7 @@ def test_a_worker_that_knows_the_prompt_is_taken_if_it_has_room(other: int, work
 
 
 def test_each_model_bounds_its_own_answers() -> None:
-    """A model with long answers reserves nothing at another one."""
+    """Long answers of one model reserve nothing at another."""
     long = events.WorkerReady(worker="n0", model="n", slots=2, kv_tokens=10**6, most_answer=10**5)
     core = core_of(ready(kv=2 * (TEMPLATE_TOKENS + MOST)), long)
     job = replace(asks("j", 0, conversations=3), agents=(speaker("a0"),))
@@ -181,7 +181,10 @@ def test_each_model_bounds_its_own_answers() -> None:
 
 
 def test_a_model_on_lanes_is_full_where_its_cache_is() -> None:
-    """Turns wait though slots are free: told with those that wait, in the same decision, and no more once one fits."""
+    """Turns wait although slots are free.
+
+    The shortage is reported in the decision that leaves them waiting, and withdrawn once one fits.
+    """
     core = SchedulingCore(POLICIES["fifo"], on_demand=("m",))
     core.handle(ready())
     core.handle(admit(asks("first", 700)))

@@ -31,8 +31,8 @@ def parsed(*casts: dict[str, object], **job: object) -> Job:
     return parse_job(document, JobId("j"), rules)
 
 
-def test_what_is_not_given_is_the_jobs() -> None:
-    """Parameters are added by their names, all else is replaced; null takes a validation away."""
+def test_a_cast_inherits_what_it_does_not_give() -> None:
+    """Parameters merge by name, and every other field is replaced; null removes a validation."""
     job = parsed(
         {"a": {"params": {"temperature": 1, "top_k": 5}}},
         {"a": {"system": "", "model": "poet"}, "b": {"validation": None}},
@@ -61,21 +61,21 @@ def test_what_is_not_given_is_the_jobs() -> None:
 def test_a_bound_replaces_one_of_another_name(
     own: dict[str, object], cast: dict[str, object], both: dict[str, object]
 ) -> None:
-    """All of them bound the answer: of two the engine would choose one. Null says nothing."""
+    """All such names bound the answer's length, and an engine given two would choose one. Null counts as not given."""
     job = parsed({"a": {"params": cast}}, agents=[{"id": "a", "model": "m", "params": own}])
     assert job.conversations[0].cast_agent(job.agents[0]).params == both
 
 
-def test_a_job_counts_its_models_as_each_conversation_has_them() -> None:
-    """Whoever takes it has to serve all of them, and first turns need the slots of those who speak first."""
+def test_a_job_counts_the_models_of_its_conversations() -> None:
+    """A node that takes the job has to serve all of them. First turns need slots of the first speakers' models."""
     job = parsed({"a": {"model": "n"}}, {"b": {"model": "n"}}, {})
     assert set(job.models) == {"m", "n"}
     assert job.first_models() == [("n",), ("m",), ("m",)]
     assert job.first_turns == Counter(m=2, n=1)
 
 
-def test_what_is_left_is_counted_by_the_models_of_each_conversation() -> None:
-    """From its admission, over ends of turns, to the ends of its conversations."""
+def test_pending_turns_are_counted_by_the_models_of_each_conversation() -> None:
+    """The counts hold from admission, over ends of turns, to the ends of conversations."""
     job = parsed({"a": {"model": "n"}}, {})
     live = LiveJob(JobAdmitted(job=job), Estimates())
     talks = [LiveConversation(live, each, number) for number, each in enumerate(job.conversations)]
@@ -105,8 +105,8 @@ def test_what_is_left_is_counted_by_the_models_of_each_conversation() -> None:
         ({"b": {"validation": {"choices": ["maybe"]}}}, "until[0].says[0]", "can never say 'yes'"),
     ],
 )
-def test_what_cannot_be_is_refused_at_its_place(cast: dict[str, object], place: str, told: str) -> None:
-    """As it is for an agent of the job."""
+def test_an_invalid_cast_is_refused_at_its_place(cast: dict[str, object], place: str, told: str) -> None:
+    """The rules are those for an agent of the job."""
     with pytest.raises(InvalidJob) as caught:
         parsed(cast, until=[{"agent": "b", "says": ["yes"]}])
     assert [fault.path for fault in caught.value.faults] == [place]
@@ -114,14 +114,14 @@ def test_what_cannot_be_is_refused_at_its_place(cast: dict[str, object], place: 
 
 
 def test_a_leader_has_no_validation_in_any_conversation() -> None:
-    """Its answer names an agent."""
+    """A leader's answer names an agent."""
     agents = [{"id": "a", "model": "m"}, {"id": "b", "model": "m"}]
     with pytest.raises(InvalidJob, match="name of an agent"):
         parsed({"a": {"validation": {"choices": ["b"]}}}, mode="led", leader="a", agents=agents)
 
 
-def test_a_system_that_is_replaced_wants_no_variables() -> None:
-    """Only texts that the conversation has are filled in."""
+def test_a_replaced_system_prompt_needs_no_variables() -> None:
+    """Only texts that the conversation uses are filled in."""
     agents = [{"id": "a", "model": "m", "system": "You are $name."}]
     given = {"prompt": "p", "variables": {"topic": "x"}}
     named = {"prompt": "p", "variables": {"name": "Ann"}}
@@ -131,8 +131,8 @@ def test_a_system_that_is_replaced_wants_no_variables() -> None:
         parsed(agents=agents, conversations=[{**given, "variables": {"topic": "x", "name": "y"}}, wanted])
 
 
-def test_one_model_for_all_is_that_of_casts_too(tmp_path: Path) -> None:
-    """``roundhouse run --model``: whichever models are named, and callers have none."""
+def test_one_model_for_all_applies_to_casts_too(tmp_path: Path) -> None:
+    """``roundhouse run --model`` replaces every model that is named; callers have none."""
     (tmp_path / "rh.yaml").write_text("models: {x: {engine: attached, url: 'http://127.0.0.1:1', model: x}}")
     text = """
 agents:

@@ -1,4 +1,4 @@
-"""What a command imports before it does anything: nobody is answered by a service that is still importing."""
+"""Modules that a command imports before it does anything: a service that is still importing answers no request."""
 
 import subprocess
 import sys
@@ -26,8 +26,8 @@ HEAVY = (
         ),
     ],
 )
-def test_a_command_imports_what_it_needs(module: str, needless: tuple[str, ...]) -> None:
-    """The form of all commands, ``check``, and ``serve``: the last twice in each upgrade."""
+def test_a_command_imports_only_what_it_needs(module: str, needless: tuple[str, ...]) -> None:
+    """All commands in outline, ``check``, and ``serve``: an upgrade runs the last two twice."""
     code = f"import sys, service.cli.main, service.cli.app, {module}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert module in done.stdout.split()

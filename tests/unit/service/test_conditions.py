@@ -1,4 +1,4 @@
-"""Conditions that one turn fulfils by its words (specification, "Ends")."""
+"""Conditions that the words of one turn fulfil (specification, "Ends")."""
 
 import re
 import unicodedata
@@ -41,15 +41,17 @@ from service.conversations.job.validation import Validation, chosen_in, folded, 
         ("[" * 100_000, "a", "", False),
     ],
 )
-def test_a_field_of_json_is_what_it_equals(words: str, field: str, equals: object, *, is_fulfilled: bool) -> None:
-    """In the JSON that a reader sees; a truth value is no number, and nothing is looked for in other words."""
+def test_a_field_of_json_is_compared_with_its_value(
+    words: str, field: str, equals: object, *, is_fulfilled: bool
+) -> None:
+    """The JSON is what a reader sees of the turn. A boolean is no number, and other words have no fields."""
     judged = find_fulfilled({3: Condition(agent="a", field=field, equals=equals)}, words, [], 1.0)
     assert judged.fulfils == ((3,) if is_fulfilled else ())
     assert judged.overran == ()
 
 
-def test_conditions_are_told_in_words() -> None:
-    """As the page of a job shows them."""
+def test_conditions_are_described_in_words() -> None:
+    """The page of a job shows them this way."""
     document = """{"conversations": [], "until": [
         {"agent": "j", "field": "a.b", "equals": true}, {"agent": "j", "field": "a", "equals": "x"},
         {"agent": "j", "says": ["y", "n"]}, {"agent": "j", "matches": "z"}, {"signal": "s"}, {"agree": ["j", "k"]},
@@ -78,8 +80,8 @@ def test_conditions_are_told_in_words() -> None:
         ('{"v": "yes", "w": "<think>"}', False, True),
     ],
 )
-def test_a_field_is_read_as_a_validation_reads_it(words: str, *, has_markup: bool, is_fulfilled: bool) -> None:
-    """An answer that is valid there is the same JSON here."""
+def test_a_condition_reads_a_field_as_a_validation_does(words: str, *, has_markup: bool, is_fulfilled: bool) -> None:
+    """A valid answer is read as the same JSON by both."""
     condition = {0: Condition(agent="a", field="v", equals="yes")}
     read = read_words(words, None, has_markup=has_markup)
     assert bool(find_fulfilled(condition, read, [], 1.0).fulfils) is is_fulfilled
@@ -103,8 +105,8 @@ APPROVALS = [
 
 
 @pytest.mark.parametrize("words", APPROVALS)
-def test_what_is_valid_as_a_choice_is_that_choice_to_conditions(words: str) -> None:
-    """What one reader takes for "approve" no other one takes for something else."""
+def test_an_answer_valid_as_a_choice_is_that_choice_to_conditions(words: str) -> None:
+    """Both readers agree on what "approve" is."""
     assert VOTES.fault_of(words) is None
     read = read_words(words, VOTES, has_markup=True)
     conditions = {0: Condition(agent="a", says=("approve",)), 1: Condition(agent="a", matches="^approve$")}
@@ -125,8 +127,8 @@ def test_what_is_valid_as_a_choice_is_that_choice_to_conditions(words: str) -> N
         ("no thanks", False),
     ],
 )
-def test_what_stands_around_words_does_not_count(words: str, *, is_said: bool) -> None:
-    """A question or another word does."""
+def test_characters_around_the_words_do_not_count(words: str, *, is_said: bool) -> None:
+    """A question mark or another word does count."""
     condition = {0: Condition(agent="a", says=("thanks",))}
     assert bool(find_fulfilled(condition, words, [], 1.0).fulfils) is is_said
 
@@ -142,10 +144,10 @@ def test_what_stands_around_words_does_not_count(words: str, *, is_said: bool) -
         (("1", "2"), "1 or 2", None),
     ],
 )
-def test_a_choice_counts_by_its_own_letter_case_among_several(
+def test_a_choice_matches_by_its_own_letter_case_among_several(
     choices: tuple[str, ...], words: str, chosen: str | None
 ) -> None:
-    """Letters as choices are articles as well."""
+    """Choices of one letter are articles as well."""
     validation = Validation(retries=0, choices=choices)
     assert chosen_in(choices, words) == chosen
     assert (validation.fault_of(words) is None) is (chosen is not None)
@@ -154,29 +156,29 @@ def test_a_choice_counts_by_its_own_letter_case_among_several(
 @pytest.mark.parametrize(
     "marks", ["\u0301" * 200_000, "\u0308\u0301" * 100_000, "\u0316\u0301" * 100_000], ids=["one", "two", "unordered"]
 )
-def test_marks_without_end_are_not_composed(marks: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Composition would take the square of them: a minute for the words of a turn."""
+def test_endless_runs_of_combining_marks_are_not_composed(marks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Composition takes quadratic time: a minute for the words of one turn."""
     with monkeypatch.context() as patched:
         patched.setattr(unicodedata, "normalize", None)
         told = folded(f"A{marks}")
     assert told == f"a{marks}".casefold()
 
 
-def test_composition_does_not_count() -> None:
-    """As far as any language goes."""
+def test_composed_and_decomposed_letters_are_equal() -> None:
+    """This holds for as many marks as any language uses."""
     assert folded("Cafe\u0301  x") == folded("caf\u00e9 X")
     assert folded("a" + "\u0316" * 15 + "\u0301") == folded("\u00e1" + "\u0316" * 15)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "a", "\u6f22"]), st.sampled_from([0, 1, 15, 29, 30, 31, 32, 70]))))
-def test_only_runs_that_no_language_has_are_left_as_they_are(runs: list[tuple[str, int]]) -> None:
-    """Wherever one stands in the words: it is looked for at each thirty-first place alone."""
+def test_only_runs_longer_than_in_any_language_stay_uncomposed(runs: list[tuple[str, int]]) -> None:
+    """Such a run is found wherever it stands, although only every thirty-first character is examined."""
     words = "".join(letter + "\u0316" * (count - 1) + "\u0301" * bool(count) for letter, count in runs)
     is_endless = re.search(r"[\u0316\u0301]{31}", words) is not None
     assert (folded(words) == words.casefold()) is (is_endless or unicodedata.is_normalized("NFC", words))
 
 
-def test_words_that_heirs_have_in_common_are_folded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_that_heirs_share_are_folded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred forks of thirty turns of 64 KB each once held the service for seconds."""
     asked: list[str] = []
 
@@ -192,7 +194,7 @@ def test_words_that_heirs_have_in_common_are_folded_once(monkeypatch: pytest.Mon
     assert {digest_of(conditions, (), words.upper(), 1).words for words in said} == digests
 
 
-def test_a_round_is_judged_that_is_an_heirs_own_in_part() -> None:
+def test_a_round_that_is_partly_an_heirs_own_is_judged() -> None:
     """Specification, "Begun from a record": in free mode the first own turn that ends may be rounds ahead of others."""
     ends = Ends((Condition(answer_tokens=3),), ("a", "b"))
     for number in range(2):

@@ -65,7 +65,7 @@ from workers.spec import Capacity
         ),
     ],
 )
-def test_what_cannot_be_used_is_said_with_its_place_and_mend(tmp_path: Path, text: str, told: str) -> None:
+def test_an_unusable_configuration_is_reported_with_place_and_remedy(tmp_path: Path, text: str, told: str) -> None:
     """Specification, "Configuration files": errors name the key and the nearest known one."""
     path = tmp_path / "roundhouse.yaml"
     path.write_text(text)
@@ -73,8 +73,8 @@ def test_what_cannot_be_used_is_said_with_its_place_and_mend(tmp_path: Path, tex
         worker_specs(load_config(path), tmp_path, tmp_path / "state")
 
 
-def test_what_may_be_a_secret_in_the_wrong_place_is_not_shown(tmp_path: Path) -> None:
-    """A key where a list of keys is wanted, and one fault for it."""
+def test_a_possible_secret_in_the_wrong_place_is_not_shown(tmp_path: Path) -> None:
+    """A key is given where a list of keys is expected. One fault reports it."""
     path = tmp_path / "roundhouse.yaml"
     path.write_text("models: {m: {engine: embedded}}\nserver: {api_keys: sk-very-secret}")
     with pytest.raises(ConfigError) as refused:
@@ -84,7 +84,7 @@ def test_what_may_be_a_secret_in_the_wrong_place_is_not_shown(tmp_path: Path) ->
 
 @pytest.mark.parametrize("text", ["a: 1\nb: 2\na: 3", '{"a": 1, "a": 2}', "m: {x: 1, x: 2}"])
 def test_a_key_that_stands_twice_is_refused(text: str) -> None:
-    """A block that was copied and not renamed must not vanish without a word."""
+    """A copied block that was not renamed must not vanish silently."""
     with pytest.raises(ConfigError, match=r"already|twice"):
         parse_document(text, "file.json" if text[0] == "{" else "file.yaml")
 
@@ -92,14 +92,14 @@ def test_a_key_that_stands_twice_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["v: .nan", "v: -.inf", "v: !!binary aGk=", "v: !!set {a, b}", '{"v": NaN}', "v: !x 1"]
 )
-def test_what_json_cannot_say_is_refused(text: str) -> None:
-    """It could be sent to no service, and stored by none."""
+def test_values_that_json_cannot_express_are_refused(text: str) -> None:
+    """They could not be sent to any service, and no service could store them."""
     with pytest.raises(ConfigError, match=r"JSON"):
         parse_document(text, "file.json" if text[0] == "{" else "file.yaml")
 
 
-def test_variables_take_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unquoted they are what YAML makes of the text, quoted they are text; keys come from the environment too."""
+def test_variables_take_values_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unquoted values are read as YAML, quoted ones as text. Keys come from the environment too."""
     monkeypatch.setenv("SLOTS", "3")
     monkeypatch.setenv("FILE", str(Path(__file__)))
     monkeypatch.setenv("ROUNDHOUSE_API_KEYS", "one, two")
@@ -131,8 +131,8 @@ def test_variables_take_the_environment(tmp_path: Path, monkeypatch: pytest.Monk
         ("", None),
     ],
 )
-def test_a_document_is_what_it_says(text: str, document: object) -> None:
-    """YAML by the rules of 1.2, JSON by its own; in a job file nothing is replaced."""
+def test_a_document_keeps_its_values(text: str, document: object) -> None:
+    """YAML follows version 1.2, and JSON its own rules; in a job file nothing is replaced."""
     assert parse_document(text, "file")[0] == document
 
 
@@ -146,15 +146,18 @@ def test_a_document_is_what_it_says(text: str, document: object) -> None:
         *((name, "ROUNDHOUSE_URL") for name in ("submit", "status", "result", "watch", "cancel", "workers", "logs")),
     ],
 )
-def test_help_shows_the_environment(command: str, variable: str) -> None:
+def test_help_names_the_environment_variables(command: str, variable: str) -> None:
     """Specification, "Environment variables": --help on each command shows its environment variables."""
     done = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
     assert done.exit_code == 0
     assert variable in done.stdout
 
 
-def test_slots_that_share_a_cache_are_many_unless_they_are_told(tmp_path: Path) -> None:
-    """llama.cpp's have the memory of four then; the effective configuration means the same as what was written."""
+def test_slots_that_share_a_cache_are_many_by_default(tmp_path: Path) -> None:
+    """llama.cpp's cache then has the memory of four slots.
+
+    The effective configuration means the same as the written one.
+    """
     path = tmp_path / "roundhouse.yaml"
     for engine, given, made in (
         ("vllm", "", (256, None)),
@@ -182,10 +185,8 @@ def test_slots_that_share_a_cache_are_many_unless_they_are_told(tmp_path: Path) 
         ("engine: embedded", (Capacity.SLOTS, 4)),
     ],
 )
-def test_vllm_lends_its_cache_by_tokens_unless_it_is_told(
-    tmp_path: Path, given: str, made: tuple[Capacity, int]
-) -> None:
-    """The way back is one line; llama.cpp lends slots, since by tokens a CPU is slower."""
+def test_vllm_admits_turns_by_tokens_by_default(tmp_path: Path, given: str, made: tuple[Capacity, int]) -> None:
+    """One line switches it off. llama.cpp counts slots, since counting tokens makes a CPU slower."""
     path = tmp_path / "roundhouse.yaml"
     fields = given.strip("{}")
     path.write_text(f"models: {{m: {{model: x, {fields}}}}}\n")
@@ -203,8 +204,8 @@ def test_vllm_lends_its_cache_by_tokens_unless_it_is_told(
         ("{engine: embedded, capacity: tokens, kv_tokens: 4095}", r"kv_tokens: must be at least context .4096 tokens."),
     ],
 )
-def test_a_cache_is_shared_only_where_it_can_be(given: str, told: str, tmp_path: Path) -> None:
-    """And what one request may have fits into it."""
+def test_a_cache_is_shared_only_where_the_engine_can_share_it(given: str, told: str, tmp_path: Path) -> None:
+    """The largest request must fit into it."""
     path = tmp_path / "roundhouse.yaml"
     path.write_text(f"models:\n  m: {given}\n")
     with pytest.raises(ConfigError, match=told):
@@ -225,8 +226,8 @@ def test_a_cache_is_shared_only_where_it_can_be(given: str, told: str, tmp_path:
         ("weights: {backend: mpi}", r"m\.weights\.backend: .*'gloo' or 'nccl'"),
     ],
 )
-def test_sections_that_are_the_workers_own_are_as_strict(tmp_path: Path, section: str, told: str) -> None:
-    """Their bounds and their keys stand in the dataclasses; a fault names key and mend as anywhere else."""
+def test_sections_defined_in_workers_are_checked_as_strictly(tmp_path: Path, section: str, told: str) -> None:
+    """Their bounds and keys stand in the dataclasses. A fault names the key and the remedy, as everywhere."""
     path = tmp_path / "roundhouse.yaml"
     path.write_text(f"models:\n  m:\n    engine: vllm\n    model: x\n    {section}\n")
     with pytest.raises(ConfigError, match=told):
@@ -236,15 +237,15 @@ def test_sections_that_are_the_workers_own_are_as_strict(tmp_path: Path, section
 @pytest.mark.parametrize(
     "section", ["timeouts: {prefill_stall_s: null}", "restart: {retry_s: null}", "repetition: null", "weights: null"]
 )
-def test_what_may_be_null_is_taken(tmp_path: Path, section: str) -> None:
-    """For ever, or not at all."""
+def test_keys_that_may_be_null_are_accepted(tmp_path: Path, section: str) -> None:
+    """Null means for ever, or not at all."""
     path = tmp_path / "roundhouse.yaml"
     path.write_text(f"models:\n  m:\n    engine: vllm\n    model: x\n    {section}\n")
     assert list(load_config(path).models) == ["m"]
 
 
-def test_a_file_may_be_called_as_our_models_are(tmp_path: Path) -> None:
-    """Only a name that leads nowhere is taken for a misspelt one."""
+def test_a_file_may_have_a_name_like_those_of_our_models(tmp_path: Path) -> None:
+    """Only a name that leads to no file is taken for a misspelling."""
     (tmp_path / "roundhouse:mine.gguf").write_bytes(b"GGUF")
     path = tmp_path / "roundhouse.yaml"
     path.write_text("models: {m: {engine: embedded, model: 'roundhouse:mine.gguf'}}")
@@ -253,8 +254,8 @@ def test_a_file_may_be_called_as_our_models_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["embedded", "llama-server"])
-def test_a_file_that_no_engine_loads_is_told_before_one_is_started(tmp_path: Path, engine: str) -> None:
-    """A page of a hub, say, that was saved in its place; a program of one's own may take it."""
+def test_a_file_that_no_engine_loads_is_reported_before_a_start(tmp_path: Path, engine: str) -> None:
+    """The file may be a saved web page of a hub. A program of the user's own may accept it."""
     (tmp_path / "model.gguf").write_text("<!doctype html>")
     path = tmp_path / "roundhouse.yaml"
     path.write_text(f"models: {{m: {{engine: {engine}, model: model.gguf}}}}")
@@ -270,10 +271,11 @@ def test_a_file_that_no_engine_loads_is_told_before_one_is_started(tmp_path: Pat
     [("", 600.0), ("timeouts: {decode_stall_s: 5}", 600.0), ("timeouts: {prefill_stall_s: 120}", 120.0),
      ("timeouts: {prefill_stall_s: null}", None)],
 )  # fmt: skip
-def test_a_server_that_is_not_ours_has_time_for_its_first_prompt(
-    tmp_path: Path, given: str, limit_s: float | None
-) -> None:
-    """It may load its model under it, and how fast it reads is not known yet; an engine of ours has loaded."""
+def test_an_attached_server_has_time_for_its_first_prompt(tmp_path: Path, given: str, limit_s: float | None) -> None:
+    """It may load its model during the request, and its reading speed is unknown.
+
+    An engine of ours has loaded already.
+    """
     path = tmp_path / "roundhouse.yaml"
     path.write_text(f"models:\n  m:\n    engine: attached\n    url: 'http://127.0.0.1:9'\n    model: x\n    {given}\n")
     assert load_config(path).models["m"].timeouts.prefill_stall_s == limit_s

@@ -1,4 +1,4 @@
-"""The list of a job's conversations: what is counted of turns, and how lines are found and sorted."""
+"""The list of a job's conversations: sums over turns, and how lines are found and sorted."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -58,7 +58,7 @@ def found(text: str = "", **query: object) -> list[str]:
 
 
 def test_sums_are_of_all_turns_and_words_of_the_last_that_was_said() -> None:
-    """A summary costs tokens and says nothing; a failure is told, and takes no words away."""
+    """A summary costs tokens and adds no words; a failed turn is reported and removes no words."""
     sums = Sums()
     sums.add(turn("x", "First  words\nhere", tokens=3, at_s=2))
     sums.add(turn("x", "summed up", tokens=5, at_s=9, kind=TurnKind.SUMMARY))
@@ -67,8 +67,8 @@ def test_sums_are_of_all_turns_and_words_of_the_last_that_was_said() -> None:
     assert (sums.agent, sums.words, sums.failure) == ("a", "First words here", "a: it is too long")
 
 
-def test_nothing_was_taken_before_a_turn_has_ended() -> None:
-    """Which is not the same as no time."""
+def test_no_time_is_given_before_a_turn_has_ended() -> None:
+    """No time is not the same as zero."""
     assert Sums().took_s is None
 
 
@@ -89,13 +89,13 @@ def test_nothing_was_taken_before_a_turn_has_ended() -> None:
         ("9 tokens", ["c1"]),
     ],
 )
-def test_lines_are_found_by_all_their_words(text: str, names: list[str]) -> None:
-    """In the name, the prompt, the last words, a variable, or what ended it; whatever their case."""
+def test_lines_are_found_by_all_the_words_of_a_search(text: str, names: list[str]) -> None:
+    """In the name, the prompt, the last words, a variable or the reason of the end, in any letter case."""
     assert found(text) == names
 
 
-def test_lines_are_found_by_state_and_by_who_is_awaited() -> None:
-    """Together with words."""
+def test_lines_are_found_by_state_and_by_awaited_callers() -> None:
+    """Both combine with words."""
     assert found(state=ConversationState.RUNNING) == ["z"]
     assert found(is_awaited=True) == ["z"]
     assert found("about", state=ConversationState.RUNNING) == []
@@ -112,15 +112,15 @@ def test_lines_are_found_by_state_and_by_who_is_awaited() -> None:
     ],
 )
 def test_lines_are_sorted_both_ways(order: Order, names: list[str]) -> None:
-    """What is equal stays in the order of the job."""
+    """Equal lines keep the order of the job."""
     assert found(order=order) == names
     backwards = found(order=order, is_descending=True)
     assert backwards[-1] == names[0] or order in {Order.TURNS, Order.STATE}
     assert sorted(backwards) == sorted(names)
 
 
-def test_the_end_is_told_in_the_words_of_the_job() -> None:
-    """The conversation's own conditions before those of the job."""
+def test_the_end_is_described_in_the_words_of_the_job() -> None:
+    """A conversation's own conditions come before those of the job."""
     heads = posted_heads(DOCUMENT, 160)
     assert heads[0].told_end(Ending(until=0, round=1)) == "a says stop or end, in round 2"
     assert heads[0].told_end(Ending(until=1, round=0)) == "a, b agree, in round 1"
@@ -129,8 +129,8 @@ def test_the_end_is_told_in_the_words_of_the_job() -> None:
     assert heads[2].told_end(Ending(until=31, round=0)) == "until[31], in round 1"
 
 
-def test_what_is_kept_of_a_conversation_is_bounded() -> None:
-    """Ten thousand of them are kept, of several jobs."""
+def test_the_memory_for_a_list_is_bounded() -> None:
+    """The lists of several jobs hold ten thousand conversations."""
     variables = ", ".join(f'"v{number}": "{"y" * 500}"' for number in range(100))
     (head,) = posted_heads(f'{{"conversations": [{{"prompt": "{"p" * 9000}", "variables": {{{variables}}}}}]}}', 160)
     assert len(head.prompt) == 160

@@ -31,7 +31,7 @@ def heard(agents: tuple[Agent, ...], listener: str, round_number: int) -> list[t
     return [(word.agent, word.round) for word in words]
 
 
-def test_all_hear_all_by_default_in_the_order_in_which_they_could_have() -> None:
+def test_by_default_every_agent_hears_all_in_a_fixed_order() -> None:
     """Specification, "Visibility": earlier rounds, and of this round the agents it waits for."""
     assert heard(DEBATE, "a", 0) == []
     assert heard(DEBATE, "m", 0) == [("a", 0), ("b", 0)]
@@ -65,8 +65,8 @@ def casts(draw: st.DrawFn) -> tuple[Agent, ...]:
 
 
 @given(casts(), st.integers(0, 3), st.data())
-def test_nobody_reads_what_it_may_not(cast: tuple[Agent, ...], round_number: int, data: st.DataObject) -> None:
-    """For any cast: only own words, words visible to it, and words of this round that it waits for."""
+def test_no_agent_reads_what_it_may_not(cast: tuple[Agent, ...], round_number: int, data: st.DataObject) -> None:
+    """For any cast an agent reads its own words, words visible to it, and words of this round that it waits for."""
     listener = data.draw(st.sampled_from(cast))
     by_id = {each.id: each for each in cast}
     for speaker, number in heard(cast, listener.id, round_number):
@@ -88,7 +88,7 @@ def test_messages_alternate_and_end_with_the_user(cast: tuple[Agent, ...], round
 
 
 def test_a_later_prompt_extends_an_earlier_one() -> None:
-    """Engines' prefix caches keep what does not change."""
+    """Prefix caches of engines keep an unchanged beginning."""
     made = job(*DEBATE, rounds=4)
     spoken: dict[tuple[str, int], str] = {}
     before: dict[str, tuple[Message, ...]] = {}
@@ -118,13 +118,13 @@ def render(made: Job, listener: Agent, round_number: int, spoken: Spoken) -> tup
         ({"a": ["gone"]}, ()),
     ],
 )
-def test_a_cycle_is_found_where_there_is_one(waits: dict[str, list[str]], cycle: tuple[str, ...]) -> None:
-    """Nobody in a cycle could ever speak."""
+def test_a_cycle_is_found(waits: dict[str, list[str]], cycle: tuple[str, ...]) -> None:
+    """No agent in a cycle could ever speak."""
     assert find_cycle(waits) == cycle
 
 
 def test_a_long_chain_is_no_cycle() -> None:
-    """Depth is no recursion."""
+    """The search does not recurse."""
     assert find_cycle({str(number): [str(number + 1)] for number in range(50_000)}) == ()
 
 
@@ -176,8 +176,8 @@ def test_defaults_are_those_of_the_specification() -> None:
         ("turns", {"rounds": 3}, "3 turns are more than limits.turns = 2"),
     ],
 )
-def test_a_limit_is_told_with_its_name(limit: str, changes: dict[str, object], told: str) -> None:
-    """Limits are configured; what exceeds one is refused whole."""
+def test_an_exceeded_limit_is_named(limit: str, changes: dict[str, object], told: str) -> None:
+    """Limits are configured, and a job that exceeds one is refused whole."""
     with pytest.raises(InvalidJob, match=told):
         parse_job(document(**changes), JobId("j"), rules(**{limit: 2}))
 
@@ -204,8 +204,8 @@ def test_a_limit_is_told_with_its_name(limit: str, changes: dict[str, object], t
         *({"agents": [{"id": "a", "model": "m", "validation": validation}]} for validation in WRONG_VALIDATIONS),
     ],
 )
-def test_what_is_not_understood_is_refused(changes: dict[str, object]) -> None:
-    """No option is read and ignored; ids can be names of files."""
+def test_unknown_fields_and_values_are_refused(changes: dict[str, object]) -> None:
+    """No option is accepted and ignored. Ids may become names of files."""
     with pytest.raises(InvalidJob):
         parse_job(document(**changes), JobId("j"), rules())
 
@@ -227,8 +227,8 @@ VERDICT = {
     ("field", "equals"),
     [("verdict", "YES"), ("sure", False), ("on.point", 3), ("on.point", 3.0), ("any.x", "y"), ("any", 5)],
 )
-def test_a_field_that_a_schema_allows_is_no_fault(field: str, equals: object) -> None:
-    """What a schema leaves open may be so."""
+def test_a_field_that_a_schema_allows_is_accepted(field: str, equals: object) -> None:
+    """A schema that leaves properties open allows any field."""
     agent = {"id": "j", "model": "m", "validation": {"json_schema": VERDICT}}
     parse_job(document(agents=[agent], until=[{"agent": "j", "field": field, "equals": equals}]), JobId("j"), rules())
 
@@ -243,14 +243,14 @@ def test_a_field_that_a_schema_allows_is_no_fault(field: str, equals: object) ->
         {"properties": {"v": True}, "additionalProperties": False},
     ],
 )
-def test_a_schema_that_is_not_understood_refuses_no_condition(schema: dict[str, object]) -> None:
-    """What it rules out is for its validator to say."""
+def test_an_unsupported_schema_refuses_no_condition(schema: dict[str, object]) -> None:
+    """Only the schema's validator can say what it rules out."""
     agent = {"id": "j", "model": "m", "validation": {"json_schema": schema}}
     parse_job(document(agents=[agent], until=[{"agent": "j", "field": "v", "equals": "yes"}]), JobId("j"), rules())
 
 
-def test_a_condition_is_judged_by_the_validations_under_which_it_stands() -> None:
-    """Not by one that every conversation replaces, nor where each has conditions of its own."""
+def test_a_condition_is_judged_by_the_validations_that_apply() -> None:
+    """A validation that every conversation replaces does not apply, nor does one where each has its own conditions."""
     agents = [{"id": "j", "model": "m", "validation": {"json_schema": VERDICT}}]
     until = [{"agent": "j", "field": "verdict", "equals": "maybe"}]
     free = {"prompt": "p", "agents": {"j": {"validation": None}}}
@@ -262,7 +262,7 @@ def test_a_condition_is_judged_by_the_validations_under_which_it_stands() -> Non
 
 
 def test_conditions_of_many_conversations_are_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An enumeration is read once for all of them: 12 KB of a job once took a second."""
+    """An enumeration is read once for all of them: a job of 12 KB once took a second."""
     schema = {"properties": {"v": {"enum": [f"v{n}" for n in range(2_000)]}}}
     agents = [{"id": each, "model": "m", "validation": {"json_schema": schema}} for each in ("j", "k")]
     talk = {"prompt": "p", "agents": {"k": {"validation": None}}}
@@ -279,8 +279,8 @@ def test_conditions_of_many_conversations_are_judged_once(monkeypatch: pytest.Mo
     assert len(read) <= 2_000 + 30
 
 
-def test_many_words_beside_many_choices_take_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A choice is not searched for in the choices, and a job's words are compared with so many characters at most.
+def test_many_words_beside_many_choices_are_checked_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A choice is not searched for in other choices, and only so many characters are compared.
 
     32 KB of a job once took two thirds of a second.
     """
@@ -340,7 +340,7 @@ def test_many_words_beside_many_choices_take_little(monkeypatch: pytest.MonkeyPa
 )
 @pytest.mark.parametrize("at", ["job", "conversation"])
 def test_a_condition_that_can_never_hold_is_refused(until: dict[str, object], place: str, told: str, at: str) -> None:
-    """Specification, "Ends"; with its place, whether it stands at the job or at a conversation."""
+    """Specification, "Ends": the fault names its place, in the job or in a conversation."""
     agents = [
         {"id": "a", "model": "m", "exit_tools": [FINISH]},
         {"id": "b", "model": "m", "validation": {"choices": ["yes", "no"]}},
@@ -357,8 +357,8 @@ def test_a_condition_that_can_never_hold_is_refused(until: dict[str, object], pl
     assert told in fault.message
 
 
-def test_variables_are_filled_once_and_nowhere_else() -> None:
-    """A dollar before no name stays what it is, and so does each in a conversation without variables."""
+def test_variables_are_filled_in_once_where_the_job_names_them() -> None:
+    """A dollar sign before no name stays, and so do all of them in a conversation without variables."""
     agents = [{"id": "a", "model": "m", "system": "$name pays $5 or $$5, ${name}s ^DONE$"}]
     text = "$topic costs $5, $$topic, ${topic}!"
     conversations = [
@@ -378,7 +378,7 @@ def test_variables_are_filled_once_and_nowhere_else() -> None:
 
 
 def test_the_patterns_of_conditions_are_bounded() -> None:
-    """Each is compiled; the same one in many conversations is one."""
+    """Each pattern is compiled; one that many conversations share counts once."""
     conversations = [{"prompt": "p", "until": [{"agent": "a", "matches": f"x{n}"}]} for n in range(257)]
     with pytest.raises(InvalidJob, match="257 different patterns"):
         parse_job(document(conversations=conversations), JobId("j"), rules())
@@ -387,8 +387,8 @@ def test_the_patterns_of_conditions_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("where", ["prompt", "system"])
-def test_variables_make_no_text_that_is_too_long(where: str) -> None:
-    """A few bytes may name a long value very often: it is refused before it is filled in."""
+def test_variables_make_no_text_too_long(where: str) -> None:
+    """A few bytes may name a long value many times: the job is refused before the value is filled in."""
     texts = {"prompt": "p", "system": "", where: "$a" * 100_000}
     conversations = [{"prompt": texts["prompt"], "variables": {"a": "x" * 1_000_000}}]
     with pytest.raises(InvalidJob, match=r"more than limits\.body_bytes"):
@@ -406,8 +406,8 @@ def test_variables_make_no_text_that_is_too_long(where: str) -> None:
         ({"topic": "x", "naem": "y"}, "conversations[1].variables", "did you mean $naem?"),
     ],
 )
-def test_a_variable_that_is_not_given_is_refused(variables: dict[str, object], place: str, told: str) -> None:
-    """With all places that name it; a conversation without variables wants none."""
+def test_a_missing_variable_is_refused(variables: dict[str, object], place: str, told: str) -> None:
+    """The fault lists every place that names it. A conversation without variables needs none."""
     agents = [{"id": "a", "model": "m", "system": "You are $name."}]
     prompt = "Of $topic and $$other."
     conversations = [
@@ -422,7 +422,7 @@ def test_a_variable_that_is_not_given_is_refused(variables: dict[str, object], p
 
 
 def test_variables_are_filled_in_all_words_of_a_conversation() -> None:
-    """Roles, choices, what is said otherwise, and ends; each conversation has its own."""
+    """Roles, choices, prepared words and ends are filled in, per conversation."""
     agents = [
         {"id": "a", "model": "m", "role": "friend of $name", "validation": {"choices": ["$yes", "no"]}},
         {"id": "b", "by": "caller", "wait_s": 1, "otherwise": "$name is away"},
@@ -452,8 +452,8 @@ def test_variables_are_filled_in_all_words_of_a_conversation() -> None:
         ({"system": "You are $agent."}, "agents[0].system"),
     ],
 )
-def test_a_name_that_nothing_fills_is_refused(agent: dict[str, object], place: str) -> None:
-    """It would go out as it stands, and nobody means that."""
+def test_a_name_that_no_variable_fills_is_refused(agent: dict[str, object], place: str) -> None:
+    """The text would be sent with the name in it, which is never intended."""
     conversations = [{"prompt": "p", "variables": {"a": "x"}}]
     made = document(agents=[{"id": "a", "model": "m", **agent}], conversations=conversations)
     with pytest.raises(InvalidJob, match="is not given, which") as caught:
@@ -461,8 +461,8 @@ def test_a_name_that_nothing_fills_is_refused(agent: dict[str, object], place: s
     assert place in caught.value.faults[0].message
 
 
-def test_choices_that_variables_make_the_same_are_refused() -> None:
-    """No answer would be one of them alone."""
+def test_choices_that_variables_make_equal_are_refused() -> None:
+    """No answer could match one of them alone."""
     agents = [{"id": "a", "model": "m", "validation": {"choices": ["$one", "$two"]}}]
     for values in ({"one": "x", "two": " X "}, {"one": "x", "two": ""}):
         with pytest.raises(InvalidJob, match="are not distinct words"):
@@ -481,8 +481,8 @@ def test_choices_that_variables_make_the_same_are_refused() -> None:
         ({"choices": ["a", "b"]}, "c", True),
     ],
 )
-def test_what_is_said_otherwise_is_valid(validation: dict[str, object], otherwise: str, *, is_fault: bool) -> None:
-    """As a caller's own words have to be."""
+def test_prepared_words_are_validated(validation: dict[str, object], otherwise: str, *, is_fault: bool) -> None:
+    """The rules are those for a caller's words."""
     caller = {"id": "b", "by": "caller", "wait_s": 1, "otherwise": otherwise, "validation": validation}
     made = document(agents=[{"id": "a", "model": "m"}, caller])
     if not is_fault:
@@ -520,7 +520,7 @@ def test_what_is_said_otherwise_is_valid(validation: dict[str, object], otherwis
     ],
 )
 def test_a_led_job_that_cannot_be_led_is_refused(changes: dict[str, object], place: str, told: str) -> None:
-    """Specification, "Led mode": no field is read and ignored."""
+    """Specification, "Led mode": no field is accepted and ignored."""
     agent = {"id": "a", "model": "m", **cast("dict[str, object]", changes.get("agent", {}))}
     agents = [{"id": "host", "model": "m"}, agent]
     given = {"mode": "led", "agents": agents, **{key: value for key, value in changes.items() if key != "agent"}}
@@ -530,7 +530,7 @@ def test_a_led_job_that_cannot_be_led_is_refused(changes: dict[str, object], pla
 
 
 def test_a_flood_of_faults_is_cut() -> None:
-    """Telling what is wrong must not cost more than being right."""
+    """Reporting faults must not cost more than a valid job."""
     agents = [{"id": f"a{n}", "model": "gone"} for n in range(200)]
     with pytest.raises(InvalidJob) as caught:
         parse_job(document(agents=agents), JobId("j"), rules())
@@ -556,16 +556,19 @@ def test_a_flood_of_faults_is_cut() -> None:
         ({"by": "nobody"}, ["agents[1].by"]),
     ],
 )  # fmt: skip
-def test_what_nothing_would_read_of_a_caller_is_refused(guest: dict[str, object], places: list[str]) -> None:
-    """Specification, "Turns of callers": no field is read and ignored."""
+def test_a_callers_unused_fields_are_refused(guest: dict[str, object], places: list[str]) -> None:
+    """Specification, "Turns of callers": no field is accepted and ignored."""
     agents = [{"id": "a", "model": "m"}, {"id": "guest", "by": "caller", **guest}]
     with pytest.raises(InvalidJob) as caught:
         parse_job(document(agents=agents), JobId("j"), rules())
     assert [fault.path for fault in caught.value.faults] == places
 
 
-def test_somebody_is_asked_of_a_model() -> None:
-    """A job of callers alone needs no engine; a leader is none of them, and no conversation makes one of another."""
+def test_a_job_needs_at_least_one_model() -> None:
+    """A job of callers alone needs no engine.
+
+    A leader is never a caller, and no conversation turns a caller into a model or back.
+    """
     callers = [{"id": "a", "by": "caller"}, {"id": "b", "by": "caller"}]
     with pytest.raises(InvalidJob, match="asked of a model"):
         parse_job(document(agents=callers), JobId("j"), rules())

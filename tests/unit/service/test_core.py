@@ -71,7 +71,7 @@ def test_a_debate_runs_in_its_order() -> None:
 
 
 def test_no_more_is_in_flight_than_there_are_slots() -> None:
-    """The only queue is ours."""
+    """The service holds the only queue."""
     scheduler = core(slots=3)
     first = starts(scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=10))))
     assert first == [key("a", 0, number) for number in range(3)]
@@ -81,7 +81,7 @@ def test_no_more_is_in_flight_than_there_are_slots() -> None:
 
 
 def test_turns_wait_for_a_worker_of_their_model() -> None:
-    """One pool of ready turns, a capacity for each model."""
+    """There is one pool of ready turns, and a capacity for each model."""
     scheduler = core(slots=0)
     assert starts(scheduler.handle(JobAdmitted(job=job(agent("a"), agent("x", model="other"))))) == []
     assert starts(scheduler.handle(WorkerReady(worker="o", model="other", slots=1))) == [key("x")]
@@ -96,8 +96,8 @@ def test_replicas_share_the_load() -> None:
     assert [action.worker for action in actions if isinstance(action, StartTurn)] == ["w", "v", "w", "v"]
 
 
-def test_an_agent_goes_back_to_the_worker_that_knows_its_words() -> None:
-    """Its prompt's prefix is in that one's cache; another takes it when that one is full."""
+def test_an_agent_returns_to_the_worker_that_cached_its_prompt() -> None:
+    """When that worker is full, another takes the turn."""
     scheduler = core(slots=2)
     scheduler.handle(WorkerReady(worker="v", model="m", slots=2))
 
@@ -115,8 +115,8 @@ def test_an_agent_goes_back_to_the_worker_that_knows_its_words() -> None:
     assert where(scheduler.handle(TurnCompleted(key=key("a", 1, on_v)))) != {}
 
 
-def test_an_interrupted_turn_goes_first_and_elsewhere() -> None:
-    """A failure of an engine is not a failure of the turn."""
+def test_an_interrupted_turn_goes_first_and_to_another_worker() -> None:
+    """An engine's failure is not the turn's failure."""
     scheduler = core(slots=1)
     scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=3)))
     scheduler.handle(WorkerNotReady(worker="w"))
@@ -124,8 +124,8 @@ def test_an_interrupted_turn_goes_first_and_elsewhere() -> None:
     assert scheduler.handle(WorkerReady(worker="v", model="m", slots=1)) == [StartTurn(key=key("a"), worker="v")]
 
 
-def test_slots_of_a_lost_worker_are_not_lent_twice() -> None:
-    """A worker that comes back while an old turn still sits on it has one slot less."""
+def test_slots_of_a_lost_worker_are_not_used_twice() -> None:
+    """A worker that returns while an old turn still runs on it has one slot less."""
     scheduler = core(slots=2)
     scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=3)))
     scheduler.handle(WorkerNotReady(worker="w"))
@@ -151,8 +151,8 @@ def test_a_failed_turn_ends_its_conversation_alone() -> None:
     assert scheduler.handle(TurnCompleted(key=key("m", 0, 1)))[-1] == JobEnded(job_id=J)
 
 
-def test_a_cancelled_job_drops_what_waits_and_cuts_off_what_runs() -> None:
-    """Cancel: turns in flight are cut off; the job ends when they have ended."""
+def test_a_cancelled_job_drops_waiting_turns_and_cuts_off_running_ones() -> None:
+    """The job ends when the turns in flight have ended."""
     scheduler = core(slots=1)
     scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=3)))
     actions = scheduler.handle(JobCancelled(job_id=J))
@@ -165,7 +165,7 @@ def test_a_cancelled_job_drops_what_waits_and_cuts_off_what_runs() -> None:
 
 
 def test_an_answer_that_arrives_with_the_cancel_is_kept() -> None:
-    """What was said was said; the conversation is cancelled all the same."""
+    """The answer is recorded; the conversation is cancelled nevertheless."""
     scheduler = core()
     scheduler.handle(JobAdmitted(job=job(*DEBATE)))
     scheduler.handle(JobCancelled(job_id=J))
@@ -175,8 +175,8 @@ def test_an_answer_that_arrives_with_the_cancel_is_kept() -> None:
     assert (ended.state, ended.unspoken) == (ConversationState.CANCELLED, (key("m"),))
 
 
-def test_nothing_is_started_while_closing() -> None:
-    """Admitting nothing new is one thing, ending what runs another."""
+def test_nothing_starts_while_the_core_closes() -> None:
+    """Closing admits nothing new and lets running turns end."""
     scheduler = core(slots=1)
     scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=2)))
     assert scheduler.handle(Paused()) == []
@@ -193,15 +193,15 @@ def test_nothing_is_started_while_closing() -> None:
         ((("a", 0), ("b", 0), ("m", 0), ("b", 1)), [key("a", 1)]),
     ],
 )
-def test_a_job_goes_on_from_its_last_finished_turn(ended: tuple[tuple[str, int], ...], expected: list[object]) -> None:
-    """After any crash only turns that were in flight run again."""
+def test_a_job_resumes_after_its_last_finished_turn(ended: tuple[tuple[str, int], ...], expected: list[object]) -> None:
+    """After a crash only the turns that were in flight run again."""
     scheduler = core()
     done = {key(name, number): (TurnState.COMPLETED, None) for name, number in ended}
     assert starts(scheduler.handle(JobAdmitted(job=job(*DEBATE, rounds=2), ended=done))) == expected
 
 
-def test_what_had_ended_is_ended_again() -> None:
-    """A crash between the last turn and the end of the job leaves nothing hanging: finalisation is idempotent."""
+def test_an_end_that_was_not_recorded_is_recorded_again() -> None:
+    """A crash between the last turn and the end of the job leaves nothing open: the end is idempotent."""
     scheduler = core()
     done = {key(name): (TurnState.COMPLETED, None) for name in "abm"}
     actions = scheduler.handle(JobAdmitted(job=job(*DEBATE), ended=done))
@@ -213,8 +213,8 @@ def test_what_had_ended_is_ended_again() -> None:
     assert (actions[0].reason, actions[0].unspoken) == ("poisoned", (key("m"),))
 
 
-def test_late_news_of_a_turn_that_is_not_in_flight_changes_nothing() -> None:
-    """A result is taken once."""
+def test_late_news_of_a_turn_not_in_flight_changes_nothing() -> None:
+    """A result counts once."""
     scheduler = core()
     scheduler.handle(JobAdmitted(job=job(*DEBATE)))
     scheduler.handle(TurnCompleted(key=key("a")))
@@ -222,8 +222,8 @@ def test_late_news_of_a_turn_that_is_not_in_flight_changes_nothing() -> None:
     assert [scheduler.handle(event) for event in events] == [[], [], []]
 
 
-def test_free_slots_are_those_that_nobody_waits_for() -> None:
-    """queue=false asks how many first turns would start at once."""
+def test_free_slots_are_those_that_no_turn_waits_for() -> None:
+    """``queue=false`` asks how many first turns would start at once."""
     scheduler = core(slots=3)
     assert (scheduler.view.free("m"), scheduler.view.free("none")) == (3, 0)
     scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=2)))
@@ -232,8 +232,8 @@ def test_free_slots_are_those_that_nobody_waits_for() -> None:
     assert scheduler.view.free("m") == -4
 
 
-def test_a_huge_job_is_cancelled_a_piece_at_a_time() -> None:
-    """What is in flight first; nothing of it is started meanwhile, and each turn ends once."""
+def test_a_huge_job_is_cancelled_in_pieces() -> None:
+    """Turns in flight end first. No turn of the job starts meanwhile, and each ends once."""
     scheduler = core(slots=2)
     big = job(agent("a"), agent("b"), rounds=100, conversations=50)  # 10,000 turns
     first = starts(scheduler.handle(JobAdmitted(job=big)))
@@ -254,8 +254,8 @@ def test_a_huge_job_is_cancelled_a_piece_at_a_time() -> None:
     assert set(scheduler.view.of_all().values()) == {0}
 
 
-def test_turns_of_a_cancelled_job_are_passed_over_a_piece_at_a_time() -> None:
-    """Whoever waits behind them starts all the same, in a moment, and no moment is long."""
+def test_turns_of_a_cancelled_job_are_passed_over_in_pieces() -> None:
+    """Turns behind them start within a moment, and no step takes long."""
     scheduler = core(slots=1)
     (first,) = starts(scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=5000))))
     scheduler.handle(JobAdmitted(job=job(agent("a"), name="k")))
@@ -269,8 +269,8 @@ def test_turns_of_a_cancelled_job_are_passed_over_a_piece_at_a_time() -> None:
     assert [turn.job_id for turn in starts(actions)] == ["k"]
 
 
-def test_turns_that_never_were_are_made_when_they_are_asked_for() -> None:
-    """There may be a quarter of a million of them in one conversation."""
+def test_turns_that_were_never_made_are_made_when_asked_for() -> None:
+    """One conversation may have a quarter of a million of them."""
     scheduler = core(slots=1)
     scheduler.handle(JobAdmitted(job=job(agent("a"), agent("b"), rounds=100_000)))
     spent = time.thread_time()
@@ -281,7 +281,7 @@ def test_turns_that_never_were_are_made_when_they_are_asked_for() -> None:
 
 
 def test_a_job_with_ended_conversations_goes_on_with_the_others() -> None:
-    """A crash between the ends of conversations loses neither the job nor the service."""
+    """A crash between the ends of two conversations loses neither the job nor the service."""
     scheduler = core(slots=1)
     done = {key("a", 0, number): (TurnState.COMPLETED, None) for number in (0, 2)}
     actions = scheduler.handle(JobAdmitted(job=job(agent("a"), conversations=3), ended=done))
@@ -290,8 +290,8 @@ def test_a_job_with_ended_conversations_goes_on_with_the_others() -> None:
     assert scheduler.handle(TurnCompleted(key=key("a", 0, 1)))[-1] == JobEnded(job_id=J)
 
 
-def test_a_cancel_of_an_earlier_life_is_carried_out_and_starts_nothing() -> None:
-    """That a job is to be cancelled is durable; so is what it becomes."""
+def test_a_cancel_from_an_earlier_run_is_carried_out_and_starts_nothing() -> None:
+    """The request to cancel is durable, and so is its result."""
     scheduler = core(slots=2)
     done = {key("a"): (TurnState.CANCELLED, "cancelled"), key("a", 0, 1): (TurnState.COMPLETED, None)}
     event = JobAdmitted(job=job(agent("a"), conversations=3), ended=done, is_cancelled=True)
@@ -303,8 +303,8 @@ def test_a_cancel_of_an_earlier_life_is_carried_out_and_starts_nothing() -> None
 
 
 @pytest.mark.parametrize(("failed", "cut_off"), [("a", "b"), ("b", "a")])
-def test_a_failure_stands_whatever_was_cut_off_because_of_it(failed: str, cut_off: str) -> None:
-    """A crash between the end of a conversation's turns does not change why it ended."""
+def test_a_failure_stays_the_reason_of_the_end_after_a_crash(failed: str, cut_off: str) -> None:
+    """A crash while the conversation's other turns were being cut off does not change the reason."""
     scheduler = core()
     done = {key(failed): (TurnState.FAILED, "poisoned"), key(cut_off): (TurnState.CANCELLED, "cancelled")}
     ended = scheduler.handle(JobAdmitted(job=job(*DEBATE), ended=done))[0]
@@ -312,8 +312,8 @@ def test_a_failure_stands_whatever_was_cut_off_because_of_it(failed: str, cut_of
     assert (ended.state, ended.reason) == (ConversationState.FAILED, "poisoned")
 
 
-def test_progress_goes_first_to_conversations_that_are_further() -> None:
-    """Specification, "Scheduling policies": more rounds completed come first, then older conversations."""
+def test_progress_prefers_conversations_that_are_further() -> None:
+    """Specification, "Scheduling policies": more completed rounds come first, then older conversations."""
     scheduler = core(slots=1)
     scheduler.handle(JobAdmitted(job=job(agent("a"), rounds=2, conversations=2)))
     assert starts(scheduler.handle(TurnCompleted(key=key("a")))) == [key("a", 1)]
@@ -323,7 +323,7 @@ def test_progress_goes_first_to_conversations_that_are_further() -> None:
 
 
 def test_a_larger_priority_goes_first_across_jobs() -> None:
-    """Specification, "Scheduling policies": larger first."""
+    """Specification, "Scheduling policies": the larger number goes first."""
     scheduler = core(slots=0)
     scheduler.handle(JobAdmitted(job=job(agent("a"), name="low")))
     scheduler.handle(JobAdmitted(job=job(agent("a"), name="high", priority=1)))
@@ -351,7 +351,7 @@ def wide(slots: int, name: str = "wide") -> JobAdmitted:
 
 
 def test_a_wide_turn_takes_its_slots_together() -> None:
-    """It starts where so many are free, and gives all of them back."""
+    """It starts on a worker with enough free slots, and returns all of them."""
     scheduler = core(slots=3)
     assert starts(scheduler.handle(JobAdmitted(job=job(agent("a")))))
     (started,) = [action for action in scheduler.handle(wide(2)) if isinstance(action, StartTurn)]
@@ -361,15 +361,15 @@ def test_a_wide_turn_takes_its_slots_together() -> None:
     assert scheduler.view.free("m") == 1
 
 
-def test_a_turn_that_is_wider_than_every_worker_takes_all_of_one() -> None:
-    """Whether so many answers can be is the engine's to say."""
+def test_a_turn_wider_than_every_worker_takes_all_of_one() -> None:
+    """Whether the engine can serve that many answers is for the engine to decide."""
     scheduler = core(slots=2)
     (started,) = [action for action in scheduler.handle(wide(9)) if isinstance(action, StartTurn)]
     assert started.slots == 2
 
 
 def test_a_wide_turn_is_not_passed_for_ever() -> None:
-    """Narrow turns may go ahead while it lacks slots; after some of them the slots are kept for it."""
+    """Narrow turns may go ahead while it lacks slots. After some of them slots are reserved for it."""
     scheduler = core(slots=2)
     scheduler.handle(JobAdmitted(job=job(agent("a"), name="n0")))
     assert starts(scheduler.handle(wide(2))) == []
@@ -384,8 +384,8 @@ def test_a_wide_turn_is_not_passed_for_ever() -> None:
     assert starts(scheduler.handle(TurnCompleted(key=key("a", name="n0")))) == [key("a", name="wide")]
 
 
-def test_slots_are_kept_on_one_worker_alone() -> None:
-    """Others go on starting on the model's other workers, and what stands idle meanwhile is told."""
+def test_slots_are_reserved_on_one_worker_alone() -> None:
+    """Other turns go on starting on the model's other workers. Idle reserved slots are reported."""
     scheduler = core(slots=3, policy="fifo")
     scheduler.handle(WorkerReady(worker="v", model="m", slots=3))
     first = JobAdmitted(job=job(agent("a"), name="first", conversations=6))
@@ -407,8 +407,8 @@ def test_slots_are_kept_on_one_worker_alone() -> None:
     assert scheduler.reserved == {}
 
 
-def test_nothing_is_kept_from_nobody() -> None:
-    """Slots that no other turn would take stand idle for their own sake."""
+def test_no_slot_is_reserved_that_no_other_turn_would_take() -> None:
+    """Such slots are idle anyway."""
     scheduler = core(slots=2)
     scheduler.handle(JobAdmitted(job=job(agent("a"), name="n0")))
     scheduler.handle(wide(2))
@@ -420,8 +420,8 @@ def test_nothing_is_kept_from_nobody() -> None:
     assert scheduler.reserved == {}
 
 
-def test_a_first_turn_may_be_in_a_cache_already() -> None:
-    """A client's program goes back to its worker, though another has more slots free."""
+def test_a_first_turn_may_be_cached_already() -> None:
+    """A client's program returns to its worker, even if another has more free slots."""
     scheduler = core(slots=2)
     scheduler.handle(WorkerReady(worker="v", model="m", slots=4))
     cached = {key("a"): CacheLocation(worker="w", tokens=100)}
@@ -434,7 +434,7 @@ def test_a_first_turn_may_be_in_a_cache_already() -> None:
 
 
 def test_turns_of_callers_are_in_no_pool() -> None:
-    """Specification, "Three pools": a turn is in one if a model is to speak it, whether all or one model is counted."""
+    """Specification, "Three pools": only a model's turns are in a pool, in the total and in the count of the model."""
     scheduler = core()
     caller = replace(agent("b", waits=["a"], model=""), by=SpokenBy.CALLER)
     scheduler.handle(JobAdmitted(job=job(agent("a"), caller, agent("c"), rounds=2)))

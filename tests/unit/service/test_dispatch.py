@@ -1,4 +1,4 @@
-"""The table of ``ReadyJudge.verdict``: each row, and that an earlier one stands before a later one."""
+"""The table of ``ReadyJudge.verdict``: each row, and the order of the rows."""
 
 from msgspec.structs import replace
 
@@ -50,36 +50,36 @@ class Scene:
         )
 
     def occupy(self, worker: str, tokens: int, turn: TurnKey = OTHER) -> None:
-        """Put another's turn on a slot."""
+        """Put another job's turn on a slot."""
         self.in_flight.add(turn, worker, KvNeed(prompt=tokens, answer=0))
 
     def press(self) -> None:
-        """Fill the caches with contexts that agents between two turns would find again, and half with turns."""
+        """Fill the caches with contexts of agents between two turns, and half of them with turns."""
         self.room.working_set.end_turn(key("y", conversation=8, name="other"), "m", KV)
         self.occupy("w", KV // 2)
 
     def know(self, worker: str) -> None:
-        """Let a worker have the prompt of a in its cache: reading it elsewhere takes a minute."""
+        """Cache the prompt of a on a worker: reading it on another takes a minute."""
         self.dispatcher.costs.speeds.learn("m", 1.0, None)
         self.dispatcher.costs.note_worker(WorkerReady(worker=worker, model="m", slots=1, read_s=0.1))
         self.conversation.note_cache(0, CacheLocation(worker=worker, tokens=600))
 
     def fill(self, worker: str, model: str = "m") -> None:
-        """Open another worker, on which every slot is taken."""
+        """Open another worker with every slot in use."""
         self.in_flight.open(worker, model, 1)
         self.occupy(worker, 0, key("z", name=worker))
 
 
-def test_a_turn_of_a_job_that_is_being_ended_waits_for_no_slot() -> None:
-    """Before all other rows: it needs no trial either."""
+def test_a_turn_of_an_ending_job_waits_for_no_slot() -> None:
+    """This row comes before all others: the turn needs no trial either."""
     scene = Scene()
     scene.live.is_cancelled = scene.live.is_distrusted = True
     assert scene.dispatcher.judge.verdict(scene.turn(), "m") is ReadyVerdict.ENDED
     assert scene.dispatcher.judge.verdict(scene.turn(), "m", worker="w") is ReadyVerdict.ENDED
 
 
-def test_a_turn_of_a_distrusted_job_or_key_is_tried() -> None:
-    """Unless it was on a slot: that one has had its trial. Of a key it is so at one model alone."""
+def test_a_turn_of_a_distrusted_job_or_key_gets_a_trial() -> None:
+    """Unless it was on a slot and so had its trial. A key is distrusted at one model only."""
     scene = Scene()
     scene.live.is_distrusted = True
     assert scene.dispatcher.judge.verdict(scene.turn(), "m") is ReadyVerdict.TRIED
@@ -91,8 +91,8 @@ def test_a_turn_of_a_distrusted_job_or_key_is_tried() -> None:
     assert scene.dispatcher.judge.verdict(scene.turn(owner="alice"), "n", worker="w") is ReadyVerdict.STARTED
 
 
-def test_a_turn_that_would_begin_a_conversation_is_blocked_while_others_fill_the_caches() -> None:
-    """Whoever has begun goes on, and so does who was on a slot."""
+def test_a_turn_that_would_begin_a_conversation_is_blocked_while_caches_are_full() -> None:
+    """Conversations that have begun go on, and so do turns that were on a slot."""
     scene = Scene(kv_tokens=KV)
     assert scene.dispatcher.judge.verdict(scene.turn(), "m") is ReadyVerdict.STARTED
     scene.press()
@@ -103,7 +103,7 @@ def test_a_turn_that_would_begin_a_conversation_is_blocked_while_others_fill_the
 
 
 def test_in_free_mode_a_turn_is_passed_with_one_of_its_conversation() -> None:
-    """In rounds it may start: there nobody hears who of a round speaks first."""
+    """In rounds it may start, since the order within a round does not change what agents hear."""
     for is_free, verdict in ((True, ReadyVerdict.PASSED), (False, ReadyVerdict.STARTED)):
         scene = Scene(is_free=is_free)
         assert scene.dispatcher.judge.verdict(scene.turn("b"), "m", [scene.turn("a")]) is verdict
@@ -124,8 +124,8 @@ def test_a_turn_without_room_is_passed() -> None:
     assert scene.dispatcher.judge.verdict(scene.turn(), "m", worker="w") is ReadyVerdict.PASSED
 
 
-def test_a_turn_is_deferred_for_the_full_worker_that_knows_its_prompt() -> None:
-    """Not where a slot of it is free, nor one that was on a slot, nor in free mode, nor one that is offered a slot."""
+def test_a_turn_is_deferred_for_the_full_worker_with_its_prompt() -> None:
+    """Not if that worker has a free slot, nor if the turn was on a slot or is offered one, nor in free mode."""
     scene = Scene()
     scene.fill("v")
     scene.know("v")

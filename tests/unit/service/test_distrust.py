@@ -1,4 +1,4 @@
-"""Whom deaths are blamed on where work has keys: a key's turns are tried before they fly beside others'."""
+"""Distrust of keys: turns of a distrusted key are tried alone before they run beside others."""
 
 import pytest
 from msgspec.structs import replace
@@ -46,13 +46,13 @@ class Requests:
         return key
 
     def serve(self, owner: str) -> tuple[object, ...]:
-        """Have one request answered, by an engine that outlives it."""
+        """Have one request answered by an engine that survives it."""
         found = self.blame.acquit(self.begin(owner), Charges(), self.now)
         self.now += JUST_S
         return (*found, *self.blame.expire(self.now))
 
     def kill(self, owner: str) -> list[object]:
-        """Have one request die alone until it is convicted."""
+        """Have one request's engine die, with the request alone on it, until the request is convicted."""
         found: list[object] = []
         key, charges, is_convicted = self.begin(owner), Charges(), False
         while not is_convicted:
@@ -65,7 +65,7 @@ class Requests:
         return found
 
     def leave(self, owner: str, dies_after_s: float) -> list[object]:
-        """Have a client leave, and the engine die so much later with nothing on it."""
+        """Have a client disconnect, and the idle engine die this much later."""
         self.blame.end_unproven(self.begin(owner), is_cut_off=True, at=self.now)
         found = self.blame.note_gone("m", "w", self.incarnation, self.now + dies_after_s)
         self.incarnation += 1
@@ -73,7 +73,7 @@ class Requests:
 
 
 def test_a_key_is_distrusted_after_a_conviction_whatever_its_jobs() -> None:
-    """Each request at the door is a job of its own, so that distrust of jobs sees none of them again."""
+    """Each front door request is a job of its own, so distrust of jobs would never apply to a later one."""
     case = Requests()
     assert SourceDistrusted(source=MALLORY) in case.kill("mallory")
     key = case.begin("mallory")
@@ -82,8 +82,8 @@ def test_a_key_is_distrusted_after_a_conviction_whatever_its_jobs() -> None:
     assert case.blame.die(other, Charges(), is_outside=False, at=case.now).trial is Trial.NEXT
 
 
-def test_one_good_end_clears_a_key_of_its_first_conviction_and_of_no_second() -> None:
-    """Who has sent one prompt that no engine bears is no killer; who sends another is."""
+def test_one_good_end_clears_a_keys_first_conviction_but_not_its_second() -> None:
+    """One prompt that kills engines may be an accident; a second one is not."""
     case = Requests()
     case.kill("mallory")
     assert case.serve("mallory") == (SourceTrusted(source=MALLORY),)
@@ -91,8 +91,8 @@ def test_one_good_end_clears_a_key_of_its_first_conviction_and_of_no_second() ->
     assert case.serve("mallory") == ()
 
 
-def test_a_turn_of_a_distrusted_key_need_not_be_tried_on_a_fresh_engine() -> None:
-    """It is tried when its turn comes, on an engine that has served others: the first death alone counts."""
+def test_a_turn_of_a_distrusted_key_needs_no_fresh_engine_for_its_trial() -> None:
+    """It is tried when its turn comes, on an engine that has served others: its first death alone counts."""
     case = Requests()
     case.kill("mallory")
     aboard = [case.begin("alice"), case.begin("alice")]
@@ -102,8 +102,8 @@ def test_a_turn_of_a_distrusted_key_need_not_be_tried_on_a_fresh_engine() -> Non
     assert (verdict.trial, verdict.charges.deaths) == (Trial.FIRST, 1)
 
 
-def test_a_neighbour_that_was_just_answered_is_not_suspected_where_others_were_aboard() -> None:
-    """Whoever is served all the time has always just been answered."""
+def test_a_turn_that_was_just_answered_is_no_suspect_where_others_were_in_flight() -> None:
+    """A key that is always being served has always just been answered."""
     case = Requests()
     for _ in range(9):
         case.blame.acquit(case.begin("alice"), Charges(), case.now)
@@ -114,7 +114,7 @@ def test_a_neighbour_that_was_just_answered_is_not_suspected_where_others_were_a
 
 
 def test_a_key_is_trusted_again_after_fifty_good_ends_in_a_row() -> None:
-    """One good end among killers buys nothing."""
+    """A good end between convictions does not count."""
     case = Requests()
     case.kill("mallory")
     case.kill("mallory")
@@ -126,8 +126,8 @@ def test_a_key_is_trusted_again_after_fifty_good_ends_in_a_row() -> None:
     assert case.serve("mallory") == (SourceTrusted(source=MALLORY),)
 
 
-def test_or_after_an_hour() -> None:
-    """Without a conviction in it."""
+def test_a_key_is_trusted_again_after_an_hour() -> None:
+    """The hour has to pass without a conviction."""
     case = Requests()
     case.kill("mallory")
     case.kill("mallory")
@@ -136,8 +136,8 @@ def test_or_after_an_hour() -> None:
     assert case.blame.expire(TRUSTED_S) == (SourceTrusted(source=MALLORY),)
 
 
-def test_what_was_cut_off_shortly_before_a_death_stays_a_suspect_of_it() -> None:
-    """Hit and run: the client has gone, and its request cannot be tried; its key is."""
+def test_a_turn_cut_off_shortly_before_a_death_keeps_its_key_a_suspect() -> None:
+    """Hit and run: the client has gone and its request cannot be tried, but its key can."""
     case = Requests()
     found = [each for _ in range(4) for each in case.leave("mallory", 0.2)]
     assert found == [SourceDistrusted(source=MALLORY)]
@@ -154,8 +154,8 @@ def test_an_innocent_key_stays_trusted(innocent: str) -> None:
         assert case.leave("alice", after_s) == []
 
 
-def test_a_death_after_a_client_has_left_explains_nothing_of_those_aboard() -> None:
-    """Their trials end well, and yet the engine did not die of load: nobody's slots are lowered for it."""
+def test_a_death_after_a_client_has_left_is_not_explained_by_the_turns_in_flight() -> None:
+    """Their trials end well, and yet the engine did not die of load: no worker's slots are reduced for it."""
     case = Requests()
     aboard = [case.begin("alice"), case.begin("alice")]
     case.blame.end_unproven(case.begin("mallory"), is_cut_off=True, at=case.now)
@@ -170,7 +170,7 @@ def test_a_death_after_a_client_has_left_explains_nothing_of_those_aboard() -> N
 
 
 def test_a_trial_right_after_another_answer_proves_nothing() -> None:
-    """An engine may die of what it has just answered, under the next that it is given."""
+    """An engine may die of the answer before, during the next request."""
     case = Requests()
     case.blame.acquit(case.begin("mallory"), Charges(), case.now)
     victim = turn("alice", 999)
@@ -183,8 +183,8 @@ def starts(actions: list[Action]) -> list[StartTurn]:
     return [action for action in actions if isinstance(action, StartTurn)]
 
 
-def test_new_work_of_a_distrusted_key_is_tried_behind_others() -> None:
-    """Alone, and only after others' turns: they go on meanwhile."""
+def test_new_work_of_a_distrusted_key_is_tried_after_others() -> None:
+    """Its trial runs alone, after others' turns, which go on meanwhile."""
     core = SchedulingCore(POLICIES["fifo"], shares={"alice": 1.0, "mallory": 1.0})
     core.handle(WorkerReady(worker="w", model="m", slots=2))
     core.handle(SourceDistrusted(source=MALLORY))
@@ -200,8 +200,8 @@ def test_new_work_of_a_distrusted_key_is_tried_behind_others() -> None:
     assert [each.key.job_id for each in aboard] == ["bad"]
 
 
-def test_a_held_slot_is_charged_where_nothing_was_told() -> None:
-    """Who leaves before the end has had its slot all the same: the seconds of it, at the pace of the model."""
+def test_a_reserved_slot_is_charged_even_without_an_answer() -> None:
+    """A client that leaves early has used its slot nevertheless: its seconds are charged at the model's speed."""
     core = SchedulingCore(POLICIES["fifo"], shares={"alice": 1.0, "mallory": 1.0})
     core.handle(WorkerReady(worker="w", model="m", slots=1))
     jobs = [replace(job(agent("a"), name=owner, conversations=100), owner=owner) for owner in ("alice", "mallory")]
@@ -220,8 +220,8 @@ def test_a_held_slot_is_charged_where_nothing_was_told() -> None:
     assert 0.7 < taken["alice"] / taken["mallory"] < 1.4
 
 
-def test_an_answer_that_its_engine_does_not_outlive_is_no_good_end() -> None:
-    """Else one that is answered and kills would be trusted for its answers."""
+def test_an_answer_that_kills_its_engine_is_no_good_end() -> None:
+    """Otherwise a request that is answered and then kills would earn trust."""
     case = Requests()
     case.kill("mallory")
     found: list[object] = []

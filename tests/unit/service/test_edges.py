@@ -1,4 +1,4 @@
-"""What comes from outside in many spellings: origins, addresses, paths, pipes, and the configuration of the image."""
+"""Outside input in many spellings: origins, addresses, paths, pipes, and the image's configuration."""
 
 import http.server
 import os
@@ -40,7 +40,7 @@ HEALTHCHECK = Path(__file__).parents[3] / "deploy" / "healthcheck.py"
     ],
 )
 def test_origins_are_kept_as_browsers_send_them(written: str, sent: str) -> None:
-    """The gate compares them with that, and so does whoever answers a browser's question before it."""
+    """The gate compares origins in that form, and so does the answer to a browser's preflight request."""
     assert canonical_origin(written) == sent
 
 
@@ -52,25 +52,25 @@ def test_origins_are_kept_as_browsers_send_them(written: str, sent: str) -> None
         *("moz-extension://a:80", "app://a@b", "app://a?b", "app://a b", "chrome-extension:abc", "*", "extension://a"),
     ],
 )
-def test_what_no_browser_sends_is_no_origin(written: str) -> None:
-    """It would be kept and never match."""
+def test_values_that_no_browser_sends_are_no_origins(written: str) -> None:
+    """Such a value would be stored and never match."""
     with pytest.raises(ValueError, match=r"."):
         canonical_origin(written)
 
 
-def test_a_name_with_its_dot_is_the_name() -> None:
-    """The root's own dot says nothing."""
+def test_a_name_with_a_final_dot_is_the_same_name() -> None:
+    """The dot of the root adds nothing."""
     assert canonical_host("Example.com.") == "example.com"
 
 
 @pytest.mark.parametrize("address", ["64:ff9b:1::7f00:1", "::ffff:0:127.0.0.1", "64:ff9b::7f00:1", "::1", "10.0.0.1"])
-def test_what_leads_back_is_not_public(address: str) -> None:
-    """However it is translated on its way."""
+def test_addresses_that_lead_back_are_not_public(address: str) -> None:
+    """However they are translated on the way."""
     assert not is_public(address)
 
 
-def test_a_path_that_is_none_lies_nowhere(tmp_path: Path) -> None:
-    """A NUL, or links that lead in a circle."""
+def test_an_invalid_path_lies_nowhere(tmp_path: Path) -> None:
+    """A path with a NUL, or links in a circle."""
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
     (tmp_path / "elsewhere").mkdir()
@@ -81,7 +81,7 @@ def test_a_path_that_is_none_lies_nowhere(tmp_path: Path) -> None:
 
 
 def test_a_configuration_may_come_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a program that asks for a password first: as long as it is there, it is waited for."""
+    """A program may ask for a password first: the service waits for as long as the pipe is open."""
     monkeypatch.setattr("service.formats.documents.PIPE_WAIT_MS", 10)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -98,8 +98,8 @@ def test_a_configuration_may_come_late(tmp_path: Path, monkeypatch: pytest.Monke
             os.close(descriptor)
 
 
-def test_a_folder_of_a_group_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A volume that is shared by its group cannot be changed by us, and is no reason to refuse."""
+def test_a_groups_shared_folder_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service cannot change the mode of a volume that a group shares, and need not refuse it."""
     volume, own = tmp_path / "volume", tmp_path / "own"
     volume.mkdir()
     volume.chmod(0o775)
@@ -134,7 +134,7 @@ def port() -> Iterator[int]:
 def test_the_images_health_check_reads_the_configuration(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Key and port may stand there alone; otherwise a container that serves would be unhealthy for ever."""
+    """The configuration alone may give key and port. Without them a working container would be unhealthy for ever."""
     (tmp_path / "roundhouse.yaml").write_text(
         f"server: {{host: 0.0.0.0, port: '{port}', api_keys: ['${{KEY:-k1}}']}}\n"
     )

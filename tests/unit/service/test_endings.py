@@ -1,4 +1,4 @@
-"""The table of ``endings.decide``: every kind of end, with whatever is known, has one verdict."""
+"""The table of ``endings.decide``: every kind of end has one verdict, for any state of the turn."""
 
 from itertools import product
 from typing import Final
@@ -33,16 +33,16 @@ BOTH: Final = (True, False)
 
 @pytest.mark.parametrize(("charges", "may_run_again"), [*product([CLEAN, SUSPECT], BOTH)])
 def test_a_complete_answer_completes_the_turn_and_clears_it(charges: Charges, *, may_run_again: bool) -> None:
-    """The engine has outlived it: whatever it was charged with was not its doing."""
+    """The engine survived the turn, so the turn is cleared of all charges."""
     verdict = decide(Completed(finish_reason="stop"), charges, None, may_run_again=may_run_again)
     assert verdict == TurnVerdict(move=Move.COMPLETE, charges=CLEAN)
 
 
 @pytest.mark.parametrize(("reason", "charges", "may_run_again"), [*product(CancelReason, [CLEAN, SUSPECT], BOTH)])
-def test_a_cancel_ends_the_turn_only_where_its_conversation_has_ended(
+def test_a_cancel_ends_the_turn_only_if_its_conversation_has_ended(
     reason: CancelReason, charges: Charges, *, may_run_again: bool
 ) -> None:
-    """What the service ends itself speaks neither for the turn nor against it; a suspect stays one."""
+    """An end by the service itself proves nothing about the turn; a suspect stays one."""
     verdict = decide(Cancelled(reason=reason), charges, None, may_run_again=may_run_again)
     if reason is CancelReason.CONVERSATION_ENDED:
         assert verdict == TurnVerdict(move=Move.CUT_OFF, charges=charges)
@@ -60,7 +60,7 @@ def test_a_cancel_ends_the_turn_only_where_its_conversation_has_ended(
 def test_a_request_that_cannot_succeed_fails_its_turn(
     reason: FailureReason, charges: Charges, *, may_run_again: bool
 ) -> None:
-    """Its charges are gone where the engine has borne it, and stay where it may still be at work on it."""
+    """Its charges are dropped if the engine survived it, and stay while the engine may still work on it."""
     outcome = RequestFailed(reason=reason, detail="so it is")
     verdict = decide(outcome, charges, None, may_run_again=may_run_again)
     left = charges if reason in UNPROVED else CLEAN
@@ -68,8 +68,8 @@ def test_a_request_that_cannot_succeed_fails_its_turn(
 
 
 @pytest.mark.parametrize(("trial", "may_run_again"), [*product([None, *Trial], BOTH)])
-def test_a_turn_whose_engine_died_runs_again_as_blame_says(trial: Trial | None, *, may_run_again: bool) -> None:
-    """A suspect of which blame says nothing is tried next; who may not run again fails with the engine's end."""
+def test_a_turn_whose_engine_died_runs_again_as_blame_decides(trial: Trial | None, *, may_run_again: bool) -> None:
+    """A suspect without a verdict is tried next. A turn that may not run again fails with the engine's end."""
     death = BlameVerdict(charges=SUSPECT, trial=trial)
     verdict = decide(DIED, CLEAN, FailureEvidence(death=death), may_run_again=may_run_again)
     assert verdict == TurnVerdict(
@@ -85,8 +85,8 @@ def test_a_turn_whose_engine_died_runs_again_as_blame_says(trial: Trial | None, 
     ("charges", "deaths"), [(Charges(is_suspect=True, deaths=2), 2), (Charges(is_suspect=True, outside=5), 5)]
 )
 @pytest.mark.parametrize("may_run_again", BOTH)
-def test_a_convicted_turn_fails_and_is_told_of_what(charges: Charges, deaths: int, *, may_run_again: bool) -> None:
-    """Its detail counts the engines that died, and says how often they do so by themselves."""
+def test_a_convicted_turn_fails_with_the_reason(charges: Charges, deaths: int, *, may_run_again: bool) -> None:
+    """The detail counts the engines that died, and gives the rate at which they die by themselves."""
     evidence = FailureEvidence(death=BlameVerdict(charges=charges, is_convicted=True), deaths=KNOWN)
     verdict = decide(DIED, SUSPECT, evidence, may_run_again=may_run_again)
     detail = (
@@ -97,8 +97,8 @@ def test_a_convicted_turn_fails_and_is_told_of_what(charges: Charges, deaths: in
 
 
 @pytest.mark.parametrize(("charges", "may_run_again"), [*product([CLEAN, SUSPECT], BOTH)])
-def test_a_turn_that_was_refused_runs_again_with_one_refusal_more(charges: Charges, *, may_run_again: bool) -> None:
-    """Everything else that it is charged with stays."""
+def test_a_refused_turn_runs_again_with_one_more_refusal(charges: Charges, *, may_run_again: bool) -> None:
+    """Its other charges stay."""
     evidence = FailureEvidence(now=50.0, asked_s=1.0, refusals=KNOWN)
     verdict = decide(REFUSED, charges, evidence, may_run_again=may_run_again)
     assert verdict == TurnVerdict(
@@ -125,10 +125,10 @@ def test_a_turn_that_was_refused_runs_again_with_one_refusal_more(charges: Charg
         (Charges(refused_at=0.0, refused_s=9.0), SILENT, FailureEvidence(refusal_s=9.0), FailureReason.STALLED_DECODE),
     ],
 )
-def test_a_turn_that_was_refused_too_often_or_for_too_long_fails(
+def test_a_turn_refused_too_often_or_for_too_long_fails(
     charges: Charges, failed: EngineFailed, evidence: FailureEvidence, reason: FailureReason, *, may_run_again: bool
 ) -> None:
-    """It fails with the reason of its refusals, which are counted and timed over all its attempts."""
+    """It fails with the reason of its refusals, which are counted and timed over all attempts."""
     verdict = decide(failed, charges, evidence, may_run_again=may_run_again)
     assert (verdict.move, verdict.reason, verdict.detail, verdict.trial) == (Move.FAIL, reason, failed.detail, None)
 
@@ -151,6 +151,6 @@ ENDS: Final[dict[Proof, list[Outcome]]] = {
 
 
 @pytest.mark.parametrize("proof", Proof)
-def test_an_end_proves_one_thing_of_its_engine(proof: Proof) -> None:
-    """Blame is told of each kind of end in one way."""
+def test_an_end_proves_one_thing_about_its_engine(proof: Proof) -> None:
+    """Blame gets one call for each kind of end."""
     assert {proof_of(outcome) for outcome in ENDS[proof]} == {proof}

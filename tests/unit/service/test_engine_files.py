@@ -1,4 +1,4 @@
-"""Files and flags of an engine as its configuration names them: paths begin at its folder, flags are known ones."""
+"""Files and flags of an engine in its configuration: paths are relative to its folder, and flags are known ones."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def specs_of(folder: Path, model: dict[str, Any], **gpus: object) -> list[Worker
 def test_relative_paths_in_flags_begin_at_the_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, placement: str
 ) -> None:
-    """As the model's does, wherever the service was started, though its program is found from there."""
+    """They resolve like the model's path, wherever the service and the engine's program were started."""
     folder = tmp_path / "conf"
     for each in (tmp_path / "bin", folder / "m"):
         each.mkdir(parents=True)
@@ -53,16 +53,16 @@ def test_relative_paths_in_flags_begin_at_the_configuration(
         assert command.argv[-4:] == ("--mmproj", "mmproj.gguf", "--chat-template-file", "./t.jinja")
 
 
-def test_a_program_on_the_path_is_found_there(tmp_path: Path) -> None:
-    """And a path that leads nowhere is shown whole."""
+def test_a_program_on_the_search_path_is_found(tmp_path: Path) -> None:
+    """A path that leads nowhere is shown whole."""
     (spec,) = specs_of(tmp_path, {"engine": "llama-server", "command": ["true", "x/y"]})
     assert command_for(spec, {}).argv[:2] == ("true", "x/y")
     with pytest.raises(ConfigError, match=r"no such program: '.*/bin/nothing'"):
         specs_of(tmp_path, {"engine": "llama-server", "command": ["bin/nothing"]})
 
 
-def test_a_key_in_a_file_is_read_where_the_engine_reads_it(tmp_path: Path) -> None:
-    """We have to know it too."""
+def test_a_key_in_a_file_is_read_as_the_engine_reads_it(tmp_path: Path) -> None:
+    """The service needs the key too."""
     (tmp_path / "keys.txt").write_text("first\nsecond\n")
     model = {"engine": "llama-server", "command": ["true"], "args": {"api-key-file": "keys.txt"}}
     (spec,) = specs_of(tmp_path, model)
@@ -88,10 +88,10 @@ def test_a_key_in_a_file_is_read_where_the_engine_reads_it(tmp_path: Path) -> No
         ({"jinja": "yes"}, "args.jinja: unrecognized arguments: yes"),
     ],
 )
-def test_flags_that_the_embedded_engine_lacks_are_named_before_it_starts(
+def test_flags_that_the_embedded_engine_lacks_are_reported_before_a_start(
     tmp_path: Path, args: dict[str, Any], because: str
 ) -> None:
-    """By ``check``, by a worker and by an inference engine alike; it would end over them again and again."""
+    """``check``, workers and inference engines report them alike; the engine would exit over them again and again."""
     with pytest.raises(ConfigError) as refused:
         specs_of(tmp_path, {"engine": "embedded", "args": args})
     assert f"models.m.{because}" in str(refused.value)
@@ -107,8 +107,8 @@ def test_flags_that_the_embedded_engine_lacks_are_named_before_it_starts(
         {"seed": None, "pooling": "mean"},
     ],
 )
-def test_flags_that_the_embedded_engine_has_are_taken(tmp_path: Path, args: dict[str, Any]) -> None:
-    """However they are written; a program of the author's own has its own."""
+def test_flags_of_the_embedded_engine_are_accepted(tmp_path: Path, args: dict[str, Any]) -> None:
+    """They may be written in any form. A program of the author's own has its own flags."""
     assert specs_of(tmp_path, {"engine": "embedded", "args": args})
     assert specs_of(tmp_path, {"engine": "embedded", "command": ["true"], "args": {"flash-attn": True}})
 
@@ -135,10 +135,8 @@ def test_flags_that_the_embedded_engine_has_are_taken(tmp_path: Path, args: dict
         ([], None),
     ],
 )
-def test_the_words_of_an_engine_that_failed_are_its_last_error(
-    printed: list[tuple[int, str]], words: str | None
-) -> None:
-    """Not the page of usage before or behind it."""
+def test_a_failed_engines_own_words_are_its_last_error(printed: list[tuple[int, str]], words: str | None) -> None:
+    """The page of usage before or after them is left out."""
     log = LogRing()
     log.begin_incarnation(1)
     log.add_output(2, b"an error of the one before\n")

@@ -1,4 +1,4 @@
-"""Transcripts on disk: whole, and consistent with each other after a kill at any moment."""
+"""Transcripts on disk: complete, and consistent with each other after a kill at any moment."""
 
 import fcntl
 import json
@@ -36,7 +36,7 @@ def read(folder: Path) -> tuple[dict[str, object], list[dict[str, object]]]:
 
 
 def test_a_kill_at_any_moment_leaves_lists_that_agree(tmp_path: Path) -> None:
-    """Specification, "Exported files": manifest and index are always consistent, and name only files that are there."""
+    """Specification, "Exported files": manifest and index are always consistent, and list only files that exist."""
     chance = random.Random(5)  # noqa: S311
     for attempt in range(12):
         folder = tmp_path / str(attempt)
@@ -59,8 +59,8 @@ def test_a_kill_at_any_moment_leaves_lists_that_agree(tmp_path: Path) -> None:
         assert len(list((folder / ".lists").glob("v*"))) == 1
 
 
-def test_whose_transcripts_these_are_is_known(tmp_path: Path) -> None:
-    """So that nobody else's are written over: a folder of files that nobody can tell of has no owner."""
+def test_the_owner_of_a_folder_of_transcripts_is_known(tmp_path: Path) -> None:
+    """No other job's transcripts are overwritten: a folder of unknown files has no owner."""
     assert Export(tmp_path).owner is None
     Export(tmp_path).write({"id": "old", "state": "s"}, [])
     assert Export(tmp_path).owner == "old"
@@ -70,7 +70,7 @@ def test_whose_transcripts_these_are_is_known(tmp_path: Path) -> None:
 
 
 def test_writers_exclude_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flock among processes; a wait for it has a bound."""
+    """Processes exclude each other by flock, and the wait for it is bounded."""
     monkeypatch.setattr(export, "LOCK_LIMIT_S", 0.05)
     made = Export(tmp_path)
     made.write({"id": "j", "state": "s"}, [])

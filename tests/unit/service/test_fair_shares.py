@@ -21,8 +21,8 @@ def starts(actions: list[events.Action]) -> list[TurnKey]:
     return [action.key for action in actions if isinstance(action, events.StartTurn)]
 
 
-def test_a_charge_is_set_right_by_what_the_turn_has_taken() -> None:
-    """By its share; what is not told of stands as it was charged."""
+def test_a_charge_is_corrected_by_what_the_turn_used() -> None:
+    """By the key's share; figures that are not reported stay as charged."""
     times = VirtualTimes({"alice": 2.0})
     times.arrive("alice")
     assert times.start("alice") == UNKNOWN
@@ -41,8 +41,8 @@ def test_a_charge_is_set_right_by_what_the_turn_has_taken() -> None:
     assert (fair.model_of(key("a")), fair.times("m").time("alice")) == (None, UNKNOWN)
 
 
-def test_who_waits_in_one_queue_more_has_not_come_back() -> None:
-    """Only a key that waited in none begins where the others are."""
+def test_a_key_that_enters_a_second_queue_has_not_come_back() -> None:
+    """Only a key that waited in no queue starts where the others are."""
     times = VirtualTimes({})
     times.arrive("alice")
     times.arrive("bob")
@@ -58,8 +58,8 @@ def test_who_waits_in_one_queue_more_has_not_come_back() -> None:
     assert times.time("alice") == 5.0
 
 
-def test_tokens_of_a_prompt_weigh_what_reading_costs() -> None:
-    """As those of an answer, until both speeds of the model are known."""
+def test_tokens_of_a_prompt_are_weighed_by_the_cost_of_reading() -> None:
+    """They weigh as much as those of an answer until both speeds of the model are known."""
     speeds = SpeedEstimates()
     assert speeds.weigh("m", 1000, 50) == 1050
     reading = PromptReading(fresh_tokens=1000, seconds=1.0, context_tokens=1100, answer_tokens=101, answer_s=2.0)
@@ -70,7 +70,7 @@ def test_tokens_of_a_prompt_weigh_what_reading_costs() -> None:
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_the_order_is_by_key_then_front_then_priority(policy: str) -> None:
-    """A re-prompt of a key waits for another key's turn, and goes before a higher priority of its own."""
+    """A re-prompt waits for another key's turn, and goes before higher priorities of its own key."""
     core = SchedulingCore(POLICIES[policy], shares={})
     core.handle(events.WorkerReady(worker="w", model="m", slots=1))
     (first,) = starts(core.handle(events.JobAdmitted(job=owned("alice"))))

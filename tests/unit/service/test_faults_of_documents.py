@@ -131,7 +131,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
 
 
 def spoilt(value: object) -> Iterator[tuple[str, Any]]:
-    """Yield copies of a value with one place spoilt, each with the place."""
+    """Yield copies of a value with one place spoilt, each with its place."""
     for other in VALUES:
         yield "", other
     if isinstance(value, dict):
@@ -160,7 +160,7 @@ def told(document: object) -> str:
 
 
 def digests(document: object) -> dict[str, str]:
-    """Return, for each place of a document, a digest of what is said of it wherever the place is spoilt."""
+    """Return, for each place of a document, a digest of the faults when that place is spoilt."""
     by_place: dict[str, list[str]] = {}
     for place, each in spoilt(document):
         by_place.setdefault(place, []).append(told(each))
@@ -175,7 +175,7 @@ def test_a_spoilt_document_has_the_faults_that_it_always_had(name: str) -> None:
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_document_that_is_not_spoilt_is_accepted(name: str) -> None:
-    """Else its faults would hide those of the spoilt place."""
+    """Otherwise its faults would hide those of the spoilt place."""
     assert told(DOCUMENTS[name]) == "accepted"
 
 

@@ -1,4 +1,4 @@
-"""Of conversations that begin alike the first reads, and the others wait (specification, "Begun from a record")."""
+"""Of conversations that begin alike one reads first, and the others wait (specification, "Begun from a record")."""
 
 from msgspec.structs import replace
 
@@ -36,7 +36,7 @@ def core(*, shares: bool, slots: int = 4) -> SchedulingCore:
 
 
 def forks(count: int, rounds: int = 2) -> JobAdmitted:
-    """Return a job of conversations that have inherited the first round of one."""
+    """Return a job of conversations that have inherited the first round of another."""
     heritage = Heritage(source=(JobId("s"), "c"), ends={"a": 1}, first={"a": 1}, turns=1, speakers=("a",))
     plain = job(agent("a"), conversations=count, rounds=rounds)
     heirs = tuple(replace(each, heritage=heritage, prompt="p") for each in plain.conversations)
@@ -64,8 +64,8 @@ def sound(scheduler: SchedulingCore) -> bool:
     return not any(scheduler.check())
 
 
-def test_where_what_is_alike_is_held_once_the_first_token_ends_the_wait() -> None:
-    """Then all slots are taken, on the worker that has it."""
+def test_the_others_start_on_the_first_readers_worker_after_its_first_token() -> None:
+    """Then all its slots are used, on the worker that has the prompt cached."""
     scheduler = core(shares=True)
     assert starts(scheduler.handle(forks(9))) == [first(0)]
     assert scheduler.view.readers == (first(0),)
@@ -75,8 +75,8 @@ def test_where_what_is_alike_is_held_once_the_first_token_ends_the_wait() -> Non
     assert sound(scheduler)
 
 
-def test_slots_of_their_own_read_as_often_as_it_is_worth() -> None:
-    """Short answers run one after the other in the slot that has read; long ones are worth a reading in each."""
+def test_as_many_slots_read_as_pays() -> None:
+    """Short answers run one after the other in the slot that has read; for long ones each slot reads."""
     short, long = core(shares=False), core(shares=False)
     for scheduler, seconds, more in ((short, 8.5, [first(1)]), (long, 20.0, [first(1), first(2), first(3)])):
         assert starts(scheduler.handle(forks(9))) == [first(0)]
@@ -87,8 +87,8 @@ def test_slots_of_their_own_read_as_often_as_it_is_worth() -> None:
     assert starts(short.handle(TurnCompleted(key=first(1), seconds=0.5, reading=read(0.0))))[0] == first(2)
 
 
-def test_the_next_one_reads_where_the_first_comes_to_nothing() -> None:
-    """Cut off, failed, or ended with nothing told: nobody waits for ever."""
+def test_the_next_one_reads_if_the_first_does_not() -> None:
+    """The first is cut off, fails, or ends without output: no turn waits for ever."""
     scheduler = core(shares=True)
     scheduler.handle(forks(5, rounds=2))
     again = starts(scheduler.handle(TurnInterrupted(key=first(0))))
@@ -98,8 +98,8 @@ def test_the_next_one_reads_where_the_first_comes_to_nothing() -> None:
     assert sound(scheduler)
 
 
-def test_what_waits_to_be_read_ends_with_its_job() -> None:
-    """It is pending, and leaves nothing behind."""
+def test_a_turn_that_waits_for_a_first_reader_ends_with_its_job() -> None:
+    """It counts as pending, and leaves nothing behind."""
     scheduler = core(shares=True)
     scheduler.handle(forks(3))
     scheduler.handle(JobCancelled(job_id=J))
@@ -110,8 +110,8 @@ def test_what_waits_to_be_read_ends_with_its_job() -> None:
     assert starts(scheduler.handle(forks(1))) == [first(0)]
 
 
-def test_all_are_left_to_the_node_that_has_their_model() -> None:
-    """One after the other gets ready as the one before is released."""
+def test_all_of_them_are_released_to_the_node_that_has_their_model() -> None:
+    """Each becomes ready when the one before it is released."""
     scheduler = SchedulingCore(POLICIES["fifo"])
     scheduler.handle(forks(5))
     left = list[str]()
@@ -123,8 +123,8 @@ def test_all_are_left_to_the_node_that_has_their_model() -> None:
     assert left == ["c0", "c1", "c2", "c3", "c4"]
 
 
-def test_nobody_waits_for_another_key_or_priority() -> None:
-    """A reader of theirs may itself wait for long."""
+def test_no_turn_waits_for_another_key_or_priority() -> None:
+    """A first reader of theirs may itself wait for long."""
     scheduler = core(shares=True)
     first_job, second = forks(3), forks(3)
     other = replace(second.job, id=JobId("other"), priority=5)
@@ -142,8 +142,8 @@ def test_nobody_waits_for_another_key_or_priority() -> None:
     assert {each.job_id for each in started} == {J, other.id}
 
 
-def test_what_begins_otherwise_does_not_wait() -> None:
-    """Another system, another prompt: another beginning."""
+def test_a_different_beginning_does_not_wait() -> None:
+    """Another system prompt or another prompt is another beginning."""
     scheduler = core(shares=True)
     event = forks(3)
     one, two, three = event.job.conversations

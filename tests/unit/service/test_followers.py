@@ -1,4 +1,4 @@
-"""Following a job from the command line, over what passes."""
+"""The command line follows a job through passing failures."""
 
 import json
 
@@ -24,8 +24,8 @@ JOB = {
 }
 
 
-def test_a_service_that_has_no_room_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """503 passes: connections come free, a store comes back."""
+def test_a_service_without_room_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """503 passes: connections become free, and a store comes back."""
     monkeypatch.setattr(following, "RECONNECT_S", 0.0)
     answers = iter(
         [

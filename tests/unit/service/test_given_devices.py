@@ -1,6 +1,7 @@
-"""What a scheduler has given, and what a driver fails to tell: engines stay within it, and the CPU is there for all.
+"""Devices granted by a scheduler, and drivers that report nothing.
 
-The machine is that of the library that stands in for NVML: two T4s, or five GPUs of several kinds.
+Engines stay within the grant, and the CPU is always available. A stand-in for NVML provides the machine: two T4s, or
+five GPUs of several kinds.
 """
 
 import json
@@ -40,14 +41,14 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def told(driver: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Have this process ask the stand-in, and return what sets its variables."""
+    """Have this process ask the stand-in, and return a function that sets its variables."""
     take_nvml(driver / NVML_LIBRARY, monkeypatch)
     return monkeypatch
 
 
 @pytest.fixture
 def two_t4s(told: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
-    """Have the machine with two T4s, GPU-0 and GPU-1."""
+    """Provide a machine with two T4s, GPU-0 and GPU-1."""
     (tmp_path / "used").touch()
     told.setenv("STAND_IN_USED", str(tmp_path / "used"))
     return told
@@ -82,7 +83,7 @@ def shown(specs: list[WorkerSpec], environment: Mapping[str, str]) -> list[str |
     ],
 )
 @pytest.mark.usefixtures("two_t4s")
-def test_engines_stay_on_the_gpu_that_was_given(
+def test_engines_stay_on_the_gpu_that_was_granted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     value: str,
@@ -90,7 +91,10 @@ def test_engines_stay_on_the_gpu_that_was_given(
     gpus: dict[str, object],
     expected: list[str] | None,
 ) -> None:
-    """Numbers, UUIDs, up to what is no device; of vLLM, of replicas, on lanes, and where the variable is inherited."""
+    """Numbers and UUIDs, up to the first unknown device.
+
+    This holds for vLLM, replicas, lanes and an inherited variable.
+    """
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     specs = specs_of(tmp_path, model, **gpus)
     assert shown(specs, {"CUDA_VISIBLE_DEVICES": value}) == (expected or [value])
@@ -99,10 +103,10 @@ def test_engines_stay_on_the_gpu_that_was_given(
 
 @pytest.mark.parametrize("value", ["", "-1", "NoDevFiles", "9", "GPU-9", "0,0"])
 @pytest.mark.usefixtures("two_t4s")
-def test_where_no_gpu_was_given_engines_compute_on_the_cpu(
+def test_without_a_granted_gpu_engines_compute_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
-    """Lanes are there, and llama.cpp counts as one on the CPU: its ticks may speak for it."""
+    """Lanes work, and llama.cpp counts as computing on the CPU, so its CPU time may prove that it works."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     monkeypatch.setattr("workers.engine.launch.devices.has_gpu", lambda: True)
     for model in (LLAMA, {**LLAMA, "replicas": 2}):
@@ -125,17 +129,17 @@ def test_where_no_gpu_was_given_engines_compute_on_the_cpu(
     ],
 )
 @pytest.mark.usefixtures("two_t4s")
-def test_devices_that_were_not_given_are_refused(
+def test_devices_that_were_not_granted_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], fault: str
 ) -> None:
-    """They are somebody else's."""
+    """They belong to others."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with pytest.raises(ConfigError, match=fault):
         specs_of(tmp_path, model)
 
 
 @pytest.mark.usefixtures("two_t4s")
-def test_an_author_may_take_less_than_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_author_may_take_less_than_was_granted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of two, or none."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     for value in ("1", "GPU-1", ""):
@@ -143,15 +147,17 @@ def test_an_author_may_take_less_than_was_given(tmp_path: Path, monkeypatch: pyt
         assert shown(specs, {"CUDA_VISIBLE_DEVICES": "0,1"}) == [value]
 
 
-def test_slices_that_were_given_have_lanes(tmp_path: Path, told: pytest.MonkeyPatch) -> None:
-    """And the others none."""
+def test_granted_slices_have_lanes(tmp_path: Path, told: pytest.MonkeyPatch) -> None:
+    """Other slices have none."""
     told.setenv("CUDA_VISIBLE_DEVICES", f"{SLICES[1]},2")
     specs = specs_of(tmp_path, {**LLAMA, "placement": "lanes"}, enable_mig=True, max_agents_per_gpu=1)
     assert shown(specs, {}) == [SLICES[1], "2"]
 
 
-def test_an_inventory_is_bound_as_the_machine_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says what there is, and the environment what of it is ours."""
+def test_an_inventory_is_bound_by_the_environment_as_the_machine_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inventory lists the devices, and the environment those that we may use."""
     gpus = [{"index": n, "uuid": f"GPU-{n}", "name": "AMD Instinct MI300X"} for n in range(3)]
     (tmp_path / "gpus.yaml").write_text(yaml.safe_dump({"devices": gpus}))
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "2")
@@ -160,8 +166,8 @@ def test_an_inventory_is_bound_as_the_machine_is(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.usefixtures("two_t4s")
-def test_an_inference_engine_stays_within_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads the environment of its program."""
+def test_an_inference_engine_stays_within_the_grant_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads its program's environment."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
     assert {lane.device.uuid for lane in InferenceEngine().lanes} == {"GPU-1"}
 
@@ -174,7 +180,10 @@ def test_an_inference_engine_stays_within_it_too(monkeypatch: pytest.MonkeyPatch
 def test_a_machine_whose_driver_fails_runs_models_on_the_cpu(
     tmp_path: Path, told: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, result: str, model: dict[str, object]
 ) -> None:
-    """Until the reboot after an update of the driver, say. Where an engine might use one the log says that none is."""
+    """After an update of the driver, for example, until the reboot.
+
+    If an engine could use a GPU, the log says that none is used.
+    """
     told.setenv("STAND_IN_INIT", result)
     told.setattr("workers.engine.launch.devices.has_gpu", lambda: True)
     specs = specs_of(tmp_path, model)
@@ -184,10 +193,10 @@ def test_a_machine_whose_driver_fails_runs_models_on_the_cpu(
 
 
 @pytest.mark.parametrize("model", [VLLM, {**LLAMA, "devices": [0]}, {**LLAMA, "placement": "lanes"}])
-def test_who_needs_a_gpu_is_told_what_mends_the_driver(
+def test_a_model_that_needs_a_gpu_is_refused_with_the_drivers_remedy(
     tmp_path: Path, told: pytest.MonkeyPatch, model: dict[str, object]
 ) -> None:
-    """Before anything is started; where the environment gives none, none is needed."""
+    """The refusal comes before anything starts. If the environment grants no GPU, none is needed."""
     told.setenv("STAND_IN_INIT", "18")
     with pytest.raises(DevicesUnreadable, match=r"version mismatch; reboot if .*, or list .* gpus\.inv"):
         specs_of(tmp_path, model)
@@ -197,7 +206,7 @@ def test_who_needs_a_gpu_is_told_what_mends_the_driver(
 
 
 def test_an_inference_engine_on_the_cpu_needs_no_driver(told: pytest.MonkeyPatch) -> None:
-    """The embedded one of the wheel computes there."""
+    """The wheel's embedded engine computes on the CPU."""
     told.setenv("STAND_IN_INIT", "18")
     assert all(lane.device.is_cpu for lane in engine_for_agents(engine="embedded").lanes)
     with pytest.raises(DevicesUnreadable, match="reboot"):
@@ -214,14 +223,14 @@ def test_an_inference_engine_on_the_cpu_needs_no_driver(told: pytest.MonkeyPatch
         (ON_CPU, {}, []),
     ],
 )
-def test_a_gpu_that_is_lost_is_left_out_where_others_are_named(
+def test_a_lost_gpu_is_left_out_where_others_are_named(
     tmp_path: Path,
     told: pytest.MonkeyPatch,
     model: dict[str, object],
     environment: dict[str, str],
     left: list[str],
 ) -> None:
-    """By the model or by the environment; the others are shown by UUIDs, since CUDA counts no lost one."""
+    """The model or the environment names them. They are given by UUID, since CUDA does not count a lost one."""
     told.setenv("STAND_IN_LOST", "2")
     for name, value in environment.items():
         told.setenv(name, value)
@@ -240,10 +249,10 @@ def test_a_gpu_that_is_lost_is_left_out_where_others_are_named(
         ({**VLLM, "devices": [2]}, {}, "models.m.devices: 2 is lost, as the driver says: GPU is lost"),
     ],
 )
-def test_work_that_counts_on_a_lost_gpu_does_not_go_elsewhere(
+def test_work_on_a_lost_gpu_does_not_move_elsewhere(
     tmp_path: Path, told: pytest.MonkeyPatch, model: dict[str, object], environment: dict[str, str], because: str
 ) -> None:
-    """The message says which one it is."""
+    """The message names the GPU."""
     told.setenv("STAND_IN_LOST", "2")
     for name, value in environment.items():
         told.setenv(name, value)
@@ -263,8 +272,8 @@ def gpus_said(*args: str) -> str:
     return done.output
 
 
-def test_the_command_says_what_is_hidden(tmp_path: Path, two_t4s: pytest.MonkeyPatch) -> None:
-    """And plans lanes on the rest; what it prints stands in for a machine."""
+def test_the_command_shows_what_is_hidden(tmp_path: Path, two_t4s: pytest.MonkeyPatch) -> None:
+    """It plans lanes on the remaining devices, and its output can describe a machine."""
     two_t4s.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert "GPU 0 (GPU-0, Tesla T4): hidden by CUDA_VISIBLE_DEVICES=1" in gpus_said()
     path = configured(tmp_path, {"m": {**LLAMA, "placement": "lanes"}})
@@ -282,8 +291,8 @@ def test_the_command_says_what_is_hidden(tmp_path: Path, two_t4s: pytest.MonkeyP
     assert gpus_said().startswith("no GPU may be used: lanes are on the CPU")
 
 
-def test_the_command_says_which_gpu_is_lost_and_which_slices_are_hidden(told: pytest.MonkeyPatch) -> None:
-    """A driver that fails altogether is its end."""
+def test_the_command_shows_lost_gpus_and_hidden_slices(told: pytest.MonkeyPatch) -> None:
+    """It ends if the driver fails altogether."""
     told.setenv("STAND_IN_LOST", "2")
     told.setenv("CUDA_VISIBLE_DEVICES", f"0,{SLICES[0]}")
     text = gpus_said()
@@ -297,10 +306,10 @@ def test_the_command_says_which_gpu_is_lost_and_which_slices_are_hidden(told: py
 @pytest.mark.parametrize(
     "environment", [{"CUDA_VISIBLE_DEVICES": "3"}, {"STAND_IN_TOTAL_0": "2", "CUDA_VISIBLE_DEVICES": "2"}]
 )
-def test_memory_that_the_driver_does_not_tell_is_shown_as_unknown(
+def test_unreported_memory_is_shown_as_unknown(
     tmp_path: Path, told: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
-    """Models on such a device are weighed against nothing, and engines of vLLM have their parts of it."""
+    """Models on such a device are not checked against its memory, and vLLM engines take fixed parts of it."""
     for name, value in environment.items():
         told.setenv(name, value)
     path = configured(tmp_path, {"m": {**VLLM, "placement": "lanes"}})

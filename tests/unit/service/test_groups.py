@@ -36,7 +36,7 @@ def starts(actions: list[Action]) -> list[tuple[str, TurnKey]]:
 
 
 def test_a_worker_runs_one_signature_at_a_time() -> None:
-    """Specification, "Grouping": the other waits until the worker has run empty, though a slot is free."""
+    """Specification, "Grouping": the other signature waits until the worker is empty, though a slot is free."""
     scheduler = core()
     cold = job(agent("cold", params={"temperature": 0}), conversations=3, name="cold")
     hot = job(agent("hot", params={"temperature": 1}), conversations=2, name="hot")
@@ -49,8 +49,8 @@ def test_a_worker_runs_one_signature_at_a_time() -> None:
     assert [key.agent_id for _, key in last] == ["hot", "hot"]
 
 
-def test_two_workers_may_run_different_ones() -> None:
-    """A signature is a worker's and not a model's."""
+def test_two_workers_may_run_different_signatures() -> None:
+    """A signature belongs to a worker, not to a model."""
     scheduler = core(slots=1, workers=2)
     cold = job(agent("cold", params={"temperature": 0}), name="cold")
     hot = job(agent("hot", params={"temperature": 1}), name="hot")
@@ -59,7 +59,7 @@ def test_two_workers_may_run_different_ones() -> None:
 
 
 def test_a_re_prompt_goes_ahead_of_every_group() -> None:
-    """Specification, "Re-prompts": others wait for it, whichever signature its worker runs."""
+    """Specification, "Re-prompts": others wait for it, whatever signature its worker runs."""
     scheduler = core(slots=1)
     cold = job(agent("cold", params={"temperature": 0}), conversations=3, name="cold")
     hot = job(agent("hot", params={"temperature": 1}), name="hot")
@@ -77,8 +77,8 @@ def test_a_re_prompt_goes_ahead_of_every_group() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_whoever_waits_is_not_starved_by_a_stream_of_others(policy: str) -> None:
-    """Ageing: after so many starts a worker runs empty, and takes up whoever has waited longest."""
+def test_a_waiting_turn_is_not_starved_by_a_stream_of_others(policy: str) -> None:
+    """Ageing: after a number of starts a worker runs empty, and takes the signature that has waited longest."""
     slots = 2
     scheduler = core(slots=slots, policy=policy)
     cold = job(agent("cold", params={"temperature": 0}), conversations=200, name="cold")
@@ -101,10 +101,10 @@ def test_whoever_waits_is_not_starved_by_a_stream_of_others(policy: str) -> None
     st.sampled_from(sorted(POLICIES)),
     st.randoms(use_true_random=False),
 )
-def test_whatever_comes_is_run_and_never_mixed(
+def test_every_turn_runs_and_signatures_never_mix(
     jobs: list[tuple[int, int]], slots: int, workers: int, policy: str, random: "object"
 ) -> None:
-    """Every turn runs once, and no worker ever has two signatures in flight."""
+    """Each turn runs once, and no worker ever has two signatures in flight."""
     scheduler = core(slots=slots, workers=workers, policy=policy)
     heat = {f"j{number}": kind for number, (kind, _) in enumerate(jobs)}
     left = sum(count for _, count in jobs)
@@ -126,7 +126,7 @@ def test_whatever_comes_is_run_and_never_mixed(
 
 
 def test_a_cancelled_job_leaves_no_group_behind() -> None:
-    """Turns are taken out of their group, and the next signature goes on."""
+    """Its turns leave their group, and the next signature goes on."""
     scheduler = core(slots=1)
     cold = job(agent("cold", params={"temperature": 0}), conversations=5, name="cold")
     hot = job(agent("hot", params={"temperature": 1}), name="hot")
@@ -137,7 +137,7 @@ def test_a_cancelled_job_leaves_no_group_behind() -> None:
     assert then.agent_id == "hot"
 
 
-def test_adapters_may_be_all_that_counts() -> None:
+def test_a_group_may_depend_on_adapters_alone() -> None:
     """llama.cpp decodes one set of adapters at a time, whatever the other parameters are."""
     plain, warm = agent("a"), agent("a", params={"temperature": 1})
     assert plain.signature(GroupBy.ADAPTER) == warm.signature(GroupBy.ADAPTER)
@@ -146,7 +146,7 @@ def test_adapters_may_be_all_that_counts() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_free_mode_keeps_its_queue_within_a_signature(policy: str) -> None:
-    """Specification, "Free mode": first in, first out, whatever the policy would rather start."""
+    """Specification, "Free mode": first in, first out, whatever the policy prefers."""
     scheduler = core(slots=1, policy=policy)
     made = replace(job(*(agent(name) for name in "abc"), rounds=4), mode=Mode.FREE)
     running, order = starts(scheduler.handle(JobAdmitted(job=made))), ""
@@ -157,8 +157,8 @@ def test_free_mode_keeps_its_queue_within_a_signature(policy: str) -> None:
     assert order == "abc" * 4
 
 
-def test_to_look_changes_nothing() -> None:
-    """The signature that is next is that of whoever has waited longest, however often anybody has looked."""
+def test_a_look_changes_nothing() -> None:
+    """The next signature is the one that has waited longest, however often the queue is read."""
     looked, unseen = core(slots=1), core(slots=1)
     jobs = [job(agent("a", params={"temperature": n % 3}), name=f"j{n}", conversations=9) for n in range(6)]
     orders = []
@@ -176,7 +176,7 @@ def test_to_look_changes_nothing() -> None:
 
 
 def test_a_distrusted_job_leaves_its_slots_to_others() -> None:
-    """Its turns wait to be tried, and what was taken in their place is another's: else nothing would ever start."""
+    """Its turns wait for their trials while others' turns start; otherwise nothing would ever start."""
     scheduler = core()
     bad, good = job(agent("a"), conversations=10, name="bad"), job(agent("a"), conversations=10, name="good")
     started = starts(

@@ -1,4 +1,4 @@
-"""The document of an upgrade is read by a program of another version: its form is frozen, version by version."""
+"""A program of another version reads the document of an upgrade: each version's form is frozen."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parent / "handed_over"
 
 
 def test_the_form_is_that_of_its_version() -> None:
-    """A field that is added, renamed or gone, or is of another type, takes another version and an example of it."""
+    """A field that is added, renamed, removed or of another type needs a new version and an example of it."""
     recorded = json.loads((EXAMPLES / f"{VERSION}.json").read_text())
     read = msgspec.json.decode(json.dumps(recorded), type=Handover)
     assert json.loads(msgspec.json.encode(read)) == recorded
@@ -27,8 +27,8 @@ def test_the_form_is_that_of_its_version() -> None:
     + [EngineExit],
     ids=lambda kind: kind.__name__,
 )
-def test_the_example_has_all_of_each_part(kind: type) -> None:
-    """What an example lacks is frozen by nothing."""
+def test_the_example_contains_every_part(kind: type) -> None:
+    """A part that the example lacks would not be frozen."""
     fields = set(kind.__annotations__) - {"status"}  # of an engine that a signal has ended
     recorded = json.loads((EXAMPLES / f"{VERSION}.json").read_text())
     assert any(fields <= part.keys() and None not in [part[name] for name in fields] for part in parts(recorded))

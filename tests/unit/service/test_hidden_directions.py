@@ -1,4 +1,4 @@
-"""Characters that turn the direction of a line: what a model says shows on a terminal in the order in which it is."""
+"""Characters that change a line's direction: a terminal shows a model's words in their true order."""
 
 import io
 import logging
@@ -14,7 +14,7 @@ TURNING = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 
 @pytest.mark.parametrize("code", TURNING, ids=hex)
 def test_no_character_that_turns_a_line_reaches_a_terminal(code: int) -> None:
-    """A file's name, or a command that somebody is to repeat, would be read as another one."""
+    """A file's name, or a command to be repeated, would be read as another one."""
     assert plain(f"a{chr(code)}b") == "a\N{REPLACEMENT CHARACTER}b"
     shown = io.StringIO()
     turn = {"round": 0, "agent": f"a{chr(code)}", "state": "failed", "text": chr(code), "detail": chr(code)}
@@ -32,5 +32,5 @@ def test_no_character_that_turns_a_line_is_in_the_log_for_people(code: int) -> N
 
 @pytest.mark.parametrize("text", ["שלום", "مرحبا", "a\tb\nc", "é", "a\u200db", "\N{RIGHT-TO-LEFT MARK}"])
 def test_writing_in_any_direction_stays_as_it_is(text: str) -> None:
-    """Letters have their own direction; marks and joiners turn nothing that is not theirs."""
+    """Letters have their own direction; marks and joiners affect only their own text."""
     assert plain(text) == text

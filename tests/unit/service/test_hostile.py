@@ -1,4 +1,4 @@
-"""What strangers send to be looked at: refused with a word of ours, in a time that does not grow with their wit."""
+"""Hostile input to be examined is refused with a message of ours, in bounded time."""
 
 import time
 import tracemalloc
@@ -45,8 +45,8 @@ JSON = st.recursive(
         {"$ref": "x" * 2_000_000},
     ],
 )
-def test_what_is_no_schema_is_said_to_be_none(schema: dict[str, object]) -> None:
-    """Each was a 500 of the library's own; and what is quoted of it is short."""
+def test_an_invalid_schema_is_refused_with_a_message(schema: dict[str, object]) -> None:
+    """Each of these was a 500 from the library. The message quotes little of the schema."""
     told = schema_trouble(schema)
     assert told is not None
     assert len(told) <= MESSAGE_CHARS + 2
@@ -54,13 +54,13 @@ def test_what_is_no_schema_is_said_to_be_none(schema: dict[str, object]) -> None
 
 @given(JSON)
 def test_no_schema_raises(schema: object) -> None:
-    """Whatever it is."""
+    """Validation returns faults for any value."""
     schema_trouble(schema)
 
 
 @pytest.mark.parametrize("pattern", ["(", "a{99999999999999999999}", "(?u)(?L)a", "a" * (PATTERN_CHARS + 1)])
-def test_what_is_no_pattern_is_said_to_be_none(pattern: str) -> None:
-    """One that takes long to compile is none either: it would be compiled again wherever an answer is judged."""
+def test_an_invalid_pattern_is_refused_with_a_message(pattern: str) -> None:
+    """A pattern that takes long to compile counts as invalid: each answer that it judges would compile it again."""
     assert pattern_trouble(pattern)
 
 
@@ -73,13 +73,13 @@ def test_what_is_no_pattern_is_said_to_be_none(pattern: str) -> None:
         {"$defs": {"a": {"type": "string"}}, "$ref": "#/$defs/a"},
     ],
 )
-def test_what_only_looks_like_a_reference_is_none(schema: dict[str, object]) -> None:
-    """Values and names are nobody's keywords."""
+def test_what_only_looks_like_a_reference_is_accepted(schema: dict[str, object]) -> None:
+    """A reference's keyword may also be a value or the name of a property."""
     assert schema_trouble(schema) is None
 
 
 def test_a_reference_into_nowhere_is_found_in_any_schema() -> None:
-    """Below names too."""
+    """It is found below names of properties too."""
     assert schema_trouble({"properties": {"const": {"$ref": "#/$defs/gone"}}})
 
 
@@ -87,16 +87,16 @@ async def in_place(function: Callable[..., T], *arguments: object) -> T:
     return function(*arguments)
 
 
-async def test_what_is_known_of_schemas_is_bounded() -> None:
-    """However many come at once."""
+async def test_memory_for_known_schemas_is_bounded() -> None:
+    """However many arrive at once."""
     with postponing() as asked:
         assert not any(pattern_trouble(f"a{number}") for number in range(schemas.KNOWN + 50))
     assert not await find_troubles(asked)
     assert len(schemas._troubles) <= schemas.KNOWN
 
 
-async def test_more_agents_than_may_be_are_not_looked_into() -> None:
-    """Sizes come first."""
+async def test_too_many_agents_are_refused_unread() -> None:
+    """Sizes are checked first."""
     agents = [{"id": f"a{number}", "model": "m", "validation": {"pattern": f"x{number}"}} for number in range(300)]
     with pytest.raises(InvalidJob, match=r"limits\.agents"):
         await read_document({"agents": agents}, Limits(), in_place)
@@ -104,14 +104,14 @@ async def test_more_agents_than_may_be_are_not_looked_into() -> None:
 
 @pytest.mark.parametrize("rest", [b"", b"\\"])
 def test_values_are_counted_in_one_pass(rest: bytes) -> None:
-    """A text that does not end took ten seconds for 40 KB, and four times as many for twice that."""
+    """A text without an end took ten seconds for 40 KB, and four times as long for twice the size."""
     began_at = time.process_time()
     assert count_nodes(b'[1, "a, b", ' + b'"' + b'\\"' * 500_000 + rest) == 3
     assert time.process_time() - began_at < 5
 
 
 def test_values_are_counted_without_a_copy_in_pieces() -> None:
-    """One took 45 to 60 times the body: an object for each text that is left out."""
+    """A copy took 45 to 60 times the body: an object for each text that is left out."""
     body = b'["' + b'","'.join([b"a"] * 50_000) + b'"]'
     tracemalloc.start()
     try:
@@ -121,8 +121,8 @@ def test_values_are_counted_without_a_copy_in_pieces() -> None:
         tracemalloc.stop()
 
 
-def test_a_body_of_texts_is_read_for_the_memory_of_its_texts() -> None:
-    """What tells keys that stand twice adds nothing to it that could be seen."""
+def test_a_body_of_texts_is_read_in_the_memory_of_its_texts() -> None:
+    """The check for keys that stand twice adds no measurable memory."""
     body = b"{" + b",".join(b'"k%d":":%d"' % (place, place) for place in range(20_000)) + b"}"
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""What a node among several claims, and when: what nobody will ever serve only after a look at the others."""
+"""Which jobs a node among several claims, and when: jobs that no node serves only after a look at the others."""
 
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -16,7 +16,7 @@ from tests.harness.waiting import LIMIT_S
 
 
 class Parts:
-    """A scheduler with no slot and its view, and a store with nothing to claim: they note what is asked for."""
+    """A scheduler without slots and its view, and a store with nothing to claim; both record the calls they get."""
 
     def __init__(self, *hopeless: str) -> None:
         self.hopeless = hopeless
@@ -56,8 +56,8 @@ def intake(parts: Parts) -> Intake:
     return Intake(cast("Store", parts), cast("Scheduler", parts), ("m", "gone"), lambda: adapters, is_shared=True)
 
 
-async def test_what_no_node_serves_is_claimed_after_a_look_at_the_others() -> None:
-    """A node that has just come would have served it; each look is good for what was there."""
+async def test_a_job_that_no_node_serves_is_claimed_after_a_look_at_the_others() -> None:
+    """A node that has just joined might serve it. Each look counts for the jobs that were there."""
     parts = Parts("gone")
     node = intake(parts)
     assert node.has_room_for(job(agent("a")))
@@ -70,7 +70,7 @@ async def test_what_no_node_serves_is_claimed_after_a_look_at_the_others() -> No
     assert parts.claims[1:] == [("m", 4), ("gone", HOPELESS), ("m", 4)]
 
 
-async def test_a_look_at_the_others_wakes_a_node_that_has_to_end_something() -> None:
+async def test_a_look_at_the_others_wakes_a_node_that_has_a_job_to_end() -> None:
     """It does not wait for the next poll."""
     parts = Parts("gone")
     node = intake(parts)
@@ -87,7 +87,7 @@ async def test_a_look_at_the_others_wakes_a_node_that_has_to_end_something() -> 
 
 @pytest.mark.parametrize("hopeless", [(), ("elsewhere",)])
 async def test_a_look_ends_nothing_where_all_models_are_served(hopeless: Sequence[str]) -> None:
-    """And what becomes hopeless later waits for a look of its own."""
+    """A job that becomes hopeless later waits for a look of its own."""
     parts = Parts(*hopeless)
     node = intake(parts)
     node.note_neighbours()

@@ -1,4 +1,4 @@
-"""Answers that still have their slot are judged for nothing but whether to ask again there."""
+"""Answers that still have their slot are judged only for whether to ask again on it."""
 
 import anyio
 import pytest
@@ -18,8 +18,8 @@ def judge(validation: Validation | None, overruns: Overruns) -> AnswerJudge:
 
 
 @pytest.mark.anyio
-async def test_what_is_given_up_is_not_tried_while_its_slot_is_held() -> None:
-    """It is told when the turn is judged; to try it here again would hold the slot for as long as it takes."""
+async def test_a_pattern_that_times_out_is_not_tried_while_its_slot_is_held() -> None:
+    """The judgement of the turn reports it; to try it here would hold the slot for as long as it takes."""
     validation, overruns = Validation(retries=0, pattern=SLOW), Overruns()
     overruns.resume([(PATH, SLOW)])
     with anyio.fail_after(0.2):
@@ -29,7 +29,7 @@ async def test_what_is_given_up_is_not_tried_while_its_slot_is_held() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("pattern", "is_kept"), [(None, True), ("^a+$", True), ("^b", False)])
-async def test_an_answer_that_is_not_valid_is_asked_for_again(pattern: str | None, *, is_kept: bool) -> None:
-    """On the slot that it still has."""
+async def test_an_invalid_answer_is_asked_for_again_on_its_slot(pattern: str | None, *, is_kept: bool) -> None:
+    """It still has the slot."""
     validation = None if pattern is None else Validation(retries=0, pattern=pattern)
     assert await judge(validation, Overruns()).is_worth_keeping("aaa") is is_kept

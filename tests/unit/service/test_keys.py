@@ -1,4 +1,4 @@
-"""Keys as operators write them: which are refused, and that none is ever shown."""
+"""Keys as operators write them: which are refused, and that no secret is ever shown."""
 
 import hashlib
 import re
@@ -44,15 +44,15 @@ def digest(key: str) -> str:
         ([{"name": "a", "key": "k", "shares": 2}], "did you mean 'share'"),
     ],
 )
-def test_keys_that_cannot_be_are_refused_without_telling_them(keys: list[dict[str, object]], told: str) -> None:
-    """A name or a key twice, none or two forms of one, and bounds that cannot be."""
+def test_invalid_keys_are_refused_without_showing_them(keys: list[dict[str, object]], told: str) -> None:
+    """A name or a key that occurs twice, a key with no form or two, and impossible bounds."""
     with pytest.raises(ConfigError, match=re.escape(told)) as refused:
         config(keys=keys, api_keys=["plain"])
     assert "plain" not in str(refused.value)
 
 
-def test_a_host_that_is_reachable_from_outside_needs_any_kind_of_keys() -> None:
-    """Named ones and a file of hashes count as api_keys do."""
+def test_a_host_reachable_from_outside_accepts_any_form_of_keys() -> None:
+    """Named keys and a file of hashes count as ``api_keys`` does."""
     with pytest.raises(ConfigError, match="needs api_keys"):
         config(host="0.0.0.0")
     for server in ({"keys": [{"name": "a", "key": "k"}]}, {"keys_file": "keys.yaml"}, {"api_keys": ["k"]}):
@@ -60,7 +60,7 @@ def test_a_host_that_is_reachable_from_outside_needs_any_kind_of_keys() -> None:
 
 
 def test_no_key_and_no_hash_is_shown() -> None:
-    """What ``check`` prints has their names and bounds."""
+    """``check`` prints their names and bounds only."""
     keys = [{"name": "a", "key": "k-secret", "queued": 5}, {"name": "b", "sha256": digest("other")}]
     shown = str(masked(config(keys=keys).model_dump(mode="json")))
     assert not {"k-secret", digest("other"), digest("k-secret")} & set(re.findall(r"[\w-]+", shown))
@@ -85,15 +85,15 @@ def write(folder: Path, content: object, mode: int = 0o600) -> Path:
         ([{"name": "a", "sha256": digest("plain")}], "a is the same key as api_keys"),
     ],
 )
-def test_a_file_that_is_none_of_hashes_is_refused(tmp_path: Path, content: object, told: str) -> None:
-    """Keys themselves have no place in it, and none of it is told."""
+def test_a_file_of_keys_in_place_of_hashes_is_refused(tmp_path: Path, content: object, told: str) -> None:
+    """Keys must not stand in it, and none of them is shown."""
     with pytest.raises(ConfigError, match=re.escape(told)) as refused:
         callers_of(["plain"], [], write(tmp_path, content))
     assert "secret" not in str(refused.value)
 
 
 def test_a_file_that_others_may_write_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Who may write it gives himself a key; who may read it may guess at one, which is worth a line."""
+    """Others could add a key of their own. A file that others may read lets them guess, which is worth a warning."""
     content = [{"name": "a", "sha256": digest("k")}]
     for mode in (0o620, 0o602, 0o666):
         with pytest.raises(ConfigError, match="chmod 600"):
@@ -104,8 +104,8 @@ def test_a_file_that_others_may_write_is_refused(tmp_path: Path, caplog: pytest.
         assert ("may read it" in caplog.text) is is_told
 
 
-def test_a_key_is_found_by_its_hash_and_nothing_else() -> None:
-    """Without keys everybody who gets in is anybody, of all scopes."""
+def test_a_key_is_found_by_its_hash_alone() -> None:
+    """Without keys every client counts as one anonymous key with all scopes."""
     assert KeyRing({}).find("") is ANYBODY
     named = config(keys=[{"name": "a", "key": "k", "share": 2, "requests_per_s": 3}]).server.keys
     ring = KeyRing(callers_of(["plain"], named, None))
@@ -120,8 +120,8 @@ def test_a_key_is_found_by_its_hash_and_nothing_else() -> None:
         assert ring.find(other) is None
 
 
-def test_what_is_wrong_with_a_file_of_keys_is_said_without_what_stands_in_it(tmp_path: Path) -> None:
-    """A key may stand anywhere by mistake."""
+def test_faults_of_a_key_file_do_not_show_its_contents(tmp_path: Path) -> None:
+    """A key may stand anywhere in it by mistake."""
     file = write(tmp_path, f"- {{name: a, sha256: {digest('k')}, share: rh-secret}}")
     with pytest.raises(ConfigError) as refused:
         callers_of([], [], file)
@@ -129,8 +129,8 @@ def test_what_is_wrong_with_a_file_of_keys_is_said_without_what_stands_in_it(tmp
 
 
 @pytest.mark.system
-def test_a_key_is_made_and_known_by_what_was_printed(tmp_path: Path) -> None:
-    """The second line is the entry of a file of hashes, the first is what its holder sends."""
+def test_a_new_key_is_printed_with_its_hash(tmp_path: Path) -> None:
+    """The second line is the entry for the file of hashes, and the first is what the client sends."""
     key, entry = run_command("key", "alice").stdout.splitlines()
     ring = KeyRing(callers_of([], [], write(tmp_path, entry)))
     found = ring.find(f"Bearer {key}")
@@ -148,8 +148,8 @@ def test_a_key_is_made_and_known_by_what_was_printed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("per_s", "burst"), [(0.5, 1), (1, 1), (4, 4), (2.5, 2)])
-def test_a_bucket_holds_a_second_of_its_rate_and_one_at_least(per_s: float, burst: int) -> None:
-    """What it refuses comes after the time that it tells, and what it refused costs nothing."""
+def test_a_bucket_holds_one_second_of_its_rate_and_at_least_one(per_s: float, burst: int) -> None:
+    """A refused request succeeds after the time that was given, and costs nothing."""
     bucket = TokenBucket(per_s, now=100.0)
     assert [bucket.take_token(100.0) for _ in range(burst)] == [0.0] * burst
     wait_s = bucket.take_token(100.0)

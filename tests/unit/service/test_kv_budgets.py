@@ -1,4 +1,4 @@
-"""Reservations of a KV cache: their sum, what prompts share, and corrections of what turns in flight take."""
+"""Reservations of a KV cache: their sum, shared prefixes, and corrections for turns in flight."""
 
 import math
 
@@ -28,7 +28,7 @@ def told(*uses: tuple[TurnKey, int, int]) -> events.KvUseTold:
 
 @st.composite
 def needs(draw: st.DrawFn) -> KvNeed:
-    """Return what a turn takes: nothing of it is shared without a prefix."""
+    """Return what a turn reserves: without a prefix nothing of it is shared."""
     prompt, prefix = draw(st.integers(0, 300)), draw(st.sampled_from(PREFIXES))
     shared = 0 if prefix is None else draw(st.integers(0, prompt))
     return KvNeed(prompt=prompt, answer=draw(st.integers(0, 300)), shared=shared, prefix=prefix)
@@ -41,7 +41,7 @@ STEPS = st.lists(st.tuples(st.sampled_from("wv"), st.integers(0, 5), st.none() |
 def test_the_reserved_sum_equals_a_recount_of_all_reservations(
     steps: list[tuple[str, int, KvNeed | None]], one_more: KvNeed, budget: int, block: int
 ) -> None:
-    """Counted anew after any reservations, corrections and releases, in whole blocks; what a prefix shares once."""
+    """The recount follows any reservations, corrections and releases, in whole blocks; a shared prefix counts once."""
     kv, kept = KvBudgets(), dict[tuple[str, TurnKey], KvNeed]()
     kv.open("w", budget, block)
     kv.open("v", None, block)
@@ -75,7 +75,7 @@ def test_the_reserved_sum_equals_a_recount_of_all_reservations(
 
 
 def test_a_shared_prefix_is_reserved_once_on_each_worker() -> None:
-    """As much as the longest of those who share it; whoever goes leaves what the others hold."""
+    """It takes as much as the longest turn that shares it; a turn that leaves frees only what no other holds."""
     kv = KvBudgets()
     kv.open("w", 1000)
     long, short = (KvNeed(prompt=500, answer=10, shared=shared, prefix=PREFIXES[1]) for shared in (400, 300))
@@ -95,8 +95,8 @@ def test_a_shared_prefix_is_reserved_once_on_each_worker() -> None:
     assert kv.need_of("w", turn("a")) is None
 
 
-def test_a_turn_holds_whole_blocks() -> None:
-    """The last one is its own though it is not full, and of what is shared only full ones are held once."""
+def test_a_turn_reserves_whole_blocks() -> None:
+    """Its last block is its own even if it is not full, and only full blocks of a prefix are shared."""
     kv = KvBudgets()
     kv.open("w", 16 * 5, 16)
     need = KvNeed(prompt=20, answer=10, shared=18, prefix=PREFIXES[1])
@@ -112,7 +112,7 @@ def test_a_turn_holds_whole_blocks() -> None:
 
 
 def test_a_counted_prompt_replaces_its_estimate() -> None:
-    """In its round alone, and of its agent and conversation alone; told again, it changes with it."""
+    """It does so for its round, agent and conversation alone, and changes when it is reported again."""
     needs, agent = TurnNeeds(), replace(speaker("a0"), system="s" * 400)
     for key in (turn("j", 3), turn("j", 3, conversation=1)):
         needs.learn(replace_round(key, 2), agent, EMPTY, read(900, 50))
@@ -135,7 +135,7 @@ def replace_round(key: TurnKey, number: int) -> TurnKey:
 
 @pytest.mark.parametrize("times", [0, 1, 5])
 def test_a_counted_first_prompt_is_learned_once(times: int) -> None:
-    """Whether it is told while it is read, and how often, or with the turn's end alone."""
+    """It may be reported while it is read, several times, or at the turn's end alone."""
     needs, agent = TurnNeeds(), speaker("a0")
 
     def first(chars: int) -> int:
@@ -155,8 +155,8 @@ def test_a_counted_first_prompt_is_learned_once(times: int) -> None:
         assert [first(each) for each in (0, 300, 2000)] == [once.expected(each) for each in (0, 300, 2000)]
 
 
-def test_a_counted_first_prompt_teaches_without_the_words_of_others() -> None:
-    """Others join other conversations before anything was said."""
+def test_a_counted_first_prompt_is_learned_without_the_words_of_others() -> None:
+    """Other words join the prompts of other conversations, before anything was said."""
     needs = TurnNeeds()
     needs.start(turn("j"), speaker("a0"), hears_all=False)
     needs.learn(turn("j"), speaker("a0"), EMPTY, read(1000, 70))
@@ -167,7 +167,7 @@ def test_a_counted_first_prompt_teaches_without_the_words_of_others() -> None:
 
 
 def test_counted_prompts_are_forgotten_with_their_conversation() -> None:
-    """And with its turn's end; what it has taught stays until its job ends."""
+    """They are forgotten at the turn's end too; what was learned from them stays until the job ends."""
     needs = TurnNeeds()
     needs.tell(turn("j"), speaker("a0"), EMPTY, 400)
     needs.learn(turn("j"), speaker("a0"), EMPTY, read(410, 10))
@@ -190,8 +190,8 @@ def had(conversation: int, cached: int, prompt: int = 500, number: int = 0) -> t
     return turn("j", number, conversation=conversation), reading
 
 
-def test_the_shared_prefix_is_the_least_of_the_newest_cache_hits() -> None:
-    """Of five, and never more than the prompt has; later prompts of a conversation find its own, and tell nothing."""
+def test_the_shared_prefix_is_the_smallest_of_the_last_five_cache_hits() -> None:
+    """It is never longer than the prompt. Later prompts of a conversation hit their own words and teach nothing."""
     needs, agent = TurnNeeds(), speaker("a0")
 
     def shared() -> int:
@@ -219,7 +219,7 @@ def test_the_shared_prefix_is_the_least_of_the_newest_cache_hits() -> None:
 
 @pytest.mark.parametrize("is_sharing", [True, False])
 def test_turns_whose_prompts_begin_alike_start_together(is_sharing: bool) -> None:
-    """Where the engine holds that once; in a pool of llama.cpp's each has its own."""
+    """They do where the engine stores the beginning once; in a pool of llama.cpp each has its own copy."""
     core = core_of(replace(ready(slots=3), shares_prefixes=is_sharing))
     core.handle(admit(replace(asks("j", 0, conversations=12), agents=(speaker("a0", 50),))))
     for number in range(SHARED):
@@ -238,13 +238,13 @@ def test_turns_whose_prompts_begin_alike_start_together(is_sharing: bool) -> Non
 
 
 def prompter(name: str, chars: int, most: int = 50) -> Job:
-    """Return a job of one turn, whose prompt should take half a token a character, and the template's."""
+    """Return a job of one turn, with an estimate of half a token per character and the template's tokens."""
     agent = Agent(id="a0", role="", model="m", system="s" * chars, params={"max_tokens": most})
     return replace(asks(name, 0), agents=(agent,))
 
 
 def test_a_turn_that_takes_more_leaves_no_room_for_the_next() -> None:
-    """The prompt as it was counted; what it may answer stays reserved."""
+    """The counted prompt is reserved, and the bound of its answer stays reserved."""
     core = core_of(ready(), jobs=[prompter("j", 400)])
     assert reserved(core) == 264 + 50
     assert core.handle(told((turn("j"), 700, 3))) == []
@@ -254,7 +254,7 @@ def test_a_turn_that_takes_more_leaves_no_room_for_the_next() -> None:
 
 
 def test_a_turn_that_takes_less_lets_the_next_start_at_once() -> None:
-    """With nothing that ends."""
+    """No turn has to end first."""
     core = core_of(ready(), jobs=[prompter("j", 1600), asks("next", 600)])
     assert reserved(core) == 864 + 50
     assert names(core.handle(told((turn("j"), 351, 0)))) == []
@@ -262,8 +262,8 @@ def test_a_turn_that_takes_less_lets_the_next_start_at_once() -> None:
     assert reserved(core) == 1000
 
 
-def test_an_answer_that_is_longer_than_was_expected_has_more_to_come() -> None:
-    """As it grows; one that is shorter than that gives nothing up before its end."""
+def test_an_answer_longer_than_expected_reserves_more() -> None:
+    """The reservation grows with it; a shorter answer gives nothing back before its end."""
     core = core_of(ready(), jobs=[prompter("j", 400, most=100)])
     for answer, expected in ((0, 100), (68, 100), (69, 101), (300, 332), (310, 342), (10, 342)):
         core.handle(told((turn("j"), 264, answer)))
@@ -273,8 +273,8 @@ def test_an_answer_that_is_longer_than_was_expected_has_more_to_come() -> None:
     assert reserved(core) == 0
 
 
-def test_a_turn_that_runs_again_reserves_what_was_counted() -> None:
-    """Its engine has told, whatever its characters say; so it does not start where it has no room again."""
+def test_a_turn_that_runs_again_reserves_its_counted_prompt() -> None:
+    """Its engine has counted it, whatever the estimate says, so it does not start where it has no room again."""
     core = core_of(ready(), jobs=[asks("old", 500), prompter("j", 400)])
     core.handle(told((turn("j"), 600, 0)))
     assert seated(core, events.TurnInterrupted(key=turn("j"))) == []
@@ -289,7 +289,7 @@ def seated(core: SchedulingCore, *happened: events.Event) -> list[str]:
 
 @pytest.mark.parametrize("mode", Mode)
 def test_a_late_count_for_an_ended_turn_changes_nothing(mode: Mode) -> None:
-    """It has ended, waits for its slot, or its job was never here."""
+    """The turn has ended, waits for its slot, or belongs to a job that was never here."""
     core = core_of(ready(slots=1), jobs=[asks("j", 100, rounds=2, mode=mode), asks("waits", 100)])
     core.handle(done(turn("j"), 100, 10))
     before = core.view.capacity()
@@ -300,8 +300,8 @@ def test_a_late_count_for_an_ended_turn_changes_nothing(mode: Mode) -> None:
     assert waiting not in before.workers["w"].needs
 
 
-def test_a_turn_whose_worker_was_lost_is_corrected_where_it_is() -> None:
-    """Its reservation stands until it tells its end."""
+def test_a_turn_whose_worker_was_lost_is_corrected_there() -> None:
+    """Its reservation stands until its end is reported."""
     core = core_of(ready("w"), ready("v"), jobs=[asks("j", 400)])
     core.handle(events.WorkerNotReady(worker="w"), events.WorkerNotReady(worker="v"))
     core.handle(told((turn("j"), 500, 0)))
@@ -311,7 +311,7 @@ def test_a_turn_whose_worker_was_lost_is_corrected_where_it_is() -> None:
 
 
 def test_a_shared_prefix_is_no_longer_than_the_counted_prompt() -> None:
-    """Or the reservation would be of less than nothing."""
+    """Otherwise the reservation would be negative."""
     core = core_of(replace(ready(slots=1), shares_prefixes=True))
     core.handle(admit(replace(asks("j", 0, conversations=SHARED + 1), agents=(speaker("a0", 40),))))
     for number in range(SHARED):

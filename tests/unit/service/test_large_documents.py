@@ -1,4 +1,4 @@
-"""Large documents of one key are handled one at a time, those of others beside them."""
+"""Large documents of one key are handled one at a time, beside those of other keys."""
 
 import threading
 
@@ -11,7 +11,7 @@ from tests.harness.waiting import wait_until
 
 
 async def test_one_key_has_one_thread() -> None:
-    """Eight large jobs of one key at once held up the event loop eight times as long as one."""
+    """Eight large jobs of one key at once would block the event loop eight times as long as one."""
     large, go, running = LargeDocuments(), threading.Event(), set[str]()
     first, second = (msgspec.structs.replace(ANYBODY, name=name) for name in ("first", "second"))
 

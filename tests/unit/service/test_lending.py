@@ -57,15 +57,15 @@ def lent(scheduler: SchedulingCore, turn: TurnKey = A) -> list[Action]:
 
 
 def test_a_slot_is_kept_for_as_long_as_reading_again_would_take() -> None:
-    """Then whoever waits has it."""
+    """Then a waiting turn gets it."""
     scheduler = core()
     assert scheduler.handle(began()) == [LendSlotLater(key=A, number=1, seconds=TOKENS * READ_S)]
     actions = scheduler.handle(LendingDue(key=A, number=1))
     assert (actions[0], starts(actions)) == (LendSlot(key=A), [B])
 
 
-def test_a_tool_that_has_taken_longer_lends_its_slot_at_once() -> None:
-    """And one that has always been quick keeps it for the whole time."""
+def test_a_tool_that_has_been_slow_lends_its_slot_at_once() -> None:
+    """A tool that has always been quick keeps the slot for the whole time."""
     scheduler = core()
     scheduler.handle(began())
     assert scheduler.handle(ended(seconds=9.0)) == []
@@ -74,7 +74,7 @@ def test_a_tool_that_has_taken_longer_lends_its_slot_at_once() -> None:
 
 
 def test_a_tool_that_ends_in_time_lends_nothing() -> None:
-    """Its timer is late, and may be of an earlier message."""
+    """Its timer fires late, and may belong to an earlier message."""
     scheduler = core()
     scheduler.handle(began())
     scheduler.handle(ended(seconds=0.5))
@@ -83,8 +83,8 @@ def test_a_tool_that_ends_in_time_lends_nothing() -> None:
     assert scheduler.handle(LendingDue(key=A, number=1)) == []
 
 
-def test_who_has_lent_its_slot_goes_before_all_that_wait() -> None:
-    """Nobody is put off the slot for it."""
+def test_a_turn_that_has_lent_its_slot_goes_before_all_that_wait() -> None:
+    """No running turn loses its slot for it."""
     scheduler = core(conversations=3)
     lent(scheduler)
     assert scheduler.handle(ended()) == []
@@ -93,16 +93,16 @@ def test_who_has_lent_its_slot_goes_before_all_that_wait() -> None:
     assert start == StartTurn(key=key("a", conversation=2), worker="w")
 
 
-def test_a_slot_that_nobody_took_is_taken_back_at_once() -> None:
-    """Even while nothing is to be started: a turn in flight goes on."""
+def test_a_slot_that_was_lent_to_no_turn_is_taken_back_at_once() -> None:
+    """This holds even while nothing may start, since a turn in flight goes on."""
     scheduler = core(conversations=1)
     scheduler.handle(Paused())
     assert lent(scheduler) == [LendSlot(key=A)]
     assert scheduler.handle(ended()) == [TakeBackSlot(key=A, worker="w")]
 
 
-def test_a_worker_that_was_not_ready_meanwhile_is_another_one() -> None:
-    """Its engine may have other weights, or none of the cache; the turn runs again, ahead of all that wait."""
+def test_a_worker_that_was_lost_meanwhile_counts_as_another() -> None:
+    """Its engine may have other weights, or no cache; the turn runs again, ahead of all that wait."""
     scheduler = core(conversations=1)
     lent(scheduler)
     scheduler.handle(WorkerNotReady(worker="w"))
@@ -111,8 +111,8 @@ def test_a_worker_that_was_not_ready_meanwhile_is_another_one() -> None:
     assert scheduler.handle(TurnInterrupted(key=A)) == [TurnIsReady(key=A), StartTurn(key=A, worker="w")]
 
 
-def test_who_waits_for_its_slot_is_told_that_the_worker_has_gone() -> None:
-    """It would wait for ever."""
+def test_a_turn_that_waits_for_its_slot_learns_that_the_worker_is_lost() -> None:
+    """Otherwise it would wait for ever."""
     scheduler = core()
     lent(scheduler)
     scheduler.handle(ended())
@@ -120,16 +120,16 @@ def test_who_waits_for_its_slot_is_told_that_the_worker_has_gone() -> None:
     assert scheduler.handle(WorkerReady(worker="w", model="m", slots=1)) == []
 
 
-def test_a_suspect_that_is_tried_lends_nothing() -> None:
-    """The next death is to have one cause."""
+def test_a_suspect_in_its_trial_lends_nothing() -> None:
+    """The next death must have one possible cause."""
     scheduler = core()
     scheduler.handle(TurnInterrupted(key=A, trial=Trial.NEXT))
     scheduler.handle(TurnCompleted(key=B))
     assert scheduler.handle(began()) == []
 
 
-def test_no_turn_comes_back_onto_a_worker_that_tries_a_suspect() -> None:
-    """It waits for the end of the trial, and a suspect may be tried while the others' tools run."""
+def test_no_turn_returns_to_a_worker_that_tries_a_suspect() -> None:
+    """It waits for the end of the trial, and a suspect may be tried while the other turns' tools run."""
     scheduler = core(slots=2)
     lent(scheduler, A)
     assert scheduler.handle(TurnInterrupted(key=B, trial=Trial.NEXT)) == [
@@ -141,13 +141,13 @@ def test_no_turn_comes_back_onto_a_worker_that_tries_a_suspect() -> None:
 
 
 def test_a_turn_on_several_slots_keeps_them() -> None:
-    """It might wait for all of them at once."""
+    """Taken back later, it might wait for all of them at once."""
     speaker = replace(agent("a"), slots=2)
     assert core(slots=2, conversations=1, speaker=speaker).handle(began()) == []
 
 
-def test_a_timer_of_an_attempt_that_has_ended_lends_nothing_of_the_next() -> None:
-    """Its engine died while its tools ran; by now the turn writes on another slot."""
+def test_a_timer_of_an_attempt_that_has_ended_lends_nothing() -> None:
+    """The attempt's engine died while its tools ran, and now the turn writes on another slot."""
     scheduler = core(conversations=1)
     (hold,) = scheduler.handle(began())
     assert isinstance(hold, LendSlotLater)
@@ -155,8 +155,8 @@ def test_a_timer_of_an_attempt_that_has_ended_lends_nothing_of_the_next() -> Non
     assert scheduler.handle(LendingDue(key=A, number=hold.number)) == []
 
 
-def test_an_end_while_the_slot_is_lent_takes_none_from_others() -> None:
-    """A job is cancelled while its tool runs."""
+def test_an_end_while_the_slot_is_lent_takes_no_slot_from_others() -> None:
+    """The job is cancelled while its tool runs."""
     scheduler = core(conversations=3)
     lent(scheduler)
     assert starts(scheduler.handle(TurnInterrupted(key=A))) == []
@@ -166,7 +166,7 @@ def test_an_end_while_the_slot_is_lent_takes_none_from_others() -> None:
 
 
 def test_a_large_turn_has_its_room_back_before_others_start() -> None:
-    """Of the KV cache: small turns that follow each other would keep it out for ever."""
+    """It needs room in the KV cache: small turns that follow each other would keep it out for ever."""
     scheduler = SchedulingCore(POLICIES["fifo"])
     scheduler.handle(WorkerReady(worker="w", model="m", slots=4, kv_tokens=1000, most_answer=10))
     scheduler.handle(JobAdmitted(job=job(replace(agent("a"), params={"max_tokens": 700}))))

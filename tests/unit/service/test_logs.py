@@ -1,4 +1,4 @@
-"""The forms of the log, and what its lines concern."""
+"""The forms of the log, and the fields of its lines."""
 
 import json
 import logging
@@ -23,15 +23,15 @@ def record(message: str, *arguments: object, **extra: object) -> logging.LogReco
 
 
 def fields(line: logging.LogRecord) -> dict[str, object]:
-    """Return what a line of JSON says beside its words."""
+    """Return the fields of a line of JSON beside its message."""
     written = json.loads(JsonFormatter().format(line))
     assert (written.pop("level"), written.pop("logger")) == ("WARNING", "service.x")
     del written["time"], written["message"]
     return dict(written)
 
 
-def test_a_line_says_what_its_block_concerns_and_no_more_after_it() -> None:
-    """A turn on a worker, and inside that a worker alone: the innermost counts, whole."""
+def test_a_line_carries_the_fields_of_its_block_and_none_afterwards() -> None:
+    """Inside a turn's block that contains a worker's block, the innermost applies whole."""
     with about(partial(of_turn, key("a", 2), "m-0", 7)):
         assert fields(record("x")) == {**TURN, "worker": "m-0", "incarnation": 7}
         with about(partial(of_worker, "m-1", 1)):
@@ -40,16 +40,19 @@ def test_a_line_says_what_its_block_concerns_and_no_more_after_it() -> None:
     assert fields(record("x")) == {}
 
 
-def test_a_line_may_concern_something_else_than_those_around_it() -> None:
-    """Whoever writes of another's turn gives its fields with the line, or those that were kept from it."""
+def test_a_line_may_carry_other_fields_than_its_block() -> None:
+    """A line about another turn gives that turn's fields itself, or those kept from it."""
     with about(partial(of_turn, key("a", 2))):
         kept = concerns_now()
         assert fields(record("x", **line_about(of_worker("w", 3)))) == {"worker": "w", "incarnation": 3}
     assert fields(record("x", **line_about(kept()))) == TURN
 
 
-async def test_tasks_that_run_beside_each_other_keep_apart() -> None:
-    """Each task's lines concern its own turn, however they take turns; a task within one inherits."""
+async def test_concurrent_tasks_keep_their_fields_apart() -> None:
+    """Each task's lines carry its own turn's fields, in any interleaving.
+
+    A task started within another inherits them.
+    """
     seen: list[tuple[str, object]] = []
 
     async def child(name: str) -> None:
@@ -69,8 +72,8 @@ async def test_tasks_that_run_beside_each_other_keep_apart() -> None:
     assert all(name == told for name, told in seen)
 
 
-def test_json_takes_whatever_a_line_holds() -> None:
-    """A line feed, half a surrogate pair and a traceback are one line of JSON."""
+def test_json_holds_any_message() -> None:
+    """A line feed, half a surrogate pair and a traceback make one line of JSON."""
     why = ValueError("why")
     text = JsonFormatter().format(record("a\nb %s \ud800", "c", exc_info=(ValueError, why, None)))
     assert "\n" not in text
@@ -81,13 +84,13 @@ def test_json_takes_whatever_a_line_holds() -> None:
 @pytest.mark.parametrize(
     ("extra", "end"), [({}, ": x 1"), (line_about(of_worker("w", 3)), ": x 1 [worker=w incarnation=3]")]
 )
-def test_people_read_the_same_in_brackets(extra: dict[str, object], end: str) -> None:
-    """What a line concerns stands at its end; a line that concerns nothing has no brackets."""
+def test_people_read_the_fields_in_brackets(extra: dict[str, object], end: str) -> None:
+    """The fields stand at the end of a line; a line without fields has no brackets."""
     assert PeopleFormatter().format(record("x %d", 1, **extra)).endswith(f" WARNING service.x{end}")
 
 
-def test_what_others_have_said_stays_in_its_line() -> None:
-    """An engine repeats what a client has sent: no line of it looks like one of ours, and no terminal obeys it."""
+def test_quoted_words_stay_within_their_line() -> None:
+    """An engine repeats what a client has sent: no part of it looks like a line of ours, and no terminal obeys it."""
     said = "refused: a\r\n2026-01-01 ERROR service.x: all is lost\x1b[2J\x9b2J\tä€"
     line = PeopleFormatter().format(record("%s", said, about={}))
     assert line.endswith("refused: a\\r\\n2026-01-01 ERROR service.x: all is lost\\x1b[2J\\x9b2J\tä€")
@@ -95,8 +98,8 @@ def test_what_others_have_said_stays_in_its_line() -> None:
     assert json.loads(JsonFormatter().format(record("%s", said)))["message"] == said
 
 
-def test_a_message_has_a_bound() -> None:
-    """What a client sends may have megabytes, and so may what is said of it."""
+def test_the_length_of_a_message_is_bounded() -> None:
+    """Clients may send megabytes, and a message may quote them."""
     for line in (
         PeopleFormatter().format(record("%s", "x" * 5_000_000, about={})),
         json.loads(JsonFormatter().format(record("%s", "x" * 5_000_000)))["message"],
@@ -106,7 +109,7 @@ def test_a_message_has_a_bound() -> None:
 
 
 def test_a_traceback_keeps_its_lines() -> None:
-    """It is ours."""
+    """It comes from our own code."""
     made = record("it failed", about={})
     try:
         int("none")

@@ -1,4 +1,4 @@
-"""How engines of fixed models share a machine: made-up inventories, and the cores that are there."""
+"""How engines of fixed models share a machine: invented inventories, and the cores of the CPU."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ def shown(spec: WorkerSpec) -> str | None:
 
 @pytest.mark.parametrize("engine", [VLLM, LLAMA])
 def test_eight_replicas_stand_on_eight_gpus(tmp_path: Path, engine: dict[str, object]) -> None:
-    """Each engine is shown its own alone, by number; none is left idle."""
+    """Each engine sees only its own GPU, by number; none is idle."""
     specs = specs_of(tmp_path, {"m": {**engine, "replicas": 8, "socket_dir": None}}, [gpu(n) for n in range(8)])
     assert sorted(shown(spec) or "" for spec in specs) == [str(number) for number in range(8)]
     assert all(command_for(spec, {}).env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID" for spec in specs)
@@ -58,7 +58,7 @@ def test_eight_replicas_stand_on_eight_gpus(tmp_path: Path, engine: dict[str, ob
 
 
 def test_devices_with_the_fewest_engines_come_first(tmp_path: Path) -> None:
-    """Over all models, lanes counted, slices too; several engines of vLLM on one device take parts of its memory."""
+    """All models, lanes and slices count; several vLLM engines on one device take parts of its memory."""
     models = {
         "a": {**VLLM, "replicas": 3},
         "b": {**LLAMA, "replicas": 2, "port": 9200},
@@ -85,8 +85,8 @@ def test_devices_with_the_fewest_engines_come_first(tmp_path: Path) -> None:
         ({**LLAMA, "args": {"main-gpu": 1}, "replicas": 2}, [["GPU-0", "GPU-1", "GPU-2", "GPU-3"]] * 2),
     ],
 )
-def test_the_author_says_where(tmp_path: Path, model: dict[str, Any], expected: list[list[str]]) -> None:
-    """By ``devices``, by flags and by variables; what an author has placed is shown nothing of ours."""
+def test_the_author_decides_where(tmp_path: Path, model: dict[str, Any], expected: list[list[str]]) -> None:
+    """``devices``, flags and variables decide; engines placed by the author get no variables of ours."""
     specs = specs_of(tmp_path, {"m": model}, [gpu(number) for number in range(4)])
     assert list(devices(specs).values()) == expected
     if "env" in model or model == LLAMA or "main-gpu" in model.get("args", {}):
@@ -104,15 +104,15 @@ def test_the_author_says_where(tmp_path: Path, model: dict[str, Any], expected: 
         ({**VLLM, "devices": []}, "devices"),
     ],
 )
-def test_devices_that_cannot_be_are_refused(tmp_path: Path, model: dict[str, Any], fault: str) -> None:
-    """With the key, the value and what is there."""
+def test_impossible_devices_are_refused(tmp_path: Path, model: dict[str, Any], fault: str) -> None:
+    """The message names the key, the value and the existing devices."""
     with pytest.raises(ConfigError) as refused:
         specs_of(tmp_path, {"m": model}, [gpu(0), gpu(1, mig=SLICES)])
     assert fault in str(refused.value)
 
 
 def test_engines_on_a_full_device_take_parts_of_its_memory(tmp_path: Path) -> None:
-    """Unless the author has said how much; who shares a device with nobody is told nothing."""
+    """Unless the author gives the part. An engine alone on its device gets no such flag."""
     models = {"a": {**VLLM, "replicas": 3}, "b": {**VLLM, "args": {"gpu_memory_utilization": 0.2}}}
     specs = specs_of(tmp_path, models, [gpu(0), gpu(1)])
     assert [named(spec.args)["gpu-memory-utilization"] for spec in specs] == [0.45, 0.45, 0.45, 0.2]
@@ -134,7 +134,7 @@ def test_engines_on_a_full_device_take_parts_of_its_memory(tmp_path: Path) -> No
 def test_engines_on_the_cpu_share_its_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: Mapping[str, object], threads: list[str | None]
 ) -> None:
-    """Each takes all of them by default, and spins."""
+    """By default each would use all of them, and spin."""
     monkeypatch.setattr(machine_plan, "usable_cores", lambda: 8)
     given = []
     for spec in specs_of(tmp_path, models, []):
@@ -143,8 +143,8 @@ def test_engines_on_the_cpu_share_its_cores(
     assert given == threads
 
 
-def test_who_joins_takes_the_device_with_the_fewest_engines(tmp_path: Path) -> None:
-    """Whoever is there stays where it is: a change elsewhere in the configuration moves no engine."""
+def test_a_new_engine_takes_the_device_with_the_fewest_engines(tmp_path: Path) -> None:
+    """Engines that run stay where they are: a change elsewhere in the configuration moves none."""
     gpus = [gpu(number) for number in range(3)]
     before = specs_of(tmp_path, {"a": {**VLLM, "replicas": 2}}, gpus)
     fleet = Fleet([replace(spec, devices=()) for spec in before], {})
@@ -156,7 +156,7 @@ def test_who_joins_takes_the_device_with_the_fewest_engines(tmp_path: Path) -> N
 
 
 def test_the_plan_is_shown(tmp_path: Path) -> None:
-    """What a start would choose, beside lanes."""
+    """It says what a start would choose, for lanes too."""
     specs_of(tmp_path, {"m": {**VLLM, "replicas": 2}}, [gpu(0), gpu(1)])
     assert plan_of(tmp_path / "roundhouse.yaml")["engines"] == [
         {"worker": "m-0", "model": "m", "devices": ["GPU-0"], "threads": None},

@@ -1,4 +1,4 @@
-"""Where a discussion is cut (specification, "Memory"): pure."""
+"""Where a discussion is cut to fit the memory (specification, "Memory"): pure functions."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +9,8 @@ SIZES = st.lists(st.integers(0, 50), min_size=1, max_size=60)
 
 
 @given(SIZES, st.integers(1, 200), st.booleans())
-def test_a_thousand_rounds_never_show_more_than_may_be(sizes: list[int], keep: int, by_context: bool) -> None:
-    """Whole rounds, the newest; and after a cut no more than a third, unless the last round alone is more."""
+def test_a_thousand_rounds_never_show_more_than_is_allowed(sizes: list[int], keep: int, by_context: bool) -> None:
+    """The newest whole rounds are shown. A cut leaves at most a third of the limit, unless the last round is larger."""
     memory = Memory() if by_context else Memory(tokens=keep)
     room = keep if by_context else None
     first = 0
@@ -29,7 +29,7 @@ def test_a_thousand_rounds_never_show_more_than_may_be(sizes: list[int], keep: i
 
 @given(st.integers(1, 20), st.integers(1, 100))
 def test_rounds_grow_again_after_each_cut(keep: int, rounds: int) -> None:
-    """A window that slid would change every prompt behind its beginning."""
+    """A window that slides would change every prompt after its beginning."""
     first, cuts = 0, 0
     for number in range(rounds):
         before, first = first, first_shown(Memory(rounds=keep), {}, first, number, None)
@@ -38,8 +38,8 @@ def test_rounds_grow_again_after_each_cut(keep: int, rounds: int) -> None:
     assert cuts <= rounds / max(1, keep - -(-keep // SHARE))
 
 
-def test_a_decision_stands() -> None:
-    """Once a round, whoever asks again; earlier rounds are shown what they were."""
+def test_a_cut_stands_once_it_is_made() -> None:
+    """There is one per round, whichever agent asks again; earlier rounds are shown what they were."""
     cuts = Cuts()
     assert (cuts.shown_in(9), cuts.is_decided(0, "a")) == (0, False)
     assert not cuts.decide(3, 0, "a")
@@ -51,8 +51,8 @@ def test_a_decision_stands() -> None:
     assert (cuts.decided_for(4), cuts.decided_for(8), cuts.decided_for(5)) == (range(6), range(6, 10), None)
 
 
-def test_a_cut_is_decided_for_all_and_no_cut_for_one() -> None:
-    """Agents of one text may be rounds apart: words that come later may be too many for a slower one."""
+def test_a_cut_is_decided_for_all_agents_together() -> None:
+    """Agents with one text may be rounds apart: words that come later may be too many for a slower one."""
     cuts = Cuts()
     cuts.decide(5, 0, "ahead")
     assert cuts.is_any_decided(4)

@@ -1,4 +1,4 @@
-"""Orders of ready turns, on engines of a virtual clock: what each promises, and what none may break."""
+"""Orders of ready turns, on engines with a virtual clock: what each promises, and what all must keep."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -45,7 +45,7 @@ def free(*names: str, rounds: int, conversations: int = 1, models: Sequence[str]
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_the_timeline_of_free_mode(policy: str) -> None:
-    """Two slots, three agents: who starts when, under every policy; the queue is the conversation's own."""
+    """Two slots and three agents: the starts under every policy; the queue belongs to the conversation."""
     told = simulate([free("A1", "A2", "A3", rounds=3)], 2, policy, lambda key: TIMELINE.get((key[2], key[3]), 100.0))
     starts = [(at, key.agent_id, key.round) for at, key in told.starts]
     assert starts[:8] == [
@@ -61,7 +61,7 @@ def test_the_timeline_of_free_mode(policy: str) -> None:
 
 
 def test_free_mode_keeps_one_queue_for_each_model() -> None:
-    """A slot of another model is nobody's place in this one's queue."""
+    """A free slot of another model gives no place in this model's queue."""
     core = SchedulingCore(POLICIES["fifo"])
     core.handle(JobAdmitted(job=free("a", "x", "b", rounds=2, models=("m", "n", "m"))))
     starts = [action.key.agent_id for action in core.handle(WorkerReady(worker="n0", model="n", slots=1))
@@ -90,7 +90,7 @@ def test_free_mode_keeps_one_queue_for_each_model() -> None:
 def test_no_schedule_is_longer_than_list_scheduling_allows(
     kinds: list[tuple[str, list[int], int]], slots: int, policy: str, seed: int
 ) -> None:
-    """Graham 1966: whatever the order, never above (2 - 1/m) times the bound; and every turn is run once."""
+    """Graham 1966: in any order the makespan is at most (2 - 1/m) times the bound; and every turn runs once."""
     jobs = [job_of(f"j{n}", kind, rounds, priority=priority) for n, (kind, rounds, priority) in enumerate(kinds)]
     schedule = simulate(jobs, slots, policy, drawn(seed))
     assert schedule.ratio <= 2 - 1 / slots + 1e-9
@@ -99,14 +99,14 @@ def test_no_schedule_is_longer_than_list_scheduling_allows(
 
 
 def test_the_longest_path_goes_first_within_a_job() -> None:
-    """One long conversation among short ones must not come last: that is what a semaphore does."""
+    """One long conversation among short ones must not come last, as it would with a semaphore."""
     jobs = mixes()["skewed, 1 job"]
     ratios = {policy: simulate(jobs, 8, policy, drawn(1)).ratio for policy in POLICIES}
     assert ratios["critical_path"] * 1.15 < min(ratios["fifo"], ratios["progress"])
 
 
-def test_short_jobs_end_soon_and_the_whole_hardly_later() -> None:
-    """24 mixed jobs on 8 slots: jobs end much sooner on average than first come, first served."""
+def test_short_jobs_end_soon_and_the_whole_ends_hardly_later() -> None:
+    """24 mixed jobs on 8 slots: on average jobs end much sooner than first come, first served."""
     jobs = mixes()["mixed, 24 jobs"]
     told = [
         (simulate(jobs, 8, "critical_path", drawn(seed)), simulate(jobs, 8, "fifo", drawn(seed))) for seed in range(4)
@@ -115,8 +115,8 @@ def test_short_jobs_end_soon_and_the_whole_hardly_later() -> None:
     assert all(ours.ratio < 1.2 for ours, _ in told)
 
 
-def test_nothing_starves() -> None:
-    """A turn that loses every comparison starts in its bound, though better ones keep coming."""
+def test_no_turn_starves() -> None:
+    """A turn that loses every comparison starts within its bound, though better ones keep coming."""
     core = SchedulingCore(POLICIES["critical_path"])
     core.handle(WorkerReady(worker="w", model="m", slots=1))
     core.handle(JobAdmitted(job=job_of("first", "free", [500])))
@@ -147,8 +147,8 @@ def test_a_rejected_answer_is_asked_for_again_ahead_of_everything() -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_looking_changes_nothing(policy: str) -> None:
-    """The heads of a queue are what goes next, and stay there."""
+def test_reading_a_queue_changes_nothing(policy: str) -> None:
+    """The heads of a queue are the next turns, and stay in it."""
 
     def run(*, is_looked_at: bool) -> list[TurnKey]:
         core = SchedulingCore(POLICIES[policy])
@@ -167,8 +167,11 @@ def test_looking_changes_nothing(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_nothing_out_of_date_piles_up(policy: str) -> None:
-    """A display looks four times a second, and a queue may never be empty: memory stays that of what waits."""
+def test_no_outdated_entries_pile_up(policy: str) -> None:
+    """A display reads the queue four times a second, and the queue may never be empty.
+
+    Memory is that of waiting turns.
+    """
     queue = POLICIES[policy]()
     queue.note_slots(1)
     for number in range(40):
@@ -190,7 +193,7 @@ def _ready(agent: str, order: int, path: float) -> ReadyTurn:
 
 
 def test_an_abandoned_turn_never_starts() -> None:
-    """In free mode a turn starts in place of another of its conversation: never one that was failed before."""
+    """In free mode another turn of the conversation starts in its place, never one that has failed before."""
     core = SchedulingCore(POLICIES["fifo"])
     job = free("A", "B", "C", rounds=2)
     job = replace(job, agents=tuple(replace(agent, on_failure=OnFailure.SKIP) for agent in job.agents))
@@ -203,8 +206,8 @@ def test_an_abandoned_turn_never_starts() -> None:
     assert [each.key.agent_id for each in told if isinstance(each, StartTurn)] == ["A"]
 
 
-def test_a_lost_model_is_one_until_somebody_helps() -> None:
-    """Turns of a model that no worker will serve end; those that come while it is started again wait."""
+def test_turns_of_a_lost_model_end_until_it_is_started_again() -> None:
+    """Turns of a model without any worker fail; those that come while it is started again wait."""
     core = SchedulingCore(POLICIES["fifo"])
     core.handle(ModelLost(model="m"))
     told = core.handle(JobAdmitted(job=job_of("first", "chain", [1])))

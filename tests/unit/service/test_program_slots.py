@@ -1,4 +1,4 @@
-"""Slots that wait for the next request of their programs (specification, "Programs of clients")."""
+"""Slots held for the next request of a client's program (specification, "Programs of clients")."""
 
 from collections.abc import Mapping
 
@@ -41,7 +41,7 @@ class Clients:
         self.holds: list[HoldSlot] = []
 
     def ask(self, name: str, pause_s: float = 1.0) -> None:
-        """Let a program ask, so long after its last answer."""
+        """Let a program ask, this long after its last answer."""
         self.asked += 1
         posted = PostedRequest(path="/", body=b"", name="m", model="m", owner=name)
         job = job_of(posted, JobId(f"r{self.asked}"))
@@ -55,7 +55,7 @@ class Clients:
         )
 
     def answer(self, found: int = 0, seconds: float = 1.0) -> None:
-        """Answer whoever is on the slot; its cache has held so much of the prompt."""
+        """Answer the request on the slot; the cache held this much of its prompt."""
         (key,) = self.flying
         self.last[self.flying.pop(key)] = key
         reading = PromptReading(fresh_tokens=TOKENS - found, seconds=READ_S * TOKENS, context_tokens=TOKENS)
@@ -67,7 +67,7 @@ class Clients:
         assert not any(self.core.check())
 
     def end_hold(self) -> None:
-        """Let the time of the newest hold pass."""
+        """Let the newest hold time out."""
         self.take(self.core.handle(HoldOver(key=self.holds[-1].key, seconds=self.holds[-1].seconds)))
 
     @property
@@ -76,7 +76,7 @@ class Clients:
 
 
 def lossy(**of: object) -> Clients:
-    """Return clients where a has come back to a slot that others had in between, and found nothing; c waits."""
+    """Return clients where a came back to a slot that others had used, and found nothing cached; c waits."""
     clients = Clients(**of)  # type: ignore[arg-type]
     clients.ask("a")
     clients.ask("b")
@@ -88,8 +88,11 @@ def lossy(**of: object) -> Clients:
     return clients
 
 
-def test_a_slot_waits_for_its_program_while_others_do() -> None:
-    """Where engines forget: the next request goes on at once, ahead of others, and not for longer than pays."""
+def test_a_slot_is_held_for_its_program_while_others_wait() -> None:
+    """Where engines forget prompts, the program's next request goes on at once, ahead of others.
+
+    The hold is bounded.
+    """
     clients = lossy()
     clients.answer()
     assert (clients.on_slot, [hold.seconds for hold in clients.holds]) == ([], [4.0])  # four times its pause
@@ -101,8 +104,8 @@ def test_a_slot_waits_for_its_program_while_others_do() -> None:
     assert clients.on_slot == ["c"]
 
 
-def test_no_slot_waits_where_engines_forget_nothing() -> None:
-    """The opposite: a cache beside the slots finds all again, so whoever waits has the slot."""
+def test_no_slot_is_held_where_engines_forget_nothing() -> None:
+    """A cache beside the slots finds every prompt again, so waiting requests get the slot."""
     clients = Clients()
     for name in ("a", "b"):
         clients.ask(name)
@@ -113,15 +116,15 @@ def test_no_slot_waits_where_engines_forget_nothing() -> None:
     assert clients.holds == []
 
 
-def test_engines_that_are_not_known_to_keep_a_cache_for_each_slot_hold_none() -> None:
-    """VLLM has one cache for all, and nobody knows what an attached server has."""
+def test_no_slot_is_held_where_no_cache_for_each_slot_is_known() -> None:
+    """One cache serves all slots of vLLM, and an attached server's cache is unknown."""
     clients = lossy(has_slot_caches=False)
     clients.answer()
     assert (clients.on_slot, clients.holds) == (["c"], [])
 
 
 def test_a_program_that_pauses_for_longer_than_reading_takes_is_not_waited_for() -> None:
-    """Nor one that has never come back: most have one request only."""
+    """Nor is one that has never come back: most programs send one request only."""
     clients = lossy()
     clients.answer()
     clients.ask("a", pause_s=TOKENS * READ_S + 1)
@@ -132,8 +135,8 @@ def test_a_program_that_pauses_for_longer_than_reading_takes_is_not_waited_for()
     assert (clients.on_slot, len(clients.holds)) == (["d"], 1)
 
 
-def test_no_program_keeps_its_slot_for_ever() -> None:
-    """After eight times what reading takes others have their turn."""
+def test_no_program_holds_its_slot_for_ever() -> None:
+    """After eight times the reading time others get the slot."""
     clients = lossy()
     clients.answer(seconds=TOKENS * READ_S)
     for _ in range(7):
@@ -145,8 +148,8 @@ def test_no_program_keeps_its_slot_for_ever() -> None:
     assert clients.on_slot == ["c"]
 
 
-def test_whoever_comes_first_has_a_slot_that_nobody_waits_for() -> None:
-    """A hold is decided when an answer ends; without anybody behind it there is none."""
+def test_a_slot_that_is_not_held_goes_to_the_next_request() -> None:
+    """The hold is decided when an answer ends; if no request waits there is none."""
     clients = lossy()
     clients.answer()
     clients.end_hold()
@@ -156,8 +159,8 @@ def test_whoever_comes_first_has_a_slot_that_nobody_waits_for() -> None:
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
-def test_a_hold_ends_with_its_engine_and_the_waiting_with_its_request(is_cancelled: bool) -> None:
-    """Nothing is left of either: a new engine knows no prompt, and a timer that fires late finds nothing."""
+def test_a_hold_ends_with_its_engine_and_the_wait_with_its_request(is_cancelled: bool) -> None:
+    """Neither leaves anything behind: a new engine has no prompt cached, and a late timer finds nothing."""
     clients = lossy()
     clients.answer()
     if is_cancelled:
@@ -173,8 +176,8 @@ def test_a_hold_ends_with_its_engine_and_the_waiting_with_its_request(is_cancell
     assert len(clients.on_slot) == 1
 
 
-def test_a_key_is_charged_for_a_slot_that_waits_for_it() -> None:
-    """Else a program that pauses would have slots for nothing."""
+def test_a_key_is_charged_for_a_slot_held_for_it() -> None:
+    """Otherwise a program that pauses would use slots for free."""
     clients = lossy(shares={})
     fair = clients.core._ready.fair
     assert fair is not None

@@ -28,8 +28,8 @@ def pinned() -> JobPrompts:
     return JobPrompts(replace(made, conversations=talks))
 
 
-def test_the_prompts_of_a_job_are_freed_by_their_count() -> None:
-    """Nothing leads back to them: the garbage collector looks at old objects too seldom for prompts of megabytes."""
+def test_a_jobs_prompts_are_freed_by_reference_counting() -> None:
+    """No cycle refers to them: the garbage collector visits old objects too rarely for prompts of megabytes."""
     prompts = JobPrompts(job(agent("a"), rounds=2))
     prompts.discussion("c0")
     freed = weakref.ref(prompts)
@@ -42,7 +42,7 @@ def test_the_prompts_of_a_job_are_freed_by_their_count() -> None:
 
 
 def test_the_first_turn_that_ends_pins_the_weights() -> None:
-    """One that was cut off before it had ended has made nothing, and is asked again with whatever there is."""
+    """A turn cut off before has made nothing, and is asked again with the current weights."""
     prompts = pinned()
     assert prompts.check_weights(key("a"), 1) is None
     assert prompts.check_weights(key("a"), 2) is None
@@ -89,8 +89,8 @@ def asked_of(prompts: JobPrompts, turn: TurnKey, rejected: Sequence[Rejected] = 
     return request.conversation
 
 
-def test_an_answer_that_was_not_valid_is_asked_again_with_what_it_heard() -> None:
-    """Over a restart of Roundhouse too: a re-prompt adds a reason, and nothing that was said since."""
+def test_an_invalid_answer_is_asked_for_again_with_what_it_heard() -> None:
+    """This holds over a restart of Roundhouse: a re-prompt adds the reason, and none of the words since."""
     prompts = JobPrompts(free("a", "b"))
     rejected = UnfinishedTurn(
         key=key("a"),
@@ -106,8 +106,8 @@ def test_an_answer_that_was_not_valid_is_asked_again_with_what_it_heard() -> Non
     assert not any("b1" in message.content for message in asked)
 
 
-def test_a_turn_that_was_asked_again_stands_where_it_was_first_asked() -> None:
-    """What its agent heard is what was there when the answer was asked for that was rejected first."""
+def test_a_turn_that_was_asked_again_keeps_its_first_place() -> None:
+    """Its agent heard what was there when the first, rejected answer was asked for."""
     prompts = JobPrompts(free("a", "b"))
     rejected, stopped = FailureReason.INVALID_ANSWER, FailureReason.SHUTDOWN
     late = spoken("a", 0, attempt(0, rejected), attempt(4, stopped), attempt(6))

@@ -1,4 +1,4 @@
-"""The configuration that is proposed for a machine and a model, and where a command takes its configuration from."""
+"""The configuration proposed for a machine and a model, and where a command finds its configuration."""
 
 from pathlib import Path
 from typing import cast
@@ -55,7 +55,7 @@ def means(*programs: str, gpus: tuple[Gpu, ...] = (), cores: int = 8, memory_mib
 def test_engine_slots_and_context_fit_the_machine(
     model: NamedModel, machine: Means, proposed: tuple[str, int, int | None, int | None]
 ) -> None:
-    """A GPU is used where an engine is there that can; context shrinks until memory holds it in all slots."""
+    """A GPU is used if an engine can use it; the context shrinks until all slots fit in memory."""
     lines = {line.key: line.value for line in propose(model, machine)}
     assert tuple(lines.get(key) for key in ("engine", "slots", "context", "replicas")) == proposed
 
@@ -70,10 +70,8 @@ def test_engine_slots_and_context_fit_the_machine(
         (NamedModel(reference="hf:o/r", is_gguf=True), 24_576, (2, 32_768)),
     ],
 )
-def test_a_context_that_is_asked_for_takes_slots_first(
-    model: NamedModel, gpu_mib: int, proposed: tuple[int, int]
-) -> None:
-    """An agent that reads much cannot start with less, however many slots there are; nor are its answers cut."""
+def test_a_requested_context_takes_slots_first(model: NamedModel, gpu_mib: int, proposed: tuple[int, int]) -> None:
+    """An agent that reads much cannot start with less, however many slots there are. Its answers are not shortened."""
     card = Gpu(index=0, uuid="GPU-3", name="card", memory_mib=gpu_mib)
     machine = msgspec.structs.replace(means("llama-server", gpus=(card,)), context=32_768)
     lines = {line.key: line.value for line in propose(model, machine)}
@@ -81,7 +79,7 @@ def test_a_context_that_is_asked_for_takes_slots_first(
     assert "max_tokens" not in cast("dict[str, object]", lines.get("params", {}))
 
 
-def test_the_small_model_keeps_what_it_needs_for_an_agent() -> None:
+def test_the_small_model_keeps_the_settings_an_agent_needs() -> None:
     """All but the bound of its answers."""
     machine = msgspec.structs.replace(means("embedded"), context=32_768)
     lines = {line.key: line.value for line in propose(SMALL, machine)}
@@ -97,7 +95,7 @@ def test_the_small_model_keeps_what_it_needs_for_an_agent() -> None:
         (CHECKPOINT, means("vllm", gpus=(CARD,)), "it needs 16000 MiB"),
     ],
 )
-def test_what_cannot_be_served_here_is_said(model: NamedModel, machine: Means, because: str) -> None:
+def test_a_model_that_cannot_be_served_here_is_reported(model: NamedModel, machine: Means, because: str) -> None:
     """Before anything is fetched or started."""
     with pytest.raises(ConfigError, match=because):
         propose(model, machine)
@@ -105,7 +103,7 @@ def test_what_cannot_be_served_here_is_said(model: NamedModel, machine: Means, b
 
 @pytest.mark.parametrize("model", [SMALL, FILE, CHECKPOINT])
 def test_the_text_is_a_configuration_with_a_reason_in_each_line(model: NamedModel, tmp_path: Path) -> None:
-    """What is written is what was proposed, and the job speaks with that model."""
+    """It reads as what was proposed, and the job speaks with that model."""
     machine = means("vllm", "llama-server", gpus=(GPU,))
     text = configuration_text(model, machine, tmp_path / "state")
     config = build_config(yaml.safe_load(text), {}, "here", {})
@@ -120,8 +118,8 @@ def test_the_text_is_a_configuration_with_a_reason_in_each_line(model: NamedMode
     assert file.job.models == (name,)
 
 
-def test_a_model_has_a_name_that_a_job_can_write() -> None:
-    """Lower case, without the end of a file's name; what is left of no letters is called model."""
+def test_a_model_gets_a_name_that_a_job_can_write() -> None:
+    """Lower case, without the file's extension; a name without letters becomes "model"."""
     names = [
         NamedModel(reference=each, is_gguf=True).name for each in ("/m/Some 8B_Q4.gguf", "roundhouse:tiny", "/m/ß.gguf")
     ]
@@ -137,7 +135,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_init_writes_two_files_once(here: Path) -> None:
-    """They are usable as they are, and a file that is there is left as it is."""
+    """They work unchanged, and an existing file is left alone."""
     done = CliRunner().invoke(app, ["init", "--dir", "new"])
     assert done.exit_code == 0, done.output
     assert sorted(each.name for each in (here / "new").iterdir()) == ["job.yaml", "roundhouse.yaml"]
@@ -154,7 +152,7 @@ def test_init_writes_two_files_once(here: Path) -> None:
 def test_a_command_takes_the_configuration_of_this_folder_or_makes_one(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says which; the one that is made lies below the user's folders, and so does its state."""
+    """It says which. A new one lies below the user's folders, and so does its state."""
     with pytest.raises(ConfigError, match="write one with roundhouse init"):
         first_steps.config_path(None, None)
     (here / "roundhouse.yaml").write_text("models: {}\n")
@@ -171,8 +169,8 @@ def test_a_command_takes_the_configuration_of_this_folder_or_makes_one(
         first_steps.config_path(None, "nothing.gguf")
 
 
-def test_with_a_model_all_agents_of_a_job_speak_with_it() -> None:
-    """A job file of somebody else's names somebody else's models."""
+def test_with_a_model_option_all_agents_of_a_job_use_it() -> None:
+    """A job file from elsewhere names models that are not here."""
     config = build_config(yaml.safe_load(configuration_text(SMALL, means("embedded"))), {}, "here", {})
     text = job_text(NamedModel(reference="/m/other.gguf", is_gguf=True))
     with pytest.raises(ConfigError, match="other"):

@@ -1,4 +1,4 @@
-"""What is read of a client's request, and where its program goes (specification, "Front door")."""
+"""How the service reads a client's request and recognises the client's program (specification, "Front door")."""
 
 import json
 
@@ -20,7 +20,7 @@ SYSTEM, HI, ANSWER, MORE = ({"role": role, "content": text} for role, text in SA
 
 
 class Kept:
-    """A passage that keeps a stream."""
+    """A passage that keeps its stream."""
 
     def __init__(self) -> None:
         self.frames = b""
@@ -48,8 +48,8 @@ def found(earlier: Envelope, later: Envelope) -> bool:
     return programs.find(later.marks) is not None
 
 
-def test_the_envelope_is_what_routing_needs() -> None:
-    """Whom it is for, whether it streams, and how many slots and tokens it takes."""
+def test_the_envelope_holds_what_routing_needs() -> None:
+    """The model, whether the answer streams, and the slots and tokens it takes."""
     read = envelope(stream=True, n=3, max_tokens=9, max_completion_tokens=7, messages=[HI], logit_bias={"1": 2})
     assert (read.model, read.is_streamed, read.answers, read.most_tokens) == ("m", True, 3, 7)
     assert read.chars == len(json.dumps([HI]))
@@ -59,21 +59,21 @@ def test_the_envelope_is_what_routing_needs() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'"x"', b"{", b'{"n": "two"}', b'{"n": -1}', b'{"model": 7}'])
-def test_what_cannot_be_routed_is_refused(body: bytes) -> None:
+def test_a_request_that_cannot_be_routed_is_refused(body: bytes) -> None:
     """Everything else is for the engine to judge."""
     with pytest.raises(BodyMalformed):
         open_envelope(body, CHAT, None)
 
 
-def test_a_picture_is_not_read_as_words() -> None:
-    """Megabytes of base64 would be taken for a prompt that fits no cache."""
+def test_a_picture_is_not_counted_as_words() -> None:
+    """Megabytes of base64 would count as a prompt that fits no cache."""
     url = "data:image/png;base64," + "QUJD" * 500_000
     parts = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": url}}]
     assert envelope(messages=[{"role": "user", "content": parts}]).chars < 5000
 
 
 def test_a_longer_conversation_is_the_same_program() -> None:
-    """By the messages that were said before, whole; by nothing where one of them was changed."""
+    """It matches by whole earlier messages; a changed message ends the match."""
     first = envelope(messages=[SYSTEM, HI])
     assert found(first, envelope(messages=[SYSTEM, HI, ANSWER, MORE]))
     assert found(first, first)
@@ -84,7 +84,7 @@ def test_a_longer_conversation_is_the_same_program() -> None:
 
 
 def test_a_longer_text_is_the_same_program() -> None:
-    """Up to the last whole chunk of the earlier one."""
+    """It matches up to the last whole chunk of the earlier text."""
     text = "".join(f"sentence {number}. " for number in range(200))
     first = envelope(path="/v1/completions", prompt=text)
     assert found(first, envelope(path="/v1/completions", prompt=text + " And more."))
@@ -93,7 +93,7 @@ def test_a_longer_text_is_the_same_program() -> None:
 
 
 def test_a_named_program_needs_nothing_in_common() -> None:
-    """The session's name first, then the key of the cache."""
+    """The session's name counts first, then the key of the cache."""
     assert found(envelope("s1", messages=[HI]), envelope("s1", messages=[MORE]))
     assert not found(envelope("s1", messages=[HI]), envelope("s2", messages=[HI]))
     key = {"prompt_cache_key": "s1"}
@@ -101,8 +101,8 @@ def test_a_named_program_needs_nothing_in_common() -> None:
     assert not found(envelope(messages=[HI], **key), envelope("s1", messages=[HI]))
 
 
-def test_a_name_is_one_of_its_keys_and_words_are_everybodys() -> None:
-    """Clients of two keys may call their programs the same, and begin with the same words."""
+def test_a_session_name_belongs_to_its_key_and_words_to_every_key() -> None:
+    """Clients of two keys may use the same name for their programs, and begin with the same words."""
     body = json.dumps({"model": "m", "messages": [HI]}).encode()
     for session, is_shared in (("1", False), (None, True)):
         ours, theirs = (open_envelope(body, CHAT, session, owner) for owner in ("alice", "bob"))
@@ -110,7 +110,7 @@ def test_a_name_is_one_of_its_keys_and_words_are_everybodys() -> None:
 
 
 def test_the_longest_common_prompt_wins() -> None:
-    """Of several earlier requests, the one that has the most."""
+    """Of several earlier requests, the one with the longest common part is taken."""
     programs = Programs()
     for worker, messages in (("short", [SYSTEM, HI]), ("long", [SYSTEM, HI, ANSWER, MORE])):
         programs.note(envelope(messages=messages).marks[0], answered(worker))
@@ -118,7 +118,7 @@ def test_the_longest_common_prompt_wins() -> None:
 
 
 def test_only_the_newest_programs_are_remembered() -> None:
-    """Memory is bounded; one that is asked for again stays."""
+    """Memory is bounded; a program that is asked for again stays."""
     programs = Programs(most=2)
     for mark in (b"a", b"b"):
         programs.note(mark, answered(mark.decode()))
@@ -129,7 +129,7 @@ def test_only_the_newest_programs_are_remembered() -> None:
 
 @pytest.mark.parametrize("reason", sorted(set(FailureReason) | {"queue_timeout"}))
 def test_every_reason_has_its_answer(reason: str) -> None:
-    """In each surface's form, and never as a success."""
+    """The answer has each surface's form, and never a success status."""
     error = error_of_failure(RelayFailure(reason=reason, detail="d"))
     assert 400 <= error.status < 600
     assert error.document(CHAT) == {
@@ -145,8 +145,8 @@ def test_every_reason_has_its_answer(reason: str) -> None:
         assert error.event(path).endswith(b"\n\n")
 
 
-def test_advice_on_asking_again_is_always_given() -> None:
-    """Stock clients ask again unless they are told not to."""
+def test_advice_on_retries_is_always_given() -> None:
+    """Stock clients retry unless a header forbids it."""
     again = ClientError(status=503, code="c", message="m", after_s=5).response(CHAT, {})
     never = ClientError(status=500, code="c", message="m").response(CHAT, {})
     assert again.headers["retry-after"] == "5"
@@ -154,8 +154,8 @@ def test_advice_on_asking_again_is_always_given() -> None:
     assert never.headers["x-should-retry"] == "false"
 
 
-def test_a_models_name_is_translated_wherever_it_is_cut() -> None:
-    """Only as the value of its key, and whatever the division of the stream."""
+def test_a_models_name_is_translated_wherever_the_stream_is_cut() -> None:
+    """It is translated only as the value of its key."""
     frames = b'data: {"model":"base","choices":[{"text":"\\"model\\":\\"base\\""}]}\n\ndata: {"model": "base"}\n\n'
     wanted = frames.replace(b'"model":"base"', b'"model":"poet"').replace(b'"model": "base"', b'"model": "poet"')
     for size in (1, 5, 17, len(frames)):

@@ -1,4 +1,4 @@
-"""What a changed configuration means: for every setting, by the table that the reference prints."""
+"""The effects of a changed configuration, for every setting, by the table that the reference prints."""
 
 import copy
 import json
@@ -40,7 +40,7 @@ def loaded(document: Document, folder: Path) -> LoadedConfig:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Callable[..., ReloadPlan]:
-    """Plan the reload of a change of the base, written as dotted names and their values; None takes one away."""
+    """Plan the reload after a change of the base, written as dotted names and values; None removes one."""
 
     def make(changes: Document, adapters: dict[str, str] | None = None, base: Document | None = None) -> ReloadPlan:
         before = copy.deepcopy(base or BASE)
@@ -60,31 +60,31 @@ def plan(tmp_path: Path) -> Callable[..., ReloadPlan]:
 
 
 def test_the_same_file_changes_nothing(plan: Callable[..., ReloadPlan]) -> None:
-    """Although Python callables and specifications are made anew."""
+    """Python callables and specifications are built again, and still compare equal."""
     assert plan({}) == ReloadPlan(unchanged=("one", "two", "far"))
     assert plan({}).is_empty
 
 
 def test_a_default_that_is_written_out_changes_nothing(plan: Callable[..., ReloadPlan]) -> None:
-    """Values count, not words."""
+    """Values are compared, not text."""
     assert plan({"models.two.context": 4096, "server.drain_s": 30}) == ReloadPlan(unchanged=("one", "two", "far"))
 
 
 def test_models_come_and_go(plan: Callable[..., ReloadPlan]) -> None:
-    """And the others are unchanged."""
+    """The other models are unchanged."""
     new = {**PROGRAM, "port": 9300, "adapters": {}}
     assert plan({"models.new": new, "models.two": None}) == ReloadPlan(
         added=("new",), removed=("two",), unchanged=("one", "far")
     )
 
 
-def test_replicas_are_resized(plan: Callable[..., ReloadPlan]) -> None:
+def test_replicas_are_added_and_removed(plan: Callable[..., ReloadPlan]) -> None:
     """No engine is restarted for that."""
     assert plan({"models.one.replicas": 4}) == ReloadPlan(resized=("one",), unchanged=("two", "far"))
 
 
 def test_flags_restart_workers(plan: Callable[..., ReloadPlan]) -> None:
-    """Beside another number of them; an attached server loses its worker, not its process."""
+    """Replicas may change beside them. For an attached server the worker is replaced, not the process."""
     changes = {"models.one.args": {"threads": 2}, "models.one.replicas": 1, "models.far.slots": 3}
     assert plan(changes) == ReloadPlan(resized=("one",), restarted=("one", "far"), unchanged=("two",))
 
@@ -101,8 +101,8 @@ def test_tools_and_limits_and_keys_change_at_once(plan: Callable[..., ReloadPlan
     assert plan(changes) == ReloadPlan(changed=changed, unchanged=("two", "far"))
 
 
-def test_what_is_in_the_file_of_keys_is_a_change(tmp_path: Path) -> None:
-    """Though the configuration itself is the same."""
+def test_a_changed_key_file_is_a_change(tmp_path: Path) -> None:
+    """The configuration itself is the same."""
     file = tmp_path / "keys.yaml"
     document = {**BASE, "server": {"keys_file": "keys.yaml"}}
 
@@ -126,8 +126,10 @@ def test_what_is_in_the_file_of_keys_is_a_change(tmp_path: Path) -> None:
         ("gpus.max_agents_per_gpu", 1),
     ],
 )
-def test_what_needs_a_restart_is_refused_by_name(plan: Callable[..., ReloadPlan], path: str, value: object) -> None:
-    """With the reason, and what to do."""
+def test_a_setting_that_needs_a_restart_is_refused_by_name(
+    plan: Callable[..., ReloadPlan], path: str, value: object
+) -> None:
+    """The refusal gives the reason and the remedy."""
     (fault,) = plan({path: value, "models.one.replicas": 4}).refused
     assert fault.path == path
     assert fault.message.startswith("cannot change while Roundhouse runs, since ")
@@ -135,27 +137,27 @@ def test_what_needs_a_restart_is_refused_by_name(plan: Callable[..., ReloadPlan]
 
 
 def test_another_state_dir_is_refused(tmp_path: Path) -> None:
-    """The command line gives it as well as the file."""
+    """The command line may give it as well as the file."""
     after = build_config(BASE, {"state_dir": tmp_path / "other"}, "test", {})
     before = loaded(BASE, tmp_path)
     new = LoadedConfig(config=after, specs=before.specs, callers=before.callers)
     assert [fault.path for fault in plan_reload(before, new).refused] == ["server.state_dir"]
 
 
-def test_all_that_is_refused_is_named(plan: Callable[..., ReloadPlan]) -> None:
-    """An operator who mends one must not find the next at the next try."""
+def test_all_refused_settings_are_named(plan: Callable[..., ReloadPlan]) -> None:
+    """An operator who mends one must not find the next at the next attempt."""
     refused = plan({"server.port": 9999, "store.url": "memory"}).refused
     assert [fault.path for fault in refused] == ["server.port", "store.url"]
 
 
-def test_adapters_of_a_model_come_by_their_own_route(plan: Callable[..., ReloadPlan]) -> None:
-    """The refusal says by which."""
+def test_adapters_of_a_model_change_by_their_own_route(plan: Callable[..., ReloadPlan]) -> None:
+    """The refusal names the route."""
     (fault,) = plan({"models.one.max_adapters": 3}).refused
     assert (fault.path, "/v1/models/NAME/adapters" in fault.message) == ("models.one.max_adapters", True)
 
 
 def test_a_model_may_not_have_the_name_of_a_loaded_adapter(plan: Callable[..., ReloadPlan]) -> None:
-    """A name means one thing, and the file does not know of what was loaded."""
+    """A name has one meaning, and the file does not know the loaded adapters."""
     model = {**PROGRAM, "port": 9300}
     (fault,) = plan({"models.voice": model}, {"voice": "one"}).refused
     assert fault == Fault(
@@ -166,7 +168,7 @@ def test_a_model_may_not_have_the_name_of_a_loaded_adapter(plan: Callable[..., R
 
 
 def test_models_on_lanes_are_refused(tmp_path: Path) -> None:
-    """They come, go and change with a restart; their tools change at once."""
+    """They are added, removed and changed by a restart; their tools change at once."""
     on_lane = {"engine": "llama-server", "command": [sys.executable], "placement": "lanes"}
     without = build_config(BASE, {"state_dir": tmp_path}, "test", {})
     placed = build_config({**BASE, "models": {**BASE["models"], "l": on_lane}}, {"state_dir": tmp_path}, "test", {})
@@ -195,7 +197,7 @@ def settings_of(model: type, prefix: str) -> set[str]:
 
 
 def test_every_setting_has_a_row() -> None:
-    """A new setting cannot be forgotten, and none stands there that is gone."""
+    """No new setting is left out, and no removed one stays."""
     whole = {"limits", "gpus"}
     sections = Config.model_fields.keys() - whole - {"models"}
     settings = {row for name in sections for row in settings_of(Config.model_fields[name].annotation, name)}  # type: ignore[arg-type]
@@ -205,7 +207,7 @@ def test_every_setting_has_a_row() -> None:
 
 
 def test_the_reference_prints_the_table() -> None:
-    """What users read is what happens."""
+    """Users read what the code does."""
     lines = REFERENCE.read_text().splitlines()
     shown: dict[str, Effect] = {}
     for effect in Effect:
@@ -257,17 +259,17 @@ def reloaded(tmp_path: Path) -> Callable[..., ReloadPlan]:
         ({"m": LISTED}, {"m": {**LISTED, "devices": [0, "GPU-1"]}}, ReloadPlan(changed=("models.m.devices",))),
     ],
 )
-def test_what_an_engine_got_of_the_devices_replaces_none(
+def test_the_devices_an_engine_has_cause_no_replacement(
     reloaded: Callable[..., ReloadPlan], before: Models, after: Models, expected: ReloadPlan
 ) -> None:
-    """Though a start would choose otherwise now; what the author lists is a setting."""
+    """A start would choose otherwise now. Devices that the author lists are a setting."""
     assert reloaded(before, after) == expected
 
 
-def test_an_engine_gives_memory_to_one_that_joins_and_keeps_its_part_then(
+def test_an_engine_gives_memory_to_a_new_one_once_and_then_keeps_its_part(
     reloaded: Callable[..., ReloadPlan],
 ) -> None:
-    """It is replaced once, since both have no room otherwise; not when the other leaves, nor when it comes back."""
+    """It is restarted once, since both have no room otherwise. It is not restarted when the other leaves or returns."""
     few: Models = {"m": VLLM, "n": VLLM}
     many: Models = {**few, "o": VLLM}
     assert reloaded(few, many) == ReloadPlan(added=("o",), restarted=("m", "n"))
@@ -275,10 +277,10 @@ def test_an_engine_gives_memory_to_one_that_joins_and_keeps_its_part_then(
     assert reloaded(few, many, few, many) == ReloadPlan(added=("o",), unchanged=("m", "n"))
 
 
-def test_a_part_of_the_memory_that_the_author_gives_or_takes_is_a_setting(
+def test_a_part_of_the_memory_that_the_author_sets_or_removes_is_a_setting(
     reloaded: Callable[..., ReloadPlan],
 ) -> None:
-    """Whichever is larger; and what is replaced anyway is told what a start would be."""
+    """The larger part counts. An engine that is restarted anyway gets the part that a start would give."""
     given = {**VLLM, "args": {"gpu_memory_utilization": 0.5}}
     pair: Models = {"m": {**VLLM, "replicas": 3}}
     assert reloaded({"m": given}, {"m": VLLM}).restarted == ("m",)

@@ -1,4 +1,4 @@
-"""What stands idle for a turn on several slots is its key's: in the account, and in its share."""
+"""Slots that stay idle for a turn on several slots are charged to its key, in the account and in its share."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def whose(turn: TurnKey) -> UsageKey:
 
 
 def test_seconds_are_counted_by_slots() -> None:
-    """Of each turn by itself, whatever they are kept for in the end; once, as it ends."""
+    """They are counted for each turn, whatever the slots are reserved for in the end, and once, as it ends."""
     kept = ReservedSlots(whose)
     wide, other = key("a", name="alice"), key("a", name="bob")
     assert kept.settle({}, 10.0) == []
@@ -34,8 +34,8 @@ def test_seconds_are_counted_by_slots() -> None:
 
 
 @pytest.mark.parametrize("idle_s", [0.0, 100.0])
-def test_a_key_is_charged_with_what_was_kept_for_it(idle_s: float) -> None:
-    """Another key goes first then, as if the slots had been held."""
+def test_a_key_is_charged_for_slots_reserved_for_it(idle_s: float) -> None:
+    """Another key goes first then, as if the slots had been in use."""
     core = SchedulingCore(POLICIES["fifo"], shares={})
     core.handle(WorkerReady(worker="w", model="m", slots=1))
     (running,) = [each.key for each in core.handle(JobAdmitted(job=owned("alice"))) if isinstance(each, StartTurn)]

@@ -1,4 +1,4 @@
-"""What ``check`` prints: no secret, wherever it stands, and everything else as it is."""
+"""The output of ``check``: secrets are masked wherever they stand, and everything else is shown."""
 
 import json
 
@@ -30,14 +30,14 @@ SECRET = "S3cr3t"  # noqa: S105 - a stand-in
     ],
 )
 def test_no_secret_is_shown(document: dict[str, object]) -> None:
-    """In lists, beside flags, inside of commands and addresses."""
+    """Secrets stand in lists, beside flags, and inside commands and addresses."""
     shown = json.dumps(masked(document))
     assert SECRET not in shown
     assert MASK in shown
 
 
 def test_a_number_may_be_a_secret() -> None:
-    """And a switch is none."""
+    """A boolean is none."""
     assert masked({"hf-token": 123456789, "auth": True}) == {"hf-token": MASK, "auth": True}
 
 
@@ -51,11 +51,11 @@ def test_a_number_may_be_a_secret() -> None:
         {"bios": {"template": "You are {id}. Speak in turn: briefly."}},
     ],
 )
-def test_what_is_harmless_is_shown(document: dict[str, object]) -> None:
-    """It is what people look for."""
+def test_harmless_values_are_shown(document: dict[str, object]) -> None:
+    """People look for them."""
     assert masked(document) == document
 
 
-def test_who_asks_is_still_seen() -> None:
-    """Only the password of an address is masked, where it has both."""
+def test_the_user_of_an_address_is_shown() -> None:
+    """Only the password of an address is masked, if it has both."""
     assert mask_text("postgresql://u:p@host/db") == f"postgresql://u:{MASK}@host/db"

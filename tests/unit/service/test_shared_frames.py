@@ -1,4 +1,4 @@
-"""One encoding for all who look, no more often than is needed."""
+"""All viewers share one encoding, made no more often than needed."""
 
 import anyio
 import pytest
@@ -10,7 +10,7 @@ MANY = 100
 
 
 class Making:
-    """Makes numbered frames; ``took_s`` each, the same ones from ``settled`` on, and no other after ``last``."""
+    """Makes numbered frames, ``took_s`` each; they stay the same from ``settled`` on and end after ``last``."""
 
     def __init__(self, took_s: float = 0.0, last: int = 1000, settled: int = 1000) -> None:
         self.made = 0
@@ -36,7 +36,7 @@ async def collect(frames: SharedFrames, seconds: float) -> list[bytes]:
 
 
 def test_a_hundred_viewers_cost_one_encoding() -> None:
-    """Each gets the same frames, as they change, and nothing is made while nobody looks."""
+    """Each gets the same frames as they change, and none is made without viewers."""
     making = Making()
 
     async def scenario() -> None:
@@ -56,8 +56,8 @@ def test_a_hundred_viewers_cost_one_encoding() -> None:
     virtually(scenario)
 
 
-def test_what_is_dear_is_made_seldom() -> None:
-    """At most a twentieth of the time goes into frames, whatever one takes."""
+def test_expensive_frames_are_made_rarely() -> None:
+    """Frames take at most a twentieth of the time, however long one takes."""
     making = Making(took_s=1.0)
 
     async def scenario() -> None:
@@ -66,8 +66,8 @@ def test_what_is_dear_is_made_seldom() -> None:
     virtually(scenario)
 
 
-def test_what_does_not_change_is_not_told_again() -> None:
-    """But that the stream lives is, by and by."""
+def test_an_unchanged_frame_is_not_sent_again() -> None:
+    """A sign of life is sent now and then."""
     making = Making(settled=1)
 
     async def scenario() -> None:
@@ -77,7 +77,7 @@ def test_what_does_not_change_is_not_told_again() -> None:
 
 
 def test_the_last_frame_ends_a_stream_and_is_kept() -> None:
-    """Who comes later gets it, and it is not made again."""
+    """A later viewer gets the last frame, and it is not made again."""
     making = Making(last=3)
 
     async def scenario() -> None:
@@ -90,8 +90,8 @@ def test_the_last_frame_ends_a_stream_and_is_kept() -> None:
     virtually(scenario)
 
 
-def test_a_viewer_that_goes_leaves_the_frame_to_the_next() -> None:
-    """And one whose making failed is told; the next try is another's."""
+def test_a_viewer_that_leaves_passes_the_frame_to_the_next() -> None:
+    """If making a frame fails, its viewer gets the error, and the next viewer tries again."""
     making = Making(took_s=5.0)
 
     async def scenario() -> None:
@@ -111,7 +111,7 @@ def test_a_viewer_that_goes_leaves_the_frame_to_the_next() -> None:
 
 
 def test_a_stream_ends_when_the_service_stops() -> None:
-    """Within the interval, so that nobody waits for viewers."""
+    """It ends within the interval, so that no stop waits for viewers."""
 
     async def scenario() -> None:
         found: list[bytes] = []
@@ -124,7 +124,7 @@ def test_a_stream_ends_when_the_service_stops() -> None:
 
 
 def test_each_subject_has_its_frames_and_few_are_kept() -> None:
-    """The same subject is the same frames; those that were looked at longest ago go first."""
+    """Viewers of one subject share its frames; those viewed longest ago are dropped first."""
     kept, making = FramesBySubject(), Making()
     first = kept.get_or_make("first", making)
     for number in range(MOST_KEPT):

@@ -1,4 +1,4 @@
-"""Who is refused where requests of several keys fill a queue, and what their bodies hold."""
+"""Which requests are refused when several keys fill a queue, and the memory of their bodies."""
 
 from datetime import UTC, datetime
 
@@ -34,16 +34,16 @@ class Queue:
         return self.requests.submit(posted, slots=1)
 
 
-def test_at_a_full_queue_the_newest_of_the_key_that_holds_most_is_refused() -> None:
-    """A key that fills the queue keeps nobody else out of it."""
+def test_at_a_full_queue_the_newest_request_of_the_fullest_key_is_refused() -> None:
+    """A key that fills the queue keeps no other out of it."""
     queue = Queue()
     greedy = [queue.post("greedy") for _ in range(4)]
     modest = queue.post("modest")
     assert [each.is_over for each in (*greedy, modest)] == [False, False, False, True, False]
 
 
-def test_and_that_is_the_newcomer_where_it_is_of_that_key() -> None:
-    """Its place is at the end of its own."""
+def test_the_newcomer_is_refused_if_its_key_is_the_fullest() -> None:
+    """It would be last among its key's requests."""
     queue = Queue()
     waiting = [queue.post("greedy") for _ in range(4)]
     with pytest.raises(QueueFull, match=r"server\.queue"):
@@ -51,8 +51,8 @@ def test_and_that_is_the_newcomer_where_it_is_of_that_key() -> None:
     assert not any(each.is_over for each in waiting)
 
 
-def test_keys_that_hold_alike_keep_what_they_have() -> None:
-    """Else two keys would take each other's places for ever."""
+def test_keys_with_equal_parts_keep_them() -> None:
+    """Otherwise two keys would take each other's places for ever."""
     queue = Queue()
     waiting = [queue.post(owner) for owner in ("a", "b", "a", "b")]
     with pytest.raises(QueueFull):
@@ -61,7 +61,7 @@ def test_keys_that_hold_alike_keep_what_they_have() -> None:
 
 
 def test_bodies_are_counted_as_well() -> None:
-    """A few large ones fill the memory as many small ones do."""
+    """A few large bodies fill the memory as many small ones do."""
     queue = Queue(requests=100, size=1000)
     large = queue.post("greedy", 900)
     small = [queue.post("modest", 60) for _ in range(3)]
@@ -71,8 +71,8 @@ def test_bodies_are_counted_as_well() -> None:
         queue.post("modest", 1001)
 
 
-async def test_what_is_held_of_bodies_is_let_go_at_their_end() -> None:
-    """Whatever that is: an answer, or an error."""
+async def test_the_memory_of_bodies_is_released_at_their_end() -> None:
+    """The end may be an answer or an error."""
     held: list[BufferedBody] = []
 
     async def app(scope: dict[str, object], _receive: object, _send: object) -> None:

@@ -1,4 +1,4 @@
-"""Slots by themselves: every state beside every move, and the numbers of a worker through what may happen to it."""
+"""Slots alone: every state with every move, and the numbers of a worker through any course of events."""
 
 from itertools import product
 from random import Random
@@ -24,7 +24,7 @@ def key(number: int) -> TurnKey:
 
 
 def test_a_slot_has_the_moves_of_its_table() -> None:
-    """Every state with every move: the state after it, or an error and no change."""
+    """Every state with every move gives the state after it, or an error and no change."""
     rows = [line.split() for line in TABLE.strip().splitlines()]
     table = {(state, *move.split(":")) for state, *moves in rows for move in moves}
     assert {(before, move, after) for (before, move), after in MOVES.items()} == table
@@ -41,7 +41,7 @@ def test_a_slot_has_the_moves_of_its_table() -> None:
 
 
 def test_a_turn_that_lent_its_slot_has_it_back_unless_another_took_it() -> None:
-    """Its cache is there as long as nobody else was on it."""
+    """Its cache is intact as long as no other turn used the slot."""
     pool = InFlightPool()
     pool.open("w", "m", 2)
     pool.add(key(1), "w")
@@ -77,8 +77,8 @@ def test_a_turn_takes_a_held_slot_back_and_the_program_has_the_next() -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_numbers_agree_whatever_happens(seed: int) -> None:
-    """Turns of all widths start, end and lend; workers get ready with other numbers of slots, and are lost."""
+def test_numbers_agree_in_any_course_of_events(seed: int) -> None:
+    """Turns of all widths start, end and lend. Workers become ready with other numbers of slots, and are lost."""
     chance = Random(seed)  # noqa: S311
     pool, number, held = InFlightPool(), 0, list[TurnKey]()
     for _ in range(300):

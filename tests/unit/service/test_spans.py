@@ -1,4 +1,4 @@
-"""The spans of a conversation, as they are made from facts, and what they cost where they are off."""
+"""The spans of a conversation, made from facts, and their cost when they are off."""
 
 import re
 import subprocess
@@ -45,7 +45,7 @@ ATTEMPT = AttemptMeasures(
 
 
 class Recorder:
-    """Spans that are kept in memory, by their names."""
+    """Keeps spans in memory, by name."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
@@ -100,7 +100,7 @@ def id_of(span: ReadableSpan) -> int:
 
 
 def test_a_conversation_holds_its_turns_and_each_its_attempts_and_calls() -> None:
-    """By the conventions' names, with the times that each had."""
+    """They have the conventions' names, and the times of each."""
     recorder = Recorder()
     call = ToolRecord(
         iteration=0, id="call-1", name="now", arguments={"secret": "plan"}, result="secret", duration_s=0.5
@@ -137,7 +137,7 @@ def test_a_conversation_holds_its_turns_and_each_its_attempts_and_calls() -> Non
 
 
 def test_a_turn_is_linked_to_those_that_it_waited_for() -> None:
-    """To those that it hears in its round, and to what it reads of the round before, however far others are."""
+    """It links to the turns it hears in its round and in the round before, however far other agents are."""
     recorder = Recorder()
     hidden = [replace(ended("x", number), readers=("m",)) for number in range(4)]
     recorder.spans.record_facts(
@@ -149,8 +149,8 @@ def test_a_turn_is_linked_to_those_that_it_waited_for() -> None:
     assert {link.context.span_id for link in again.links} == set(first.values())
 
 
-def test_an_attempt_that_failed_and_a_turn_that_did_say_why() -> None:
-    """By ``error.type``, in our reasons' words."""
+def test_a_failed_attempt_and_a_failed_turn_give_the_reason() -> None:
+    """``error.type`` has the word of our reasons."""
     recorder = Recorder()
     earlier = (attempt(TurnState.FAILED, "engine_died"), attempt(TurnState.FAILED, "deadline"))
     fact = ended("a", state=TurnState.FAILED, reason="deadline", attempts=earlier)
@@ -163,8 +163,8 @@ def test_an_attempt_that_failed_and_a_turn_that_did_say_why() -> None:
 
 
 @pytest.mark.parametrize(("header", "is_taken"), [(PARENT, True), ("nonsense", False), ("", False)])
-def test_what_a_job_was_posted_with_is_its_parent(header: str, *, is_taken: bool) -> None:
-    """``traceparent`` of W3C; one that is malformed makes a trace of its own."""
+def test_the_trace_that_a_job_was_posted_with_is_its_parent(header: str, *, is_taken: bool) -> None:
+    """The header is the W3C's ``traceparent``; a malformed one starts a new trace."""
     recorder = Recorder()
     recorder.spans.note_job(JOB, header)
     recorder.spans.record_facts([moved(ConversationState.RUNNING), moved(ConversationState.COMPLETED)])
@@ -174,7 +174,7 @@ def test_what_a_job_was_posted_with_is_its_parent(header: str, *, is_taken: bool
 
 
 def test_a_clients_request_is_a_span_with_its_attempts() -> None:
-    """Below what its client sent; its operation is that of its path."""
+    """Its parent is the client's span, and its operation is that of its path."""
     recorder = Recorder()
     request = RequestMeasures(
         key=TurnKey(JobId("request-1"), "0", "request", 0),
@@ -195,8 +195,8 @@ def test_a_clients_request_is_a_span_with_its_attempts() -> None:
     assert [span.parent and span.parent.span_id for span in recorder.named("embeddings m")] == [id_of(served)] * 2
 
 
-def test_a_conversation_that_began_in_another_life_has_a_span_from_its_first_turn_on() -> None:
-    """And what goes on in the next life is ended with this one."""
+def test_a_conversation_from_before_a_restart_has_a_span_from_its_next_turn_on() -> None:
+    """A span that continues after the restart ends with this process."""
     recorder = Recorder()
     recorder.spans.record_facts([ended("a", 3)])
     recorder.spans.close()
@@ -204,8 +204,11 @@ def test_a_conversation_that_began_in_another_life_has_a_span_from_its_first_tur
     assert recorder.one("invoke_workflow debate").start_time == int(NOW.timestamp()) * 1_000_000_000
 
 
-def test_off_nothing_of_it_is_imported() -> None:
-    """The whole service is, and neither the SDK nor what makes spans. The API alone comes with the MCP client."""
+def test_without_spans_no_tracing_is_imported() -> None:
+    """The whole service is imported, without the SDK and the code that makes spans.
+
+    The API alone comes with the MCP client.
+    """
     code = "import sys, service.serve, service.cli.app; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert not re.findall(r"opentelemetry\.(?:sdk|exporter)\S*|service\.telemetry\.tracing\S*", done.stdout)
@@ -213,7 +216,7 @@ def test_off_nothing_of_it_is_imported() -> None:
 
 
 async def test_without_the_extra_traces_are_refused_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whoever switches them on is told what to install, and nothing starts."""
+    """Switching spans on without them names what to install, and nothing starts."""
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     monkeypatch.delitem(sys.modules, "service.telemetry.span_maker", raising=False)
     attached = {"engine": "attached", "url": "http://127.0.0.1:9"}

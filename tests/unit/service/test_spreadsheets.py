@@ -1,4 +1,4 @@
-"""Results as CSV: what a model or a caller has said is text for a spreadsheet, and never a formula.
+"""Results as CSV: words of models and callers are text for a spreadsheet, and never a formula.
 
 Source: OWASP, "CSV Injection".
 """
@@ -28,8 +28,8 @@ async def rows_of(turn: dict[str, object], conversation: str = "c0") -> list[dic
 
 
 @pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1+1", "-2", "@SUM(A1)", "\t=1", "\r=1"])
-async def test_what_a_spreadsheet_would_compute_is_text(text: str) -> None:
-    """Whoever opens the file did not write it; an apostrophe before it is how spreadsheets mark text."""
+async def test_a_formula_is_stored_as_text(text: str) -> None:
+    """The reader of the file did not write it; spreadsheets mark text with an apostrophe before it."""
     (row,) = await rows_of({"text": text, "reason": text, "detail": text, "worker": text})
     assert [row[name] for name in ("text", "reason", "detail", "worker")] == [f"'{text}"] * 4
     (row,) = await rows_of({"text": "Hello.", "agent": text}, text)

@@ -1,4 +1,4 @@
-"""What a node does about the news of its store: at once what cannot wait, and the rest in its order."""
+"""How a node handles its store's news: urgent events at once, and the others in order."""
 
 from typing import cast
 
@@ -30,7 +30,7 @@ JOBS = frozenset({JobId("j")})
 
 
 class Recorder:
-    """Notes which of a node's parts is told what; it stands for all of them."""
+    """Stands for all parts of a node, and records the calls to each."""
 
     def __init__(self) -> None:
         self.told: list[str] = []

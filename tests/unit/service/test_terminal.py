@@ -1,4 +1,4 @@
-"""What a person sees in a terminal and in a pipe (specification, "The terminal")."""
+"""Output on a terminal and to a pipe (specification, "The terminal")."""
 
 import io
 from typing import Any
@@ -33,13 +33,13 @@ def pace_of(*seen: tuple[float, int]) -> Pace:
         ([(0, 900), (10, 1000), (11, 3), (21, 23)], 2.0),  # the service was started anew
     ],
 )
-def test_a_pace_is_told_once_it_is_known(seen: list[tuple[float, int]], rate: float | None) -> None:
-    """Ten turns in five seconds or more, of the last minute."""
+def test_a_pace_is_shown_once_it_is_known(seen: list[tuple[float, int]], rate: float | None) -> None:
+    """It is known after ten turns over at least five seconds, of the last minute."""
     assert pace_of(*seen).turns_per_s == rate
 
 
 def test_an_end_is_estimated_only_where_the_pace_is_known() -> None:
-    """Until then nothing is said of it, and nothing once nothing is left."""
+    """Before that no estimate is shown, and none once nothing is left."""
     known = pace_of((0, 0), (10, 20))
     assert (known.left_s(100), Pace().left_s(100)) == (50.0, None)
     assert pace_text(Pace(), 100, 12.4) == "12 tokens/s"
@@ -58,8 +58,8 @@ def test_an_end_is_estimated_only_where_the_pace_is_known() -> None:
         (7620, "about 2 h 10 min"),
     ],
 )
-def test_an_estimate_is_no_more_exact_than_it_is_known(seconds: float, told: str) -> None:
-    """Seconds of an hour would be a lie."""
+def test_an_estimate_is_rounded_to_what_is_known(seconds: float, told: str) -> None:
+    """Seconds of an hour would be a false precision."""
     assert about(seconds) == told
 
 
@@ -76,7 +76,7 @@ def test_an_estimate_is_no_more_exact_than_it_is_known(seconds: float, told: str
     ],
 )
 def test_a_bar_is_full_only_when_all_is_done(done: int, total: int, shown: str) -> None:
-    """And empty only when nothing is."""
+    """It is empty only when nothing is."""
     assert bar(done, total, 4) == shown
 
 
@@ -103,14 +103,14 @@ SPEAKS: Document = {
 
 
 def test_rates_are_those_of_all_workers() -> None:
-    """Turns of all three pools are left."""
+    """Turns of all three pools count as left."""
     assert rates(status(worker("a"), worker("b")), pace_of((0, 0), (10, 20))) == (
         "61 tokens/s | 2.0 turns/s | less than 10 s left"
     )
 
 
-def test_last_words_are_the_end_of_what_was_said_on_one_line() -> None:
-    """Controls of others move no cursor and rename no window."""
+def test_the_last_words_end_with_what_was_said_and_fit_one_line() -> None:
+    """Control characters of others move no cursor and rename no window."""
     assert who(SPEAKS) == "debate\N{REPLACEMENT CHARACTER}[2J/q1 r2 a on m-0"
     assert last_words(SPEAKS, 100) == "one two \N{REPLACEMENT CHARACTER}]0;three four"
     assert last_words(SPEAKS, 5) == "…four"
@@ -118,7 +118,7 @@ def test_last_words_are_the_end_of_what_was_said_on_one_line() -> None:
 
 
 def test_the_table_in_a_pipe_is_lines() -> None:
-    """One a worker, one a turn that speaks."""
+    """Each worker and each turn that speaks has a line."""
     assert plain_lines(status(worker("m-0")), [SPEAKS]) == [
         "2/8 conversations (2 persisted) | in flight 2/4 | ready 3 | pending 5",
         "  worker m-0: ready, 1/4 slots, 30 tokens/s: the engine answers",
@@ -135,7 +135,7 @@ def drawn(**fields: Any) -> list[str]:  # noqa: ANN401 - the table's
 
 
 def test_the_table_on_a_terminal_has_bars_and_rates() -> None:
-    """The share of conversations that have ended, and of slots in use."""
+    """Bars show the share of ended conversations and of slots in use."""
     assert drawn(pace=pace_of((0, 0), (10, 20)), hint="q: leave") == [
         "2/8 conversations (2 persisted) | in flight 2/4 | ready 3 | pending 5",
         "██████░░░░░░░░░░░░░░░░░░ 30 tokens/s | 2.0 turns/s | less than 10 s left",
@@ -147,16 +147,16 @@ def test_the_table_on_a_terminal_has_bars_and_rates() -> None:
     ]
 
 
-def test_last_words_stand_in_place_of_progress_on_demand() -> None:
-    """The end of the words is what is seen."""
+def test_last_words_replace_progress_on_request() -> None:
+    """The end of the words is visible."""
     lines = drawn(pace=Pace(), said=[SPEAKS])
     assert lines[2].split() == ["speaking", "last", "words"]
     assert lines[3].startswith("debate")
     assert lines[3].endswith("three four")
 
 
-def test_what_changes_between_two_looks_is_told_a_line_each() -> None:
-    """Workers, engines that were replaced too quickly to be seen, lanes, tool servers, the store."""
+def test_each_change_between_two_looks_is_a_line() -> None:
+    """Workers, engines replaced too quickly to be seen, lanes, tool servers, the store."""
     lane, server = {"lane": "lane-0", "resident": ["a"]}, {"model": "m", "name": "files", "trouble": None}
     before = status(
         worker("m-0"), worker("m-1"), worker("m-2"), lanes=[lane], tool_servers=[server],

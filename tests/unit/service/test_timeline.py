@@ -1,4 +1,4 @@
-"""From turns to spans, from spans to rows, and what people are shown of them (specification, "Timeline")."""
+"""Turns become spans, spans become rows, and rows become charts (specification, "Timeline")."""
 
 import base64
 import hashlib
@@ -72,17 +72,17 @@ ANSWERED = Span(
 
 
 def test_each_attempt_of_a_turn_is_a_span() -> None:
-    """Only the last one is known to have had a first token, tokens and calls; the second waited since the first."""
+    """Only the last one has a known first token, tokens and calls; the second waited since the first."""
     assert spans_of(times_of(TURN), ORIGIN) == [FAILED, ANSWERED]
 
 
-def test_what_is_stored_says_the_same_as_what_is_in_memory() -> None:
+def test_stored_spans_equal_those_in_memory() -> None:
     """The words of a turn are skipped, not read."""
     assert msgspec.json.decode(encode_turn(TURN), type=TurnTimes) == times_of(TURN)
 
 
-def test_an_attempt_that_runs_has_no_end_and_no_first_token_of_the_one_before() -> None:
-    """What is known of the turn's first token may still be that of its last attempt."""
+def test_a_running_attempt_has_no_end_and_not_the_first_token_of_the_one_before() -> None:
+    """The turn's known first token may still be that of its last attempt."""
     running = replace(
         TURN, attempts=(TURN.attempts[0], attempt(8, 8.5, TurnState.IN_FLIGHT)), usage=TokenUsage(), tool_calls=()
     )
@@ -90,8 +90,8 @@ def test_an_attempt_that_runs_has_no_end_and_no_first_token_of_the_one_before() 
     assert last == span(8.0, None, conversation="q", round=1, number=2, queued_s=5.0)
 
 
-def test_a_turn_that_is_told_twice_counts_once() -> None:
-    """An end stands, and what runs knows more than what was stored of it before."""
+def test_a_turn_that_is_reported_twice_counts_once() -> None:
+    """An end stands, and a running turn knows more than its stored form."""
     running = replace(TURN, attempts=(*TURN.attempts[:1], attempt(6, 6.5, TurnState.IN_FLIGHT)))
     stored = times_of(replace(TURN, attempts=TURN.attempts[:1]))
     other = msgspec.structs.replace(stored, key=TurnKey(JobId("j"), "q", "b", 1))
@@ -103,7 +103,7 @@ def test_a_turn_that_is_told_twice_counts_once() -> None:
 
 
 def test_an_attempt_takes_the_lowest_free_row_of_its_worker() -> None:
-    """A row is free again from the moment at which its attempt ends."""
+    """A row is free again from the moment its attempt ends."""
     laid, rows = lay_rows(
         [span(4, 6), span(0, 4), span(1, 2), span(0.5, None), span(2, 3), span(9, 9), span(0, 1, "w-1"), span(9, 10)]
     )
@@ -147,8 +147,11 @@ def test_a_timeline_is_read_as_it_was_sent(count: int) -> None:
     assert json.loads(b"".join(made)).popitem()[0] == "attempts"
 
 
-def test_a_chart_shows_what_held_each_slot() -> None:
-    """A letter an agent, a capital where a turn begins, the worst of what is in a column; the incidents are listed."""
+def test_a_chart_shows_the_agent_on_each_slot() -> None:
+    """Each agent has a letter, a capital where a turn begins.
+
+    A column shows its worst incident; incidents are listed.
+    """
     shown = timeline(
         span(0, 5, outcome=TurnState.FAILED), span(0, 2.5), span(5, 7.2, agent="b"), span(7.2, 10, queued_s=5.0),
         span(7.5, None), span(0, 1, "w-1", agent="b"),
@@ -169,7 +172,7 @@ def test_a_chart_shows_what_held_each_slot() -> None:
 
 
 def test_each_turn_of_a_full_row_begins_with_a_capital() -> None:
-    """So a row that is never idle shows its turns; agents for which there is no letter are shown alike."""
+    """A row that is never idle thus shows its turns; agents beyond the letters share a sign."""
     full = timeline(*(span(n, n + 1.0, agent=f"a{n}" if n < 8 else f"b{n}") for n in range(40)), until_s=40.0)
     rows = [line.cells for line in chart(full, 97) if line.words.startswith("w-0 0")]
     assert rows == ["AaBbCcDdEeFfGgHhIiJjKkLlMmNnOoPpQqRrSsTtUuVvWwYyZz" + "#" * 30]
@@ -179,7 +182,7 @@ def test_each_turn_of_a_full_row_begins_with_a_capital() -> None:
 
 
 def test_a_chart_of_a_job_that_stands_still_goes_on_until_now() -> None:
-    """Turns that wait now are counted, also where none has started since."""
+    """Turns that wait now are counted, even if none has started since."""
     still = timeline(span(0, 2), span(2, 5, queued_s=1.0), state=JobState.RUNNING, waiting=[4.0, 6.0, 6.0])
     assert list(map(str, chart(still, 37)))[-3:] == [
         "w-0 0   AaaaAaaaaa..........  50 %",
@@ -190,8 +193,8 @@ def test_a_chart_of_a_job_that_stands_still_goes_on_until_now() -> None:
     assert list(map(str, chart(none_yet, 80))) == ["debate: running; no turn has been on a slot yet; 2 wait for one"]
 
 
-def test_what_was_before_the_first_attempt_is_not_on_the_axis() -> None:
-    """It is told as before; its turns waited then, and not when the axis begins."""
+def test_the_time_before_the_first_attempt_is_not_on_the_axis() -> None:
+    """It is reported as earlier time: its turns waited then, not when the axis begins."""
     early = msgspec.structs.replace(DEATH, at_s=1.0)
     late = msgspec.structs.replace(DEATH, at_s=9.0)
     shown = timeline(span(5, 6, queued_s=2.0), span(6, 8, queued_s=6.0), incidents=[early, late])
@@ -203,24 +206,24 @@ def test_what_was_before_the_first_attempt_is_not_on_the_axis() -> None:
     ]
 
 
-def test_a_chart_of_nothing_says_so() -> None:
+def test_an_empty_chart_says_so() -> None:
     """No turn has been on a slot."""
     assert list(map(str, chart(timeline(), 80))) == ["debate: completed; no turn has been on a slot yet"]
 
 
-def test_lengths_of_time_are_told_as_people_do() -> None:
-    """Rounding never makes sixty seconds of a minute, or sixty minutes of an hour."""
+def test_lengths_of_time_are_rounded_as_people_do() -> None:
+    """Rounding never shows sixty seconds in a minute, or sixty minutes in an hour."""
     told = [length(seconds) for seconds in (0.0, 0.354, 1.0, 59.4, 59.96, 119.7, 3599.6, 7620)]
     assert told == ["0.00 s", "0.35 s", "1.0 s", "59.4 s", "1m00s", "2m00s", "1h00m", "2h07m"]
 
 
-def test_the_turns_that_waited_are_counted_over_time() -> None:
-    """What starts and what is queued at the same moment is one step."""
+def test_waiting_turns_are_counted_over_time() -> None:
+    """A turn that starts and one that is queued at the same moment make one step."""
     shown = timeline(span(2, 3, queued_s=0.0), span(3, 4, queued_s=2.0), span(1, 2, queued_s=1.0), span(5, 6))
     assert waiting(shown) == [(0.0, 1), (2.0, 1), (3.0, 0)]
 
 
-def test_a_trace_has_a_process_a_worker_and_a_thread_a_row() -> None:
+def test_a_trace_has_a_process_for_each_worker_and_a_thread_for_each_row() -> None:
     """Chrome's trace event format: names, instants, a counter, complete events; times in microseconds."""
     shown = timeline(FAILED, ANSWERED, span(9, None), incidents=[DEATH], states=[BACK])
     events = list(trace_events(shown))
@@ -259,15 +262,15 @@ def test_a_trace_has_a_process_a_worker_and_a_thread_a_row() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 990, 1000, 2500])
 def test_a_trace_keeps_every_event_over_its_pieces(count: int) -> None:
-    """It is JSON as a whole."""
+    """The pieces together are JSON."""
     shown = timeline(*(span(number, number + 1.0) for number in range(count)))
     document = json.loads(b"".join(trace_pieces(shown)))
     assert document["traceEvents"] == msgspec.to_builtins(list(trace_events(shown)))
     assert document["otherData"]["job"] == "job-1"
 
 
-def test_a_page_lets_nothing_run_but_its_own_script() -> None:
-    """The policy has the hashes of what is in the file; a name that would end an element ends none."""
+def test_a_page_runs_no_script_but_its_own() -> None:
+    """The policy has the hashes of the file's scripts; a name that would close an element does not."""
     hostile = "</script><script>alert(1)</script><!--"
     shown = timeline(span(0, 1, agent=hostile, detail=hostile), name=hostile)
     page = b"".join(page_pieces(shown, "function drawTimeline() {}", "p { color: red }")).decode()

@@ -1,4 +1,4 @@
-"""The end of a job of ``run``, as its person is told it."""
+"""How ``run`` reports the end of a job."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ from service.cli.commands.engine_commands import _tell_end
 from service.export import Export, folder_for
 
 
-def test_a_condition_that_was_given_up_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The job completes by its rounds: without a word that reads as if the condition had never been fulfilled."""
+def test_a_condition_that_was_given_up_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The job completes by its rounds: without a message the condition would seem never to have been fulfilled."""
     since = {"conversation": "c0", "agent": "ann", "round": 4}
     given_up = [{"path": "until[0].matches", "pattern": "(a+)+$", "since": since}]
     manifest = {"id": "job-1", "name": "talk", "state": "completed", "given_up": given_up}

@@ -1,4 +1,4 @@
-"""The ledger of calls: the same call in another attempt is known again, and nothing is made twice in silence."""
+"""The ledger of calls: a call is recognised in a later attempt, and none is repeated silently."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from workers.tools.call_journal import Begun, Unverified
 
 
 class Store:
-    """Keeps what a store would, and refuses when it is told to."""
+    """Keeps what a store would, and refuses on request."""
 
     def __init__(self) -> None:
         self.calls: dict[str, StoredToolCall] = {}
@@ -41,8 +41,8 @@ async def begin(calls: TurnCalls, name: str = "pay", **arguments: object) -> Beg
     return await calls.begin_call(name, arguments, Unverified.ASK_MODEL)
 
 
-async def test_the_same_call_is_known_in_the_next_attempt() -> None:
-    """With its result, if it has one; the order of arguments does not matter, nor what else is called."""
+async def test_the_same_call_is_recognised_in_the_next_attempt() -> None:
+    """Its result is returned, if there is one; the order of arguments and other calls do not matter."""
     store = Store()
     first = store.attempt()
     paid = await begin(first, to="x", sum=1)
@@ -56,8 +56,8 @@ async def test_the_same_call_is_known_in_the_next_attempt() -> None:
     assert [call.number for call in store.calls.values()] == [1, 2, 3]
 
 
-async def test_a_second_call_of_the_same_kind_is_another() -> None:
-    """A model may pay twice, if it means to: the n-th call is the n-th in every attempt."""
+async def test_a_second_identical_call_is_another_call() -> None:
+    """A model may mean to pay twice: the n-th call is the n-th in every attempt."""
     store = Store()
     calls = store.attempt()
     first, second = await begin(calls, to="x"), await begin(calls, to="x")
@@ -67,8 +67,8 @@ async def test_a_second_call_of_the_same_kind_is_another() -> None:
     assert len(store.calls) == 3
 
 
-async def test_a_call_that_failed_may_be_made_again() -> None:
-    """Its outcome is known, and no result stands in its place."""
+async def test_a_failed_call_may_be_made_again() -> None:
+    """Its outcome is known, and it has no result."""
     store = Store()
     calls = store.attempt()
     begun = await begin(calls, to="x")
@@ -76,16 +76,16 @@ async def test_a_call_that_failed_may_be_made_again() -> None:
     assert await begin(store.attempt(), to="x") == Begun(key=begun.key)
 
 
-async def test_no_call_is_made_for_another_node() -> None:
-    """A note that is refused keeps the call from being made."""
+async def test_no_call_is_made_whose_record_is_refused() -> None:
+    """Another node has the job: a refused record prevents the call."""
     store = Store()
     store.is_ours = False
     with pytest.raises(JournalClosed):
         await begin(store.attempt(), to="x")
 
 
-async def test_the_model_is_told_of_earlier_calls() -> None:
-    """Each with its result, its failure, or that nobody knows."""
+async def test_the_model_is_shown_earlier_calls() -> None:
+    """Each has its result, its failure, or the note that its outcome is unknown."""
     store = Store()
     calls = store.attempt()
     for number, ends in enumerate(({"result": "1", "failure": None}, {"result": None, "failure": "no"}, None)):

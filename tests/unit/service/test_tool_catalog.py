@@ -1,4 +1,4 @@
-"""Tools that jobs name and do not write out."""
+"""Tools that jobs name without describing them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,10 +17,7 @@ from workers.tools.runner import PythonTools
 
 
 def now(zone: str, offset: int = 0) -> str:
-    """Tell the time.
-
-    At length.
-    """
+    """Give the time, with a long description."""
     return f"{zone} {offset}"
 
 
@@ -29,7 +26,7 @@ def bare(what, *rest, idempotency_key=None):  # type: ignore[no-untyped-def] # n
 
 
 class Server(McpTools):
-    """A server that has told its tools, or never will: what its program does has tests of its own."""
+    """A server that has listed its tools, or never will; its program is tested elsewhere."""
 
     def __init__(self, name: str, tools: Sequence[str] | None) -> None:
         super().__init__(McpServer(name=name), {})
@@ -58,7 +55,7 @@ def names(spec: JobSpec) -> list[str]:
 
 
 async def test_tools_of_a_server_are_written_out_with_their_schemas() -> None:
-    """All of them, or only some; for an agent of an adapter too. A job keeps what it was posted with."""
+    """All of them, or a selection, for agents with an adapter too. A job keeps the tools it was posted with."""
     files = Server("files", ["read", "write"])
     for model in ("m", "adapter"):
         written = await catalog(files).expand(job({"mcp": "files"}, model=model))
@@ -75,7 +72,7 @@ async def test_tools_of_a_server_are_written_out_with_their_schemas() -> None:
 
 
 async def test_a_name_that_stands_twice_is_prefixed() -> None:
-    """And still means the tool of its own server."""
+    """It still means the tool of its own server."""
     written = await catalog(Server("a", ["read"]), Server("b", ["read", "x"])).expand(job({"mcp": "a"}, {"mcp": "b"}))
     assert names(written) == ["a_read", "b_read", "x"]
     assert tools_of(written)[1]["mcp"] == {"server": "b", "tool": "read"}
@@ -83,8 +80,8 @@ async def test_a_name_that_stands_twice_is_prefixed() -> None:
     assert names(twice) == ["read"], "the same tool is no other one"
 
 
-async def test_what_is_not_there_is_told_with_its_place() -> None:
-    """When the job is posted, and all of it at once."""
+async def test_missing_tools_are_reported_with_their_places() -> None:
+    """The post reports all of them at once."""
     given = job({"mcp": "fils"}, {"mcp": "files", "only": ["raed"]}, {"python": "then"})
     with pytest.raises(InvalidJob) as refused:
         await catalog(Server("files", ["read"])).expand(given)
@@ -95,20 +92,20 @@ async def test_what_is_not_there_is_told_with_its_place() -> None:
     ]
 
 
-async def test_a_server_that_never_told_its_tools_is_named() -> None:
-    """Once it has, its last ones stand while it is down."""
+async def test_a_server_that_never_listed_its_tools_is_named() -> None:
+    """Once it has listed them, the last list stands while it is down."""
     with pytest.raises(ToolServerDown, match="files"):
         await catalog(Server("files", None)).expand(job({"mcp": "files"}))
 
 
-async def test_what_names_no_tools_stays_as_it_is() -> None:
-    """A job without references is the document that was posted; a malformed reference is the parser's to refuse."""
+async def test_a_job_without_references_is_unchanged() -> None:
+    """It stays the document that was posted; the parser refuses a malformed reference."""
     for spec in (job({"function": {"name": "f"}}), job({"mcp": 5})):
         assert await catalog().expand(spec) == spec
 
 
-def test_a_callable_tells_its_parameters_by_its_annotations() -> None:
-    """Without the key that Roundhouse gives it; what has none takes anything."""
+def test_a_callables_parameters_come_from_its_annotations() -> None:
+    """The key that Roundhouse passes is left out; a parameter without annotation accepts anything."""
     function = callable_tool("now", now).definition["function"]
     assert function["description"] == "Tell the time."
     assert function["parameters"]["required"] == ["zone"]
@@ -119,8 +116,8 @@ def test_a_callable_tells_its_parameters_by_its_annotations() -> None:
     assert callable_tool("print", max).definition["function"]["parameters"] == {"type": "object"}
 
 
-def test_signals_are_spelt_out() -> None:
-    """No runner has them; and a reference has the form of one."""
+def test_signals_are_written_in_full() -> None:
+    """No runner has them; a reference to one has the form of a tool's."""
     rules = JobRules(models=["m"], limits=Limits(), webhook_hosts=[], webhook_secrets=[])
     for key, entry in (("exit_tools", {"mcp": "files"}), ("tools", {"mcp": 5}), ("tools", {"python": "f", "only": []})):
         document = {"agents": [{"id": "a", "model": "m", key: [entry]}], "conversations": [{"prompt": "Go."}]}

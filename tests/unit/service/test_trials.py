@@ -31,7 +31,7 @@ def starts(actions: list[Action]) -> list[tuple[str, str, bool]]:
 
 
 def broken(conversations: int, suspects: int, *workers: str, slots: int = 3) -> SchedulingCore:
-    """Return a core whose worker w has died with ``suspects`` turns on it; ``workers`` are there beside it."""
+    """Return a core whose worker w died with this many suspect turns on it, beside these other workers."""
     made = SchedulingCore(POLICIES["progress"])
     made.handle(ready(slots=suspects), JobAdmitted(job=job(agent("a"), conversations=conversations)))
     made.handle(WorkerNotReady(worker="w", returns=True))
@@ -42,8 +42,8 @@ def broken(conversations: int, suspects: int, *workers: str, slots: int = 3) -> 
     return made
 
 
-def test_suspects_are_tried_one_after_the_other_on_the_engine_that_comes_back() -> None:
-    """It is empty; the other worker goes on with everybody else's turns."""
+def test_suspects_are_tried_one_after_the_other_on_the_restarted_engine() -> None:
+    """It is empty; the other worker goes on with all other turns."""
     core = broken(9, 3, "v", slots=2)
     assert starts(core.handle(ready(slots=3))) == [("c0", "w", True)]
     assert starts(core.handle(TurnCompleted(key=key("a", 0, 3)))) == [("c5", "v", False)]
@@ -53,8 +53,8 @@ def test_suspects_are_tried_one_after_the_other_on_the_engine_that_comes_back() 
     assert starts(core.handle(TurnCompleted(key=key("a", 0, 2)))) == [(f"c{n}", "w", False) for n in (6, 7, 8)]
 
 
-def test_whoever_died_alone_is_first_on_the_next_engine() -> None:
-    """Before it has served anything: then nothing else can have been the cause."""
+def test_a_turn_that_died_alone_is_first_on_the_next_engine() -> None:
+    """The engine has served nothing before, so nothing else can be the cause."""
     core = broken(3, 3, slots=3)
     core.handle(ready())
     core.handle(WorkerNotReady(worker="w", returns=True))
@@ -62,8 +62,8 @@ def test_whoever_died_alone_is_first_on_the_next_engine() -> None:
     assert starts(core.handle(ready())) == [("c0", "w", True)]
 
 
-def test_trials_and_waiting_turns_alternate_where_there_is_one_worker_only() -> None:
-    """After four trials in a row four waiting turns a slot are started, and then trials go on."""
+def test_with_one_worker_trials_and_waiting_turns_alternate() -> None:
+    """After four trials in a row four waiting turns per slot start, and then trials go on."""
     core = broken(60, 9, slots=1)
     actions = core.handle(ready(slots=1))
     kinds = []
@@ -74,16 +74,16 @@ def test_trials_and_waiting_turns_alternate_where_there_is_one_worker_only() -> 
     assert kinds == [True] * TRIALS_IN_A_ROW + [False] * STARTS_A_SLOT + [True] * TRIALS_IN_A_ROW
 
 
-def test_a_busy_worker_is_drained_for_trials_where_none_comes_back() -> None:
-    """Suspects are not left behind because nothing is ever empty."""
+def test_a_busy_worker_is_drained_for_trials_if_none_restarts() -> None:
+    """Suspects are not left waiting because no worker is ever empty."""
     core = broken(9, 1, "v", slots=2)
     assert starts(core.handle(WorkerNotReady(worker="w"))) == []  # it has given up
     assert starts(core.handle(TurnCompleted(key=key("a", 0, 1)))) == []
     assert starts(core.handle(TurnCompleted(key=key("a", 0, 2)))) == [("c0", "v", True)]
 
 
-def test_turns_of_a_distrusted_job_are_tried_behind_everybody_elses() -> None:
-    """Sixteen waiting turns a slot are started before each of them; without others they are tried at once."""
+def test_turns_of_a_distrusted_job_are_tried_after_all_others() -> None:
+    """Sixteen waiting turns per slot start before each of them; without others they are tried at once."""
     core = SchedulingCore(POLICIES["fifo"])
     bad = job(agent("a"), conversations=2, name="bad")
     core.handle(JobAdmitted(job=bad), SourceDistrusted(source=bad.id))
@@ -99,7 +99,7 @@ def test_turns_of_a_distrusted_job_are_tried_behind_everybody_elses() -> None:
 
 
 def test_a_conviction_postpones_the_other_suspects_of_its_job() -> None:
-    """Whoever else was there is tried first."""
+    """Suspects of other jobs are tried first."""
     core = broken(2, 2, slots=1)
     core.handle(JobAdmitted(job=job(agent("a"), name="k")))
     core.handle(ready(slots=1))
@@ -109,8 +109,8 @@ def test_a_conviction_postpones_the_other_suspects_of_its_job() -> None:
     assert starts(core.handle(TurnCompleted(key=key("a", name="k")))) == [("c1", "w", True)]
 
 
-def test_suspects_that_are_cleared_go_ahead_of_those_that_were_on_no_slot() -> None:
-    """Another turn explains what they were suspected of."""
+def test_cleared_suspects_go_ahead_of_turns_that_were_on_no_slot() -> None:
+    """Another turn explains the death."""
     core = broken(9, 2, slots=1)
     core.handle(SuspectsCleared(keys=(key("a", 0, 1),)))
     assert [(turn.conversation_id, suspect) for turn, suspect in core.view.queues.ready_heads(2)] == [
@@ -121,8 +121,8 @@ def test_suspects_that_are_cleared_go_ahead_of_those_that_were_on_no_slot() -> N
     assert starts(actions) == [("c1", "w", False), ("c0", "w", False)]
 
 
-def test_a_worker_that_is_drained_and_resumed_in_mid_trial_takes_nothing_beside_it() -> None:
-    """An update of weights does that: the suspect is still there, and a death now would be a death in company."""
+def test_a_worker_drained_and_resumed_in_mid_trial_takes_no_other_turn() -> None:
+    """A weight update drains it. The suspect is still there, and a death with others in flight would prove nothing."""
     core = broken(3, 1, "v", slots=1)
     assert starts(core.handle(ready(slots=2))) == [("c0", "w", True)]
     core.handle(WorkerNotReady(worker="w"))
@@ -130,8 +130,11 @@ def test_a_worker_that_is_drained_and_resumed_in_mid_trial_takes_nothing_beside_
     assert starts(core.handle(TurnCompleted(key=key("a", 0, 0)))) == [("c2", "w", False)]
 
 
-def test_between_trials_of_a_distrusted_key_others_run_for_three_times_as_long() -> None:
-    """As such a trial has kept them waiting, starts of engines with it; the time is told while keys are distrusted."""
+def test_between_trials_of_a_distrusted_key_others_run_three_times_as_long() -> None:
+    """Three times as long as the trial and the start of its engine took.
+
+    The core gets the time while keys are distrusted.
+    """
     core = SchedulingCore(POLICIES["fifo"], shares={"alice": 1.0, "mallory": 1.0})
     core.handle(TimeTold(at=100.0), ready(slots=1), SourceDistrusted(source=("mallory", "m")))
     bad = replace(job(agent("a"), conversations=3, name="bad"), owner="mallory")
@@ -153,7 +156,7 @@ def test_between_trials_of_a_distrusted_key_others_run_for_three_times_as_long()
     assert {rest for rest in rests if rest is not None} == {first + 30.0, second + 30.0, third + 30.0}
 
 
-def test_without_others_nobody_waits_for_a_distrusted_key() -> None:
+def test_without_others_a_distrusted_key_does_not_wait() -> None:
     """Its turns are tried one after the other."""
     core = SchedulingCore(POLICIES["fifo"], shares={"alice": 1.0, "mallory": 1.0})
     core.handle(TimeTold(at=100.0), ready(), SourceDistrusted(source=("mallory", "m")))

@@ -1,4 +1,4 @@
-"""What follows from the end of an attempt, as callers are told of it."""
+"""Events and charges at the end of an attempt, as callers get them."""
 
 from datetime import UTC, datetime
 from typing import cast
@@ -24,7 +24,7 @@ from workers.outcome import Cancelled, CancelReason, EngineFailed, FailureReason
 
 
 def running(blame: Blame | None = None) -> tuple[JobTurn, TurnEndings]:
-    """Return a turn that is on a slot, and who takes the end of its attempt."""
+    """Return a turn that is on a slot, and the object that takes the end of its attempt."""
     outlet = cast("SchedulerStore", None)  # it is not asked
     posted = job(agent("a"))
     slots = LentSlots(cast("Fleet", None), lambda _event: None)
@@ -49,7 +49,7 @@ def running(blame: Blame | None = None) -> tuple[JobTurn, TurnEndings]:
     ],
 )
 async def test_an_event_and_its_attempt_name_the_same_reason(cause: CancelReason, reason: str) -> None:
-    """An update with mode: abort is no stop of the service: whoever watches is told what the transcript says."""
+    """A weight update with mode: abort is not a stop of the service: events give the same reason as the transcript."""
     turn, endings = running()
     (record,) = endings.take_end(turn, Cancelled(reason=cause)).records
     assert isinstance(record, TurnRequeued)
@@ -59,8 +59,8 @@ async def test_an_event_and_its_attempt_name_the_same_reason(cause: CancelReason
 
 
 @pytest.mark.parametrize(("beside", "trial"), [(False, Trial.FIRST), (True, Trial.NEXT)])
-async def test_who_died_alone_is_tried_first_and_who_had_company_next(*, beside: bool, trial: Trial) -> None:
-    """The core is told what blame has decided."""
+async def test_a_turn_that_died_alone_is_tried_first_and_one_among_others_next(*, beside: bool, trial: Trial) -> None:
+    """The core gets blame's decision."""
     blame = Blame()
     turn, endings = running(blame)
     if beside:
@@ -72,8 +72,8 @@ async def test_who_died_alone_is_tried_first_and_who_had_company_next(*, beside:
     assert event.trial is trial
 
 
-async def test_a_turn_is_charged_with_the_summary_that_was_made_on_its_slot() -> None:
-    """Else a key would have its long summaries for nothing."""
+async def test_a_turn_is_charged_with_the_summary_made_on_its_slot() -> None:
+    """Otherwise a key would get its long summaries for free."""
     attempt, summary = RunningAttempt("w", 1), RunningAttempt("w", 1)
     attempt.answer.generation.usage, summary.answer.generation.usage = Usage(100, 10, 90), Usage(1000, 200, 900)
     attempt.seconds, summary.seconds, attempt.summary = 1.0, 4.0, summary
@@ -83,8 +83,8 @@ async def test_a_turn_is_charged_with_the_summary_that_was_made_on_its_slot() ->
 
 
 @pytest.mark.parametrize(("is_lost", "tokens", "slot_s"), [(False, 20, 1.0), (True, 320, 5.0)])
-async def test_a_summary_is_counted_once_where_its_turn_fails(*, is_lost: bool, tokens: int, slot_s: float) -> None:
-    """One that is recorded counts itself; of one that went with its engine the turn tells."""
+async def test_a_summary_is_counted_once_if_its_turn_fails(*, is_lost: bool, tokens: int, slot_s: float) -> None:
+    """A recorded summary counts itself; a summary lost with its engine is counted by its turn."""
     attempt, summary = RunningAttempt("w", 1), RunningAttempt("w", 1)
     attempt.answer.generation.usage, summary.answer.generation.usage = Usage(100, 10, 90), Usage(1000, 200, 900)
     attempt.seconds, summary.seconds = 1.0, 4.0

@@ -1,4 +1,4 @@
-"""What is counted of turns, and how many series that may become whoever names things."""
+"""Metrics of turns, and the bound of their series when users choose the names."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -33,14 +33,14 @@ ATTEMPT = AttemptMeasures(
 
 
 class Told:
-    """What an exposition says, without histograms' buckets."""
+    """The text of an exposition, without the buckets of histograms."""
 
     def __init__(self, metrics: Metrics) -> None:
         families = text_string_to_metric_families(metrics.exposition().decode())
         self.samples = [each for family in families for each in family.samples if not each.name.endswith("_bucket")]
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Return the sum of the samples of a name that have these labels among theirs; None where none has."""
+        """Return the sum of the samples with this name and these labels; None if there are none."""
         found = [
             each.value
             for each in self.samples
@@ -61,8 +61,8 @@ def ended(model: str = "m", tool: str = "t", attempt: AttemptMeasures | None = A
     return TurnEnded(turn=turn, at=NOW, model=model, measures=measures)
 
 
-def test_a_turn_is_counted_with_its_tokens_and_its_times() -> None:
-    """Each once, at its end."""
+def test_a_turn_is_counted_with_its_tokens_and_times() -> None:
+    """Each is counted once, at the turn's end."""
     metrics = Metrics(["m"])
     started = TurnMoved(key=KEY, state=TurnState.IN_FLIGHT, worker="m-0", at=NOW, model="m", waited_s=1.5)
     over = ConversationMoved(
@@ -82,8 +82,8 @@ def test_a_turn_is_counted_with_its_tokens_and_its_times() -> None:
     assert told.value("conversations_total", outcome="completed") == 1
 
 
-def test_a_turn_that_ends_without_a_slot_counts_its_attempts_no_second_time() -> None:
-    """They were counted as they ended, tools and all."""
+def test_a_turn_that_ends_without_a_slot_does_not_count_its_attempts_again() -> None:
+    """They were counted as they ended, with their tools."""
     metrics = Metrics(["m"])
     metrics.turns.count_facts([ended(attempt=None)])
     told = Told(metrics)
@@ -91,7 +91,7 @@ def test_a_turn_that_ends_without_a_slot_counts_its_attempts_no_second_time() ->
 
 
 def test_a_clients_request_counts_beside_turns_of_jobs() -> None:
-    """The label ``source`` tells them apart; one that never had a slot has no attempts and took no time on one."""
+    """The label ``source`` separates them. A request that never had a slot has no attempts and no time on a slot."""
     metrics = Metrics(["m"])
     request = RequestMeasures(
         key=KEY,
@@ -116,8 +116,11 @@ def test_a_clients_request_counts_beside_turns_of_jobs() -> None:
     assert told.value("queue_wait_seconds_count", source="request") == 2
 
 
-def test_no_name_of_anybodys_makes_a_series_too_many() -> None:
-    """10,000 models and tools with names of any length and any letters: what is shown is bounded, and is text."""
+def test_no_name_that_users_choose_adds_series_without_bound() -> None:
+    """There are 10,000 models and tools with names of any length and characters.
+
+    The exposition is bounded and valid.
+    """
     metrics = Metrics(["m"])
     metrics.turns.count_facts([ended(model=name, tool=name) for name in HOSTILE])
     metrics.turns.count_facts([ended()])  # the configured model has its place, however late it comes
@@ -130,6 +133,6 @@ def test_no_name_of_anybodys_makes_a_series_too_many() -> None:
 
 
 def test_a_name_keeps_its_place() -> None:
-    """The first come have theirs, and a name that came too late is never shown later."""
+    """The first names keep theirs, and a name that came too late is never shown later."""
     names = CappedNames(2, known=["known"])
     assert [names(name) for name in ("a", "b", "a", "known", "b")] == ["a", OTHER, "a", "known", OTHER]

@@ -1,4 +1,4 @@
-"""What a turn is expected to take of a KV cache, by what its agent and its conversation have taken before."""
+"""The tokens that a turn is expected to take of a KV cache, learned from its agent and its conversation."""
 
 from collections.abc import Sequence
 from random import Random
@@ -31,14 +31,14 @@ def learned(needs: TurnNeeds, answers: Sequence[int], agent: str = "a0", context
 
 
 def test_a_first_prompt_is_estimated_from_its_characters() -> None:
-    """The system prompt's and the topic's, half a token each until prompts have told, and the template's tokens."""
+    """Half a token per character of system prompt and topic until prompts were counted, and the template's tokens."""
     agent, talk = replace(speaker("a0"), system="s" * 300), replace(EMPTY, prompt="p" * 101)
     assert TurnNeeds().prompt_tokens(turn("j"), agent, talk) == round(401 * TOKENS_A_CHAR) + TEMPLATE_TOKENS
     assert TurnNeeds().prompt_tokens(turn("j"), speaker("a0"), EMPTY) == TEMPLATE_TOKENS
 
 
 def test_a_first_prompt_includes_the_words_of_others() -> None:
-    """Whoever joins late reads all of it."""
+    """An agent that joins late reads all of them."""
     needs = TurnNeeds()
     learned(needs, [30, 40])
     assert needs.prompt_tokens(turn("j", agent="a1"), speaker("a1"), EMPTY) == 70 + TEMPLATE_TOKENS
@@ -46,8 +46,8 @@ def test_a_first_prompt_includes_the_words_of_others() -> None:
     assert needs.prompt_tokens(turn("k", agent="a1"), speaker("a1"), EMPTY) == TEMPLATE_TOKENS
 
 
-def test_a_later_prompt_is_the_last_context_and_what_was_said_since() -> None:
-    """However its characters count: its engine has counted it."""
+def test_a_later_prompt_is_the_last_context_and_the_words_since() -> None:
+    """The engine has counted the context, whatever its characters suggest."""
     needs, agent = TurnNeeds(), replace(speaker("a0"), system="s" * 9000)
     needs.start(turn("j"), agent, hears_all=True)
     needs.learn(turn("j"), agent, EMPTY, read(700, 50))
@@ -62,7 +62,7 @@ def test_a_later_prompt_is_the_last_context_and_what_was_said_since() -> None:
 
 @pytest.mark.parametrize("bound", ["max_tokens", "max_completion_tokens", "n_predict"])
 def test_an_answer_reserves_its_bound_until_enough_answers_are_known(bound: str) -> None:
-    """Its agent's own bound goes before its worker's; one that is no bound does not."""
+    """The agent's own bound goes before the worker's; an invalid one is ignored."""
     bounded = replace(speaker("a0"), params={bound: 70})
     assert TurnNeeds().answer_tokens(turn("j"), bounded, MOST) == 70
     for nothing in (-1, 0, None, "many"):
@@ -71,8 +71,8 @@ def test_an_answer_reserves_its_bound_until_enough_answers_are_known(bound: str)
     assert TurnNeeds().need(turn("j"), bounded, EMPTY, MOST).tokens == TEMPLATE_TOKENS + 70
 
 
-def test_an_answer_is_expected_to_be_like_those_before() -> None:
-    """As long as nearly all of that agent's, once there are enough; never longer than it may be."""
+def test_an_answer_is_expected_to_be_as_long_as_those_before() -> None:
+    """As long as nearly all of that agent's answers, once there are enough; never longer than its bound."""
     needs = TurnNeeds()
     learned(needs, [10, 90, 20, 30])
     assert needs.answer_tokens(turn("j"), speaker("a0"), MOST) == MOST
@@ -86,7 +86,7 @@ def test_an_answer_is_expected_to_be_like_those_before() -> None:
 
 
 def test_one_answer_in_twenty_may_be_longer() -> None:
-    """A single long one does not decide for fifty turns."""
+    """A single long answer does not set the expectation for fifty turns."""
     needs = TurnNeeds()
     learned(needs, [10] * 19 + [400])
     assert needs.answer_tokens(turn("j"), speaker("a0"), MOST) == 400  # one of twenty is no less than the quantile
@@ -96,8 +96,8 @@ def test_one_answer_in_twenty_may_be_longer() -> None:
 
 @settings(max_examples=30)
 @given(st.integers(0, 3 * NEWEST), st.randoms(use_true_random=False))
-def test_only_the_newest_answers_are_expected_again(count: int, rng: Random) -> None:
-    """Compared with a list that is sorted anew."""
+def test_only_the_newest_answers_count(count: int, rng: Random) -> None:
+    """The test compares with a list that is sorted each time."""
     lengths, answers = AnswerLengths(), [rng.randint(0, 50) for _ in range(count)]
     for place, answer in enumerate(answers):
         lengths.add(answer)
@@ -108,7 +108,7 @@ def test_only_the_newest_answers_are_expected_again(count: int, rng: Random) -> 
 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 5000)), min_size=1, max_size=12), st.integers(0, 9000))
 def test_first_prompt_lengths_are_fitted_by_least_squares(prompts: list[tuple[int, int]], chars: int) -> None:
-    """Compared with the sums of a textbook; a character takes no less than nothing, and four tokens at most."""
+    """The test compares with a textbook's sums; a character takes between zero and four tokens."""
     lengths = PromptLengths()
     for known in prompts:
         lengths.add(*known)
@@ -120,7 +120,7 @@ def test_first_prompt_lengths_are_fitted_by_least_squares(prompts: list[tuple[in
 
 
 def test_first_prompts_of_an_agent_estimate_its_next_ones() -> None:
-    """What its tools and its template take is in them; what others had said is not, and later prompts tell nothing."""
+    """They include its tools and template, without others' words; later prompts teach nothing."""
     needs, agent = TurnNeeds(), replace(speaker("a0"), system="s" * 1000)
 
     def first(name: str, chars: int = 0) -> int:
@@ -138,7 +138,7 @@ def test_first_prompts_of_an_agent_estimate_its_next_ones() -> None:
 
 
 def test_estimates_are_forgotten_with_their_conversation_or_job() -> None:
-    """A conversation's words with its end, an agent's answers with its job; nobody else's."""
+    """A conversation's words go with its end, an agent's answers with its job; others' stay."""
     needs = TurnNeeds()
     for agent in ("a0", "a1"):
         learned(needs, [30] * LEAST, agent, context=200)
@@ -165,9 +165,9 @@ def test_estimates_are_forgotten_with_their_conversation_or_job() -> None:
     rng=st.randoms(use_true_random=False),
 )
 def test_a_reservation_equals_what_the_prompt_takes(mode: Mode, waits: list[set[int]], slots: int, rng: Random) -> None:
-    """Compared with what its agent is shown, whoever spoke at the same time, and is heard a round later or at once.
+    """The reservation is compared with what the agent is shown, in a round or at once, whoever spoke at the same time.
 
-    Besides the template, only words of its own round are too much: of those that it does not wait for.
+    Besides the template, only words of its own round are counted in excess: those of agents it does not wait for.
     """
     own = 300  # tokens of a system prompt, that no estimate knows before a first prompt has told
     agents = tuple(

@@ -1,4 +1,4 @@
-"""Which client is cut off where all leave too much unread."""
+"""Which client is cut off when clients leave too much of their answers unread."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from service.api.door.backlog import SETTLED_BYTES, SETTLED_S, Backlog, Backlogs
 
 
 class Pipe(asyncio.Transport):
-    """A connection of which so many bytes are left."""
+    """A connection with this many unsent bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,8 +37,8 @@ def write(pipe: Pipe, backlog: Backlog, size: int) -> None:
     backlog.measure()
 
 
-def test_what_a_kernel_takes_for_one_that_does_not_read_saves_nobody_else() -> None:
-    """The one that was answered last has had no time to read, whatever was taken for the others since."""
+def test_what_the_kernel_buffers_saves_no_slow_reader() -> None:
+    """The client answered last has had no time to read, whatever was buffered for the others since."""
     all_of_them = Backlogs(100)
     silent, backlog = answered(all_of_them, 60)
     late, _ = answered(all_of_them, 30)
@@ -49,8 +49,8 @@ def test_what_a_kernel_takes_for_one_that_does_not_read_saves_nobody_else() -> N
     assert (silent.is_open, late.is_open, newest.is_open) == (False, True, True)
 
 
-def test_who_was_seen_to_read_goes_last() -> None:
-    """However long something is left of its answer."""
+def test_a_client_that_was_seen_to_read_is_cut_off_last() -> None:
+    """However long a part of its answer stays unsent."""
     for waited_s, size in ((SETTLED_S, 1), (0.0, SETTLED_BYTES)):  # slowly, or much at once
         all_of_them = Backlogs(10 * SETTLED_BYTES)
         reader, backlog = answered(all_of_them, 6 * SETTLED_BYTES)

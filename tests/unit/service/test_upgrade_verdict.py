@@ -1,4 +1,4 @@
-"""What the new code says to the facts of the old one, and what is refused by name."""
+"""The new code's verdict on the state of the old one, and the names of what is refused."""
 
 import os
 
@@ -20,8 +20,8 @@ FACTS = Facts(handover=1, roundhouse="1.0", bounds=BOUNDS, running=[LAUNCH])
 PLAN = Plan(handover=1, roundhouse="1.1", bounds=BOUNDS, wanted=[LAUNCH])
 
 
-def test_nothing_against_it_is_a_yes() -> None:
-    """With what becomes of each engine."""
+def test_without_an_obstacle_the_verdict_is_yes() -> None:
+    """It says what becomes of each engine."""
     assert judge(FACTS, PLAN) == UpgradeVerdict(roundhouse="1.1", refusals=[], kept=["m-0"])
     other = with_changed(PLAN, wanted=[replace(LAUNCH, digest="b"), replace(LAUNCH, worker="n-0", model="n")])
     assert judge(FACTS, other) == UpgradeVerdict(
@@ -42,7 +42,7 @@ def test_nothing_against_it_is_a_yes() -> None:
     ],
 )
 def test_what_an_upgrade_cannot_change_is_refused_by_name(facts: Facts, plan: Plan, words: str) -> None:
-    """One reason, in words that say what to do."""
+    """There is one reason, with the remedy."""
     (refusal,) = judge(facts, plan).refusals
     assert words in refusal
 
@@ -56,14 +56,14 @@ def test_a_password_is_in_no_refusal() -> None:
 
 
 def test_a_store_in_memory_is_refused() -> None:
-    """It would be lost."""
+    """The upgrade would lose it."""
     bounds = with_changed(BOUNDS, store="memory")
     (refusal,) = judge(with_changed(FACTS, bounds=bounds), with_changed(PLAN, bounds=bounds)).refusals
     assert "every job would be lost" in refusal
 
 
-def test_a_schema_is_looked_at_and_not_touched() -> None:
-    """A missing step is named; a store with more steps is of a newer Roundhouse."""
+def test_a_schema_is_examined_and_not_changed() -> None:
+    """A missing step is named; a store with more steps was written by a newer Roundhouse."""
     steps = migrations_of("sqlite")
     database = MemoryDatabase()
     database.prepare()
@@ -82,8 +82,8 @@ def test_a_schema_is_looked_at_and_not_touched() -> None:
     database.close()
 
 
-def test_what_is_no_handover_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a reason; and it is nobody else's business after that."""
+def test_an_invalid_handover_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It exits with a reason, and no child inherits the variable."""
     assert take_handover() is None
     monkeypatch.setenv(VARIABLE, "99999")
     with pytest.raises(ConfigError, match=VARIABLE):

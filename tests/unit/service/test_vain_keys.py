@@ -1,4 +1,4 @@
-"""Keys of a configuration or of a job that would have no effect are refused where they stand."""
+"""Keys of a configuration or a job that would have no effect are refused where they stand."""
 
 import json
 import re
@@ -69,8 +69,8 @@ def faults_of(rules: JobRules | None = None, **fields: object) -> dict[str, str]
         ({"tools": {"mcp": {"s": {"url": "http://x", "env": {"a": "b"}}}}}, "mcp.s: env: only for"),
     ],
 )
-def test_a_key_that_an_engine_passes_over_is_refused(model: dict[str, Any], told: str | None) -> None:
-    """What counts beside it is taken, and so is the effective configuration, which has every key."""
+def test_a_key_that_its_engine_ignores_is_refused(model: dict[str, Any], told: str | None) -> None:
+    """Keys that count beside it are accepted, and so is the effective configuration, which has every key."""
     if told is None:
         taken = config_of(**model)
         assert build_config(taken.model_dump(mode="json"), {}, "here", {}) == taken
@@ -96,8 +96,8 @@ def test_a_key_that_an_engine_passes_over_is_refused(model: dict[str, Any], told
         ({"bios": {"clock_step_s": False}}, "models.m.bios.clock_step_s"),
     ],
 )
-def test_a_flag_is_no_number(model: dict[str, Any], place: str) -> None:
-    """It would be 1 or 0; where both may stand each is what it is."""
+def test_a_boolean_is_no_number(model: dict[str, Any], place: str) -> None:
+    """It would be read as 1 or 0. Where both are allowed each keeps its type."""
     with pytest.raises(ConfigError, match=rf"{place}: must be an? (integer|number), not (true|false)"):
         config_of(**model)
     taken = config_of(args={"a": True, "b": [True, 1]}, params={"c": True}, placement="lanes", pin=True).models["m"]
@@ -107,8 +107,8 @@ def test_a_flag_is_no_number(model: dict[str, Any], place: str) -> None:
 @pytest.mark.parametrize(
     "section", [{"gpus": {"max_gpus": True}}, {"server": {"drain_s": True}}, {"limits": {"rounds": True}}]
 )
-def test_nor_is_it_in_other_sections(section: dict[str, Any]) -> None:
-    """One rule for all."""
+def test_nor_is_a_boolean_a_number_in_other_sections(section: dict[str, Any]) -> None:
+    """One rule holds for all sections."""
     with pytest.raises(ConfigError, match="not true"):
         build_config({"models": {"m": {"engine": "embedded"}}, **section}, {}, "here", {})
     assert faults_of(agents=[{"id": "a", "model": "m"}, CALLER | {"wait_s": True}]) == {
@@ -128,7 +128,7 @@ def test_nor_is_it_in_other_sections(section: dict[str, Any]) -> None:
     ],
 )
 def test_a_flag_that_stands_twice_is_refused(engine: str, flags: dict[str, Any], told: str | None) -> None:
-    """The engine would go by one of both, and only it knows by which."""
+    """The engine would use one of the two, and only the engine knows which."""
     spec = WorkerSpec(engine=EngineKind(engine), model="m.gguf", args=flags)
     if told is None:
         assert "--no-mmap" in command_for(spec, {}).argv
@@ -138,8 +138,8 @@ def test_a_flag_that_stands_twice_is_refused(engine: str, flags: dict[str, Any],
 
 
 @pytest.mark.parametrize("context", [8192, 8192.0, "8192"])
-def test_a_context_is_the_same_however_it_is_written(context: object) -> None:
-    """Of a whole number with a point the cache would have been as large as the slots are many."""
+def test_a_context_means_the_same_in_every_notation(context: object) -> None:
+    """A whole number with a point once gave a cache with as many tokens as there are slots."""
     assert config_of(capacity="tokens", context=context).models["m"].kv_tokens == 4 * 8192
 
 
@@ -156,7 +156,7 @@ def test_a_context_is_the_same_however_it_is_written(context: object) -> None:
     ],
 )
 def test_a_key_that_no_definition_has_is_refused(tool: dict[str, Any], told: str) -> None:
-    """A misspelt one would leave the tool without parameters, or its calls to be made again."""
+    """A misspelt key would leave the tool without parameters, or let its calls be repeated."""
     with pytest.raises(InvalidTool, match=re.escape(told)):
         ToolDefinition.parse(tool)
     for key in ("tools", "exit_tools"):
@@ -165,7 +165,7 @@ def test_a_key_that_no_definition_has_is_refused(tool: dict[str, Any], told: str
 
 
 def test_a_tool_without_a_type_is_a_function() -> None:
-    """Engines refuse it without."""
+    """Engines refuse a tool without type."""
     assert ToolDefinition.parse({"function": {"name": "look", "strict": True}}).document == {
         "type": "function",
         "function": {"name": "look", "strict": True},
@@ -217,8 +217,8 @@ def test_a_tool_without_a_type_is_a_function() -> None:
         ],
     ],
 )
-def test_what_has_no_effect_in_a_job_is_refused(fields: dict[str, Any], path: str, told: str) -> None:
-    """With its place; a job that was accepted under another configuration still runs."""
+def test_a_key_without_effect_in_a_job_is_refused(fields: dict[str, Any], path: str, told: str) -> None:
+    """The fault has its place; a job that was accepted under another configuration still runs."""
     rules = JobRules(models=["m"], limits=Limits(), servers={"m": ["time"]}, untold=["m"])
     faults = faults_of(rules, **fields)
     assert (list(faults), told in faults[path]) == ([path], True)
@@ -238,14 +238,14 @@ def test_what_has_no_effect_in_a_job_is_refused(fields: dict[str, Any], path: st
         {"agents": [{"id": "a", "model": "elsewhere", "tools": [{**TOOL, "mcp": {"server": "x", "tool": "t"}}]}]},
     ],
 )
-def test_what_has_an_effect_is_taken(fields: dict[str, Any]) -> None:
-    """Also of models of other nodes, of which nothing is known here."""
+def test_a_key_with_an_effect_is_accepted(fields: dict[str, Any]) -> None:
+    """This includes keys for models of other nodes, which are unknown here."""
     rules = JobRules(models=["m", "elsewhere"], limits=Limits(), servers={"m": ["time"]}, untold=["m"])
     assert job_of(rules, **fields).agents
 
 
-def test_a_cast_that_changes_the_model_is_judged_by_it() -> None:
-    """Its tools are the job's, and its servers may not be."""
+def test_a_cast_that_changes_the_model_is_judged_by_that_model() -> None:
+    """Its tools are the job's, while its servers may differ."""
     tools = [{**TOOL, "mcp": {"server": "time", "tool": "t"}}]
     rules = JobRules(models=["m", "n"], limits=Limits(), servers={"m": ["time"], "n": []}, untold=["n"])
     cast = [{"prompt": "Go.", "agents": {"a": {"model": "n"}}}]
@@ -255,7 +255,7 @@ def test_a_cast_that_changes_the_model_is_judged_by_it() -> None:
 
 
 def test_the_rules_of_a_configuration_know_its_servers_and_templates() -> None:
-    """By the models' names."""
+    """They look them up by the models' names."""
     config = build_config(
         {
             "models": {
@@ -273,7 +273,7 @@ def test_the_rules_of_a_configuration_know_its_servers_and_templates() -> None:
 
 
 @pytest.mark.parametrize("given", ["", " ", ",", " , "])
-def test_keys_that_hold_no_key_are_refused(given: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_empty_keys_are_refused(given: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A secret that has not arrived must not open the door."""
     path = tmp_path / "roundhouse.yaml"
     path.write_text(yaml.safe_dump({"server": {"api_keys": ["other"]}, "models": {"m": {"engine": "embedded"}}}))
@@ -282,8 +282,8 @@ def test_keys_that_hold_no_key_are_refused(given: str, monkeypatch: pytest.Monke
         load_config(path)
 
 
-def test_a_variable_that_nothing_reads_is_told() -> None:
-    """Those of commands, of what we start, of a Kubernetes service and of the configuration are read."""
+def test_a_variable_that_nothing_reads_is_reported() -> None:
+    """Variables of commands, of programs we start, of a Kubernetes service and of the configuration are read."""
     known = ["ROUNDHOUSE_CONFIG", "ROUNDHOUSE_RUN", "ROUNDHOUSE_PARENT", "ROUNDHOUSE_MINE", "HOME"]
     linked = ["ROUNDHOUSE_SERVICE_HOST", "ROUNDHOUSE_SERVICE_PORT_HTTP", "ROUNDHOUSE_PORT_8080_TCP_ADDR"]
     told = list(unknown_variables([*known, *linked, "ROUNDHOUSE_STATEDIR", "ROUNDHOUSE_X"], {"ROUNDHOUSE_MINE"}))

@@ -1,4 +1,4 @@
-"""What is said around a job's own words: in which place, how much, and by whose wish."""
+"""Text around a job's own words: its place, its amount, and who decides on it."""
 
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -52,8 +52,8 @@ def asked(
     return [(message.role, message.content) for message in sent]
 
 
-def test_who_one_is_stands_first_and_nothing_of_ours_last() -> None:
-    """Specification, "Words around a job": nothing that stands last can be answered in place of the question."""
+def test_an_agents_role_stands_first_and_no_text_of_ours_last() -> None:
+    """Specification, "Words around a job": text of ours at the end could be answered in place of the question."""
     made = job(*DEBATE, rounds=2)
     context = "You are m. Several agents take part; others' words carry their names. Answer only as yourself."
     assert asked(made, DEBATE[2], 1, ALL) == [
@@ -64,8 +64,8 @@ def test_who_one_is_stands_first_and_nothing_of_ours_last() -> None:
     ]
 
 
-def test_one_agent_in_one_round_hears_nothing_but_the_question_and_the_time() -> None:
-    """A question that is asked through Roundhouse is the question."""
+def test_a_single_agent_in_one_round_gets_only_the_question_and_the_time() -> None:
+    """A question asked through Roundhouse stays the question."""
     alone = agent("judge")
     assert asked(job(alone), alone, 0, {}) == [
         ("system", "Now: Sunday, 2026-11-22 21:10 CET\n\nYou are judge."),
@@ -76,21 +76,21 @@ def test_one_agent_in_one_round_hears_nothing_but_the_question_and_the_time() ->
 
 
 def test_no_message_is_empty() -> None:
-    """An agent alone over several rounds hears nobody between them."""
+    """A single agent over several rounds hears no other between its answers."""
     alone = agent("a")
     messages = asked(job(alone, rounds=2), alone, 1, {("a", 0): "One."})
     assert [content for _, content in messages[1:]] == ["Topic 0.", "One.", "..."]
 
 
-def test_the_clock_is_that_of_the_conversation_unless_an_operator_wants_the_present() -> None:
-    """A clock that moves makes each prompt a new one to the prefix cache."""
+def test_the_time_is_the_conversations_unless_an_operator_chooses_the_present() -> None:
+    """A changing time would make each prompt new to the prefix cache."""
     present = wording_of(BiosPolicy(clock=Clock.NOW))
     made = job(*DEBATE, rounds=2)
     assert "21:10 CET" in asked(made, DEBATE[0], 1, ALL)[0][1]
     assert "Monday, 2026-11-23 00:50 CET" in asked(made, DEBATE[0], 1, ALL, present)[0][1]
 
 
-def test_what_was_read_once_stands_at_the_head_of_what_is_read_next() -> None:
+def test_an_earlier_prompt_begins_the_next_one() -> None:
     """Rounds and re-prompts extend one prefix."""
     made = job(*DEBATE, rounds=2)
     first = asked(made, DEBATE[0], 0, {})
@@ -99,8 +99,8 @@ def test_what_was_read_once_stands_at_the_head_of_what_is_read_next() -> None:
     assert again[: len(first)] == second[: len(first)] == first
 
 
-def test_only_the_last_answer_is_shown_with_what_was_wrong_with_it() -> None:
-    """A model copies what it has before its eyes."""
+def test_only_the_last_answer_is_shown_with_its_fault() -> None:
+    """A model copies what it is shown."""
     rejected = (("Hm.", "too short"), ("Well.", "too vague"))
     assert [content for _, content in asked(job(agent("a")), agent("a"), 0, {}, rejected=rejected)[2:]] == [
         "Well.",
@@ -108,8 +108,8 @@ def test_only_the_last_answer_is_shown_with_what_was_wrong_with_it() -> None:
     ]
 
 
-def test_a_shared_view_is_one_text_for_all_and_ends_with_what_is_each_ones_own() -> None:
-    """Specification, "Views": an engine reads each new word once, and not once an agent."""
+def test_a_shared_view_is_one_text_for_all_and_ends_with_each_agents_own_part() -> None:
+    """Specification, "Views": an engine reads each new word once, not once for each agent."""
     made = replace(job(*DEBATE, rounds=2), view=View.SHARED, system="Debate.")
     texts = {each.id: asked(made, each, 1, ALL) for each in DEBATE}
     context = "Several agents take part; all words carry their speakers' names."
@@ -122,15 +122,15 @@ def test_a_shared_view_is_one_text_for_all_and_ends_with_what_is_each_ones_own()
 
 
 def test_visibility_holds_in_a_shared_view() -> None:
-    """Who may not read a word does not."""
+    """An agent that may not read a word is not shown it."""
     agents = (agent("a", visible_to=["b"]), agent("b"), agent("c"))
     made = replace(job(*agents, rounds=2), view=View.SHARED)
     spoken = {("a", 0): "Secret.", ("b", 0): "Open.", ("c", 0): "Mine."}
     assert ["Secret" in str(asked(made, each, 1, spoken)) for each in agents] == [True, True, False]
 
 
-def test_an_author_replaces_each_piece_and_is_taken_at_his_word() -> None:
-    """``prompts`` of a job: what is given is said in every case, to one agent too."""
+def test_an_author_may_replace_each_text() -> None:
+    """``prompts`` of a job are used as given in every case, for a single agent too."""
     given = Phrases(
         context="$who of $agents.", cue="$agent, $round/$rounds:", quote="<$agent> $words", invalid="No: $reason"
     )
@@ -144,8 +144,8 @@ def test_an_author_replaces_each_piece_and_is_taken_at_his_word() -> None:
     )
 
 
-def test_an_operator_replaces_them_for_a_model_and_an_author_has_the_last_word() -> None:
-    """``bios`` of a model, then ``prompts`` of a job."""
+def test_an_operator_replaces_texts_for_a_model_and_the_author_has_the_last_word() -> None:
+    """``bios`` of a model apply first, then ``prompts`` of a job."""
     wording = wording_of(BiosPolicy(cue="Operator's.", quote="$agent: $words"))
     spoken = {("a", 0): "Yes.", ("b", 0): "No."}
     assert asked(job(*DEBATE), DEBATE[2], 0, spoken, wording)[1][1] == "Topic 0.\n\na: Yes.\n\nb: No.\n\nOperator's."
@@ -163,8 +163,8 @@ def test_an_operator_replaces_them_for_a_model_and_an_author_has_the_last_word()
         ("context", "$agents and $role", None),
     ],
 )
-def test_a_piece_names_what_there_is(name: str, text: str, fault: str | None) -> None:
-    """A name that is not known is told when the job is posted."""
+def test_an_unknown_placeholder_in_a_text_is_refused(name: str, text: str, fault: str | None) -> None:
+    """The post of the job reports it."""
     found = phrase_fault(name, text)
     assert found is None if fault is None else fault in (found or "")
 
@@ -180,8 +180,8 @@ def test_a_piece_names_what_there_is(name: str, text: str, fault: str | None) ->
         ),
     ],
 )
-def test_what_is_demanded_is_told_in_one_line_where_no_engine_is(validation: Validation, demand: str) -> None:
-    """In the system message of one's own view, beside the agent's own words in a shared one."""
+def test_what_an_answer_must_be_is_one_line_where_no_engine_enforces_it(validation: Validation, demand: str) -> None:
+    """The line is in the system message of an agent's own view, and beside the agent's own words in a shared one."""
     judge = replace(agent("j"), validation=validation)
     for made in (job(judge), replace(job(judge), view=View.SHARED)):
         assert not any(demand in content for _, content in asked(made, judge, 0, {}))
@@ -189,16 +189,16 @@ def test_what_is_demanded_is_told_in_one_line_where_no_engine_is(validation: Val
         assert demand in told[1 if made.view is View.SHARED else 0][1]
 
 
-def test_words_come_back_as_they_were_stored() -> None:
-    """A conversation keeps the words that it began with."""
+def test_stored_texts_are_used_again() -> None:
+    """A conversation keeps the texts that it began with."""
     models = {"m": wording_of(BiosPolicy(template="$now", cue="$round")), "n": Wording()}
     assert decode_models(encode_models(models)) == models
     assert decode_clock(encode_clock(BEGAN)) == BEGAN
     assert decode_clock(encode_clock(BEGAN)).tzname() == "CET"
 
 
-def test_a_second_retry_samples_otherwise() -> None:
-    """With its seed and its heat a small model says the same again."""
+def test_a_second_retry_samples_differently() -> None:
+    """With the same seed and temperature a small model repeats itself."""
     params = {"seed": 7, "temperature": 0.3}
     assert [changes_of_retry(params, count) for count in range(4)] == [
         {},

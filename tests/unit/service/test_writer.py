@@ -1,4 +1,4 @@
-"""The thread that writes: what is committed together, and who waits for whom."""
+"""The thread that writes: what is committed together, and what waits for what."""
 
 import threading
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from tests.harness.waiting import LIMIT_S, wait_for
 
 @pytest.fixture
 def groups() -> list[int]:
-    """How many writes each group has had."""
+    """The number of writes in each group."""
     return []
 
 
@@ -39,8 +39,8 @@ def hand_in(writer: Writer, groups: list[int], *, may_wait: bool) -> "Future[Non
     return write.future
 
 
-def test_accounts_wait_for_what_has_to_be_written_at_once(writer: Writer, groups: list[int]) -> None:
-    """They are committed with it; alone they would have waited."""
+def test_accounts_wait_for_the_next_urgent_write(writer: Writer, groups: list[int]) -> None:
+    """They are committed with it, and alone would have waited."""
     accounts = [hand_in(writer, groups, may_wait=True) for _ in range(3)]
     wait_for(lambda: "waiting=0" in repr(writer), "the writer has taken all")
     assert not any(account.done() for account in accounts)
@@ -49,15 +49,15 @@ def test_accounts_wait_for_what_has_to_be_written_at_once(writer: Writer, groups
     assert groups == [4]
 
 
-def test_what_is_no_account_waits_for_nothing(writer: Writer, groups: list[int]) -> None:
-    """One by one, each in a group of its own."""
+def test_an_urgent_write_waits_for_nothing(writer: Writer, groups: list[int]) -> None:
+    """Each is a group of its own."""
     for _ in range(3):
         hand_in(writer, groups, may_wait=False).result(LIMIT_S)
     assert groups == [1, 1, 1]
 
 
-def test_the_end_waits_for_no_company(writer: Writer, groups: list[int]) -> None:
-    """What was handed in is written, and the thread is over."""
+def test_the_end_of_the_writer_waits_for_no_group(writer: Writer, groups: list[int]) -> None:
+    """What was handed in is written, and the thread ends."""
     account = hand_in(writer, groups, may_wait=True)
     closing_thread = threading.Thread(target=writer.close)
     closing_thread.start()

@@ -1,4 +1,4 @@
-"""The check of the scheduling core while nothing happens."""
+"""The check of the scheduling core, a few items at a time while no event is handled."""
 
 import logging
 import time
@@ -15,7 +15,7 @@ from tests.harness.jobs import DEBATE, job
 
 
 class DamagedCore(SchedulingCore):
-    """A core of which one thing in so many does not add up."""
+    """A core in which one item of every few fails its check."""
 
     looked_at = 0
 
@@ -35,7 +35,7 @@ def core() -> DamagedCore:
 def test_a_fault_is_logged_with_the_event_before_it_and_counted(
     core: DamagedCore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Specification, "Deterministic decisions": it ends nothing."""
+    """Specification, "Deterministic decisions": a fault ends nothing."""
     counters = RunCounters()
     check = IntegrityCheck(counters)
     check.last = (events.Paused(),)
@@ -47,8 +47,8 @@ def test_a_fault_is_logged_with_the_event_before_it_and_counted(
     ]
 
 
-def test_a_core_that_is_at_work_is_left_to_it(core: DamagedCore) -> None:
-    """What is handled between two pieces would change what is being iterated over."""
+def test_a_core_that_handles_an_event_is_not_checked_meanwhile(core: DamagedCore) -> None:
+    """An event handled between two pieces would change the collections that the check iterates over."""
     check = IntegrityCheck(RunCounters())
     for _ in range(10):
         core.handle()
@@ -56,18 +56,18 @@ def test_a_core_that_is_at_work_is_left_to_it(core: DamagedCore) -> None:
     assert core.looked_at == 0
 
 
-def test_a_core_that_was_found_in_order_is_not_checked_again(core: DamagedCore) -> None:
-    """An idle service costs nothing."""
+def test_a_core_in_order_is_checked_once(core: DamagedCore) -> None:
+    """An idle service spends no time on checks."""
     check = IntegrityCheck(RunCounters())
     for _ in range(10):
         check.check_piece(core)
     assert core.looked_at == 1000
 
 
-def test_a_piece_takes_no_longer_than_it_may(
+def test_a_piece_of_the_check_stays_within_its_time_limit(
     core: DamagedCore, monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float]
 ) -> None:
-    """A core of a million turns is checked a few at a time."""
+    """A core with a million turns is checked a few at a time."""
     monkeypatch.setattr(time, "monotonic", clock)
     check = IntegrityCheck(RunCounters())
     check.check_piece(core)
