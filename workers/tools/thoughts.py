@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 _TAG: Final = re.compile(
-    r"<(?P<end>/?)(?:think(?:ing)?|thought|seed:think)\b[^<>]*>"
-    r"|\[(?P<end_of_bracket>/?)THINK\]"
-    r"|◁(?P<end_of_triangle>/?)think▷",
+    r"</?(?:think(?:ing)?|thought|seed:think)\b[^<>]*>|\[/?THINK\]|◁/?think▷",
     re.IGNORECASE,
 )
 _CHANNEL: Final = re.compile(
@@ -36,19 +34,13 @@ def split_thoughts(text: str) -> tuple[str, str]:
         private += [found["thought"] for found in _CHANNEL.finditer(text)]
         text = _FINAL.sub("", _CHANNEL.sub("", text))
     depth = at = 0
-    for tag in _tags_in(text):
-        piece, at = text[at : tag.start()], tag.end()
-        if tag[0].endswith("/>"):  # begins and ends in itself
-            (private if depth else public).append(piece)
-        elif not (tag["end"] or tag["end_of_bracket"] or tag["end_of_triangle"]):
-            (private if depth else public).append(piece)
-            depth += 1
-        elif depth:
-            private.append(piece)
-            depth -= 1
-        else:
-            private += ["".join((*public, piece))]
+    for tag, step in _tags_in(text):
+        (private if depth else public).append(text[at : tag.start()])
+        at = tag.end()
+        if depth + step < 0:
+            private.append("".join(public))
             public = []
+        depth = max(depth + step, 0)
     (private if depth else public).append(text[at:])
     return "".join(public), "\n\n".join(thought.strip() for thought in private if thought.strip())
 
@@ -59,18 +51,14 @@ def thought_spans(text: str) -> list[tuple[int, int]]:
         return []
     spans = [found.span() for found in _CHANNEL.finditer(text)] if "<|channel|>" in text else []
     depth = start = 0
-    for tag in _tags_in(text):
-        is_end = tag["end"] or tag["end_of_bracket"] or tag["end_of_triangle"]
-        if tag[0].endswith("/>"):
-            continue
-        if not is_end:
-            start = tag.start() if not depth else start
-            depth += 1
-        elif depth > 1:
-            depth -= 1
-        else:  # without a beginning all text before it was thought
-            spans = [*spans, (start, tag.end())] if depth else [(0, tag.end())]
-            depth = 0
+    for tag, step in _tags_in(text):
+        if depth + step < 0:
+            spans = [(0, tag.end())]
+        elif step and depth + step == 0:
+            spans = [*spans, (start, tag.end())]
+        elif not depth:
+            start = tag.start()
+        depth = max(depth + step, 0)
     return sorted([*spans, (start, len(text))] if depth else spans)
 
 
@@ -80,8 +68,9 @@ def without_thoughts(text: str) -> str:
     return text if public == text else public.strip()
 
 
-def _tags_in(text: str) -> Iterator[re.Match[str]]:
+def _tags_in(text: str) -> Iterator[tuple[re.Match[str], int]]:
+    """Yield the tags, each with its step in depth: 1 begins a thought, -1 ends one, 0 does both."""
     for tag in _TAG.finditer(text):
         before = text[tag.start() - 1] if tag.start() else ""
         if before not in _QUOTES or not text.startswith(_QUOTES[before], tag.end()):
-            yield tag
+            yield tag, 0 if tag[0].endswith("/>") else -1 if tag[0][1] == "/" else 1
