@@ -46,6 +46,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     recorded: Recorded
     prompt: str
     variables: Mapping[str, object] | None
+    is_posted: bool = False  # its turn was asked with a client's body
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -113,7 +114,12 @@ class Sources:
                 raise InvalidJob([Fault(path=f"conversations[{place}].from", message=message)])
             left -= found.size
             read |= found.sources
-        return {place: read[cut.job, cut.conversation] for place, cut in wanted.items()}
+        sources = {place: read[cut.job, cut.conversation] for place, cut in wanted.items()}
+        posted = [place for place, source in sources.items() if source.is_posted]
+        if posted:
+            message = "its turn was asked with a client's body, so that there is no prompt to begin with"
+            raise InvalidJob([Fault(path=f"conversations[{place}].from", message=message) for place in posted])
+        return sources
 
     async def inherit_turns(self, job: Job, spec: JobSpec, sources: SourceOf, most: int) -> JobBegun:
         """Let the conversations of a job inherit turns of their sources, at most ``most`` in total.
@@ -190,6 +196,7 @@ def read_sources(
     conversations = {each.id: each for each in job.conversations}
     heritages = heirs.heritages(connection, job_id, names)
     words = conversation_rows.words(connection, job_id, names)
+    bodies = conversation_rows.posted(connection, job_id, names)
     found = {
         (job_id, name): Source(
             recorded=Recorded(
@@ -201,6 +208,7 @@ def read_sources(
             ),
             prompt=posted[name].prompt or "",
             variables=posted[name].variables,
+            is_posted=name in bodies,
         )
         for name in names
     }

@@ -9,7 +9,7 @@ import pytest
 
 from service.conversations.job.client_request import PostedRequest
 from service.conversations.job.job import JobId
-from service.errors import IdempotencyConflict
+from service.errors import IdempotencyConflict, InvalidJob
 from service.node.node import Node
 from service.store import conversation_rows
 from tests.harness.processes import running_program
@@ -105,3 +105,18 @@ def test_a_recorded_body_belongs_to_its_idempotency_key() -> None:
         return kept["0"].chars == 3, kept["0"].body
 
     assert on_node(scenario) == (True, BODY)
+
+
+def test_no_fork_begins_with_a_posted_turn() -> None:
+    """Its heir would be asked with the label in the document, and not with the client's messages."""
+
+    async def scenario(node: Node, _: object) -> list[str]:
+        request = PostedRequest(path=PATH, body=BODY, name="m0", model="m0")
+        agents = [{"id": "request", "model": "m0"}]
+        stored, _ = await node.door.post({**DOCUMENT, "agents": agents}, posted={"0": request})
+        source = {"job": stored.id, "conversation": "0"}
+        with pytest.raises(InvalidJob) as refused:
+            await node.door.post({"agents": agents, "conversations": [{"from": source, "rounds": 2}]})
+        return [fault.path for fault in refused.value.faults]
+
+    assert on_node(scenario) == ["conversations[0].from"]

@@ -114,8 +114,10 @@ async def sweep(folder: Path) -> int:
 async def _kill_remains(runs: Sequence["_Run"]) -> set[ProcessId]:
     """Kill what runs have left until nothing is alive, or the limit is over; return what was found."""
     killed: set[ProcessId] = set()
+    if not runs:
+        return killed
     with anyio.move_on_after(SWEEP_LIMIT_S):
-        while found := {each for each in _remains(runs) if each.is_alive} if runs else None:
+        while found := {each for each in _remains(runs) if each.is_alive}:
             for process in found:
                 kill_exactly(process)
             killed |= found
