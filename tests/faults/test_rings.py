@@ -155,6 +155,7 @@ async def test_a_killed_guardian_costs_an_engine_and_leaves_nothing(scripted_spe
     async with working(scripted_spec(daemon=str(tmp_path / "daemon"))) as worker:
         pid = worker.snapshot().pid
         assert pid is not None
+        await wait_until(partial(has_content, tmp_path / "daemon"), "the daemon has forked")
         daemon = int((tmp_path / "daemon").read_text())
         os.kill(psutil.Process(pid).ppid(), signal.SIGKILL)
         await wait_until(lambda: worker.now.incarnation == 2, "the engine is replaced")

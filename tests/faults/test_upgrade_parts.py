@@ -95,6 +95,7 @@ def test_orphans_of_a_guardian_are_ended_by_the_next_program_too(tmp_path: Path,
     with serving(tmp_path / "a", port, models) as service:
         service.http.post("/v1/workers/n-0/drain")
         before = {each.worker: each for each in engines_of(service)}
+        wait_for(lambda: daemon.exists() and daemon.read_text(), "the daemon has forked")
         forked = int(daemon.read_text())
         assert service.http.post("/v1/upgrade", timeout=3 * LIMIT_S).status_code == 202
         wait_for(lambda: upgrades_of(service)["upgrades"] == 1, "the next program serves", 3 * LIMIT_S)

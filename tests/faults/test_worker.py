@@ -441,6 +441,7 @@ async def test_ports_and_daemons_are_free_for_the_next_incarnation(
     daemon = tmp_path / "daemon"
     spec = replace(scripted_spec(port=free_ports(1), daemon=str(daemon)), restart=QUICK)
     async with running(spec) as worker:
+        await wait_until(lambda: daemon.exists() and daemon.read_text(), "the daemon has forked")
         first = int(daemon.read_text())
         pid = worker.snapshot().pid
         assert pid is not None
