@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from roundhouse.inference.engine_status import EngineStatus
     from roundhouse.inference.event_log import INFER_DONE, INFER_START, replay
     from roundhouse.inference.failures import (
         AgentExists,
@@ -19,11 +20,26 @@ if TYPE_CHECKING:
     )
     from roundhouse.inference.inference_engine import InferenceEngine, InferenceRequest
     from roundhouse_client import (
+        AccessDenied,
+        AnswerLost,
+        AnswerMalformed,
         AsyncClient,
         Client,
+        InvalidRequest,
+        NotFound,
+        NothingAwaited,
+        NothingToFork,
+        NotNow,
+        Refused,
         RoundhouseError,
+        ServiceFailed,
+        StateConflict,
         TrainerClient,
+        Unreachable,
+        WaitExceeded,
+        WeightsError,
     )
+    from service.errors import ConfigError
     from workers import (
         NO_SLOT_AVAILABLE,
         NOT_FOUND,
@@ -54,36 +70,51 @@ if TYPE_CHECKING:
         WorkerState,
         WorkerTimeouts,
     )
+    from workers.devices.layout import Lane
 
 __all__ = [
     "INFER_DONE",
     "INFER_START",
     "NOT_FOUND",
     "NO_SLOT_AVAILABLE",
+    "AccessDenied",
     "AgentExists",
+    "AnswerLost",
+    "AnswerMalformed",
     "AsyncClient",
     "BiosPolicy",
     "Capacity",
     "Client",
+    "ConfigError",
     "EngineClosed",
     "EngineKind",
+    "EngineStatus",
     "InferenceEngine",
     "InferenceError",
     "InferenceFailed",
     "InferenceRequest",
+    "InvalidRequest",
     "InvalidSpec",
     "InvalidTool",
+    "Lane",
     "ModelUnavailable",
     "NoLane",
+    "NotFound",
+    "NotNow",
+    "NothingAwaited",
+    "NothingToFork",
     "PythonTools",
+    "Refused",
     "RepetitionLimits",
     "RequestResult",
     "RequestState",
     "RequestStatus",
     "RestartPolicy",
     "RoundhouseError",
+    "ServiceFailed",
     "Signal",
     "StartFailed",
+    "StateConflict",
     "ToolLimits",
     "ToolRecord",
     "ToolRunner",
@@ -91,7 +122,10 @@ __all__ = [
     "ToolUse",
     "TrainerClient",
     "UnknownAgent",
+    "Unreachable",
     "Verdict",
+    "WaitExceeded",
+    "WeightsError",
     "WeightsPolicy",
     "Worker",
     "WorkerError",
@@ -102,7 +136,32 @@ __all__ = [
     "replay",
 ]
 _HOMES: Final = {
-    **dict.fromkeys(("AsyncClient", "Client", "RoundhouseError", "TrainerClient"), "roundhouse_client"),
+    **dict.fromkeys(
+        (
+            "AccessDenied",
+            "AnswerLost",
+            "AnswerMalformed",
+            "AsyncClient",
+            "Client",
+            "InvalidRequest",
+            "NotFound",
+            "NotNow",
+            "NothingAwaited",
+            "NothingToFork",
+            "Refused",
+            "RoundhouseError",
+            "ServiceFailed",
+            "StateConflict",
+            "TrainerClient",
+            "Unreachable",
+            "WaitExceeded",
+            "WeightsError",
+        ),
+        "roundhouse_client",
+    ),
+    "ConfigError": "service.errors",
+    "EngineStatus": "roundhouse.inference.engine_status",
+    "Lane": "workers.devices.layout",
     **dict.fromkeys(("INFER_DONE", "INFER_START", "replay"), "roundhouse.inference.event_log"),
     **dict.fromkeys(
         ("AgentExists", "EngineClosed", "InferenceError", "InferenceFailed", "NoLane", "UnknownAgent"),

@@ -105,7 +105,7 @@ class TurnNotFound(ServiceError, status=404, code="turn_not_found", title="No su
 
 
 class NotAwaited(ServiceError, status=409, code="not_awaited", title="The turn does not wait for a caller"):
-    """The turn does not wait for a caller: not yet, no longer, or it was said in other words."""
+    """The turn does not wait for a caller: not yet, no longer, or it was said with other words."""
 
     def __init__(self, agent: str, round_number: int, why: str) -> None:
         super().__init__(f"the turn of {agent} in round {round_number} does not wait for a caller: {why}")

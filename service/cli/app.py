@@ -234,8 +234,10 @@ def run_app() -> None:
         app()
     except KeyboardInterrupt:
         sys.exit(Exit.INTERRUPTED)
-    except Exception as error:
+    except (Exception, BaseExceptionGroup) as error:
         cause = _cause(error)
+        if isinstance(cause, SystemExit):  # of the terminal's library, when the output is not read any more
+            sys.exit(cause.code)
         code = _exit_code(cause)
         if code is None or logging.getLogger().level == logging.DEBUG:
             raise
@@ -243,7 +245,7 @@ def run_app() -> None:
         sys.exit(code)
 
 
-def _cause(error: Exception) -> BaseException:
+def _cause(error: BaseException) -> BaseException:
     """Return the one error of a group that matters."""
     cause: BaseException = error
     while isinstance(cause, BaseExceptionGroup):

@@ -188,9 +188,9 @@ async def _fulfilled(demand: AwaitedTurn, words: str) -> tuple[int, ...]:
 def _known(turn: Turn, text: str) -> Turn:
     """Return an ended turn if these are its words."""
     rules = (
-        (turn.by is SpokenBy.CALLER, "its agent is asked of a model"),
+        (turn.by is SpokenBy.CALLER, "a model speaks for its agent"),
         (turn.state is TurnState.COMPLETED, f"it is {turn.state} ({turn.reason})"),
-        (turn.text == text, "it was spoken in other words"),
+        (turn.text == text, "it was spoken with other words"),
     )
     for is_kept, why in rules:
         if not is_kept:
@@ -201,4 +201,4 @@ def _known(turn: Turn, text: str) -> Turn:
 def _why_not(state: ConversationState) -> str:
     if state in ENDED_CONVERSATIONS:
         return f"its conversation is {state}"
-    return "it is no caller's, or it is not this agent's turn yet"
+    return "no caller speaks it, or it is not this agent's turn"

@@ -18,7 +18,7 @@ from service.conversations.document.job_parser import make_job
 from service.conversations.document.reading import check_tools, read_document, rewritten
 from service.conversations.document.spec import JobSpec
 from service.conversations.job.client_request import PostedRequest
-from service.conversations.job.job import Job, new_job_id
+from service.conversations.job.job import Agent, Job, new_job_id
 from service.errors import Fault, InvalidJob, NoSlotAvailable, ShuttingDown, StoreUnavailable
 from service.formats.documents import digest_of
 from service.node.intake import Intake
@@ -184,6 +184,24 @@ def _written(document: object, posted: Mapping[str, PostedRequest]) -> tuple[byt
 
 
 def _with_bodies(job: Job, posted: Mapping[str, PostedRequest]) -> Job:
+    """Return a job whose conversations are asked with these bodies.
+
+    Raises:
+        InvalidJob: it has anything that a body makes void, or no conversation for a body.
+    """
+    (agent, *others), rounds = job.agents, max(each.rounds for each in job.conversations)
+    plain = Agent(id=agent.id, role=agent.role, model=agent.model, system="", adapter=agent.adapter, slots=agent.slots)
+    if others or rounds > 1 or agent != plain or job.system:
+        message = "one agent with nothing but a model speaks once, where a body is asked with"
+        raise InvalidJob([Fault(path="agents", message=message)])
+    known = {each.id: each for each in job.conversations}
+    faults = [
+        Fault(path="conversations", message=f"{name}: a body, for which there is no plain conversation")
+        for name in posted
+        if name not in known or known[name].until or known[name].cast or known[name].heritage.source is not None
+    ]
+    if faults:
+        raise InvalidJob(faults)
     asked = (each.with_posted(posted[each.id]) if each.id in posted else each for each in job.conversations)
     return replace(job, conversations=tuple(asked))
 

@@ -83,7 +83,7 @@ def test_say_speaks_the_one_turn_that_is_awaited(service: Service) -> None:
         with pytest.raises(NothingAwaited, match="guest in round 0, other in round 0"):
             client.say(job_id, "c", "Hi.")
         several = ask("say", job_id, "c", "Hi.")
-        assert (several.returncode, "no such turn, or more than one, is awaited in c" in several.stderr) == (2, True)
+        assert (several.returncode, "not exactly one turn is meant; c of" in several.stderr) == (2, True)
         listed = ask("awaited", job_id).stdout
         assert ("guest" in listed, "for ever" in listed) == (True, True)
         named = ask("say", job_id, "c", "Hi.", "--agent", "other")

@@ -94,7 +94,7 @@ class TestCallers:
             done = ask(service, "say", awaited, "tea", "With milk.", "--round", "0")
             assert (done.returncode, "guest has spoken in round 0" in done.stdout) == (0, True), done
         done = ask(service, "say", awaited, "tea", "With lemon.", "--round", "0")
-        assert (done.returncode, "awaited is nothing" in done.stderr) == (2, True), done.stderr
+        assert (done.returncode, "awaits no caller" in done.stderr) == (2, True), done.stderr
 
     @pytest.mark.parametrize("text", ["", " \t\n "])
     def test_an_empty_text_is_refused(self, service: Service, awaited: str, text: str) -> None:

@@ -192,3 +192,18 @@ def test_a_configuration_is_no_job(tmp_path: Path) -> None:
     for command in ("run", "submit"):
         done = run_command(command, "roundhouse.yaml", folder=tmp_path)
         assert (done.returncode, "this looks like a configuration" in done.stderr) == (2, True), done
+
+
+@pytest.mark.system
+def test_output_that_is_read_no_further_ends_the_command_quietly(tmp_path: Path) -> None:
+    """As ``run … | head`` does: no traceback, which would mean a defect of Roundhouse."""
+    (tmp_path / "roundhouse.yaml").write_text(yaml.safe_dump({"models": {"m": scripted_model(find_ports(1))}}))
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(debate(rounds=3)))
+    command = [ROUNDHOUSE, "run", "job.yaml", "--show-prompts", "--output", "out"]
+    with (tmp_path / "told").open("w") as told:
+        reads, writes = os.pipe()
+        os.close(reads)
+        with running_program(command, cwd=tmp_path, stdout=writes, stderr=told) as run:
+            os.close(writes)
+            assert run.wait(LIMIT_S) == 1
+    assert "Traceback" not in (tmp_path / "told").read_text()

@@ -5,19 +5,27 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import anyio
 import pytest
+from msgspec.structs import replace
 
-from service.conversations.job.client_request import PostedRequest
+from service.config.schema import Config
+from service.config.workers import worker_specs
+from service.conversations.job.client_request import PostedRequest, WholeAnswer
 from service.conversations.job.job import JobId
 from service.errors import IdempotencyConflict, InvalidJob
-from service.node.node import Node
+from service.node.node import Node, open_node
+from service.scheduling.asking import posted
+from service.scheduling.asking.posted import PostedAsking
 from service.store import conversation_rows
 from tests.harness.processes import running_program
 from tests.harness.quiet_node import on_node
 from tests.harness.service import Document, recorded, scripted_model, serving
-from tests.harness.waiting import wait_for
+from tests.harness.waiting import LIMIT_S, wait_for, wait_until
+from workers.notifier import Notifier
 
 PATH = "/v1/chat/completions"
+REPLAY = Path(__file__).parents[1] / "harness" / "programs" / "replay.py"
 BODY = b'{"model": "m", "max_tokens": 5,  "messages": [{"role": "user", "content": "Tell of \\u00fcber GATE"}]}'
 DOCUMENT: Document = {"agents": [{"id": "request", "model": "m"}], "conversations": [{"id": "0", "prompt": PATH}]}
 POSTS = """
@@ -120,3 +128,91 @@ def test_no_fork_begins_with_a_posted_turn() -> None:
         return [fault.path for fault in refused.value.faults]
 
     assert on_node(scenario) == ["conversations[0].from"]
+
+
+REQUEST = PostedRequest(path=PATH, body=BODY, name="m0", model="m0")
+PLAIN: Document = {"id": "request", "model": "m0"}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rounds": 2},
+        {"system": "Be brief."},
+        {"agents": [PLAIN, {"id": "other", "model": "m0"}]},
+        {"agents": [{**PLAIN, "system": "Be brief."}]},
+        {"agents": [{**PLAIN, "params": {"temperature": 0}}]},
+        {"agents": [{**PLAIN, "validation": {"choices": ["yes", "no"]}}]},
+        {"agents": [{**PLAIN, "memory": {"keep": "auto"}}]},
+        {"conversations": [{"id": "0", "prompt": PATH, "until": [{"says": "no"}]}]},
+        {"conversations": [{"id": "other", "prompt": PATH}]},
+    ],
+    ids=lambda changed: str(changed)[:60],
+)
+def test_what_a_body_makes_void_is_refused(changed: Document) -> None:
+    """The body is all that the engine is asked with: an option beside it would be read and ignored."""
+
+    async def scenario(node: Node, _: object) -> None:
+        with pytest.raises(InvalidJob):
+            await node.door.post({**DOCUMENT, "agents": [PLAIN], **changed}, posted={"0": REQUEST})
+
+    on_node(scenario)
+
+
+def asking() -> PostedAsking:
+    return PostedAsking(JobId("j"), REQUEST, Notifier())
+
+
+def test_a_stream_that_is_kept_is_bounded_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that never ends holds no more than one answer's bound; the next attempt begins afresh."""
+    monkeypatch.setattr(posted, "MAX_BODY_BYTES", 10)
+    subject = asking()
+    for _ in range(1000):
+        subject.pass_frames("text/event-stream", b"data")
+    assert subject.is_too_large
+    kept = subject.take_stream()
+    assert kept is not None
+    assert len(kept.body) <= 10
+    subject.forget_answer()
+    assert (subject.is_too_large, subject.take_stream()) == (False, None)
+    subject.pass_frames("text/event-stream", b"data")
+    assert subject.take_stream() == WholeAnswer(status=200, content_type="text/event-stream", body=b"data")
+
+
+@pytest.mark.parametrize(
+    ("body", "findings"),
+    [
+        ({"choices": [{"message": {"content": "Yes."}, "finish_reason": "stop"}]}, []),
+        ({"choices": [{"message": {"content": "Yes."}}]}, ["no_finish_reason"]),
+        ({"choices": [{"message": {"content": "Ye"}, "finish_reason": "length"}]}, ["cut_off"]),
+        ({"choices": [{"message": {"content": ""}, "finish_reason": "stop"}]}, ["nothing_said"]),
+        ({"choices": []}, ["no_finish_reason", "nothing_said"]),
+    ],
+    ids=["whole", "no reason", "cut off", "empty", "no answer"],
+)
+def test_a_half_or_empty_answer_to_a_body_is_marked(
+    tmp_path: Path, free_ports: Callable[[int], int], body: Document, findings: list[str]
+) -> None:
+    """The engine's answer is kept as it is; what it lacks is a finding of its turn."""
+    answers, port = tmp_path / "answers", free_ports(1)
+    answers.write_text(json.dumps({"over": {"status": 200, "body": json.dumps(body)}}))
+    command = [sys.executable, "-I", "-S", REPLAY, "--port", port, "--answers", answers]
+    config = Config.model_validate({"models": {"m0": {"engine": "attached", "url": f"http://127.0.0.1:{port}/v1"}}})
+
+    async def main() -> Document:
+        specs = worker_specs(config, tmp_path, tmp_path / "state")
+        async with open_node(config, specs, tmp_path / "state") as node:
+            await wait_until(lambda: node.scheduler.free("m0"), "the server is ready")
+            request = replace(REQUEST, body=BODY.replace(b"Tell of", b"<over>"))
+            stored, _ = await node.door.post({**DOCUMENT, "agents": [PLAIN]}, posted={"0": request})
+            await node.jobs.wait_ended(stored.id, LIMIT_S)
+            transcript = await node.jobs.transcript(stored.id, "0")
+            await node.shut_down(0.0, anyio.Event())
+        turns = transcript["turns"]
+        assert isinstance(turns, list)
+        return dict(turns[0])
+
+    with running_program(command):
+        turn = anyio.run(main)
+    assert (turn["state"], list(turn["findings"])) == ("completed", findings)
+    assert json.loads(turn["answer"]["body"]) == body

@@ -27,7 +27,7 @@ def say(
 
     Raises:
         NothingAwaited: no such turn waits, or several do.
-        StateConflict: the turn does not wait for a caller, not yet or no longer, or was spoken in other words.
+        StateConflict: the turn does not wait for a caller, not yet or no longer, or was spoken with other words.
         InvalidRequest: the words do not fit the agent's validation.
         NotFound: there is no such job or conversation.
     """
@@ -69,8 +69,9 @@ def _why_not_one(
     Raises:
         NotFound: there is no such conversation.
     """
-    there = ", ".join(f"{turn.agent} in round {turn.round}" for turn in known) or "nothing"
-    awaited_there = f"no such turn, or more than one, is awaited in {conversation_id} of {job_id}; awaited is {there}"
+    there = ", ".join(f"{turn.agent} in round {turn.round}" for turn in known)
+    where = f"{conversation_id} of {job_id}"
+    awaited_there = f"not exactly one turn is meant; {where} awaits {there}" if there else f"{where} awaits no caller"
     if not known:
         yield from ask(get_conversation(job_id, conversation_id), patience_s)
     if agent is None or any(turn.agent == agent for turn in known):

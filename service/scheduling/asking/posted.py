@@ -15,8 +15,9 @@ from service.scheduling.attempt import RunningAttempt
 from transport.dialects.openai import decode_whole
 from transport.errors import EngineRejected, UnreadableFrame
 from transport.events import Event, Finished, ReasoningDelta, RefusalDelta, TextDelta
+from transport.relay import MAX_BODY_BYTES
 from workers.notifier import Notifier
-from workers.outcome import Completed, Outcome
+from workers.outcome import Completed, FailureReason, Outcome, RequestFailed
 from workers.requests.generation import Generation
 from workers.requests.relay import Relay
 from workers.requests.slots import Lease
@@ -63,7 +64,9 @@ class PostedAsking:
         self._changed = changed
         self.content_type: str | None = None  # the content type of a stream that has begun
         self.whole: WholeAnswer | None = None
+        self.is_too_large = False  # more was buffered than is kept of an answer
         self._buffered: list[bytes] = []
+        self._buffered_bytes = 0
         self._write: Callable[[bytes], None] | None = None
 
     def __repr__(self) -> str:
@@ -82,20 +85,24 @@ class PostedAsking:
     def forget_answer(self) -> None:
         """Drop the answer of the last attempt: another begins, and no client has a part of it."""
         self.content_type = self.whole = None
-        self._buffered.clear()
+        self.is_too_large = False
+        self._take_buffered()
 
     def take_stream(self) -> WholeAnswer | None:
         """Return the buffered frames as one answer, None without any."""
         if self.content_type is None:
             return None
-        return WholeAnswer(status=OK, content_type=self.content_type, body=b"".join(self._buffered))
+        return WholeAnswer(status=OK, content_type=self.content_type, body=self._take_buffered())
 
     def pass_frames(self, content_type: str, frames: bytes) -> None:
         """Pass on a piece of the engine's stream."""
         if self._write is not None:
             self._write(frames)
             return
-        self._buffered.append(frames)
+        self._buffered_bytes += len(frames)
+        self.is_too_large |= self._buffered_bytes > MAX_BODY_BYTES
+        if not self.is_too_large:
+            self._buffered.append(frames)
         if self.content_type is None:
             self.content_type = content_type
             self._changed.notify()
@@ -108,8 +115,13 @@ class PostedAsking:
         """Write pieces from now on, beginning with the buffered ones."""
         self._write = write
         if self._buffered:
-            write(b"".join(self._buffered))
-            self._buffered.clear()
+            write(self._take_buffered())
+
+    def _take_buffered(self) -> bytes:
+        frames = b"".join(self._buffered)
+        self._buffered.clear()
+        self._buffered_bytes = 0
+        return frames
 
     def to_relay(self, attempt: RunningAttempt, on_slots_s: float = 0.0) -> Relay:
         """Return the request for an engine; earlier attempts' seconds on slots reduce its limit.
@@ -169,9 +181,16 @@ class RecordedAsking:
         attempt.request = worker.requests.prepare(self._key.job_id, attempt.answer)
         spent_s = sum((each.finished_at - each.started_at).total_seconds() for each in so_far.attempts)
         outcome = await self._asked.run(attempt, spent_s, worker, lease)
+        if self._asked.is_too_large:
+            detail = f"the answer is larger than {MAX_BODY_BYTES} bytes"
+            return RequestFailed(reason=FailureReason.ENGINE_REJECTED, detail=detail)
         self.whole = self._asked.take_stream() or self._asked.whole
-        if isinstance(outcome, Completed) and self._asked.whole is not None:
-            _add_words(self._asked.whole.body, attempt.answer.generation)
+        if isinstance(outcome, Completed):
+            generation = attempt.answer.generation
+            if self._asked.whole is not None:
+                _add_words(self._asked.whole.body, generation)
+            # A relay ends an answer without a reason with an empty one; in a record that is a finding.
+            generation.finish_reason = generation.finish_reason or None
         return outcome
 
 
