@@ -236,7 +236,7 @@ def run_app() -> None:
         sys.exit(Exit.INTERRUPTED)
     except (Exception, BaseExceptionGroup) as error:
         cause = _cause(error)
-        if isinstance(cause, SystemExit):  # of the terminal's library, when the output is not read any more
+        if isinstance(cause, SystemExit):  # rich ends so when the output is not read any more
             sys.exit(cause.code)
         code = _exit_code(cause)
         if code is None or logging.getLogger().level == logging.DEBUG:

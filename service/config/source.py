@@ -35,7 +35,7 @@ def roots_of(config: Config, base: Path) -> list[Path]:
 
 
 def outside_with_files(roots: Sequence[Path], path: Path) -> str | None:
-    """Return why a path, or a file in the folder that it is, may not be read; None where all may.
+    """Return why a path, or a file in it if it is a folder, may not be read; None if all may be.
 
     A link below the roots may lead out of them.
     """

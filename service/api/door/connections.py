@@ -69,7 +69,7 @@ class _BehindHead:
             self._door.on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Take the end of its head."""
+        """Handle the end of a request's head."""
         if self._is_behind:
             self._door.on_headers_complete()
         self._is_behind = True
@@ -278,7 +278,7 @@ class Door(HttpToolsProtocol):
         if self._backlog.silent_s >= self.UNREAD_S:
             self._backlog.cut_off(f"a client has taken nothing of its answer for {self.UNREAD_S:g} s")
 
-    # Between one program of this process and the next
+    # Handover to the next program of this process
 
     @property
     def is_at_rest(self) -> bool:

@@ -47,7 +47,21 @@ MOST_PRIORITY: Final = 1_000_000
 MOST_SECONDS: Final = 1e9
 JSON: Final = "application/json"
 ERROR: Final = {"type": "object", "required": ["error"], "properties": {"error": {"type": "object"}}}
-REFUSALS: Final = (400, 401, 403, 404, 408, 413, 415, 429, 431, 500, 502, 503, 504)  # beside an engine's own 4xx
+REFUSALS: Final = (
+    400,
+    401,
+    403,
+    404,
+    408,
+    413,
+    415,
+    429,
+    431,
+    500,
+    502,
+    503,
+    504,
+)  # statuses of our own; engines may answer other 4xx
 ANSWERED: Final[dict[int | str, dict[str, Any]]] = {
     200: {"description": "The engine's answer, unchanged", "content": {JSON: {}, "text/event-stream": {}}},
     **{status: {"description": HTTPStatus(status).phrase, "content": {JSON: {"schema": ERROR}}} for status in REFUSALS},

@@ -80,11 +80,9 @@ class TurnEnds:
     def fail_turn(self, event: events.TurnFailed) -> None:
         """Record a turn that has failed for good."""
         key = event.key
-        if self._take_off(key) is None:
+        conversation = self._end_turn(key)
+        if conversation is None:
             return
-        conversation = self._flow.conversation(key)
-        conversation.open.discard(key)
-        conversation.end_turn(key)
         if conversation.ending is not None:
             self._flow.take_end(key, NOTHING)
         else:
@@ -97,13 +95,19 @@ class TurnEnds:
     def cut_off(self, event: events.TurnCutOff) -> None:
         """Record a turn that was ended because its conversation has ended."""
         key = event.key
-        if self._take_off(key) is None:
+        if self._end_turn(key) is None:
             return
+        self._flow.take_end(key, NOTHING)
+        self._flow.update_load(key)
+
+    def _end_turn(self, key: TurnKey) -> LiveConversation | None:
+        """Take a turn without an answer off its slots; return its conversation, None where it was on none."""
+        if self._take_off(key) is None:
+            return None
         conversation = self._flow.conversation(key)
         conversation.open.discard(key)
         conversation.end_turn(key)
-        self._flow.take_end(key, NOTHING)
-        self._flow.update_load(key)
+        return conversation
 
     def _learn(self, event: events.TurnCompleted, conversation: LiveConversation, worker: str) -> None:
         key, place = event.key, conversation.live.places[event.key.agent_id]
