@@ -9,5 +9,5 @@ from tests.harness.nvml_machine import built
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the library that stands in for the driver's."""
+    """Return a folder with the stand-in for the driver's library."""
     return built(tmp_path_factory.mktemp("driver"))

@@ -1,4 +1,4 @@
-"""Which engines the next program keeps; and what a worker is held as comes back as it was."""
+"""Which engines the next program adopts, and how a worker's state is restored."""
 
 import dataclasses
 from datetime import UTC, datetime
@@ -17,8 +17,8 @@ from workers.spec import EngineKind, WorkerId, WorkerSpec
 ONE = Launch(worker="m-0", model="m", digest="a", adapters={}, may_have_more=False)
 
 
-def test_an_engine_that_would_be_started_the_same_is_kept() -> None:
-    """Others are ended, each with its reason, and their workers start anew if they are still there."""
+def test_an_engine_that_would_be_started_the_same_way_is_kept() -> None:
+    """Others are ended, each with its reason, and their workers start again if they still exist."""
     wanted = [ONE, replace(ONE, worker="m-1"), replace(ONE, worker="n-0", model="n")]
     running = [ONE, replace(ONE, worker="m-1", digest="b"), replace(ONE, worker="x-0", model="x")]
     assert plan_adoption(running, wanted) == Adoption(
@@ -28,15 +28,15 @@ def test_an_engine_that_would_be_started_the_same_is_kept() -> None:
 
 
 def test_a_lane_keeps_the_model_that_it_has() -> None:
-    """It has one worker a model: the engine that runs decides which of them is meant."""
+    """A lane has one worker per model: the running engine decides which of them is restored."""
     lane = [replace(ONE, worker="lane0", model=model, digest=model) for model in "abc"]
     assert plan_adoption([lane[1]], lane) == Adoption(kept=("lane0",), ended={}, started=())
     gone = plan_adoption([replace(lane[1], digest="other")], lane)
     assert gone == Adoption(kept=(), ended={"lane0": OTHER_LAUNCH}, started=("lane0",))
 
 
-def test_adapters_have_to_be_those_that_are_wanted() -> None:
-    """llama-server numbers them, so their order counts; vLLM may have more than are wanted, and none less."""
+def test_an_engine_is_kept_only_with_the_adapters_that_are_wanted() -> None:
+    """llama-server numbers adapters, so their order counts; vLLM may have more than are wanted, but not fewer."""
     has = replace(ONE, adapters={"p": "/p", "q": "/q"})
     assert plan_adoption([has], [has]).kept == ("m-0",)
     for other in ({"q": "/q", "p": "/p"}, {"p": "/p"}, {"p": "/p", "q": "/other"}):
@@ -46,8 +46,8 @@ def test_adapters_have_to_be_those_that_are_wanted() -> None:
     assert plan_adoption([ONE], [more]).ended == {"m-0": OTHER_ADAPTERS}
 
 
-def test_a_launch_is_told_apart_by_what_the_engine_is_started_with() -> None:
-    """Flags, variables and the address; not by what the service alone does with it."""
+def test_an_engine_is_compared_by_what_it_is_started_with() -> None:
+    """Flags, variables and the address count; settings that only the service uses do not."""
     spec = WorkerSpec(id=WorkerId("m-0"), name="m", engine=EngineKind.LLAMA_SERVER, model="./a.gguf", port=9000)
     same = launch_of(spec, {})
     assert launch_of(dataclasses.replace(spec, params={"max_tokens": 3}), {"HOME": "elsewhere"}) == same
@@ -63,8 +63,8 @@ def test_a_launch_is_told_apart_by_what_the_engine_is_started_with() -> None:
     assert (adapted.digest, adapted.adapters) == (same.digest, {"p": "/p.gguf"})
 
 
-def test_a_fleet_is_read_back_as_it_was_written() -> None:
-    """Over JSON, with half a frame of output and half a line of the log."""
+def test_a_fleet_is_restored_as_it_was_written() -> None:
+    """It goes through JSON, with half a frame of output and half a line of the log."""
     log = LogRing()
     log.begin_incarnation(3)
     log.add_output(1, b"one\ntw")
@@ -90,7 +90,7 @@ def test_a_fleet_is_read_back_as_it_was_written() -> None:
 
 
 def test_a_log_goes_on_in_the_middle_of_a_line() -> None:
-    """Numbers go on, and the line is whole in the end."""
+    """The numbers continue, and the line is complete in the end."""
     first, second = LogRing(), LogRing()
     first.begin_incarnation(1)
     first.add_output(1, b"one\ntw")
@@ -102,7 +102,7 @@ def test_a_log_goes_on_in_the_middle_of_a_line() -> None:
 
 
 def test_a_frame_goes_on_where_it_was_cut() -> None:
-    """Wherever that was: the next program has the beginning, and the pipe the rest."""
+    """The next program has the beginning, and the pipe has the rest."""
     data = b"\x01\x00\x00\x00\x03abc\x02\x00\x00\x00\x01z"
     for at in range(len(data) + 1):
         seen: list[tuple[int, bytes]] = []

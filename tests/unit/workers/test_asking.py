@@ -1,4 +1,4 @@
-"""Whose fault a refusal is: the evidence for the request, and each way in which it may be lacking."""
+"""Whether a refusal is the request's fault: the evidence for it, and each way in which evidence may be missing."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +13,7 @@ MISALIGNED = "the frobnicator of this request is misaligned"
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask again at once."""
+    """Ask again without a pause."""
     monkeypatch.setattr(asking, "PAUSES_S", (0.0, 0.0, 0.0))
     monkeypatch.setattr(asking, "UNREADABLE_PAUSES_S", (0.0,))
 
@@ -30,7 +30,7 @@ async def asked(
     is_others: bool = False,
     is_passed_on: bool = False,
 ) -> tuple[EngineError | None, int]:
-    """Return how asking fails where answers come in this order, the last one for ever, and how often it was asked."""
+    """Return how asking fails after these answers, the last one repeated, and how often the engine was asked."""
     count = 0
 
     async def ask() -> None:
@@ -47,8 +47,8 @@ async def asked(
     return error, count
 
 
-async def test_the_same_words_each_time_are_the_requests_own() -> None:
-    """They are told as they were, with a status that is the client's."""
+async def test_the_same_refusal_each_time_is_the_requests_own_fault() -> None:
+    """The client gets the engine's words unchanged, with a 4xx status."""
     error, count = await asked([refused()])
     assert isinstance(error, RequestAtFault)
     assert (count, error.status, str(error)) == (4, 400, f"500 server_error: {MISALIGNED}")
@@ -57,8 +57,8 @@ async def test_the_same_words_each_time_are_the_requests_own() -> None:
 @pytest.mark.parametrize(
     ("answers", "count"), [([refused(), None], 2), ([refused(), refused(), refused(), None], 4)], ids=["once", "thrice"]
 )
-async def test_what_passes_was_never_a_fault(answers: list[EngineError | None], count: int) -> None:
-    """An engine in trouble for a moment."""
+async def test_a_passing_refusal_is_no_fault(answers: list[EngineError | None], count: int) -> None:
+    """The engine was in trouble for a moment."""
     assert await asked(answers) == (None, count)
 
 
@@ -67,14 +67,14 @@ async def test_what_passes_was_never_a_fault(answers: list[EngineError | None], 
     [refused("another thing is wrong here"), refused(status=503), EngineError("gone")],
     ids=["words", "503", "x"],
 )
-async def test_other_words_prove_nothing(other: EngineError) -> None:
+async def test_changing_refusals_prove_nothing(other: EngineError) -> None:
     """They are judged as any refusal."""
     error, count = await asked([refused(), other])
     assert (error, count) == (other, 2)
 
 
-async def test_an_engine_that_serves_nobody_is_not_excused() -> None:
-    """Its canary is refused as well: it is ill."""
+async def test_an_engine_that_also_refuses_its_canary_is_not_excused() -> None:
+    """The engine is ill."""
     error, count = await asked([refused()], serves=lambda: False)
     assert (isinstance(error, RequestAtFault), count) == (False, 1)
 
@@ -88,29 +88,29 @@ async def test_an_engine_that_serves_nobody_is_not_excused() -> None:
         "An error occurred during generation", "no healthy replicas", "socket hang up", "tensor x has another shape",
     ],
 )  # fmt: skip
-async def test_trouble_of_an_engines_own_is_no_fault_of_a_request(words: str) -> None:
-    """It is asked again as ever, over minutes."""
+async def test_an_engines_own_trouble_is_no_fault_of_a_request(words: str) -> None:
+    """The request is asked again, for minutes."""
     error, count = await asked([refused(words)])
     assert (isinstance(error, RequestAtFault), count) == (False, 1)
 
 
 @pytest.mark.parametrize("status", [400, 429, 502, 503, 504])
-async def test_only_a_500_is_looked_into(status: int) -> None:
-    """The others say whose fault they are."""
+async def test_only_a_500_is_examined(status: int) -> None:
+    """Other statuses say whose fault they are."""
     error, count = await asked([refused(status=status)])
     assert (isinstance(error, RequestAtFault), count) == (False, 1)
 
 
-async def test_what_a_client_has_had_of_a_stream_is_not_asked_for_again() -> None:
-    """Two answers would stand behind each other."""
+async def test_a_stream_that_a_client_has_seen_is_not_asked_for_again() -> None:
+    """The client would get two answers, one after the other."""
     for failure in (refused(), UnreadableFrame("{]")):
         assert await asked([failure], begun=True, is_passed_on=True) == (failure, 1)
     error, count = await asked([UnreadableFrame("{]")], begun=True)
     assert (isinstance(error, RequestAtFault), count) == (True, 2)
 
 
-async def test_a_server_of_others_that_nobody_can_read_is_told_at_once() -> None:
-    """It says the same to everybody, and is never replaced."""
+async def test_an_unreadable_attached_server_is_reported_at_once() -> None:
+    """It gives every request the same answer, and is never replaced."""
     error, count = await asked([UnreadableFrame("{]")], serves=lambda: False, is_others=True)
     assert (isinstance(error, RequestAtFault), count) == (True, 2)
     error, count = await asked([UnreadableFrame("{]")], serves=lambda: False)

@@ -1,4 +1,4 @@
-"""An engine that computes on the CPU and is in one long batch: it answers nothing, and is healthy."""
+"""An engine that computes a long batch on the CPU: it answers nothing, and is healthy."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ ON_CPU = WorkerTimeouts(busy_stall_s=BUSY_S)
 
 
 async def compute(watching: Watching, seconds: float, cores: float) -> None:
-    """Let the engine's tree spend CPU for a while, and show nothing else."""
+    """Let the engine's processes use CPU for a while, and show no other sign."""
     for _ in range(int(seconds)):
         watching.engine.cpu_s += cores
         await pass_time(1)
@@ -34,8 +34,8 @@ def speak(running: InFlightRequest) -> None:
 
 
 @pytest.mark.parametrize("cores", [0.3, 1.0, 16.0])
-def test_a_batch_many_times_the_limit_is_left_alone(cores: float) -> None:
-    """No token, no progress, no counter and no song, at full CPU; and then it goes on.
+def test_a_batch_many_times_longer_than_the_limit_is_left_alone(cores: float) -> None:
+    """There are no tokens, no progress, no counters and no events, at full CPU, and then the engine goes on.
 
     Source: specification, "CPU evidence".
     """
@@ -55,7 +55,7 @@ def test_a_batch_many_times_the_limit_is_left_alone(cores: float) -> None:
     virtually(scenario)
 
 
-def test_a_neighbour_that_decodes_waits_with_it() -> None:
+def test_a_request_beside_a_long_batch_waits_with_it() -> None:
     """Specification, "CPU evidence": its 60 s run out while another's batch is read, and neither is charged."""
 
     async def scenario() -> None:
@@ -73,7 +73,7 @@ def test_a_neighbour_that_decodes_waits_with_it() -> None:
     virtually(scenario)
 
 
-def test_a_slot_that_still_reads_for_a_request_that_is_gone_is_left_alone() -> None:
+def test_a_slot_that_still_reads_for_a_cancelled_request_is_left_alone() -> None:
     """Specification, "Leaked slots": the batch of a cancelled request is computed to its end."""
 
     async def scenario() -> None:
@@ -105,7 +105,7 @@ def test_a_slot_that_still_reads_for_a_request_that_is_gone_is_left_alone() -> N
     ids=["spins", "sleeps", "idles", "spins while it decodes", "spins on a GPU"],
 )
 def test_a_hang_is_found_within_its_bound(timeouts: WorkerTimeouts, cores: float, has_token: bool, at_s: float) -> None:
-    """CPU ticks speak for an engine where a batch may be running, and for so long."""
+    """CPU time counts for an engine while a batch may be running, and only for a bounded time."""
 
     async def scenario() -> None:
         watching = Watching(timeouts)
@@ -126,8 +126,8 @@ def test_a_hang_is_found_within_its_bound(timeouts: WorkerTimeouts, cores: float
     virtually(scenario)
 
 
-def test_the_pace_is_learned_from_the_first_batch_of_any_prompt() -> None:
-    """A prompt whose first batch took 100 s has 100 s for each that is left, though none was ever answered."""
+def test_the_batch_time_is_learned_from_the_first_batch_of_any_prompt() -> None:
+    """A prompt whose first batch took 100 s gets 100 s for each remaining batch, though no prompt was ever answered."""
 
     async def scenario() -> None:
         watching = Watching(WorkerTimeouts(busy_stall_s=0))
@@ -148,8 +148,8 @@ def test_the_pace_is_learned_from_the_first_batch_of_any_prompt() -> None:
     virtually(scenario)
 
 
-def test_the_pace_of_an_engine_that_nothing_is_known_of_is_measured_once() -> None:
-    """So that the first prompt has the time that it needs, however long its batches are."""
+def test_the_speed_of_an_unknown_engine_is_measured_once() -> None:
+    """The first prompt then gets the time that it needs, however long its batches take."""
 
     async def scenario() -> None:
         watching = Watching(WorkerTimeouts(busy_stall_s=0))
@@ -165,8 +165,8 @@ def test_the_pace_of_an_engine_that_nothing_is_known_of_is_measured_once() -> No
     virtually(scenario)
 
 
-def test_cached_tokens_do_not_count_towards_the_pace() -> None:
-    """Only what was computed, and since the last word of it."""
+def test_cached_tokens_do_not_count_towards_the_speed() -> None:
+    """Only computed tokens count, since the last sign of progress."""
     watching_pace: list[float | None] = []
 
     async def scenario() -> None:
@@ -184,8 +184,8 @@ def test_cached_tokens_do_not_count_towards_the_pace() -> None:
     assert watching_pace == [None, pytest.approx(2000 / 10.001)]
 
 
-def test_cpu_is_measured_over_an_interval_that_tells() -> None:
-    """492 % on two cores were read in one short look; and a process that came brings its own time alone."""
+def test_cpu_is_measured_over_a_meaningful_interval() -> None:
+    """A short look once read 492 % on two cores. A new process adds its own time only."""
     seen: list[float | None] = []
 
     async def scenario() -> None:
@@ -226,17 +226,17 @@ def spec(engine: EngineKind = EngineKind.EMBEDDED, **fields: object) -> WorkerSp
 def test_where_an_engine_computes(
     given: WorkerSpec, environment: dict[str, str], is_gpu_there: bool, expected: bool
 ) -> None:
-    """On a GPU an engine that hangs spins, so there its ticks say nothing."""
+    """An engine that hangs on a GPU spins, so its CPU time proves nothing there."""
     assert computes_on_cpu(given, environment, is_gpu_there=is_gpu_there) is expected
 
 
-def test_the_wheel_says_whether_it_has_a_device() -> None:
-    """The one that the tests are run with computes on the CPU, whatever the machine shows."""
+def test_the_wheel_says_whether_it_uses_a_device() -> None:
+    """The tests' wheel computes on the CPU, whatever the machine has."""
     assert not embedded_has_gpu()
 
 
-def test_what_is_known_of_the_device_decides_the_default(tmp_path: Path) -> None:
-    """Whoever gives a number has it, and whoever says where it computes is believed."""
+def test_the_device_decides_the_default(tmp_path: Path) -> None:
+    """A number that the author gives is kept, and so is the author's word on where the engine computes."""
     at: Callable[[WorkerSpec], float | None] = lambda given: placed(given, {}).timeouts.busy_stall_s  # noqa: E731
     assert at(spec(on_cpu=True)) == BUSY_STALL_S
     assert at(spec(on_cpu=False)) == 0

@@ -1,4 +1,4 @@
-"""The limits of control groups, in trees as systemd, Slurm, Docker and Kubernetes make them on both versions."""
+"""The limits of control groups, in trees as systemd, Slurm, Docker and Kubernetes make them in both versions."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +32,7 @@ JOB: Final = "slurm/uid_1000/job_7/step_0"
 
 
 def tree(root: Path, mounts: list[str], groups: list[str], files: Mapping[str, str]) -> Path:
-    """Make a file system with the groups of one process."""
+    """Make a file system with the control groups of one process."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/mountinfo").write_text("".join(f"{line}\n" for line in mounts))
     (root / "proc/self/cgroup").write_text("".join(f"{line}\n" for line in groups))
@@ -155,10 +155,10 @@ def tree(root: Path, mounts: list[str], groups: list[str], files: Mapping[str, s
         ([], [], {}, TOTAL_MIB, None),
     ],
 )
-def test_the_least_limit_from_the_own_group_up_counts(
+def test_the_smallest_limit_from_the_own_group_up_counts(
     tmp_path: Path, mounts: list[str], groups: list[str], files: dict[str, str], memory_mib: int, cores: float | None
 ) -> None:
-    """Of memory and of cores, on both versions, in a unit, a job or a container."""
+    """Of memory and of cores, in both versions, in a unit, a job or a container."""
     root = tree(tmp_path, mounts, groups, files)
     assert host_memory_mib(root) == min(memory_mib, TOTAL_MIB)
     assert cores_limit(root) == cores
@@ -170,13 +170,16 @@ def test_the_least_limit_from_the_own_group_up_counts(
 def test_a_part_of_a_core_counts_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int
 ) -> None:
-    """And never more cores than the affinity has."""
+    """There are never more cores than the affinity allows."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
     assert usable_cores(tree(tmp_path, [V2], ["0::/u"], {"u/cpu.max": f"{quota} 100000"})) == cores
 
 
 def test_memory_in_use_is_that_of_the_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the unit's own 1 GiB 824 MiB are left, and of its slice 300: others there use the rest. Cache is free."""
+    """Of the unit's own 1 GiB 824 MiB are left, and of its slice 300 MiB: others there use the rest.
+
+    Cache counts as free.
+    """
     files = {
         "s/u/memory.max": str(GIB),
         "s/u/memory.current": str(300 * MIB),
@@ -196,7 +199,7 @@ def test_memory_in_use_is_that_of_the_group(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_mount_whose_path_has_a_blank_is_found(tmp_path: Path) -> None:
-    """The kernel writes it by its number."""
+    """The kernel writes the blank as an octal number."""
     root = tree(tmp_path, [V2.replace("/sys/fs/cgroup", r"/sys/fs/cgroup/my\040own")], ["0::/u"], {"my own/u/x": ""})
     assert group_folders("memory", root) == [root / "sys/fs/cgroup/my own/u", root / "sys/fs/cgroup/my own"]
 
@@ -210,10 +213,10 @@ def test_a_mount_whose_path_has_a_blank_is_found(tmp_path: Path) -> None:
         ([V2], ["0::/"], {}, 9),  # of the machine
     ],
 )
-def test_kills_for_want_of_memory_are_those_of_the_own_group(
+def test_out_of_memory_kills_are_those_of_the_own_group(
     tmp_path: Path, mounts: list[str], groups: list[str], files: dict[str, str], kills: int
 ) -> None:
-    """In a container of version 1 too, where its path is another one than it is told."""
+    """In a container of version 1 too, where the group's path differs from the one that the process sees."""
     root = tree(tmp_path, mounts, groups, files)
     (root / "proc/vmstat").write_text("nr_free_pages 7\noom_kill 9\n")
     assert count_oom_kills(root) == kills

@@ -1,4 +1,4 @@
-"""An engine that refuses everybody: held, asked again, and killed after its own minute if it is of no use."""
+"""An engine that refuses every request gets no turns, is asked again, and is killed after a minute without recovery."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from workers.states import Hold
 
 @dataclass
 class RefusingEngine(FakeEngine):
-    """Its canaries come back at once, as ``canary`` says; a break gives the next engine, up again within the second."""
+    """Its canaries return at once, as ``canary`` says; a break starts the next engine, which is up within a second."""
 
     canary: CanaryResult = CanaryResult.REFUSED
     held: list[Hold] = field(default_factory=list)
@@ -56,9 +56,9 @@ SILENCE_S = 120.0
 
 
 async def refuse(engine: RefusingEngine, seconds: float, *, is_working: bool = False) -> bool:
-    """Open the breaker, and let time pass, with a turn on the engine that gets its tokens, or with none.
+    """Open the breaker and let time pass, beside a turn that gets its tokens or without one.
 
-    Return whether it is open still.
+    Return whether the breaker is still open.
     """
     watching = Watching()
     if is_working:
@@ -75,8 +75,8 @@ async def refuse(engine: RefusingEngine, seconds: float, *, is_working: bool = F
     return is_open
 
 
-def test_each_engine_has_its_own_minute_however_fast_it_is_up() -> None:
-    """The next engine is not killed for what the one before it refused."""
+def test_each_engine_has_a_minute_of_its_own_however_fast_it_starts() -> None:
+    """The next engine is not killed for the refusals of the one before."""
     engine = RefusingEngine()
     virtually(lambda: refuse(engine, 4 * (REPAVE_S + PAUSES.last_s)))
     times = [at for at, _, _ in engine.broken]
@@ -88,8 +88,8 @@ def test_each_engine_has_its_own_minute_however_fast_it_is_up() -> None:
 @pytest.mark.parametrize(
     "innocent", ["answers", "refuses its form", "is silent and works", "gives a turn its tokens", "is not ours"]
 )
-def test_an_innocent_is_left_alone(innocent: str) -> None:
-    """One that answers gets turns again, also one that refuses the form of a canary; nobody's work is killed."""
+def test_an_innocent_engine_is_left_alone(innocent: str) -> None:
+    """An engine that answers gets turns again, even if it refuses a canary's form; no working engine is killed."""
     engine = RefusingEngine(owns_engine=innocent != "is not ours", works=innocent == "is silent and works")
     engine.canary = {
         "answers": CanaryResult.HEARD,
@@ -101,8 +101,8 @@ def test_an_innocent_is_left_alone(innocent: str) -> None:
     assert is_open is (innocent not in {"answers", "refuses its form"})
 
 
-def test_an_engine_that_refuses_and_then_says_nothing_is_replaced() -> None:
-    """Its canaries are all that it is asked: their silence is its silence (specification, "Circuit breaker")."""
+def test_an_engine_that_refuses_and_then_falls_silent_is_replaced() -> None:
+    """It gets no requests but canaries, so their silence counts as the engine's (specification, "Circuit breaker")."""
     engine = RefusingEngine(canary=CanaryResult.SILENT)
     virtually(lambda: refuse(engine, 3 * SILENCE_S))
     assert engine.broken
@@ -110,15 +110,15 @@ def test_an_engine_that_refuses_and_then_says_nothing_is_replaced() -> None:
 
 
 def test_one_turn_is_let_through_now_and_then() -> None:
-    """A server that is not ours may serve turns and refuse canaries: it is found out by the turns that wait."""
+    """An attached server may serve turns and refuse canaries: a waiting turn finds this out."""
     engine = RefusingEngine(owns_engine=False)
     virtually(lambda: refuse(engine, 3 * TRIAL_S + 4 * PAUSES.last_s))
     assert engine.one_slot[:4] == [True, False, True, False]
     assert engine.held == [Hold.REFUSING]
 
 
-def test_a_turn_that_is_served_ends_the_hold() -> None:
-    """Whatever its canaries were told."""
+def test_a_served_turn_closes_the_breaker() -> None:
+    """The results of canaries do not matter then."""
     engine = RefusingEngine(owns_engine=False)
 
     async def serve() -> None:

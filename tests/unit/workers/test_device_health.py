@@ -1,4 +1,4 @@
-"""Which devices are left alone: what their memory and their Xids tell, and what neither does."""
+"""Which devices are not used: what their memory and their Xids prove, and what they do not."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -52,64 +52,64 @@ def used(mib: int, held: Mapping[int, int] | None = None) -> DeviceMemory:
         "less-than-before",
     ],
 )
-def test_only_memory_that_no_process_has_is_evidence(
+def test_only_memory_without_a_process_is_evidence(
     before: DeviceMemory, now: DeviceMemory, finding: MemoryFinding
 ) -> None:
-    """Other programs may use a device, come and go; what is left to ours may be enough."""
+    """Other programs may use a device, come and go; the rest may be enough for ours."""
     assert judge_memory(before, now, alone=True, waited_s=0.0) is finding
 
 
 @pytest.mark.parametrize(("alone", "finding"), [(True, COMING_BACK), (False, FREE)])
-def test_where_no_process_is_seen_a_device_with_an_engine_of_ours_tells_nothing(
+def test_without_visible_processes_a_device_with_our_engine_proves_nothing(
     finding: MemoryFinding, *, alone: bool
 ) -> None:
-    """All of it may be that engine's."""
+    """All of its used memory may be that engine's."""
     assert judge_memory(used(100), used(6000), alone=alone, waited_s=0.0) is finding
     assert judge_memory(used(5000, {OURS: 4900}), used(6000), alone=alone, waited_s=0.0) is finding
 
 
-def test_memory_is_missed_beside_an_engine_that_can_be_seen() -> None:
-    """That engine has its own, and what is beyond is nobody's."""
+def test_memory_is_missing_beside_a_visible_engine() -> None:
+    """That engine's memory is known, and memory beyond it belongs to no process."""
     before, now = used(5000, {FOREIGN: 4900}), used(9000, {FOREIGN: 4900, OURS: 2000})
     assert judge_memory(before, now, alone=False, waited_s=0.0) is COMING_BACK
     now = used(9000, {FOREIGN: 4900, OURS: 4000})
     assert judge_memory(before, now, alone=False, waited_s=0.0) is FREE
 
 
-def test_a_twentieth_of_a_device_is_missed_by_nobody() -> None:
-    """Contexts and drivers take and give back as they like, for however long."""
+def test_a_twentieth_of_a_device_may_be_missing() -> None:
+    """Contexts and drivers hold that much, for any time."""
     for waited_s in (0.0, 10 * BACK_S):
         assert judge_memory(used(100), used(600), alone=True, waited_s=waited_s) is FREE
     assert judge_memory(used(100), used(601), alone=True, waited_s=0.0) is COMING_BACK
 
 
 def test_memory_has_half_a_minute_to_come_back() -> None:
-    """Drivers take seconds to clean up after a process that was killed."""
+    """Drivers take seconds to clean up after a killed process."""
     assert BACK_S == 30
     assert judge_memory(used(100), used(6000), alone=True, waited_s=29.99) is COMING_BACK
     assert judge_memory(used(100), used(6000), alone=True, waited_s=30.0) is LOST
 
 
 @pytest.mark.parametrize(("before", "now"), [(None, used(9000)), (used(100), None), (None, None)])
-def test_a_device_that_tells_nothing_is_used(before: DeviceMemory | None, now: DeviceMemory | None) -> None:
-    """No driver, no look before: that is no evidence."""
+def test_a_device_without_figures_is_used(before: DeviceMemory | None, now: DeviceMemory | None) -> None:
+    """A missing driver or first look is no evidence."""
     assert judge_memory(before, now, alone=True, waited_s=99.0) is FREE
 
 
 @pytest.mark.parametrize("xid", [48, 62, 64, 74, 79, 94, 95, 119, 120, 140])
 def test_faults_of_a_device(xid: int) -> None:
-    """A card that fell off its bus, memory that cannot be corrected, firmware that hangs."""
+    """The card fell off its bus, has uncorrectable memory errors, or its firmware hangs."""
     assert is_devices_fault(xid)
 
 
 @pytest.mark.parametrize("xid", [13, 31, 43, 45, 68, 69, 137])
-def test_faults_of_programs_are_no_devices(xid: int) -> None:
-    """An address that is wrong, a kernel that fails, a process that was killed: engines of ours do all that."""
+def test_faults_of_programs_are_not_the_devices(xid: int) -> None:
+    """A wrong address, a failed kernel and a killed process occur with our own engines."""
     assert not is_devices_fault(xid)
 
 
 class Reader:
-    """Tells of one device: each look shows the next of what was given, and the last for ever; None is no word of it."""
+    """Reads one device: each look gives the next reading, and the last one repeats; None means no reading."""
 
     def __init__(self, *looks: DeviceMemory | None, uuid: str) -> None:
         self._uuid = uuid
@@ -135,7 +135,7 @@ class Reader:
 
 
 class Watched:
-    """A device's health, and how often it told that a mark has come or gone."""
+    """A device's health, and the number of marks that were set and removed."""
 
     def __init__(self, *looks: DeviceMemory | None, device: Device = WHOLE) -> None:
         self.reader = Reader(*looks, uuid=device.uuid)
@@ -147,13 +147,13 @@ class Watched:
         self.changes += 1
 
     async def run_engine(self) -> None:
-        """Have an engine come and go."""
+        """Start and end an engine."""
         await self.health.wait_free(self._device)
         with self.health.engine_on(self._device.uuid):
             pass
 
     async def lose_memory(self) -> None:
-        """Have an engine come and go whose memory stays."""
+        """Start and end an engine whose memory stays in use."""
         await self.run_engine()
         with pytest.raises(DeviceSick):
             await self.health.wait_free(self._device)
@@ -166,7 +166,7 @@ def virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_start_waits_while_memory_comes_back() -> None:
-    """And no longer: nothing is marked."""
+    """It waits no longer than that, and no device is marked."""
 
     async def scenario() -> None:
         device = Watched(used(100), used(6000), used(6000), used(3000), used(400))
@@ -179,8 +179,8 @@ def test_a_start_waits_while_memory_comes_back() -> None:
     virtually(scenario)
 
 
-def test_a_first_start_waits_for_nothing() -> None:
-    """What others have of the device before us is not ours to wait for."""
+def test_a_first_start_does_not_wait() -> None:
+    """Memory that other programs used before us is theirs."""
 
     async def scenario() -> None:
         device = Watched(used(9900))
@@ -191,8 +191,8 @@ def test_a_first_start_waits_for_nothing() -> None:
     virtually(scenario)
 
 
-def test_a_device_whose_memory_does_not_come_back_is_left_alone() -> None:
-    """The start is told how much is missed, and the next one is told the same without a wait."""
+def test_a_device_whose_memory_does_not_come_back_is_not_used() -> None:
+    """The refused start says how much is missing; the next one is refused without a wait."""
 
     async def scenario() -> None:
         device = Watched(used(100), used(6000))
@@ -213,7 +213,7 @@ def test_a_device_whose_memory_does_not_come_back_is_left_alone() -> None:
 
 
 def test_a_device_is_used_again_when_its_memory_is_back() -> None:
-    """Nobody has to say so; some of it is not enough."""
+    """No operator is needed; a part of the memory is not enough."""
 
     async def scenario() -> None:
         device = Watched(used(100), used(6000))
@@ -228,8 +228,8 @@ def test_a_device_is_used_again_when_its_memory_is_back() -> None:
     virtually(scenario)
 
 
-def test_a_device_that_cannot_be_looked_at_stays_left_alone() -> None:
-    """That its driver says nothing of its memory does not bring it back."""
+def test_a_device_that_cannot_be_read_stays_marked() -> None:
+    """A driver that reports no memory does not remove the mark."""
 
     async def scenario() -> None:
         device = Watched(used(100), used(6000))
@@ -241,8 +241,8 @@ def test_a_device_that_cannot_be_looked_at_stays_left_alone() -> None:
     virtually(scenario)
 
 
-def test_an_xid_of_a_device_marks_it_until_an_operator_resumes() -> None:
-    """Its memory looks well; the mark goes by no look."""
+def test_an_xid_of_a_device_marks_it_until_an_operator_resumes_it() -> None:
+    """Its memory looks fine, so no look removes the mark."""
 
     async def scenario() -> None:
         device = Watched(used(100))
@@ -274,7 +274,7 @@ def test_an_xid_of_a_program_marks_nothing(xid: int) -> None:
     virtually(scenario)
 
 
-def test_the_first_xid_is_the_one_that_is_told() -> None:
+def test_the_first_xid_is_the_one_reported() -> None:
     """Others follow from it; the log has them all."""
 
     async def scenario() -> None:
@@ -287,7 +287,7 @@ def test_the_first_xid_is_the_one_that_is_told() -> None:
 
 
 def test_an_xid_outlasts_memory_that_comes_back() -> None:
-    """A device that was marked for its memory, and then fails, is not used again before an operator says so."""
+    """A device that was marked for its memory and then fails needs an operator before it is used again."""
 
     async def scenario() -> None:
         device = Watched(used(100), used(6000))
@@ -301,8 +301,8 @@ def test_an_xid_outlasts_memory_that_comes_back() -> None:
     virtually(scenario)
 
 
-def test_an_operator_takes_off_a_mark_for_memory_too() -> None:
-    """What is missed then is missed no more: engines have the rest."""
+def test_an_operator_removes_a_memory_mark_too() -> None:
+    """The missing memory is then accepted: engines get the rest."""
 
     async def scenario() -> None:
         device = Watched(used(100), used(6000))
@@ -317,7 +317,7 @@ def test_an_operator_takes_off_a_mark_for_memory_too() -> None:
 
 
 def test_the_slices_of_a_gpu_fail_with_it() -> None:
-    """Its Xids name the GPU; whoever resumes a lane on one slice has seen to all of it."""
+    """Its Xids name the GPU; an operator who resumes a lane on one slice resumes all of them."""
 
     async def scenario() -> None:
         device = Watched(used(100))
@@ -335,8 +335,8 @@ def test_the_slices_of_a_gpu_fail_with_it() -> None:
     virtually(scenario)
 
 
-def test_a_slice_that_fails_is_left_alone_by_itself() -> None:
-    """Its memory is its own; neither its GPU nor its neighbour is to blame."""
+def test_a_slice_that_fails_is_marked_alone() -> None:
+    """Its memory is its own; neither its GPU nor a neighbour is affected."""
 
     async def scenario() -> None:
         device = Watched(used(100), used(6000), device=SLICES[0])
@@ -351,7 +351,7 @@ def test_a_slice_that_fails_is_left_alone_by_itself() -> None:
 
 
 def test_an_xid_ends_the_wait_for_memory() -> None:
-    """The start is told of it at once."""
+    """The start is refused at once."""
 
     async def scenario() -> None:
         device = Watched(used(100), used(6000))
@@ -377,7 +377,7 @@ def test_an_operator_ends_the_wait_for_memory() -> None:
     virtually(scenario)
 
 
-def test_what_was_there_before_the_first_of_several_engines_counts() -> None:
+def test_memory_from_before_the_first_of_several_engines_counts() -> None:
     """A second engine beside it changes nothing; the memory of both has to come back."""
 
     async def scenario() -> None:
@@ -392,8 +392,8 @@ def test_what_was_there_before_the_first_of_several_engines_counts() -> None:
     virtually(scenario)
 
 
-def test_memory_is_missed_beside_a_neighbour_that_can_be_seen() -> None:
-    """The engine of another lane goes on, and has what it has."""
+def test_memory_is_missing_beside_a_visible_neighbour() -> None:
+    """The engine of another lane goes on, and keeps its memory."""
 
     async def scenario() -> None:
         seen = {FOREIGN: 1000}
@@ -407,8 +407,8 @@ def test_memory_is_missed_beside_a_neighbour_that_can_be_seen() -> None:
     virtually(scenario)
 
 
-def test_an_engine_that_fails_to_start_is_none_that_runs() -> None:
-    """What it leaves is missed as any other's."""
+def test_an_engine_that_fails_to_start_does_not_count_as_running() -> None:
+    """Memory that it leaves in use counts as missing, like any other's."""
 
     async def scenario() -> None:
         device = Watched(used(100), used(6000), used(200))
@@ -421,7 +421,7 @@ def test_an_engine_that_fails_to_start_is_none_that_runs() -> None:
     virtually(scenario)
 
 
-def test_the_memory_of_the_cpu_is_never_missed() -> None:
+def test_the_memory_of_the_cpu_is_never_missing() -> None:
     """All programs of the machine share it."""
 
     async def scenario() -> None:
@@ -435,8 +435,8 @@ def test_the_memory_of_the_cpu_is_never_missed() -> None:
     virtually(scenario)
 
 
-def test_devices_are_looked_at_again_and_again() -> None:
-    """Until it is cancelled; then the driver is let go of."""
+def test_devices_are_read_periodically() -> None:
+    """Until the task is cancelled; then the driver is released."""
 
     async def scenario() -> None:
         device = Watched(used(100), used(200), used(300))

@@ -1,6 +1,6 @@
-"""The devices of a machine, as NVML and an inventory tell of them, and which cannot be.
+"""The devices of a machine, as NVML and an inventory describe them, and which are impossible.
 
-NVML is asked through its real binding, of a library that stands in for the driver's.
+NVML is called through its real binding, with a stand-in for the driver's library.
 """
 
 import json
@@ -25,14 +25,14 @@ def faults_of(*gpus: Gpu) -> list[str]:
 
 
 def gpu_at(index: int, *, uuid: str | None = None, memory_mib: int | None = 81920, slices: Sequence[str] = ()) -> Gpu:
-    """Return a GPU whose slices have these UUIDs; without any it is in no MIG mode."""
+    """Return a GPU whose slices have these UUIDs; without any it has no MIG mode."""
     mig = tuple(MigSlice(uuid=each, profile="1g.20gb", memory_mib=19968) for each in slices)
     name = "NVIDIA A100-SXM4-80GB"
     return Gpu(index=index, uuid=uuid or f"GPU-{index}", name=name, memory_mib=memory_mib, mig=mig or None)
 
 
 def test_real_machines_have_no_faults() -> None:
-    """What the driver tells can be; the slices of a GPU may take all of it, and its memory may be unknown."""
+    """Everything a driver reports is possible: slices may take all of a GPU, and its memory may be unknown."""
     check_devices([])
     check_devices(MACHINE)
     check_devices([gpu_at(0, memory_mib=4 * 19968, slices=["MIG-0", "MIG-1", "MIG-2", "MIG-3"])])
@@ -53,20 +53,20 @@ def test_real_machines_have_no_faults() -> None:
     ids=["gpu-gpu", "gpu-slice", "slice-slice", "slice-slice-elsewhere"],
 )
 def test_no_two_devices_have_one_uuid(gpus: Sequence[Gpu], fault: str) -> None:
-    """An engine is shown its device by it; the message says whose it is and what every device has."""
+    """Engines get their device by UUID; the message gives its owners and every device's UUID."""
     assert faults_of(*gpus) == [fault, "every device has one of its own"]
 
 
 def test_no_two_gpus_have_one_number() -> None:
-    """A whole GPU is shown to an engine by its number."""
+    """A whole GPU is given to an engine by its number."""
     assert faults_of(gpu_at(3), gpu_at(3, uuid="GPU-4")) == [
         "devices[1].index: 3 is that of devices[0]",
         "every GPU has a number of its own",
     ]
 
 
-def test_a_device_without_a_uuid_is_told_where_to_find_it() -> None:
-    """Of a GPU and of a slice alike, and two empty ones are no duplicate."""
+def test_a_device_without_a_uuid_is_refused_with_advice() -> None:
+    """For GPUs and slices alike the message says where to find it; two empty ones are no duplicate."""
     gpus = [replace(gpu_at(0), uuid=""), gpu_at(1, slices=["MIG-0", ""])]
     assert faults_of(*gpus) == [
         "devices[0].uuid: is empty",
@@ -76,7 +76,7 @@ def test_a_device_without_a_uuid_is_told_where_to_find_it() -> None:
     ]
 
 
-def test_slices_do_not_outgrow_their_gpu() -> None:
+def test_slices_are_not_larger_than_their_gpu() -> None:
     """The message has both sizes."""
     assert faults_of(gpu_at(0), gpu_at(1, memory_mib=39935, slices=["MIG-0", "MIG-1"])) == [
         "devices[1].mig: its slices have 39936 MiB together, and the GPU 39935 MiB"
@@ -151,21 +151,21 @@ def faults_in(path: Path, text: str) -> list[str]:
     return str(caught.value).splitlines()
 
 
-def test_an_inventory_says_the_same_in_yaml_and_in_json(tmp_path: Path) -> None:
-    """What a person writes, and what the command prints, the lanes beside it passed over."""
+def test_an_inventory_means_the_same_in_yaml_and_in_json(tmp_path: Path) -> None:
+    """People write YAML, and the command prints JSON; lanes beside the devices are ignored."""
     assert inventory_at(tmp_path / "machine.yaml", INVENTORY_YAML) == INVENTORY
     assert inventory_at(tmp_path / "machine.json", json.dumps(INVENTORY_DOCUMENT)) == INVENTORY
 
 
 @pytest.mark.parametrize("machine", [INVENTORY, MACHINE, []], ids=["planned", "found", "none"])
 def test_a_written_inventory_reads_back_as_the_same_machine(tmp_path: Path, machine: list[Gpu]) -> None:
-    """So one machine's devices can be planned for on another."""
+    """One machine's devices can thus be planned for on another."""
     text = json.dumps({"devices": [document_of(gpu) for gpu in machine]})
     assert inventory_at(tmp_path / "machine.json", text) == machine
 
 
-def test_a_gpu_is_written_as_an_inventory_has_it() -> None:
-    """A GPU in no MIG mode has no such key; one in that mode without slices has it, and nothing in it."""
+def test_a_gpu_is_written_in_the_form_of_an_inventory() -> None:
+    """A GPU without MIG has no such key; one in MIG mode without slices has it, and it is empty."""
     assert [document_of(gpu) for gpu in INVENTORY] == INVENTORY_DOCUMENT["devices"]
 
 
@@ -186,15 +186,15 @@ def test_a_gpu_is_written_as_an_inventory_has_it() -> None:
 def test_a_fault_in_an_inventory_has_its_file_its_line_and_its_place(
     tmp_path: Path, before: str, after: str, line: int, fault: str
 ) -> None:
-    """One fault, one line to look at."""
+    """Each fault names one line to look at."""
     assert INVENTORY_YAML.count(before) == 1
     path = tmp_path / "machine.yaml"
     (found,) = faults_in(path, INVENTORY_YAML.replace(before, after))
     assert found.startswith(f"{path}:{line}: {fault}")
 
 
-def test_all_faults_of_an_inventory_are_told_at_once(tmp_path: Path) -> None:
-    """JSON has no lines to name, and has its file and its places all the same."""
+def test_all_faults_of_an_inventory_are_reported_at_once(tmp_path: Path) -> None:
+    """JSON has no lines to name, but file and place are given."""
     path = tmp_path / "machine.json"
     found = faults_in(path, json.dumps({"devices": [{"index": "a", "uuid": 1, "name": "T4"}], "device": []}))
     assert [fault.split(" ")[:2] for fault in found] == [
@@ -205,8 +205,8 @@ def test_all_faults_of_an_inventory_are_told_at_once(tmp_path: Path) -> None:
     assert "did you mean 'devices'?" in found[-1]
 
 
-def test_devices_that_cannot_be_together_are_a_fault_of_their_file(tmp_path: Path) -> None:
-    """The file is read by the same rule as the machine."""
+def test_devices_that_conflict_are_a_fault_of_their_file(tmp_path: Path) -> None:
+    """The file is read by the same rules as the machine."""
     path = tmp_path / "machine.yaml"
     found = faults_in(path, INVENTORY_YAML.replace("MIG-1", "GPU-0"))
     assert found == [f"{path}: devices[1].mig[1].uuid: GPU-0 is that of devices[0]; every device has one of its own"]
@@ -214,13 +214,13 @@ def test_devices_that_cannot_be_together_are_a_fault_of_their_file(tmp_path: Pat
 
 @pytest.mark.parametrize("text", ["", "- index: 0\n", "a machine"], ids=["empty", "list", "text"])
 def test_an_inventory_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
-    """The message says which key is looked for."""
+    """The message names the key that is expected."""
     path = tmp_path / "machine.yaml"
     assert faults_in(path, text) == [f"{path}: an inventory is a mapping with the key 'devices'"]
 
 
-def test_a_file_that_is_broken_or_not_there_is_named(tmp_path: Path) -> None:
-    """Neither is a machine without GPUs."""
+def test_a_broken_or_missing_file_is_named(tmp_path: Path) -> None:
+    """Neither counts as a machine without GPUs."""
     broken = tmp_path / "machine.json"
     assert faults_in(broken, '{"devices": [')[0].startswith(f"{broken}: not JSON")
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: there is no such file"):

@@ -1,4 +1,4 @@
-"""Who gives way when a KV cache that requests share runs out of room, and how much of it may be held."""
+"""Which requests are ended when a shared KV cache runs out of room, and how much of it may be used."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ HOLDINGS = st.lists(
 
 
 def of(*tokens: int) -> list[Holding]:
-    """Return what requests 1, 2 and so on hold."""
+    """Return the tokens that requests 1, 2 and so on hold."""
     return [Holding(request=number, tokens=each) for number, each in enumerate(tokens, start=1)]
 
 
@@ -32,15 +32,17 @@ def of(*tokens: int) -> list[Holding]:
         ((50, 60, 1), 100, [3, 2]),
     ],
 )
-def test_the_youngest_go_until_the_others_have_room(tokens: tuple[int, ...], room: int, going: list[int]) -> None:
-    """To the token; whoever is alone stays, and a young one that is small goes before an older one that is large."""
+def test_the_youngest_requests_are_ended_until_the_others_have_room(
+    tokens: tuple[int, ...], room: int, going: list[int]
+) -> None:
+    """To the token. A single request stays, and a small young one is ended before a large older one."""
     assert youngest_without_room(of(*tokens), room) == going
     assert youngest_without_room(of(*tokens)[::-1], room) == going
 
 
 @given(HOLDINGS, st.integers(1, 1500))
-def test_no_more_go_than_have_to_and_never_the_oldest(holdings: list[Holding], room: int) -> None:
-    """Those who stay have room or are one, and would have none with the last that went."""
+def test_no_more_are_ended_than_needed_and_never_the_oldest(holdings: list[Holding], room: int) -> None:
+    """The remaining requests have room or are one, and would have none with the last one ended."""
     going = youngest_without_room(holdings, room)
     by_age = sorted((each.request for each in holdings), reverse=True)
     assert going == by_age[: len(going)]
@@ -53,7 +55,7 @@ def test_no_more_go_than_have_to_and_never_the_oldest(holdings: list[Holding], r
 
 
 def test_room_is_what_is_left_for_two_looks_of_writing() -> None:
-    """By the rate of all together, besides what each of them may write before it can be ended."""
+    """It follows from the rate of all together, and what each may write before it can be ended."""
     assert room_for(1000, 0, 0.0, 0.1) == 1000
     assert room_for(1000, 3, 0.0, 0.1) == 1000 - 3 * GROWTH
     assert room_for(1000, 3, 500.0, 0.1) == 1000 - 3 * GROWTH - 100
@@ -61,10 +63,10 @@ def test_room_is_what_is_left_for_two_looks_of_writing() -> None:
 
 
 @given(st.integers(1, 10**6), st.integers(0, 64), st.floats(0, 1e5), st.floats(0.01, 2.0))
-def test_what_may_be_held_is_never_full_before_the_look_after_next(
+def test_the_allowed_use_is_never_full_before_the_look_after_next(
     size: int, holdings: int, rate: float, look_s: float
 ) -> None:
-    """And where nothing may be, one request is let in all the same."""
+    """If nothing is allowed, one request is let in nevertheless."""
     room = room_for(size, holdings, rate, look_s)
     assert room >= 1
     assert room == 1 or room + 2 * look_s * rate + GROWTH * holdings <= size + 0.5

@@ -1,4 +1,4 @@
-"""The real watch under a virtual clock: who is left alone, who is ended, and when."""
+"""The real watch under a virtual clock: which requests are ended, and when."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ from workers.spec import WorkerTimeouts
 class TestVirtualTime:
     @pytest.mark.parametrize("sign", ["progress", "counters", "tokens of another"])
     def test_half_an_hour_of_prefill_is_left_alone(self, sign: str) -> None:
-        """0 kills of an engine that shows any evidence, with the evidence a little within the limit each time."""
+        """An engine that shows any evidence is never killed, with the evidence just within the limit each time."""
 
         async def scenario() -> None:
             watching = Watching()
@@ -56,7 +56,7 @@ class TestVirtualTime:
     def test_a_hang_is_found_within_ten_seconds_of_its_limit_and_never_before(
         self, noise: str, has_token: bool
     ) -> None:
-        """Pings, CPU and a chatty log are told, and save nobody."""
+        """Pings, CPU time and a chatty log are reported, and excuse no engine."""
 
         async def scenario() -> None:
             watching = Watching()
@@ -85,7 +85,7 @@ class TestVirtualTime:
         virtually(scenario)
 
     def test_compiling_kernels_is_not_a_stall(self) -> None:
-        """A pause for a compiler is left alone for as long as that works, and a compiler that hangs is found."""
+        """A pause for a compiler is accepted as long as the compiler works; one that hangs is found."""
 
         async def scenario() -> None:
             watching = Watching()
@@ -106,8 +106,8 @@ class TestVirtualTime:
 
         virtually(scenario)
 
-    def test_an_engine_that_sings_loses_the_request_and_not_its_life(self) -> None:
-        """The canary is the last word."""
+    def test_an_engine_whose_canary_is_answered_loses_the_request_and_survives(self) -> None:
+        """The canary decides."""
 
         async def scenario() -> None:
             watching = Watching()
@@ -124,7 +124,7 @@ class TestVirtualTime:
         virtually(scenario)
 
     def test_a_request_that_waits_for_tools_or_for_us_is_not_judged(self) -> None:
-        """The engine owes nothing."""
+        """The engine has no work on it."""
 
         async def scenario() -> None:
             watching = Watching()
@@ -141,7 +141,7 @@ class TestVirtualTime:
         virtually(scenario)
 
     def test_a_loop_is_ended_within_a_second(self) -> None:
-        """Beside the token path, and soon all the same."""
+        """It is detected beside the token path, and still soon."""
 
         async def scenario() -> None:
             watching = Watching()
@@ -162,7 +162,7 @@ class TestVirtualTime:
         [(ProbeResult.ANSWERED, math.inf, math.inf), (ProbeResult.REFUSED, 30, 60), (ProbeResult.SILENT, 120, 150)],
     )
     def test_an_engine_without_work_is_probed(self, probe: ProbeResult, at_least_s: float, at_most_s: float) -> None:
-        """The next turn should not be the one to find out; and a slow answer is given the time of a prefill."""
+        """Otherwise the next turn would find the failure. A slow answer gets the time of a prefill."""
 
         async def scenario() -> None:
             watching = Watching()
@@ -181,7 +181,7 @@ class TestVirtualTime:
 
     @pytest.mark.parametrize(("freed_after_s", "is_broken"), [(20, False), (3600, True)])
     def test_a_slot_must_come_free_after_a_cancel(self, freed_after_s: float, is_broken: bool) -> None:
-        """cancel_s is how long it may take: between two batches of a big prompt, and no longer."""
+        """``cancel_s`` bounds the wait: a cancel takes effect between two batches of a large prompt."""
 
         async def scenario() -> None:
             watching = Watching(WorkerTimeouts(cancel_s=30))
@@ -203,10 +203,11 @@ class TestVirtualTime:
 
     @pytest.mark.parametrize("seed", range(3))
     @pytest.mark.parametrize("is_sick", [False, True])
-    def test_a_busy_engine_is_not_taken_for_one_that_keeps_slots(self, seed: int, is_sick: bool) -> None:
-        """Half an hour of saturation, requests of all lengths, one in five cut off, each freed a while later.
+    def test_a_busy_engine_is_not_mistaken_for_one_that_leaks_slots(self, seed: int, is_sick: bool) -> None:
+        """Under full load one request in five is cut off, and its slot is freed a while later.
 
-        The sick engine keeps one slot on, and is found while the others are as busy as ever.
+        Requests of all lengths run for half an hour. The sick engine keeps one slot in use, and is found while the
+        others are as busy as ever.
         """
 
         async def scenario() -> None:

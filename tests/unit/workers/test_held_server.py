@@ -1,4 +1,4 @@
-"""Which MCP servers of an earlier program are gone on with."""
+"""Which MCP servers of an earlier program are kept."""
 
 import os
 
@@ -20,8 +20,8 @@ def held(*, pid: int, started: int) -> HeldServer:
     )
 
 
-def test_a_server_that_runs_as_it_is_to_be_started_is_kept() -> None:
-    """By its process and not by its number alone; what is held survives its way through a file."""
+def test_a_server_that_would_be_started_the_same_way_is_kept() -> None:
+    """It is identified by its process, not by the number alone; its state survives the file."""
     own = ProcessId.of(os.getpid())
     assert own is not None
     kept = held(pid=own.pid, started=own.started)
@@ -40,12 +40,12 @@ def test_a_server_that_runs_as_it_is_to_be_started_is_kept() -> None:
     ],
 )
 def test_another_program_or_environment_is_another_server(other: McpServer) -> None:
-    """It is started anew."""
+    """The server is started again."""
     own = ProcessId.of(os.getpid())
     assert own is not None
     assert held(pid=own.pid, started=own.started).fault(other.launch) == "it is to be started otherwise"
 
 
-def test_the_order_of_variables_is_nothing() -> None:
+def test_the_order_of_variables_does_not_count() -> None:
     """A file may list them in any order."""
     assert McpServer(name="s", command=("a", "b"), env={"Y": "2", "X": "1"}).launch == SERVER.launch

@@ -1,4 +1,4 @@
-"""Names of a hub's models, and which files of a repository they mean."""
+"""Names of a hub's models, and the files of a repository that they select."""
 
 import pytest
 
@@ -33,7 +33,7 @@ CHECKPOINT = ["config.json", "model.safetensors", "tokenizer.json", "merges.txt"
     ],
 )
 def test_a_name_is_read_and_written(text: str, name: HubName) -> None:
-    """As a person writes it, so that a pinned one can be written into a file."""
+    """It is written as people write it, so that a pinned name can be stored in a file."""
     assert parse_hub_name(text) == name
     assert str(name) == text
     assert name.is_pinned == (f".gguf@{COMMIT}" in text)
@@ -62,7 +62,7 @@ def test_a_name_is_read_and_written(text: str, name: HubName) -> None:
         "hf:ä/b",
     ],
 )
-def test_what_leads_out_of_a_repository_is_no_name(text: str) -> None:
+def test_a_name_that_leads_out_of_a_repository_is_refused(text: str) -> None:
     """A name becomes a part of paths and addresses."""
     with pytest.raises(InvalidSpec, match="is written hf:ORG/REPO"):
         parse_hub_name(text)
@@ -94,11 +94,11 @@ def test_what_leads_out_of_a_repository_is_no_name(text: str) -> None:
     ],
 )
 def test_files_are_chosen_without_code(name: str, paths: list[str], chosen: list[str]) -> None:
-    """One GGUF with all its parts, or a checkpoint with its weights last; what could be run is left there."""
+    """One GGUF with all its parts, or a checkpoint with its weights last; files that could be executed are left out."""
     assert choose_files(parse_hub_name(name), paths) == chosen
 
 
-def test_an_engine_takes_what_it_loads() -> None:
+def test_an_engine_takes_the_form_that_it_loads() -> None:
     """A repository may have both forms."""
     both = [*QUANTS, *CHECKPOINT]
     assert choose_files(parse_hub_name("hf:o/r", is_gguf=True), both) == ["Some-4B-Q4_K_M.gguf"]
@@ -119,14 +119,14 @@ def test_an_engine_takes_what_it_loads() -> None:
         ("hf:o/r:Q1", [f"m-{n}.gguf" for n in range(40)], "and 28 more"),
     ],
 )
-def test_what_cannot_be_chosen_is_said_with_what_there_is(name: str, paths: list[str], because: str) -> None:
-    """So that the next try can be right."""
+def test_an_ambiguous_choice_is_refused_with_the_candidates(name: str, paths: list[str], because: str) -> None:
+    """The next attempt can then be right."""
     with pytest.raises(ModelUnavailable, match=because):
         choose_files(parse_hub_name(name), paths)
 
 
-def test_a_repository_without_gguf_files_has_none_to_name() -> None:
-    """For llama.cpp, where only a checkpoint is there."""
+def test_a_repository_without_gguf_files_is_refused_for_llama_cpp() -> None:
+    """It has a checkpoint only."""
     with pytest.raises(ModelUnavailable, match="there is no such GGUF file; it has none"):
         choose_files(parse_hub_name("hf:o/r", is_gguf=True), CHECKPOINT)
 
@@ -163,8 +163,11 @@ def test_a_repository_without_gguf_files_has_none_to_name() -> None:
         ("hf:o/r:Q4_K_M", ["Q4_K_M/m-Q8_0.gguf", "Q8_0/m-Q4_K_M.gguf"], "Q8_0/m-Q4_K_M.gguf"),  # its own name counts
     ],
 )
-def test_companions_of_a_model_are_not_taken_for_it(name: str, paths: list[str], chosen: str) -> None:
-    """Drafters, projectors, adapters and importance matrices, by their names or folders; a folder tells a quant."""
+def test_companions_of_a_model_are_not_mistaken_for_it(name: str, paths: list[str], chosen: str) -> None:
+    """Drafters, projectors, adapters and importance matrices are recognised by names or folders.
+
+    A folder may name a quantisation.
+    """
     assert choose_files(parse_hub_name(name), paths)[0] == chosen
 
 
@@ -209,13 +212,13 @@ def test_companions_of_a_model_are_not_taken_for_it(name: str, paths: list[str],
         ("hf:o/m-lora", ["m-lora-f16.gguf"], r"m-lora-f16.gguf \(an adapter\)"),
     ],
 )
-def test_files_that_fit_alike_are_listed(name: str, paths: list[str], because: str) -> None:
-    """A person has to say which."""
+def test_files_that_fit_equally_are_listed(name: str, paths: list[str], because: str) -> None:
+    """The user has to choose."""
     with pytest.raises(ModelUnavailable, match=because):
         choose_files(parse_hub_name(name), paths)
 
 
 def test_an_adapter_of_peft_is_no_checkpoint() -> None:
-    """Though a repository may have its base's configuration beside it."""
+    """Its repository may contain the base's configuration."""
     with pytest.raises(ModelUnavailable, match="there is no checkpoint"):
         choose_files(parse_hub_name("hf:o/r", is_gguf=False), ["config.json", "adapter_model.safetensors"])

@@ -1,4 +1,4 @@
-"""The life of an engine on a lane: its table of steps, and the moves of its phase, over all that can happen to it."""
+"""The life of an engine on a lane: its table of steps, and the moves of its phase, over every course of events."""
 
 import functools
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ BOTH: Final = (False, True)
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
-    """One lane with one worker, as its pool and its supervisor know it; ``next`` says that another model wants it."""
+    """One lane with one worker, as its pool and its supervisor see it; ``next`` says that another model wants it."""
 
     now: Lifecycle = Lifecycle()
     is_turning: bool = False
@@ -46,7 +46,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def tell(self, *events: lifecycle.Event) -> "Lane":
-        """Return the lane after events at its supervisor; one that sleeps and ends is not started again."""
+        """Return the lane after events at its supervisor; an engine that ends asleep is not started again."""
         lane = self
         for event in events:
             before, lane = lane.now.state, lane.after(event)
@@ -63,7 +63,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def after_engine(lane: Lane) -> Iterator[Lane]:
-    """What an engine and its supervisor's timer bring about."""
+    """Yield the lanes after an event of the engine or of its supervisor's timer."""
     number = lane.now.incarnation
     yield lane.tell(lifecycle.EngineReady(incarnation=number))
     yield lane.tell(lifecycle.EngineBroken(incarnation=number, reason=FailureReason.STALLED_DECODE, because="silent"))
@@ -74,7 +74,7 @@ def after_engine(lane: Lane) -> Iterator[Lane]:
 
 
 def after_others(lane: Lane) -> Iterator[Lane]:
-    """What operators and updates ask for."""
+    """Yield the lanes after an operator's or an update's request."""
     yield lane.tell(lifecycle.RestartRequested(because="an operator"))
     for hold in (Hold.OPERATOR, Hold.UPDATE):
         yield lane.tell(lifecycle.DrainRequested(because="held", hold=hold))
@@ -82,7 +82,7 @@ def after_others(lane: Lane) -> Iterator[Lane]:
 
 
 def after_pool(lane: Lane) -> Iterator[Lane]:
-    """What the placement and the pool do, and the ends of sleeping and waking."""
+    """Yield the lanes after a step of the placement or the pool, and after the end of sleeping or waking."""
     phase, swap = lane.engine.phase, lifecycle.DrainRequested(because="swap", hold=Hold.SWAP)
     if phase in {LanePhase.READY, LanePhase.BROKEN}:
         yield replace(lane.tell(swap), next=True)
@@ -129,7 +129,7 @@ def stepped(lane: Lane, step: LaneStep | None) -> Lane:
 
 @functools.cache
 def transitions() -> list[tuple[Lane, Lane]]:
-    """Return all lanes that can come about, each with each that may follow; numbers that only grow are left out."""
+    """Return all reachable lanes, each with its successors; numbers that only grow are left out."""
     found: list[tuple[Lane, Lane]] = []
     seen: set[Lane] = set()
     level = [Lane()]
@@ -148,13 +148,13 @@ def transitions() -> list[tuple[Lane, Lane]]:
 
 
 def test_the_moves_of_a_lane_are_those_of_the_table() -> None:
-    """Whatever its engine, its pool and its operator do, in any order."""
+    """The engine, the pool and the operator may act in any order."""
     phases = {(before.engine.phase, after.engine.phase) for before, after in transitions()}
     assert {move for move in phases if move[0] is not move[1]} == {(old, new) for old in MOVES for new in MOVES[old]}
 
 
 def test_no_engine_is_ended_for_another_model_while_turns_are_on_it() -> None:
-    """Nor put to sleep; and nothing is done with one that is being changed, or is on its way to sleep or awake."""
+    """Nor is it put to sleep; an engine that is being updated, or is falling asleep or waking, is left alone."""
     for lane, _ in transitions():
         engine = lane.engine
         step = next_step(engine, is_wanted=True, is_left_alone=False, can_sleep=lambda: True)
@@ -162,8 +162,8 @@ def test_no_engine_is_ended_for_another_model_while_turns_are_on_it() -> None:
             assert step in {None, LaneStep.DRAIN} or engine.phase is LanePhase.BROKEN
 
 
-def test_a_lane_that_another_model_wants_gets_empty() -> None:
-    """Once its turns have ended, whatever has happened to it: nothing is left hanging."""
+def test_a_lane_that_another_model_wants_becomes_empty() -> None:
+    """It does so once its turns have ended, in any course of events."""
     for lane in {lane for lane, _ in transitions() if lane.next}:
         now = lane
         for _ in range(8):
@@ -202,15 +202,15 @@ def test_a_lane_that_another_model_wants_gets_empty() -> None:
         (LaneEngine(state=WorkerState.READY), False, True, None),
     ],
 )
-def test_each_row_of_the_table_of_steps(
+def test_each_row_of_the_table_of_steps_holds(
     engine: LaneEngine, step: LaneStep | None, *, is_wanted: bool, is_left_alone: bool
 ) -> None:
-    """The first row that matches says what the pool does."""
+    """The first row that matches decides what the pool does."""
     assert next_step(engine, is_wanted=is_wanted, is_left_alone=is_left_alone, can_sleep=lambda: True) is step
 
 
 def test_an_engine_that_cannot_sleep_is_ended() -> None:
-    """And whether it can is asked of no engine with a turn on it."""
+    """The question is never put to an engine with a turn on it."""
     left = LaneEngine(state=WorkerState.DRAINING, holds=frozenset({Hold.SWAP}))
     assert next_step(left, is_wanted=True, is_left_alone=False, can_sleep=lambda: False) is LaneStep.END
     busy = replace(left, in_flight=1)
@@ -219,7 +219,10 @@ def test_an_engine_that_cannot_sleep_is_ended() -> None:
 
 @pytest.mark.parametrize(("state", "is_as_wanted"), [*product(WorkerState, BOTH)])
 def test_a_model_is_woken_where_its_engine_sleeps(state: WorkerState, *, is_as_wanted: bool) -> None:
-    """One that would wake with other weights is ended, and another started; where none sleeps, one is started."""
+    """An engine that would wake with old weights is ended.
+
+    Then, or without a sleeping engine, another one is started.
+    """
     sleeping = LaneEngine(state=state, holds=frozenset({Hold.ASLEEP}))
     wake = LaneStep.WAKE if is_as_wanted else LaneStep.RESTART
     assert load_step(sleeping, is_as_wanted=is_as_wanted) is (wake if state in states.SERVING else LaneStep.START)

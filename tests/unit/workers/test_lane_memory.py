@@ -1,4 +1,4 @@
-"""The memory that a model on a lane is reckoned with: by its files, by flags that make them wrong, by its author."""
+"""The memory that a model on a lane is planned with: from its files, corrected for flags, or given by its author."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -60,7 +60,7 @@ def worth(given: WorkerSpec, environment: dict[str, str] | None = None, *, is_on
         ({"threads": 4, "flash-attn": "on"}, RIGHT, RIGHT),
     ],
 )
-def test_flags_that_keep_a_model_off_its_device_make_the_reckoning_worthless(
+def test_flags_that_keep_a_model_off_its_device_void_the_estimate(
     args: dict[str, Any], on_gpu: Estimate, on_cpu: Estimate
 ) -> None:
     """On lanes of the CPU all of it is in the same memory."""
@@ -84,10 +84,10 @@ def test_flags_that_keep_a_model_off_its_device_make_the_reckoning_worthless(
         ({"command": ["/bin/llama-server", "--verbose"]}, {}, RIGHT),
     ],
 )
-def test_variables_and_the_command_say_the_same(
+def test_variables_mean_the_same_as_flags(
     fields: dict[str, Any], environment: dict[str, str], expected: Estimate
 ) -> None:
-    """As llama.cpp reads them: a flag over its variable."""
+    """They are read as llama.cpp does: a flag overrides its variable."""
     assert worth(spec(**fields), environment) is expected
 
 
@@ -104,17 +104,17 @@ def test_variables_and_the_command_say_the_same(
     ],
 )
 def test_vllm_has_flags_of_its_own(args: dict[str, Any], expected: Estimate) -> None:
-    """It cannot do without its weights, unless these say otherwise."""
+    """It always loads all of its weights, unless these flags say otherwise."""
     assert worth(spec(EngineKind.VLLM, args=args)) is expected
 
 
-def test_a_model_without_known_layers_may_be_kept_off_by_any_number() -> None:
-    """Nobody knows whether that is all of them."""
+def test_a_model_with_an_unknown_number_of_layers_may_be_kept_off_by_any_number() -> None:
+    """The number may or may not cover all layers."""
     assert estimate_of(spec(args={"ngl": 99}), {}, layers=None, is_on_cpu=False) is WORTHLESS
 
 
-def test_what_the_author_says_stands(tiny_model: Path) -> None:
-    """Over files and flags; more than that is believed once it was measured, less is not."""
+def test_the_authors_figure_counts(tiny_model: Path) -> None:
+    """It overrides files and flags. A measurement raises it, and never lowers it."""
     plain = memory_need(spec().__class__(engine="llama-server", model=str(tiny_model)), {}, is_on_cpu=False)  # type: ignore[arg-type]
     assert plain is not None
     assert plain.taken == plain.least
@@ -135,7 +135,7 @@ def test_what_the_author_says_stands(tiny_model: Path) -> None:
 
 
 def large(folder: Path, tiny_model: Path) -> Path:
-    """Make a model of 6 GB, whose tensors nobody reads."""
+    """Make a model of 6 GB, whose tensors are never read."""
     file = folder / "large.gguf"
     file.write_bytes(tiny_model.read_bytes())
     with file.open("r+b") as opened:
@@ -166,7 +166,7 @@ def configured(folder: Path, model: dict[str, Any]) -> list[WorkerSpec]:
 def test_a_model_that_is_kept_off_its_gpu_is_not_refused(
     tmp_path: Path, tiny_model: Path, model: dict[str, Any], need_mib: int | None
 ) -> None:
-    """Of 6 GB on a GPU of 4 GB; where nobody knows its need it is a lane's part until it is measured."""
+    """It has 6 GB on a GPU of 4 GB; its unknown need counts as a lane's part until it is measured."""
     large(tmp_path, tiny_model)
     assert {each.need_mib for each in configured(tmp_path, model)} == {need_mib}
 
@@ -181,10 +181,10 @@ def test_a_model_that_is_kept_off_its_gpu_is_not_refused(
         ({"memory_mib": 5, "placement": "fixed"}, "memory_mib: only for a model with placement: lanes"),
     ],
 )
-def test_a_model_that_does_not_fit_is_refused_in_words(
+def test_a_model_that_does_not_fit_is_refused(
     tmp_path: Path, tiny_model: Path, model: dict[str, Any], because: str
 ) -> None:
-    """By its files, or by its author's own word."""
+    """By the size of its files, or by its author's figure."""
     large(tmp_path, tiny_model)
     with pytest.raises(ConfigError, match=because):
         configured(tmp_path, model)
@@ -203,7 +203,7 @@ def test_a_model_that_does_not_fit_is_refused_in_words(
     ],
 )
 def test_the_parts_of_a_model_are_its_own(tmp_path: Path, name: str, beside: list[str], parts: int) -> None:
-    """By their numbers, whatever else is in the name."""
+    """They are found by their numbers, whatever else the name contains."""
     for each in (name, *beside):
         (tmp_path / each).write_bytes(bytes(2**20))
     known = model_memory(str(tmp_path / name))

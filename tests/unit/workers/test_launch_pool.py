@@ -24,7 +24,7 @@ def spec(**changes: object) -> WorkerSpec:
 
 
 def flags_of(told: WorkerSpec) -> dict[str, str | None]:
-    """Return the flags of a command by their names, each with what follows it."""
+    """Return the flags of a command by name, each with its value."""
     argv = command_for(told, {}).argv
     pairs = zip(argv, (*argv[1:], "--"), strict=True)
     return {flag: None if value.startswith("--") else value for flag, value in pairs if flag.startswith("--")}
@@ -32,8 +32,8 @@ def flags_of(told: WorkerSpec) -> dict[str, str | None]:
 
 @pytest.mark.parametrize("engine", [EngineKind.LLAMA_SERVER, EngineKind.EMBEDDED])
 @pytest.mark.parametrize(("kv_tokens", "pool"), [(None, "16000"), (4000, "4000"), (1000, "1000")])
-def test_one_pool_for_all_slots_and_a_bound_for_each(engine: EngineKind, kv_tokens: int | None, pool: str) -> None:
-    """--ctx-size is the pool's then, and no slot may have more than a request."""
+def test_slots_share_one_pool_and_each_has_a_bound(engine: EngineKind, kv_tokens: int | None, pool: str) -> None:
+    """--ctx-size is then the pool's, and no slot may take more than one request may."""
     flags = flags_of(spec(engine=engine, kv_tokens=kv_tokens))
     assert (flags["--kv-unified"], flags["--kv-unified-per-slot"], flags["--ctx-size"]) == (None, "1000", pool)
     assert flags["--parallel"] == "16"
@@ -41,15 +41,15 @@ def test_one_pool_for_all_slots_and_a_bound_for_each(engine: EngineKind, kv_toke
 
 
 def test_slots_of_full_length_have_a_part_each() -> None:
-    """As before, and with nothing that older builds do not know."""
+    """As before, with no flags that older builds lack."""
     flags = flags_of(spec(capacity=Capacity.SLOTS))
     assert (flags["--ctx-size"], flags["--no-kv-unified"]) == ("16000", None)
     assert not {"--kv-unified", "--kv-unified-per-slot"} & flags.keys()
 
 
 @pytest.mark.parametrize("flag", ["kv_unified", "--no-kv-unified", "kvu", "-no-kvu", "kv-unified-per-slot"])
-def test_what_the_capacity_decides_stands_in_no_args(flag: str) -> None:
-    """Where slots bound it, args may decide."""
+def test_flags_that_the_capacity_decides_are_refused_in_args(flag: str) -> None:
+    """With a capacity in slots, args may set them."""
     with pytest.raises(InvalidSpec, match="is decided by the key 'capacity'"):
         command_for(spec(args={flag: True}), {})
     argv = command_for(spec(capacity=Capacity.SLOTS, args={flag: True}), {}).argv
@@ -70,14 +70,14 @@ def test_what_the_capacity_decides_stands_in_no_args(flag: str) -> None:
         ({"slots": 4, "context": 2**29}, "context: llama.cpp has no KV cache of 2147483648 tokens"),
     ],
 )
-def test_a_capacity_that_cannot_be_is_refused(changes: dict[str, object], fault: str) -> None:
-    """Each fault in words."""
+def test_an_impossible_capacity_is_refused(changes: dict[str, object], fault: str) -> None:
+    """Each fault has a message."""
     with pytest.raises(InvalidSpec, match=fault):
         spec(**changes)
 
 
-def test_a_capacity_may_be_named_plainly() -> None:
-    """As an engine may; it must not be taken for slots because it is a text."""
+def test_a_capacity_may_be_a_plain_word() -> None:
+    """As an engine may; a string must not be read as a capacity in slots."""
     assert spec(capacity="tokens", kv_tokens=4000).shares_pool
     assert not spec(capacity="slots").shares_pool
     assert not spec(engine="vllm").shares_pool
@@ -85,8 +85,8 @@ def test_a_capacity_may_be_named_plainly() -> None:
         spec(capacity="token")
 
 
-def test_the_memory_that_is_taken_is_the_pools(tiny_model: Path) -> None:
-    """Not that of so many slots of full length."""
+def test_the_memory_taken_is_the_pools(tiny_model: Path) -> None:
+    """It is not that of all slots at full length."""
     for changes, tokens in (
         ({"kv_tokens": 4000}, 4000),
         ({}, 16_000),
@@ -99,6 +99,6 @@ def test_the_memory_that_is_taken_is_the_pools(tiny_model: Path) -> None:
 
 
 def test_the_largest_cache_is_taken() -> None:
-    """What llama.cpp can count; others count for themselves."""
+    """llama.cpp's own limit counts; other engines count for themselves."""
     assert spec(kv_tokens=2**31 - 1).cache_tokens == 2**31 - 1
     assert spec(engine="vllm", slots=4096, context=2**20).slots == 4096

@@ -15,8 +15,8 @@ def spec(**changes: object) -> WorkerSpec:
 
 
 class TestCommand:
-    def test_what_vllms_defaults_leave_to_chance_is_given(self) -> None:
-        """How many sequences, the length of the context, kept prefixes, and how much of a prompt was."""
+    def test_settings_that_vllm_leaves_open_are_given(self) -> None:
+        """The number of sequences, the context's length, prefix caching, and the report of cached prompt tokens."""
         command = command_for(spec(args={"attention-backend": "FLASH_ATTN"}, env={"A": "1"}), {"PATH": "/bin"})
         assert command.argv == (
             *("vllm", "serve", "org/model", "--served-model-name", "big", "--host", "127.0.0.1", "--port", "9100"),
@@ -31,18 +31,18 @@ class TestCommand:
         }.items() <= command.env.items()
 
     def test_the_module_takes_the_model_as_a_flag(self) -> None:
-        """The CLI of some builds does not start; their module does."""
+        """The command line of some builds does not start; their module does."""
         argv = command_for(spec(command=["python", "-m", "vllm.entrypoints.openai.api_server"]), {}).argv
         assert argv[:5] == ("python", "-m", "vllm.entrypoints.openai.api_server", "--model", "org/model")
 
-    def test_an_operators_word_stands(self) -> None:
-        """Whether a default of ours is said again, or the opposite; and the environment that Roundhouse runs in."""
+    def test_an_operators_setting_is_kept(self) -> None:
+        """It may repeat a default of ours, or say the opposite; it may come from Roundhouse's environment."""
         argv = command_for(spec(args={"no_enable_prefix_caching": True}), {}).argv
         assert ("--enable-prefix-caching" in argv, argv.count("--no-enable-prefix-caching")) == (False, 1)
         assert command_for(spec(), {"VLLM_NO_USAGE_STATS": "0"}).env["VLLM_NO_USAGE_STATS"] == "0"
 
-    def test_a_socket_stands_in_place_of_a_port(self) -> None:
-        """Loopback or a UNIX socket: the control endpoints know no key."""
+    def test_a_socket_replaces_a_port(self) -> None:
+        """Loopback or a UNIX socket: the control endpoints check no key."""
         told = spec(socket=Path("/run/big-0.sock"))
         argv = command_for(told, {}).argv
         assert argv[argv.index("--uds") + 1] == "/run/big-0.sock"
@@ -60,18 +60,18 @@ class TestCommand:
             ({"engine": EngineKind.LLAMA_SERVER, "socket": Path("/x")}, "only vllm"),
         ],
     )
-    def test_what_cannot_be_is_refused(self, changes: dict[str, object], fault: str) -> None:
-        """Before anything is started."""
+    def test_impossible_settings_are_refused(self, changes: dict[str, object], fault: str) -> None:
+        """Before anything starts."""
         with pytest.raises(InvalidSpec, match=fault):
             spec(**changes)
 
     @pytest.mark.parametrize("name", ["max_num_seqs", "--uds", "served-model-name", "max-model-len"])
-    def test_a_flag_that_a_key_decides_is_refused(self, name: str) -> None:
-        """One thing is said in one place."""
+    def test_a_flag_of_vllm_that_a_key_decides_is_refused(self, name: str) -> None:
+        """Each setting is given in one place."""
         with pytest.raises(InvalidSpec, match="is decided by the key"):
             command_for(spec(args={name: 1}), {})
 
-    def test_tools_are_sent_where_vllm_was_told_how_to_read_calls(self) -> None:
+    def test_tools_are_sent_if_vllm_has_a_parser_for_calls(self) -> None:
         """Otherwise it refuses the request."""
         parser: dict[str, Flag] = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
         assert (takes_tools(spec()), takes_tools(spec(args=parser))) == (False, True)
@@ -87,14 +87,14 @@ class TestDevices:
             ({"device-ids": "3"}, {"CUDA_VISIBLE_DEVICES": "2"}, {}, {"3"}),
         ],
     )
-    def test_what_is_known_of_them(
+    def test_known_adapters(
         self, args: dict[str, Flag], env: dict[str, str], environment: dict[str, str], devices: set[str]
     ) -> None:
-        """Who names none may use any."""
+        """A request without an adapter may use any engine."""
         assert starting_devices(spec(args=args, env=env), environment) == devices
 
     async def test_one_start_at_a_time_on_a_device(self) -> None:
-        """Others go on meanwhile; an engine without a device is in nobody's way."""
+        """Starts on other devices go on; an engine without a device waits for none."""
         gate = StartGate()
         entered: list[str] = []
 
@@ -119,7 +119,7 @@ class TestDevices:
 
 
 class TestAdapters:
-    def test_vllm_has_one_place_more_than_there_are(self) -> None:
+    def test_vllm_has_one_place_more_than_there_are_adapters(self) -> None:
         """On a CPU the base's tokens take the last place's adapter when both are batched."""
         argv = command_for(spec(adapters={"poet": "/a/poet", "clerk": "/a/clerk"}), {}).argv
         assert argv[argv.index("--max-loras") + 1] == argv[argv.index("--max-cpu-loras") + 1] == "3"
@@ -128,8 +128,8 @@ class TestAdapters:
         assert adapted(spec(), ["poet"], "poet") == ("poet", {})
         assert adapted(spec(), ["poet"], None) == ("big", {})
 
-    def test_llama_server_is_told_of_every_adapter_with_every_request(self) -> None:
-        """What is left out keeps its slot's prefix, and the cache in RAM knows no adapters."""
+    def test_llama_server_gets_every_adapter_with_every_request(self) -> None:
+        """An adapter that is left out keeps its slot's prefix, and the cache in RAM ignores adapters."""
         told = spec(engine=EngineKind.LLAMA_SERVER, model="/m.gguf", adapters={"poet": "/p.gguf", "clerk": "/c.gguf"})
         argv = command_for(told, {}).argv
         assert argv[argv.index("--lora-scaled") + 1] == "/p.gguf:0,/c.gguf:0"

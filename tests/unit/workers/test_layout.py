@@ -1,4 +1,4 @@
-"""Lanes on made-up machines: where engines may stand, how much of a device each has, and what cannot be divided."""
+"""Lanes on invented machines: where engines may run, how much of a device each has, and what cannot be divided."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
@@ -17,7 +17,7 @@ KEYS: Final = {field.name for field in fields(LayoutPolicy)}
 
 
 class Machine(NamedTuple):
-    """Its GPUs, and how many whole ones and how many slices at most eight of its GPUs have for engines."""
+    """Its GPUs, and how many whole GPUs and slices at most eight of its GPUs have for engines."""
 
     gpus: Sequence[Gpu]
     whole: int
@@ -32,7 +32,7 @@ def whole(name: str, memory_mib: int | None, count: int = 1, first: int = 0) -> 
 
 
 def in_mig_mode(*slices: tuple[str, int | None], count: int = 1, first: int = 0) -> list[Gpu]:
-    """Return GPUs that have each of ``slices``, by profile and memory."""
+    """Return GPUs in MIG mode, one for each of ``slices``, by profile and memory."""
     return [
         Gpu(
             index=number,
@@ -92,7 +92,7 @@ POLICIES: Final = tuple(product((False, True), (1, 2, 3)))
 
 
 def wanted_lanes(machine: Machine, policy: LayoutPolicy) -> int:
-    """Return how many lanes there are to be, by the specification's words."""
+    """Return the number of lanes that the specification asks for."""
     on_slices = machine.slices if policy.enable_mig else 0
     on_whole = 0 if policy.layout is Layout.C else machine.whole or (0 if machine.gpus else 1)
     return on_slices + on_whole * (1 if policy.layout is Layout.A else policy.max_agents_per_gpu)
@@ -150,7 +150,7 @@ def check_devices_of(lanes: Sequence[Lane], machine: Machine, policy: LayoutPoli
 
 
 def visible_for(gpu: Gpu, machine: Sequence[Gpu]) -> dict[str, str]:
-    """Return what shows an engine this whole GPU: its number among its maker's, and the order that numbers count in."""
+    """Return the variables that show an engine this whole GPU: its number, and the order of the numbers."""
 
     def is_amd(each: Gpu) -> bool:
         return each.name.startswith(("AMD", "Radeon"))
@@ -163,8 +163,8 @@ def visible_for(gpu: Gpu, machine: Sequence[Gpu]) -> dict[str, str]:
 
 @pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
-def test_every_machine_has_its_lanes_or_is_told_why_not(machine: Machine, layout: Layout) -> None:
-    """All policies on all machines: what was asked for is kept, and where there is no place a key has the mend."""
+def test_every_machine_has_its_lanes_or_the_reason_why_not(machine: Machine, layout: Layout) -> None:
+    """All policies on all machines: a request is kept, and if there is no place a message names the key to change."""
     check_devices(machine.gpus)
     for enable_mig, agents in POLICIES:
         policy = LayoutPolicy(layout=layout, enable_mig=enable_mig, max_agents_per_gpu=agents)
@@ -187,7 +187,7 @@ def test_every_machine_has_its_lanes_or_is_told_why_not(machine: Machine, layout
 
 @pytest.mark.parametrize("layout", [Layout.A, Layout.B])
 def test_a_machine_without_a_gpu_has_its_lanes_on_the_cpu(layout: Layout) -> None:
-    """With the memory of the machine, and with no variable that would show or hide a device."""
+    """The lanes have the memory of the machine, and no variable shows or hides a device."""
     lanes = lanes_of([], LayoutPolicy(layout=layout, max_agents_per_gpu=2), HOST_MIB)
     device = Device(uuid=CPU, name="CPU", memory_mib=HOST_MIB, room_mib=HOST_MIB * 95 // 100)
     assert {lane.device.uuid for lane in lanes} == {"cpu"}
@@ -195,8 +195,8 @@ def test_a_machine_without_a_gpu_has_its_lanes_on_the_cpu(layout: Layout) -> Non
     assert device.is_cpu
 
 
-def test_two_engines_share_a_gpu_by_halves() -> None:
-    """The whole of one plan, number by number."""
+def test_two_engines_share_a_gpu_in_halves() -> None:
+    """One whole plan is compared number by number."""
     (gpu,) = whole("NVIDIA GeForce RTX 4090", 24564)
     device = Device(
         uuid="GPU-0",
@@ -214,7 +214,7 @@ def test_two_engines_share_a_gpu_by_halves() -> None:
 
 
 def test_a_slice_is_named_by_its_gpu_and_its_profile() -> None:
-    """That is what a person sees of it; the engine sees its UUID."""
+    """People see the name, and the engine sees the UUID."""
     lanes = lanes_of(in_mig_mode(LARGE, SMALL), LayoutPolicy(layout=Layout.C, enable_mig=True), HOST_MIB)
     assert [(lane.device.name, lane.device.visible["CUDA_VISIBLE_DEVICES"], lane.memory_mib) for lane in lanes] == [
         ("NVIDIA A100-SXM4-80GB 3g.40gb", "MIG-0-0", 40192 * 95 // 100),
@@ -222,8 +222,8 @@ def test_a_slice_is_named_by_its_gpu_and_its_profile() -> None:
     ]
 
 
-def test_the_first_gpus_by_number_are_the_ones_in_use() -> None:
-    """Whatever order they are told in."""
+def test_the_first_gpus_by_number_are_used() -> None:
+    """Whatever order the driver lists them in."""
     gpus = list(reversed(whole(*H100, 8)))
     lanes = lanes_of(gpus, LayoutPolicy(max_gpus=2, max_agents_per_gpu=1), HOST_MIB)
     assert [lane.device.uuid for lane in lanes] == ["GPU-0", "GPU-1"]
@@ -260,10 +260,10 @@ def test_the_first_gpus_by_number_are_the_ones_in_use() -> None:
     ],
     ids=["no-gpu", "no-mode", "not-enabled", "no-slices", "left-out"],
 )
-def test_a_machine_without_a_place_is_told_which_key_to_change(
+def test_a_machine_without_a_place_is_refused_with_the_key_to_change(
     gpus: Sequence[Gpu], policy: LayoutPolicy, because: str
 ) -> None:
-    """The key, its value, and what to do."""
+    """The message has the key, its value and the remedy."""
     with pytest.raises(InvalidLayout) as caught:
         lanes_of(gpus, policy, HOST_MIB)
     assert str(caught.value) == because
@@ -272,37 +272,37 @@ def test_a_machine_without_a_place_is_told_which_key_to_change(
 @pytest.mark.parametrize(
     "policy", [LayoutPolicy(max_gpus=1), LayoutPolicy(layout=Layout.C)], ids=["left-out", "layout-c"]
 )
-def test_a_gpu_in_no_mode_is_not_said_to_be_in_it(policy: LayoutPolicy) -> None:
-    """Beside a GPU in MIG mode a whole one is left out by another key."""
+def test_a_gpu_without_mig_mode_is_not_said_to_have_it(policy: LayoutPolicy) -> None:
+    """Beside a GPU in MIG mode, a whole one is excluded by another key."""
     with pytest.raises(InvalidLayout) as caught:
         lanes_of(in_mig_mode(LARGE) + whole(*H100, first=1), policy, HOST_MIB)
     assert "every GPU is in MIG mode" not in str(caught.value)
 
 
-def test_ports_that_just_suffice_are_enough() -> None:
-    """As many as lanes, up to the last port there is."""
+def test_as_many_ports_as_lanes_are_enough() -> None:
+    """Up to the last port that exists."""
     lanes = lanes_of(whole(*H100, 8), LayoutPolicy(ports=(65520, 65535)), HOST_MIB)
     assert [lane.port for lane in lanes] == list(range(65520, 65536))
 
 
-def test_ports_that_are_too_few_are_told_the_range_they_need() -> None:
-    """One is missing, and the range that is named is taken."""
+def test_too_few_ports_are_refused_with_the_range_needed() -> None:
+    """One port is missing, and the range in the message is accepted."""
     with pytest.raises(InvalidLayout) as caught:
         lanes_of(whole(*H100, 8), LayoutPolicy(ports=(9300, 9314)), HOST_MIB)
     assert str(caught.value) == "gpus.ports: [9300, 9314] is too small: 16 lanes need [9300, 9315]"
     assert len(lanes_of(whole(*H100, 8), LayoutPolicy(ports=(9300, 9315)), HOST_MIB)) == 16
 
 
-def test_the_range_that_is_named_has_ports_that_there_are() -> None:
-    """A mend that cannot be taken is none."""
+def test_the_range_in_the_message_has_existing_ports() -> None:
+    """A remedy that cannot be applied is none."""
     with pytest.raises(InvalidLayout) as caught:
         lanes_of(whole(*H100, 8), LayoutPolicy(ports=(65530, 65535)), HOST_MIB)
     assert "65545" not in str(caught.value)
 
 
 @pytest.mark.parametrize("ports", [(0, 99), (-1, 99), (9399, 9300), (65000, 65536)])
-def test_ports_that_are_no_range_are_refused(ports: tuple[int, int]) -> None:
-    """With one that is."""
+def test_an_invalid_range_of_ports_is_refused(ports: tuple[int, int]) -> None:
+    """The message has a valid one."""
     with pytest.raises(InvalidLayout) as caught:
         lanes_of(whole(*H100), LayoutPolicy(ports=ports), HOST_MIB)
     first, last = ports

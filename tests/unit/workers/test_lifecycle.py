@@ -49,7 +49,7 @@ DESIGN = Path(states.__file__).parent / "design.md"
 
 
 class Life:
-    """One supervision and what it has asked for, event by event."""
+    """One supervision and the actions it asked for, event by event."""
 
     def __init__(self, limits: LifecycleLimits | None = None) -> None:
         self.now = Lifecycle()
@@ -77,16 +77,16 @@ def life() -> Life:
     return life
 
 
-def test_a_start_spawns_and_bounds_the_start() -> None:
-    """Every wait has a bound: loading too, from when the process is begun and not while others start on its device."""
+def test_a_start_spawns_a_process_and_is_bounded() -> None:
+    """Every wait has a bound. That of loading begins with the process, not while others start on its device."""
     life = Life()
     assert life.tell(StartRequested()) == (SpawnEngine(incarnation=1),)
     assert life.tell(EngineBegun(incarnation=1)) == (StartTimer(timer=life.now.timer, after_s=60),)
     assert (life.now.state, life.ready(), life.now.state) == (WorkerState.STARTING, (), WorkerState.READY)
 
 
-def test_an_exit_that_nobody_asked_for_ends_the_requests_and_backs_off(life: Life) -> None:
-    """Nuke and repave: requests fail with their reason, and another incarnation follows after a pause."""
+def test_an_unexpected_exit_ends_the_requests_and_backs_off(life: Life) -> None:
+    """Requests fail with their reason, and another incarnation follows after a pause."""
     life.ready()
     assert life.gone("exited with status 0") == (
         EndRequests(reason=FailureReason.ENGINE_DIED, because="exited with status 0", brought_down=True),
@@ -96,7 +96,7 @@ def test_an_exit_that_nobody_asked_for_ends_the_requests_and_backs_off(life: Lif
     assert life.timer() == (SpawnEngine(incarnation=2),)
 
 
-def test_the_pause_doubles_up_to_its_bound_and_then_there_is_an_end(life: Life) -> None:
+def test_the_pause_doubles_up_to_its_bound_and_then_the_worker_gives_up(life: Life) -> None:
     """A crash loop has an end; old failures are forgiven."""
     pauses = []
     for _ in range(2):
@@ -110,7 +110,7 @@ def test_the_pause_doubles_up_to_its_bound_and_then_there_is_an_end(life: Life) 
 
 
 def test_failures_outside_the_window_do_not_count(life: Life) -> None:
-    """An engine that breaks once a day is started again for ever."""
+    """An engine that fails once a day is started again for ever."""
     for day in range(10):
         life.at = day * 101.0
         life.gone()
@@ -118,8 +118,8 @@ def test_failures_outside_the_window_do_not_count(life: Life) -> None:
     assert life.now.state is WorkerState.STARTING
 
 
-def test_a_death_that_is_to_be_found_out_about_does_not_count_yet(life: Life) -> None:
-    """The pauses grow all the same; it counts once no request explains it, and never where somebody else killed it."""
+def test_a_death_under_investigation_does_not_count_yet(life: Life) -> None:
+    """The pauses grow nevertheless. It counts once no request explains it, and never if another program killed it."""
     for _ in range(9):
         life.ready()
         life.tell(EngineGone(incarnation=life.now.incarnation, because="died", jitter=0.0, is_deferred=True))
@@ -137,8 +137,8 @@ def test_a_death_that_is_to_be_found_out_about_does_not_count_yet(life: Life) ->
     assert life.now.state is WorkerState.FAILED
 
 
-def test_the_first_deaths_that_trials_are_to_explain_lengthen_no_pause(life: Life) -> None:
-    """Everybody waits for what is found out; an engine that goes on dying so is let rest all the same."""
+def test_the_first_deaths_under_investigation_lengthen_no_pause(life: Life) -> None:
+    """All turns wait for the result; an engine that goes on dying still gets pauses."""
     pauses = []
     for _ in range(5):
         life.ready()
@@ -149,7 +149,7 @@ def test_the_first_deaths_that_trials_are_to_explain_lengthen_no_pause(life: Lif
 
 
 @pytest.mark.parametrize("proof", [EngineAnswered(incarnation=4), FailureExplained()], ids=["answer", "conviction"])
-def test_pauses_begin_anew_with_an_answer_or_a_conviction(life: Life, proof: Event) -> None:
+def test_pauses_start_small_again_after_an_answer_or_a_conviction(life: Life, proof: Event) -> None:
     """Either proves that the engine is not the cause of the failures before it."""
     for _ in range(3):
         life.ready()
@@ -162,8 +162,8 @@ def test_pauses_begin_anew_with_an_answer_or_a_conviction(life: Life, proof: Eve
     assert pause.after_s == 1.0
 
 
-def test_a_kill_with_suspects_is_found_out_about_and_one_without_counts(life: Life) -> None:
-    """A stall has suspects; an engine that refuses everybody has none."""
+def test_a_kill_with_suspects_is_investigated_and_one_without_counts(life: Life) -> None:
+    """A stall has suspects; an engine that refuses every request has none."""
     for is_deferred, counted in ((True, 0), (False, 1)):
         life.ready()
         reason = FailureReason.STALLED_DECODE
@@ -175,7 +175,7 @@ def test_a_kill_with_suspects_is_found_out_about_and_one_without_counts(life: Li
 
 
 def test_a_stop_goes_from_sigterm_to_sigkill_to_giving_up(life: Life) -> None:
-    """The ladder: SIGTERM to the group, the grace, SIGKILL to the tree, and a bound even on that."""
+    """SIGTERM to the group, the grace period, SIGKILL to the tree, and a bound even on that."""
     life.ready()
     assert life.tell(StopRequested(because="bye")) == (
         EndRequests(reason=FailureReason.SHUTDOWN, because="bye"),
@@ -189,8 +189,8 @@ def test_a_stop_goes_from_sigterm_to_sigkill_to_giving_up(life: Life) -> None:
     assert (life.gone(), life.now.state) == ((SpawnEngine(incarnation=2),), WorkerState.STARTING)
 
 
-def test_a_tree_that_was_asked_to_end_and_hung_is_stopped_when_it_has_died(life: Life) -> None:
-    """Nobody wants another."""
+def test_a_hung_tree_that_was_asked_to_end_is_stopped_once_it_has_died(life: Life) -> None:
+    """No new engine is wanted."""
     life.ready()
     life.tell(StopRequested(because="bye"))
     life.timer()
@@ -200,7 +200,7 @@ def test_a_tree_that_was_asked_to_end_and_hung_is_stopped_when_it_has_died(life:
 
 @pytest.mark.parametrize("retry_s", [None, 300.0])
 def test_a_worker_goes_on_once_a_process_that_hung_in_the_kernel_has_died(retry_s: float | None) -> None:
-    """It has not given up: its engine was killed for a failure, as any that is broken (Process groups)."""
+    """It has not given up: its engine was killed for a failure, as any broken one (Process groups)."""
     life = Life(replace(LIMITS, restart=dataclasses.replace(LIMITS.restart, retry_s=retry_s)))
     life.tell(StartRequested())
     life.ready()
@@ -211,16 +211,14 @@ def test_a_worker_goes_on_once_a_process_that_hung_in_the_kernel_has_died(retry_
 
 
 def test_a_stopped_engine_is_not_started_again(life: Life) -> None:
-    """An exit that was asked for is no failure."""
+    """An exit on request is no failure."""
     life.tell(StopRequested(because="bye"))
     assert (life.gone(), life.now.state, life.now.failed_at) == ((), WorkerState.STOPPED, ())
 
 
 @pytest.mark.parametrize("word", [ResumeRequested(because="back"), RestartRequested(because="back")])
-def test_an_operator_who_wants_an_ending_engine_back_gets_another(
-    life: Life, word: ResumeRequested | RestartRequested
-) -> None:
-    """The last word counts, which is no failure; others' words do not bring back what was stopped."""
+def test_an_operator_may_start_an_ending_engine_again(life: Life, word: ResumeRequested | RestartRequested) -> None:
+    """The operator's last request counts, and is no failure; other requests do not start what was stopped."""
     life.ready()
     life.tell(StopRequested(because="bye"))
     assert life.tell(ResumeRequested(because="woken", hold=Hold.ASLEEP)) == ()
@@ -232,8 +230,8 @@ def test_an_operator_who_wants_an_ending_engine_back_gets_another(
     )  # fmt: skip
 
 
-def test_a_worker_that_leaves_is_not_brought_back(life: Life) -> None:
-    """Another one is in its place."""
+def test_a_worker_that_leaves_is_not_restarted(life: Life) -> None:
+    """Another one takes its place."""
     life.ready()
     life.tell(DrainRequested(because="it leaves", hold=Hold.LEAVING))
     life.tell(StopRequested(because="it leaves"))
@@ -241,16 +239,16 @@ def test_a_worker_that_leaves_is_not_brought_back(life: Life) -> None:
     assert (life.gone(), life.now.state) == ((), WorkerState.STOPPED)
 
 
-def test_a_second_stop_at_once_kills(life: Life) -> None:
-    """Patience can be called off."""
+def test_a_second_stop_kills_at_once(life: Life) -> None:
+    """An operator may end the grace period."""
     life.tell(StopRequested(because="bye"))
     kill = life.tell(StopRequested(because="now", at_once=True))
     assert kill == (KillEngine(), StartTimer(timer=life.now.timer, after_s=KILL_LIMIT_S))
     assert life.tell(StopRequested(because="now", at_once=True)) == ()
 
 
-def test_a_broken_engine_is_killed_and_follows_itself(life: Life) -> None:
-    """A stall kills the whole tree, and the next incarnation starts only when that is gone."""
+def test_a_broken_engine_is_killed_and_restarted(life: Life) -> None:
+    """A stall kills the whole tree, and the next incarnation starts only when the tree is gone."""
     life.ready()
     broken = EngineBroken(incarnation=1, reason=FailureReason.STALLED_DECODE, because="silent")
     assert life.tell(broken) == (
@@ -263,21 +261,21 @@ def test_a_broken_engine_is_killed_and_follows_itself(life: Life) -> None:
     assert (life.now.state, life.now.because) == (WorkerState.BACKOFF, "silent")
 
 
-def test_an_engine_that_never_gets_ready_is_killed(life: Life) -> None:
+def test_an_engine_that_never_becomes_ready_is_killed(life: Life) -> None:
     """The start has a limit."""
     assert KillEngine() in life.timer()
     assert (life.now.state, life.now.because) == (WorkerState.STOPPING, "not ready within 60 s")
 
 
 def test_a_drained_worker_is_not_ready_and_stops_in_order(life: Life) -> None:
-    """Draining admits nothing new and ends nothing."""
+    """A drained worker admits no new turns and ends none."""
     life.ready()
     assert (life.tell(DrainRequested(because="going")), life.now.state) == ((), WorkerState.DRAINING)
     assert TerminateEngine() in life.tell(StopRequested(because="bye"))
 
 
 def test_news_of_an_earlier_engine_and_old_timers_change_nothing(life: Life) -> None:
-    """A read that is out of date must not gate a change."""
+    """A late observation must not cause a change."""
     old_timer = life.now.timer
     life.ready()
     life.gone()
@@ -293,10 +291,10 @@ def test_news_of_an_earlier_engine_and_old_timers_change_nothing(life: Life) -> 
 
 
 @pytest.mark.parametrize("failed_at", [(), (0.0,), (0.0, 0.0, 0.0)])
-def test_a_start_that_takes_over_an_engine_keeps_its_past(
+def test_an_adopted_engine_keeps_its_past(
     failed_at: tuple[float, ...],
 ) -> None:
-    """Its number, its failures and an operator's hold: a crash loop has an end across an upgrade as well."""
+    """Its number, its failures and an operator's hold survive: a crash loop has an end across an upgrade too."""
     life = Life()
     held = frozenset({Hold.OPERATOR, Hold.ADAPTERS})
     life.now = Lifecycle(incarnation=6, is_adopting=True, holds=held, failed_at=failed_at, paused_at=failed_at)
@@ -309,8 +307,8 @@ def test_a_start_that_takes_over_an_engine_keeps_its_past(
     assert (life.now.holds, life.now.failed_at) == (frozenset({Hold.ADAPTERS}), ())
 
 
-def test_an_incident_is_kept_of_an_engine_that_nobody_asked_to_end(life: Life) -> None:
-    """Its cause is why it was killed, where it was; a stop and a restart leave none, and neither does an old engine."""
+def test_an_incident_is_recorded_of_an_engine_that_ends_unexpectedly(life: Life) -> None:
+    """Its cause is the reason of the kill, if there was one. A stop, a restart and an old engine leave none."""
     exited = EngineExited(incarnation=1, because="exited with status 1")
     assert life.tell(exited) == (KeepIncident(because="exited with status 1"),)
     life.ready()
@@ -352,7 +350,7 @@ KINDS = (Hold.OPERATOR, Hold.SWAP, Hold.UPDATE)
 
 @functools.cache
 def reachable(depth: int) -> set[Lifecycle]:
-    """All that can come of so many events, time standing still; numbers that only grow are left out of the count."""
+    """Return all states after this many events at one time; numbers that only grow are left out."""
     seen: dict[Lifecycle, Lifecycle] = {}
     level = [Lifecycle()]
     for _ in range(depth):
@@ -369,12 +367,12 @@ def reachable(depth: int) -> set[Lifecycle]:
 
 
 def test_every_state_is_reached_and_every_move_is_legal() -> None:
-    """The full product of reachable states and events makes only moves of the table (decide checks each)."""
+    """The product of reachable states and events makes only moves of the table (``decide`` checks each)."""
     assert {now.state for now in reachable(12)} == set(WorkerState)
 
 
 def test_every_state_can_be_stopped_for_good() -> None:
-    """From everywhere, a stop and the death of the tree lead to no process and none to come."""
+    """From every state, a stop and the death of the tree end with no process and none planned."""
     for now in reachable(12):
         stopped, _ = decide(now, StopRequested(because="stop", at_once=True), 0.0, LIMITS)
         if stopped.has_process:
@@ -385,8 +383,8 @@ def test_every_state_can_be_stopped_for_good() -> None:
         assert stopped.state in {WorkerState.STOPPED, WorkerState.FAILED}
 
 
-def test_a_worker_is_held_until_nothing_holds_it(life: Life) -> None:
-    """An update of weights takes back no operator's drain, and neither starts what was stopped."""
+def test_a_worker_is_held_until_every_hold_is_released(life: Life) -> None:
+    """A weight update does not end an operator's drain, and neither starts a stopped worker."""
     life.ready()
     for hold in Hold:
         life.tell(DrainRequested(because="hold", hold=hold))
@@ -401,8 +399,8 @@ def test_a_worker_is_held_until_nothing_holds_it(life: Life) -> None:
     assert life.now.state is WorkerState.STOPPED
 
 
-def test_an_engine_that_is_behind_gets_ready_when_it_is_not(life: Life) -> None:
-    """It answers, and takes no traffic before its weights are the current ones."""
+def test_an_engine_behind_in_weights_becomes_ready_when_it_is_up_to_date(life: Life) -> None:
+    """It answers, and gets no traffic until its weights are the current ones."""
     life.tell(DrainRequested(because="weights 3", hold=Hold.STALE_WEIGHTS))
     life.ready()
     assert (life.now.state, "not the model's current" in life.now.because) == (WorkerState.DRAINING, True)
@@ -410,8 +408,8 @@ def test_an_engine_that_is_behind_gets_ready_when_it_is_not(life: Life) -> None:
     assert life.now.state is WorkerState.READY
 
 
-def test_a_spawn_never_meets_a_tree_that_may_live() -> None:
-    """Two incarnations never run at the same time, whatever comes."""
+def test_a_spawn_never_meets_a_tree_that_may_be_alive() -> None:
+    """Two incarnations never run at the same time, in any course of events."""
     for now in reachable(12):
         for event in all_events(now):
             _, actions = decide(now, event, 0.0, LIMITS)
@@ -419,8 +417,8 @@ def test_a_spawn_never_meets_a_tree_that_may_live() -> None:
                 assert not now.has_process or isinstance(event, EngineGone)
 
 
-def test_the_table_names_every_state_and_the_design_draws_it() -> None:
-    """The diagram of the design note is made from the table."""
+def test_the_table_names_every_state_and_the_design_note_draws_it() -> None:
+    """The design note's diagram is made from the table."""
     assert set(ALLOWED) == set(WorkerState)
     assert states.diagram() in DESIGN.read_text()
     for old, new in itertools.product(WorkerState, repeat=2):
@@ -431,7 +429,7 @@ def test_the_table_names_every_state_and_the_design_draws_it() -> None:
 
 @given(st.integers(1, 4), st.floats(0, 1, exclude_max=True))
 def test_the_restart_delay_stays_within_its_bounds(count: int, jitter: float) -> None:
-    """Jitter spreads restarts and never lengthens or halves away the pause."""
+    """Jitter spreads restarts, and never lengthens a pause or cuts more than half of it."""
     policy = RestartPolicy(initial_s=1, max_s=5, failures=5, window_s=10)
     delay = policy.delay_s(count, jitter)
     full = min(5.0, 2.0 ** (count - 1))
@@ -439,6 +437,6 @@ def test_the_restart_delay_stays_within_its_bounds(count: int, jitter: float) ->
 
 
 def test_a_worker_of_a_library_may_never_give_up() -> None:
-    """``failures=None``, as an attached server is waited for; the configuration asks for a number."""
+    """``failures=None`` waits for ever, as for an attached server; the configuration requires a number."""
     assert not RestartPolicy(failures=None).are_too_many(tuple(map(float, range(1000))))
     assert RestartPolicy(failures=1).are_too_many((0.0,))

@@ -1,4 +1,4 @@
-"""A machine is read through NVML and the kernel's log, whichever of them fails."""
+"""A machine is read through NVML and the kernel's log, even if one of them fails."""
 
 from pathlib import Path
 from typing import Final
@@ -13,7 +13,7 @@ from workers.devices.readers import MachineReader
 
 @pytest.fixture
 def kernel_log(tmp_path: Path) -> Path:
-    """Return a file in place of the kernel's log; what stands there is old."""
+    """Return a file in place of the kernel's log, with old records."""
     log = tmp_path / "kmsg"
     log.write_text("4,1,1,-;NVRM: Xid (PCI:0000:19:00): 79, pid=1, GPU has fallen off the bus.\n")
     return log
@@ -21,7 +21,7 @@ def kernel_log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def told(driver: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Have this process ask the stand-in, and return what sets its variables."""
+    """Have this process ask the stand-in, and return a function that sets its variables."""
     take_nvml(driver / NVML_LIBRARY, monkeypatch)
     return monkeypatch
 
@@ -33,7 +33,7 @@ def logged(log: Path, text: str) -> None:
 
 
 def faults_after(reader: MachineReader, log: Path, text: str) -> set[tuple[str, int]]:
-    """Return what a record makes a reader tell; the kernel gives one with every read."""
+    """Return the faults that a reader finds in a record; the kernel gives one record per read."""
     logged(log, text)
     return set(reader.faults())
 
@@ -63,8 +63,8 @@ def faults_after(reader: MachineReader, log: Path, text: str) -> set[tuple[str, 
     ids=["lost", "program", "domain", "slice", "compute-instance", "other-gpu", "no-xid", "other", "bytes"],
 )
 @pytest.mark.usefixtures("told")
-def test_the_kernels_log_tells_of_faults(kernel_log: Path, record: str, faults: set[tuple[str, int]]) -> None:
-    """By a GPU's place on the bus; of one in MIG mode it may name the slice too."""
+def test_the_kernels_log_reports_faults(kernel_log: Path, record: str, faults: set[tuple[str, int]]) -> None:
+    """By a GPU's place on the bus; for a GPU in MIG mode it may name the slice too."""
     reader = MachineReader(kernel_log)
     reader.memory()
     assert set(reader.faults()) == set()
@@ -73,8 +73,8 @@ def test_the_kernels_log_tells_of_faults(kernel_log: Path, record: str, faults: 
     reader.close()
 
 
-def test_a_fault_is_told_though_the_driver_fails_from_then_on(kernel_log: Path, told: pytest.MonkeyPatch) -> None:
-    """What was known of the buses before stays known; of the memory of the GPU nothing is told."""
+def test_a_fault_is_reported_though_the_driver_fails_afterwards(kernel_log: Path, told: pytest.MonkeyPatch) -> None:
+    """The buses seen before stay known; no memory of the GPU is reported."""
     reader = MachineReader(kernel_log)
     memory = reader.memory()
     assert {uuid: each for uuid, each in memory.items() if uuid != CPU} == {**MEMORY, **SLICES_MEMORY}
@@ -86,7 +86,7 @@ def test_a_fault_is_told_though_the_driver_fails_from_then_on(kernel_log: Path, 
 
 
 @pytest.mark.usefixtures("told")
-def test_a_machine_whose_log_may_not_be_read_has_its_memory(tmp_path: Path) -> None:
+def test_a_machine_with_an_unreadable_log_has_its_memory(tmp_path: Path) -> None:
     """As in most containers."""
     reader = MachineReader(tmp_path / "nowhere")
     assert reader.memory().keys() == {*MEMORY, *SLICES_MEMORY, CPU}
@@ -95,7 +95,7 @@ def test_a_machine_whose_log_may_not_be_read_has_its_memory(tmp_path: Path) -> N
 
 
 def test_a_machine_without_a_driver_has_the_hosts_memory(kernel_log: Path, told: pytest.MonkeyPatch) -> None:
-    """It is asked for once."""
+    """The driver is looked for once."""
     told.setenv("STAND_IN_INIT", "9")
     reader = MachineReader(kernel_log)
     assert reader.memory().keys() == {CPU}
@@ -105,10 +105,10 @@ def test_a_machine_without_a_driver_has_the_hosts_memory(kernel_log: Path, told:
     reader.close()
 
 
-def test_a_driver_that_fails_at_first_is_asked_again(
+def test_a_driver_that_fails_at_first_is_tried_again(
     kernel_log: Path, told: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is loaded anew after an upgrade, say; each look until then says what is wrong."""
+    """It may be loaded again after an upgrade; each look until then gives the error."""
     told.setenv("STAND_IN_INIT", "18")
     reader = MachineReader(kernel_log)
     for _ in range(2):
@@ -142,7 +142,7 @@ except pynvml.NVMLError as error:
 
 
 def test_a_machine_is_read_through_nvml_and_its_kernels_log(driver: Path, tmp_path: Path) -> None:
-    """Both are heard; a fault that both tell is one; the driver is let go of."""
+    """Both are read, a fault in both counts once, and the driver is released."""
     (tmp_path / "kmsg").touch()
     program = MACHINE_READER.format(log=str(tmp_path / "kmsg"))
     assert said_with(driver, program, STAND_IN_XIDS="1:94 0:74") == [

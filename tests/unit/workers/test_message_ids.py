@@ -3,16 +3,16 @@
 from workers.tools.stdio import MessageIds
 
 
-def test_the_first_program_tells_its_own_numbers() -> None:
-    """Nothing is changed on the way, and the highest is known."""
+def test_the_first_program_uses_its_own_numbers() -> None:
+    """Messages pass unchanged, and the highest number is known."""
     ids = MessageIds()
     assert [ids.told(number) for number in (1, 2)] == [1, 2]
     assert (ids.own(2), ids.last) == (2, 2)
     assert ids.cancelled({"requestId": 2, "reason": "r"}) == {"requestId": 2, "reason": "r"}
 
 
-def test_the_next_program_goes_on_behind_the_last_number() -> None:
-    """Requests, what cancels them, and answers are all counted from there; a server may answer with a string."""
+def test_the_next_program_goes_on_after_the_last_number() -> None:
+    """Requests, their cancels and answers are all counted from there; a server may answer with a string."""
     ids = MessageIds(base=7)
     assert ids.last == 7  # where it asks nothing, the one after it goes on from there as well
     assert [ids.told(number) for number in (1, 2)] == [8, 9]
@@ -21,13 +21,13 @@ def test_the_next_program_goes_on_behind_the_last_number() -> None:
     assert (ids.own(8), ids.own("9")) == (1, 2)
 
 
-def test_an_answer_to_the_earlier_program_is_nobodys() -> None:
-    """Its number is at most the last one that was told before."""
+def test_an_answer_to_the_earlier_program_is_dropped() -> None:
+    """Its number is at most the last one of the earlier program."""
     ids = MessageIds(base=7)
     assert [ids.own(number) for number in (1, 7, "7")] == [None, None, None]
 
 
-def test_what_is_no_number_of_ours_is_left_as_it_is() -> None:
+def test_a_foreign_id_is_left_as_it_is() -> None:
     """An identifier of another form is the caller's own."""
     ids = MessageIds(base=7)
     assert (ids.told("a"), ids.own("a"), ids.last) == ("a", "a", 7)

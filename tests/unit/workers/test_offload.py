@@ -1,4 +1,4 @@
-"""What may take long runs in other processes, which are ours alone and never left."""
+"""Calls that may take long run in other processes, which belong to this program and never outlive it."""
 
 import os
 import signal
@@ -35,14 +35,14 @@ def wait_and_tell(path: str) -> int:
 
 
 def note(path: str) -> None:
-    """Wait for ever, and leave a mark each time."""
+    """Wait for ever, and leave a mark on each run."""
     with Path(path).open("a") as file:
         file.write(".")
     signal.pause()
 
 
 def die(path: str) -> str:
-    """Kill the process that runs it, as the kernel does where memory is short; but not once the path is there."""
+    """Kill the process that runs this, as the kernel does when memory is short, unless the path exists."""
     if not Path(path).exists():
         Path(path).touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -58,7 +58,7 @@ def refuse(text: str) -> None:
 
 
 async def test_a_result_and_an_error_come_back() -> None:
-    """From the same process, one after the other."""
+    """One process runs both, one after the other."""
     async with offloading():
         pids = {await offload(os.getpid, limit_s=LIMIT_S) for _ in range(3)}
         assert len(pids - {os.getpid()}) == 1
@@ -71,21 +71,21 @@ async def test_a_result_and_an_error_come_back() -> None:
 
 
 async def test_without_a_pool_each_call_has_a_process_of_its_own() -> None:
-    """Nothing is left of it."""
+    """Nothing is left of it afterwards."""
     pid = await offload(os.getpid, limit_s=LIMIT_S)
     assert not is_alive(pid)
 
 
 async def test_a_process_that_dies_costs_one_more_try(tmp_path: Path) -> None:
-    """Whoever dies each time is not asked for ever."""
+    """A call whose process dies each time fails."""
     async with offloading():
         assert await offload(die, str(tmp_path / "died"), limit_s=LIMIT_S) == "alive"
         with pytest.raises(TimeoutError, match="died"):
             await offload(die_always, "", limit_s=LIMIT_S)
 
 
-async def test_what_takes_too_long_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither what outruns its own time nor what waits for ever; whatever a function raises is its caller's."""
+async def test_a_call_that_takes_too_long_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds for a call that outruns its own time and for one that waits for ever; errors go to the caller."""
     async with offloading():
         await offload(spin, 0.0, limit_s=LIMIT_S)  # its process is there, and knows this file
         monkeypatch.setattr("workers.offload.pool.START_LIMIT_S", 1.5)
@@ -96,8 +96,8 @@ async def test_what_takes_too_long_is_not_tried_again(tmp_path: Path, monkeypatc
     assert (tmp_path / "begun").read_text() == "."
 
 
-async def test_answers_wait_for_no_document(tmp_path: Path) -> None:
-    """And of documents no more wait than somebody will have the patience for."""
+async def test_answers_do_not_wait_for_documents(tmp_path: Path) -> None:
+    """The number of waiting documents is bounded, so that callers need not wait too long."""
     async with offloading(), anyio.create_task_group() as tasks:
         go = str(tmp_path / "go")
         waiting: list[str] = []
@@ -131,8 +131,11 @@ SCRIPT = textwrap.dedent("""
 """)
 
 
-def test_who_is_killed_leaves_none_and_is_run_once(tmp_path: Path) -> None:
-    """A program without a guard, as people write them; a Ctrl-C reaches it alone, and a SIGKILL ends its processes."""
+def test_a_killed_program_leaves_no_process_and_is_run_once(tmp_path: Path) -> None:
+    """The program has no ``__main__`` guard, as people write them.
+
+    Ctrl-C reaches only the program, and SIGKILL ends its processes.
+    """
     (tmp_path / "program.py").write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
     program = subprocess.Popen(
@@ -148,8 +151,8 @@ def test_who_is_killed_leaves_none_and_is_run_once(tmp_path: Path) -> None:
     wait_for(lambda: not is_alive(helper), "its process is gone", 1.0)
 
 
-async def test_a_call_that_outlives_its_pool_leaves_nothing(tmp_path: Path) -> None:
-    """It has its answer, and its process ends with it."""
+async def test_a_call_that_outlives_its_pool_leaves_no_process(tmp_path: Path) -> None:
+    """The call returns its result, and its process ends."""
     pids: list[int] = []
 
     async def call() -> None:
@@ -163,8 +166,8 @@ async def test_a_call_that_outlives_its_pool_leaves_nothing(tmp_path: Path) -> N
     assert [is_alive(pid) for pid in pids] == [False]
 
 
-async def test_a_call_that_is_cancelled_is_ended(tmp_path: Path) -> None:
-    """Its process with it: nobody waits for what nobody wants."""
+async def test_a_cancelled_call_is_ended(tmp_path: Path) -> None:
+    """Its process ends too."""
     async with offloading():
         pid = await offload(os.getpid, limit_s=LIMIT_S)
         async with anyio.create_task_group() as tasks:

@@ -1,4 +1,4 @@
-"""What comes from outside, and is not what it says: files of models, results of tools, and what caches tell."""
+"""Input from outside that may be false: model files, results of tools, and reports about caches."""
 
 import json
 import struct
@@ -29,7 +29,7 @@ def entry(name: str, kind: int, value: bytes) -> bytes:
 
 
 def test_numbers_texts_and_short_lists_of_a_header_are_read(tmp_path: Path) -> None:
-    """And what is no use is passed over: what comes after it is found."""
+    """Other values are skipped, and entries after them are found."""
     file = tmp_path / "model.gguf"
     words = struct.pack("<IQ", 8, 2) + text("a") + text("b")
     layers = struct.pack("<IQ3I", 4, 3, 1, 2, 3)
@@ -52,8 +52,8 @@ def test_numbers_texts_and_short_lists_of_a_header_are_read(tmp_path: Path) -> N
     ("told", "kind"),
     [("mmproj", "a projector"), ("adapter", "an adapter"), ("imatrix", "an importance matrix"), ("model", None)],
 )
-def test_a_file_says_itself_that_it_is_no_model(tmp_path: Path, told: str, kind: str | None) -> None:
-    """By an entry that converters write; a configuration that names it as a model is refused."""
+def test_a_file_declares_itself_that_it_is_no_model(tmp_path: Path, told: str, kind: str | None) -> None:
+    """Converters write an entry for it; a configuration that names the file as a model is refused."""
     file = tmp_path / "model.gguf"
     file.write_bytes(gguf(entry("general.type", 8, text(told))))
     assert companion_of(file) == kind
@@ -81,8 +81,8 @@ def test_a_file_says_itself_that_it_is_no_model(tmp_path: Path, told: str, kind:
         gguf(struct.pack("<Q", 2) + b"\xff\xfe" + struct.pack("<I", 0) + b"\0"),
     ],
 )
-def test_a_header_that_lies_is_no_header(tmp_path: Path, content: bytes) -> None:
-    """Nothing is made of what is not there."""
+def test_a_header_that_lies_is_refused(tmp_path: Path, content: bytes) -> None:
+    """No memory is taken for data that is not there."""
     file = tmp_path / "model.gguf"
     file.write_bytes(content)
     with pytest.raises(InvalidTensors):
@@ -94,23 +94,23 @@ def test_a_header_that_lies_is_no_header(tmp_path: Path, content: bytes) -> None
     ["x" * (MAX_RESULT_BYTES + 1), [0] * (MAX_RESULT_VALUES + 1), {str(n): [] for n in range(MAX_RESULT_VALUES)}],
     ids=["letters", "list", "object"],
 )
-async def test_a_result_of_a_tool_has_bounds(result: object) -> None:
-    """In letters and in values, both ways."""
+async def test_a_result_of_a_tool_is_bounded(result: object) -> None:
+    """In characters and in values, both ways."""
     with pytest.raises(ResultTooLarge):
         await encode_bounded(result)
     with pytest.raises(ResultTooLarge):
         await decode_result(json.dumps(result).encode())
 
 
-async def test_a_result_within_them_comes_through() -> None:
-    """Large ones by a thread."""
+async def test_a_result_within_the_bounds_comes_through() -> None:
+    """Large ones are handled in a thread."""
     for result in ({"a": [1, None, "é"]}, ["x" * 1000] * 1000):
         assert json.loads(await encode_bounded(result)) == result
         assert await decode_result(json.dumps(result).encode()) == result
 
 
 class Kept:
-    """A passage that keeps what comes."""
+    """A passage that keeps what it gets."""
 
     def __init__(self) -> None:
         self.came = b""
@@ -129,8 +129,8 @@ MESSAGE = {"message": {"usage": {"input_tokens": 10, "cache_read_input_tokens": 
 TIMINGS = {"timings": {"cache_n": 90, "prompt_n": 10, "prompt_ms": 100.0, "prompt_per_second": 100.0}}
 
 
-def test_a_whole_answer_tells_of_no_more_of_a_cache_than_its_own() -> None:
-    """What was cached beside that is told as read: sums stay."""
+def test_a_whole_answer_reports_no_more_cached_tokens_than_its_own() -> None:
+    """Cached tokens beyond that are reported as read, so sums stay the same."""
     for document, seen in (
         (CHAT, {"usage": {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 20}}, "tokens_cached": 20}),
         (MESSAGE, {"message": {"usage": {"input_tokens": 80, "cache_read_input_tokens": 20}}}),
@@ -142,8 +142,8 @@ def test_a_whole_answer_tells_of_no_more_of_a_cache_than_its_own() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
-def test_a_stream_tells_no_more_however_it_is_divided(size: int) -> None:
-    """And every other byte comes through as it was."""
+def test_a_stream_reports_no_more_however_it_is_divided(size: int) -> None:
+    """Every other byte passes unchanged."""
     frames = [b'data: {"choices": [{"delta": {"content": "the cache"}}]}\n\n', b": a comment of a cache\n\n"]
     told = b"data: " + json.dumps(CHAT).encode() + b"\n\n"
     stream = b"".join(frames) + told + b"data: [DONE]\n\n"
@@ -159,8 +159,8 @@ def test_a_stream_tells_no_more_however_it_is_divided(size: int) -> None:
     assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
-def test_what_tells_of_no_cache_is_not_touched() -> None:
-    """Whatever it is: it need not be JSON."""
+def test_an_answer_without_cache_figures_is_unchanged() -> None:
+    """It need not be JSON."""
     for body in (b'{"cache": ', b"[1, 2]", b'{"x":1,  "y": "cached"}'):
         kept = Kept()
         CacheVeil(kept, 0).pass_whole(200, "application/json", body)

@@ -1,4 +1,4 @@
-"""How fast an engine is, what an answer takes by that, and what is asked of an engine before its first request."""
+"""An engine's speed, the time an answer takes at that speed, and what an engine is asked before its first request."""
 
 import dataclasses
 import time
@@ -27,7 +27,7 @@ ON_LANE = dataclasses.replace(ON_LANE, warm_up_tools=({"name": "vote"},))
 PACE = EnginePace().read(tokens=1000, seconds=2.0).wrote(tokens=100, seconds=1.0)
 
 
-def test_an_answer_takes_its_prompt_its_steps_its_tools_and_its_swap() -> None:
+def test_an_answers_time_is_its_prompt_its_steps_its_tools_and_its_swap() -> None:
     """Specification, "Latency model": steps are whole ones."""
     assert latency_ms(PACE, AnswerWork(fresh_tokens=500, output_tokens=33), quantum=16) == pytest.approx(1000 + 3 * 160)
     work = AnswerWork(fresh_tokens=0, output_tokens=32, tools_s=0.5, swap_s=2.0)
@@ -37,7 +37,7 @@ def test_an_answer_takes_its_prompt_its_steps_its_tools_and_its_swap() -> None:
 
 
 def test_the_newest_measurements_count_with_their_spread() -> None:
-    """One that is far off changes little; what is too short tells nothing."""
+    """An outlier changes little; a measurement that is too short is ignored."""
     pace = EnginePace()
     for seconds in (9.0, 1.0, 1.0, 2.0, 1.0, 4.0):
         pace = pace.read(tokens=1000, seconds=seconds)
@@ -49,7 +49,7 @@ def test_the_newest_measurements_count_with_their_spread() -> None:
 
 
 def test_each_start_on_a_lane_is_measured_twice_and_warmed() -> None:
-    """The first measurement may be of a cold cache; the pace is known before the first request."""
+    """The first measurement may be of a cold cache; the speed is known before the first request."""
 
     async def scenario() -> None:
         watching = Watching()
@@ -66,8 +66,8 @@ def test_each_start_on_a_lane_is_measured_twice_and_warmed() -> None:
     virtually(scenario)
 
 
-def test_an_engine_that_tells_nothing_is_served_all_the_same() -> None:
-    """Nothing is predicted of it, and nothing is read first where nothing was given."""
+def test_an_engine_that_reports_nothing_is_served_all_the_same() -> None:
+    """No time is predicted for it, and without settings nothing is warmed."""
 
     async def scenario() -> None:
         watching = Watching()
@@ -89,8 +89,8 @@ def _answered(tools: tuple[ToolRecord, ...] = ()) -> Answer:
     return answer
 
 
-def test_what_was_predicted_stands_beside_what_was_measured() -> None:
-    """By the tokens that no cache held; calls of one message run beside each other, so the longest of them counts."""
+def test_a_prediction_stands_beside_its_measurement() -> None:
+    """It counts the tokens that were not cached; calls of one message run in parallel, so the longest one counts."""
     observations = Observations(InFlightRequests(), FakeEngine(), time.monotonic)
     record = LatencyRecord(observations, quantum=16)
     unknown = _answered()

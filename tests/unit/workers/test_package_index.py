@@ -1,4 +1,4 @@
-"""What pip and uv are told of indexes, from their files and variables."""
+"""The package indexes that pip and uv are configured with, in files and variables."""
 
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def read(home: Path, **environment: str) -> IndexSettings:
 
 
 def test_files_of_pip_and_uv_are_read(home: Path) -> None:
-    """Lists are joined, uv's default stands before pip's, and an index that is for named packages alone is left out."""
+    """Lists are joined, uv's default comes before pip's, and an index for named packages only is left out."""
     assert read(home) == IndexSettings(
         index="https://uv.example/simple",
         extra_indexes=("https://more.example/simple", "https://one.example/simple", "https://two.example/simple"),
@@ -63,20 +63,20 @@ def test_files_of_pip_and_uv_are_read(home: Path) -> None:
         ({"UV_DEFAULT_INDEX": "https://d.example/?a=b"}, "https://d.example/?a=b"),
     ],
 )
-def test_variables_stand_before_files(home: Path, variables: dict[str, str], index: str) -> None:
+def test_variables_come_before_files(home: Path, variables: dict[str, str], index: str) -> None:
     """As they do for pip and uv."""
     assert read(home, **variables).index == index
 
 
-def test_what_switches_files_off_is_heeded(home: Path) -> None:
-    """PIP_CONFIG_FILE at the null device and UV_NO_CONFIG leave the public index."""
+def test_settings_that_disable_files_are_respected(home: Path) -> None:
+    """PIP_CONFIG_FILE set to the null device and UV_NO_CONFIG leave the public index."""
     assert read(home, PIP_CONFIG_FILE="/dev/null", UV_NO_CONFIG="1") == IndexSettings()
     only = read(home, PIP_CONFIG_FILE="/dev/null", UV_NO_CONFIG="1", PIP_NO_INDEX="true", UV_FIND_LINKS="/a,/b")
     assert (only.no_index, only.find_links) == (True, ("/a", "/b"))
 
 
-def test_a_file_of_the_python_environment_stands_before_the_users(home: Path) -> None:
-    """So does the file that PIP_CONFIG_FILE names before both."""
+def test_a_file_of_the_python_environment_comes_before_the_users(home: Path) -> None:
+    """The file that PIP_CONFIG_FILE names comes before both."""
     for name in ("venv/pip.conf", "own.conf"):
         (home / name).parent.mkdir(exist_ok=True)
         (home / name).write_text(f"[global]\nindex-url = https://{name.partition('/')[0]}.example\n")
@@ -85,8 +85,8 @@ def test_a_file_of_the_python_environment_stands_before_the_users(home: Path) ->
 
 
 @pytest.mark.parametrize("text", ["[global\n", "index-url = x", "\x00\xff", "[[index]]\nname = 1\n", "index = 3"])
-def test_a_damaged_file_is_passed_over(home: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
-    """With a warning that names it."""
+def test_a_damaged_file_is_ignored(home: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A warning names it."""
     for name in ("pip/pip.conf", "uv/uv.toml"):
         (home / ".config" / name).write_bytes(text.encode("latin-1"))
     assert read(home).index in {None, "x"}

@@ -20,7 +20,7 @@ from workers.spec import EngineKind, WorkerSpec, WorkerTimeouts
 def test_a_bound_by_llama_cpps_name_holds_on_other_engines(
     engine: str, fields: dict[str, object], params: dict[str, object], bound: int | None
 ) -> None:
-    """They would pass over it, and the answer would have no end."""
+    """They would ignore the name, and the answer would have no end."""
     where: dict[str, object] = {"url": "http://127.0.0.1:9"} if engine == "attached" else {"model": "m"}
     spec = WorkerSpec(engine=EngineKind(engine), **where, **fields)  # type: ignore[arg-type]
     assert spec.params_of(params).get("max_tokens") == bound
@@ -43,8 +43,8 @@ def test_a_bound_by_llama_cpps_name_holds_on_other_engines(
         {"max_tokens": 3, "n_predict": 4},
     ],
 )
-def test_a_models_parameters_are_held_to_what_an_agents_are(params: dict[str, object]) -> None:
-    """Three answers would take three slots, of which one is counted."""
+def test_a_models_parameters_follow_the_rules_of_an_agents(params: dict[str, object]) -> None:
+    """Three answers would take three slots, and only one is counted."""
     with pytest.raises(InvalidSpec, match=rf"params\.{[*params][-1]}: "):
         WorkerSpec(engine=EngineKind.EMBEDDED, params=params)
     assert WorkerSpec(engine=EngineKind.EMBEDDED, params=dict.fromkeys(params)).most_answer == 3072
@@ -52,8 +52,8 @@ def test_a_models_parameters_are_held_to_what_an_agents_are(params: dict[str, ob
 
 @pytest.mark.parametrize("name", ["start_s", "decode_stall_s", "busy_stall_s"])
 @pytest.mark.parametrize("flag", [True, False])
-def test_a_flag_is_no_time(name: str, flag: bool) -> None:
-    """It would be a second, or none."""
+def test_a_boolean_is_no_time(name: str, flag: bool) -> None:
+    """It would be read as a second, or as none."""
     with pytest.raises(InvalidSpec, match=rf"timeouts\.{name}: {flag} is not a time in seconds"):
         WorkerSpec(engine=EngineKind.EMBEDDED, timeouts=WorkerTimeouts(**{name: flag}))
 

@@ -38,7 +38,7 @@ def spec(**fields: object) -> WorkerSpec:
 
 class TestSlots:
     def test_a_lease_takes_a_slot_and_gives_it_back(self) -> None:
-        """What is taken is given back by the block that took it."""
+        """The block that takes it gives it back."""
         slots = Slots(2)
         with slots.lease_nowait(), slots.lease_nowait():
             assert slots.in_use == 2
@@ -47,7 +47,7 @@ class TestSlots:
         assert slots.in_use == 0
 
     def test_giving_back_twice_is_a_defect(self) -> None:
-        """A double release is a crash, not a slot too many."""
+        """A double release raises an error; otherwise there would be a slot too many."""
         slots = Slots(1)
         lease = slots.lease_nowait()
         lease.release()
@@ -68,11 +68,11 @@ class TestFlags:
             ({"temp": 0.5}, ["--temp", "0.5"]),
         ],
     )
-    def test_each_kind_of_value_is_its_flags(self, flags: dict[str, Flag], argv: list[str]) -> None:
-        """Specification, "Engine launch": args are passed through unknown."""
+    def test_each_kind_of_value_becomes_its_flags(self, flags: dict[str, Flag], argv: list[str]) -> None:
+        """Specification, "Engine launch": args are passed through unchecked."""
         assert render_flags(flags) == argv
 
-    def test_a_llama_server_is_given_what_its_defaults_leave_to_chance(self) -> None:
+    def test_settings_that_llama_server_leaves_open_are_given(self) -> None:
         """The port, the slots, the context of all slots, and a cache that is not shared."""
         ours = dict.fromkeys(("ROUNDHOUSE_API_KEYS", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"), "x")
         command = command_for(spec(args={"threads": 2}, env={"A": "1"}), {"PATH": "/bin", **ours})
@@ -82,31 +82,31 @@ class TestFlags:
         )
         assert command.env == {"PATH": "/bin", "A": "1"}
 
-    def test_a_command_stands_in_place_of_the_program(self) -> None:
+    def test_a_command_replaces_the_program(self) -> None:
         """Specification, "Engine launch": the engine's ordinary flags follow it."""
         argv = command_for(spec(command=("nice", "srv"), model=None), {}).argv
         assert argv[:4] == ("nice", "srv", "--alias", "m")
 
-    def test_a_repository_is_named_as_one(self) -> None:
+    def test_a_repository_is_passed_as_one(self) -> None:
         """A model is a path or the id of a repository, as the engine takes it."""
         assert command_for(spec(model="org/repo:Q4"), {}).argv[1:3] == ("--hf-repo", "org/repo:Q4")
 
     def test_the_unified_cache_is_the_operators_choice(self) -> None:
-        """Our default gives way to args."""
+        """Our default yields to args."""
         argv = command_for(spec(args={"kv_unified": True}), {}).argv
         assert "--no-kv-unified" not in argv
         assert "--kv-unified" in argv
 
     @pytest.mark.parametrize("name", ["port", "-np", "ctx_size", "--model"])
-    def test_a_flag_that_a_key_decides_is_refused(self, name: str) -> None:
-        """One thing is said in one place."""
+    def test_a_flag_of_llama_server_that_a_key_decides_is_refused(self, name: str) -> None:
+        """Each setting is given in one place."""
         with pytest.raises(InvalidSpec, match=r"is decided by the key"):
             command_for(spec(args={name: 1}), {})
 
 
 class TestLogRing:
     def test_lines_are_cut_from_any_chunks(self) -> None:
-        """Output comes in pieces that know nothing of lines."""
+        """The pieces of output are not aligned with lines."""
         ring = LogRing()
         ring.begin_incarnation(1)
         for chunk in (b"on", b"e\r\ntw", b"o\n\xff", b"\n"):
@@ -115,7 +115,7 @@ class TestLogRing:
         assert [line.number for line in ring.tail(10, after=1)] == [2, 3]
 
     def test_memory_is_bounded(self) -> None:
-        """A flood keeps the newest lines, and a line without end is cut."""
+        """A flood keeps the newest lines, and an endless line is cut."""
         ring = LogRing(max_lines=5)
         ring.begin_incarnation(1)
         for _ in range(100):
@@ -125,7 +125,7 @@ class TestLogRing:
         assert max(len(line.text) for line in ring.tail(1000)) <= 8192
 
     def test_the_previous_incarnation_is_kept_and_older_ones_go(self) -> None:
-        """The one log line that mattered is that of the engine that has just died."""
+        """The line that matters is often that of the engine that has just died."""
         ring = LogRing(max_lines=3)
         for incarnation in (1, 2, 3):
             ring.begin_incarnation(incarnation)
@@ -140,8 +140,8 @@ class TestLogRing:
 class TestPrompting:
     NOW = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
 
-    def test_the_bios_tells_the_setting_and_ends_with_what_changes(self) -> None:
-        """What changes each minute stands last, so that engines' prefix caches keep the rest."""
+    def test_the_bios_gives_the_setting_and_ends_with_what_changes(self) -> None:
+        """Text that changes each minute stands last, so that prefix caches keep the rest."""
         bios = bios_prompt(BiosFacts(now=self.NOW))
         later = bios_prompt(BiosFacts(now=self.NOW.replace(minute=51)))
         assert bios.startswith(CONTEXT)
@@ -149,7 +149,7 @@ class TestPrompting:
         assert bios[: bios.index("Now:")] == later[: later.index("Now:")]
 
     def test_the_order_is_bios_system_conversation(self) -> None:
-        """Specification, "Message order": the order of the message stack is an invariant."""
+        """Specification, "Message order": the order of messages is an invariant."""
         said = (Message(role="user", content="hi"),)
         assert stack_messages("BIOS", "SYSTEM", said) == (Message(role="system", content="BIOS\n\nSYSTEM"), *said)
         assert stack_messages("BIOS", "", said) == (Message(role="system", content="BIOS"), *said)
@@ -157,8 +157,8 @@ class TestPrompting:
 
 
 class TestGeneration:
-    def test_it_accumulates_what_comes(self) -> None:
-        """Partial output is there at any moment."""
+    def test_a_partial_answer_can_be_read_at_any_moment(self) -> None:
+        """Output accumulates as it arrives."""
         times = iter([1.0, 2.0, 3.0, 4.0])
         generation = Generation(lambda: next(times))
         events: list[Event] = [PromptProgress(9, 0, 9, 1.0), ReasoningDelta("hm"), TextDelta("a"), TextDelta("b")]
@@ -179,8 +179,8 @@ class TestGeneration:
             generation.receive(event)
         assert (generation.finish_reason, generation.usage, generation.output_tokens) == ("stop", Usage(1, 2, 0), 2)
 
-    def test_bytes_and_events_are_facts_apart(self) -> None:
-        """A ping is a byte and is not the model's progress."""
+    def test_bytes_and_events_are_separate_evidence(self) -> None:
+        """A ping is a byte, but no progress of the model."""
         times = iter([0.0, 1.0, 2.0])
         generation = Generation(lambda: next(times))
         generation.touch()
@@ -190,7 +190,7 @@ class TestGeneration:
 
 
 def test_the_tiny_model_is_made_once(tiny_model: Path, tmp_path: Path) -> None:
-    """Two processes may ask at once; a half-made file is never seen, and a made one is left alone."""
+    """Two processes may ask at once; a half-made file is never seen, and a finished one is left alone."""
     from workers.engine.embedded.tiny_model import ensure_tiny_model  # noqa: PLC0415
 
     again = ensure_tiny_model(tmp_path / "models" / "tiny.gguf")
@@ -201,7 +201,7 @@ def test_the_tiny_model_is_made_once(tiny_model: Path, tmp_path: Path) -> None:
 
 
 async def test_a_requests_time_stands_still_with_its_engine() -> None:
-    """What an update freezes is not to end with ``deadline`` for that; to be told twice changes nothing."""
+    """A request that an update pauses must not end with ``deadline`` for it; a second pause changes nothing."""
     running = InFlightRequest(RequestId(1), "a job", Answer(time.monotonic))
     running.thaw()
     began_at = anyio.current_time()

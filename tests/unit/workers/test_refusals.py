@@ -1,4 +1,4 @@
-"""Whom refusals, and requests that are held in silence, speak against. Pure parts alone."""
+"""Whether refusals, and requests that get no answer, count against the request or the engine: the pure parts."""
 
 import pytest
 
@@ -17,16 +17,16 @@ def refused(turns: int, incarnation: int = 1, at: float = 0.0) -> Refusals:
     return refusals
 
 
-def test_refusals_of_a_few_turns_are_their_own() -> None:
-    """The innocent engine: some turns ask for what it cannot do, however often they are asked again."""
+def test_refusals_of_a_few_turns_are_their_own_fault() -> None:
+    """The engine is innocent: some turns ask for something it cannot do, however often they are asked again."""
     refusals = refused(SICK_TURNS - 1)
     for again in range(100):
         refusals.add(0, 1, again)
     assert not refusals.speak_against_engine(1)
 
 
-def test_refusals_of_many_turns_are_the_engine_s_and_after_a_while_it_goes() -> None:
-    """Though it answers canaries: those prove that it computes."""
+def test_refusals_of_many_turns_are_the_engines_fault_and_it_is_replaced() -> None:
+    """It answers canaries, which proves only that it computes."""
     refusals = refused(SICK_TURNS)
     assert refusals.speak_against_engine(1)
     assert not refusals.are_too_many(1, SICK_S - 0.1)
@@ -34,13 +34,13 @@ def test_refusals_of_many_turns_are_the_engine_s_and_after_a_while_it_goes() -> 
 
 
 def test_a_served_turn_excuses_the_engine() -> None:
-    """Then whoever is refused is refused for what it asks."""
+    """A refusal then concerns only its request."""
     refusals = refused(SICK_TURNS)
     refusals.clear()
     assert not refusals.speak_against_engine(1)
 
 
-def test_what_the_next_engine_refuses_as_well_is_the_turns_own() -> None:
+def test_a_turn_that_the_next_engine_refuses_as_well_is_at_fault() -> None:
     """One replacement is the whole remedy: an engine is not replaced for ever for turns that none can serve."""
     refusals = refused(SICK_TURNS)
     for number in range(9):
@@ -54,22 +54,22 @@ def work(task: int, tokens: int, *, is_busy: bool = True) -> SlotWork:
 
 
 class TestSlotTasks:
-    def test_a_task_that_comes_with_a_request_may_be_its_own(self) -> None:
-        """It gets on: a request of which nothing is heard before it is whole is being served."""
+    def test_a_task_that_appears_with_a_request_may_be_its_own(self) -> None:
+        """It progresses: a request whose answer arrives only when complete is being served."""
         tasks = SlotTasks()
         for second in range(10):
             tasks.observe_slots(EngineCounters(work=(work(1, second),)), float(second))
         assert tasks.newest_advance(0.0, 2.0) == 9.0
 
-    def test_a_task_that_stands_still_says_so(self) -> None:
-        """It holds its slot, and gets nowhere."""
+    def test_a_task_that_stands_still_shows_it(self) -> None:
+        """It holds its slot and makes no progress."""
         tasks = SlotTasks()
         for second in range(10):
             tasks.observe_slots(EngineCounters(work=(work(1, min(second, 3)),)), float(second))
         assert tasks.newest_advance(0.0, 2.0) == 3.0
 
-    def test_tasks_of_others_come_and_go(self) -> None:
-        """Before the request, or long after it began: they speak for others."""
+    def test_tasks_from_before_or_long_after_a_request_belong_to_others(self) -> None:
+        """They prove that other requests are served."""
         tasks = SlotTasks()
         for second in range(30):
             long, short = work(1, second), work(100 + second, 1)
@@ -78,8 +78,8 @@ class TestSlotTasks:
 
 
 @pytest.mark.parametrize("is_mute", [False, True])
-def test_who_is_passed_over_stalls_after_three_limits_though_counters_rise(is_mute: bool) -> None:
-    """The engine works for others all the time, of whom nothing is seen before they are whole."""
+def test_a_request_that_is_passed_over_stalls_after_three_limits_though_counters_rise(is_mute: bool) -> None:
+    """The engine works for others all the time, and their answers arrive only when complete."""
     rising = EngineObservations(is_serving=True, rose_at=2000.0, unexplained_at=2000.0)
     for seconds, scope in ((359.0, None), (361.0, Scope.REQUEST)):
         at = 2000.0 - seconds
@@ -87,8 +87,8 @@ def test_who_is_passed_over_stalls_after_three_limits_though_counters_rise(is_mu
         assert judge(LIMITS, held, rising, 2000.0).scope is scope
 
 
-def test_who_may_be_served_where_nobody_sees_it_does_not_stall() -> None:
-    """The innocent one: an answer that is not streamed, and takes an hour."""
+def test_a_request_that_may_be_served_invisibly_does_not_stall() -> None:
+    """It is innocent: its answer is not streamed, and takes an hour."""
     rising = EngineObservations(is_serving=True, rose_at=5000.0, unexplained_at=5000.0)
     served = RequestObservations(has_token=False, progress_at=1000.0, is_mute=True)
     assert judge(LIMITS, served, rising, 5000.0).scope is None

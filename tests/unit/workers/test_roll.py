@@ -1,4 +1,4 @@
-"""Which workers leave and which come: by the model, one after the other, and never where another still listens."""
+"""Which workers leave and which join: by model, one after the other, and never on a port that is still in use."""
 
 import pytest
 
@@ -31,18 +31,18 @@ def join(number: int, model: str = "m") -> Join:
 FEWER, CHANGED, REMOVED = LeaveReason.FEWER, LeaveReason.CHANGED, LeaveReason.REMOVED
 
 
-def test_what_is_as_wanted_stays() -> None:
-    """Whether it is ready or not: that is the concern of its supervisor."""
+def test_a_worker_as_wanted_stays() -> None:
+    """Ready or not: its supervisor cares for that."""
     assert decide([worker(0), worker(1, is_ready=False)], [wanted(2)]) == []
 
 
-def test_a_model_that_comes_starts_all_its_workers() -> None:
-    """At the same time."""
+def test_a_model_that_joins_starts_all_its_workers() -> None:
+    """They start at the same time."""
     assert decide([worker(0)], [wanted(1), wanted(2, "n", 9200)]) == [join(0, "n"), join(1, "n")]
 
 
-def test_a_model_that_was_removed_leaves_with_all_its_workers() -> None:
-    """There is nothing to keep one for."""
+def test_a_removed_model_leaves_with_all_its_workers() -> None:
+    """There is no reason to keep one."""
     assert decide([worker(0), worker(1, is_leaving=True), worker(2)], []) == [leave(0, REMOVED), leave(2, REMOVED)]
 
 
@@ -55,23 +55,23 @@ def test_a_model_that_was_removed_leaves_with_all_its_workers() -> None:
         ([old(0, in_use=2), worker(1), worker(2)], 0),  # it would have to leave anyhow
     ],
 )
-def test_the_emptiest_leaves_where_there_are_too_many(workers: list[ReplicaView], left: int) -> None:
-    """Before it those that would be missed least."""
+def test_with_too_many_workers_the_emptiest_leaves(workers: list[ReplicaView], left: int) -> None:
+    """Ties go to the worker that is least useful."""
     assert decide(workers, [wanted(2)]) == [leave(left, FEWER)]
 
 
-def test_numbers_that_are_free_are_used_again() -> None:
-    """Which are those that the configuration gives ports."""
+def test_free_numbers_are_used_again() -> None:
+    """The configuration derives ports from them."""
     assert decide([worker(2)], [wanted(3)]) == [join(0), join(1)]
 
 
 def test_a_worker_whose_number_is_beyond_the_count_stays() -> None:
-    """Its number says nothing but where it listens."""
+    """The number only determines the port."""
     assert decide([worker(1), worker(2)], [wanted(2)]) == []
 
 
-def test_it_gives_way_to_another_model_that_is_to_listen_there() -> None:
-    """And nobody starts there before it has left."""
+def test_a_worker_leaves_its_port_to_another_model_that_needs_it() -> None:
+    """No worker starts there before it has left."""
     now = [worker(1), worker(2)]
     other = wanted(1, "n", 9102)
     assert decide(now, [wanted(2), other]) == [leave(2, CHANGED)]
@@ -80,8 +80,8 @@ def test_it_gives_way_to_another_model_that_is_to_listen_there() -> None:
     assert decide([worker(1)], [wanted(2), other]) == [join(0), join(0, "n")]
 
 
-def test_settings_are_changed_one_worker_after_the_other() -> None:
-    """The emptiest first; the next when the first is ready again."""
+def test_settings_change_one_worker_after_the_other() -> None:
+    """The emptiest comes first; the next follows when the first is ready again."""
     assert decide([old(0, in_use=2), old(1, in_use=1)], [wanted(2)]) == [leave(1, CHANGED)]
     assert decide([old(0), old(1, is_leaving=True)], [wanted(2)]) == []
     assert decide([old(0)], [wanted(2)]) == [join(1)]
@@ -89,42 +89,42 @@ def test_settings_are_changed_one_worker_after_the_other() -> None:
     assert decide([old(0), worker(1)], [wanted(2)]) == [leave(0, CHANGED)]
 
 
-def test_settings_that_no_engine_starts_with_cost_one_worker() -> None:
-    """The others wait for it to be ready, and go on with the old ones."""
+def test_settings_with_which_no_engine_starts_cost_one_worker() -> None:
+    """The others wait for it to be ready, and go on with the old settings."""
     failed = worker(1, is_ready=False)
     assert decide([old(0), failed, old(2)], [wanted(3)]) == []
 
 
 def test_a_worker_that_serves_nothing_is_changed_at_once() -> None:
-    """The one that serves waits for them."""
+    """A worker that serves waits for it."""
     states = [old(0, is_ready=False), old(1), old(2, is_ready=False)]
     assert decide(states, [wanted(3)]) == [leave(0, CHANGED), leave(2, CHANGED)]
 
 
 def test_the_only_worker_is_changed_too() -> None:
-    """There is no other that it could wait for."""
+    """There is no other to wait for."""
     assert decide([old(0)], [wanted(1)]) == [leave(0, CHANGED)]
 
 
-def test_models_are_changed_at_the_same_time() -> None:
-    """One of each."""
+def test_models_change_at_the_same_time() -> None:
+    """One worker of each."""
     models = [wanted(1), wanted(1, "n", 9200)]
     assert decide([old(0), old(0, "n", port=9200)], models) == [leave(0, CHANGED), leave(0, CHANGED, "n")]
 
 
-def test_more_replicas_come_before_the_others_are_changed() -> None:
-    """So that there is one more to take requests meanwhile."""
+def test_more_replicas_join_before_the_others_are_changed() -> None:
+    """There is one more to take requests meanwhile."""
     assert decide([old(0)], [wanted(2)]) == [join(1)]
 
 
-def test_nobody_starts_where_another_still_listens() -> None:
+def test_no_worker_starts_on_a_port_in_use() -> None:
     """Its engine would not get the port."""
     leaving = worker(0, "n", is_leaving=True)
     assert decide([leaving], [wanted(1)]) == []
 
 
 def run_to_the_end(workers: list[ReplicaView], models: list[WantedModel]) -> list[ReplicaView]:
-    """Carry out every step at once until nothing is left to be done."""
+    """Carry out every step at once until none is left."""
     by_model = {each.model: each for each in models}
     for _ in range(50):
         steps = decide(workers, models)
@@ -152,8 +152,8 @@ def run_to_the_end(workers: list[ReplicaView], models: list[WantedModel]) -> lis
         ),
     ],
 )
-def test_places_that_models_swap_hold_up_nobody(workers: list[ReplicaView], models: list[WantedModel]) -> None:
-    """Each waits for a port that another holds: somebody has to leave first."""
+def test_models_that_swap_ports_do_not_block_each_other(workers: list[ReplicaView], models: list[WantedModel]) -> None:
+    """Each waits for a port that the other holds, so one has to leave first."""
     end = run_to_the_end(workers, models)
     places = {(each.model, number): each.address(number) for each in models for number in range(each.count)}
     assert {(each.model, each.number): each.address for each in end} == places
@@ -164,8 +164,8 @@ def portless(model: str, *, is_current: bool = True) -> ReplicaView:
     return ReplicaView(model=model, number=0, is_current=is_current)
 
 
-def test_models_that_listen_on_no_port_of_ours_claim_no_address() -> None:
-    """As vLLM on its UNIX socket and a server of somebody else: none stands in another's way."""
+def test_models_without_ports_of_ours_claim_no_address() -> None:
+    """Examples are vLLM on its UNIX socket and an attached server: neither blocks another."""
     models = [WantedModel(model=model, count=1) for model in ("m", "n")]
     assert decide([portless("m"), portless("n")], models) == []
     assert decide([portless("m")], models) == [join(0, "n")]
@@ -173,7 +173,7 @@ def test_models_that_listen_on_no_port_of_ours_claim_no_address() -> None:
 
 
 def test_a_worker_that_is_left_alone_stays() -> None:
-    """Whatever says that it should go; its model's others are changed as ever."""
+    """Even if it should be replaced; its model's other workers are changed."""
     alone = worker(0, is_current=False, is_left_alone=True)
     assert decide([alone], [wanted(1)]) == []
     assert decide([alone, old(1)], [wanted(2)]) == [leave(1, CHANGED)]
@@ -181,7 +181,7 @@ def test_a_worker_that_is_left_alone_stays() -> None:
 
 
 def test_a_worker_is_left_alone_after_three_replacements_within_a_minute() -> None:
-    """Until its settings change, or somebody asks."""
+    """It stays until its settings change, or an operator asks."""
     noted = Replacements()
     for at in (0.0, 1.0):
         noted.note("m-0", "settings", at)
@@ -194,7 +194,7 @@ def test_a_worker_is_left_alone_after_three_replacements_within_a_minute() -> No
     assert not noted.leaves_alone("m-0", "settings")
 
 
-def test_replacements_that_are_rare_count_for_nothing() -> None:
+def test_rare_replacements_do_not_count() -> None:
     """Three in more than a minute."""
     noted = Replacements()
     for at in (0.0, REPLACED_S / 2, REPLACED_S + 1):

@@ -1,4 +1,4 @@
-"""Tools in words: with their parameters, in one line."""
+"""Tools described in words: with their parameters, in one line."""
 
 import pytest
 
@@ -27,5 +27,5 @@ from workers.requests.prompts.bios import signature_text
     ],
 )
 def test_a_schema_in_one_line(parameters: dict[str, object], text: str) -> None:
-    """What a model has to know to call it, in as few words as a programmer would use."""
+    """The line has what a model has to know to call the tool, as briefly as a programmer would write it."""
     assert signature_text("t", parameters) == text

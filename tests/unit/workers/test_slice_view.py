@@ -1,4 +1,4 @@
-"""What an engine would see of a MIG slice, which is asked before its start of a library that stands in for CUDA's."""
+"""What an engine would see of a MIG slice: a program asks CUDA, here a stand-in for it, before the engine starts."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -42,7 +42,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def show(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Have programs see a device of so much memory, from now on; what they ask stands in ``tmp_path / "asked"``."""
+    """Have programs see a device of this memory; devices they ask for are written to ``tmp_path / "asked"``."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
     monkeypatch.setenv("STAND_IN_ASKED", str(tmp_path / "asked"))
 
@@ -54,7 +54,7 @@ def show(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
 
 
 def asked(folder: Path) -> list[str]:
-    """Return which devices were shown to the programs that asked."""
+    """Return the devices that were shown to the programs that asked."""
     file = folder / "asked"
     return file.read_text().splitlines() if file.exists() else []
 
@@ -66,42 +66,42 @@ def fault(device: Device = SLICE) -> str:
 
 
 @pytest.mark.parametrize("mib", [9000, 10000, 11000], ids=["a-tenth-less", "all-of-it", "a-tenth-more"])
-def test_a_slice_is_right_that_is_seen_with_its_memory(show: Callable[..., None], tmp_path: Path, mib: int) -> None:
-    """Or nearly so, as the driver keeps a part; it is asked by a program that is shown what an engine is shown."""
+def test_a_slice_with_its_own_memory_is_accepted(show: Callable[..., None], tmp_path: Path, mib: int) -> None:
+    """Nearly all of it, since the driver keeps a part. The program that asks sees what an engine would see."""
     show(mib)
     check_view(SLICE)
     assert asked(tmp_path) == ["MIG-7 PCI_BUS_ID"]
 
 
-def test_the_memory_of_the_whole_gpu_is_no_slices(show: Callable[..., None]) -> None:
-    """An engine would fill what is its neighbours'. Both sizes are told, and with what an engine was shown them."""
+def test_a_slice_with_the_memory_of_the_whole_gpu_is_refused(show: Callable[..., None]) -> None:
+    """An engine would fill its neighbours' memory. The message has both sizes, and the variables an engine gets."""
     show(PARENT_MIB)
     assert fault() == WRONG
 
 
 @pytest.mark.parametrize("mib", [8999, 11001])
-def test_more_than_a_tenth_is_another_device(show: Callable[..., None], mib: int) -> None:
-    """Which may be a slice as well."""
+def test_more_than_a_tenth_of_difference_means_another_device(show: Callable[..., None], mib: int) -> None:
+    """It may be another slice."""
     show(mib)
     assert fault() == f"slice MIG-7 has 10000 MiB, and an engine would see {mib} MiB with {SHOWN}"
 
 
-def test_a_slice_whose_memory_is_not_known_has_any(show: Callable[..., None]) -> None:
-    """One device is all that can be asked for."""
+def test_a_slice_of_unknown_memory_may_have_any(show: Callable[..., None]) -> None:
+    """Only the number of devices can be checked."""
     show(PARENT_MIB)
     check_view(replace(SLICE, memory_mib=None))
 
 
 @pytest.mark.parametrize("count", ["0", "2"])
 def test_a_slice_is_one_device(show: Callable[..., None], count: str) -> None:
-    """None is what CUDA tells of a slice that was removed."""
+    """CUDA reports none for a removed slice."""
     show(10000, STAND_IN_COUNT=count)
     assert fault() == f"slice MIG-7 is not what an engine would see with {SHOWN}: {count} devices"
 
 
 @pytest.mark.parametrize("name", ["cuInit", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceTotalMem_v2"])
-def test_an_error_of_cuda_is_told(show: Callable[..., None], name: str) -> None:
-    """An engine would have it too."""
+def test_an_error_of_cuda_is_reported(show: Callable[..., None], name: str) -> None:
+    """An engine would get it too."""
     show(10000, STAND_IN_FAILS=name)
     assert fault() == f"slice MIG-7 is not what an engine would see with {SHOWN}: {name}: error 999"
 
@@ -109,14 +109,14 @@ def test_an_error_of_cuda_is_told(show: Callable[..., None], name: str) -> None:
 def test_a_driver_that_hangs_holds_up_no_start_for_ever(
     show: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program that asks is ended."""
+    """The asking program is ended."""
     monkeypatch.setattr(slice_view, "LIMIT_S", 0.1)
     show(10000, STAND_IN_HANGS="1")
     assert fault().startswith("slice MIG-7 cannot be looked at: ")
 
 
-def test_without_the_library_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No engine would see a device either, and says so. A file that cannot be loaded stands for none at all."""
+def test_without_the_library_the_check_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No engine would see a device either, and it would say so. A file that cannot be loaded counts as none."""
     (tmp_path / "libcuda.so.1").touch()
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     check_view(SLICE)
@@ -126,7 +126,7 @@ def test_without_the_library_nothing_is_claimed(tmp_path: Path, monkeypatch: pyt
 
 
 class Silent:
-    """A reader of devices that tells nothing."""
+    """A reader of devices that reports nothing."""
 
     def memory(self) -> Mapping[str, DeviceMemory]:
         return {}
@@ -138,8 +138,8 @@ class Silent:
         pass
 
 
-async def test_a_slice_is_asked_for_until_it_is_right(show: Callable[..., None], tmp_path: Path) -> None:
-    """Then never again; another slice is asked for by itself, and a whole GPU not at all."""
+async def test_a_slice_is_checked_until_it_is_right(show: Callable[..., None], tmp_path: Path) -> None:
+    """Then never again. Another slice is checked separately, and a whole GPU never."""
     health = DeviceHealth(Silent())
     show(PARENT_MIB)
     for _ in range(2):
@@ -163,10 +163,10 @@ def worker_on(device: Device, make_spec: SpecFactory, health: DeviceHealth, chan
     )
 
 
-async def test_no_engine_is_started_on_a_slice_that_is_another_device(
+async def test_no_engine_starts_on_a_slice_that_is_another_device(
     show: Callable[..., None], scripted_spec: SpecFactory, tmp_path: Path
 ) -> None:
-    """The worker says why. Mended by an operator, the slice is asked for once more, and the engine is there."""
+    """The worker gives the reason. After an operator's repair the slice is checked once more, and the engine starts."""
     show(PARENT_MIB)
     changed = Notifier()
     worker = worker_on(SLICE, scripted_spec, DeviceHealth(Silent()), changed)

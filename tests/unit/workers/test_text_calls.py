@@ -1,4 +1,4 @@
-"""Calls as text: each form of the common models is read where it is a call, and not where it is words about one."""
+"""Tool calls in text: each form of the common models is read as a call, but not inside words about a call."""
 
 import json
 import time
@@ -37,8 +37,8 @@ def calls_in(text: str, fallback: Fallback | None = Fallback.JSON) -> list[tuple
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("thought", ["", "<think>Shall I?</think>\n", "Shall I?</think>\n\n", "[THINK]hm[/THINK]"])
-def test_a_form_of_a_call_is_read_as_one(form: str, thought: str) -> None:
-    """Behind thoughts as well, whoever has begun them."""
+def test_each_form_of_a_call_is_read_as_a_call(form: str, thought: str) -> None:
+    """After thoughts as well, whoever opened them."""
     reading = read_message(thought + form, [], Fallback.JSON, NAMES)
     assert [(each.name, json.loads(each.arguments)) for each in reading.calls] == CALLED
     assert (reading.text, reading.has_unread_call) == ("", False)
@@ -63,7 +63,7 @@ def test_a_form_of_a_call_is_read_as_one(form: str, thought: str) -> None:
     ],
 )
 @pytest.mark.parametrize("fallback", Fallback)
-def test_words_about_a_call_are_words(form: str, around: str, fallback: Fallback) -> None:
+def test_words_about_a_call_stay_words(form: str, around: str, fallback: Fallback) -> None:
     """Thoughts, fences, code, quotations, answers and results."""
     text = around.replace("{}", form.replace("\n", " ") if around.startswith((">", "You write `")) else form)
     if fallback is Fallback.MARKUP:
@@ -73,8 +73,8 @@ def test_words_about_a_call_are_words(form: str, around: str, fallback: Fallback
 
 
 @pytest.mark.parametrize("name", MARKED)
-def test_marks_are_read_among_words(name: str) -> None:
-    """A model says what it does, and then does it; what has no marks is words there."""
+def test_marked_calls_are_read_among_words(name: str) -> None:
+    """A model announces a call and then makes it; calls without marks among words stay words."""
     reading = read_message(f"Let me add these. {FORMS[name]}", [], Fallback.JSON, NAMES)
     assert [(each.name, json.loads(each.arguments)) for each in reading.calls] == CALLED
     assert reading.text == "Let me add these."
@@ -82,8 +82,8 @@ def test_marks_are_read_among_words(name: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_an_agent_without_tools_says_words(form: str) -> None:
-    """Whatever they look like; so does one whose operator wants no text as calls, and its turn says so."""
+def test_for_an_agent_without_tools_text_is_never_a_call(form: str) -> None:
+    """Whatever it looks like. The operator can switch text calls off as well, and the turn then says so."""
     assert not read_message(form, [], Fallback.JSON, ()).calls
     without = read_message(form, [], None, NAMES)
     assert (without.calls, without.text) == ((), form)
@@ -102,8 +102,8 @@ def test_an_agent_without_tools_says_words(form: str) -> None:
         ('```json\n{"answer": 42}\n```', False),
     ],
 )
-def test_what_looks_like_a_call_is_told(text: str, *, looks: bool) -> None:
-    """Its author may want to know that no tool ran."""
+def test_text_that_resembles_a_call_is_reported(text: str, *, looks: bool) -> None:
+    """The author may want to know that no tool ran."""
     reading = read_message(text, [], Fallback.JSON, NAMES)
     assert (reading.calls, reading.has_unread_call) == ((), looks)
 
@@ -118,8 +118,8 @@ def test_what_looks_like_a_call_is_told(text: str, *, looks: bool) -> None:
         '<think>hm</think>{"name": "add", "arguments": {"t": "a <think>b</think>"}}',
     ],
 )
-def test_what_a_call_brings_is_taken_as_it_was_written(text: str) -> None:
-    """Whatever it looks like to other readers."""
+def test_a_calls_arguments_are_taken_as_written(text: str) -> None:
+    """Even if another form of call could match them."""
     ((name, arguments),) = calls_in(text)
     assert name == "add"
     assert isinstance(arguments, dict)
@@ -136,7 +136,7 @@ def test_what_a_call_brings_is_taken_as_it_was_written(text: str) -> None:
         f"<!-- <tool_call>{ADD}</tool_call> --> So.",
     ],
 )
-def test_what_others_have_written_is_words(text: str) -> None:
+def test_quoted_text_stays_words(text: str) -> None:
     """A result that a model repeats, or a document that it quotes."""
     assert calls_in(text) == []
 
@@ -156,15 +156,15 @@ def test_what_others_have_written_is_words(text: str) -> None:
     ids=range(8),
 )
 @pytest.mark.parametrize("fallback", Fallback)
-def test_no_words_hold_up_the_reader(text: str, fallback: Fallback) -> None:
-    """An answer is read in the event loop."""
+def test_no_text_blocks_the_reader(text: str, fallback: Fallback) -> None:
+    """Answers are read in the event loop."""
     began_at = time.process_time()
     read_message(text, [], fallback, NAMES)
     assert time.process_time() - began_at < 1
 
 
 def test_a_call_in_many_pieces_is_joined_once() -> None:
-    """Each piece brings id and name, and all of them are looked at."""
+    """Each piece has an id and a name, and all pieces are read."""
     pieces = [ToolCallDelta(0, "x", "add", '{"a": "' if not n else "word ") for n in range(16_000)]
     began_at = time.process_time()
     (call,) = join_fragments([*pieces, ToolCallDelta(0, "x", "add", '"}')])
@@ -173,7 +173,7 @@ def test_a_call_in_many_pieces_is_joined_once() -> None:
 
 
 def test_several_calls_of_one_message_are_all_read() -> None:
-    """In their order."""
+    """They keep their order."""
     find = '{"name": "find", "arguments": {"q": "x"}}'
     for text in (
         f"<tool_call>{ADD}</tool_call>\n<tool_call>{find}</tool_call>",
@@ -197,8 +197,8 @@ def test_several_calls_of_one_message_are_all_read() -> None:
         [ToolCallDelta(0, "x", "add", ""), ToolCallDelta(0, "y", None, '{"a"'), ToolCallDelta(0, "z", None, ": 1}")],
     ],
 )
-def test_one_call_however_its_ids_and_indexes_change(pieces: list[ToolCallDelta]) -> None:
-    """A tool that runs twice for one call has done so unnoticed."""
+def test_one_call_stays_one_however_its_ids_and_indexes_change(pieces: list[ToolCallDelta]) -> None:
+    """A tool once ran twice for one call, unnoticed."""
     whole = [ToolCallDelta(each.index, each.call_id, each.name, each.arguments.replace("ARGS", '{"a": 1}'))
              for each in pieces]  # fmt: skip
     (call,) = join_fragments(whole)
@@ -217,7 +217,7 @@ def test_one_call_however_its_ids_and_indexes_change(pieces: list[ToolCallDelta]
     ],
 )
 def test_two_calls_stay_two(pieces: list[ToolCallDelta]) -> None:
-    """Servers repeat ids, leave them out, and a model may mean the same twice."""
+    """Servers repeat ids or leave them out, and a model may intend the same call twice."""
     assert len(join_fragments(pieces)) == 2
 
 
@@ -236,6 +236,6 @@ def test_two_calls_stay_two(pieces: list[ToolCallDelta]) -> None:
         ('<think>he said "no"</think>b', "b", 'he said "no"'),
     ],
 )
-def test_thoughts_are_told_from_words(text: str, words: str, thoughts: str) -> None:
-    """By one reader; a tag that is quoted is a word about it."""
+def test_thoughts_are_separated_from_words(text: str, words: str, thoughts: str) -> None:
+    """One reader does it; a quoted tag is a word."""
     assert split_thoughts(text) == (words, thoughts)

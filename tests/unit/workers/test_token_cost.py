@@ -1,4 +1,4 @@
-"""What a token costs, counted and not timed: calls of Python and of C between the socket and the accumulated text."""
+"""The cost of a token, counted and not timed: function calls between the socket and the accumulated text."""
 
 import asyncio
 import sys
@@ -37,7 +37,7 @@ ADVICE: Final = (
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """Return how many functions ``work`` calls, of Python and of C."""
+    """Return how many functions ``work`` calls, in Python and in C."""
     count = 0
 
     def note(_frame: FrameType, event: str, _argument: object) -> None:
@@ -54,14 +54,14 @@ def calls_of(work: Callable[[], object]) -> int:
 
 
 class Connection(asyncio.Transport):
-    """Where the request goes; it is no part of what is counted."""
+    """The connection of the request, which is not counted."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         assert data
 
 
 def token_chunks() -> list[bytes]:
-    """Return a real server's chunks of one token each, as HTTP sends them."""
+    """Return a real server's chunks of one token each, as sent over HTTP."""
     frames = [frame + b"\n\n" for frame in WIRE.read_bytes().split(b"\n\n") if b'"content":"' in frame]
     assert len(frames) > 5
     return [b"%x\r\n%s\r\n" % (len(frame), frame) for frame in frames] * REPEATED
@@ -91,8 +91,8 @@ async def test_a_token_takes_few_calls(a_read: int, bound: float) -> None:
     assert calls <= bound, ADVICE.format(what="A token", calls=calls, bound=bound)
 
 
-async def test_a_look_of_the_watch_takes_few_calls_a_request() -> None:
-    """All that is watched of a request is looked at beside the path of its tokens, for all of them at once."""
+async def test_a_look_of_the_watch_takes_few_calls_per_request() -> None:
+    """The watch looks at all requests at once, beside the path of their tokens."""
     in_flight = InFlightRequests()
     probes = EngineProbes(EngineClient(Endpoint(port=1)), lambda: ("m", {}), lambda: None, lambda: 0)
     watch = HealthWatch(in_flight, probes, WorkerTimeouts(), QuietOwner(), time.monotonic)

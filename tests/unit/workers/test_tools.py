@@ -1,4 +1,4 @@
-"""Tools without an engine: what is read from a message, what is run, and what ends a request.
+"""Tools without an engine: reading calls from a message, running them, and failures that end a request.
 
 Source: specification, "Tool loop" and "Tool failures".
 """
@@ -55,7 +55,7 @@ class TestDefinitions:
             ({"function": {"name": "x", "parameters": {"type": "nonsense"}}}, "is no type; there are"),
         ],
     )
-    def test_what_is_no_tool_is_refused_with_its_mend(self, document: object, told: str | None) -> None:
+    def test_an_invalid_tool_is_refused_with_a_remedy(self, document: object, told: str | None) -> None:
         """A job with a broken tool is refused before anything runs."""
         if told is None:
             assert ToolDefinition.parse(document).parameters == {}
@@ -64,13 +64,13 @@ class TestDefinitions:
             ToolDefinition.parse(document)
 
     def test_one_name_means_one_tool(self) -> None:
-        """A name that is both a tool and an exit tool could mean two things."""
+        """The name of both a tool and an exit tool would be ambiguous."""
         with pytest.raises(InvalidTool, match="'add'"):
             check_names((tool("add"),), (tool("add"),))
 
     @pytest.mark.anyio
-    async def test_a_schema_cannot_hold_us_up(self) -> None:
-        """A pattern that matches for ever, or a schema that refers to itself, ends the call, and not us."""
+    async def test_no_schema_blocks_the_service(self) -> None:
+        """A pattern without end, or a schema that refers to itself, ends the call and not the service."""
         slow = tool("t", q={"type": "string", "pattern": r"(.*),(.*),(.*),(.*),(.*);"})
         assert "cannot be told in time" in (await slow.faults_of({"q": "a," * 400}) or "")
         assert await slow.faults_of({"q": ",,,,;"}) is None
@@ -98,11 +98,11 @@ class TestDefinitions:
     def test_a_bare_text_is_the_only_argument(
         self, properties: dict[str, object], text: str, arguments: dict[str, object] | None
     ) -> None:
-        """Specification, "Fallback calls"; where there are more parameters nobody knows which is meant."""
+        """Specification, "Fallback calls": with more parameters it would be ambiguous."""
         assert tool("get_role", **properties).of_text(text) == arguments
 
     def test_a_schema_cannot_make_us_fetch_anything(self) -> None:
-        """Definitions come with jobs; a reference that leads out of one is refused, and no request of ours."""
+        """Definitions come with jobs; a reference out of the schema is refused, and we send no request."""
         document = {"function": {"name": "x", "parameters": {"$ref": "http://127.0.0.1:9/schema"}}}
         with respx.mock(assert_all_called=False) as network, pytest.raises(InvalidTool, match="refers to"):
             ToolDefinition.parse(document)
@@ -111,7 +111,7 @@ class TestDefinitions:
 
 class TestReading:
     def test_fragments_become_calls_however_they_are_cut(self) -> None:
-        """OpenAI streams: id and name once, arguments in pieces, several calls interleaved."""
+        """OpenAI streams send id and name once, arguments in pieces, and several calls interleaved."""
         pieces = [
             ToolCallDelta(0, "a", "add", ""),
             ToolCallDelta(1, "b", "find", '{"q"'),
@@ -121,8 +121,8 @@ class TestReading:
         ]
         assert join_fragments(pieces) == (call("add", '{"a": 2}', "a"), call("find", '{"q": 1}', "b"))
 
-    def test_a_new_id_begins_a_new_call_and_a_missing_one_is_made(self) -> None:
-        """Servers that send index 0 for every call, and servers that send no id."""
+    def test_a_new_id_begins_a_new_call_and_a_missing_one_is_generated(self) -> None:
+        """Some servers send index 0 for every call, and some send no id."""
         same_index = [ToolCallDelta(0, "a", "add", "{}"), ToolCallDelta(0, "b", "add", "{}")]
         assert [each.id for each in join_fragments(same_index)] == ["a", "b"]
         assert join_fragments([ToolCallDelta(0, None, "add", "{}")]) == (call("add", "{}", "call_0"),)
@@ -148,13 +148,13 @@ class TestReading:
         ],
     )
     def test_the_json_fallback_is_strict(self, text: str, calls: list[tuple[str, str]]) -> None:
-        """The whole answer is the call, or there is none: an answer about a call, or one of data, stays an answer."""
+        """The whole answer is the call, or there is none: an answer about a call, or with data, stays an answer."""
         reading = read_message(text, [], Fallback.JSON, NAMES)
         assert [(each.name, each.arguments) for each in reading.calls] == calls
         assert reading.text == ("" if calls else text)
 
-    def test_calls_without_ids_at_one_index_are_told_apart(self) -> None:
-        """A name that comes again after complete arguments is another call; one that is repeated on the way is not."""
+    def test_calls_without_ids_at_one_index_are_separated(self) -> None:
+        """A name after complete arguments begins another call; one repeated within them does not."""
         pieces = [
             ToolCallDelta(0, None, "add", '{"a": '),
             ToolCallDelta(0, None, "add", "1}"),
@@ -164,7 +164,7 @@ class TestReading:
         ]
         assert [each.arguments for each in join_fragments(pieces)] == ['{"a": 1}', '{"a": 2}']
 
-    def test_a_name_may_be_cut_as_well(self) -> None:
+    def test_a_name_may_come_in_pieces(self) -> None:
         """Some servers stream every field in pieces."""
         pieces = [
             ToolCallDelta(0, None, "fi", ""),
@@ -185,22 +185,22 @@ class TestReading:
         cut = read_message('Now <tool_request name="add">{"a": ', [], Fallback.MARKUP, NAMES)
         assert [(each.name, each.arguments) for each in cut.calls] == [("add", '{"a":')]
 
-    def test_the_fallback_is_read_only_where_no_structured_call_came(self) -> None:
+    def test_text_is_read_for_calls_only_without_a_structured_call(self) -> None:
         """Text beside a structured call is text."""
         text = '{"tool_calls": [{"name": "find", "arguments": {}}]}'
         reading = read_message(text, [ToolCallDelta(0, "a", "add", "{}")], Fallback.JSON, NAMES)
         assert (reading.text, [each.name for each in reading.calls], reading.fallback) == (text, ["add"], None)
         assert read_message(text, [], None, NAMES).calls == ()
 
-    def test_a_signal_is_recorded_even_when_it_is_malformed(self) -> None:
-        """An exit tool never changes what happens next, its own defects included."""
+    def test_a_signal_is_recorded_even_when_malformed(self) -> None:
+        """An exit tool never changes what happens next, not even by its own faults."""
         assert signal_of(call("done", '{"ok": true}')) == Signal(name="done", arguments={"ok": True})
         assert signal_of(call("done", "")) == Signal(name="done", arguments={})
         assert signal_of(call("done", "{oops")) == Signal(name="done", arguments=None, raw="{oops")
 
 
 class Odd(BaseException):
-    """What test frameworks and event loops raise past everybody."""
+    """Exceptions that test frameworks and event loops raise outside ``Exception``."""
 
 
 ERRORS = (SystemExit(3), asyncio.CancelledError("mine"), StopIteration(1), Odd("odd"), KeyboardInterrupt())
@@ -245,7 +245,7 @@ async def run(
 
 class TestRunning:
     async def test_results_stand_in_the_order_of_the_calls(self) -> None:
-        """Any number of calls, run together; a search that finds nothing is a result like any other."""
+        """There may be any number of concurrent calls; a search without a result is a result."""
         results, records = await run(call("find", '{"q": "x"}', "a"), call("add", '{"a": 1, "b": 2}', "b"))
         assert results == ['{"found": false, "q": "x"}', "3"]
         assert [(each.id, each.result, each.iteration, each.said) for each in records] == [
@@ -268,8 +268,10 @@ class TestRunning:
             ("never_shown", "{}", FailureReason.TOOL_UNKNOWN),
         ],
     )
-    async def test_the_table_of_failures(self, name: str, arguments: str, reason: FailureReason) -> None:
-        """Each kills the request with its own reason, and the record tells which call it was."""
+    async def test_each_failure_of_a_tool_has_its_reason(
+        self, name: str, arguments: str, reason: FailureReason
+    ) -> None:
+        """Each ends the request with its own reason, and the record names the call."""
         results, records = await run(call(name, arguments), timeout_s=0.05)
         assert isinstance(results, RequestFailed)
         assert (results.reason, name in results.detail) == (reason, True)
@@ -296,8 +298,8 @@ class TestRunning:
         assert [(each.id, each.reason) for each in records] == [("a", "cancelled"), ("b", "tool_exception")]
 
     @pytest.mark.parametrize("arguments", ['{"q": NaN}', '{"q": -Infinity}', r'{"q": "\ud800"}', '{"q":' * 5000])
-    async def test_what_only_python_takes_for_json_is_malformed(self, arguments: str) -> None:
-        """An engine would refuse the whole history with it in."""
+    async def test_json_that_only_python_accepts_is_malformed(self, arguments: str) -> None:
+        """An engine would refuse the whole history that contains it."""
         results, _ = await run(call("find", arguments))
         assert isinstance(results, RequestFailed)
         assert results.reason is FailureReason.TOOL_ARGUMENTS
@@ -306,10 +308,10 @@ class TestRunning:
         "error", [SystemExit(3), asyncio.CancelledError("mine"), StopIteration(1), Odd("odd"), KeyboardInterrupt()]
     )
     @pytest.mark.parametrize("is_async", [False, True])
-    async def test_a_tool_that_raises_what_ends_tasks_ends_only_its_request(
+    async def test_a_tool_that_raises_a_base_exception_ends_only_its_request(
         self, error: BaseException, is_async: bool
     ) -> None:
-        """sys.exit in a library must not end the service, nor look like a cancel of ours."""
+        """``sys.exit`` in a library must not end the service, nor look like a cancel of ours."""
 
         def fail() -> object:
             raise error
@@ -325,7 +327,7 @@ class TestRunning:
         assert records[0].reason is FailureReason.TOOL_EXCEPTION
 
     async def test_a_tool_that_cancels_its_own_task_ends_only_its_request(self) -> None:
-        """Nobody else wants the request to end."""
+        """The cancel comes from nowhere else."""
 
         async def give_up() -> None:
             task = asyncio.current_task()
@@ -337,8 +339,8 @@ class TestRunning:
         assert isinstance(results, RequestFailed)
         assert results.reason is FailureReason.TOOL_EXCEPTION
 
-    async def test_calls_that_hang_are_bounded_and_their_threads_keep_nobody(self) -> None:
-        """A thread cannot be stopped; so many may hang, and the process ends all the same."""
+    async def test_calls_that_hang_are_bounded_and_do_not_hold_up_the_end(self) -> None:
+        """A thread cannot be stopped; a bounded number may hang, and the process still ends."""
         threads, hung, free = ToolThreads(limit=2), 0, threading.Event()
 
         def hang() -> None:
@@ -360,7 +362,7 @@ class TestRunning:
             assert await threads.run("third", lambda: 1) == 1
 
     async def test_without_a_runner_no_tool_is_known(self) -> None:
-        """A model whose operator configured nothing."""
+        """The model's operator has configured none."""
         results, _ = await run(call("find", '{"q": 1}'), runner=None)
         assert isinstance(results, RequestFailed)
         assert results.reason is FailureReason.TOOL_UNKNOWN
@@ -379,8 +381,8 @@ async def endpoint(answer: httpx.Response) -> AsyncIterator[tuple[ToolRunner, re
 
 
 class TestHttp:
-    async def test_a_call_is_posted_and_the_body_is_its_result(self) -> None:
-        """The operator's endpoint gets all that a call is, with the operator's headers."""
+    async def test_a_call_is_posted_and_the_response_is_its_result(self) -> None:
+        """The operator's endpoint gets the whole call, with the operator's headers."""
         async with endpoint(httpx.Response(200, json={"found": False})) as (tools, route):
             assert await tools.run(use("find")) == {"found": False}
         sent = route.calls.last.request
@@ -399,13 +401,13 @@ class TestHttp:
         ids=["404", "500", "a redirect", "no JSON", "too much"],
     )
     async def test_an_endpoint_that_fails(self, answer: httpx.Response, error: type[Exception]) -> None:
-        """404 is an unknown tool, all else a failure of the tool; nobody is sent elsewhere."""
+        """404 means an unknown tool, any other error a failure of the tool; redirects are not followed."""
         async with endpoint(answer) as (tools, _):
             with pytest.raises(error):
                 await tools.run(use("find"))
 
     async def test_the_first_runner_that_knows_a_name_runs_it(self) -> None:
-        """Python before the endpoint, which may know any."""
+        """Python functions come before the endpoint, which may know any name."""
         async with endpoint(httpx.Response(200, json="far")) as (far, _):
             both = ToolRunners([PythonTools({"find": lambda **_: "near"}), far])
             assert [await both.run(use("find")), await both.run(use("other"))] == ["near", "far"]
@@ -414,7 +416,7 @@ class TestHttp:
 
 
 class ProcessRegistry:
-    """Remembers calls of an attempt before, and what is noted."""
+    """Remembers calls of an earlier attempt, and the records that are made."""
 
     def __init__(self, **begun: Begun) -> None:
         self.begun = begun
@@ -429,7 +431,7 @@ class ProcessRegistry:
 
 
 class TestLedger:
-    """Before a call and after it stands a note; what was begun before is not simply made again."""
+    """A call is recorded before and after it runs; a call that had begun before is not simply repeated."""
 
     made: ClassVar[list[str | None]] = []
 
@@ -445,20 +447,20 @@ class TestLedger:
         tools = MessageTools({"pay": definition}, runner, ToolLimits(), "a job", journal)
         return await tools.run([call("pay", "{}")], 0, "", []), self.made
 
-    async def test_a_call_is_noted_before_and_after(self) -> None:
-        """With the key that the tool is given."""
+    async def test_a_call_is_recorded_before_and_after(self) -> None:
+        """With the key that the tool gets."""
         journal = ProcessRegistry()
         assert await self.ask(journal, "fail") == (["null"], ["new"])
         assert journal.notes == [("pay", {}, Unverified.FAIL), ("new", "null", None)]
 
-    async def test_a_known_result_stands(self) -> None:
-        """Nothing is made twice of which the outcome is known."""
+    async def test_a_known_result_is_used(self) -> None:
+        """A call whose outcome is known is never repeated."""
         journal = ProcessRegistry(pay=Begun(key="k", was_begun=True, result='{"paid": 1}'))
         assert await self.ask(journal, "retry") == (['{"paid": 1}'], [])
 
     @pytest.mark.parametrize(("policy", "made"), [("retry", ["k"]), ("ask_model", []), ("fail", [])])
-    async def test_an_unverified_call_goes_by_its_policy(self, policy: str, made: list[str]) -> None:
-        """Again with the same key, or told to the model, or the end of the turn."""
+    async def test_an_unverified_call_follows_its_policy(self, policy: str, made: list[str]) -> None:
+        """It is repeated with the same key, shown to the model, or ends the turn."""
         result, called = await self.ask(ProcessRegistry(pay=Begun(key="k", was_begun=True)), policy)
         assert called == made
         if policy == "fail":
@@ -469,14 +471,14 @@ class TestLedger:
             assert isinstance(result, list)
             assert ("unverified" in result[0]) is (policy == "ask_model")
 
-    async def test_a_failure_is_noted_too(self) -> None:
-        """Why there is no result."""
+    async def test_a_failure_is_recorded_too(self) -> None:
+        """The record says why there is no result."""
         journal = ProcessRegistry()
         tools = MessageTools(TOOLS, RUNNER, ToolLimits(), "a job", journal)
         assert isinstance(await tools.run([call("raise", "{}")], 0, "", []), RequestFailed)
         assert str(journal.notes[-1]).startswith("('new', None, 'tool_exception: raise: ")
 
-    def test_a_policy_that_is_none_is_refused(self) -> None:
-        """With what there is."""
+    def test_an_unknown_policy_is_refused(self) -> None:
+        """The message lists the policies."""
         with pytest.raises(InvalidTool, match="retry, ask_model, fail"):
             ToolDefinition.parse({"type": "function", "unverified": "maybe", "function": {"name": "pay"}})

@@ -1,4 +1,4 @@
-"""The devices that the environment leaves to our engines, as CUDA and ROCm read their variables."""
+"""The devices that the environment leaves to engines, read as CUDA and ROCm read their variables."""
 
 from dataclasses import replace
 from typing import Final
@@ -52,7 +52,7 @@ MIXED: Final = [
     ],
 )
 def test_cudas_variable_bounds_the_gpus(value: str, left: list[str]) -> None:
-    """Numbers, UUIDs and their beginnings, up to the first entry that is no device."""
+    """It has numbers, UUIDs and their beginnings, up to the first unknown entry."""
     gpus = bound(T4S, {"CUDA_VISIBLE_DEVICES": value})
     assert [str(gpu.index) for gpu in usable(gpus)] == left
     assert {gpu.hidden for gpu in gpus} <= {None, f"CUDA_VISIBLE_DEVICES={value}"}
@@ -60,13 +60,13 @@ def test_cudas_variable_bounds_the_gpus(value: str, left: list[str]) -> None:
 
 @pytest.mark.parametrize("environment", [{}, {"NVIDIA_VISIBLE_DEVICES": "void"}, {"HIP_VISIBLE_DEVICES": ""}])
 def test_other_variables_hide_nothing(environment: dict[str, str]) -> None:
-    """A container's own is read by its runtime, and AMD's concern AMD's cards."""
+    """A container's own variable is for its runtime, and AMD's variables concern AMD's cards."""
     assert bound(T4S, environment) == T4S
 
 
 @pytest.mark.parametrize(("value", "left"), [("0", ["1"]), ("1", ["3"]), ("2", []), ("GPU-0", []), ("GPU-333", ["3"])])
-def test_numbers_count_what_a_control_group_leaves(value: str, left: list[str]) -> None:
-    """As CUDA does in a job of Slurm whose group keeps GPUs from it."""
+def test_numbers_count_only_what_a_control_group_leaves(value: str, left: list[str]) -> None:
+    """CUDA counts so in a Slurm job whose control group hides GPUs."""
     kept = [replace(gpu, hidden="the group") if gpu.index in {0, 2} else gpu for gpu in T4S]
     gpus = bound(kept, {"CUDA_VISIBLE_DEVICES": value})
     assert [str(gpu.index) for gpu in usable(gpus)] == left
@@ -87,21 +87,21 @@ def test_numbers_count_what_a_control_group_leaves(value: str, left: list[str]) 
         ("MIG-GPU-11111111-aaaa-4aaa-8aaa-000000000001/0/0", []),
     ],
 )
-def test_slices_are_given_by_their_uuids(value: str, left: list[str]) -> None:
-    """The other slices of their GPU are not."""
+def test_slices_are_selected_by_their_uuids(value: str, left: list[str]) -> None:
+    """The other slices of their GPU are excluded."""
     assert [device.uuid for device in devices_in(bound(MACHINE, {"CUDA_VISIBLE_DEVICES": value}))] == left
 
 
-def test_an_engine_is_shown_the_device_of_the_machine() -> None:
-    """By its number there, not by its place in the variable; a variable of another machine leaves the CPU."""
+def test_an_engine_gets_the_machines_number_of_a_device() -> None:
+    """It is not the place in the variable. A variable of another machine leaves only the CPU."""
     lanes = lanes_of(bound(T4S, {"CUDA_VISIBLE_DEVICES": "GPU-3,1"}), LayoutPolicy(max_agents_per_gpu=1), 1000)
     assert [lane.device.visible["CUDA_VISIBLE_DEVICES"] for lane in lanes] == ["1", "3"]
     (lane, _) = lanes_of(bound(T4S, {"CUDA_VISIBLE_DEVICES": "8"}), LayoutPolicy(), 1000)
     assert (lane.device.is_cpu, lane.device.visible) == (True, {})
 
 
-def test_the_first_gpus_are_the_first_that_may_be_used() -> None:
-    """``max_gpus`` counts none that is hidden."""
+def test_the_first_gpus_are_the_first_visible_ones() -> None:
+    """``max_gpus`` counts no hidden GPU."""
     lanes = lanes_of(bound(T4S, {"CUDA_VISIBLE_DEVICES": "2,3"}), LayoutPolicy(max_gpus=1, max_agents_per_gpu=1), 1000)
     assert [lane.device.index for lane in lanes] == [2]
 
@@ -120,13 +120,13 @@ def test_the_first_gpus_are_the_first_that_may_be_used() -> None:
     ],
 )
 def test_rocms_variables_bound_amds_cards(environment: dict[str, str], shown: dict[str, str]) -> None:
-    """An engine inherits the lower variable, and is shown its card by the upper one."""
+    """An engine inherits the lower variable, and gets its card in the upper one."""
     devices = devices_in(bound(RADEONS, environment))
     assert {device.uuid: device.visible["HIP_VISIBLE_DEVICES"] for device in devices} == shown
 
 
 def test_each_maker_has_its_own_variable_and_its_own_numbers() -> None:
-    """A card of the other maker that is hidden counts for none."""
+    """A hidden card of the other maker does not count."""
     devices = devices_in(bound(MIXED, {"CUDA_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0"}))
     assert [(device.uuid, max(device.visible.items())) for device in devices] == [
         ("GPU-a1", ("HIP_VISIBLE_DEVICES", "0")),
@@ -135,7 +135,7 @@ def test_each_maker_has_its_own_variable_and_its_own_numbers() -> None:
 
 
 def test_numbers_by_speed_are_refused_where_speeds_differ() -> None:
-    """Only CUDA knows which is the fastest. Equal ones stand in the order of the bus, and UUIDs say what they mean."""
+    """Only CUDA knows which GPU is fastest. Equal GPUs stand in bus order, and UUIDs are unambiguous."""
     environment = {"CUDA_VISIBLE_DEVICES": "2", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
     with pytest.raises(InvalidLayout, match="does not say which GPU of several kinds is meant; give UUIDs"):
         bound(MACHINE, environment)
@@ -156,8 +156,8 @@ def test_numbers_by_speed_are_refused_where_speeds_differ() -> None:
         ([9], "9 is no device; those that are there: 2"),
     ],
 )
-def test_devices_that_are_hidden_are_refused_in_words(names: list[int | str], because: str) -> None:
-    """Which variable hides them, and what is left."""
+def test_hidden_devices_are_refused_with_the_reason(names: list[int | str], because: str) -> None:
+    """The message names the variable that hides them, and the devices left."""
     gpus = bound(MACHINE, {"CUDA_VISIBLE_DEVICES": "2,3"})
     with pytest.raises(InvalidLayout, match=because):
         named_devices(names, gpus)
@@ -169,7 +169,7 @@ def test_devices_that_are_hidden_are_refused_in_words(names: list[int | str], be
     ("value", "is_none"), [("", True), ("-1,0", True), ("x", True), ("0", False), ("MIG-a", False)]
 )
 def test_some_values_hide_the_devices_of_any_machine(value: str, is_none: bool) -> None:
-    """Nothing has to be asked then."""
+    """The driver need not be asked then."""
     assert names_none(value) is is_none
 
 
@@ -187,6 +187,6 @@ def test_some_values_hide_the_devices_of_any_machine(value: str, is_none: bool) 
 def test_numbers_mean_the_same_to_an_engine_that_inherits_them(
     environment: dict[str, str], env: dict[str, str], order: str | None
 ) -> None:
-    """As to one on a lane; whoever names an order has it."""
+    """The same as to an engine on a lane; an order that the user sets is kept."""
     spec = WorkerSpec(engine=EngineKind.LLAMA_SERVER, model="/m.gguf", env=env)
     assert command_for(spec, environment).env.get("CUDA_DEVICE_ORDER") == order

@@ -1,4 +1,4 @@
-"""What an update of weights decides, event by event: pure, so that each case is compared whole."""
+"""Decisions of a weight update, event by event: pure, so that each case is compared whole."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ PAUSE, START, RECEIVE, FINISH, RESUME = UpdatePhase
 
 
 class Update:
-    """One update of two workers, and what it has asked for, event by event."""
+    """One update of two workers and the actions it asked for, event by event."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ def begin(phase: UpdatePhase, *names: str) -> tuple[UpdateAction, ...]:
 
 
 def test_phases_follow_one_another_behind_barriers() -> None:
-    """None begins before every worker has ended the one before; the version is committed before any resumes."""
+    """None begins before every worker has ended the one before; the version is committed before any worker resumes."""
     update = Update("a", "b")
     assert update.tell(UpdateBegun()) == begin(PAUSE, "a", "b")
     for phase, after in ((PAUSE, START), (START, RECEIVE), (RECEIVE, FINISH)):
@@ -115,7 +115,7 @@ def test_phases_follow_one_another_behind_barriers() -> None:
         (RESUME, True, UpdateMode.KEEP, Failure.TIMED_OUT, True),
     ],
 )
-def test_who_is_killed(
+def test_which_workers_are_killed_after_a_failure(
     phase: UpdatePhase, mode: UpdateMode, failure: Failure, *, is_staged: bool, is_killed: bool
 ) -> None:
     """Only an engine whose weights may be half changed, or that may never go on."""
@@ -127,16 +127,16 @@ def test_who_is_killed(
     assert part.is_left_out is (is_killed or failure is Failure.NO_PAUSE)
 
 
-def test_one_that_is_missing_before_a_broadcast_takes_all_back() -> None:
-    """A rank that never joins would freeze the others until their limit."""
+def test_a_worker_missing_before_a_broadcast_takes_all_back() -> None:
+    """A rank that never joins would block the others until their limit."""
     update = Update("a", "b").reach(START)
     assert update.fails("a") == ()
     assert update.ends("b") == (EndPhase(phase=START, is_whole=False), TakeBack(worker="a"), TakeBack(worker="b"))
     assert (update.now.state, update.now.error) == (UpdateState.FAILED, "a: start: why")
 
 
-def test_a_trainer_that_is_silent_is_named() -> None:
-    """Whoever waits for it beside one that failed is hurried, and is not late by its own doing."""
+def test_a_silent_trainer_is_named() -> None:
+    """A worker that waits for the trainer beside a failed worker is told to hurry, and does not count as late."""
     update = Update("a", "b").reach(RECEIVE)
     assert update.fails("a", Failure.TIMED_OUT) == (HurryReceivers(),)
     assert update.fails("b", Failure.TIMED_OUT) == (
@@ -152,15 +152,15 @@ def test_a_trainer_that_is_silent_is_named() -> None:
 
 
 def test_an_engine_that_died_is_to_blame_and_not_the_trainer() -> None:
-    """And there is nothing of it to take back."""
+    """Nothing of the engine has to be taken back."""
     update = Update("a", "b").reach(RECEIVE)
     update.fails("a", is_gone=True)
     assert update.fails("b", Failure.TIMED_OUT)[-1] == TakeBack(worker="b")
     assert update.now.error == "a: receive: why; b: receive: given up after a had failed"
 
 
-def test_a_version_that_one_worker_has_is_the_models() -> None:
-    """Whoever failed is killed once the version stands, and brought to it when it starts again."""
+def test_a_version_that_one_worker_has_becomes_the_models() -> None:
+    """Workers that failed are killed once the version is committed, and load it when they start again."""
     update = Update("a", "b").reach(RECEIVE)
     update.fails("a")
     assert update.ends("b") == (EndPhase(phase=RECEIVE, is_whole=False), *begin(FINISH, "b"))
@@ -170,23 +170,23 @@ def test_a_version_that_one_worker_has_is_the_models() -> None:
     assert (update.now.state, update.now.error) == (UpdateState.PARTIAL, "a: receive: why")
 
 
-def test_one_that_cannot_go_back_is_killed() -> None:
-    """Nobody knows what it would say."""
+def test_a_worker_that_cannot_go_back_is_killed() -> None:
+    """Its answers would be undefined."""
     update = Update("a").reach(START)
     assert update.fails("a") == (EndPhase(phase=START, is_whole=False), TakeBack(worker="a"))
     because = "it cannot go on with its old weights: no answer"
     assert update.tell(TakeBackFailed(worker="a", detail="no answer")) == (KillWorker(worker="a", because=because),)
 
 
-def test_without_workers_it_fails_at_once() -> None:
-    """They may all have gone while it was prepared."""
+def test_without_workers_an_update_fails_at_once() -> None:
+    """All may have left while it was prepared."""
     update = Update()
     assert update.tell(UpdateBegun()) == ()
     assert (update.now.state, update.now.error) == (UpdateState.FAILED, "no worker was left")
 
 
 @given(st.data())
-def test_every_update_ends_and_leaves_nobody_between_two_weights(data: st.DataObject) -> None:
+def test_every_update_ends_and_leaves_no_worker_between_two_weights(data: st.DataObject) -> None:
     """Whatever fails, in any order: each worker serves the new version, goes back to the old one, or is killed."""
     update = Update(
         *("a", "b", "c")[: data.draw(st.integers(1, 3))],
