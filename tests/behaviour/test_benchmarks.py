@@ -1,4 +1,4 @@
-"""Each gate runs, and the studies that are quick; the pages show the recorded output."""
+"""Each gate runs, and so do the quick studies; the pages show the recorded output."""
 
 import json
 import re
@@ -17,7 +17,7 @@ BY_HAND = {"studies.router"}  # it needs the path of llama-server
 @pytest.mark.parametrize(
     "benchmark", [each for each in BENCHMARKS if each.least is not None], ids=lambda each: each.name
 )
-def test_a_benchmark_runs_with_its_least_parameters(benchmark: Benchmark) -> None:
+def test_a_benchmark_runs_with_its_smallest_parameters(benchmark: Benchmark) -> None:
     """The figures mean nothing then, but the benchmark ends well and prints some."""
     told = run(benchmark, is_least=True)
     assert told["status"] == 0, told["lines"]
@@ -25,7 +25,7 @@ def test_a_benchmark_runs_with_its_least_parameters(benchmark: Benchmark) -> Non
 
 
 def test_every_program_is_a_gate_or_a_study_and_is_on_the_page() -> None:
-    """A gate is a file of ``bench``, with a run of least parameters; a study is a file of ``bench/studies``."""
+    """A gate is a file of ``bench``, with a run of smallest parameters; a study is a file of ``bench/studies``."""
     gates = {file.stem for file in BENCH.glob("*.py")} - {"all", "pages"}
     studies = {f"studies.{file.stem}" for file in (BENCH / "studies").glob("*.py")}
     assert gates == {each.module for each in GATES}

@@ -180,7 +180,7 @@ def test_lines_are_counted_as_an_editor_counts_them(odd: str) -> None:
 
 
 def test_an_ambiguous_path_names_no_line() -> None:
-    """A key may look like an index into a list."""
+    """A key may look like an index of a list."""
     lines = lines_in('agents:\n  - id: a\n"agents[0]":\n  id: b\n')
     assert "agents[0].id" not in lines
     assert lines["agents"] == 1
@@ -188,7 +188,7 @@ def test_an_ambiguous_path_names_no_line() -> None:
 
 @pytest.mark.parametrize("key", ["rounds", "agents", "conversations"])
 def test_a_duplicate_key_is_refused(service: Service, key: str) -> None:
-    """One of the two values would be ignored in silence."""
+    """One of the two values would be ignored silently."""
     body = json.dumps({"agents": AGENTS, "rounds": 1, "conversations": [{"prompt": "a: b, \\"}]})
     twice = f'{body[:-1]}, "{key}": {json.dumps(json.loads(body)[key])}}}'
     as_json = {"Content-Type": "application/json"}
@@ -211,7 +211,7 @@ def test_a_duplicate_key_is_refused(service: Service, key: str) -> None:
     ],
 )
 def test_an_invalid_value_is_reported_with_its_line(service: Service, value: str) -> None:
-    """It is no internal error."""
+    """It is not an internal error."""
     text = f"agents: [{{id: a, model: m}}]\nconversations: [{{prompt: Hello}}]\nmetadata:\n  v: {value}\n"
     status, detail = told(post_yaml(service, text))
     assert (status, detail[:7]) == (400, "line:4:"), detail

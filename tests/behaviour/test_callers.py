@@ -161,8 +161,8 @@ def post_lines(service: Service, *lines: str, **headers: str) -> list[Document]:
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
-def test_a_batch_takes_a_job_from_each_line_and_reports_faults_by_line(service: Service) -> None:
-    """A fault in one line keeps no other line from being taken."""
+def test_a_batch_accepts_a_job_from_each_line_and_reports_faults_by_line(service: Service) -> None:
+    """A fault in one line does not affect the others."""
     good = json.dumps(JOB)
     told = post_lines(service, good, "", "{", json.dumps({"agents": []}), good, "x" * 20_000, good)
     assert [(line["line"], line["status"]) for line in told] == [(1, 202), (2, 400), (3, 422), (4, 202), (5, 413)]

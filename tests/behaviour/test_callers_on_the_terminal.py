@@ -69,8 +69,8 @@ def service(tmp_path: Path, free_ports: Callable[[int], int]) -> Iterator[Servic
 
 
 @pytest.mark.system
-def test_say_speaks_the_one_turn_that_is_awaited(service: Service) -> None:
-    """Or the turn that is named; a refusal takes one line."""
+def test_say_speaks_the_one_awaited_turn(service: Service) -> None:
+    """With an option it speaks the named one; a refusal takes one line."""
     agents = [{"id": name, "by": "caller"} for name in ("guest", "other")] + AGENTS[1:]
     conversations = [{"id": "c", "prompt": "p"}]
     job_id = service.post_job({"agents": agents, "rounds": 1, "conversations": conversations})

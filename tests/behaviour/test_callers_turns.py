@@ -87,7 +87,7 @@ def test_a_caller_speaks_and_the_conversation_goes_on(service: Service, tmp_path
 def test_invalid_words_are_refused(
     service: Service, place: str, text: object, status: int, code: str, told: str
 ) -> None:
-    """And the turn stays awaited: a caller may try again."""
+    """The turn stays awaited: a caller may try again."""
     job_id = service.post_job(job({"validation": {"choices": ["yes", "no"]}}))
     wait_awaited(service, job_id, ("c", "guest", 0))
     answered, problem = say(service, job_id, text, place)
@@ -117,8 +117,8 @@ def test_awaited_turns_outlive_a_kill_and_accepted_words_are_not_lost(service: S
 
 
 @pytest.mark.system
-def test_a_caller_that_misses_its_time_gets_the_words_of_otherwise(service: Service) -> None:
-    """Or its turn fails, and its conversation with it, unless its agent may be silent."""
+def test_a_caller_that_misses_its_time_speaks_the_words_of_otherwise(service: Service) -> None:
+    """Without such words its turn fails, and its conversation too, unless its agent may be silent."""
     spoken = service.post_job(job({"wait_s": 0.2, "otherwise": "SAY-pass"}))
     failed = service.post_job(job({"wait_s": 0.2}))
     skipped = service.post_job(job({"wait_s": 0.2, "on_failure": "skip"}, rounds=1))
@@ -155,7 +155,7 @@ def seconds_since(at: str) -> float:
 
 
 def test_a_cancelled_job_awaits_no_caller(service: Service) -> None:
-    """Though no node has its conversation: some node ends it."""
+    """No node has its conversation, so some node ends it."""
     job_id = service.post_job(job({}))
     wait_awaited(service, job_id, ("c", "guest", 0))
     service.http.post(f"/v1/jobs/{job_id}/cancel")

@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).parent.parent / "harness" / "programs" / "vllm_engine.p
 
 
 def tell(file: Path, *, used: float, preemptions: int) -> None:
-    """Have the engine report this; a reader sees a whole file."""
+    """Have the engine report this; a reader always sees a complete file."""
     half = file.with_suffix(".half")
     half.write_text(
         'vllm:cache_config_info{engine="0",kv_cache_size_tokens="10000",block_size="128",'
@@ -29,8 +29,8 @@ def tell(file: Path, *, used: float, preemptions: int) -> None:
 
 
 @pytest.mark.system
-def test_lent_capacity_follows_the_reports_of_the_engine(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Full-length slots would be two. A preemption takes a fifth off the lent capacity."""
+def test_the_capacity_follows_the_engines_reports(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Only two slots of full length would fit. A preemption takes a fifth off the capacity."""
     metrics, checkpoint, faults = tmp_path / "metrics", tmp_path / "weights", tmp_path / "faults"
     faults.write_text("[]")
     checkpoint.mkdir()

@@ -115,7 +115,7 @@ def test_a_refused_answer_leaves_the_chat_as_it_was(service: Service, terminal: 
 
 @pytest.mark.system
 def test_piped_text_is_asked_once(service: Service) -> None:
-    """For scripts; the cause of the wait is shown even where the headers have already gone out."""
+    """For scripts: the cause of the wait is shown even after the headers have gone out."""
     done = run_command("chat", "n", "--url", service.url, stdin="SAY:piped")
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "piped ")
     unknown = run_command("chat", "nobody", "--url", service.url, stdin="SAY:piped")

@@ -86,7 +86,10 @@ CASES: dict[str, tuple[tuple[Document, ...], int, int, tuple[str, ...]]] = {
 async def test_a_running_conversation_is_skipped_when_it_is_claimed_again(
     tmp_path: Path, free_ports: Ports, caplog: pytest.LogCaptureFixture, state: str
 ) -> None:
-    """Whatever the state of its turns: the counts stay, the log says so, each turn is asked and recorded once."""
+    """This holds in any state of its turns.
+
+    Counts stay, the log reports it, and each turn is asked and recorded once.
+    """
     agents, conversations, rounds, again = CASES[state]
     async with held(tmp_path, free_ports) as subject:
         job_id = await subject.post(*agents, conversations=conversations, rounds=rounds)

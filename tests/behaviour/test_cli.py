@@ -298,7 +298,7 @@ def test_check_prints_the_effective_configuration_without_secrets(tmp_path: Path
 
 
 def test_check_reads_the_variables_that_serve_reads(tmp_path: Path) -> None:
-    """A configuration that check takes must not be refused by serve."""
+    """Serve must not refuse a configuration that check accepts."""
     (tmp_path / "roundhouse.yaml").write_text("models:\n  m:\n    engine: embedded\n")
     refused = run_command("check", folder=tmp_path, ROUNDHOUSE_HOST="0.0.0.0")
     only_lines(refused, 2, "host 0.0.0.0 is reachable from outside")

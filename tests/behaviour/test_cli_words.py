@@ -70,7 +70,7 @@ class TestCallers:
         assert "nobody" not in done.stderr
 
     def test_say_for_an_agent_of_a_model_is_refused(self, service: Service, awaited: str) -> None:
-        """Words of a caller are not for it."""
+        """Callers do not speak for it."""
         done = ask(service, "say", awaited, "cars", "hi", "--agent", "ann")
         assert done.returncode != 0
         assert "ann" in done.stderr
@@ -84,12 +84,12 @@ class TestCallers:
         assert "guest" in done.stderr
 
     def test_say_for_another_round_names_the_awaited_one(self, service: Service, awaited: str) -> None:
-        """The agent is awaited: "nothing is awaited of it" would be wrong."""
+        """The agent is awaited, so "no turn is awaited" would be wrong."""
         done = ask(service, "say", awaited, "cars", "hi", "--round", "3")
         assert (done.returncode, "guest in round 0" in done.stderr) == (2, True), done.stderr
 
     def test_the_same_words_again_change_nothing(self, service: Service, awaited: str) -> None:
-        """An interrupted script says them once more; other words get an error with the awaited turn."""
+        """An interrupted script sends them again; other words get an error with the awaited turn."""
         for _ in range(2):
             done = ask(service, "say", awaited, "tea", "With milk.", "--round", "0")
             assert (done.returncode, "guest has spoken in round 0" in done.stdout) == (0, True), done
@@ -98,7 +98,7 @@ class TestCallers:
 
     @pytest.mark.parametrize("text", ["", " \t\n "])
     def test_an_empty_text_is_refused(self, service: Service, awaited: str, text: str) -> None:
-        """Spoken words cannot be taken back, and an empty variable of a script says nothing."""
+        """Words cannot be taken back, and an empty variable of a script would speak nothing."""
         for arguments, stdin in ((["say", awaited, "cars", text], ""), (["say", awaited, "cars", "-"], text)):
             done = ask(service, *arguments, stdin=stdin)
             assert (done.returncode, "empty" in done.stderr) == (2, True), done
@@ -131,7 +131,7 @@ class TestCounts:
         assert listed.split() == line.split()
 
     def test_a_line_of_progress_counts_failed_conversations_as_ended(self, service: Service, tmp_path: Path) -> None:
-        """``submit --wait`` ends with all of all, not with none of all."""
+        """``submit --wait`` ends with all of them, not with none."""
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(debate(conversations=2, model="refuses")))
         done = ask(service, "submit", str(tmp_path / "job.yaml"), "--wait")
         assert (done.returncode, "2/2 conversations, 2 failed" in done.stderr) == (1, True), done.stderr
@@ -249,7 +249,7 @@ class TestJobFiles:
     def test_the_faults_of_a_file_are_reported_without_a_service(
         self, tmp_path: Path, free_ports: Callable[[int], int]
     ) -> None:
-        """First the file's faults with their lines; then that no service is there."""
+        """First the file's faults with their lines, then the missing service."""
         (tmp_path / "bad.yaml").write_text("agents:\n  - {id: a, modle: m}\nconversations: []\nround: 2\n")
         url = f"http://127.0.0.1:{free_ports(1)}"
         done = run_command("submit", "bad.yaml", "--url", url, folder=tmp_path)
@@ -276,7 +276,7 @@ class TestJobFiles:
 
 class TestDown:
     def test_a_piped_chat_with_an_unreachable_model_says_so_at_once(self, service: Service) -> None:
-        """On the standard error: its address, that it refuses, and since when; the chat goes on waiting."""
+        """Standard error has its address, the refusal, and since when; the chat goes on waiting."""
         waiting = subprocess.Popen(
             [ROUNDHOUSE, "chat", "gone", "--url", service.url],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -300,7 +300,7 @@ class TestDown:
     def test_a_chat_on_a_terminal_with_an_unreachable_model_says_so_at_once(
         self, service: Service, tmp_path: Path
     ) -> None:
-        """Before a person has typed a question into it."""
+        """Before the user has typed a question."""
         command = [ROUNDHOUSE, "chat", "gone", "--url", service.url]
         with Terminal(command, tmp_path, XDG_STATE_HOME=str(tmp_path)) as terminal:
             terminal.wait_for("refuses connections since")

@@ -152,7 +152,7 @@ def port_of(service: Service) -> int:
 
 
 async def test_a_job_is_posted_waited_for_and_read(caller: Caller) -> None:
-    """The first thing a user does."""
+    """This is what a user does first."""
     posted: Job = await caller("post_job", debate(conversations=3, rounds=2, metadata={"mine": [1]}))
     assert (posted.name, posted.metadata, posted.progress.turns.total) == ("debate", {"mine": [1]}, 18)
     job: Job = await caller("wait_job", posted.id)
@@ -209,8 +209,8 @@ async def test_a_wait_is_bounded_and_a_job_is_cancelled(caller: Caller) -> None:
     assert (await caller("wait_job", job_id, timeout_s=20.0)).state == "cancelled"
 
 
-async def test_a_key_names_one_job(caller: Caller) -> None:
-    """A second post gives the same job; with another body it is refused."""
+async def test_a_client_posts_one_job_for_each_idempotency_key(caller: Caller) -> None:
+    """A second post returns the same job; with another body it is refused."""
     first = await caller("post_job", debate(), idempotency_key=f"key-{id(caller)}")
     assert (await caller("post_job", debate(), idempotency_key=f"key-{id(caller)}")).id == first.id
     with pytest.raises(StateConflict) as refused:
@@ -219,7 +219,7 @@ async def test_a_key_names_one_job(caller: Caller) -> None:
 
 
 async def test_refusals_have_one_class_for_each_remedy(caller: Caller, new: Callable[..., Caller]) -> None:
-    """One class for each thing that a caller may do about it."""
+    """Callers choose what to do by the class."""
     with pytest.raises(InvalidRequest) as invalid:
         await caller("post_job", debate(model="gone"))
     assert invalid.value.code == "invalid_job"
@@ -306,7 +306,7 @@ async def test_a_lost_answer_doubles_no_job(new: Callable[..., Caller], proxy: C
 
 
 async def test_workers_are_read_and_operated(caller: Caller, service: Service) -> None:
-    """States with their causes, logs, incidents."""
+    """States with their causes, logs and incidents."""
     workers = (await caller("list_workers")).workers
     assert [worker.id for worker in workers] == ["m-0", "m-1", "slow-0"]
     drained = await caller("drain_worker", "m-1")

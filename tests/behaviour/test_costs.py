@@ -119,20 +119,20 @@ def scope_of(body: bytes) -> dict[str, Any]:
     }
 
 
-def test_a_turn_makes_no_more_calls_than_it_did() -> None:
+def test_a_turn_makes_no_more_calls_than_before() -> None:
     """From a job's queue to the records of its end, on 16 slots."""
     few, many = calls_of_turns(20), calls_of_turns(120)
     assert (many - few) / 100 <= MOST_OF_A_TURN
 
 
-def test_a_request_makes_no_more_calls_than_it_did() -> None:
+def test_a_request_makes_no_more_calls_than_before() -> None:
     """From the middlewares around the surface to the answer."""
     few, many = calls_of_requests(20), calls_of_requests(120)
     assert (many - few) / 100 <= MOST_OF_A_REQUEST
 
 
-def test_simultaneous_viewers_of_a_job_share_its_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are, one reads the document, and one the conversations."""
+def test_simultaneous_viewers_of_a_job_share_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, the document is read once, and the conversations once."""
     calls: Counter[str] = Counter()
 
     def counted(name: str) -> Callable[..., Any]:

@@ -67,7 +67,7 @@ def test_the_page_and_its_files_need_no_key(service: Service) -> None:
 
 
 def test_the_page_contacts_only_its_own_service_and_writes_no_markup() -> None:
-    """Every address in its files is its own, every named file is there, and text is never read as markup."""
+    """Every address in its files is its own, every named file exists, and text is never read as markup."""
     for path, file in page_files().items():
         text = file.content.decode()
         if path.startswith("/web/vendor/"):  # others' work, which makes tokens and no elements: markdown.js does that
@@ -204,8 +204,8 @@ def test_null_fields_count_as_absent(service: Service) -> None:
     assert service.get(f"/v1/jobs/{job_id}/conversations/c/place")["until"] == ["a says x"]
 
 
-def test_the_status_counts_awaited_turns_of_a_key_alone(service: Service) -> None:
-    """And conversations that only a caller can continue are open."""
+def test_the_status_counts_a_keys_own_awaited_turns(service: Service) -> None:
+    """Conversations that only a caller can continue count as open."""
     guest = {"id": "guest", "by": "caller"}
     job = {
         "agents": [guest, {**AGENTS[0], "speak_after_within_round": ["guest"]}],

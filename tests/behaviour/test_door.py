@@ -77,8 +77,8 @@ def test_without_keys_only_requests_of_this_machine_are_taken(
 
 
 @pytest.mark.parametrize(("origin", "status"), [(EXTENSION, 200), ("app://obsidian.md", 200), ("app://other", 400)])
-def test_extensions_of_browsers_are_answered_before_they_ask(service: Service, origin: str, status: int) -> None:
-    """A browser asks first, and takes no answer that does not name its origin."""
+def test_extensions_of_browsers_pass_the_preflight(service: Service, origin: str, status: int) -> None:
+    """A browser asks first, and accepts no answer that does not name its origin."""
     asks = {
         "Origin": origin,
         "Access-Control-Request-Method": "POST",
@@ -98,8 +98,8 @@ def test_health_answers_under_any_host_name(service: Service) -> None:
 @pytest.mark.parametrize(
     "media", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "text/json", None]
 )
-def test_only_json_is_taken(service: Service, media: str | None) -> None:
-    """A page can send other kinds without a preflight request."""
+def test_only_json_is_accepted(service: Service, media: str | None) -> None:
+    """A page can send other types without a preflight request."""
     content, headers = b'{"agents": []}', {"Content-Type": media} if media else {}
     for path in ("/v1/jobs", "/v1/workers/m-0/drain", "/v1/models/m/adapters"):
         assert code(service.http.post(path, content=content, headers=headers)) == (415, "media_type_unknown")
@@ -196,7 +196,7 @@ def test_too_many_pipelined_requests_are_refused_and_those_before_are_answered(s
 
 
 def test_garbage_behind_requests_leaves_no_traceback(service: Service) -> None:
-    """The running answer is dropped; nothing is written to a closed connection, and the log stays silent."""
+    """The running answer is dropped, no data goes to the closed connection, and the log stays silent."""
     asked = b"GET /v1/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n"
     for count in (2, Door.PIPELINED + 5):
         for _ in range(10):
@@ -350,7 +350,7 @@ def test_descriptors_are_left_for_engines(soft: int, hard: int, most: int, now: 
 
 
 def test_a_wrong_method_lists_all_methods_of_the_path(service: Service) -> None:
-    """Whichever route serves them."""
+    """Several routes may serve them."""
     for path, allowed in (
         ("/v1/jobs", "GET, HEAD, POST"),
         ("/v1/jobs/x", "DELETE, GET, HEAD"),

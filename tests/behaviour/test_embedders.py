@@ -68,8 +68,8 @@ def test_a_refused_text_holds_no_worker_that_only_embeds(service: Service) -> No
     assert embed(service, "word").status_code == 200
 
 
-def test_a_chat_with_an_embedding_model_is_refused_in_the_words_of_its_engine(service: Service) -> None:
-    """The engine serves as well as before."""
+def test_a_chat_with_an_embedding_model_is_refused_in_its_engines_words(service: Service) -> None:
+    """The engine goes on serving."""
     body = {"model": "m", "messages": [{"role": "user", "content": "word"}]}
     refused = service.http.post("/v1/chat/completions", json=body)
     assert refused.status_code == 400

@@ -86,7 +86,7 @@ def test_a_condition_ends_a_conversation(
 def test_a_conversation_that_fulfils_no_condition_has_all_its_rounds(
     run: Callable[..., tuple[Document, Document]],
 ) -> None:
-    """A condition that nearly holds ends nothing."""
+    """A condition that is nearly fulfilled ends nothing."""
     script = said("yes?", "no", "yes or no", "DONE", "a", "b", "a", "b")
     until = [{"agent": "a", "says": ["yes"]}, {"agent": "b", "matches": "^done"}, {"agree": ["a", "b"]}]
     transcript, job = run(script, until=until)

@@ -1,4 +1,4 @@
-"""Ends of one moment are taken in one order, whichever report came first."""
+"""Ends of one moment are handled in one order, whichever report came first."""
 
 import json
 from collections.abc import Callable

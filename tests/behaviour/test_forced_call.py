@@ -29,7 +29,10 @@ def speaker(name: str, **fields: object) -> Document:
 
 @pytest.mark.system
 def test_a_forced_call_is_made_once_before_the_answer(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """With a call forced at each message it would never answer. A requested form holds for the answer alone."""
+    """With a call forced at each message the model would never answer.
+
+    A requested format applies to the answer alone.
+    """
     (tmp_path / "mytools.py").write_text(TOOL)
     model = {
         "engine": "embedded", "port": free_ports(1), "slots": 2, "context": 4096,

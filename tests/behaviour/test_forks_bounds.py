@@ -50,7 +50,7 @@ def fork(
 
 
 def memory(service: Service, field: str) -> int:
-    """Return the memory of the service in bytes: ``VmRSS`` now, ``VmHWM`` at most since ``forget_peak``."""
+    """Return the service's memory in bytes: ``VmRSS`` now, or with ``VmHWM`` the maximum since ``forget_peak``."""
     assert service.process is not None
     status = Path(f"/proc/{service.process.pid}/status").read_text(encoding="utf-8")
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(field))
@@ -62,7 +62,7 @@ def forget_peak(service: Service) -> None:
 
 
 def test_inherited_turns_count_against_a_bound_of_the_key(service: Service) -> None:
-    """A fork with one new turn and twenty inherited ones holds twenty-one, whoever spoke them."""
+    """A fork with one new turn and twenty inherited ones counts as twenty-one."""
     job_id = source(service, ROUNDS, BOUNDED)
     few = fork(service, [job_id], ROUNDS + 1, BOUNDED)
     assert few.status_code == 202, few.text
@@ -94,7 +94,7 @@ def test_the_bytes_read_of_sources_are_bounded_like_a_body(service: Service, wha
 
 @pytest.mark.system
 def test_sources_are_read_one_at_a_time(service: Service) -> None:
-    """A post that takes little of each of many large sources needs the memory of one of them; counted in bytes."""
+    """A post that takes little from each of many large sources needs the memory of one; the test counts bytes."""
     large: Document = {"agents": [{"id": f"a{n}", "model": "m", "system": LARGE} for n in range(9)]}
     sources = [source(service, **large) for _ in range(40)]
     fork(service, sources[:1], 2)  # what is imported with the first

@@ -28,7 +28,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
 
 
 def without_words(value: Any) -> Any:  # noqa: ANN401 - JSON
-    """Return a schema without the texts that are for people: a property may be called as they are."""
+    """Return a schema without the texts for people; a property may have the name of such a text."""
     if isinstance(value, dict):
         kept = {key: each for key, each in value.items() if key not in WORDS or not isinstance(each, str)}
         return {key: without_words(each) for key, each in kept.items()}
@@ -36,7 +36,7 @@ def without_words(value: Any) -> Any:  # noqa: ANN401 - JSON
 
 
 def test_the_description_of_http_is_frozen(service: Service) -> None:
-    """Paths, parameters, bodies and answers; their texts may be written better."""
+    """Paths, parameters, bodies and answers; descriptions may be improved."""
     described = without_words(service.get("/openapi.json"))
     told = {"paths": described["paths"], **described["components"]}
     lines = (

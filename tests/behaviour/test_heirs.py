@@ -109,7 +109,7 @@ def test_a_fork_takes_the_turns_that_do_not_wait_for_its_own(service: Service) -
 
 
 def test_a_fork_of_a_fork_refers_to_the_originals(service: Service) -> None:
-    """Never to a fork's; each turn names the conversation in which it was spoken."""
+    """It never refers to a fork's turns; each turn names the conversation in which it was spoken."""
     source, _ = run(service, job(1))
     second, _ = run(service, job(2, conversations=[{**heir(source), "id": "c"}]))
     _, third = run(service, job(3, conversations=[heir(second)]))
@@ -144,7 +144,7 @@ def test_an_heir_takes_no_more_rounds_than_it_has(service: Service) -> None:
 
 @pytest.mark.parametrize("given", [[1], "ab"])
 def test_variables_of_another_kind_are_refused(service: Service, given: object) -> None:
-    """As they are without a source."""
+    """The rules are those of a job without a source."""
     source, _ = run(service, job(1))
     refused = service.http.post("/v1/jobs", json=job(2, conversations=[{**heir(source), "variables": given}]))
     assert refused.status_code == 422
@@ -176,7 +176,7 @@ def fork_id(service: Service) -> str:
 
 
 def test_the_prompt_of_an_inherited_turn_is_shown(service: Service) -> None:
-    """From its source; its tools are not called again."""
+    """It comes from the source; tools are not called again."""
     source, _ = run(service, job(1))
     _, fork = run(service, job(2, conversations=[heir(source)]))
     assert len(own(fork)) == 3
@@ -199,7 +199,7 @@ def test_the_prompt_of_an_inherited_turn_is_shown(service: Service) -> None:
 def test_an_impossible_inheritance_is_refused(
     service: Service, cut: Document, fields: Document, path: str, message: str
 ) -> None:
-    """With the place of the fault."""
+    """The fault has its place."""
     source, _ = run(service, job(2))
     refused = service.http.post("/v1/jobs", json={**job(4, conversations=[heir(source, **cut)]), **fields})
     if fields.get("mode") == "free":
@@ -211,7 +211,7 @@ def test_an_impossible_inheritance_is_refused(
 
 
 def test_an_unknown_source_is_not_found(service: Service) -> None:
-    """A job, or a conversation of it."""
+    """The job or its conversation does not exist."""
     source, _ = run(service, job(1))
     assert service.http.post("/v1/jobs", json=job(2, conversations=[heir("job-0")])).status_code == 404
     wrong = {"from": {"job": source, "conversation": "x"}}
@@ -219,7 +219,7 @@ def test_an_unknown_source_is_not_found(service: Service) -> None:
 
 
 def test_a_deleted_source_leaves_its_heirs_their_turns(service: Service) -> None:
-    """Copied at the deletion, no further than inherited; dropped with the last heir, or with the source."""
+    """They are copied when it is deleted, as far as inherited, and dropped with the last heir."""
     source, whole = run(service, job(3))
     fork, before = run(service, job(2, conversations=[heir(source, rounds=1)]))
     other, _ = run(service, job(2, conversations=[{**heir(source, rounds=1), "id": "c"}]))

@@ -73,21 +73,21 @@ def test_a_turn_that_failed_with_the_last_agent_is_asked_again(service: Service)
 
 
 def test_tokens_of_missing_agents_count(service: Service) -> None:
-    """A token a turn: six are inherited, three of them of an agent that the heir lacks."""
+    """One token a turn: six are inherited, three of them from an agent that the heir lacks."""
     source, _ = run(service, job(3, agent("ann"), agent("bob")))
     _, ended = run(service, fork(9, source, agent("ann"), until=[{"answer_tokens": 7}]))
     assert ended["ended_by"] == {"until": 0, "agent": None, "round": 3}
 
 
-def test_answers_of_missing_agents_count_as_words_only_if_they_were_valid(service: Service) -> None:
-    """An answer that failed validation was never said, whoever has it in the record."""
+def test_answers_of_missing_agents_count_as_words_only_if_valid(service: Service) -> None:
+    """An answer that failed validation was never said, whichever agent recorded it."""
     silent = agent("sil", on_failure="skip", validation={"pattern": "zzz", "retries": 0, "constrain": "off"})
     source, _ = run(service, job(3, agent("ann"), silent))
     _, ended = run(service, fork(9, source, agent("ann"), until=[{"answer_tokens": 5}]))
     assert ended["ended_by"] == {"until": 0, "agent": None, "round": 4}
 
 
-def test_a_new_agent_is_present_at_a_fork_point_of_an_agent_that_left(service: Service) -> None:
+def test_a_new_agent_joins_at_the_fork_point_of_an_agent_that_left(service: Service) -> None:
     """The heir may begin before a turn of an agent that its source had already lost."""
     source, _ = run(service, job(3, agent("ann"), agent("old")))
     second, _ = run(service, fork(4, source, agent("ann"), agent("bob")))
@@ -186,7 +186,7 @@ def test_a_malformed_source_is_refused(service: Service, given: Document, path: 
     assert message in refused.text
 
 
-def test_a_key_without_the_scope_to_read_cannot_fork(tmp_path: Path, free_ports: Ports) -> None:
+def test_a_key_without_the_read_scope_cannot_fork(tmp_path: Path, free_ports: Ports) -> None:
     """Not even its own job: its engine would show it the words."""
     scopes = {"blind": ["submit"], "seeing": ["read", "submit"]}
     keys = [{"name": name, "key": f"{name}-{'k' * 20}", "scopes": scopes[name]} for name in scopes]

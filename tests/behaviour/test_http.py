@@ -34,7 +34,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
 
 
 def test_a_job_is_accepted_run_and_read(service: Service) -> None:
-    """The first thing a user does: post a conversation, read the transcript."""
+    """What a user does first: post a conversation, read the transcript."""
     answer = service.http.post("/v1/jobs", json=debate(conversations=3, rounds=2, metadata={"mine": [1]}))
     assert answer.status_code == 202
     posted = answer.json()
@@ -63,7 +63,7 @@ def test_a_job_is_accepted_run_and_read(service: Service) -> None:
 
 
 def test_no_agent_reads_hidden_words(service: Service) -> None:
-    """visible_to, speak_after_within_round and the independence of conversations, in every prompt that was sent."""
+    """``visible_to``, ``speak_after_within_round`` and independent conversations hold in every prompt that was sent."""
     job = debate(conversations=4, rounds=3)
     for agent, mark in zip(job["agents"], "xyz", strict=True):
         agent["system"] = f"You are MARK-{mark}."
@@ -88,7 +88,7 @@ def test_no_agent_reads_hidden_words(service: Service) -> None:
             assert text.count("b: ") == 1
 
 
-def test_the_prompt_is_in_its_order(service: Service) -> None:
+def test_the_parts_of_a_prompt_are_in_order(service: Service) -> None:
     """BIOS, the agent's own system prompt, the conversation's prompt, the discussion.
 
     Source: specification, "Message order" and "Prompt composition".
@@ -110,8 +110,8 @@ def test_the_prompt_is_in_its_order(service: Service) -> None:
     assert second["messages"][2]["content"] == "MARK-solo "
 
 
-def test_the_same_key_is_the_same_job(service: Service) -> None:
-    """Idempotency-Key: the same body gives the job that is there, another one a conflict."""
+def test_the_same_idempotency_key_is_the_same_job(service: Service) -> None:
+    """Idempotency-Key: the same body returns the existing job, another body is a conflict."""
     first = service.http.post("/v1/jobs", json=debate(), headers={"Idempotency-Key": "k1"})
     headers = {"Idempotency-Key": "k1", "Content-Type": "application/json"}
     again = service.http.post("/v1/jobs", content=json.dumps(debate(), indent=3), headers=headers)
@@ -138,7 +138,7 @@ def test_the_same_key_is_the_same_job(service: Service) -> None:
     ids=["no JSON", "empty", "no UTF-8", "bottomless", "too deep", "too large", "a number", "an empty object"],
 )
 def test_a_bad_body_is_refused(service: Service, body: bytes, status: int, code: str, text: str) -> None:
-    """Bad input gets a clear error and loses nothing."""
+    """Bad input gets a clear error and affects nothing else."""
     answer = service.http.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
     assert text in problem(answer, status, code)["detail"]
 
@@ -170,7 +170,7 @@ def test_every_fault_is_listed_by_its_path(service: Service) -> None:
     "path", ["/v1/jobs/none", "/v1/jobs/none/result", "/v1/jobs/none/events", "/v1/jobs/none/conversations/c0"]
 )
 def test_an_unknown_job_is_404(service: Service, path: str) -> None:
-    """Unknown ids have one answer on every path."""
+    """Every path answers an unknown id the same way."""
     problem(service.http.get(path), 404, "job_not_found")
 
 
@@ -188,18 +188,18 @@ def test_unknown_things_of_other_kinds_are_404(service: Service) -> None:
     "query", ["limit=0", "limit=x", "state=odd", "cursor=x", "cursor=-1", f"cursor={'9' * 30}", "limit=1001"]
 )
 def test_a_bad_parameter_is_400(service: Service, query: str) -> None:
-    """Parameters are judged too."""
+    """Parameters are checked like bodies."""
     problem(service.http.get(f"/v1/jobs?{query}"), 400, "invalid_parameter")
 
 
 def test_a_bad_parameter_is_named_with_its_allowed_values(service: Service) -> None:
-    """In the same words as faults of a configuration or a job."""
+    """The wording is that of faults in a configuration or a job."""
     told = problem(service.http.get("/v1/jobs?limit=0"), 400, "invalid_parameter")
     assert told["errors"] == [{"path": "query.limit", "message": "must be at least 1, not '0'"}]
 
 
 def test_jobs_are_listed_newest_first_in_pages(service: Service) -> None:
-    """A listing is read page by page, and each job once."""
+    """Each job appears once over all pages."""
     posted = [service.post_job(debate()) for _ in range(5)]
     for job_id in posted:
         service.wait_ended(job_id)
@@ -254,7 +254,7 @@ def test_a_deleted_job_is_gone(service: Service) -> None:
 
 
 def test_a_job_that_must_not_wait_is_refused_if_it_would(service: Service) -> None:
-    """queue=false: 429 and nothing stored, unless every first turn can start at once."""
+    """With queue=false the answer is 429 and nothing is stored, unless every first turn can start at once."""
     wait_for(lambda: service.get("/v1/workers/slow-0")["slots"]["in_use"] == 0, "the slots are free")
     count = len(service.get("/v1/jobs?limit=1000")["jobs"])
     answer = service.http.post("/v1/jobs?queue=false", json=debate(conversations=2, model="slow"))
@@ -279,7 +279,7 @@ def test_a_job_that_must_not_wait_is_refused_if_it_would(service: Service) -> No
 
 
 def test_events_cover_a_job_from_its_start_to_its_end(service: Service) -> None:
-    """job, conversation, turn with its state, and end; numbered without a gap."""
+    """Events of job, conversations, turns and end are numbered without a gap."""
     job_id = service.post_job(debate())
     events = [event for event in read_events(service, job_id) if event[1] != "progress"]
     assert [number for number, _, _ in events] == [str(number + 1) for number in range(len(events))]
@@ -295,8 +295,8 @@ def test_events_cover_a_job_from_its_start_to_its_end(service: Service) -> None:
         assert states == ["ready", "in_flight", "completed"]
 
 
-def test_events_continue_after_the_last_read_one(service: Service) -> None:
-    """Last-Event-ID: neither a gap nor a double, also when the job has ended."""
+def test_events_continue_after_the_last_one_read(service: Service) -> None:
+    """Last-Event-ID: no event is missing or doubled, also after the job has ended."""
     job_id = service.post_job(debate(rounds=2))
     service.wait_ended(job_id)
     whole = read_events(service, job_id)
@@ -327,7 +327,7 @@ def test_progress_of_turns_in_flight_is_coalesced(service: Service) -> None:
 
 
 def test_workers_and_their_logs_are_shown(service: Service) -> None:
-    """GET /v1/workers and the engine's last output lines."""
+    """GET /v1/workers and the last lines of an engine's output."""
     workers = service.get("/v1/workers")["workers"]
     assert [worker["id"] for worker in workers] == ["m-0", "m-1", "slow-0"]
     worker = service.get("/v1/workers/m-0")
@@ -345,7 +345,7 @@ def test_workers_and_their_logs_are_shown(service: Service) -> None:
 
 @pytest.mark.system
 def test_every_path_but_the_public_ones_needs_a_key(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """With api_keys set, exempt are only /healthz, the dashboard's files, and a bare /readyz."""
+    """With api_keys set, only /healthz, the dashboard's files and a bare /readyz are exempt."""
     models = {"m": scripted_model(free_ports(1))}
     with serving(tmp_path, free_ports(1), models, {"api_keys": ["one", "two"]}) as service:
         del service.http.headers["Authorization"]
@@ -375,7 +375,7 @@ def test_health_may_be_asked_for_without_a_body(service: Service) -> None:
 
 
 def test_a_job_is_returned_as_it_was_posted(service: Service) -> None:
-    """Whole, without conversations, or with those of one state; so it can be posted again."""
+    """Whole, without conversations, or with those of one state: it can be posted again."""
     posted = debate(conversations=3)
     job_id = service.post_job(posted)
     service.wait_ended(job_id)
@@ -389,7 +389,7 @@ def test_a_job_is_returned_as_it_was_posted(service: Service) -> None:
 
 
 def test_a_result_is_a_table(service: Service) -> None:
-    """A row for each turn, with quotation marks and ends of lines as CSV has them."""
+    """There is a row for each turn, with quotation marks and line ends as in CSV."""
     job_id = service.post_job({**debate(conversations=2), "name": 'a "b"'})
     service.wait_ended(job_id)
     answer = service.http.get(f"/v1/jobs/{job_id}/result?format=csv")
@@ -416,6 +416,6 @@ def test_a_result_is_a_table(service: Service) -> None:
     ],
 )
 def test_a_job_may_come_as_yaml(service: Service, text: str, status: int, told: str) -> None:
-    """As job files are written; bounded, since reading it is slow."""
+    """Job files are YAML. Its size is bounded, since reading it is slow."""
     answer = service.http.post("/v1/jobs", content=text, headers={"Content-Type": "application/yaml"})
     assert (answer.status_code, told in answer.text) == (status, True), answer.text

@@ -24,7 +24,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
 
 
 def test_the_surface_describes_itself(service: Service) -> None:
-    """/openapi.json: every route of the specification, no dangling reference, the job's own schema."""
+    """/openapi.json has every route of the specification, no dangling reference, and the job's schema."""
     document = service.get("/openapi.json")
     text = json.dumps(document)
     references = {part.split('"')[0] for part in text.split('"#/components/schemas/')[1:]}
@@ -38,7 +38,7 @@ def test_the_surface_describes_itself(service: Service) -> None:
 
 
 def test_every_value_of_the_client_is_described(service: Service) -> None:
-    """By its name and with its fields: the service answers the client's values. Those of events are in a stream."""
+    """By name and with its fields: the client's values are the service's answers. Values of events are in a stream."""
     components = service.get("/openapi.json")["components"]["schemas"]
     for module in (jobs, models, node, transcripts, workers):
         for kind in vars(module).values():
@@ -57,7 +57,7 @@ def test_every_value_of_the_client_is_described(service: Service) -> None:
 def test_a_parameters_form_is_described(
     service: Service, path: str, name: str, bad: Sequence[str], good: Sequence[str]
 ) -> None:
-    """What its pattern refuses is refused, what it takes is taken."""
+    """Values that its pattern rejects are refused, and others accepted."""
     parameters = service.get("/openapi.json")["paths"][path]["get"]["parameters"]
     (told,) = (each for each in parameters if each["name"] == name)
     schema = next((each for each in told["schema"].get("anyOf", ()) if "pattern" in each), told["schema"])
@@ -70,7 +70,7 @@ def test_a_parameters_form_is_described(
 
 
 def test_a_refused_number_of_a_path_is_described(service: Service) -> None:
-    """What answers 400 says so."""
+    """The route lists the answer 400."""
     path = "/v1/jobs/{job_id}/conversations/{conversation_id}/turns/{agent}/{round_number}/prompt"
     asked = service.http.get(path.replace("{round_number}", "first"))
     assert str(asked.status_code) in service.get("/openapi.json")["paths"][path]["get"]["responses"]
@@ -78,7 +78,7 @@ def test_a_refused_number_of_a_path_is_described(service: Service) -> None:
 
 
 def test_the_calls_of_the_reference_are_the_surface(service: Service) -> None:
-    """The page has a heading for every route with its method, and for no other."""
+    """The page has a heading for every route and method, and no other."""
     headings = re.findall(r"^### `(GET|POST|DELETE) (/[^`?]*)`$", HTTP_PAGE.read_text(), re.MULTILINE)
     listed = {(method, _shape(path)) for method, path in headings}
     served = {

@@ -1,4 +1,4 @@
-"""A paused server accepts nothing and refuses nothing, and continues where it was if the pause ends."""
+"""A paused server accepts nothing and refuses nothing, and continues if the pause ends."""
 
 import socket
 from collections.abc import Callable
@@ -72,8 +72,8 @@ async def test_a_pause_refuses_no_client_and_can_be_ended(free_ports: Callable[[
             server.should_exit = True
 
 
-async def test_connections_are_taken_over_by_another_server(free_ports: Callable[[int], int]) -> None:
-    """Their clients notice nothing; a client that left meanwhile is no fault."""
+async def test_another_server_takes_over_connections(free_ports: Callable[[int], int]) -> None:
+    """Their clients notice nothing; a client that left meanwhile causes no error."""
     port = free_ports(1)
     with listen("127.0.0.1", port) as listener:
         taken, theirs = listener.accept, asking(port)

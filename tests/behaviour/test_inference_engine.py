@@ -141,7 +141,7 @@ async def test_invalid_calls_are_refused_at_once(free_ports: Callable[[int], int
 
 
 async def test_steps_show_and_hide_what_they_should(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Thoughts come with ``think`` alone; ``act`` is what is said aloud, nothing for who waits."""
+    """Thoughts come with ``think`` alone; ``act`` is what is said aloud, and is empty for an agent that waits."""
     script = tmp_path / "script.json"
     text = "<thinking>I am the doctor.</thinking>Quiet. <answer>Hang him.</answer>"
     script.write_text(
@@ -159,7 +159,7 @@ async def test_steps_show_and_hide_what_they_should(tmp_path: Path, free_ports: 
 async def test_agents_of_one_checkpoint_sample_with_their_own_parameters(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """One cool and one wild agent: a run's parameters stand over its agent's, and those over the engine's."""
+    """One agent is cool and one wild: a run's parameters override its agent's, which override the engine's."""
     record = tmp_path / "record"
     game = engine(free_ports(1), count=1, flags={"record": str(record)}, params={"temperature": 0.5, "top_k": 40})
     async with asyncio.timeout(LIMIT), game:
@@ -178,10 +178,10 @@ async def test_agents_of_one_checkpoint_sample_with_their_own_parameters(
     ]
 
 
-async def test_a_prompt_begins_alike_in_all_iterations_of_tools(
+async def test_prompts_begin_alike_over_all_iterations_of_tools(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """What is left of the tool budget stands behind each result: at the front it would cost the whole prompt again."""
+    """Each result ends with the rest of the tool budget: at the beginning it would make every prompt new."""
     script, record = tmp_path / "script.json", tmp_path / "record"
     call = {"tool_calls": [{"name": "look", "arguments": "{}"}]}
     script.write_text(json.dumps([{"content": "Read."}, call, call, {"content": "Done."}]))  # the first to the warm-up
@@ -203,12 +203,12 @@ async def test_a_prompt_begins_alike_in_all_iterations_of_tools(
 
 
 @pytest.mark.parametrize("emulates", [True, False])
-async def test_an_answer_comes_no_sooner_than_the_emulated_latency(
+async def test_an_answer_takes_at_least_the_emulated_latency(
     tmp_path: Path, free_ports: Callable[[int], int], *, emulates: bool
 ) -> None:
-    """A step of 16 tokens takes 16 x 20 ms, and an answer of three tokens has one; else it comes as it comes.
+    """Specification, "Latency model": a step of 16 tokens takes 16 x 20 ms, and an answer of three tokens has one step.
 
-    Specification, "Latency model".
+    Without emulation it arrives when it is ready.
     """
     log = tmp_path / "events.jsonl"
     game = engine(
@@ -237,7 +237,7 @@ def _is_early(done: dict[str, Any]) -> bool:
     return bool(done["latency_ms"] < done["predicted_ms"])
 
 
-async def test_a_run_has_until_its_deadline(free_ports: Callable[[int], int]) -> None:
+async def test_a_run_ends_at_its_deadline(free_ports: Callable[[int], int]) -> None:
     """The error names what it waited for."""
     async with asyncio.timeout(LIMIT), engine(free_ports(1), count=1, flags={"exit-at-once": 3}) as game:
         await game.register_agent(agent_id="a", model_ckpt="m")
@@ -249,7 +249,7 @@ async def test_a_run_has_until_its_deadline(free_ports: Callable[[int], int]) ->
 async def test_a_defect_fails_the_waiting_runs(
     free_ports: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No caller waits for an engine that has ended: neither a waiting run nor a later one."""
+    """No caller waits for an engine that has ended, neither in a waiting run nor in a later one."""
     real = Placement.decide
 
     def fail(self: Placement, lanes: Any, models: Any, now: float) -> Any:  # noqa: ANN401 - as it is
@@ -287,8 +287,8 @@ async def test_an_agent_stays_on_the_lane_of_its_cache(tmp_path: Path, free_port
     assert lanes["a"] != lanes["b"]
 
 
-async def test_only_agents_that_work_on_a_lane_lose_it(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Of one checkpoint on two lanes: an agent that answers on the other is well, and gets no notice."""
+async def test_only_agents_at_work_on_a_lane_lose_it(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """One checkpoint is on two lanes: an agent that answers on the other one is unaffected, and gets no notice."""
     game = engine(free_ports(2), flags={"hold": r"HOLD=(\S+?)!", "echo": r"SAY=\w+"})
     told: list[dict[str, Any]] = []
     async with asyncio.timeout(LIMIT), game:
@@ -318,8 +318,8 @@ async def test_only_agents_that_work_on_a_lane_lose_it(tmp_path: Path, free_port
     assert lost == ({"b", "idle"} if pinned else {"b"})
 
 
-async def test_runs_of_one_agent_are_done_in_their_order(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Though two slots are free; other agents use the second one meanwhile."""
+async def test_runs_of_one_agent_are_done_in_order(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Two slots are free; other agents use the second one meanwhile."""
     log = tmp_path / "events.jsonl"
     game = engine(free_ports(1), count=1, flags={"interval": 0.01}, slots=2, event_log=log)
     async with asyncio.timeout(LIMIT), game:
@@ -333,10 +333,13 @@ async def test_runs_of_one_agent_are_done_in_their_order(tmp_path: Path, free_po
 
 
 @pytest.mark.parametrize(("policy", "started"), [("fcfs", ["a1", "b", "a2"]), ("fair", ["a1", "a2", "b"])])
-async def test_a_strict_order_lets_no_run_pass(
+async def test_with_a_strict_order_no_run_passes_another(
     policy: Literal["fair", "fcfs"], started: list[str], tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """While an older run waits for its model to load on one lane, a slot of another lane is free for a later one."""
+    """An older run waits for its model to load on one lane.
+
+    Meanwhile no later run takes a free slot of another lane.
+    """
     log = tmp_path / "events.jsonl"
     flags = {"hold": r"HOLD=(\S+?)!", "load": 0.7}
     game = engine(free_ports(2), slots=2, flags=flags, scheduler_policy=policy, event_log=log)
@@ -377,7 +380,7 @@ async def test_a_prompt_that_kills_every_engine_is_given_up(free_ports: Callable
         assert await say(game, "a")
 
 
-async def test_a_shutdown_ends_what_waits_and_what_runs(free_ports: Callable[[int], int]) -> None:
+async def test_a_shutdown_ends_waiting_and_running_runs(free_ports: Callable[[int], int]) -> None:
     """Every caller gets an answer: none hangs."""
     game = engine(free_ports(1), count=1, flags={"interval": 0.5, "tokens": 100})
     before = processes()

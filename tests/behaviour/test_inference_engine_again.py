@@ -1,4 +1,4 @@
-"""``InferenceEngine``: what agents learn of time, markup and their lane, and which names mean a checkpoint."""
+"""What agents of ``InferenceEngine`` learn of time, markup and their lane, and which names mean a checkpoint."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 
 class _Days(datetime):
-    """The machine's clock, as many days later as were let pass."""
+    """The machine's clock, advanced by the days that the test lets pass."""
 
     passed = timedelta()
 
@@ -41,7 +41,7 @@ def beginnings(record: Path, prompt: str) -> list[str]:
 async def test_a_prompt_has_the_time_of_its_run(
     tmp_path: Path, free_ports: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A game goes on for days; the time of the constructor would be in each of its prompts."""
+    """A game goes on for days; the time of the constructor must not be in all of its prompts."""
     for module in (lane_agents, request_runner):
         monkeypatch.setattr(module, "datetime", _Days, raising=False)
     monkeypatch.setattr(_Days, "passed", timedelta())
@@ -68,7 +68,7 @@ async def test_a_prompt_has_the_time_of_its_run(
 async def test_a_model_learns_the_markup_if_its_author_wants_it(
     tmp_path: Path, free_ports: Callable[[int], int], *, bios: bool | None, is_told: bool
 ) -> None:
-    """Without tools too: nothing else explains ``<answer>`` and ``<wait/>``."""
+    """Also without tools: no other text explains ``<answer>`` and ``<wait/>``."""
     record = tmp_path / "record"
     flags = {"record": str(record)}
     async with asyncio.timeout(LIMIT), engine(free_ports(1), count=1, flags=flags, system="A town.", bios=bios) as game:
@@ -80,7 +80,7 @@ async def test_a_model_learns_the_markup_if_its_author_wants_it(
 
 
 async def test_an_agent_is_notified_when_its_lane_is_back(free_ports: Callable[[int], int]) -> None:
-    """Each agent that was notified of the loss, by its name: a game has no table of lanes and agents."""
+    """Each agent that was notified of the loss is notified by name: a game has no table of lanes and agents."""
     told: list[dict[str, Any]] = []
     game = engine(free_ports(1), count=1)
     async with asyncio.timeout(LIMIT), game:
@@ -111,7 +111,7 @@ async def test_an_agent_is_notified_when_its_lane_is_back(free_ports: Callable[[
 
 @pytest.mark.parametrize("name", ["no/such", "./no/such", "roundhouse:enormous", "hf:not-a-repository"])
 async def test_a_missing_checkpoint_is_refused_at_registration(free_ports: Callable[[int], int], name: str) -> None:
-    """The run would wait for ever while its engine ends at each start."""
+    """Otherwise the run would wait for ever while its engine exits at each start."""
     game = engine_for_agents(engine="embedded", max_agents_per_gpu=1, ports=(port := free_ports(1), port))
     async with asyncio.timeout(LIMIT), game:
         with pytest.raises((InvalidSpec, ModelUnavailable), match=name.rpartition("/")[2]):
@@ -130,7 +130,7 @@ async def test_a_missing_checkpoint_is_refused_at_registration(free_ports: Calla
 async def test_a_checkpoint_that_no_engine_loads_is_refused_at_registration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_ports: Callable[[int], int], engine: str, name: str, told: str
 ) -> None:
-    """Like a missing one."""
+    """It is treated like a missing one."""
     (tmp_path / "page.gguf").write_text("<!doctype html>")
     (tmp_path / "vllm").write_text("#!/bin/sh\n")
     (tmp_path / "vllm").chmod(0o755)
@@ -142,10 +142,10 @@ async def test_a_checkpoint_that_no_engine_loads_is_refused_at_registration(
             await game.register_agent(agent_id="a", model_ckpt=name)
 
 
-async def test_a_checkpoint_may_have_the_names_that_a_configuration_takes(
+async def test_a_checkpoint_may_have_the_names_that_a_configuration_accepts(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """The tiny model is made where it is wanted, and answers."""
+    """The tiny model is made where it is needed, and answers."""
     game = engine_for_agents(
         engine="embedded", max_agents_per_gpu=1, ports=(port := free_ports(1), port), context=512,
         args={"threads": 1}, state_dir=tmp_path,

@@ -32,7 +32,7 @@ def _starts_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def ending(run: Awaitable[object]) -> str:
-    """Return the answer, or the error in its own words."""
+    """Return the answer, or the text of the error."""
     try:
         return repr(await run)
     except InferenceFailed as error:
@@ -52,7 +52,7 @@ def starts_and_ends(log: Path) -> list[str]:
 async def test_the_timeline_of_the_founding_document_is_frozen(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """Three agents on two slots, each queued again at its end; the turns end as document 004 says."""
+    """Three agents on two slots, each queued again at its end: the turns end as document 004 says."""
     log, game = tmp_path / "log", engine(free_ports(1), count=1, slots=2, flags=HOLD, event_log=tmp_path / "log")
     lines: list[object] = []
     async with asyncio.timeout(LIMIT), game:
@@ -79,7 +79,7 @@ def _starts(log: Path) -> list[str]:
 
 
 async def test_pins_and_caches_are_frozen(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Where checkpoints are loaded first, with and without a hint; and whether engines keep prompts."""
+    """Where checkpoints are loaded first, with and without a hint, and whether engines cache prompts."""
     game = engine(free_ports(3), count=3)
     async with asyncio.timeout(LIMIT), game:
         for number, hint in enumerate((None, 2, None, None, 0, None)):
@@ -106,7 +106,7 @@ async def test_retries_and_their_order_are_frozen(
     tmp_path: Path,
     free_ports: Callable[[int], int],
 ) -> None:
-    """A run whose engine dies goes on from its place, before those that came later; its caller gets one answer."""
+    """A run whose engine dies keeps its place, before those that came later; its caller gets one answer."""
     flags = {**HOLD, "die-on": "DEADLY", "die-once": str(tmp_path / "died")}
     log, game = tmp_path / "log", engine(free_ports(1), count=1, flags=flags, event_log=tmp_path / "log",
                                          scheduler_policy=policy)  # fmt: skip
@@ -144,7 +144,10 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_failures_are_frozen(fault: str, tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """The words of the error, and whether it is tried again; the next run works, and one without time is told why."""
+    """The text of the error, and whether it is retried.
+
+    The next run works; one that runs out of time gets the reason.
+    """
     flags, fields = FAULTS[fault]
     first = free_ports(fields.get("count", 1))
     log, game = tmp_path / "log", engine(first, flags=flags, event_log=tmp_path / "log", **{"count": 1, **fields})
@@ -183,7 +186,7 @@ async def test_a_failed_batch_is_frozen(tmp_path: Path, free_ports: Callable[[in
 
 
 async def test_statistics_are_frozen(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """The fields of the event log with their kinds, and the status; no emulated answer comes before its time."""
+    """The fields of the event log with their types, and the status; no emulated answer arrives before its time."""
     log = tmp_path / "log"
     flags = {"interval": 0.02, "prefill": 0.05}
     game: InferenceEngine = engine(free_ports(1), count=1, flags=flags, event_log=log, emulate_latency=True)

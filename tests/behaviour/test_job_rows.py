@@ -29,7 +29,7 @@ def row(name: str, question: str = "Who are you?", number: object = None) -> Doc
 
 @pytest.mark.system
 def test_rows_are_run_submitted_and_posted(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """From another folder as well: the file is beside its job. What a row holds is read no more."""
+    """From another folder as well: the rows' file is beside the job. Contents of a row are not parsed again."""
     folder = tmp_path / "jobs"
     folder.mkdir()
     path = write(folder, job(), row("Ann", "For $5, $name?"), row("Bob"))
@@ -52,7 +52,7 @@ def test_rows_are_run_submitted_and_posted(tmp_path: Path, free_ports: Callable[
 
 @pytest.mark.system
 def test_a_fault_of_a_row_is_reported_with_its_line(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Of its file by its reader, of its meaning by the judge of jobs."""
+    """The reader reports faults of the file, and the job's rules faults of meaning."""
     config = {"server": {"state_dir": "state"}, "models": {"m": scripted_model(free_ports(1))}}
     (tmp_path / "roundhouse.yaml").write_text(yaml.safe_dump(config))
     write(tmp_path, job(), row("Ann"), {"id": "b"}, row("Ann"))
@@ -66,7 +66,7 @@ def test_a_fault_of_a_row_is_reported_with_its_line(tmp_path: Path, free_ports: 
 
 @pytest.mark.system
 def test_submit_reports_the_lines_that_run_reports(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Of what the service alone knows to be wrong too."""
+    """This includes faults that only the service can find."""
     talks = "conversations:\n- {prompt: Go}\n- prompt: Go\n  bogus: 1\n"
     text = f"agents:\n- {{id: a, model: m}}\n{talks}until:\n- {{agent: b, says: [x]}}\n"
     (tmp_path / "job.yaml").write_text(text)

@@ -1,4 +1,4 @@
-"""Named keys: who each is, what it may do, and what of others' jobs it learns."""
+"""Named keys: their identity, their rights, and what they learn of other keys' jobs."""
 
 import hashlib
 import json
@@ -65,8 +65,8 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
         yield running
 
 
-def test_every_key_is_known_and_no_other(service: Service) -> None:
-    """Those of the configuration, of the file of hashes, and ``api_keys``; none of them is ever logged."""
+def test_every_configured_key_is_known_and_no_other(service: Service) -> None:
+    """Keys come from the configuration, the file of hashes and ``api_keys``; none of them is ever logged."""
     for name in (*SCOPES, "all"):
         assert httpx.get(f"{service.url}/readyz", headers=as_(name)).status_code == 200, name
     for headers in (as_("nobody"), {"Authorization": "Basic secret-of-alice"}, {"Authorization": "Bearer"}):
@@ -78,8 +78,8 @@ def test_every_key_is_known_and_no_other(service: Service) -> None:
 
 
 @pytest.mark.system
-def test_each_route_is_for_the_scope_of_the_table(service: Service) -> None:
-    """A key without the scope gets 403 with its name, before anything is looked at."""
+def test_each_route_needs_the_scope_of_the_table(service: Service) -> None:
+    """A key without the scope gets 403 with the scope's name, before anything is looked up."""
     for (method, path), access in ROUTES.items():
         for name, scopes in SCOPES.items():
             if access.scope is None or access.scope in scopes or "admin" in scopes:
@@ -95,7 +95,7 @@ def test_each_route_is_for_the_scope_of_the_table(service: Service) -> None:
 
 
 async def test_no_route_is_missing_from_the_table(tmp_path: Path) -> None:
-    """Every route of the app has its row, and passes the check that reads it; no row is of a route that is gone."""
+    """Every route of the app has a row and passes the check that reads it; no row is of a removed route."""
     document = {"store": {"url": "memory"}, "models": {"m": {"engine": "attached", "url": "http://127.0.0.1:9"}}}
     config = build_config(document, {}, "test", {})
     loaded = LoadedConfig(config=config, specs=worker_specs(config, tmp_path, tmp_path))
@@ -124,8 +124,8 @@ def post(
 OF_A_JOB = [path for (method, path) in ROUTES if method == "GET" and "{job_id}" in path]
 
 
-def test_a_job_is_there_for_its_key_and_for_admin_alone(service: Service) -> None:
-    """To others it is not there: neither read, listed, followed, cancelled nor deleted."""
+def test_a_job_exists_for_its_key_and_for_admin_alone(service: Service) -> None:
+    """For other keys it is not found: they can neither read, list, follow, cancel nor delete it."""
     posted = post(service, "alice", name="secret plan").json()
     assert posted["key"] == "alice"
     service.wait_ended(posted["id"])
@@ -144,8 +144,8 @@ def test_a_job_is_there_for_its_key_and_for_admin_alone(service: Service) -> Non
     assert service.http.delete(f"/v1/jobs/{posted['id']}", headers=as_("alice")).status_code == 204
 
 
-def test_idempotency_keys_are_a_keys_own(service: Service) -> None:
-    """The same word of two callers means two jobs, and tells neither of the other."""
+def test_idempotency_keys_are_scoped_to_their_key(service: Service) -> None:
+    """The same word of two callers means two jobs, and neither learns of the other."""
     first, second = (post(service, name, key="once") for name in ("alice", "bob"))
     assert (first.status_code, second.status_code) == (202, 202)
     again = post(service, "alice", key="once")
@@ -156,7 +156,7 @@ def test_idempotency_keys_are_a_keys_own(service: Service) -> None:
 
 
 def test_a_key_gives_no_higher_priority_than_allowed(service: Service) -> None:
-    """0 by default; ``api_keys`` are not bounded."""
+    """The default is 0; ``api_keys`` are not bounded."""
     refused = post(service, "alice", priority=1)
     assert (refused.status_code, refused.json()["errors"][0]["path"]) == (422, "priority")
     for name, priority in (("alice", 0), ("alice", -3), ("all", 7)):
@@ -180,7 +180,7 @@ def test_only_a_key_that_may_see_a_job_speaks_its_turns(service: Service) -> Non
     assert service.http.delete(f"/v1/jobs/{posted['id']}", headers=as_("alice")).status_code == 204
 
 
-def test_no_name_of_another_keys_job_is_shown(service: Service, tmp_path: Path) -> None:
+def test_the_names_of_another_keys_job_are_hidden(service: Service, tmp_path: Path) -> None:
     """Snapshots count all turns, and name only the key's own; admin sees all."""
     jobs = [post(service, "alice", f"{tmp_path}/go", model="held", name="secret plan").json()["id"] for _ in range(2)]
     wait_for(lambda: service.get("/v1/status")["pools"]["in_flight"] == 1, "one runs")
@@ -199,7 +199,7 @@ def test_no_name_of_another_keys_job_is_shown(service: Service, tmp_path: Path) 
 
 
 def test_a_key_submits_no_more_often_than_its_rate(service: Service) -> None:
-    """One job at least may come at once; reads are not counted, nor is another key's work."""
+    """At least one job may come at once; neither reads nor another key's work count."""
     assert post(service, "slow").status_code == 202
     refused = post(service, "slow")
     assert (refused.status_code, refused.json()["code"]) == (429, "too_many_requests")
@@ -209,7 +209,7 @@ def test_a_key_submits_no_more_often_than_its_rate(service: Service) -> None:
 
 
 def test_no_more_turns_of_a_key_wait_than_allowed(service: Service, tmp_path: Path) -> None:
-    """Turns that have ended or are on slots are not counted; a job that can never be accepted is faulty."""
+    """Turns that have ended or are on slots do not count; a job that could never be accepted is faulty."""
     go = f"{tmp_path}/go"
 
     def conversations(count: int) -> list[dict[str, str]]:
@@ -244,7 +244,7 @@ def read_usage(service: Service, name: str, **query: str) -> list[dict[str, obje
 
 
 def test_the_usage_of_each_key_is_reported(service: Service) -> None:
-    """By job, also after its deletion; an invalid answer counts as wasted, and other keys' usage is hidden."""
+    """By job, also after its deletion. Invalid answers count as wasted, and other keys' usage is hidden."""
     validation = {"pattern": "never this", "retries": 1, "constrain": "off"}
     agents = [{"id": "a", "model": "m"}, {"id": "b", "model": "m", "validation": validation}]
     mine = post(service, "alice", agents=agents).json()["id"]
@@ -273,7 +273,7 @@ def test_the_usage_of_each_key_is_reported(service: Service) -> None:
 
 
 def test_waiting_keys_are_served_by_their_shares(service: Service, tmp_path: Path) -> None:
-    """Whichever came first, and however much of it waits."""
+    """Neither the order of arrival nor the number of waiting turns matters."""
     go = f"{tmp_path}/go"
     first = post(service, "heavy", go, model="held").json()["id"]
     wait_for(lambda: service.get("/v1/status")["pools"]["in_flight"] == 1, "the slot is taken")
@@ -291,7 +291,7 @@ def test_waiting_keys_are_served_by_their_shares(service: Service, tmp_path: Pat
     assert 8 <= served[heavy] <= 10
 
 
-def test_a_conversation_begins_with_what_its_key_may_read(service: Service) -> None:
+def test_a_conversation_may_begin_with_what_its_key_may_read(service: Service) -> None:
     """Another key's job does not exist for it; admin may fork it, and loses what its owner deletes."""
     source = post(service, "alice", name="secret plan").json()["id"]
     service.wait_ended(source)

@@ -1,4 +1,4 @@
-"""An attached server that mixes up its answers: it mixes up those of one key alone."""
+"""An attached server that mixes up its answers mixes up those of one key only."""
 
 import json
 import threading
@@ -23,7 +23,7 @@ class _Server(ThreadingHTTPServer):
         self.heard: dict[tuple[str, int], list[str]] = defaultdict(list)  # words by connection
 
     def words(self) -> list[list[str]]:
-        """Return whose words came over each connection."""
+        """Return the keys whose words came over each connection."""
         return [
             [name for name in KEYS if name in body] for bodies in self.heard.values() for body in [" ".join(bodies)]
         ]
@@ -69,7 +69,7 @@ def attached_server() -> Iterator[_Server]:
 def test_no_connection_to_an_attached_server_is_shared_by_keys(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """What such a server says out of step would be another key's answer; of one key it may be kept."""
+    """A late answer of such a server must not go to another key; one key may keep its connection."""
     keys = [{"name": name, "key": key} for name, key in KEYS.items()]
     with attached_server() as server:
         models = {"m": {"engine": "attached", "url": f"http://127.0.0.1:{server.server_port}"}}

@@ -1,4 +1,4 @@
-"""Keys at the front door: each key's rights, the headers that carry it, and its counted work."""
+"""Keys at the front door: their rights, the headers that carry them, and their accounts."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +20,7 @@ SAID = [{"role": "user", "content": "Go."}]
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[Service]:
-    """Return a service with one slot, whose engine holds prompts that name a file until it is there."""
+    """Return a service with one slot, whose engine holds prompts that name a file until it exists."""
     folder = tmp_path_factory.mktemp("keys")
     keys = [
         {"name": "alice", "key": KEYS["alice"]},
@@ -40,7 +40,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
 
 @pytest.fixture(scope="module")
 def clients(service: Service) -> Iterator[dict[str, openai.OpenAI]]:
-    """Return OpenAI's client of each key; what they hold open ends with them."""
+    """Return OpenAI's client of each key; their open connections end with them."""
     with ExitStack() as opened:
         yield {
             name: opened.enter_context(openai.OpenAI(base_url=f"{service.url}/v1", api_key=key, max_retries=0))
@@ -55,8 +55,8 @@ def look(service: Service, path: str, name: str = "root") -> dict[str, object]:
     return document
 
 
-def test_stock_clients_bring_their_keys(service: Service, clients: dict[str, openai.OpenAI]) -> None:
-    """OpenAI's as a bearer, Anthropic's in a header of its own; a wrong one is told in the form of each."""
+def test_stock_clients_send_their_keys(service: Service, clients: dict[str, openai.OpenAI]) -> None:
+    """OpenAI's as a bearer token, Anthropic's in its own header; a wrong key gets an error in the client's form."""
     assert clients["alice"].chat.completions.create(model="m", messages=SAID).choices  # type: ignore[arg-type]
     with (
         anthropic.Anthropic(base_url=service.url, api_key="none-of-ours", max_retries=0) as ours,
@@ -74,7 +74,7 @@ def test_stock_clients_bring_their_keys(service: Service, clients: dict[str, ope
 
 
 def test_a_key_that_may_only_read_asks_no_engine(clients: dict[str, openai.OpenAI]) -> None:
-    """It sees what there is to be asked."""
+    """It sees the list of models."""
     client = clients["viewer"]
     assert [model.id for model in client.models.list().data] == ["m"]
     with pytest.raises(openai.PermissionDeniedError, match="scope submit"):
@@ -97,7 +97,7 @@ def test_a_key_that_may_only_read_asks_no_engine(clients: dict[str, openai.OpenA
 def test_one_key_counts_and_two_of_a_kind_are_refused(
     service: Service, headers: list[tuple[str, str]], status: int
 ) -> None:
-    """``Authorization`` is the one that counts; what stands twice could be read otherwise by a proxy before us."""
+    """``Authorization`` is the one that counts; a proxy before us might read a doubled header differently."""
     sent = [(name, value.format(**KEYS)) for name, value in headers]
     answer = httpx.post(f"{service.url}/v1/chat/completions", headers=sent, json={"model": "m", "messages": SAID})
     assert answer.status_code == status, answer.text
@@ -106,7 +106,7 @@ def test_one_key_counts_and_two_of_a_kind_are_refused(
 
 
 def test_requests_without_a_slot_count_for_the_rate(service: Service) -> None:
-    """And needs the scope of all that asks an engine."""
+    """They need the scope of all requests to an engine."""
 
     def count(name: str) -> httpx.Response:
         headers = {"Authorization": f"Bearer {KEYS[name]}"}
@@ -119,7 +119,7 @@ def test_requests_without_a_slot_count_for_the_rate(service: Service) -> None:
 
 
 def test_priority_is_bounded_by_the_key(clients: dict[str, openai.OpenAI]) -> None:
-    """A higher one is refused, not lowered in silence."""
+    """A higher priority is refused, not lowered silently."""
     for name, most in (("alice", 0), ("bob", 5)):
         chat = clients[name].chat.completions
         headers = {"X-Roundhouse-Priority": str(most)}
@@ -132,7 +132,7 @@ def test_priority_is_bounded_by_the_key(clients: dict[str, openai.OpenAI]) -> No
 def test_waiting_requests_of_a_key_are_bounded(
     service: Service, clients: dict[str, openai.OpenAI], tmp_path: Path
 ) -> None:
-    """Its requests count with its turns; the keys of others do not."""
+    """They count together with its turns; those of other keys do not."""
     held = [{"role": "user", "content": f"file={tmp_path}/go "}]
 
     def ask(name: str) -> object:
@@ -158,7 +158,10 @@ def test_waiting_requests_of_a_key_are_bounded(
 
 
 def test_requests_are_counted_for_their_keys(service: Service, clients: dict[str, openai.OpenAI]) -> None:
-    """Without a job; a key sees its own. No other test asks with this one: accounts are written a moment later."""
+    """They have no job, and a key sees its own.
+
+    No other test uses this key, since accounts are written a moment later.
+    """
     before = used(service, "dora")
     assert clients["dora"].chat.completions.create(model="m", messages=SAID).choices  # type: ignore[arg-type]
     wait_for(lambda: used(service, "dora")["turns"] == before["turns"] + 1, "it is counted")

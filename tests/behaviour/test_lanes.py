@@ -1,4 +1,4 @@
-"""More models than lanes, over HTTP: who is loaded, who leaves, and that no turn pays for it."""
+"""More models than lanes, over HTTP: which load, which leave, and that no turn suffers."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ TALKS = 4
 
 
 def placed(**flags: object) -> Document:
-    """Return a model that comes to lanes, with one slot."""
+    """Return a model that is placed on lanes, with one slot."""
     model = {**scripted_model(1, slots=1), "args": flags, "placement": "lanes"}
     return {key: value for key, value in model.items() if key not in {"port", "replicas"}}
 
@@ -47,7 +47,10 @@ def residents(service: Service) -> list[str]:
 def test_every_model_gets_its_turns_and_no_turn_is_ended_for_another(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """Four models on two lanes: each turn has one attempt, on an engine of its model, and incarnations go on."""
+    """There are four models on two lanes.
+
+    Each turn has one attempt, on an engine of its model, and incarnations go on.
+    """
     record = {name: tmp_path / f"{name}.jsonl" for name in "abcd"}
     models = {name: placed(interval=0.01, record=str(record[name])) for name in "abcd"}
     with serving(tmp_path / "s", free_ports(1), models, gpus=lanes_at(free_ports(2))) as service:
@@ -72,7 +75,7 @@ def test_every_model_gets_its_turns_and_no_turn_is_ended_for_another(
 
 @pytest.mark.system
 def test_a_running_turn_keeps_its_lane(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """One lane: its turn speaks to the end while another model's turn waits, and shows for what."""
+    """There is one lane: its turn finishes while another model's turn waits and shows the reason."""
     models = {"slow": placed(tokens=40, interval=0.02), "other": placed()}
     with serving(tmp_path, free_ports(1), models, gpus=lanes_at(free_ports(1), 1)) as service:
         first = service.post_job(talk(["slow"], name="first", rounds=1, talks=1))
@@ -88,7 +91,7 @@ def test_a_running_turn_keeps_its_lane(tmp_path: Path, free_ports: Callable[[int
 
 @pytest.mark.system
 def test_a_pinned_model_stays_and_an_idle_one_leaves(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """One load of what is pinned; the other lane is empty when its model's time is over."""
+    """The pinned model is loaded once; the other lane is empty when its model's time is over."""
     models = {"house": {**placed(), "pin": True}, "a": {**placed(), "keep_s": 0.3}, "b": placed()}
     with serving(tmp_path, free_ports(1), models, gpus=lanes_at(free_ports(2))) as service:
         wait_for(lambda: residents(service) == ["house"], "what is pinned is there before a turn wants it")
@@ -102,7 +105,7 @@ def test_a_pinned_model_stays_and_an_idle_one_leaves(tmp_path: Path, free_ports:
 
 @pytest.mark.system
 def test_a_model_that_cannot_start_keeps_no_lane_from_others(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Its turns end, and the others' go on; it has given up on both lanes."""
+    """It gives up on both lanes and its turns end, while others go on."""
     broken = {**placed(exit_at_once=3), "restart": {"initial_s": 0.05, "max_s": 0.1, "failures": 2, "retry_s": None}}
     models = {"broken": broken, "a": placed(), "b": placed()}
     with serving(tmp_path, free_ports(1), models, gpus=lanes_at(free_ports(2))) as service:
@@ -119,10 +122,11 @@ def test_a_model_that_cannot_start_keeps_no_lane_from_others(tmp_path: Path, fre
 
 
 @pytest.mark.system
-def test_a_model_that_cannot_start_waits_for_no_lane_that_is_pinned(
-    tmp_path: Path, free_ports: Callable[[int], int]
-) -> None:
-    """It has given up on every lane that it may ever get: its turns end, and the service says that it is not served."""
+def test_a_model_that_cannot_start_waits_for_no_pinned_lane(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """It has given up on every lane that it may ever get.
+
+    Its turns end, and the service reports that it is not served.
+    """
     broken = {**placed(exit_at_once=3), "restart": {"initial_s": 0.05, "max_s": 0.1, "failures": 2, "retry_s": None}}
     models = {"house": {**placed(), "pin": True}, "broken": broken}
     with serving(tmp_path, free_ports(1), models, gpus=lanes_at(free_ports(2))) as service:
@@ -137,7 +141,7 @@ def test_a_model_that_cannot_start_waits_for_no_lane_that_is_pinned(
 
 @pytest.mark.system
 def test_a_lane_that_an_operator_drains_stays_empty(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Its model goes to the other lane, and takes turns with the one there."""
+    """Its model goes to the other lane, and alternates with the one there."""
     models = {name: placed() for name in "ab"}
     with serving(tmp_path, free_ports(1), models, gpus=lanes_at(free_ports(2))) as service:
         assert service.wait_ended(service.post_job(talk("ab", name="first")))["state"] == "completed"

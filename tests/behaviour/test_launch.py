@@ -1,4 +1,4 @@
-"""An agent's command line on the service: what it gets, how it ends, and what is left of it."""
+"""``launch`` starts an agent's command line on the service: its environment, its end, and what stays behind."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A person's, with a row of his own and a provider's key."""
+    """A user's environment, with a row of the user's own and a provider's key."""
     (tmp_path / "agent.py").write_text(AGENT)
     row = {
         "program": sys.executable,
@@ -94,7 +94,7 @@ def test_an_agent_talks_to_the_service_and_the_command_exits_with_its_status(
 def test_an_engine_without_the_agents_path_is_reported_before_the_start(
     service: Service, environment: dict[str, str], tmp_path: Path, asks: str, *, is_missing: bool
 ) -> None:
-    """The agent would report an unknown model to its user."""
+    """Otherwise the agent would report an unknown model."""
     table = tmp_path / "config" / "roundhouse" / "agents.yaml"
     rows = yaml.safe_load(table.read_text())
     rows["agents"]["mine"]["asks"] = asks
@@ -104,10 +104,10 @@ def test_an_engine_without_the_agents_path_is_reported_before_the_start(
     assert (f"will not work: the engine of m has no {asks}" in done.stderr) == is_missing, done.stderr
 
 
-def test_print_shows_all_of_it_and_starts_nothing(
+def test_print_shows_the_whole_start_and_starts_nothing(
     service: Service, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """Keys are masked; nothing is written."""
+    """Keys are masked; no file is written."""
     done = run_command("launch", "--print", "mine", "--url", service.url, folder=tmp_path, **environment)
     assert (done.returncode, KEY in done.stdout, "KEY=***" in done.stdout) == (0, False, True)
     assert f"URL={service.url}" in done.stdout
@@ -118,7 +118,7 @@ def test_print_shows_all_of_it_and_starts_nothing(
 
 
 def test_ctrl_c_goes_to_the_agent(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
-    """It ends, or does not, as it does without us; then the command ends with its status."""
+    """The agent decides as it would without us; then the command ends with its status."""
     command = [ROUNDHOUSE, "launch", "mine", "--url", service.url, "--", "wait"]
     with Terminal(command, tmp_path, **environment) as terminal:
         terminal.wait_for('"wait"]')
@@ -127,7 +127,7 @@ def test_ctrl_c_goes_to_the_agent(service: Service, environment: dict[str, str],
         assert terminal.wait_ended() == 7
 
 
-def test_what_ends_the_command_ends_the_agent(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_signal_to_the_command_ends_the_agent(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
     """SIGTERM leaves no agent behind."""
     command = [ROUNDHOUSE, "launch", "mine", "--url", service.url, "--", "wait"]
     with Terminal(command, tmp_path, **environment) as terminal:

@@ -1,6 +1,6 @@
-"""The limits of what ``launch`` and ``chat`` take from a service and from a folder.
+"""The limits of what ``launch`` and ``chat`` accept from a service and from a folder.
 
-No commands, and the key goes to no other program.
+They run no commands, and send the key to no other program.
 """
 
 import json
@@ -74,7 +74,7 @@ sys.exit(code)
 
 
 def answer_as_a_service(*names: str) -> Callable[[Handler], None]:
-    """Return what answers as a Roundhouse does that has models of these names."""
+    """Return a handler that answers as Roundhouse with models of these names."""
 
     def answer(request: Handler) -> None:
         fields: Document = {"object": "model", "created": 1, "owned_by": "x", "root": "m", "max_model_len": 65_536}
@@ -87,7 +87,7 @@ def answer_as_a_service(*names: str) -> Callable[[Handler], None]:
 
 @pytest.fixture
 def person(tmp_path: Path) -> dict[str, str]:
-    """A person's variables, with programs on the path that stand for agents and tell that they were started."""
+    """A user's variables, with stand-ins for agents on the path that report their start."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in AGENTS:
@@ -110,7 +110,10 @@ def naming(*names: str) -> Iterator[Server]:
 
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
 def test_a_model_with_an_invalid_name_starts_no_agent(tmp_path: Path, person: dict[str, str], name: str) -> None:
-    """A service names its models, and an agent's settings hold commands: nothing is written, nothing is started."""
+    """A service chooses its models' names, and an agent's settings hold commands.
+
+    No file is written, no agent starts.
+    """
     with naming(name) as service:
         done = run_command("launch", "claude", "--url", service.url, folder=tmp_path, **person)
     assert (done.returncode, (tmp_path / "started").exists()) == (2, False), done
@@ -122,7 +125,7 @@ def test_a_model_with_an_invalid_name_starts_no_agent(tmp_path: Path, person: di
 @pytest.mark.system
 @pytest.mark.parametrize("agent", AGENTS)
 def test_names_are_checked_for_every_agent(tmp_path: Path, person: dict[str, str], agent: str) -> None:
-    """In one place, so that a person's own rows have it too; what models are called is taken."""
+    """The check is in one place, so that users' own rows have it too; usual names of models pass."""
     with naming(HOSTILE["toml"]) as service:
         done = run_command("launch", agent, "--url", service.url, folder=tmp_path, **person)
         shown = run_command("launch", "--print", agent, "--url", service.url, folder=tmp_path, **person)
@@ -133,7 +136,7 @@ def test_names_are_checked_for_every_agent(tmp_path: Path, person: dict[str, str
 
 
 def test_a_chat_with_an_invalid_model_name_is_refused(tmp_path: Path, person: dict[str, str]) -> None:
-    """The same rule: names go to the terminal, and to whoever goes on with them."""
+    """The rule is the same, since names go to the terminal and to later commands."""
     with naming(HOSTILE["control"]) as service:
         done = run_command("chat", "--url", service.url, folder=tmp_path, stdin="Hello", **person)
         assert [path for path, _ in service.seen] == ["/v1/models"]  # nothing was asked
@@ -147,12 +150,12 @@ def test_a_chat_with_an_invalid_model_name_is_refused(tmp_path: Path, person: di
     "arguments",
     [["launch", "claude", "--model", "m"], ["launch", "--print", "claude", "--model", "m"], ["chat", "m"], ["status"]],
 )
-def test_another_users_program_at_our_port_gets_no_key(
+def test_another_users_program_on_our_port_gets_no_key(
     tmp_path: Path, person: dict[str, str], arguments: list[str], *, has_file: bool
 ) -> None:
     """The user did not name it.
 
-    A listener at the usual port is not yet a service of ours, and the message says who listens.
+    A program on the usual port may not be our service, and the message names the program.
     """
     seen, program = tmp_path / "seen", tmp_path / "passer_by.py"
     program.write_text(PASSER_BY)
@@ -177,8 +180,8 @@ def test_another_users_program_at_our_port_gets_no_key(
 
 
 @pytest.mark.system
-def test_a_key_goes_to_an_address_that_a_person_has_given(tmp_path: Path, person: dict[str, str]) -> None:
-    """By a flag, by the variable, or by a configuration of this folder's whose listener is one's own."""
+def test_a_key_goes_only_to_an_address_that_the_user_has_given(tmp_path: Path, person: dict[str, str]) -> None:
+    """By a flag, by the variable, or by this folder's configuration if the listener is the user's own."""
     with naming("m") as service:
         for more in ({}, {"ROUNDHOUSE_URL": service.url}):
             arguments = ["--url", service.url] if not more else []
@@ -191,7 +194,7 @@ def test_a_key_goes_to_an_address_that_a_person_has_given(tmp_path: Path, person
 
 
 def write_config_with_a_command(folder: Path, free_ports: Callable[[int], int]) -> Path:
-    """Write the configuration of somebody else's folder, and return the file that its command makes."""
+    """Write a configuration as in another user's folder, and return the file that its command makes."""
     made = folder / "pwned"
     model = {**scripted_model(free_ports(1)), "command": ["sh", "-c", f"touch {made}; exit 1"]}
     model["restart"] = {"initial_s": 0.05, "failures": 1}
@@ -205,7 +208,7 @@ def write_config_with_a_command(folder: Path, free_ports: Callable[[int], int]) 
 def test_a_configuration_of_this_folder_runs_no_command_without_a_terminal(
     tmp_path: Path, person: dict[str, str], free_ports: Callable[[int], int], arguments: list[str]
 ) -> None:
-    """A cloned repository may have one: it is named, with the option that allows it."""
+    """A cloned repository may contain one: the command is named, with the option that allows it."""
     made = write_config_with_a_command(tmp_path, free_ports)
     done = run_command(*arguments, folder=tmp_path, stdin="Hello", **person)
     assert (done.returncode, made.exists()) == (2, False), done
@@ -217,7 +220,7 @@ def test_a_configuration_of_this_folder_runs_no_command_without_a_terminal(
 
 @pytest.mark.system
 @pytest.mark.parametrize("words", ["chat", "launch claude"])
-def test_a_person_is_asked_once_before_commands_of_this_folder_run(
+def test_the_user_is_asked_once_before_commands_of_this_folder_run(
     tmp_path: Path, person: dict[str, str], free_ports: Callable[[int], int], words: str
 ) -> None:
     """No means that nothing runs; yes holds until the file changes."""
@@ -249,10 +252,10 @@ def test_a_person_is_asked_once_before_commands_of_this_folder_run(
     assert not made.exists()
 
 
-def test_a_question_that_is_interrupted_runs_nothing(
+def test_an_interrupted_question_runs_nothing(
     tmp_path: Path, person: dict[str, str], free_ports: Callable[[int], int]
 ) -> None:
-    """Ctrl-C is no yes."""
+    """Ctrl-C is not a yes."""
     made = write_config_with_a_command(tmp_path, free_ports)
     with Terminal([ROUNDHOUSE, "chat"], tmp_path, **person) as terminal:
         terminal.wait_for("[y/N]")
@@ -262,7 +265,7 @@ def test_a_question_that_is_interrupted_runs_nothing(
 
 
 @pytest.mark.parametrize("section", ["command", "python"])
-def test_print_runs_nothing_of_a_folders_configuration(
+def test_print_runs_no_command_of_a_folders_configuration(
     tmp_path: Path, person: dict[str, str], free_ports: Callable[[int], int], section: str
 ) -> None:
     """No command, no Python file, and no question."""
@@ -277,8 +280,8 @@ def test_print_runs_nothing_of_a_folders_configuration(
 
 
 @pytest.mark.system
-def test_a_configuration_of_ones_own_asks_nothing(tmp_path: Path, person: dict[str, str]) -> None:
-    """What ``init`` wrote here, and what ``run`` or ``serve`` were given, its person has used before."""
+def test_the_users_own_configuration_asks_nothing(tmp_path: Path, person: dict[str, str]) -> None:
+    """The user has already used a configuration that ``init`` wrote here, or that ``run`` or ``serve`` were given."""
     assert run_command("init", "--model", "roundhouse:tiny", folder=tmp_path, **person).returncode == 0
     done = run_command("chat", folder=tmp_path, stdin="Hello", **person)
     assert done.returncode == 0, done.stderr

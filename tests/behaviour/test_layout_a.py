@@ -35,7 +35,7 @@ from tests.harness.waiting import wait_until
 async def test_agents_of_one_base_share_one_process_of_llama_cpp(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """Each request brings its own adapter in force and every other out of it; two agents may have the same one."""
+    """Each request activates its own adapter and no other; two agents may have the same one."""
     record, log = tmp_path / "record", tmp_path / "log"
     game = llama(free_ports, args={"record": str(record)}, slots=2, event_log=log)
     async with asyncio.timeout(LIMIT), game:
@@ -55,7 +55,7 @@ async def test_agents_of_one_base_share_one_process_of_llama_cpp(
 
 
 async def test_agents_of_one_base_share_one_process_of_vllm(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """However an adapter names its base: by its path, by a path from its own folder, or not at all."""
+    """An adapter may name its base by its path, by a path from its own folder, or not at all."""
     town = tmp_path / "town"
     town.mkdir()
     async with asyncio.timeout(LIMIT), vllm(free_ports, tmp_path, count=4) as game:
@@ -66,8 +66,8 @@ async def test_agents_of_one_base_share_one_process_of_vllm(tmp_path: Path, free
     assert [what for _, what in told(tmp_path / "record")].count("begin") == 1
 
 
-async def test_checkpoints_of_one_name_are_told_apart(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """A folder's name says little: of an adapter called as its base is, and of two that are called alike."""
+async def test_checkpoints_of_one_name_are_kept_apart(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Names of folders are not unique: an adapter may have its base's name, or another adapter's."""
     folders = [tmp_path / name for name in ("one", "other")]
     async with asyncio.timeout(LIMIT), vllm(free_ports, tmp_path, count=4) as game:
         await register(game, mayor="town", heir=peft(tmp_path, "town", "town"))
@@ -79,7 +79,7 @@ async def test_checkpoints_of_one_name_are_told_apart(tmp_path: Path, free_ports
 async def test_real_adapters_answer_as_they_do_alone(
     tmp_path: Path, tiny_model: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """llama.cpp itself, with an adapter from its start and one that comes later; the base is not disturbed."""
+    """Real llama.cpp, with an adapter from its start and one that comes later; the base's answers stay the same."""
     flags = {"threads": 1, "temp": 0}
     game = llama(free_ports, engine="embedded", command=(), args=flags, context=512)
     async with asyncio.timeout(LIMIT), game:
@@ -97,7 +97,7 @@ async def test_real_adapters_answer_as_they_do_alone(
 async def test_a_second_base_is_refused_where_there_is_one_device(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """And its adapters; the text says what is there, and the way out. The base that is there goes on."""
+    """Its adapters are refused too; the message says what is there, and the remedy. The first base goes on."""
     async with asyncio.timeout(LIMIT), vllm(free_ports, tmp_path) as game:
         await register(game, mayor="town")
         for checkpoint in ("city", str(peft(tmp_path, "poet", "city"))):
@@ -112,7 +112,7 @@ async def test_a_second_base_is_refused_where_there_is_one_device(
 
 
 async def test_each_base_has_a_device_of_its_own(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Its adapters go there, in whatever order they come; there is none for a third base, nor where another one is."""
+    """Its adapters go there in any order. There is none for a third base, nor on another base's device."""
     log = tmp_path / "log"
     game = vllm(free_ports, tmp_path, lanes=2, inventory=gpus(tmp_path, 2), event_log=log)
     async with asyncio.timeout(LIMIT), game:
@@ -138,7 +138,7 @@ async def test_each_base_has_a_device_of_its_own(tmp_path: Path, free_ports: Cal
 async def test_adapters_beyond_one_servers_limit_start_a_second_server(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """Of the same base, on the next lane; a hint there has one too."""
+    """It has the same base, on the next lane; a hint there starts one too."""
     record, log = tmp_path / "record", tmp_path / "log"
     game = llama(free_ports, lanes=3, count=2, args={"record": str(record)}, inventory=gpus(tmp_path, 3), event_log=log)
     async with asyncio.timeout(LIMIT), game:
@@ -163,7 +163,7 @@ async def test_adapters_beyond_one_servers_limit_start_a_second_server(
 async def test_a_second_server_goes_to_no_lane_of_another_base(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """It shares the lane of its own base, though the other's has no more pins; the other base finds its lane too."""
+    """It shares the lane of its own base, though the other's has fewer pins; the other base finds its lane too."""
     log = tmp_path / "log"
     game = vllm(free_ports, tmp_path, lanes=2, count=1, inventory=gpus(tmp_path, 2), event_log=log)
     async with asyncio.timeout(LIMIT), game:
@@ -191,7 +191,7 @@ async def test_an_adapter_that_names_no_base_needs_a_single_base(
 
 
 async def test_a_folder_with_a_model_is_no_adapter(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """An adapter's configuration is left in it where the adapter was merged into its base."""
+    """A merged adapter leaves its configuration beside the model."""
     merged = peft(tmp_path, "merged", "town")
     (merged / "config.json").write_text("{}")
     game = vllm(free_ports, tmp_path, lanes=2, inventory=gpus(tmp_path, 2))
@@ -232,7 +232,7 @@ async def test_agents_of_one_server_wait_for_each_other(tmp_path: Path, free_por
 async def test_agents_with_a_slot_each_do_not_wait_for_each_other(
     layout: str, slots: int, lanes: list[str], tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """On one device all the same: a run ends while another agent's is still being answered."""
+    """They share one device: a run ends while another agent's is still being answered."""
     log = tmp_path / "log"
     poet = "poet" if layout == "B" else gguf(tmp_path, "poet")
     fields: dict[str, Any] = {"layout": layout, "slots": slots, "lanes": 2, "count": 2}

@@ -1,4 +1,4 @@
-"""Conversations whose leader names who speaks next (specification, "Led mode")."""
+"""Conversations whose leader names the next speaker (specification, "Led mode")."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ Run = Callable[..., tuple[Document, Document, list[Document]]]
 
 @pytest.fixture
 def run(tmp_path: Path, free_ports: Callable[[int], int]) -> Run:
-    """Run a job on a scripted engine; return its transcript, the job as it is shown, and what the engine was asked."""
+    """Run a job on a scripted engine; return its transcript, the job as shown, and the engine's requests."""
 
     def run(words: Sequence[str], **job: object) -> tuple[Document, Document, list[Document]]:
         (tmp_path / "script").write_text(json.dumps([{"content": each} for each in words]))
@@ -40,8 +40,8 @@ def spoken(transcript: Document) -> list[tuple[str, int, str]]:
     return [(turn["agent"], turn["round"], turn["text"]) for turn in transcript["turns"]]
 
 
-def test_the_leader_names_who_speaks_and_ends_the_conversation(run: Run) -> None:
-    """One choice and one turn are a round; turns that nobody was named for do not exist."""
+def test_the_leader_names_the_next_speaker_and_ends_the_conversation(run: Run) -> None:
+    """One choice and one turn are a round; agents that were not named have no turns."""
     transcript, job, asked = run(["bob", "I am Bob.", "Bob", "Still Bob.", "end"])
     assert spoken(transcript) == [
         ("host", 0, "bob"),
@@ -57,8 +57,8 @@ def test_the_leader_names_who_speaks_and_ends_the_conversation(run: Run) -> None
     assert "grammar" not in asked[1]
 
 
-def test_every_prompt_extends_the_one_before_and_shows_what_may_be_seen(run: Run) -> None:
-    """The leader's words are read by those to whom it is visible, in the round that it has opened and later."""
+def test_every_prompt_extends_the_one_before_and_respects_visibility(run: Run) -> None:
+    """Agents that may read the leader's words read them, in the round that they opened and later."""
     _, _, asked = run(["ann", "I am Ann.", "bob", "I am Bob.", "ann", "Ann again.", "end"])
     host, ann, bob = (asked[number::2] for number in (0, 1, 1))
     for earlier, later in pairwise(host):
@@ -70,15 +70,15 @@ def test_every_prompt_extends_the_one_before_and_shows_what_may_be_seen(run: Run
 
 
 def test_an_answer_that_names_no_agent_is_asked_for_again(run: Run) -> None:
-    """As one of choices that is not valid, and at last it fails the conversation."""
+    """Like an invalid choice; in the end it fails the conversation."""
     transcript, _, asked = run(["ann or bob", "ann", "I am Ann.", "end"])
     assert [attempt["outcome"] for attempt in transcript["turns"][0]["attempts"]] == ["failed", "completed"]
     assert "exactly one of: ann, bob, end" in asked[1]["messages"][-1]["content"]
     assert transcript["state"] == "completed"
 
 
-def test_the_rounds_bound_how_often_the_leader_chooses(run: Run) -> None:
-    """Then the conversation is over without a word of it."""
+def test_the_rounds_bound_the_leaders_choices(run: Run) -> None:
+    """Then the conversation ends without a further word of the leader."""
     transcript, job, _ = run(["ann", "One.", "ann", "Two."], rounds=2)
     assert (transcript["ended_by"], job["progress"]["turns"]["total"]) == ("rounds", 4)
 
@@ -96,7 +96,7 @@ def test_the_rounds_bound_how_often_the_leader_chooses(run: Run) -> None:
 def test_conditions_hold_in_led_conversations_too(
     run: Run, until: Document, words: Sequence[str], turns: int, ended_by: Document
 ) -> None:
-    """Agreement and standstill compare the last words of each; whoever was named for the last time never speaks."""
+    """Agreement and standstill compare each agent's last words; the agent named last need not have spoken."""
     transcript, _, _ = run(words, until=[until], rounds=9)
     assert transcript["ended_by"] == {"until": 0, **ended_by}
     assert len(transcript["turns"]) == turns
@@ -118,7 +118,7 @@ def test_no_agent_that_left_is_named_again(run: Run) -> None:
 
 @pytest.mark.system
 def test_a_kill_changes_no_choice(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Whom the leader has named is on the record, and it is not asked again."""
+    """The named agent is on the record, and the leader is not asked again."""
     go, record = tmp_path / "go", tmp_path / "record"
     model = scripted_model(free_ports(1), slots=1, echo=r"pick-\w+", hold=r"/\S+/go\b", record=str(record))
     agents = [
@@ -153,7 +153,7 @@ def test_a_kill_changes_no_choice(tmp_path: Path, free_ports: Callable[[int], in
 def test_a_cancelled_conversation_lists_only_the_turn_that_was_next(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """And none of those that nobody was named for."""
+    """Turns for which no agent was named are not listed."""
     model = scripted_model(free_ports(1), slots=1, echo=r"pick-\w+", hold=r"/never/\w+")
     agents = [
         {"id": "host", "model": "m", "system": "pick-bob"},

@@ -30,7 +30,7 @@ CALL = {"tool_calls": [{"id": "x", "name": "look", "arguments": '{"what": "price
 
 @contextmanager
 def looking(folder: Path, ports: Callable[[int], int], *then: Document) -> Iterator[tuple[Service, str]]:
-    """Serve one slot, and a job of two conversations, the first of which looks and waits for a gate."""
+    """Serve one slot, and a job of two conversations; the first calls a tool that waits for a gate."""
     (folder / "mytools.py").write_text(TOOL)
     (folder / "script").write_text(json.dumps([CALL, *then]))
     flags: Document = {"script": str(folder / "script"), "record": str(folder / "record")}
@@ -47,10 +47,10 @@ def turns(service: Service, job: str) -> list[Document]:
 
 
 @pytest.mark.system
-def test_another_turn_has_the_slot_and_the_first_goes_on_with_it(
+def test_another_turn_has_the_slot_and_the_first_resumes_afterwards(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """In the same attempt, with what its tool has brought."""
+    """It resumes in the same attempt, with the tool's result."""
     with looking(tmp_path, free_ports, {"content": "Other."}, {"content": "Done."}) as (service, job):
         wait_for(
             lambda: service.get(f"/v1/jobs/{job}")["progress"]["conversations"]["completed"] == 1,

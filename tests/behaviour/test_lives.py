@@ -1,4 +1,4 @@
-"""The service through its deaths: signals, kills, broken engines, real engines."""
+"""The service through kills: signals, broken engines, real engines."""
 
 import contextlib
 import os
@@ -46,7 +46,7 @@ def embedded_model(port: int, *, replicas: int = 2, slots: int = 2, max_tokens: 
 
 @pytest.mark.system
 def test_fifty_conversations_on_two_real_engines(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """50 conversations of 3 agents and 3 rounds at once, all 450 turns, each exactly once and in order.
+    """50 conversations of 3 agents and 3 rounds run at once: all 450 turns, each exactly once and in order.
 
     Source: specification, "Rounds mode" and "Transcripts".
     """
@@ -67,7 +67,7 @@ def test_fifty_conversations_on_two_real_engines(tmp_path: Path, free_ports: Cal
 
 
 def completed_turns(service: Service, job_id: str) -> set[tuple[str, int, str]]:
-    """Return what a caller is told of a debate's completed turns: conversation, round and agent."""
+    """Return a debate's completed turns as its transcript has them: conversation, round and agent."""
     talks = [service.http.get(f"/v1/jobs/{job_id}/conversations/q{number}") for number in range(40)]
     return {
         (talk["id"], turn["round"], turn["agent"])
@@ -81,7 +81,7 @@ def completed_turns(service: Service, job_id: str) -> set[tuple[str, int, str]]:
 def test_kills_of_the_service_leave_no_engine_and_lose_no_turn(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """SIGKILL in mid-job, again and again: no engine alive after a second, and the job goes on to its end.
+    """After each SIGKILL in mid-job no engine is alive after a second, and the job goes on to its end.
 
     Source: specification, "Recovery after a crash" and "Guardian".
     """
@@ -119,8 +119,10 @@ def test_kills_of_the_service_leave_no_engine_and_lose_no_turn(
 
 
 @pytest.mark.system
-def test_a_drain_ends_what_runs_and_the_next_life_goes_on(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """SIGTERM once: nothing new, turns in flight end, exit 0; nothing is run twice."""
+def test_a_drain_ends_running_turns_and_the_next_process_goes_on(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """One SIGTERM: no turn starts, turns in flight end, exit 0; no turn runs twice."""
     record = tmp_path / "record.jsonl"
     models = {"m": scripted_model(free_ports(1), record=str(record), tokens=10, interval=0.03)}
     service = Service(tmp_path, free_ports(1), models)
@@ -141,7 +143,7 @@ def test_a_drain_ends_what_runs_and_the_next_life_goes_on(tmp_path: Path, free_p
 
 @pytest.mark.system
 def test_a_request_that_outlasts_the_drain_is_refused(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Its client may ask elsewhere; after its engine's end it would wait for an engine that never comes."""
+    """Its client may ask another service; here it would wait for an engine that never starts."""
     models = {"m": scripted_model(free_ports(1), hold=r"/\S+/go\b")}
     service = Service(tmp_path, free_ports(1), models, {"drain_s": 0.5})
     service.start()
@@ -161,7 +163,7 @@ def test_a_request_that_outlasts_the_drain_is_refused(tmp_path: Path, free_ports
 
 @pytest.mark.system
 def test_a_second_signal_stops_at_once(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """SIGTERM twice: no drain, no grace, no process left, and the job is there afterwards."""
+    """Two SIGTERMs: no drain, no grace period, no process left, and the job is stored."""
     models = {"m": scripted_model(free_ports(1), tokens=100_000, interval=0.01, ignore_sigterm=True)}
     service = Service(tmp_path, free_ports(1), models, {"drain_s": 600})
     service.start()
@@ -190,8 +192,8 @@ def test_a_second_signal_stops_at_once(tmp_path: Path, free_ports: Callable[[int
 
 
 @pytest.mark.system
-def test_a_cancel_outlives_a_kill(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """What was asked for durably is done by the next life, and nothing of the job is started again."""
+def test_a_cancel_survives_a_kill(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """The cancel is durable: the next process carries it out, and no turn of the job starts again."""
     record = tmp_path / "record.jsonl"
     models = {"m": scripted_model(free_ports(1), tokens=100_000, interval=0.01, record=str(record))}
     with serving(tmp_path, free_ports(1), models) as service:
@@ -208,7 +210,7 @@ def test_a_cancel_outlives_a_kill(tmp_path: Path, free_ports: Callable[[int], in
 
 
 def test_a_broken_engine_costs_an_attempt_and_no_turn(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """A failure of an engine is not a failure of the turn: the failed attempt stays in the transcript."""
+    """An engine's failure is not the turn's failure: the failed attempt stays in the transcript."""
     flags: Document = {"die_after": 2, "die_once": str(tmp_path / "died"), "interval": 0.02}
     with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1), **flags)}) as service:
         job_id = service.post_job(debate(conversations=2))
@@ -230,8 +232,8 @@ def test_a_broken_engine_costs_an_attempt_and_no_turn(tmp_path: Path, free_ports
 
 
 @pytest.mark.system
-def test_a_poisonous_turn_is_found_and_its_neighbours_go_free(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Two incarnations brought down: poisoned; whoever flew with it goes on."""
+def test_a_poisonous_turn_is_found_and_its_neighbours_go_on(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """It brought down two incarnations, and ends as poisoned; turns that ran beside it go on."""
     models = {"m": scripted_model(free_ports(1), slots=4, die_on="TOPIC-1.", interval=0.01, prefill=0.05)}
     with serving(tmp_path, free_ports(1), models) as service:
         job_id = service.post_job(debate(conversations=4))
@@ -249,7 +251,7 @@ def test_a_poisonous_turn_is_found_and_its_neighbours_go_free(tmp_path: Path, fr
 def test_a_request_that_the_engine_refuses_fails_its_conversation(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """The real engine says that the prompt is too long: context_overflow, at once, and the others go on."""
+    """The real engine rejects the prompt as too long: context_overflow, at once, and the others go on."""
     models = {"m": {**embedded_model(free_ports(1), replicas=1), "context": 768}}
     job = debate(conversations=2)
     job["conversations"][1]["prompt"] = "long " * 400
@@ -264,7 +266,7 @@ def test_a_request_that_the_engine_refuses_fails_its_conversation(
 
 
 @pytest.mark.system
-def test_a_killed_real_engine_comes_back(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+def test_a_killed_real_engine_is_replaced(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """SIGKILL of llama.cpp's own server in mid-answer: the turn runs again on the next incarnation."""
     tokens = 4000  # so many that a test that is kept waiting for a second comes before their end
     models = {"m": {**embedded_model(free_ports(1), replicas=1, slots=1, max_tokens=tokens), "context": 8192}}
@@ -274,7 +276,10 @@ def test_a_killed_real_engine_comes_back(tmp_path: Path, free_ports: Callable[[i
         pid = service.get("/v1/workers/m-0")["pid"]
 
         def has_text() -> bool:
-            """Let it go on for a moment, and hold it while we look: it must not have said all before the kill comes."""
+            """Let it go on for a moment, and pause it for the check.
+
+            The answer must not be complete before the kill.
+            """
             os.kill(pid, signal.SIGCONT)
             until = time.monotonic() + 0.03
             wait_for(lambda: time.monotonic() > until, "a moment has passed")
@@ -293,7 +298,7 @@ def test_a_killed_real_engine_comes_back(tmp_path: Path, free_ports: Callable[[i
 
 @pytest.mark.system
 def test_two_services_never_share_a_state(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """One process owns the store; the second gets a clear error."""
+    """One process owns the store, and the second one gets a clear error."""
     with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1))}) as service:
         other = Service(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1))})
         with pytest.raises(AssertionError):
@@ -306,7 +311,7 @@ def test_two_services_never_share_a_state(tmp_path: Path, free_ports: Callable[[
 
 @pytest.mark.system
 def test_a_store_from_before_the_first_release_ends_the_start(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """`serve` exits with 2, as for other faults of the configuration, and says which program reads the results."""
+    """`serve` exits with 2, as for faults of the configuration, and names the program that reads the results."""
     service = Service(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1))})
     (tmp_path / "state").mkdir()
     write_before_release(SqliteDatabase(tmp_path / "state" / FILE_NAME).connect_writer())
@@ -319,8 +324,8 @@ def test_a_store_from_before_the_first_release_ends_the_start(tmp_path: Path, fr
 
 
 @pytest.mark.system
-def test_an_idle_service_is_idle(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """No polling loop turns while nothing is to be done: context switches stay few."""
+def test_an_idle_service_uses_no_cpu(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """No loop polls without work: context switches stay few."""
     with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(2), replicas=2)}) as service:
         assert service.process is not None
         process = psutil.Process(service.process.pid)
@@ -330,8 +335,8 @@ def test_an_idle_service_is_idle(tmp_path: Path, free_ports: Callable[[int], int
 
 
 @pytest.mark.system
-def test_a_job_of_another_version_keeps_nothing_from_starting(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """It waits for a version that can read it; everything else goes on."""
+def test_a_job_of_another_version_does_not_prevent_a_start(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """It waits for a version that can read it; all other jobs go on."""
     model = {"m": scripted_model(free_ports(1), mute_on="strange")}
     with serving(tmp_path, free_ports(1), model) as service:
         job = service.post_job({"agents": [{"id": "a", "model": "m"}], "conversations": [{"prompt": "strange"}]})
@@ -346,7 +351,7 @@ def test_a_job_of_another_version_keeps_nothing_from_starting(tmp_path: Path, fr
 
 @pytest.mark.system
 def test_a_restart_forgets_no_attempt(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Retries are counted over lives of the service, and every failed attempt stays in the transcript."""
+    """Retries are counted over restarts of the service, and every failed attempt stays in the transcript."""
     record = tmp_path / "record"
     model = scripted_model(free_ports(1), slots=1, prefill=2.0, record=str(record))
     agent = {"id": "a", "model": "m", "validation": {"choices": ["yes"], "retries": 1}}

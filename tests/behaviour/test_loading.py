@@ -44,7 +44,7 @@ def has_engine(service: Service, worker: str) -> bool:
 
 
 def test_a_model_is_unloaded_after_its_requests_and_waits_to_be_loaded(service: Service) -> None:
-    """What is in flight ends well; what comes after it waits, and says for what."""
+    """Requests in flight end well; later ones wait, and show the reason."""
     pids = [worker["pid"] for worker in workers_of(service, "m")]
     first = service.post_job(debate(conversations=2))
     wait_for(lambda: service.get("/v1/status")["pools"]["in_flight"] == 2, "both are in flight")
@@ -63,7 +63,7 @@ def test_a_model_is_unloaded_after_its_requests_and_waits_to_be_loaded(service: 
 
 
 def test_a_load_in_the_meantime_keeps_the_engine(service: Service) -> None:
-    """The last word counts, whatever was in flight between them."""
+    """The last command counts, whatever was in flight between the two."""
     pids = [worker["pid"] for worker in workers_of(service, "m")]
     job_id = service.post_job(debate(conversations=2))
     wait_for(lambda: service.get("/v1/status")["pools"]["in_flight"] == 2, "both are in flight")
@@ -76,8 +76,8 @@ def test_a_load_in_the_meantime_keeps_the_engine(service: Service) -> None:
 
 @pytest.mark.system
 @pytest.mark.parametrize("verb", ["load", "resume", "restart"])
-def test_a_load_while_the_engine_ends_brings_another(tmp_path: Path, free_ports: Ports, verb: str) -> None:
-    """The last word counts, at whatever moment it comes."""
+def test_a_load_while_the_engine_ends_starts_another(tmp_path: Path, free_ports: Ports, verb: str) -> None:
+    """The last command counts, at whatever moment it arrives."""
     model = {**scripted_model(free_ports(1), ignore_sigterm=True), "timeouts": {"stop_grace_s": 1}}
     with serving(tmp_path, free_ports(1), {"m": model}) as running:
         ask(running, "m", "unload")
@@ -90,7 +90,7 @@ def test_a_load_while_the_engine_ends_brings_another(tmp_path: Path, free_ports:
 
 @pytest.mark.system
 def test_a_load_while_an_unloaded_worker_leaves_counts_for_the_next(service: Service, tmp_path: Path) -> None:
-    """A turn runs, the model is unloaded, its settings change, and it is loaded: nothing of that is a drain."""
+    """A turn runs, the model is unloaded, its settings change, and it is loaded: no state of a drain remains."""
     job_id = service.post_job(debate(conversations=2))
     wait_for(lambda: service.get("/v1/status")["pools"]["in_flight"] == 2, "both are in flight")
     ask(service, "m", "unload")
@@ -106,8 +106,8 @@ def test_a_load_while_an_unloaded_worker_leaves_counts_for_the_next(service: Ser
 
 
 @pytest.mark.system
-def test_a_model_that_comes_back_to_the_configuration_is_loaded(service: Service, tmp_path: Path) -> None:
-    """What was unloaded was another model of that name."""
+def test_a_model_that_returns_to_the_configuration_is_loaded(service: Service, tmp_path: Path) -> None:
+    """The unloaded model was another one of the same name."""
     ask(service, "m", "unload")
     wait_for(lambda: are(service, "m", "stopped"), "its engines have ended")
     file = tmp_path / "roundhouse.yaml"
@@ -121,8 +121,8 @@ def test_a_model_that_comes_back_to_the_configuration_is_loaded(service: Service
 
 
 @pytest.mark.system
-def test_replicas_that_come_beside_unloaded_ones_are_unloaded_too(service: Service, tmp_path: Path) -> None:
-    """The model is, and not its workers; loading it loads them all, and the reason is told of each."""
+def test_replicas_added_beside_unloaded_ones_are_unloaded_too(service: Service, tmp_path: Path) -> None:
+    """The model is unloaded, not its workers; loading it loads all of them, and each shows the reason."""
     ask(service, "m", "unload")
     wait_for(lambda: are(service, "m", "stopped"), "its engines have ended")
     file = tmp_path / "roundhouse.yaml"
@@ -145,8 +145,8 @@ def test_replicas_that_come_beside_unloaded_ones_are_unloaded_too(service: Servi
 
 
 @pytest.mark.system
-def test_a_worker_whose_model_has_a_slash_is_reached(tmp_path: Path, free_ports: Ports) -> None:
-    """Like the models of a hub."""
+def test_a_worker_whose_model_has_a_slash_is_found(tmp_path: Path, free_ports: Ports) -> None:
+    """A hub's models have slashes in their names."""
     with serving(tmp_path, free_ports(1), {"org/na-me": scripted_model(free_ports(1))}) as running:
         for path in ("", "/logs", "/incidents"):
             assert running.http.get(f"/v1/workers/org/na-me-0{path}").status_code == 200
@@ -158,7 +158,7 @@ def test_a_worker_whose_model_has_a_slash_is_reached(tmp_path: Path, free_ports:
 
 @pytest.mark.system
 def test_an_unloaded_model_stays_so_over_a_reload(service: Service, tmp_path: Path) -> None:
-    """Other settings start nothing that a person has ended; what the other models do is their own."""
+    """A change of settings does not start it, and does not touch other models."""
     ask(service, "m", "unload")
     wait_for(lambda: are(service, "m", "stopped"), "its engines have ended")
     file = tmp_path / "roundhouse.yaml"
@@ -175,7 +175,7 @@ def test_an_unloaded_model_stays_so_over_a_reload(service: Service, tmp_path: Pa
 
 @pytest.mark.system
 def test_an_unloaded_model_stays_so_over_an_upgrade(service: Service) -> None:
-    """The next program knows what a person has said to this one."""
+    """The next program keeps the operator's command."""
     ask(service, "m", "unload")
     wait_for(lambda: are(service, "m", "stopped"), "its engines have ended")
     before = upgrades_of(service)["upgrades"]
@@ -188,8 +188,8 @@ def test_an_unloaded_model_stays_so_over_an_upgrade(service: Service) -> None:
 
 
 @pytest.mark.system
-def test_a_worker_that_is_resumed_or_restarted_is_loaded(service: Service) -> None:
-    """A person has asked for it by another name."""
+def test_resuming_or_restarting_a_worker_loads_its_model(service: Service) -> None:
+    """The operator asks for it in another way."""
     ask(service, "m", "unload")
     wait_for(lambda: are(service, "m", "stopped"), "its engines have ended")
     for worker, verb in (("m-0", "resume"), ("m-1", "restart")):
@@ -200,7 +200,7 @@ def test_a_worker_that_is_resumed_or_restarted_is_loaded(service: Service) -> No
 
 @pytest.mark.system
 def test_models_that_cannot_be_unloaded_are_refused(tmp_path: Path, free_ports: Ports, service: Service) -> None:
-    """An unknown name, and an attached server."""
+    """These are an unknown name, and an attached server."""
     assert ask(service, "gone", "unload")[1]["code"] == "model_not_found"
     attached = {
         "engine": "attached",
@@ -214,8 +214,8 @@ def test_models_that_cannot_be_unloaded_are_refused(tmp_path: Path, free_ports: 
 
 
 @pytest.mark.system
-def test_a_model_of_lanes_is_loaded_and_unloaded(tmp_path: Path, free_ports: Ports) -> None:
-    """Before any turn needs it; and the next turn that does loads it again."""
+def test_a_model_on_lanes_is_loaded_and_unloaded(tmp_path: Path, free_ports: Ports) -> None:
+    """It is loaded before any turn needs it; after an unload the next turn that needs it loads it again."""
     models = {name: {**scripted_model(1, slots=1), "placement": "lanes"} for name in ("a", "b")}
     for model in models.values():
         del model["port"]
@@ -243,7 +243,7 @@ def test_a_model_of_lanes_is_loaded_and_unloaded(tmp_path: Path, free_ports: Por
 
 
 def test_a_pinned_model_is_not_unloaded(tmp_path: Path, free_ports: Ports) -> None:
-    """It would be back at once, and nothing would be free."""
+    """It would be loaded again at once."""
     model = {**scripted_model(1, slots=1), "placement": "lanes", "pin": True}
     del model["port"]
     port = free_ports(1)

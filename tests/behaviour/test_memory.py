@@ -27,7 +27,7 @@ def job(memory: Document | None, **fields: object) -> Document:
 
 
 def run(service: Service, document: Document) -> tuple[str, list[Document]]:
-    """Run a job; return its id, and its turns but for summaries."""
+    """Run a job; return its id, and its turns without summaries."""
     job_id = service.post_job(document)
     service.wait_ended(job_id)
     (talk,) = service.get(f"/v1/jobs/{job_id}/result")["conversations"]
@@ -54,7 +54,7 @@ def prompt(service: Service, job_id: str, agent: str, number: int, kind: str = "
 
 @pytest.mark.parametrize("view", ["own", "shared"])
 def test_rounds_are_dropped_down_to_a_third(service: Service, view: str) -> None:
-    """With ``rounds`` too: between two cuts each prompt extends the one before."""
+    """Also with ``rounds``: between two cuts each prompt extends the one before."""
     job_id, turns = run(service, job({"keep": {"rounds": 6}}, view=view))
     by_agent = [shown(turn) for turn in turns if turn["agent"] == "ann"]
     assert by_agent[:7] == [0, 1, 2, 3, 4, 5, 6]
@@ -68,8 +68,8 @@ def test_rounds_are_dropped_down_to_a_third(service: Service, view: str) -> None
             assert f"(What was said in rounds 1 to {first} is left out.)" in text
 
 
-def test_tokens_are_counted_by_what_is_recorded(service: Service) -> None:
-    """Ten tokens a turn, two turns a round, and what stands around them."""
+def test_tokens_are_counted_from_the_record(service: Service) -> None:
+    """Ten tokens a turn, two turns a round, and the text around them."""
     _, turns = run(service, job({"keep": {"tokens": 200}}))
     by_agent = [shown(turn) for turn in turns if turn["agent"] == "bob"]
     assert by_agent[:7] == [0, 1, 2, 3, 4, 5, 1]
@@ -85,8 +85,8 @@ def test_auto_keeps_what_fits_beside_the_longest_answer(service: Service) -> Non
     assert not any(turn["memory"] for turn in turns), "a shorter answer leaves room for all of it"
 
 
-def test_shown_rounds_are_those_that_were_sent(service: Service) -> None:
-    """The recording engine's prompts agree with the reported ones, window by window."""
+def test_reported_rounds_are_those_that_were_sent(service: Service) -> None:
+    """The reported windows equal those in the prompts that the recording engine got."""
     before = len(recorded(service.folder / "record"))
     job_id, turns = run(service, job({"keep": {"rounds": 3}}))
     asked = [re.sub(r"\s+", " ", "\n".join(m["content"] for m in each["messages"])) for each in
@@ -96,7 +96,7 @@ def test_shown_rounds_are_those_that_were_sent(service: Service) -> None:
 
 
 def test_without_a_memory_nothing_is_cut_and_an_overflow_names_it(service: Service) -> None:
-    """Nothing changes unasked."""
+    """Cuts have to be asked for."""
     _, turns = run(service, job(None))
     assert not any(turn["memory"] for turn in turns)
     _, turns = run(service, job({"keep": "all"}))
@@ -104,7 +104,7 @@ def test_without_a_memory_nothing_is_cut_and_an_overflow_names_it(service: Servi
 
 
 def test_a_fork_is_cut_as_its_source_was(service: Service) -> None:
-    """So that both begin alike."""
+    """Both prompts then begin alike."""
     source, turns = run(service, job({"keep": {"rounds": 6}}))
     heir = {"id": "c", "from": {"job": source, "conversation": "c", "rounds": 15}}
     _, forked = run(service, job({"keep": {"rounds": 6}}, conversations=[heir]))
@@ -112,8 +112,8 @@ def test_a_fork_is_cut_as_its_source_was(service: Service) -> None:
 
 
 @pytest.mark.parametrize(("view", "by"), [("own", "self"), ("own", "bob"), ("shared", "bob")])
-def test_omitted_rounds_are_summed_up_first(service: Service, view: str, by: str) -> None:
-    """By the reader, or by another; on record, shown to its reader, and counted for nothing."""
+def test_omitted_rounds_are_summarised_first(service: Service, view: str, by: str) -> None:
+    """By the reader or another agent. The summary is recorded, shown to its reader, and not counted as a turn."""
     before = len(recorded(service.folder / "record"))
     memory = {"keep": {"rounds": 6}, "summary": {"by": by, "max_tokens": 5, "prompt": "SUM UP."}}
     job_id, turns = run(service, job(memory, view=view, until=[{"answer_tokens": 10_000}]))
@@ -152,7 +152,7 @@ def test_omitted_rounds_are_summed_up_first(service: Service, view: str, by: str
 
 
 def test_a_fork_has_the_summary_that_its_source_was_shown(service: Service) -> None:
-    """In a shared view another agent has made it, whose own turn of that round is to be said again."""
+    """In a shared view another agent made it, whose own turn of that round is to be repeated."""
     agents = [
         {"id": "ann", "model": "m", "system": "Talk."},
         {"id": "bob", "model": "m", "system": "Talk.", "speak_after_within_round": ["ann"]},
@@ -168,7 +168,7 @@ def test_a_fork_has_the_summary_that_its_source_was_shown(service: Service) -> N
 
 
 def test_a_summary_reveals_no_hidden_words(service: Service) -> None:
-    """In a shared view it is made of what all may read."""
+    """In a shared view it is made from words that all may read."""
     agents = [
         {"id": "ann", "model": "m", "system": "Talk."},
         {"id": "spy", "model": "m", "system": "Talk.", "visible_to": ["ann"]},
@@ -185,8 +185,8 @@ def test_a_summary_reveals_no_hidden_words(service: Service) -> None:
 
 
 @pytest.mark.system
-def test_a_summary_that_fails_is_a_plain_cut(tmp_path: Path, free_ports: Ports) -> None:
-    """Refused by its engine: the turn goes on without, and the record says so."""
+def test_a_failed_summary_becomes_a_plain_cut(tmp_path: Path, free_ports: Ports) -> None:
+    """Its engine refused it: the turn goes on without a summary, and the record says so."""
     model = scripted_model(free_ports(1), slots=2, tokens=5, reject=400, reject_on="SUM UP")
     with serving(tmp_path, free_ports(1), {"m": model}) as service:
         memory = {"keep": {"rounds": 6}, "summary": {"by": "self", "prompt": "SUM UP."}}
@@ -199,7 +199,7 @@ def test_a_summary_that_fails_is_a_plain_cut(tmp_path: Path, free_ports: Ports) 
         assert "is left out" in prompt(service, job_id, cut[0]["agent"], cut[0]["round"])
 
 
-def test_a_summary_that_died_with_its_engine_is_counted_as_wasted(tmp_path: Path, free_ports: Ports) -> None:
+def test_a_summary_lost_with_its_engine_is_counted_as_wasted(tmp_path: Path, free_ports: Ports) -> None:
     """It has no record of its own, and cost the same."""
     once = str(tmp_path / "died")
     model = scripted_model(free_ports(1), slots=2, tokens=30, die_on="SUM UP", die_after=20, die_once=once)
@@ -229,8 +229,8 @@ def test_a_summary_that_died_with_its_engine_is_counted_as_wasted(tmp_path: Path
          "agents[1].memory"),
     ],
 )  # fmt: skip
-def test_a_memory_that_makes_no_sense_is_refused(service: Service, fields: Document, path: str) -> None:
-    """With its place."""
+def test_an_impossible_memory_is_refused(service: Service, fields: Document, path: str) -> None:
+    """The fault has its place."""
     refused = service.http.post("/v1/jobs", json={**job(None), **fields})
     assert refused.status_code == 422
     assert all(fault["path"].startswith(path) for fault in refused.json()["errors"])

@@ -40,7 +40,7 @@ def cuts(turns: list[Document]) -> dict[tuple[str, int], object]:
 
 @pytest.mark.parametrize("stays", [True, False])
 def test_a_new_reader_gets_no_summary_of_hidden_words(service: Service, stays: bool) -> None:
-    """All agents of the source might read bob's words, and the summary was made of them; the new one may not."""
+    """All agents of the source might read bob's words, from which the summary was made; the new agent may not."""
     bob = agent("bob", visible_to=["ann", "cid"])
     both = (agent("ann"), agent("cid"))
     source, _ = run(service, job(4, SUMMED, *both, bob, view="shared"))
@@ -54,7 +54,7 @@ def test_a_new_reader_gets_no_summary_of_hidden_words(service: Service, stays: b
 
 
 def test_an_agent_that_may_read_less_forgets_its_summary(service: Service) -> None:
-    """In its own view too: the heir's visibility is what counts."""
+    """Also in its own view: the heir's visibility is what counts."""
     memory = {"keep": {"rounds": 2}, "summary": {}}
     source, _ = run(service, job(4, memory, agent("ann"), agent("bob")))
     kept, _ = run(service, fork(source, 5, memory, agent("ann"), agent("bob")))
@@ -67,7 +67,7 @@ def test_an_agent_that_may_read_less_forgets_its_summary(service: Service) -> No
 
 @pytest.mark.parametrize("view", ["own", "shared"])
 def test_an_heir_of_an_heir_gets_no_summary_that_its_source_had_to_drop(service: Service, view: str) -> None:
-    """The second had cut anew, without bob; the third goes on from before that, and has nothing older."""
+    """The second one made a new cut without bob's words. The third continues from there, with no older summary."""
     memory = {"keep": {"rounds": 2}, "summary": {"by": "ann" if view == "shared" else "self"}}
     hidden = (agent("ann"), agent("bob", visible_to=[]))
     first, _ = run(service, job(4, memory, agent("ann"), agent("bob"), view=view))
@@ -83,7 +83,7 @@ def test_an_heir_of_an_heir_gets_no_summary_that_its_source_had_to_drop(service:
 
 
 def test_a_shared_summary_includes_missing_agents(service: Service) -> None:
-    """All might read them, and those rounds are shown no more."""
+    """All agents might read them, and those rounds are no longer shown."""
     source, _ = run(service, job(3, {"keep": "all"}, agent("ann"), agent("bob"), view="shared"))
     heir, _ = run(service, fork(source, 4, SUMMED, agent("ann"), agent("dan"), view="shared"))
     assert "bob:" in prompt(service, heir, "ann", 3, "summary")
@@ -91,7 +91,7 @@ def test_a_shared_summary_includes_missing_agents(service: Service) -> None:
 
 @pytest.mark.parametrize("order", [("ann", "bob"), ("bob", "ann")])
 def test_a_shared_bound_holds_for_the_agent_that_is_shown_most(service: Service, order: tuple[str, str]) -> None:
-    """Ann reads four agents and bob two, of 18 tokens a turn each: two rounds of hers are too much."""
+    """Ann reads four agents and bob two, with 18 tokens a turn each: two rounds of ann's exceed the bound."""
     others = [agent(name, visible_to=["ann"]) for name in ("one", "two")]
     memory: Document = {"keep": {"tokens": 100}}
     _, turns = run(service, job(4, memory, *map(agent, order), *others, view="shared"))
@@ -101,7 +101,7 @@ def test_a_shared_bound_holds_for_the_agent_that_is_shown_most(service: Service,
 
 
 def test_a_shared_bound_holds_for_the_agent_that_hears_late_words(service: Service) -> None:
-    """Solo reads no agent and is rounds ahead: its full window says nothing of ann, who reads more."""
+    """Solo reads no agent and is rounds ahead: its full window proves nothing about ann, who reads more."""
     cast = (agent("ann", speak_after_within_round=["bob"]), agent("bob"), agent("solo", visible_to=[]))
     deaf = [each | {"visible_to": ["ann", "bob"]} for each in cast[:2]]
     _, turns = run(service, job(10, {"keep": {"tokens": 120}}, *deaf, cast[2], view="shared"))
@@ -111,8 +111,8 @@ def test_a_shared_bound_holds_for_the_agent_that_hears_late_words(service: Servi
 
 
 @pytest.mark.system
-def test_an_agent_that_left_takes_no_room_in_any_life(tmp_path: Path, free_ports: Ports) -> None:
-    """A restart, and an heir, cut where an untroubled run does."""
+def test_an_agent_that_left_takes_no_room_after_a_restart(tmp_path: Path, free_ports: Ports) -> None:
+    """A restart and an heir cut where an uninterrupted run does."""
     gone = {"on_failure": "leave", "validation": {"pattern": "zzz", "retries": 0, "constrain": "off"}}
     agents = (agent("dan"), agent("bob", **gone), agent("ann"))
     document = job(8, {"keep": {"tokens": 39}}, *agents)
@@ -135,7 +135,7 @@ def cut_to(source: str, rounds: int) -> Document:
 
 
 def test_a_leader_that_ended_it_is_asked_again_beside_a_summary(tmp_path: Path, free_ports: Ports) -> None:
-    """The summary of another one in that round is no turn of it."""
+    """Another agent's summary in that round is not the leader's turn."""
     script = tmp_path / "script.json"
     says = ["ann", "w0", "ann", "w1", "ann", "w2", "SUMMARY", "end"]
     script.write_text("[" + ", ".join(f'{{"content": "{each}"}}' for each in says) + "]")
@@ -164,8 +164,8 @@ def counted(service: Service) -> float:
 
 
 @pytest.mark.system
-def test_a_death_under_a_shared_summary_does_not_end_it(tmp_path: Path, free_ports: Ports) -> None:
-    """Readers that wait for it on the same engine do not make it there: that engine is gone."""
+def test_an_engines_death_during_a_shared_summary_does_not_end_it(tmp_path: Path, free_ports: Ports) -> None:
+    """Readers that wait for it on the same engine cannot make it there: that engine is gone."""
     once = str(tmp_path / "died")
     model = scripted_model(free_ports(1), slots=4, tokens=10, die_on="SUM UP", die_after=5, die_once=once)
     with serving(tmp_path / "s", free_ports(1), {"m": model}) as service:

@@ -1,7 +1,4 @@
-"""Memory that engines were measured to take of their devices, on real processes of the scripted engine.
-
-It corrects placement.
-"""
+"""Measured memory of engines on their devices corrects the placement, on real processes of the scripted engine."""
 
 import asyncio
 from collections.abc import Callable
@@ -35,7 +32,7 @@ def seen(game: InferenceEngine) -> dict[str, int]:
 
 
 def needs(game: InferenceEngine) -> dict[str, int | None]:
-    """Return what the placement reckons with."""
+    """Return the needs that the placement works with."""
     return {name: model.need_mib for name, model in game.status().models.items()}
 
 
@@ -44,7 +41,7 @@ def residents(game: InferenceEngine) -> list[str]:
 
 
 def rss_mib(game: InferenceEngine) -> list[int]:
-    """Return what the engines on the lanes have, without their guardians."""
+    """Return the memory of the engines on the lanes, without their guardians."""
     pids = [lane.current.pid for lane in game.status().lanes]
     return [psutil.Process(pid).memory_info().rss // MIB for pid in pids if pid is not None]
 
@@ -52,7 +49,7 @@ def rss_mib(game: InferenceEngine) -> list[int]:
 async def test_measured_memory_on_the_cpu_corrects_the_estimate_from_files(
     tmp_path: Path, tiny_model: Path, free_ports: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By their files one of two models has room at a time; they are seen to take little, and stay side by side."""
+    """By their files only one of two models fits at a time; they turn out to be small, and stay side by side."""
     for name in "ab":
         (tmp_path / f"{name}.gguf").symlink_to(tiny_model)
     known = model_memory(str(tmp_path / "a.gguf"))
@@ -83,7 +80,7 @@ async def test_measured_memory_on_the_cpu_corrects_the_estimate_from_files(
 async def test_an_engines_gpu_memory_is_the_most_the_driver_has_shown(
     tmp_path: Path, free_ports: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The most that was ever seen, of its own processes alone; where none is shown, it is as its files tell."""
+    """The maximum ever seen, of its own processes alone; if the driver shows none, the files' size counts."""
     machine = Machine(tmp_path / "machine", monkeypatch)
     async with asyncio.timeout(LIMIT), engine(free_ports(4), count=1) as game:
         pool = game._pool
@@ -105,8 +102,8 @@ async def test_an_engines_gpu_memory_is_the_most_the_driver_has_shown(
         assert needs(game) == {"m": 3500}
 
 
-def test_vllm_takes_the_part_that_it_is_given(tmp_path: Path) -> None:
-    """Whatever was seen: it fills that part with its cache."""
+def test_vllm_counts_with_the_part_that_it_is_given(tmp_path: Path) -> None:
+    """Measurements do not matter: it fills that part with its cache."""
     use = MemoryUse(DeviceHealth(MachineReader(tmp_path / "nowhere")))
     use.most_mib["m"] = 70
     for told in (None, 40):

@@ -1,4 +1,4 @@
-"""Messages to users when something is wrong, or over: the place, the cause and the fix."""
+"""Messages to users about errors and ends have the place, the cause and the fix."""
 
 import json
 import sys
@@ -42,7 +42,7 @@ HUB = "models:\n  m: {engine: embedded, model: a/b}"
 def test_errors_come_with_their_fix(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, text: str, told: str
 ) -> None:
-    """In the file and the line where it stands."""
+    """They name the file and the line."""
     (tmp_path / CONFIG).write_text("models: {m: {engine: embedded}}")
     (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -56,7 +56,7 @@ def test_errors_come_with_their_fix(
 
 @pytest.mark.system
 def test_a_missing_key_and_a_wrong_key_get_different_errors(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Who gave none reads how one is given, who gave a wrong one that it is not known."""
+    """The first says how a key is given, the second that the key is unknown."""
     with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1))}, {"api_keys": ["right"]}) as service:
         none = run_command("status", "--url", service.url)
         assert (none.returncode, "needs a key; give --api-key, or set" in none.stderr) == (Exit.SERVICE, True)
@@ -66,7 +66,7 @@ def test_a_missing_key_and_a_wrong_key_get_different_errors(tmp_path: Path, free
 
 @pytest.mark.system
 def test_run_on_an_ended_job_reports_its_failure(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """The second time at once, without an engine; where a transcript is missing it is written again."""
+    """The second run does so at once, without an engine, and writes a missing transcript again."""
 
     def run(model: Document) -> tuple[int, str, str]:
         (tmp_path / CONFIG).write_text(json.dumps({"models": {"m": model}}))
@@ -89,7 +89,7 @@ def test_run_on_an_ended_job_reports_its_failure(tmp_path: Path, free_ports: Cal
 
 @pytest.mark.parametrize("command", ["run", "submit"])
 def test_faults_of_a_job_in_json_are_reported_with_their_lines(tmp_path: Path, command: str) -> None:
-    """As those of YAML are, and as the service tells them."""
+    """As those of YAML are, and with the service's own text."""
     (tmp_path / CONFIG).write_text("models: {m: {engine: embedded, model: 'roundhouse:tiny'}}")
     job = {"agents": [{"id": "a", "model": "m", "sistem": "x"}], "conversations": [{"prompt": "Hello"}]}
     (tmp_path / "job.json").write_text(json.dumps(job, indent=1))

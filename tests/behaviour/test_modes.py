@@ -13,7 +13,7 @@ from tests.harness.service import Document, Service, recorded, scripted_model, s
 def run(
     tmp_path: Path, free_ports: Callable[[int], int], job: Document, script: Sequence[object] | None = None
 ) -> tuple[Document, list[Document]]:
-    """Run a job on a scripted engine of one slot; return its first transcript, and what the engine was asked."""
+    """Run a job on a scripted engine of one slot; return its first transcript, and the engine's requests."""
     flags: Document = {"record": str(tmp_path / "record")}
     if script is not None:
         (tmp_path / "script").write_text(json.dumps(script))
@@ -36,7 +36,7 @@ def words(asked: Document) -> str:
 
 
 def test_free_mode_is_one_queue(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """One slot, two agents, two turns each: each agent hears all that was said before its turn began."""
+    """One slot, two agents, two turns each: each agent hears all words from before its turn began."""
     job = {
         "mode": "free",
         "rounds": 2,
@@ -70,7 +70,7 @@ def test_a_prompt_made_in_the_queue_is_older(tmp_path: Path, free_ports: Callabl
 
 
 def test_an_invalid_answer_is_asked_for_again(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Ahead of all other work, with the reason; each attempt stays in the transcript."""
+    """It goes ahead of all other work, with the reason; each attempt stays in the transcript."""
     agents = [
         {"id": "a", "model": "m", "validation": {"choices": ["yes", "no"], "retries": 2}},
         {"id": "b", "model": "m"},
@@ -95,7 +95,7 @@ def test_an_invalid_answer_is_asked_for_again(tmp_path: Path, free_ports: Callab
 def test_a_turn_that_is_never_valid_fails_with_its_conversation(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """Retries re-prompts, and then validation_exhausted."""
+    """After the configured re-prompts the reason is validation_exhausted."""
     agents = [{"id": "a", "model": "m", "validation": {"pattern": "^[0-9]+$", "retries": 1}}]
     job = {"rounds": 2, "agents": agents, "conversations": [{"prompt": "Count."}]}
     transcript, asked = run(tmp_path, free_ports, job)
@@ -108,7 +108,7 @@ def test_a_turn_that_is_never_valid_fails_with_its_conversation(
 
 
 def test_thoughts_stay_private(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Kept apart, and never shown to another agent; text that only resembles markup stays.
+    """They are stored apart, and shown to no other agent; text that only resembles markup stays.
 
     Source: specification, "Agent markup" and "Visibility".
     """

@@ -48,7 +48,7 @@ def post(service: Service, action: str) -> None:
 
 
 def test_a_worker_is_drained_and_resumed(service: Service) -> None:
-    """What runs goes on, nothing new is put on it, and a restart does not take the drain back."""
+    """Its running turn goes on, no new turn is put on it, and a restart does not end the drain."""
     first = service.post_job(alone())
     wait_for(lambda: worker_of(service)["slots"]["in_use"] == 1, "the turn runs")
     post(service, "drain")
@@ -82,7 +82,10 @@ def test_a_restart_costs_no_turn_an_attempt(service: Service) -> None:
 
 
 def test_an_incident_records_what_happened(service: Service) -> None:
-    """Verdict, exit, both streams' tails, the kernel's view, what was in flight; and it outlives us."""
+    """The verdict, the exit, the ends of both streams, the kernel's view, and the requests in flight.
+
+    It survives a restart.
+    """
     service.post_job(alone())
     wait_for(lambda: worker_of(service)["requests"], "the turn runs")
     (request,) = worker_of(service)["requests"]
@@ -102,7 +105,7 @@ def test_an_incident_records_what_happened(service: Service) -> None:
 
 
 def test_an_unknown_worker_is_404(service: Service) -> None:
-    """By whichever method a path is asked."""
+    """With every method."""
     assert service.http.get("/v1/workers/nobody/incidents").status_code == 404
     for path in ("restart", "drain", "resume"):
         assert service.http.post(f"/v1/workers/nobody/{path}").status_code == 404, path
@@ -111,7 +114,7 @@ def test_an_unknown_worker_is_404(service: Service) -> None:
 @pytest.mark.system
 @pytest.mark.parametrize("runner", ["python", "mcp"])
 def test_an_agent_uses_its_tools(tmp_path: Path, free_ports: Callable[[int], int], runner: str) -> None:
-    """The model calls, the operator's tool runs, the transcript keeps the call, its result and the signal."""
+    """The model makes a call and the operator's tool runs. The transcript keeps the call, its result and the signal."""
     script = [
         {"tool_calls": [{"id": "x", "name": "add", "arguments": '{"a": 2, "b": 3}'}]},
         {"content": "It is five.", "tool_calls": [{"id": "y", "name": "done", "arguments": '{"sure": true}'}]},
@@ -138,7 +141,9 @@ def test_an_agent_uses_its_tools(tmp_path: Path, free_ports: Callable[[int], int
 
 
 @pytest.mark.system
-def test_a_tool_that_a_server_adds_is_there_for_the_next_job(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+def test_a_tool_that_a_server_adds_is_available_to_the_next_job(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
     """Nothing restarts; the model's list of tools shows it too."""
     script: list[Document] = []
     for tool in ("later", "last"):
@@ -160,7 +165,7 @@ def test_a_tool_that_a_server_adds_is_there_for_the_next_job(tmp_path: Path, fre
 def test_a_tool_without_a_runner_fails_its_turn_with_its_reason(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """And the conversation names the call."""
+    """The conversation names the call."""
     (tmp_path / "script").write_text(json.dumps([{"tool_calls": [{"id": "x", "name": "add", "arguments": "{"}]}]))
     model = scripted_model(free_ports(1), script=str(tmp_path / "script"))
     with serving(tmp_path, free_ports(1), {"m": model}) as service:
@@ -172,7 +177,7 @@ def test_a_tool_without_a_runner_fails_its_turn_with_its_reason(
 
 @pytest.mark.system
 def test_an_mcp_server_that_is_down_is_reported(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Nothing waits for it; readyz, the status and the live table name it, with the cause of its death."""
+    """Nothing waits for it; readyz, the status and the live table name it, with the cause."""
     servers = {"well": [sys.executable, str(MCP_SERVER), "stdio"], "ill": ["/bin/sh", "-c", "echo I need a key >&2"]}
     mcp = {name: {"command": command} for name, command in servers.items()}
     model = {**scripted_model(free_ports(1)), "tools": {"mcp": mcp}}

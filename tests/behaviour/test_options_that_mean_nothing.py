@@ -1,4 +1,4 @@
-"""An option without effect is refused: ignored, it would be a silent wrong result."""
+"""An option without effect is refused: ignoring it would give a wrong result silently."""
 
 from collections.abc import Callable, Iterator
 
@@ -49,20 +49,20 @@ def ended(service: Service) -> str:
     ],
 )
 def test_an_unknown_query_parameter_is_refused(service: Service, ended: str, path: str, told: str) -> None:
-    """With the nearest name, on every route of ours."""
+    """The error has the nearest name, on every route of ours."""
     refused = problem(service.http.get(path.replace("ID", ended)), 400, "invalid_parameter")
     assert refused["detail"].startswith(told), refused
 
 
 def test_a_parameter_of_a_post_is_refused_before_anything_is_done(service: Service) -> None:
-    """A job that was to be refused rather than to wait would have been posted."""
+    """Otherwise a job that should be refused rather than wait would have been posted."""
     before = service.get("/v1/jobs")["jobs"]
     problem(service.http.post("/v1/jobs?que=false", json=debate()), 400, "invalid_parameter")
     assert service.get("/v1/jobs")["jobs"] == before
 
 
 def test_the_parameters_of_the_dashboard_are_known(service: Service, ended: str) -> None:
-    """Parameters that a route takes by way of others, too."""
+    """This includes parameters that a route takes from shared code."""
     asked = f"/v1/jobs/{ended}/overview/events?page=1&order=position&descending=false&awaited=false&text=x"
     with service.http.stream("GET", asked) as answer:
         assert answer.status_code == 200
@@ -72,7 +72,7 @@ def test_the_parameters_of_the_dashboard_are_known(service: Service, ended: str)
 
 
 def test_clients_of_other_surfaces_and_probes_may_send_more(service: Service) -> None:
-    """Anthropic's sends beta=true, and an orchestrator what it likes."""
+    """Anthropic's client sends beta=true, and orchestrators add their own."""
     asked = {"model": "m", "max_tokens": 5, "messages": [HI]}
     for path in ("/v1/chat/completions?beta=true", "/v1/messages?beta=true"):
         assert service.http.post(path, json=asked).status_code != 400
@@ -96,8 +96,8 @@ def test_an_unknown_roundhouse_header_is_refused(service: Service, name: str, to
 
 
 @pytest.mark.parametrize("name", ["X-Roundhouse-Priority", "X-Roundhouse-Wait-S", "X-Roundhouse-Deadline-S"])
-def test_a_header_of_relayed_requests_means_nothing_elsewhere(service: Service, name: str) -> None:
-    """A job has its priority in its document, and would run with 0."""
+def test_a_header_of_relayed_requests_has_no_meaning_elsewhere(service: Service, name: str) -> None:
+    """A job has its priority in its document, and would silently run with 0."""
     told = problem(service.http.post("/v1/jobs", json=debate(), headers={name: "5"}), 400, "invalid_parameter")
     assert name in told["detail"]
     problem(service.http.get("/v1/jobs", headers={name: "5"}), 400, "invalid_parameter")
@@ -107,7 +107,7 @@ def test_a_header_of_relayed_requests_means_nothing_elsewhere(service: Service, 
 
 
 def test_awaited_turns_of_an_unknown_conversation_are_refused(service: Service, ended: str) -> None:
-    """Neither an empty list, as if no turn were awaited, nor the turns of all jobs."""
+    """The answer is neither an empty list nor the turns of all jobs."""
     problem(service.http.get(f"/v1/jobs/{ended}/awaited?conversation=x"), 404, "conversation_not_found")
     assert service.get(f"/v1/jobs/{ended}/awaited?conversation=c") == {"awaited": []}
     with Client(service.url) as client, pytest.raises(NotFound):
@@ -118,7 +118,7 @@ def test_awaited_turns_of_an_unknown_conversation_are_refused(service: Service, 
 
 @pytest.mark.system
 def test_an_empty_id_is_refused(service: Service) -> None:
-    """Its path is another one's: that of all jobs."""
+    """Its path is that of all jobs."""
     with pytest.raises(EmptyId):
         job_calls.get_job("")
     for arguments in (["status", ""], ["result", ""], ["awaited", ""], ["tools", ""], ["logs", ""], ["cancel", ""]):
@@ -144,7 +144,7 @@ def test_an_empty_id_is_refused(service: Service) -> None:
     ],
 )
 def test_a_flag_without_effect_is_refused(service: Service, ended: str, arguments: list[str], told: str) -> None:
-    """Before anything is written, or posted."""
+    """Before anything is written or posted."""
     file = service.folder / "job.yaml"
     file.write_text(yaml.safe_dump(debate()))
     before = service.get("/v1/jobs")["jobs"]
@@ -155,8 +155,8 @@ def test_a_flag_without_effect_is_refused(service: Service, ended: str, argument
 
 
 @pytest.mark.system
-def test_a_result_in_json_may_be_asked_for_in_both_ways(service: Service, ended: str) -> None:
-    """They say the same."""
+def test_a_result_in_json_may_be_requested_in_two_ways(service: Service, ended: str) -> None:
+    """Both mean the same."""
     told = {
         run_command("result", ended, *flags, ROUNDHOUSE_URL=service.url).stdout
         for flags in (["--json"], ["--format", "json"], ["--json", "--format", "json"])
@@ -165,7 +165,7 @@ def test_a_result_in_json_may_be_asked_for_in_both_ways(service: Service, ended:
 
 
 def test_an_heir_with_a_prompt_of_its_own_keeps_the_variables(service: Service, ended: str) -> None:
-    """They stand in the systems as well, which would tell of a dollar."""
+    """System prompts use them too, and would otherwise contain a dollar sign."""
     with Client(service.url) as client:
         changed = client.fork(ended, more=1, changes={"conversations.c.prompt": "About $topic and $name."})
         service.wait_ended(changed.id)
@@ -181,7 +181,7 @@ def test_an_heir_with_a_prompt_of_its_own_keeps_the_variables(service: Service, 
 
 
 def test_a_fork_of_a_fork_has_the_rounds_that_are_set(service: Service, ended: str) -> None:
-    """Its conversations have rounds of their own, which went before."""
+    """Its conversations have rounds of their own, which once took precedence."""
     with Client(service.url) as client:
         first = client.fork(ended, more=1)
         service.wait_ended(first.id)
@@ -196,7 +196,7 @@ def test_a_fork_of_a_fork_has_the_rounds_that_are_set(service: Service, ended: s
 
 @pytest.mark.system
 def test_run_says_why_it_shows_nothing(service: Service) -> None:
-    """What has ended is asked no more."""
+    """An ended job does not run again."""
     folder = service.folder / "again"
     folder.mkdir()
     config = yaml.safe_load((service.folder / "roundhouse.yaml").read_text())

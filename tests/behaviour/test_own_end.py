@@ -1,4 +1,4 @@
-"""The cost of a defect of the service itself, over its lives (specification, "Recovery after a crash")."""
+"""What a crash of the service itself costs, over several runs (specification, "Recovery after a crash")."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ JOB = {
 
 
 class Engine:
-    """Holds what is asked to be held, and answers everything else."""
+    """Holds requests as the test wants, and answers all others."""
 
     def __init__(self) -> None:
         self.held = 0
@@ -79,7 +79,7 @@ async def until_held(engine: Engine, count: int) -> None:
 
 
 async def end_by(error: Exception, engine: Engine, folder: Path, count: int, job_id: JobId | None) -> JobId:
-    """Run one life of the service with the turn at work until it ends so."""
+    """Run the service once, with the turn at work, until it ends in this way."""
     with pytest.raises(ExceptionGroup):
         async with life(engine, folder) as node:
             if job_id is None:
@@ -93,7 +93,7 @@ async def end_by(error: Exception, engine: Engine, folder: Path, count: int, job
 
 
 async def ended(engine: Engine, folder: Path, job_id: JobId) -> dict[str, str | None]:
-    """Return why each conversation ended, in a life that ends as it should."""
+    """Return why each conversation ended, in a run of the service that ends well."""
     async with life(engine, folder) as node:
         await node.intake.claim_jobs(job_id)
         await node.jobs.wait_ended(job_id, LIMIT_S)
@@ -102,10 +102,10 @@ async def ended(engine: Engine, folder: Path, job_id: JobId) -> dict[str, str | 
     return {str(each["id"]): each["reason"] for each in transcripts}  # type: ignore[misc]
 
 
-async def test_a_turn_at_work_at_three_ends_of_the_service_is_set_aside(engine: Engine, tmp_path: Path) -> None:
-    """Like a turn that kills engines.
+async def test_a_turn_at_work_at_three_crashes_of_the_service_is_set_aside(engine: Engine, tmp_path: Path) -> None:
+    """As a turn that kills engines is.
 
-    Else each start would take it up again, on one node of a cluster after another.
+    Otherwise each start would run it again, on one node of a cluster after another.
     """
     job_id: JobId | None = None
     for number in range(MOST_SERVICE_ENDS):

@@ -1,4 +1,4 @@
-"""The recorded prompts, as the service shows them, against what an engine was sent."""
+"""The recorded prompts that the service shows equal those that an engine was sent."""
 
 import json
 from collections.abc import Callable
@@ -111,7 +111,7 @@ def ports(free_ports: Callable[[int], int]) -> tuple[int, int]:
 
 
 def scripted(folder: Path, port: int, answers: list[object], **model: object) -> Document:
-    """Return a model whose engine gives these answers, in their order."""
+    """Return a model whose engine gives these answers in order."""
     (folder / "script").write_text(json.dumps(answers))
     (folder / "mytools.py").write_text(TOOL)
     made = scripted_model(port, slots=1, script=str(folder / "script"), record=str(folder / "record.jsonl"))
@@ -131,7 +131,7 @@ def prompts_of(service: Service, job: str) -> list[Document]:
 
 
 def last_of_each(requests: list[Document]) -> list[Document]:
-    """Return the requests that no later one extends by calls of tools: the last of each attempt."""
+    """Return the requests that no later one extends by tool calls: the last of each attempt."""
     return [
         request
         for request, following in zip(requests, [*requests[1:], None], strict=True)
@@ -146,7 +146,7 @@ def last_of_each(requests: list[Document]) -> list[Document]:
 @pytest.mark.system
 @pytest.mark.parametrize("name", JOBS)
 def test_recorded_prompts_equal_the_sent_ones_byte_for_byte(tmp_path: Path, ports: tuple[int, int], name: str) -> None:
-    """Specification, "Prompts that were asked": recorded by reference, and the same as the engine was sent."""
+    """Specification, "Prompts that were asked": prompts recorded by reference equal what the engine was sent."""
     job, answers = JOBS[name]
     with serving(tmp_path, ports[0], {"m": scripted(tmp_path, ports[1], answers)}) as service:
         posted = service.post_job(job)
@@ -159,8 +159,8 @@ def test_recorded_prompts_equal_the_sent_ones_byte_for_byte(tmp_path: Path, port
         assert [tool["function"] for tool in prompt["tools"]] == [tool["function"] for tool in request.get("tools", [])]
 
 
-def test_a_choice_is_constrained_and_a_retry_samples_otherwise(tmp_path: Path, ports: tuple[int, int]) -> None:
-    """Specification, "Constraints" and "Answer validation": each attempt says what became of it."""
+def test_a_choice_is_constrained_and_a_retry_samples_differently(tmp_path: Path, ports: tuple[int, int]) -> None:
+    """Specification, "Constraints" and "Answer validation": each attempt records its outcome."""
     job, answers = JOBS["retries"]
     with serving(tmp_path, ports[0], {"m": scripted(tmp_path, ports[1], answers)}) as service:
         posted = service.post_job(job)
@@ -190,7 +190,7 @@ def test_a_role_is_in_the_prompt_and_in_the_transcript(tmp_path: Path, ports: tu
 
 @pytest.mark.system
 def test_a_conversation_that_has_begun_keeps_its_words(tmp_path: Path, ports: tuple[int, int]) -> None:
-    """Over a restart with other words in the configuration; a new conversation has the new ones."""
+    """This holds over a restart with other texts in the configuration; a new conversation gets the new ones."""
     job, answers = JOBS["debate"]
     model = scripted(tmp_path, ports[1], [*answers, *answers], bios={"cue": "OLD $round"})
     model["args"]["interval"] = 0.3
@@ -214,8 +214,8 @@ def test_a_conversation_that_has_begun_keeps_its_words(tmp_path: Path, ports: tu
 
 
 @pytest.mark.system
-def test_a_turn_that_is_not_there_has_no_prompt(tmp_path: Path, ports: tuple[int, int]) -> None:
-    """And one that was not asked yet has none so far."""
+def test_an_unknown_turn_has_no_prompt(tmp_path: Path, ports: tuple[int, int]) -> None:
+    """A turn that was not asked yet has none so far."""
     job, answers = JOBS["debate"]
     model = scripted(tmp_path, ports[1], answers)
     model["args"]["prefill"] = 60.0
@@ -230,7 +230,7 @@ def test_a_turn_that_is_not_there_has_no_prompt(tmp_path: Path, ports: tuple[int
 
 
 def test_a_conversation_of_many_turns_is_cancelled(tmp_path: Path, ports: tuple[int, int]) -> None:
-    """Its turns that were never asked end in pieces, after the job has left the scheduler."""
+    """Turns that were never asked end in pieces, after the job has left the scheduler."""
     with serving(tmp_path, ports[0], {"m": scripted_model(ports[1], prefill=60.0)}) as service:
         posted = service.post_job(
             {"rounds": 900, "agents": [{"id": "a", "model": "m"}], "conversations": [{"prompt": "TOPIC"}]}

@@ -1,4 +1,4 @@
-"""Recorded answers of real servers, replayed to a job and to clients at the front door: read as they say, or failed."""
+"""Recorded answers of real servers, replayed to a job and to clients at the front door: read correctly, or failed."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ REFUSAL_S: Final = 0.5
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[Service]:
-    """One with such a server attached."""
+    """A service with such a server attached."""
     folder = tmp_path_factory.mktemp("recorded")
     told = {each.id: {"status": each.status, "headers": each.told_headers, "body": each.body} for each in recordings()}
     (folder / "answers.json").write_text(json.dumps(told))
@@ -40,13 +40,13 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
 
 
 def tells_no_reason(recording: Recording) -> bool:
-    """Whether its server never says why a model stops: one that does would have broken this answer off."""
+    """Return whether its server gives finish reasons: without one in this answer, the answer was cut off."""
     return recording.is_stream and recording.error is None and not recording.expected.get("finish_reason")
 
 
 @pytest.fixture(scope="module")
 def turns(service: Service) -> dict[str, Document]:
-    """The turn of each recording, of one job that asks for all of them."""
+    """The turn of each recording, from one job that asks for all of them."""
     names = sorted({call["name"] for each in recordings() for call in each.expected.get("tool_calls") or []})
     tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in names]
     agent = {"id": "a", "model": "m", "exit_tools": tools}
@@ -67,7 +67,7 @@ def words_of(recording: Recording) -> str:
 
 @pytest.mark.parametrize("recording", recordings(), ids=lambda each: each.id)
 def test_a_job_reads_an_answer_as_recorded(recording: Recording, turns: dict[str, Document]) -> None:
-    """Its words, its calls and its end; or it fails with the server's own words."""
+    """It has the recorded words, calls and end, or fails with the server's own message."""
     turn, expected = turns[recording.id], recording.expected
     if recording.error is not None:
         assert turn["state"] == "failed"
@@ -97,14 +97,14 @@ def ask(service: Service, recording: Recording) -> httpx.Response:
 
 @pytest.fixture(scope="module")
 def answers(service: Service) -> dict[str, httpx.Response]:
-    """The door's answer of each recording."""
+    """The front door's answer for each recording."""
     with ThreadPoolExecutor(16) as clients:
         return dict(clients.map(lambda each: (each.id, ask(service, each)), recordings()))
 
 
 @pytest.mark.parametrize("recording", recordings(), ids=lambda each: each.id)
 def test_a_client_gets_an_answer_as_recorded(recording: Recording, answers: dict[str, httpx.Response]) -> None:
-    """A good one passes as it came; an error has OpenAI's form, a status that says whose fault it is, and its words."""
+    """A good one passes unchanged. An error has OpenAI's form, a fitting status, and the server's message."""
     answer = answers[recording.id]
     if recording.error is None:
         assert answer.status_code == 200
@@ -126,7 +126,7 @@ def _errors_in(stream: str) -> list[Document]:
     return [each for each in found if isinstance(each.get("error"), dict)]
 
 
-def test_no_recording_makes_its_server_ill(service: Service, turns: dict[str, Document]) -> None:
-    """They are of requests: the server answers all others."""
+def test_no_recording_counts_against_its_server(service: Service, turns: dict[str, Document]) -> None:
+    """They are faults of requests: the server answers all others."""
     assert turns
     wait_for(lambda: service.get("/v1/workers/m-0")["state"] == "ready", "it serves")

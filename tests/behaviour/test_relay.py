@@ -1,4 +1,4 @@
-"""OpenAI's surface and Anthropic's, by their own clients on a real engine (specification, "Front door")."""
+"""OpenAI's and Anthropic's surfaces, used by their own clients on a real engine (specification, "Front door")."""
 
 import gzip
 import json
@@ -69,7 +69,7 @@ def frames(text: str) -> list[dict[str, object]]:
 
 
 def test_the_stock_client_chats(client: openai.OpenAI) -> None:
-    """Streamed or not, the answer is the same."""
+    """The streamed and the whole answer are the same."""
     told = client.chat.completions.create(model="tiny", messages=[HI], max_tokens=8, temperature=0)
     assert told.usage is not None
     assert (told.model, told.usage.completion_tokens) == ("tiny", 8)
@@ -89,7 +89,7 @@ def test_the_stock_client_chats(client: openai.OpenAI) -> None:
 
 
 def test_every_field_of_the_engine_comes_through(service: Service) -> None:
-    """Token ids, log probabilities, timings and progress: nothing of the engine's is lost, and nothing is added."""
+    """Token ids, log probabilities, timings and progress: no field of the engine's is lost, and none is added."""
     body = {
         "messages": [HI],
         "model": "tiny",
@@ -114,7 +114,7 @@ def test_every_field_of_the_engine_comes_through(service: Service) -> None:
 
 
 def test_an_answer_names_its_worker(service: Service) -> None:
-    """Which worker, how long it waited, and how many attempts it took."""
+    """It also gives the waiting time and the number of attempts."""
     for is_streamed in (False, True):
         headers = chat(service, stream=is_streamed).headers
         assert headers["x-roundhouse-worker"] == "tiny-0"
@@ -124,7 +124,7 @@ def test_an_answer_names_its_worker(service: Service) -> None:
 
 
 def test_the_other_surfaces_are_relayed(service: Service, client: openai.OpenAI) -> None:
-    """Completions, Responses, embeddings, and what the engine alone has: /tokenize."""
+    """Completions, Responses, embeddings, and the engine's own paths such as /tokenize."""
     assert client.completions.create(model="tiny", prompt="Once", max_tokens=3).choices[0].finish_reason == "length"
     response = client.responses.create(model="tiny", input="Once", max_output_tokens=3)
     assert response.usage is not None
@@ -138,7 +138,7 @@ def test_the_other_surfaces_are_relayed(service: Service, client: openai.OpenAI)
 
 
 def test_anthropics_client_is_served(service: Service) -> None:
-    """Messages, streamed or not, and its own form of errors."""
+    """Messages, streamed and whole, and its own form of errors."""
     with httpx2.Client(trust_env=False) as http:
         client = anthropic.Anthropic(base_url=service.url, api_key="none", http_client=http, max_retries=0)
         message = client.messages.create(model="tiny", max_tokens=4, messages=[HI])
@@ -154,7 +154,7 @@ def test_anthropics_client_is_served(service: Service) -> None:
 
 
 def test_adapters_are_models(client: openai.OpenAI, service: Service) -> None:
-    """An adapter is named as a model, listed as one, and answers with that name."""
+    """An adapter is requested as a model, listed as one, and answers with that name."""
     listed = {model.id: model for model in client.models.list().data}
     assert set(listed) == {"tiny", "embedder", "poet"}
     assert client.models.retrieve("poet").model_extra == {"root": "tiny", "max_model_len": 1024}
@@ -168,7 +168,7 @@ def test_adapters_are_models(client: openai.OpenAI, service: Service) -> None:
 
 
 def test_several_parts_and_pictures_reach_the_engine(service: Service) -> None:
-    """Content in parts passes as it is; what the model cannot see is the engine's to say, in its own words."""
+    """Content in parts passes unchanged; the engine itself refuses pictures that the model cannot see."""
     parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": " there."}]
     assert chat(service, messages=[{"role": "user", "content": parts}]).status_code == 200
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 5000}}
@@ -182,15 +182,15 @@ def test_several_parts_and_pictures_reach_the_engine(service: Service) -> None:
     "fields",
     [{"max_tokens": 3.0}, {"n": 1.0}, {"prompt_cache_key": 5}, {"max_completion_tokens": "?", "max_tokens": 3}],
 )
-def test_what_an_engine_takes_is_no_fault_to_us(service: Service, fields: dict[str, object]) -> None:
-    """Numbers of JSON are whole or not by their value alone, and a field that says nothing to us may to an engine."""
+def test_fields_that_only_the_engine_understands_are_accepted(service: Service, fields: dict[str, object]) -> None:
+    """JSON numbers are whole or not by value alone, and unknown fields may mean something to an engine."""
     body = {"model": "tiny", "messages": [HI], "max_tokens": 4, "temperature": 0, **fields}
     status = ask_engine(service, body).status_code
     assert chat(service, **fields).status_code == status
 
 
 def test_tokens_are_counted(service: Service) -> None:
-    """By each surface's own path; the engine's own count of the prompt is the same."""
+    """On each surface's own path; the engine's own count of the prompt is the same."""
     with anthropic.Anthropic(base_url=service.url, api_key="none", max_retries=0) as client:
         counted = client.messages.count_tokens(model="tiny", messages=[HI]).input_tokens
     assert counted == chat(service).json()["usage"]["prompt_tokens"]
@@ -210,15 +210,17 @@ def test_tokens_are_counted(service: Service) -> None:
         ("POST", "/v1/responses/resp_1/cancel", 404, "not_found"),
     ],
 )
-def test_clients_know_the_form_of_every_error(service: Service, method: str, path: str, status: int, code: str) -> None:
-    """Also where nothing is asked of an engine."""
+def test_clients_understand_the_form_of_every_error(
+    service: Service, method: str, path: str, status: int, code: str
+) -> None:
+    """This includes errors before any engine is asked."""
     answer = service.http.request(method, path)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert answer.headers["content-type"] == "application/json"
 
 
-def test_clients_read_why_a_path_is_not_there(service: Service, client: openai.OpenAI) -> None:
-    """Both of them, each from its own form; paths of Roundhouse's own have none of these."""
+def test_clients_can_read_why_a_path_does_not_exist(service: Service, client: openai.OpenAI) -> None:
+    """Each in its own form; Roundhouse's own paths have none of these."""
     with pytest.raises(openai.NotFoundError, match="Roundhouse does not serve /v1/files"):
         client.files.list()
     told = service.http.post("/v1/messages/batches", json={"requests": []}).json()
@@ -229,7 +231,7 @@ def test_clients_read_why_a_path_is_not_there(service: Service, client: openai.O
 
 
 def test_a_compressed_body_is_refused_by_its_encoding(service: Service) -> None:
-    """Instead of a fault in JSON that is not there."""
+    """The error is not about invalid JSON."""
     packed = gzip.compress(json.dumps({"model": "tiny", "messages": [HI]}).encode())
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
     answer = service.http.post("/v1/chat/completions", content=packed, headers=headers)
@@ -240,8 +242,8 @@ def test_a_compressed_body_is_refused_by_its_encoding(service: Service) -> None:
     assert service.http.post("/v1/chat/completions", content=body, headers=plain).status_code == 200
 
 
-def test_a_byte_order_mark_is_skipped(service: Service) -> None:
-    """As the engine does."""
+def test_a_byte_order_mark_before_a_request_is_skipped(service: Service) -> None:
+    """The engine skips it too."""
     body = b"\xef\xbb\xbf" + json.dumps({"model": "poet", "messages": [HI], "max_tokens": 1}).encode()
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
     url = f"http://127.0.0.1:{service.get('/v1/workers/tiny-0')['port']}/v1/chat/completions"
@@ -250,7 +252,7 @@ def test_a_byte_order_mark_is_skipped(service: Service) -> None:
 
 
 def test_bytes_that_are_no_text_are_no_internal_error(service: Service) -> None:
-    """In a field that we do not read; the engine decides."""
+    """They are in a field that we do not read; the engine decides."""
     body = b'{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "prompt_cache_key": "\xff"}'
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
     url = f"http://127.0.0.1:{service.get('/v1/workers/tiny-0')['port']}/v1/chat/completions"
@@ -260,8 +262,8 @@ def test_bytes_that_are_no_text_are_no_internal_error(service: Service) -> None:
     assert answer.json()["error"]["type"] == told.json()["error"]["type"]
 
 
-def test_an_engines_refusal_passes_as_it_came(service: Service) -> None:
-    """What is wrong with a request is said by its engine, and asked once."""
+def test_an_engines_refusal_passes_unchanged(service: Service) -> None:
+    """The engine says what is wrong with a request, and is asked once."""
     refused = chat(service, messages=["no message"])
     assert refused.status_code == 400
     assert refused.headers["x-roundhouse-attempts"] == "1"
@@ -287,7 +289,7 @@ def test_an_engines_refusal_passes_as_it_came(service: Service) -> None:
     ],
 )
 def test_our_own_refusals_have_openais_form(service: Service, body: bytes, status: int, code: str) -> None:
-    """Stock clients know no other."""
+    """Stock clients know no other form."""
     answer = service.http.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["type"]) == (status, code, "invalid_request_error")
@@ -298,13 +300,13 @@ def test_our_own_refusals_have_openais_form(service: Service, body: bytes, statu
 @pytest.mark.parametrize("given", ["soon", "1_0"])
 @pytest.mark.parametrize("name", ["X-Roundhouse-Priority", "X-Roundhouse-Wait-S", "X-Roundhouse-Deadline-S"])
 def test_headers_without_effect_are_refused(service: Service, name: str, given: str) -> None:
-    """Better than a request that runs otherwise than its client thinks."""
+    """Otherwise a request would run differently than its client expects."""
     answer = service.http.post("/v1/completions", json={"model": "tiny"}, headers={name: given})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_parameter")
 
 
-def test_keys_are_asked_for_in_openais_form(tmp_path: Path, tiny_model: Path, free_ports: Callable[[int], int]) -> None:
-    """What the gate refuses has the form of the surface as well."""
+def test_keys_are_required_in_openais_form(tmp_path: Path, tiny_model: Path, free_ports: Callable[[int], int]) -> None:
+    """Refusals of the gate have the surface's form as well."""
     models = {"tiny": {"engine": "embedded", "model": str(tiny_model), "port": free_ports(1)}}
     with serving(tmp_path, free_ports(1), models, {"api_keys": ["sesame"]}) as service:
         bad = {"Authorization": "Bearer wrong"}
@@ -318,7 +320,7 @@ def test_keys_are_asked_for_in_openais_form(tmp_path: Path, tiny_model: Path, fr
 
 
 def test_params_of_a_model_hold_at_the_door(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """If the request leaves it out: a bound counts under any name that the surface has for it."""
+    """They fill in what the request leaves out; a bound counts under any of the surface's names."""
     record = tmp_path / "record"
     model = scripted_model(free_ports(1), record=str(record)) | {"params": {"max_tokens": 48, "temperature": 0.5}}
     plain = scripted_model(free_ports(1), record=str(tmp_path / "plain")) | {
@@ -354,7 +356,7 @@ def test_params_of_a_model_hold_at_the_door(tmp_path: Path, free_ports: Callable
     ],
 )
 def test_a_bound_has_the_name_of_its_surface(path: str, given: Document, bound: Document) -> None:
-    """One that is given under any of its names stands."""
+    """A bound given under any of its names is kept."""
     filled = json.loads(fill_body(json.dumps(given).encode(), path, {"max_tokens": 48, "top_k": 5}))
     assert filled == {**given, **bound, "top_k": 5}
     body = b'{ "top_k" : 1,"max_tokens":2 }'
@@ -373,14 +375,14 @@ def test_a_bound_has_the_name_of_its_surface(path: str, given: Document, bound: 
     ],
 )
 def test_a_bound_that_an_engine_ignores_counts_as_none(path: str, given: Document, bound: Document) -> None:
-    """Only llama.cpp reads all names at all surfaces. A null of the model's says nothing either."""
+    """Only llama.cpp reads all names on all surfaces. A null in the model's params counts as none too."""
     params = {"max_completion_tokens": None, "n_predict": 48}
     filled = json.loads(fill_body(json.dumps(given).encode(), path, params, reads_all=False))
     assert filled == {**given, **bound}
 
 
-def test_a_request_without_what_it_needs_reaches_no_engine(service: Service) -> None:
-    """Each surface says so in its own form, and no canary is asked for it."""
+def test_an_incomplete_request_reaches_no_engine(service: Service) -> None:
+    """Each surface refuses it in its own form, and no canary is sent for it."""
     for path in ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"):
         answer = service.http.post(path, json={"model": "tiny"})
         assert answer.status_code == 400, answer.text
@@ -410,15 +412,15 @@ def test_paths_of_the_engine_are_relayed(service: Service) -> None:
 
 @pytest.mark.parametrize("slip", ["//v1/chat/completions", "/v1/chat/completions/", "/v1/v1/chat/completions"])
 def test_a_path_with_an_extra_slash_is_refused_with_the_right_one(service: Service, slip: str) -> None:
-    """A base URL has one at its end, or a version of its own."""
+    """Base URLs often end with a slash, or have a version of their own."""
     answer = httpx.post(f"{service.url}{slip}", json={"model": "tiny", "messages": []}, trust_env=False)
     message = f"Roundhouse does not serve {slip}; it serves /v1/chat/completions"
     assert (answer.status_code, answer.json()["error"]["message"]) == (404, message)
 
 
 @pytest.mark.parametrize("kind", ["multipart/form-data; boundary=x", "text/plain", ""])
-def test_a_path_that_is_not_served_says_so_before_anything_else(service: Service, kind: str) -> None:
-    """Whatever was sent there: an upload is not to be tried as JSON."""
+def test_an_unknown_path_is_reported_before_anything_else(service: Service, kind: str) -> None:
+    """The body does not matter: an upload must not be parsed as JSON."""
     headers = {"Content-Type": kind} if kind else {}
     answer = service.http.post("/v1/audio/transcriptions", content=b"--x--", headers=headers)
     message = "Roundhouse does not serve /v1/audio/transcriptions"
@@ -437,14 +439,14 @@ def test_a_path_that_is_not_served_says_so_before_anything_else(service: Service
 def test_an_unserved_method_is_refused_with_the_served_ones(
     service: Service, method: str, path: str, allowed: str
 ) -> None:
-    """Of the path that was asked, and of no wider one."""
+    """The list is for this path, not for a wider one."""
     answer = service.http.request(method, path)
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
     assert f"{path} does not take {method}; it takes {allowed}" in answer.text
 
 
 def test_an_engines_refusal_has_the_form_of_the_surface(service: Service) -> None:
-    """llama.cpp answers Messages in OpenAI's form; its words stay."""
+    """llama.cpp answers Messages in OpenAI's form; its text is kept."""
     source = {"type": "base64", "media_type": "image/png", "data": "A" * 400}
     talk = [{"role": "user", "content": [{"type": "image", "source": source}]}]
     answer = service.http.post("/v1/messages", json={"model": "tiny", "max_tokens": 4, "messages": talk})
@@ -469,7 +471,7 @@ SURFACES: tuple[tuple[str, Document], ...] = (
 def test_a_streamed_answer_costs_what_a_whole_one_costs(
     tmp_path: Path, tiny_model: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """Messages tell a prompt's tokens at their beginning and an answer's at their end."""
+    """Messages give a prompt's tokens at the start and an answer's at the end."""
     model = {"engine": "embedded", "model": str(tiny_model), "context": 1024, "args": {"threads": 1}}
     with serving(tmp_path, free_ports(1), {"tiny": {**model, "port": free_ports(1)}}) as service:
         for path, body in SURFACES:
@@ -486,7 +488,7 @@ def test_a_streamed_answer_costs_what_a_whole_one_costs(
 
 
 def used(service: Service) -> tuple[int, int, int]:
-    """Return attempts, and tokens of prompts and answers, in the accounts."""
+    """Return attempts, and tokens of prompts and answers, from the accounts."""
     rows = service.get("/v1/usage")["usage"]
     attempts, prompts, answers = (
         sum(row[name] for row in rows) for name in ("attempts", "prompt_tokens", "answer_tokens")

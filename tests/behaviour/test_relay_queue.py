@@ -1,4 +1,4 @@
-"""Requests at the door wait in the one queue with the turns of jobs (specification, "Front door")."""
+"""Requests at the front door wait in one queue with the turns of jobs (specification, "Front door")."""
 
 import json
 import threading
@@ -17,7 +17,7 @@ HOLD = r"HOLD:([^ \"]+)"
 
 
 class Caller(threading.Thread):
-    """A client on a thread of its own, which keeps what it was answered."""
+    """A client on a thread of its own, which keeps its answer."""
 
     def __init__(self, service: Service, prompt: str, headers: dict[str, str] | None = None, **fields: Any) -> None:  # noqa: ANN401 - of a JSON body
         super().__init__()
@@ -30,7 +30,7 @@ class Caller(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Ask, and read whatever comes as it comes."""
+        """Ask, and read data as it arrives."""
         with (
             httpx.Client(base_url=self._url, timeout=LIMIT_S, trust_env=False) as http,
             http.stream("POST", "/v1/chat/completions", json=self._body, headers=self._headers) as answer,
@@ -63,7 +63,7 @@ def waiting(service: Service) -> int:
 
 @contextmanager
 def held(service: Service, tmp_path: Path, model: str = "m", **fields: int) -> Iterator[Caller]:
-    """Hold slots of a model for a block, by a request that its engine answers when a file is there."""
+    """Hold slots of a model for a block, with a request that its engine answers once a file exists."""
     gate = tmp_path / f"gate-{model}"
     caller = Caller(service, f"HOLD:{gate} SAY:held", None, model=model, stream=True, **fields)
     try:
@@ -79,7 +79,7 @@ def said(file: Path) -> list[str]:
 
 
 def test_requests_and_turns_share_one_queue_by_priority(service: Service, tmp_path: Path) -> None:
-    """Among those that wait the largest priority goes first, whoever asks."""
+    """The largest priority goes first, for requests and turns alike."""
     job: Document = {"agents": [{"id": "a", "model": "m"}], "conversations": [{"prompt": "SAY:job-5"}], "priority": 5}
     with held(service, tmp_path):
         low = Caller(service, "SAY:low")
@@ -100,8 +100,8 @@ def test_requests_and_turns_share_one_queue_by_priority(service: Service, tmp_pa
     assert service.get("/v1/status")["jobs"] == 0
 
 
-def test_a_stream_that_waits_hears_comments(service: Service, tmp_path: Path) -> None:
-    """After heartbeat_s the headers go out, and comments; what they would have said comes as one."""
+def test_a_waiting_stream_gets_comments(service: Service, tmp_path: Path) -> None:
+    """After heartbeat_s the headers go out, then comments; the information of later headers comes as a comment."""
     with held(service, tmp_path):
         caller = Caller(service, "SAY:later", stream=True)
         wait_for(lambda: caller.text.count(": waiting\n\n") >= 2, "it hears comments")
@@ -151,7 +151,7 @@ def test_a_wait_has_its_own_limit(service: Service, tmp_path: Path) -> None:
 
 
 def test_a_deadline_counts_only_time_on_the_slot(service: Service, tmp_path: Path) -> None:
-    """X-Roundhouse-Deadline-S begins with the slot: a request that waits longer is answered all the same."""
+    """X-Roundhouse-Deadline-S starts with the slot: a request that waits longer is still answered."""
     with held(service, tmp_path):
         patient = Caller(service, "SAY:patient", {"X-Roundhouse-Deadline-S": "2"})
         wait_for(lambda: waiting(service) == 1, "it waits")
@@ -165,8 +165,8 @@ def test_a_deadline_counts_only_time_on_the_slot(service: Service, tmp_path: Pat
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_a_client_that_goes_away_frees_its_slot(service: Service, tmp_path: Path, *, is_streamed: bool) -> None:
-    """At once, wherever its request is: on a slot, or in the queue."""
+def test_a_client_that_disconnects_frees_its_slot(service: Service, tmp_path: Path, *, is_streamed: bool) -> None:
+    """At once, whether its request is on a slot or in the queue."""
     never = tmp_path / "never"
     body = {"model": "m", "stream": is_streamed, "messages": [{"role": "user", "content": f"HOLD:{never}"}]}
     with httpx.Client(base_url=service.url, trust_env=False) as http, pytest.raises(httpx.ReadTimeout):
@@ -178,8 +178,8 @@ def test_a_client_that_goes_away_frees_its_slot(service: Service, tmp_path: Path
         wait_for(lambda: waiting(service) == 0, "nothing waits", 2.0)
 
 
-def test_several_answers_hold_as_many_slots(service: Service, tmp_path: Path) -> None:
-    """N above 1 holds n slots, as the engine uses them; one more request waits for them."""
+def test_several_answers_take_as_many_slots(service: Service, tmp_path: Path) -> None:
+    """N above 1 takes n slots, as the engine does; one more request waits for them."""
     with held(service, tmp_path, "wide", n=2):
         assert in_use(service, "wide") == 2
         other = Caller(service, "SAY:other", model="wide")
@@ -195,14 +195,14 @@ def test_several_answers_hold_as_many_slots(service: Service, tmp_path: Path) ->
     assert pair.status == 200
 
 
-def test_more_answers_than_slots_hold_all_slots(service: Service, tmp_path: Path) -> None:
+def test_more_answers_than_slots_take_all_slots(service: Service, tmp_path: Path) -> None:
     """The engine decides whether it makes that many."""
     with held(service, tmp_path, "wide", n=5):
         assert in_use(service, "wide") == 2
 
 
 def test_a_stopping_service_refuses_waiting_requests(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Waiting ones get the error to come again at once; running ones are drained."""
+    """They get an error that asks for a retry; running ones are drained."""
     gate = tmp_path / "gate"
     with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1), slots=1, hold=HOLD)}) as service:
         runs = Caller(service, f"HOLD:{gate}", stream=True)
@@ -223,7 +223,7 @@ COUNT = "/v1/chat/completions/input_tokens"
 
 
 def test_tokens_are_counted_without_a_slot(service: Service, tmp_path: Path) -> None:
-    """The only slot is taken and others wait for it: an engine counts beside its slots, so nothing waits for one."""
+    """The only slot is in use and others wait for it: an engine counts beside its slots."""
     with held(service, tmp_path):
         behind = Caller(service, "SAY:behind")
         wait_for(lambda: waiting(service) == 1, "one waits")
@@ -236,8 +236,8 @@ def test_tokens_are_counted_without_a_slot(service: Service, tmp_path: Path) -> 
     behind.join(LIMIT_S)
 
 
-def test_a_count_waits_where_no_worker_is_ready(service: Service) -> None:
-    """As any other request does, until one is."""
+def test_a_count_waits_for_a_ready_worker(service: Service) -> None:
+    """As any other request does."""
     assert service.http.post("/v1/workers/m-0/drain").status_code == 202
     wait_for(lambda: service.get("/v1/workers/m-0")["state"] == "draining", "it takes nothing")
     answers: list[httpx.Response] = []
@@ -251,8 +251,8 @@ def test_a_count_waits_where_no_worker_is_ready(service: Service) -> None:
     assert [answer.json() for answer in answers] == [{"input_tokens": 11}]
 
 
-def test_another_worker_counts_where_one_cannot(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """One that is too busy has no last word; what an engine says that will not do is passed on."""
+def test_another_worker_counts_if_one_cannot(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """A busy worker's refusal is not final; an engine's own refusal is passed on."""
     once = tmp_path / "refused"
     first = scripted_model(free_ports(2), replicas=2, counts=5, count_busy=str(once))
     odd = scripted_model(free_ports(1), count_status=500)

@@ -34,13 +34,13 @@ def alone(model: str = "m", **agent: object) -> Document:
 
 @pytest.fixture
 def ports(free_ports: Callable[[int], int]) -> int:
-    """Return the first of eight ports in a row: one of the service, and of engines from the second on."""
+    """Return the first of eight successive ports: one for the service, and the others for engines."""
     return free_ports(8)
 
 
 @pytest.fixture
 def service(tmp_path: Path, ports: int) -> Iterator[Service]:
-    """Serve one model with one engine, whose prompts that name a file are held until it is there."""
+    """Serve one model with one engine, which holds prompts that name a file until it exists."""
     with serving(tmp_path, ports, {"m": scripted_model(ports + 1, hold="file=([^ ]+) ")}) as running:
         yield running
 
@@ -58,7 +58,7 @@ def worker_ids(service: Service) -> list[str]:
 
 
 def test_a_reload_that_changes_nothing_restarts_nothing(service: Service) -> None:
-    """Neither over HTTP nor by a signal: the same processes, since the same moment."""
+    """Over HTTP and by a signal: the processes and their start times stay the same."""
     before = engines(service)
     assert reload(service) == {"unchanged": ["m"]}
     hang_up(service)
@@ -68,7 +68,7 @@ def test_a_reload_that_changes_nothing_restarts_nothing(service: Service) -> Non
 
 
 def test_a_model_is_added_and_takes_jobs(service: Service, ports: int) -> None:
-    """Jobs may name it from then on, and the other model is not touched."""
+    """Jobs may name it at once, and the other model is not touched."""
     before = engines(service)
     assert service.http.post("/v1/jobs", json=alone("n")).status_code == 422
     assert reload(service, lambda all_: models_of(all_).update(n=scripted_model(ports + 2))) == {
@@ -79,10 +79,10 @@ def test_a_model_is_added_and_takes_jobs(service: Service, ports: int) -> None:
     assert engines(service)["m-0"] == before["m-0"]
 
 
-def test_what_waits_for_a_removed_model_says_so_and_goes_on_when_it_is_back(
+def test_turns_of_a_removed_model_wait_with_the_reason_and_go_on_when_it_is_back(
     service: Service, ports: int, tmp_path: Path
 ) -> None:
-    """The turn in flight ends, the next waits; the engine is gone; every turn is answered once."""
+    """The turn in flight ends, the next one waits; the engine ends; every turn is answered once."""
     file = tmp_path / "go"
     model = scripted_model(ports + 2, hold="file=([^ ]+) ")
     reload(service, lambda all_: models_of(all_).update(n=model))
@@ -127,8 +127,8 @@ def test_requests_of_clients_do_not_wait_for_a_removed_model(service: Service, p
         assert first.result().status_code == 200
 
 
-def test_replicas_come_and_the_emptiest_leaves(service: Service, tmp_path: Path) -> None:
-    """Running requests keep their engine, whichever number it has."""
+def test_replicas_are_added_and_the_emptiest_leaves(service: Service, tmp_path: Path) -> None:
+    """Running requests keep their engine, whatever its number."""
     before = engines(service)
     assert reload(service, lambda all_: models_of(all_)["m"].update(replicas=2)) == {"resized": ["m"]}
     wait_settled(service)
@@ -149,7 +149,7 @@ def test_replicas_come_and_the_emptiest_leaves(service: Service, tmp_path: Path)
 
 
 def test_other_flags_roll_through_the_workers(service: Service) -> None:
-    """One after the other: at every moment one takes requests."""
+    """One after the other: at every moment one worker takes requests."""
     reload(service, lambda all_: models_of(all_)["m"].update(replicas=2))
     wait_settled(service)
     before = engines(service)
@@ -176,7 +176,7 @@ def ended_job(service: Service) -> str:
 
 
 def test_flags_that_no_engine_starts_with_cost_one_worker(service: Service) -> None:
-    """The others go on with the old ones, and the next reload mends it."""
+    """The others go on with the old flags, and the next reload repairs it."""
     reload(service, lambda all_: models_of(all_)["m"].update(replicas=2))
     wait_settled(service)
     before = engines(service)
@@ -189,8 +189,8 @@ def test_flags_that_no_engine_starts_with_cost_one_worker(service: Service) -> N
     assert len(set(engines(service).values()) & set(before.values())) == 1
 
 
-def test_a_worker_that_was_drained_comes_back_drained(service: Service) -> None:
-    """The operator's drain outlives a change of the file."""
+def test_a_drained_worker_stays_drained(service: Service) -> None:
+    """The operator's drain survives a change of the file."""
     service.http.post("/v1/workers/m-0/drain")
     reload(service, lambda all_: models_of(all_)["m"].update(context=8192))
     wait_settled(service)
@@ -199,8 +199,8 @@ def test_a_worker_that_was_drained_comes_back_drained(service: Service) -> None:
 
 
 @pytest.mark.parametrize("text", ["models: [", "models: {m: {engine: vllm9}}\nserver: {port: no}", "models: {}"])
-def test_a_bad_file_changes_nothing_and_says_why(service: Service, text: str) -> None:
-    """In the words of a start, over HTTP and in the log."""
+def test_a_bad_file_changes_nothing_and_is_reported(service: Service, text: str) -> None:
+    """With the messages of a start, over HTTP and in the log."""
     before, kept = engines(service), service.config.read_text()
     service.config.write_text(text)
     with pytest.raises(ConfigError) as refused:
@@ -220,7 +220,7 @@ def test_a_bad_file_changes_nothing_and_says_why(service: Service, text: str) ->
 
 
 def test_a_change_that_needs_a_restart_is_refused_as_a_whole(service: Service, ports: int) -> None:
-    """All refused changes are named, and the model that the same file adds does not come."""
+    """All refused changes are named, and a model that the same file adds is not added."""
     before = engines(service)
 
     def change(document: Document) -> None:
@@ -238,7 +238,7 @@ def test_a_change_that_needs_a_restart_is_refused_as_a_whole(service: Service, p
 
 @pytest.mark.system
 def test_the_command_reloads(service: Service, ports: int) -> None:
-    """Exit 0 and what has changed; else 3, and why."""
+    """Exit 0 with the changes, or exit 3 with the reason."""
     rewrite(service, lambda all_: models_of(all_).update(n=scripted_model(ports + 2)))
     done = run_command("reload", "--url", service.url)
     assert (done.returncode, done.stderr) == (0, "")
@@ -253,7 +253,7 @@ def test_the_command_reloads(service: Service, ports: int) -> None:
 
 @pytest.mark.system
 def test_keys_change_at_once_and_streams_go_on(tmp_path: Path, ports: int) -> None:
-    """The next request goes by the new keys; an answer under way goes to its end."""
+    """The next request needs the new keys; a running answer goes on to its end."""
     file = tmp_path / "go"
     models = {"m": scripted_model(ports + 1, hold="file=([^ ]+) ")}
     alice = {"name": "alice", "key": KEYS["alice"]}
@@ -282,7 +282,7 @@ def bearer(name: str) -> dict[str, str]:
 
 
 def test_limits_change_at_once(service: Service) -> None:
-    """Without a touch on any engine."""
+    """No engine is touched."""
     before = engines(service)
     changed = reload(service, lambda all_: all_.update(limits={"body_bytes": 100}, webhooks={"timeout_s": 3}))
     assert changed["changed"] == ["webhooks.timeout_s", "limits.body_bytes"]
@@ -290,8 +290,8 @@ def test_limits_change_at_once(service: Service) -> None:
     assert engines(service) == before
 
 
-def test_tool_servers_come_and_go_beside_the_engines(service: Service) -> None:
-    """The server is listed, and then gone with its process; the engine is the same."""
+def test_tool_servers_are_added_and_removed_beside_the_engines(service: Service) -> None:
+    """The server is listed, and later gone with its process; the engine stays the same."""
     before = engines(service)
     server = {"command": [sys.executable, str(PROGRAMS / "mcp_server.py"), "stdio"]}
     changed = reload(service, lambda all_: models_of(all_)["m"].update(tools={"mcp": {"sums": server}}))
@@ -324,7 +324,7 @@ CALL = {"tool_calls": [{"id": "x", "name": "look", "arguments": "{}"}]}
 
 @pytest.mark.system
 def test_an_engine_stays_while_a_tool_of_its_turn_runs(tmp_path: Path, ports: int) -> None:
-    """Though the turn has lent its slot; the call is made once, and its result is the next engine's to read."""
+    """The turn has lent its slot; the call is made once, and the next engine reads its result."""
     (tmp_path / "mytools.py").write_text(TOOL)
     (tmp_path / "script").write_text(json.dumps([CALL, {"content": "Done."}]))
     model = {

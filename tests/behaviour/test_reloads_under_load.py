@@ -1,4 +1,4 @@
-"""Reloads of every kind while real engines work on jobs: each turn is answered once, and no engine is left over.
+"""Reloads of every kind while real engines work on jobs: each turn is answered once, and no engine is left behind.
 
 Source: specification, "Reload".
 """
@@ -48,8 +48,10 @@ def changes(port: int) -> Iterator[Change]:
 
 
 @pytest.mark.system
-def test_no_turn_is_lost(tmp_path: Path, free_ports: Callable[[int], int], request: pytest.FixtureRequest) -> None:
-    """Neither lost nor asked twice, and no attempt is interrupted, however the workers change."""
+def test_no_turn_is_lost_or_repeated(
+    tmp_path: Path, free_ports: Callable[[int], int], request: pytest.FixtureRequest
+) -> None:
+    """No attempt is interrupted, however the workers change."""
     count = MANY if request.config.getoption("--soak") else FEW
     port = free_ports(8)
     models = {"m": model(port + 1, replicas=2), "n": model(port + 4)}
@@ -86,7 +88,7 @@ def wait_settled_slowly(service: Service) -> None:
 
 
 def check_job(service: Service, job_id: str) -> int:
-    """Check that a job has ended with every turn in one attempt; return how many turns it has."""
+    """Check that a job has ended with every turn in one attempt; return its number of turns."""
     job = service.wait_ended(job_id, LIMIT_S)
     assert job["state"] == "completed", job
     turns = 0
@@ -99,8 +101,8 @@ def check_job(service: Service, job_id: str) -> int:
 
 
 @pytest.mark.system
-def test_every_load_of_a_service_with_real_engines_keeps_them(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """What is the same in the file stays the same process, whatever else changes beside it."""
+def test_reloads_keep_real_engines_whose_settings_stay(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """An engine with the same settings stays the same process, whatever else changes."""
     port = free_ports(8)
     with serving(tmp_path, port, {"m": model(port + 1)}) as service:
         before = engines(service)

@@ -1,4 +1,4 @@
-"""Several workers of one model, and the prompts that their engines know."""
+"""Several workers of one model, and the prompts cached by their engines."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +23,11 @@ def seats(service: Service, job_id: str) -> list[str]:
 
 
 @pytest.mark.system
-def test_a_turn_waits_for_its_warm_worker_and_not_for_ever(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """A turn that never ends holds its worker; the status shows what it waits for; then it goes to the other."""
+def test_a_turn_waits_for_its_warm_worker_but_not_for_ever(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """A turn that never ends occupies its worker.
+
+    The status shows the reason of the wait; then it goes to the other.
+    """
     models = {"m": scripted_model(free_ports(2), replicas=2, prefill=READ_S, prompt_tokens=4000, mute_on="NEVER")}
     with serving(tmp_path, free_ports(1), models) as service:
         stuck = [service.post_job(solo(f"stuck-{number}", "NEVER")) for number in range(3)]

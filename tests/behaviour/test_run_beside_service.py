@@ -1,4 +1,4 @@
-"""``run`` in the folder of a service that runs: README has a person type just that."""
+"""``run`` in the folder of a running service, as the README suggests."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tests.harness.waiting import LIMIT_S, wait_for
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[Service]:
-    """One whose configuration is ``roundhouse.yaml`` of its folder."""
+    """A service whose configuration is ``roundhouse.yaml`` of its folder."""
     folder = tmp_path_factory.mktemp("beside")
     with serving(folder, free_ports(1), {"m": scripted_model(free_ports(1))}) as running:
         (folder / "job.yaml").write_text(yaml.safe_dump(debate()))
@@ -28,10 +28,8 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
 
 
 @pytest.mark.system
-def test_a_job_runs_beside_a_service_of_the_same_folder_or_is_told_where_to_go(
-    service: Service, tmp_path: Path
-) -> None:
-    """The port that is taken is its own service's: another free one, or the command that posts the job there."""
+def test_a_job_runs_beside_a_service_of_the_same_folder_or_is_redirected(service: Service, tmp_path: Path) -> None:
+    """Its own service has the port: the job runs on a free one, or the message has the command that posts it there."""
     done = run_command("run", "job.yaml", "--output", str(tmp_path), folder=service.folder)
     if done.returncode == 0:
         assert json.loads((tmp_path / "debate" / "manifest.json").read_text())["state"] == "completed"
@@ -44,7 +42,7 @@ def test_a_job_runs_beside_a_service_of_the_same_folder_or_is_told_where_to_go(
 
 @pytest.mark.system
 def test_the_examples_next_line_works_beside_a_service(service: Service, tmp_path: Path) -> None:
-    """What a command prints as the next one is typed as it stands."""
+    """The next command that a command prints can be typed as it is."""
     written = run_command("examples", "jury", folder=service.folder)
     line = written.stdout.splitlines()[-1].removeprefix("next: ")
     assert line.startswith("roundhouse "), written
@@ -53,8 +51,8 @@ def test_the_examples_next_line_works_beside_a_service(service: Service, tmp_pat
     assert (done.returncode in {0, 1}, "cannot listen" in done.stderr) == (True, False), done.stderr
 
 
-def test_a_model_that_is_named_gets_a_free_port(tmp_path: Path) -> None:
-    """As ``init``, ``chat`` and ``launch`` look for one: the first of all is often a service's."""
+def test_a_named_model_gets_a_free_port(tmp_path: Path) -> None:
+    """``init``, ``chat`` and ``launch`` do the same: the first port often belongs to a service."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with suppress(OSError):  # then another program holds it
@@ -69,8 +67,8 @@ def test_a_model_that_is_named_gets_a_free_port(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_a_model_that_is_named_runs_beside_what_has_the_first_port(tmp_path: Path) -> None:
-    """The real engine: a person's service, or any other program, has 9100."""
+def test_a_named_model_runs_beside_the_program_on_the_first_port(tmp_path: Path) -> None:
+    """The real engine runs, while a service or any other program has port 9100."""
     job = debate(agents=[{"id": "a", "model": "tiny", "params": {"max_tokens": 4}}])
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     with socket.socket() as holder:
@@ -91,7 +89,7 @@ def trouble(running: Service, worker: str) -> str:
 def test_a_port_of_another_services_worker_is_reported_with_its_owner(
     service: Service, tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """Which process, which worker, and which key to set; a service does not move its operator's port."""
+    """The message has the process, the worker, and the key to set; a service does not move its operator's port."""
     port = service.get("/v1/workers/m-0")["port"]
     with serving(tmp_path / "s", free_ports(1), {"theirs": scripted_model(port)}, ready=False) as running:
         wait_for(lambda: "in use" in trouble(running, "theirs-0"), "it has tried to listen", 2 * LIMIT_S)
@@ -103,7 +101,7 @@ def test_a_port_of_another_services_worker_is_reported_with_its_owner(
 
 @pytest.mark.system
 def test_a_port_of_any_other_program_is_reported_with_its_pid(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """A user can look at it; another user's process shows nothing, and the port is only called taken."""
+    """The user can look at it. Another user's process is not visible, and the port is only called taken."""
     port = find_ports(1)
     models = {"m": scripted_model(port)}
     with (
@@ -117,7 +115,7 @@ def test_a_port_of_any_other_program_is_reported_with_its_pid(tmp_path: Path, fr
 
 @pytest.mark.system
 def test_run_uses_another_port_if_its_own_is_taken(tmp_path: Path) -> None:
-    """Only this command asks its engines; it reports the change."""
+    """Only this command uses its engines; it reports the change."""
     port = find_ports(1)
     models: Document = {"m": scripted_model(port)}
     (tmp_path / "roundhouse.yaml").write_text(yaml.safe_dump({"server": {"state_dir": "state"}, "models": models}))
@@ -128,8 +126,8 @@ def test_run_uses_another_port_if_its_own_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["status"], ["awaited"], ["workers"], ["top", "--once"]])
-def test_commands_ask_the_service_of_this_folder(service: Service, tmp_path: Path, arguments: list[str]) -> None:
-    """``init`` takes another port where 8080 is taken, and what it writes is what the next commands go by."""
+def test_commands_use_the_service_of_this_folder(service: Service, tmp_path: Path, arguments: list[str]) -> None:
+    """``init`` takes another port if 8080 is taken, and later commands use the port that it wrote."""
     (tmp_path / "roundhouse.yaml").write_text(yaml.safe_dump({"server": {"port": httpx.URL(service.url).port}}))
     away = {"ROUNDHOUSE_URL": "", "ROUNDHOUSE_CONFIG": ""}
     done = run_command(*arguments, folder=tmp_path, **away)
@@ -141,8 +139,8 @@ def test_commands_ask_the_service_of_this_folder(service: Service, tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", ["server: [", "server: 7", "[]", "server: {port: 70000}"])
-def test_a_file_without_a_port_leaves_the_usual_one(tmp_path: Path, text: str) -> None:
-    """A service that runs has read its file when it was whole."""
+def test_a_file_without_a_port_means_the_usual_one(tmp_path: Path, text: str) -> None:
+    """A running service read its file when it was complete."""
     (tmp_path / "roundhouse.yaml").write_text(text)
     done = run_command("status", folder=tmp_path, ROUNDHOUSE_URL="", ROUNDHOUSE_CONFIG="")
     assert "Traceback" not in done.stderr
@@ -156,7 +154,7 @@ def test_a_port_in_a_variable_is_not_guessed(tmp_path: Path) -> None:
     assert (done.returncode, "server.port is '${PORT:-8099}'; name the service with --url" in done.stderr) == (3, True)
 
 
-def test_a_model_that_no_job_uses_need_not_be_there(tmp_path: Path) -> None:
+def test_a_model_that_no_job_uses_need_not_exist(tmp_path: Path) -> None:
     """It is not started either."""
     gone: Document = {"engine": "attached", "url": f"http://127.0.0.1:{find_ports(1)}/v1", "slots": 1}
     models: Document = {"m": scripted_model(find_ports(1)), "gone": gone}
@@ -166,8 +164,8 @@ def test_a_model_that_no_job_uses_need_not_be_there(tmp_path: Path) -> None:
     assert (done.returncode, "gone" in done.stderr) == (0, False), done.stderr
 
 
-def test_a_server_that_is_away_holds_nothing_else_back(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Neither another job nor turns on another model; and it is said which address refuses."""
+def test_an_unreachable_server_holds_nothing_else_back(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Other jobs and turns on other models go on; the address that refuses is reported."""
     gone: Document = {"engine": "attached", "url": f"http://127.0.0.1:{free_ports(1)}/v1", "slots": 1}
     models: Document = {"m": scripted_model(free_ports(1)), "gone": gone}
     (tmp_path / "roundhouse.yaml").write_text(yaml.safe_dump({"models": models}))
@@ -187,7 +185,7 @@ def test_a_server_that_is_away_holds_nothing_else_back(tmp_path: Path, free_port
 
 
 def test_a_configuration_is_no_job(tmp_path: Path) -> None:
-    """To ``submit`` as to ``run``."""
+    """Both ``submit`` and ``run`` say so."""
     (tmp_path / "roundhouse.yaml").write_text(yaml.safe_dump({"models": {"m": scripted_model(9100)}}))
     for command in ("run", "submit"):
         done = run_command(command, "roundhouse.yaml", folder=tmp_path)

@@ -1,4 +1,4 @@
-"""Notifications to systemd: the service serves, it stops, and its event loop turns."""
+"""Notifications to systemd: the service is ready, it stops, and its event loop runs."""
 
 import signal
 import socket
@@ -16,7 +16,7 @@ PERIOD_S = 0.3
 
 
 class Manager:
-    """The socket of a service manager, and what was said to it."""
+    """The socket of a service manager, and the messages it got."""
 
     def __init__(self, address: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -28,7 +28,7 @@ class Manager:
         self._socket.close()
 
     def says(self, line: str) -> int:
-        """Return how often a line was said so far."""
+        """Return how often a message was sent so far."""
         while True:
             try:
                 self.heard += self._socket.recv(4096).decode().splitlines()
@@ -43,7 +43,7 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
     made.close()
 
 
-def test_a_service_says_when_it_serves_and_stops_and_feeds_its_watchdog(
+def test_a_service_reports_its_start_and_stop_and_feeds_its_watchdog(
     tmp_path: Path, free_ports: Callable[[int], int], manager: Manager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """READY comes with HTTP and not with the first slow engine; the watchdog is fed until the end.
@@ -65,10 +65,10 @@ def test_a_service_says_when_it_serves_and_stops_and_feeds_its_watchdog(
     assert manager.heard.index("READY=1") < manager.heard.index("STOPPING=1")
 
 
-def test_a_service_killed_by_the_watchdog_logs_its_stacks_and_leaves_nothing(
+def test_a_service_killed_by_the_watchdog_logs_its_stacks_and_leaves_no_process(
     tmp_path: Path, free_ports: Callable[[int], int], manager: Manager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGABRT, as systemd sends it: the stacks stand in the log, and the guardians end the engines."""
+    """Systemd sends SIGABRT: the stacks are in the log, and the guardians end the engines."""
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     monkeypatch.setenv("WATCHDOG_USEC", "60000000")
     service = Service(tmp_path / "s", free_ports(1), {"m": scripted_model(free_ports(1))})
@@ -86,7 +86,7 @@ def test_a_service_killed_by_the_watchdog_logs_its_stacks_and_leaves_nothing(
 
 
 async def test_a_loop_that_hangs_feeds_no_watchdog(tmp_path: Path, manager: Manager) -> None:
-    """Nothing else may feed it: a thread would speak for a loop that is dead."""
+    """Only the loop may feed it: a thread would report a dead loop as alive."""
     environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "60000", "WATCHDOG_PID": ""}
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ServiceManager.of(environment).feed_watchdog)
@@ -99,7 +99,7 @@ async def test_a_loop_that_hangs_feeds_no_watchdog(tmp_path: Path, manager: Mana
 
 
 def test_a_reload_is_notified_at_its_beginning_and_end(tmp_path: Path, manager: Manager) -> None:
-    """Systemd waits for the second word, also where the reload has failed."""
+    """Systemd waits for the second message, also if the reload has failed."""
     told = ServiceManager.of({"NOTIFY_SOCKET": str(tmp_path / "notify")})
     with pytest.raises(KeyError), told.reloading("serving"):
         assert manager.says("RELOADING=1") == 1
@@ -109,8 +109,8 @@ def test_a_reload_is_notified_at_its_beginning_and_end(tmp_path: Path, manager: 
     assert manager.says("READY=1") == 1
 
 
-async def test_a_name_of_the_abstract_namespace_is_reached(tmp_path: Path) -> None:
-    """Podman and user managers give such a name."""
+async def test_a_name_of_the_abstract_namespace_works(tmp_path: Path) -> None:
+    """Podman and user managers use such names."""
     name = f"roundhouse-{tmp_path.name}-{id(tmp_path)}"
     listener = Manager(f"\0{name}")
     ServiceManager.of({"NOTIFY_SOCKET": f"@{name}"}).tell_ready("here")
@@ -130,7 +130,7 @@ async def test_a_name_of_the_abstract_namespace_is_reached(tmp_path: Path) -> No
     ids=["no manager", "no socket", "no watchdog", "of another process", "no number"],
 )
 async def test_a_service_without_a_watchdog_feeds_none(environment: dict[str, str]) -> None:
-    """It returns at once, and a manager that is away costs a line in the log and nothing else."""
+    """It returns at once, and a manager that does not answer costs one line in the log."""
     manager = ServiceManager.of(environment)
     with anyio.fail_after(5):
         await manager.feed_watchdog()

@@ -1,4 +1,4 @@
-"""Devices that fail, on real processes of the scripted engine: nothing is started there, and agents go on elsewhere."""
+"""Devices that fail, on real processes of the scripted engine: no engine starts there, and agents go on elsewhere."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def engine(first_port: int, **fields: Any) -> InferenceEngine:  # noqa: ANN401
-    """Return one with a lane on each of the two GPUs."""
+    """Return an inference engine with a lane on each of the two GPUs."""
     return scripted_engine(first_port, count=1, ports=(first_port, first_port + 1), **fields)
 
 
@@ -69,10 +69,10 @@ async def wait_marked(game: InferenceEngine, *uuids: str) -> None:
     await wait_until(lambda: game.status().sick.keys() == set(uuids), f"{uuids or 'none'} are left alone")
 
 
-async def test_a_broken_engine_is_not_started_again_on_a_device_that_failed(
+async def test_a_broken_engine_is_not_started_again_on_a_failed_device(
     machine: Machine, tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """One that works there goes on; when it breaks its agent has its next answer from the other device."""
+    """An engine that works there goes on; when it breaks, its agent's next answer comes from the other device."""
     log = tmp_path / "events.jsonl"
     async with asyncio.timeout(LIMIT), engine(free_ports(2), event_log=log) as game:
         await game.register_agent(agent_id="a", model_ckpt="m")
@@ -110,10 +110,10 @@ async def test_a_run_whose_engine_breaks_with_its_device_goes_on_elsewhere(
         assert (machine.engines(FIRST), current(game, "lane-0").incarnation) == ([], 1)
 
 
-async def test_a_device_that_failed_gets_no_new_model(
+async def test_a_failed_device_gets_no_new_model(
     machine: Machine, tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """Models that were meant for it take turns on the other one."""
+    """Models that were placed there alternate on the other device."""
     log = tmp_path / "events.jsonl"
     async with asyncio.timeout(LIMIT), engine(free_ports(2), event_log=log) as game:
         machine.fail(FIRST, 79)
@@ -130,7 +130,7 @@ async def test_a_device_that_failed_gets_no_new_model(
 async def test_an_xid_of_a_program_keeps_no_model_away(
     machine: Machine, tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """An engine that was killed leaves one; the log is read to its end before the start."""
+    """A killed engine leaves one; the log is read to its end before the start."""
     log = tmp_path / "events.jsonl"
     async with asyncio.timeout(LIMIT), engine(free_ports(2), event_log=log) as game:
         await game.register_agent(agent_id="a", model_ckpt="m")
@@ -147,7 +147,7 @@ async def test_an_xid_of_a_program_keeps_no_model_away(
 async def test_with_all_devices_failed_a_run_waits_for_an_operator(
     machine: Machine, tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """With a deadline it gets the reason; without one the resumed device answers it, and no other."""
+    """With a deadline it gets the reason; without one it is answered by the resumed device, and by no other."""
     log = tmp_path / "events.jsonl"
     async with asyncio.timeout(LIMIT), engine(free_ports(2), event_log=log) as game:
         machine.fail(FIRST, 79)
@@ -176,7 +176,7 @@ async def test_with_all_devices_failed_a_run_waits_for_an_operator(
 async def test_a_start_waits_while_memory_comes_back(
     machine: Machine, tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """An engine that starts too early finds no room, and fails for its predecessor's sake."""
+    """An engine that starts too early finds no room, and fails because of its predecessor."""
     log = tmp_path / "events.jsonl"
     async with asyncio.timeout(LIMIT), engine(free_ports(2), event_log=log) as game:
         await game.register_agent(agent_id="a", model_ckpt="m")
@@ -193,10 +193,10 @@ async def test_a_start_waits_while_memory_comes_back(
     assert started_on(log) == [FIRST, FIRST]
 
 
-async def test_a_device_whose_memory_was_lost_is_used_again_when_it_is_back(
+async def test_a_device_whose_memory_was_missing_is_used_again_when_it_is_back(
     machine: Machine, tmp_path: Path, free_ports: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Meanwhile the other one serves; no operator has to act."""
+    """Meanwhile the other device serves; no operator has to act."""
     monkeypatch.setattr("workers.devices.device.BACK_S", 0.1)
     log = tmp_path / "events.jsonl"
     async with asyncio.timeout(LIMIT), engine(free_ports(2), event_log=log) as game:
@@ -216,10 +216,10 @@ async def test_a_device_whose_memory_was_lost_is_used_again_when_it_is_back(
     assert started_on(log) == [FIRST, SECOND, FIRST]
 
 
-async def test_an_incident_names_its_model_its_device_and_the_memory_there(
+async def test_an_incident_names_its_model_its_device_and_its_memory(
     machine: Machine, tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """As it was at the last look; it is kept so, and read again by the next life."""
+    """The memory is that of the last look; the record survives a restart."""
     async with asyncio.timeout(LIMIT), engine(free_ports(2), state_dir=tmp_path / "state") as game:
         await game.register_agent(agent_id="a", model_ckpt="m")
         await say(game, "a")
@@ -239,10 +239,10 @@ async def test_an_incident_names_its_model_its_device_and_the_memory_there(
     assert about(read) == about(incident)
 
 
-async def test_an_incident_of_an_engine_that_is_on_no_lane_has_its_fullest_device(
+async def test_an_incident_of_an_engine_on_no_lane_names_its_fullest_device(
     machine: Machine, tmp_path: Path, scripted_spec: SpecFactory
 ) -> None:
-    """Of the devices that its engine computes on."""
+    """Among the devices that its engine computes on."""
     spec = replace(scripted_spec(), state_dir=tmp_path / "state", devices=tuple(devices_in(GPUS)))
     fleet = Fleet([spec], os.environ, health=DeviceHealth(MachineReader(machine.log)))
     with anyio.fail_after(LIMIT):
@@ -269,10 +269,10 @@ def specs_on(make: SpecFactory, first_port: int) -> Sequence[WorkerSpec]:
     return [on_lane(make(), lane, None) for lane in lanes]
 
 
-async def test_an_operator_resumes_a_lane_of_a_device_that_failed(
+async def test_an_operator_resumes_a_lane_of_a_failed_device(
     machine: Machine, free_ports: Callable[[int], int], scripted_spec: SpecFactory
 ) -> None:
-    """Over HTTP: the lane says why it is left alone, and the resume starts its engine again."""
+    """Over HTTP: the lane shows why it is not used, and the resume starts its engine again."""
     health = DeviceHealth(MachineReader(machine.log))
     fleet = Fleet(specs_on(scripted_spec, free_ports(2)), os.environ, health=health)
     app = FastAPI()

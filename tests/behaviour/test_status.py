@@ -1,4 +1,4 @@
-"""Nothing waits in silence: GET /v1/status and ``roundhouse top`` (specification, "Status snapshot")."""
+"""Every wait shows its reason: GET /v1/status and ``roundhouse top`` (specification, "Status snapshot")."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
 
 
 def test_the_status_names_what_each_turn_waits_for(service: Service) -> None:
-    """Which agents, which model's slots, which worker's restart."""
+    """Agents, slots of a model, or a worker's restart."""
     now = service.get("/v1/status")
     assert (now["jobs"], now["conversations"]) == (2, {"total": 3, "finished": 0, "persisted": 0})
     assert now["pools"] == {"pending": 3, "ready": 4, "in_flight": 2, "capacity": 2}
@@ -49,7 +49,7 @@ def test_the_status_names_what_each_turn_waits_for(service: Service) -> None:
 
 
 def test_top_prints_lines_into_a_pipe(service: Service) -> None:
-    """Plain lines when it is no terminal; JSON for machines."""
+    """Plain lines without a terminal; JSON for machines."""
     plain = _top(service, "--once").stdout
     assert "0/3 conversations (0 persisted) | in flight 2/2 | ready 4 | pending 3" in plain
     assert "waits for a slot of m: 2 of 2 in use" in plain
@@ -58,8 +58,8 @@ def test_top_prints_lines_into_a_pipe(service: Service) -> None:
     assert document["pools"]["in_flight"] == 2
 
 
-def test_top_gives_the_cursor_back(service: Service) -> None:
-    """On a terminal it is a live table, and whatever ends it leaves the terminal as it was."""
+def test_top_restores_the_cursor(service: Service) -> None:
+    """On a terminal it is a live table; any end of it leaves the terminal as it was."""
     with _top_on_terminal(service, "xterm-256color") as (process, read, _):
         wait_for(lambda: b"READY" in read() and b"pending 3" in read(), "the table is drawn")
         process.send_signal(signal.SIGINT)
@@ -70,7 +70,7 @@ def test_top_gives_the_cursor_back(service: Service) -> None:
 
 
 def test_keys_show_last_words_and_leave(service: Service) -> None:
-    """The terminal takes keys without Return meanwhile, and is as it was afterwards."""
+    """The terminal reads keys without Return meanwhile, and is restored afterwards."""
     with _top_on_terminal(service, "xterm-256color") as (process, read, ours):
         before = termios.tcgetattr(ours)[3] | termios.ICANON | termios.ECHO
         wait_for(lambda: b"so far" in read(), "the table tells how far turns are")
@@ -87,7 +87,7 @@ def test_keys_show_last_words_and_leave(service: Service) -> None:
 
 
 def test_top_prints_lines_where_nothing_can_be_drawn(service: Service) -> None:
-    """A terminal that only takes lines, as editors have, would show nothing of a live table."""
+    """A simple terminal, as editors have, cannot show a live table."""
     with _top_on_terminal(service, "dumb") as (_, read, _):
         wait_for(lambda: read().count(b"0/3 conversations") > 1, "lines are printed")
         assert b"\x1b" not in read()
@@ -97,7 +97,10 @@ def test_top_prints_lines_where_nothing_can_be_drawn(service: Service) -> None:
 def _top_on_terminal(
     service: Service, kind: str
 ) -> Iterator[tuple["subprocess.Popen[bytes]", Callable[[], bytearray], int]]:
-    """Run ``top`` on a terminal for a block; give it, what returns all that it has written, and where one types."""
+    """Run ``top`` on a terminal for a block.
+
+    Give the process, a function that returns its output, and the end for typing.
+    """
     ours, theirs = pty.openpty()
     command = [ROUNDHOUSE, "top", "--url", service.url, "--interval", "0.1"]
     environment = {**os.environ, "TERM": kind, "COLUMNS": "150", "LINES": "40"}
@@ -116,14 +119,14 @@ def _top_on_terminal(
 
 
 def test_reused_tokens_are_counted(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Affinity is verified by what engines report: here an engine that reuses nothing of 10 tokens a turn."""
+    """Engines' reports verify affinity: this engine reuses none of 10 tokens a turn."""
     with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1))}) as service:
         service.wait_ended(service.post_job(debate(rounds=3)))
         assert service.get("/v1/status")["prefix_tokens"] == {"reusable": 3 * 2 * 10, "reused": 0}
 
 
-def test_a_turn_that_waits_for_what_cannot_come_is_an_error(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Specification, "Lost models": where no engine will come, the turn says why and ends."""
+def test_a_turn_that_waits_in_vain_is_an_error(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """Specification, "Lost models": if no engine will start, the turn gives the reason and ends."""
     restart = {"initial_s": 0.05, "failures": 1, "retry_s": None}
     models = {
         "m": scripted_model(free_ports(1)),

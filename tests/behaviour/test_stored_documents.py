@@ -1,4 +1,4 @@
-"""A job is stored as it was posted, to the byte; only names of tools are written out, and what a fork takes over.
+"""A job is stored as it was posted, byte for byte; only names of tools and a fork's inherited parts are written out.
 
 Source: specification, "Job documents".
 """
@@ -42,7 +42,7 @@ def post(service: Service, text: str) -> str:
 
 
 def stored(service: Service, text: str) -> str:
-    """Return the document of a job that is posted, and ended at once."""
+    """Return the document of a job that is posted and ended at once."""
     job_id = post(service, text)
     service.http.post(f"/v1/jobs/{job_id}/cancel")
     return service.http.get(f"/v1/jobs/{job_id}/document").text
@@ -62,14 +62,14 @@ def stored(service: Service, text: str) -> str:
     ],
 )
 def test_a_document_without_names_is_kept_to_the_byte(service: Service, text: str) -> None:
-    """The author's order of keys shows in prompts, and numbers stay as they were written but for their zeros."""
+    """The order of keys appears in prompts, and numbers keep their form except for zeros at the end."""
     text = text.replace('{"prompt":"","id":null,"variables":null,"from":null}', '{"prompt":"Go","id":null}')
     wanted = text.replace("1e3", "1000.0").replace("1.50", "1.5")
     assert stored(service, text) == wanted
 
 
 def test_named_tools_are_written_out(service: Service) -> None:
-    """Those of an agent, and those of one that has another model or other tools in a conversation."""
+    """Those of an agent, and those of an agent with another model or other tools in one conversation."""
     given = (
         '{"agents":[{"tools":[{"python":"add"},' + OWN + '],"id":"a","model":"m"},'
         '{"id":"b","model":"n","exit_tools":[]}],"conversations":[{"agents":{"a":{"model":"n"},'
@@ -113,8 +113,8 @@ def test_named_tools_are_written_out(service: Service) -> None:
         ('"prompt":"Of"', '"variables":null,"rounds":2', '{FROM,"variables":null,"rounds":2,"prompt":"Of"}'),
     ],
 )
-def test_a_fork_is_stored_with_what_it_takes_over(service: Service, prompt: str, own: str, wanted: str) -> None:
-    """Its source may be deleted before it."""
+def test_a_fork_is_stored_with_what_it_inherits(service: Service, prompt: str, own: str, wanted: str) -> None:
+    """Its source may be deleted earlier."""
     agents = '"agents":[{"id":"a","model":"m"}]'
     source = post(service, "{" + agents + ',"conversations":[{' + prompt + ',"id":"c"}]}')
     service.wait_ended(source)
@@ -129,7 +129,7 @@ def faults(service: Service, *agents: Document, **given: object) -> list[tuple[s
     return [(each["path"], each["message"]) for each in answer["errors"]]
 
 
-def test_faults_of_what_is_looked_up_have_their_places(service: Service) -> None:
+def test_faults_of_looked_up_parts_have_their_places(service: Service) -> None:
     """As those of any other part of a document have."""
     unknown = "unknown Python tool 'what'; known: add, now"
     agents: list[Document] = [{"id": "a", "tools": [{"python": "what"}]}, {"id": "b"}]
@@ -150,7 +150,7 @@ def test_faults_of_what_is_looked_up_have_their_places(service: Service) -> None
     assert (path, message[:30]) == ("agents[0].tools[0]", "function.parameters: type: 'wh")
 
 
-def test_a_source_that_is_not_there_is_no_fault_of_the_document(service: Service) -> None:
+def test_a_missing_source_is_no_fault_of_the_document(service: Service) -> None:
     """It may have been deleted meanwhile; a malformed one is a fault."""
     job: Document = {
         "agents": [{"id": "a", "model": "m"}],

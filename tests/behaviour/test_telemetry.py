@@ -1,4 +1,4 @@
-"""Metrics of a service while engines die, and a log whose lines name what they concern."""
+"""Metrics of a service while engines die, and a log whose lines name their subject."""
 
 import json
 import re
@@ -18,7 +18,7 @@ KEY, WRONG_KEY = "key-that-is-right", "key-that-is-wrong"
 
 @pytest.fixture(scope="module")
 def service(free_ports: Callable[[int], int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """One whose engine has died once of a prompt, under a turn that ran again; a client's request has run too."""
+    """A service whose engine died once of a prompt; the turn ran again, and a client's request has run too."""
     folder, port = tmp_path_factory.mktemp("service"), free_ports(2)
     flags: dict[str, Any] = {"die-on": "TOPIC-0", "die-once": str(folder / "died")}
     model = scripted_model(port + 1, slots=1, **flags)
@@ -48,7 +48,7 @@ def lines(service: Service) -> list[dict[str, Any]]:
 
 
 def test_an_engine_that_died_shows_with_its_reason(service: Service) -> None:
-    """An incident, a restart, an attempt that does not stand with what it wasted; and turns that completed."""
+    """An incident, a restart, an attempt with its wasted tokens; and completed turns."""
     died = {"model": "m", "reason": "engine_died"}
     assert value(service, "incidents_total", worker="m-0", **died) == 1
     assert value(service, "worker_restarts_total", worker="m-0", **died) == 1
@@ -61,7 +61,7 @@ def test_an_engine_that_died_shows_with_its_reason(service: Service) -> None:
 
 
 def test_requests_are_counted_by_the_template_of_their_route(service: Service) -> None:
-    """Also those that are refused, and paths that are none of ours, however many there are."""
+    """Refused requests count too; all unknown paths share one label."""
     for number in range(20):
         service.http.get(f"/nowhere/{number}")
         service.http.get(f"/v1/jobs/none-{number}")
@@ -72,7 +72,7 @@ def test_requests_are_counted_by_the_template_of_their_route(service: Service) -
 
 
 def test_the_demand_metric_serves_an_autoscaler(service: Service) -> None:
-    """A service at rest needs no slots; its store and its engine are sampled beside the scrapes."""
+    """An idle service needs no slots; its store and its engine are sampled beside the scrapes."""
     assert value(service, "slots_wanted", model="m") == 0
     assert value(service, "oldest_ready_turn_seconds") == 0
     wait_for(lambda: value(service, "jobs", state="completed") == 1, "jobs were counted")
@@ -81,7 +81,7 @@ def test_the_demand_metric_serves_an_autoscaler(service: Service) -> None:
 
 
 def test_labels_are_those_of_the_page(service: Service) -> None:
-    """Of every metric of ours that has samples."""
+    """For every metric of ours that has samples."""
     page = (REFERENCE / "metrics.md").read_text(encoding="utf-8").split("## Labels")[0]
     labels = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[2])) for row in rows(page)}
     checked = set()
@@ -95,7 +95,10 @@ def test_labels_are_those_of_the_page(service: Service) -> None:
 
 
 def test_every_line_of_the_log_is_json_and_names_its_subject(service: Service) -> None:
-    """Read off the words only here: a line about a worker names it, one about a turn names the turn and its job."""
+    """A line about a worker names it, and one about a turn names the turn and its job.
+
+    Only this test reads the messages.
+    """
     kinds = {"worker": 0, "turn": 0}
     for line in lines(service):
         assert {"time", "level", "logger", "message"} <= line.keys()
@@ -119,14 +122,14 @@ def test_every_line_of_the_log_is_json_and_names_its_subject(service: Service) -
 
 
 def test_the_log_holds_no_key(service: Service) -> None:
-    """Neither one that is right nor one that was tried."""
+    """Neither a valid one nor one that was tried."""
     assert KEY not in service.log()
     assert WRONG_KEY not in service.log()
 
 
 @pytest.mark.system
 def test_demanded_slots_are_turns_that_could_run(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """One runs and two are ready; the moderators, which wait for them, need none yet."""
+    """One runs and two are ready; the moderators that wait for them need none yet."""
     port = free_ports(2)
     with serving(tmp_path, port, {"m": scripted_model(port + 1, slots=1, tokens=10_000, interval=0.1)}) as service:
         agents = [{"id": "a", "model": "m"}, {"id": "b", "model": "m", "speak_after_within_round": ["a"]}]

@@ -1,4 +1,4 @@
-"""A job's timeline, from what is stored and what befell the workers (specification, "Timeline")."""
+"""A job's timeline, from stored turns and incidents of the workers (specification, "Timeline")."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ CRASH = "DIE-HERE"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[Service]:
-    """A service one of whose jobs has killed an engine once, and one whose turns go on for ever."""
+    """A service with a job that killed an engine once, and one whose turns go on for ever."""
     folder = tmp_path_factory.mktemp("timeline")
     models = {
         "m": scripted_model(free_ports(1), die_on=CRASH, die_once=str(folder / "died")),
@@ -30,7 +30,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
 
 @pytest.fixture(scope="module")
 def broken(service: Service) -> Timeline:
-    """The timeline of a job that has ended, and in which an engine died."""
+    """The timeline of an ended job in which an engine died."""
     job = debate(conversations=3, rounds=2)
     job["conversations"][1]["prompt"] += f" {CRASH}"
     job_id = service.post_job(job)
@@ -42,8 +42,8 @@ def timeline_of(service: Service, job_id: str) -> Timeline:
     return read_timeline(service.http.get(f"/v1/jobs/{job_id}/timeline").read())
 
 
-def test_every_attempt_of_the_transcripts_is_there_once(service: Service, broken: Timeline) -> None:
-    """Those of engines that died too, each with where and when it ran."""
+def test_every_attempt_of_the_transcripts_appears_once(service: Service, broken: Timeline) -> None:
+    """Attempts on engines that died too, each with its place and time."""
     stored = service.get(f"/v1/jobs/{broken.id}/result")["conversations"]
     attempts = sorted(
         (talk["id"], turn["agent"], turn["round"], number, each["worker"], each["incarnation"], each["outcome"])
@@ -65,7 +65,7 @@ def test_every_attempt_of_the_transcripts_is_there_once(service: Service, broken
 
 
 def test_rows_are_no_more_than_slots_and_none_holds_two_at_once(broken: Timeline) -> None:
-    """Which slot it was is not known, and what is shown could have been."""
+    """The real slot of a turn is unknown; the chart shows a possible one."""
     (worker,) = broken.workers
     assert (worker.id, worker.model, worker.slots) == ("m-0", "m", 2)
     assert worker.rows == 2
@@ -76,8 +76,8 @@ def test_rows_are_no_more_than_slots_and_none_holds_two_at_once(broken: Timeline
             assert earlier.finished_s <= later.started_s
 
 
-def test_deaths_and_restarts_are_there_as_they_fell(broken: Timeline) -> None:
-    """The state that the worker was in when the job came stands first."""
+def test_deaths_and_restarts_appear_at_their_times(broken: Timeline) -> None:
+    """The worker's state at the job's start comes first."""
     (death,) = broken.incidents
     assert (death.worker, death.incarnation, death.reason) == ("m-0", 1, "engine_died")
     assert death.exit is not None
@@ -91,7 +91,7 @@ def test_deaths_and_restarts_are_there_as_they_fell(broken: Timeline) -> None:
     assert broken.states[0].at_s < 0 < broken.states[1].at_s
 
 
-def test_a_turn_that_runs_and_one_that_waits_again_are_there(service: Service) -> None:
+def test_a_running_turn_and_a_waiting_one_appear(service: Service) -> None:
     """A running attempt has no end yet."""
     job_id = service.post_job(debate(model="slow"))
     wait_for(lambda: len(timeline_of(service, job_id).attempts) == 2, "both participants run")
@@ -121,7 +121,7 @@ def test_an_unknown_job_has_no_timeline(service: Service) -> None:
 
 
 def test_the_command_prints_a_chart(service: Service, broken: Timeline) -> None:
-    """Into a pipe: plain lines, the same that the timeline gives."""
+    """Into a pipe: plain lines, with the timeline's contents."""
     done = run_command("timeline", broken.id, "--url", service.url)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == list(map(str, chart(broken, 120)))
@@ -132,7 +132,7 @@ def test_the_command_prints_a_chart(service: Service, broken: Timeline) -> None:
 
 @pytest.mark.system
 def test_the_command_writes_a_trace_and_a_page(service: Service, broken: Timeline, tmp_path: Path) -> None:
-    """By the name of the file; one of another kind is refused before anything is asked."""
+    """By the file's extension; another one is refused before any request."""
     trace, page = tmp_path / "job.json", tmp_path / "job.html"
     for file in (trace, page):
         done = run_command("timeline", broken.id, "--url", service.url, "-o", str(file))
@@ -145,8 +145,8 @@ def test_the_command_writes_a_trace_and_a_page(service: Service, broken: Timelin
     assert not (tmp_path / "job.png").exists()
 
 
-def test_last_words_come_while_they_are_spoken(service: Service) -> None:
-    """Of turns in flight, the last that started first, and no more than was asked for."""
+def test_last_words_appear_while_they_are_spoken(service: Service) -> None:
+    """For turns in flight, the last started first, within the requested length."""
     job_id = service.post_job(debate(model="slow", name="talks"))
     wait_for(lambda: len(service.get("/v1/speaking")["turns"]) == 2, "both speak")
     wait_for(lambda: all(turn["words"] for turn in service.get("/v1/speaking")["turns"]), "they have said something")

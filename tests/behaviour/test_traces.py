@@ -1,4 +1,4 @@
-"""Spans of a service, sent over OTLP/HTTP to a receiver that reads them as the protocol says."""
+"""Spans of a service, sent over OTLP/HTTP to a receiver that follows the protocol."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ PARENT = {"traceparent": f"00-{TRACE}-{POSTER}-01"}
 
 
 class Receiver(ThreadingHTTPServer):
-    """Takes what is posted to it, and answers as a collector does."""
+    """Accepts what is posted, and answers as a collector does."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[str, ExportTraceServiceRequest]] = []
@@ -73,7 +73,7 @@ def receiving() -> Iterator[Receiver]:
 def test_a_job_and_a_request_arrive_as_their_clients_traces(
     tmp_path: Path, free_ports: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where to is said by the standard's variables; what is left is sent as the service stops."""
+    """The standard variables give the address; remaining spans are sent as the service stops."""
     port = free_ports(2)
     with receiving() as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{receiver.server_port}")

@@ -1,4 +1,4 @@
-"""``TrainerClient`` on a whole service, with an engine that plays vLLM; broadcasts are tried in ``tests/engines``."""
+"""``TrainerClient`` on a whole service, with an engine that plays vLLM; ``tests/engines`` tests broadcasts."""
 
 import json
 import sys
@@ -37,7 +37,7 @@ def write_checkpoint(folder: Path) -> None:
 def test_a_checkpoint_reaches_the_engines(
     service: Service, tmp_path: Path, free_ports: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The update comes back at its end; what is refused or fails says why, and changes nothing."""
+    """The update returns at its end; a refusal or a failure has its reason, and changes nothing."""
     monkeypatch.setenv("ROUNDHOUSE_URL", service.url)
     with TrainerClient(None, "org/m", timeout_s=60) as trainer:
         assert trainer.version == 0

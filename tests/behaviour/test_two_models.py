@@ -1,4 +1,4 @@
-"""Two models of engines that listen on no port of ours: each has its engine, and neither ends the other's."""
+"""Two models of engines without ports of ours: each has its engine, and neither ends the other's."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ PAIRS = [("vllm", "vllm"), ("attached", "attached"), ("vllm", "attached"), ("att
 
 @pytest.fixture
 def model_of(tmp_path: Path, free_ports: Callable[[int], int]) -> Iterator[Make]:
-    """Return what makes the settings of a model of a kind of engine, and starts a server where it is attached."""
+    """Return a function that makes the settings of a model of this kind, and starts a server for an attached one."""
     with ExitStack() as servers:
 
         def make(kind: str) -> Document:
@@ -50,7 +50,7 @@ def talk(model: str) -> Document:
 def test_both_models_are_served_and_no_engine_is_replaced(
     kinds: Pair, model_of: Make, tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """From one configuration, through jobs and at the door."""
+    """From one configuration, through jobs and at the front door."""
     models = {name: model_of(kind) for name, kind in zip("mn", kinds, strict=True)}
     with serving(tmp_path / "s", free_ports(1), models) as service:
         for name in models:
@@ -67,7 +67,7 @@ def test_both_models_are_served_and_no_engine_is_replaced(
 def test_a_model_that_a_reload_adds_leaves_the_first_ones_engine_alone(
     kinds: Pair, model_of: Make, tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """And one that it removes again as well."""
+    """So does a model that it removes again."""
     first, second = map(model_of, kinds)
     with serving(tmp_path / "s", free_ports(1), {"m": first}) as service:
         before = engines(service)

@@ -49,7 +49,7 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture(scope="module")
 def small_door(free_ports: Callable[[int], int]) -> Iterator[tuple[int, psutil.Process]]:
-    """The real door with smaller bounds, over an application that answers with as many bytes as are asked for."""
+    """The real door with smaller bounds, over an application that answers with the requested number of bytes."""
     port = free_ports(1)
     with running_program([sys.executable, "-c", DOOR, str(port)]) as process:
         wait_for(lambda: listens(port), "it listens")
@@ -63,7 +63,7 @@ def ask(port: int, path: str) -> socket.socket:
 
 
 def read_all(connection: socket.socket, pause_s: float = 0.0) -> Iterator[int]:
-    """Yield how many bytes came at a time, with pauses between."""
+    """Yield the number of bytes of each read, with pauses between."""
     left = SIZE
     with suppress(ConnectionResetError):
         while left > 0 and (piece := connection.recv(65536)):
@@ -80,8 +80,8 @@ def kept_by(process: psutil.Process, connections: Sequence[socket.socket]) -> in
 
 
 @pytest.mark.parametrize("path", [f"/{SIZE}", f"/pieces/{SIZE}"])
-def test_a_client_that_takes_nothing_is_disconnected(small_door: tuple[int, psutil.Process], path: str) -> None:
-    """After a bound of seconds of silence; its place and its memory are free again."""
+def test_a_client_that_reads_nothing_is_disconnected(small_door: tuple[int, psutil.Process], path: str) -> None:
+    """After a bounded time of silence; its place and its memory are free again."""
     port, process = small_door
     with closing(ask(port, path)) as connection:
         wait_for(lambda: kept_by(process, [connection]) == 0, "it is cut off", 10.0)
@@ -89,13 +89,13 @@ def test_a_client_that_takes_nothing_is_disconnected(small_door: tuple[int, psut
 
 @pytest.mark.parametrize("path", [f"/{SIZE}", f"/pieces/{SIZE}"])
 def test_a_client_that_reads_slowly_is_not_cut_off(small_door: tuple[int, psutil.Process], path: str) -> None:
-    """For longer than one may be silent."""
+    """It reads for longer than the bound of silence."""
     with closing(ask(small_door[0], path)) as connection:
         assert sum(read_all(connection, pause_s=0.01)) >= SIZE
 
 
 def test_clients_that_read_do_not_pay_for_those_that_do_not(small_door: tuple[int, psutil.Process]) -> None:
-    """If all leave too much, those go first that have taken nothing for longest, whichever came last."""
+    """If all leave too much unread, those that have read nothing for longest go first, in any order of arrival."""
     port, process = small_door
     with ExitStack() as stack:
 
@@ -123,7 +123,7 @@ def service(tmp_path: Path, free_ports: Callable[[int], int]) -> Iterator[Servic
         yield running
 
 
-def test_an_answer_under_way_is_whole_when_the_service_stops(service: Service) -> None:
+def test_a_running_answer_is_complete_when_the_service_stops(service: Service) -> None:
     """It has a few seconds for that, whatever else has stopped."""
     talks = [{"id": f"q{n}", "prompt": "x" * 4_000_000} for n in range(3)]
     job_id = service.post_job({"agents": [{"id": "a", "model": "m"}], "conversations": talks})
@@ -138,7 +138,7 @@ def test_an_answer_under_way_is_whole_when_the_service_stops(service: Service) -
 
 
 def test_a_second_signal_waits_for_no_answer(service: Service) -> None:
-    """Of a client that does not read; many wait for their turn to be answered, and none keeps the process."""
+    """For clients that do not read: many wait for their turn to be answered, and none holds up the end."""
     talks = [{"id": f"q{n}", "prompt": "x" * 4_000_000} for n in range(3)]
     job_id = service.post_job({"agents": [{"id": "a", "model": "m"}], "conversations": talks})
     service.wait_ended(job_id)
@@ -155,8 +155,8 @@ def test_a_second_signal_waits_for_no_answer(service: Service) -> None:
 
 
 @pytest.mark.parametrize("what", ["document", "conversations/q0/turns/a/0/prompt"])
-def test_whole_answers_that_are_not_read_are_held_within_the_bound(service: Service, what: str) -> None:
-    """A hundred of 4 MB each, asked for at once: in the making are a few, and what is made is counted whole."""
+def test_unread_whole_answers_are_held_within_the_bound(service: Service, what: str) -> None:
+    """A hundred of 4 MB each are requested at once: a few are built at a time, and each is counted whole."""
     talk = {"id": "q0", "prompt": "x" * 4_000_000}
     job_id = service.post_job({"agents": [{"id": "a", "model": "m"}], "conversations": [talk]})
     service.wait_ended(job_id)
@@ -173,8 +173,8 @@ def test_whole_answers_that_are_not_read_are_held_within_the_bound(service: Serv
     assert grown < 2.2 * Door.UNREAD_BYTES, grown // MIB
 
 
-def test_the_memory_of_an_ended_job_is_free_again(service: Service) -> None:
-    """By its count: the garbage collector looks at old objects too seldom for prompts of megabytes."""
+def test_the_memory_of_an_ended_job_is_freed(service: Service) -> None:
+    """By reference counting: the garbage collector visits old objects too rarely for prompts of megabytes."""
     talk = {"id": "q0", "prompt": "x" * 4_000_000}
 
     def run_jobs(count: int) -> int:

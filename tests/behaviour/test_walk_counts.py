@@ -9,7 +9,7 @@ from tests.harness.walks import walks_as_files
 
 
 def test_a_walk_enters_no_more_files_than_before() -> None:
-    """Each file on the way is one more that a reader has to open."""
+    """A reader has to open each file on the way."""
     for name, now in walks_as_files().items():
         frozen = shrinking_list(f"walks/{name}.txt", now)
         added, gone = sorted({*now} - {*frozen}), sorted({*frozen} - {*now})

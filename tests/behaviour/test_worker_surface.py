@@ -1,4 +1,4 @@
-"""``Worker`` as its page describes it: its state, and a program that is not there."""
+"""``Worker`` as its page describes it: its state, and a missing program."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 async def test_a_worker_reports_its_state(scripted_spec: SpecFactory) -> None:
-    """It tells a full worker from one whose engine is not there."""
+    """A full worker differs from one without an engine."""
     seen = [Worker(scripted_spec()).state]
     async with working(scripted_spec()) as worker:
         seen.append(worker.state)
@@ -27,7 +27,7 @@ async def test_a_worker_reports_its_state(scripted_spec: SpecFactory) -> None:
 
 
 async def test_a_missing_program_is_named(scripted_spec: SpecFactory) -> None:
-    """An error of "no such file" could mean the model, or any other file."""
+    """The words "no such file" could mean the model, or any other file."""
     spec = replace(scripted_spec(), command=("no-such-server", "--flag"), restart=QUICK)
     worker = Worker(spec)
     try:
@@ -39,8 +39,8 @@ async def test_a_missing_program_is_named(scripted_spec: SpecFactory) -> None:
 
 
 @pytest.mark.system
-def test_the_first_line_of_the_page_holds_under_strict_types(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """The page says that types hold; whoever copies its first example has mypy tell otherwise."""
+def test_the_first_line_of_the_page_passes_strict_type_checks(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """The page promises types, so mypy must accept its first example."""
     page = (ROOT / "docs/reference/python-classes.md").read_text(encoding="utf-8")
     code = page.partition("```python\n")[2].partition("```")[0]
     assert "WorkerSpec(" in code

@@ -1,4 +1,4 @@
-"""The tree of errors: every answer and every failure of httpx has its place in it."""
+"""The tree of errors: every answer and every failure of httpx maps to one of them."""
 
 import httpx
 import pytest
@@ -17,14 +17,14 @@ from tests.unit.client.answers import problem
 
 
 def leaves(base: type) -> list[type]:
-    """Return httpx's own classes below ``base`` that nothing of httpx derives from; others derive from them too."""
+    """Return httpx's own classes below ``base`` from which no other class of httpx derives."""
     every: list[type] = base.__subclasses__()
     kinds = [each for each in every if each.__module__.partition(".")[0] == "httpx"]
     return [found for each in kinds for found in leaves(each)] or [base]
 
 
 def test_every_failure_of_httpx_is_translated() -> None:
-    """Nobody who calls us has to know what we send with; streams that are read wrongly are defects of ours."""
+    """Callers need not know which library sends; a wrong use of streams is a defect of ours."""
     mapped = (*BEFORE, *AFTER)
     assert [each for each in leaves(httpx.RequestError) if not issubclass(each, mapped)] == []
     assert issubclass(httpx.InvalidURL, mapped)
@@ -40,7 +40,9 @@ def test_every_failure_of_httpx_is_translated() -> None:
         (httpx.RemoteProtocolError("cut"), AnswerLost),
     ],
 )
-def test_what_may_have_been_done_is_told_from_what_was_not(raised: Exception, kind: type[RoundhouseError]) -> None:
+def test_errors_say_whether_the_request_may_have_been_carried_out(
+    raised: Exception, kind: type[RoundhouseError]
+) -> None:
     """The caller decides by it whether to send again."""
     with pytest.raises(kind) as caught, translated("http://here"):
         raise raised
@@ -48,14 +50,14 @@ def test_what_may_have_been_done_is_told_from_what_was_not(raised: Exception, ki
 
 
 def test_every_status_that_the_service_sends_has_a_class() -> None:
-    """By what the caller does about it; failures of the service alone are left to the last one."""
+    """Classes follow the caller's possible reactions; only failures of the service have the general one."""
     statuses = {kind.status for kind in classes_below(ServiceError)} | {each.status for each in ANSWERS.values()}
     others = {status for status in statuses if type(refusal(status, {})) is errors.ServiceFailed}
     assert others <= {500, 502}
 
 
-def test_a_refusal_carries_what_the_service_said() -> None:
-    """Code, title, detail, faults with their paths, and when the same may pass."""
+def test_a_refusal_carries_the_services_answer() -> None:
+    """Code, title, detail, faults with their paths, and when to try again."""
     faults = [{"path": "agents[0].model", "message": "unknown model 'x'"}]
     error = refusal(422, problem(422, "invalid_job", errors=faults, title="The job is refused"))
     assert isinstance(error, errors.InvalidRequest)
@@ -68,7 +70,7 @@ def test_a_refusal_carries_what_the_service_said() -> None:
     assert refusal(503, {}, "Wed, 21 Oct 2026 07:28:00 GMT").retry_after_s is None
 
 
-def test_a_refusal_of_somebody_in_between_is_one_too() -> None:
+def test_an_answer_of_a_proxy_is_a_refusal_too() -> None:
     """A proxy's page has no code, and is shown."""
     with pytest.raises(Refused, match="not an answer of Roundhouse: '<h1>bad gateway") as caught:
         checked(Reply(status=502, body=b"<h1>bad gateway</h1>"))
@@ -78,29 +80,29 @@ def test_a_refusal_of_somebody_in_between_is_one_too() -> None:
 
 
 def test_every_error_is_exported() -> None:
-    """What is raised can be caught by its name."""
+    """Callers can catch each error by its name."""
     kinds = (each for each in vars(errors).values() if isinstance(each, type))
     there = {each.__name__ for each in kinds if each.__module__ == errors.__name__}
     assert there <= set(roundhouse_client.__all__)
     assert roundhouse_client.__all__ == sorted(roundhouse_client.__all__)
 
 
-def test_an_answer_that_waits_has_its_wait_and_its_time() -> None:
-    """What the service was asked to wait is no silence."""
+def test_a_request_that_waits_has_a_longer_time_limit() -> None:
+    """A wait that the service was asked for is no silence."""
     address, calls = Address("http://here", None, 3.0), (get_job("x"), get_job("x", wait_s=20))
     limits = [address.arguments(call.request)["timeout"] for call in calls]
     assert [(limit.read, limit.connect) for limit in limits] == [(3.0, 3.0), (23.0, 3.0)]
 
 
 @pytest.mark.parametrize("url", ["ftp://here", "http://[::1", "here:8080"])
-def test_a_url_that_is_none_is_said_at_once(url: str) -> None:
-    """Before anything is asked."""
+def test_an_invalid_url_is_refused_at_once(url: str) -> None:
+    """No request is sent."""
     with pytest.raises(Unreachable, match="no Roundhouse at"):
         Address(url, None, 1.0)
 
 
 def test_url_and_key_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the command line has them; what is given wins, and no key is shown."""
+    """As on the command line; arguments override them, and no key is shown."""
     monkeypatch.setenv("ROUNDHOUSE_URL", "http://there:1/")
     monkeypatch.setenv("ROUNDHOUSE_API_KEY", "hidden")
     address = Address(None, None, 1.0)
@@ -112,8 +114,8 @@ def test_url_and_key_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
     assert Address("http://here", "mine", 1.0).url == "http://here"
 
 
-def test_a_fault_without_a_place_is_told_alone() -> None:
-    """A file that is no YAML, say, has none."""
+def test_a_fault_without_a_place_is_shown_alone() -> None:
+    """For example that a file is no YAML."""
     document = {"title": "The configuration is not usable", "errors": [{"path": "", "message": "r.yaml:7: not YAML"}]}
     assert str(Refused(422, document)) == "The configuration is not usable\n  r.yaml:7: not YAML"
     document["errors"] = [{"path": "models.m.slots", "message": "is required"}]

@@ -1,4 +1,4 @@
-"""What takes more than one request, walked through step by step: retries, waits, resumptions; no I/O, no clock."""
+"""Flows of more than one request, step by step: retries, waits, resumptions; without I/O and clocks."""
 
 import json
 from collections.abc import Iterable
@@ -39,7 +39,7 @@ def no(status: int, code: str, retry_after: str | None = None) -> Reply:
 
 
 class World:
-    """Answers the steps of a flow from a list, in its order; pauses move its clock, and so may an answer."""
+    """Answers the steps of a flow from a list, in order; pauses advance its clock, and answers may too."""
 
     def __init__(self, *outcomes: object, took_s: float = 0.0) -> None:
         self.outcomes: list[object] = list(outcomes)
@@ -101,81 +101,81 @@ def state(word: str) -> dict[str, str]:
 
 
 class TestAsking:
-    def test_a_look_is_made_again_over_what_passes(self) -> None:
-        """Refused connections, lost answers and 503, with pauses that grow and are never shorter than asked for."""
+    def test_a_read_is_repeated_after_passing_failures(self) -> None:
+        """Refused connections, lost answers and 503. Pauses grow, and are never shorter than the service asked for."""
         world = World(AWAY, LOST, no(503, "shutting_down"), no(503, "crowded", "2"), ok(JOB))
         assert world.run(ask(get_job("job-1"), 60.0)).id == "job-1"
         assert world.pauses == [0.1, 0.2, 0.4, 2.0]
         assert world.told == [1, 2, 3, 4]
 
     def test_patience_has_an_end(self) -> None:
-        """The last error is what the caller gets, no later than was said."""
+        """The caller gets the last error, no later than the limit."""
         world = World(*[AWAY] * 13)
         with pytest.raises(Unreachable):
             world.run(ask(get_job("job-1"), 10.0))
         assert 9.0 < sum(world.pauses) <= 10.0
 
-    def test_without_patience_everything_is_said_at_once(self) -> None:
-        """As the command line wants it."""
+    def test_without_patience_an_error_is_raised_at_once(self) -> None:
+        """The command line works so."""
         with pytest.raises(Unreachable):
             World(AWAY).run(ask(get_job("job-1"), 0.0))
 
-    def test_what_does_not_pass_is_said_at_once(self) -> None:
-        """404 and 409 stay what they are."""
+    def test_a_lasting_error_is_raised_at_once(self) -> None:
+        """404 and 409 do not change."""
         with pytest.raises(NotFound):
             World(no(404, "job_not_found")).run(ask(get_job("x"), 60.0))
 
     @pytest.mark.parametrize("failure", [AWAY, LOST, no(503, "shutting_down")])
-    def test_a_job_without_a_key_is_sent_once(self, failure: object) -> None:
-        """Sent again it might be two jobs."""
+    def test_a_job_without_an_idempotency_key_is_sent_once(self, failure: object) -> None:
+        """Sent again, it might become two jobs."""
         world = World(failure)
         with pytest.raises(RoundhouseError):
             world.run(ask(post_job({}), 60.0))
         assert world.asked == ["/v1/jobs"]
 
-    def test_a_job_with_a_key_is_sent_until_it_is_taken(self) -> None:
-        """The service knows by the key that it is the same."""
+    def test_a_job_with_an_idempotency_key_is_sent_until_it_is_accepted(self) -> None:
+        """The key tells the service that it is the same job."""
         world = World(LOST, no(429, "too_many_requests", "1"), ok(JOB))
         assert world.run(ask(post_job({}, idempotency_key="k"), 60.0)).id == "job-1"
         assert world.pauses == [0.1, 1.0]
 
-    def test_a_refusal_that_was_asked_for_is_told(self) -> None:
-        """With queue=false the caller wants to know that there is no slot, and not to wait for one."""
+    def test_an_expected_refusal_is_raised(self) -> None:
+        """With queue=false the caller wants to learn that no slot is free, and not wait for one."""
         with pytest.raises(NotNow):
             World(no(429, "no_slot_available", "1")).run(ask(post_job({}, idempotency_key="k", queue=False), 60.0))
 
 
 class TestWaiting:
-    def test_a_job_is_waited_for_by_long_looks(self) -> None:
-        """The service answers at the job's end, or after the time that it was asked to wait."""
+    def test_a_job_is_waited_for_by_long_requests(self) -> None:
+        """The service answers at the job's end, or after the requested time."""
         world = World(ok(JOB), ok(JOB), ok(ENDED), took_s=20.0)
         assert world.run(wait_job("job-1")).state == "completed"
         assert world.asked == ["/v1/jobs/job-1?wait_s=20.0"] * 3
         assert world.pauses == []
 
-    def test_a_service_that_does_not_wait_is_not_asked_all_the_time(self) -> None:
-        """An older one, or one that is stopping."""
+    def test_a_service_that_does_not_wait_is_not_asked_without_pause(self) -> None:
+        """It may be older, or stopping."""
         world = World(*[ok(JOB)] * 6, ok(ENDED))
         world.run(wait_job("job-1"))
         assert world.pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
 
     def test_a_restart_is_waited_out(self) -> None:
-        """Killed during a look, away for a while, back."""
+        """The service is killed during a request, is away for a while, and returns."""
         world = World(LOST, *[AWAY] * 9, ok(ENDED))
         assert world.run(wait_job("job-1", patience_s=60.0)).has_ended
         with pytest.raises(Unreachable):
             World(LOST, *[AWAY] * 9).run(wait_job("job-1", patience_s=6.0))
 
     def test_the_wait_has_a_bound(self) -> None:
-        """The job as it was seen last comes with the error."""
+        """The error carries the job as it was seen last."""
         world = World(ok(JOB), ok(JOB), took_s=20.0)
         with pytest.raises(WaitExceeded, match="job-1 is running after 25 s") as caught:
             world.run(wait_job("job-1", timeout_s=25.0))
         assert world.asked == ["/v1/jobs/job-1?wait_s=20.0", "/v1/jobs/job-1?wait_s=5.0"]
         assert caught.value.last is not None
 
-    def test_an_outage_does_not_stretch_the_wait(self) -> None:
-        """Patience is for as long as is left of it."""
+    def test_an_outage_does_not_lengthen_the_wait(self) -> None:
+        """Patience is limited to the time left."""
         world = World(ok(JOB), *[AWAY] * 5, took_s=0.0)
         with pytest.raises(Unreachable):
             world.run(wait_job("job-1", timeout_s=1.0, patience_s=60.0))
@@ -183,7 +183,7 @@ class TestWaiting:
         assert world.pauses == [0.1, 0.1, 0.2, 0.4]
 
     def test_readiness_is_waited_for_within_its_time(self) -> None:
-        """A service that does not listen yet, models that load; what it was that is missing is said at the end."""
+        """The service may not listen yet, or load models; the last obstacle is in the error."""
         missing = no(503, "not_ready", "30")
         world = World(AWAY, missing, missing, ok({"status": "ready", "without": []}))
         assert world.run(wait_ready(timeout_s=10.0)).status == "ready"
@@ -195,8 +195,8 @@ class TestWaiting:
 
 
 class TestFollowing:
-    def test_a_stream_that_breaks_goes_on_after_its_last_event(self) -> None:
-        """Each stored event once; what was cut in its middle is asked for again."""
+    def test_a_broken_stream_resumes_after_its_last_event(self) -> None:
+        """Each stored event comes once; one that was cut is requested again."""
         queued, running = frames((1, "job", state("queued"))), frames((2, "job", state("running")))
         progress, end = frames((None, "progress", {"turns": []})), frames((3, "end", state("completed")))
         world = World(
@@ -214,13 +214,13 @@ class TestFollowing:
         ]  # fmt: skip
 
     def test_a_stream_that_ends_before_its_job_is_opened_again(self) -> None:
-        """A service that stops closes it; the job says whether more comes."""
+        """A service that stops closes it; the job's state says whether more follows."""
         world = World(Reply(status=200), b"", ok(JOB), Reply(status=200), frames((1, "end", state("failed"))))
         world.run(follow_job("job-1").flow)
         assert world.pauses == [1.0]
 
-    def test_a_job_that_ended_in_between_is_read_to_its_end(self) -> None:
-        """Its last events come with one more stream; if that has none, there are none."""
+    def test_a_job_that_ended_during_a_break_is_read_to_its_end(self) -> None:
+        """One more stream has its last events; if it has none, there are none."""
         world = World(Reply(status=200), LOST, ok(ENDED), Reply(status=200), frames((1, "end", state("completed"))))
         world.run(follow_job("job-1").flow)
         assert [event.kind for event in world.given] == ["end"]
@@ -234,19 +234,19 @@ class TestFollowing:
         with pytest.raises(NotNow):
             World(*outcomes).run(follow_job("job-1", patience_s=20.0).flow)
 
-    def test_a_job_that_is_deleted_is_said(self) -> None:
-        """While it is followed, too."""
+    def test_a_deleted_job_is_reported(self) -> None:
+        """Also while it is followed."""
         with pytest.raises(NotFound):
             World(Reply(status=200), b"", no(404, "job_not_found")).run(follow_job("job-1").flow)
 
-    def test_an_event_of_a_newer_service_is_handed_on(self) -> None:
-        """With its data, and without a value of a type that we know."""
+    def test_an_unknown_event_of_a_newer_service_is_passed_on(self) -> None:
+        """It has its data, without a typed value."""
         world = World(Reply(status=200), frames((1, "mood", {"is": "good"}), (2, "end", state("completed"))))
         world.run(follow_job("job-1").flow)
         assert (world.given[0].kind, world.given[0].data, world.given[0].value) == ("mood", {"is": "good"}, None)
 
-    def test_a_log_is_followed_by_its_numbers(self) -> None:
-        """First the tail, then everything that is new; a service that was started again is read from its first line."""
+    def test_a_log_is_followed_by_its_line_numbers(self) -> None:
+        """First the tail, then each new line; after a restart of the service it is read from the first line."""
         log = {"id": "m-0", "incarnation": 1}
         first, second, third = (ok({**log, "lines": [{**LINE, "number": number}]}) for number in (7, 9, 2))
         world = World(first, LOST, AWAY, second, second, LOST, third, third)
@@ -259,8 +259,8 @@ class TestFollowing:
         ]  # fmt: skip
         assert world.pauses == [0.5, 0.1, 0.1, 0.5, 0.1]
 
-    def test_no_line_at_first_is_none_at_all(self) -> None:
-        """The first look must not give the whole log."""
+    def test_no_lines_at_first_stay_none(self) -> None:
+        """The next look must not give the whole log."""
         log = {"id": "m-0", "incarnation": 1}
         old, nothing, new = (ok({**log, "lines": [{**LINE, "number": each}] if each else []}) for each in (7, 0, 8))
         world = World(old, nothing, new)
@@ -270,8 +270,8 @@ class TestFollowing:
 
 
 class TestReading:
-    def test_a_result_that_is_cut_goes_on_where_it_was(self) -> None:
-        """Each transcript once, in order; one that was cut in its middle is read anew."""
+    def test_a_result_that_is_cut_resumes_where_it_was(self) -> None:
+        """Each transcript comes once, in order; one that was cut is read again."""
         lines = [json.dumps(transcript(name)).encode() + b"\n" for name in ("q0", "q1", "q2")]
         whole = b"".join(lines)
         world = World(
@@ -284,13 +284,13 @@ class TestReading:
         assert [each.id for each in world.given] == ["q0", "q1", "q2"]
         assert world.asked == ["/v1/jobs/job-1/result?format=jsonl"] * 4
 
-    def test_a_job_that_goes_on_has_no_result(self) -> None:
-        """It is said at once, whatever Retry-After says."""
+    def test_a_running_job_has_no_result(self) -> None:
+        """The error is raised at once, whatever Retry-After says."""
         with pytest.raises(StateConflict):
             World(no(409, "not_finished", "1")).run(read_result("job-1").flow)
 
-    def test_all_jobs_are_read_page_by_page(self) -> None:
-        """By the cursor of the page before."""
+    def test_jobs_are_listed_page_by_page(self) -> None:
+        """Each page has the cursor of the next one."""
         world = World(ok({"jobs": [JOB], "next_cursor": "7"}), ok({"jobs": [ENDED], "next_cursor": None}))
         world.run(read_jobs(state="running").flow)
         assert [job.state for job in world.given] == ["running", "completed"]

@@ -19,7 +19,7 @@ def document(**fields: object) -> dict[str, Any]:
     [("agents.a.b.model", 1), ("agents.a.b.params.temperature", 1), ("agents.a.model", 0), ("agents.a.c.model", 0)],
 )
 def test_an_agent_is_named_by_its_id(path: str, place: int) -> None:
-    """One with a dot too: the longest id that is there."""
+    """The id may contain a dot: the longest existing id matches."""
     changed = document()
     put_value(changed, path, "new")
     assert "new" in str(changed["agents"][place])
@@ -28,13 +28,13 @@ def test_an_agent_is_named_by_its_id(path: str, place: int) -> None:
 
 @pytest.mark.parametrize("path", ["agents.eve.model", "name.x", "", "agents."])
 def test_a_path_that_leads_nowhere_is_refused(path: str) -> None:
-    """Nothing is changed at a place that nobody reads."""
+    """No value is set where it would be ignored."""
     with pytest.raises(NothingToFork):
         put_value(document(name="n"), path, 1)
 
 
 def test_each_conversation_goes_on_with_its_own_rounds() -> None:
-    """Those of the job where it has none, and so many more."""
+    """The job's rounds where it has none, plus the requested number."""
     forked = forked_document(document(), "j", None, {}, 3)["conversations"]
     assert [(each["id"], each["rounds"]) for each in forked] == [("c0", 5), ("x", 8)]
     with pytest.raises(NothingToFork):
@@ -58,8 +58,8 @@ CAST = {"noah": {"id": "noah", "agents": {"a": {"params": {"temperature": 0, "to
         ("agents.a.b.system", CAST["noah"]["agents"]),
     ],
 )
-def test_a_change_of_the_job_holds_in_each_conversation(path: str, left: object) -> None:
-    """Also where that has a cast of its own: what was asked for is not overridden in silence."""
+def test_a_change_of_the_job_applies_to_each_conversation(path: str, left: object) -> None:
+    """Also if the conversation has its own cast: the change must not be overridden silently."""
     changed = document(conversations=[copy.deepcopy(CAST["noah"]), {"id": "x"}])
     put_value(changed, path, {"model": "new"} if path == "agents.a" else "new")
     put_into_conversations(changed, path, {"model": "new"} if path == "agents.a" else "new")
@@ -67,8 +67,8 @@ def test_a_change_of_the_job_holds_in_each_conversation(path: str, left: object)
     assert changed["agents"][0]["id"] == "a"
 
 
-def test_ends_of_the_job_hold_in_each_conversation() -> None:
-    """A conversation's own stand in place of them otherwise."""
+def test_ends_of_the_job_apply_to_each_conversation() -> None:
+    """Otherwise a conversation's own ends would replace them."""
     changed = document(conversations=[{"id": "x", "until": []}])
     put_value(changed, "until", [{"unchanged": 2}])
     put_into_conversations(changed, "until", [{"unchanged": 2}])
@@ -76,7 +76,7 @@ def test_ends_of_the_job_hold_in_each_conversation() -> None:
 
 
 def test_copies_have_other_seeds() -> None:
-    """An agent that has one would say the same in all of them."""
+    """With the same seed an agent would say the same in all of them."""
     agents = [{"id": "a", "params": {"seed": 7}}, {"id": "b"}]
     cast = {"b": {"params": {"seed": 1, "top_k": 2}}}
     made = copies(document(agents=agents, conversations=[{"id": "x", "agents": cast}, {"id": "y"}]), 3)
@@ -86,8 +86,8 @@ def test_copies_have_other_seeds() -> None:
     assert [each.get("agents", {}).get("a", {}).get("params") for each in made[3:]] == [None, {"seed": 8}, {"seed": 9}]
 
 
-def test_a_change_of_one_fork_is_none_of_another() -> None:
-    """Forks of a conversation with a cast would share it: ``conversations.x-1.agents.a.params`` changed all of them."""
+def test_a_change_of_one_fork_does_not_affect_another() -> None:
+    """Forks of a conversation with a cast once shared it: ``conversations.x-1.agents.a.params`` changed all of them."""
     cast = {"id": "x", "prompt": "Go.", "agents": {"a": {"params": {"top_k": 1}}}}
     made = document(conversations=[cast])
     made["conversations"] = copies(made, 2)

@@ -20,14 +20,14 @@ def read(tmp_path: Path, rows: str, name: str = "rows.jsonl", **more: object) ->
 
 
 def faults(tmp_path: Path, rows: str, name: str = "rows.jsonl", **more: object) -> list[str]:
-    """Return what is wrong with such a file, without the folder."""
+    """Return the faults of such a file, without the folder."""
     with pytest.raises(JobFileInvalid) as caught:
         read(tmp_path, rows, name, **more)
     return [fault.removeprefix(f"{tmp_path}/") for fault in caught.value.faults]
 
 
 def test_each_line_is_a_conversation(tmp_path: Path) -> None:
-    """Fields stand where they are named; numbers and truth values as in JSON, blank lines are none."""
+    """Fields are placed by name. Numbers and booleans are read as in JSON, and blank lines are skipped."""
     rows = '{"id": 1, "question": "it", "topic": "x"}\n\n{"id": "b", "question": "$id $$5", "topic": true}\n'
     assert read(tmp_path, rows) == [{"id": "1", "prompt": "Is it right?"}, {"id": "b", "prompt": "Is $id $$5 right?"}]
     assert read(tmp_path, rows, limit=1, variables=["topic"]) == [
@@ -41,7 +41,7 @@ def test_each_line_is_a_conversation(tmp_path: Path) -> None:
 
 
 def test_a_table_names_its_fields_in_its_first_row(tmp_path: Path) -> None:
-    """Cells may hold line ends and commas; a column's name may hold anything that is in braces."""
+    """Cells may hold line ends and commas; a column's name may hold any character allowed in braces."""
     table = '\ufeffid,the question,other\na,"One,\ntwo",1\n\nb,Three,2\n'
     assert read(tmp_path, table, "rows.csv", prompt="${the question}?") == [
         {"id": "a", "prompt": "One,\ntwo?"},
@@ -76,15 +76,15 @@ def test_a_table_names_its_fields_in_its_first_row(tmp_path: Path) -> None:
         ("rows.jsonl", '{"id": 1, "question": ""}', ["rows.jsonl:1: 'question' is empty"]),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, name: str, rows: str, told: list[str]) -> None:
-    """All of it, as far as a person reads."""
+def test_faults_are_reported_with_their_lines(tmp_path: Path, name: str, rows: str, told: list[str]) -> None:
+    """All of them, up to a readable number."""
     found = faults(tmp_path, rows, name)
     assert len(found) == len(told)
     assert all(fault.startswith(each) for fault, each in zip(found, told, strict=True)), found
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    """One that is not there, that is not UTF-8, and too many rows."""
+def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
+    """It is missing, is not UTF-8, or has too many rows."""
     with pytest.raises(JobFileInvalid, match=r"rows\.jsonl: No such file"):
         with_rows({"conversations": WANTED}, tmp_path, "job.yaml")
     (tmp_path / "rows.jsonl").write_bytes(b'{"id": "\xff"}')
@@ -96,7 +96,7 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 
 
 def test_a_blank_prompt_and_a_metadata_that_is_no_json_are_told_with_their_lines(tmp_path: Path) -> None:
-    """What is not used may be anything."""
+    """Unused columns may hold anything."""
     assert faults(tmp_path, '{"id": 1, "question": " "}', prompt="$question") == ["rows.jsonl:1: the prompt is blank"]
     rows = '{"id": 1, "question": "x", "gold": {"n": NaN}}'
     assert "rows.jsonl:1: 'gold' is no number: NaN" in faults(tmp_path, rows, metadata=["gold"])[0]
@@ -113,8 +113,8 @@ def test_a_blank_prompt_and_a_metadata_that_is_no_json_are_told_with_their_lines
         {"until": [{"agent": "a", "says": ["$question"]}]},
     ],
 )
-def test_a_field_that_a_text_names_has_to_be_a_variable(tmp_path: Path, job: dict[str, object]) -> None:
-    """Or else it would go out as it stands, in every row."""
+def test_a_field_named_in_a_text_has_to_be_a_variable(tmp_path: Path, job: dict[str, object]) -> None:
+    """Otherwise the name itself would be sent, in every row."""
     (tmp_path / "rows.jsonl").write_text('{"id": 1, "question": "x"}')
     with pytest.raises(JobFileInvalid, match=r"\$question is a field of the rows; list it in"):
         with_rows({**job, "conversations": WANTED}, tmp_path, "job.yaml")
@@ -131,7 +131,7 @@ def test_a_field_that_a_text_names_has_to_be_a_variable(tmp_path: Path, job: dic
         ({"file": "rows.txt"}, "job.yaml: conversations.file: must end with one of"),
     ],
 )
-def test_a_wish_that_is_none_is_refused(tmp_path: Path, more: dict[str, object], told: str) -> None:
+def test_an_invalid_option_is_refused(tmp_path: Path, more: dict[str, object], told: str) -> None:
     """Before anything is read."""
     with pytest.raises(JobFileInvalid) as caught:
         with_rows({"conversations": {**WANTED, **more}}, tmp_path, "job.yaml")
@@ -139,7 +139,7 @@ def test_a_wish_that_is_none_is_refused(tmp_path: Path, more: dict[str, object],
 
 
 def test_yaml_is_read_as_the_service_reads_it(tmp_path: Path) -> None:
-    """Words that other versions of YAML take for truth values or dates, and numbers of every kind."""
+    """Words that other versions of YAML read as booleans or dates, and numbers of every kind."""
     values = [
         "yes",
         "No",
@@ -163,7 +163,7 @@ def test_yaml_is_read_as_the_service_reads_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["job.yaml", "job.json"])
 def test_a_job_is_loaded_with_its_conversations(tmp_path: Path, name: str) -> None:
-    """From beside its file, told how far it is; words of YAML stay words, as the service reads them."""
+    """From a file beside it, with progress reports. Words of YAML stay words, as the service reads them."""
     agents = [{"id": "a", "model": "m", "validation": {"choices": ["yes", "no"]}}]
     text = f"agents:\n- {{id: a, model: m, validation: {{choices: [yes, no]}}}}\nconversations: {json.dumps(WANTED)}\n"
     job = {"agents": agents, "conversations": WANTED}

@@ -1,4 +1,4 @@
-"""Streams cut into lines and events: any division of the same bytes gives the same."""
+"""Streams cut into lines and events: any division of the same bytes gives the same result."""
 
 import pytest
 
@@ -23,15 +23,15 @@ FRAMES = [
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, len(STREAM)])
-def test_events_are_the_same_however_they_come(size: int) -> None:
-    """An id stands for its own event alone; one that was cut is not told, so it is asked for again."""
+def test_events_are_the_same_at_any_division(size: int) -> None:
+    """An id belongs to its own event; an event that was cut is dropped, so it is requested again."""
     cutter = FrameCutter()
     found = [frame for at in range(0, len(STREAM), size) for frame in cutter.feed(STREAM[at : at + size])]
     assert found == FRAMES
 
 
-def test_lines_are_the_same_wherever_they_are_cut() -> None:
-    """At each byte."""
+def test_lines_are_the_same_at_any_division() -> None:
+    """The test cuts at each byte."""
     text = "one\u2028\r\n\ntwo \u0085\nrest".encode()
     for at in range(len(text) + 1):
         cutter = LineCutter()
@@ -40,8 +40,8 @@ def test_lines_are_the_same_wherever_they_are_cut() -> None:
         assert not cutter.is_between
 
 
-def test_a_line_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What sends more than any transcript has is not Roundhouse."""
+def test_an_endless_line_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sender is not Roundhouse: no transcript is that long."""
     monkeypatch.setattr(lines, "MOST_LINE_BYTES", 10)
     cutter = LineCutter()
     assert list(cutter.feed(b"123456789\n12345")) == [b"123456789"]

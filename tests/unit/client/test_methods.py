@@ -1,4 +1,4 @@
-"""Both clients have every call, by one line each."""
+"""Both clients have every call, each in one line."""
 
 import inspect
 import subprocess
@@ -27,7 +27,7 @@ def public(modules: tuple[ModuleType, ...]) -> dict[str, object]:
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_every_call_and_every_flow_is_a_method(kind: type[Client] | type[AsyncClient]) -> None:
-    """With its own name, parameters and words."""
+    """With the same name, parameters and docstring."""
     expected = public(CALLS) | {name: each for name, each in public(FLOWS).items() if name != "event_of"}
     methods = {name: getattr(kind, name) for name in vars(kind) if getattr(kind, name) in expected.values()}
     assert methods == expected
@@ -36,14 +36,14 @@ def test_every_call_and_every_flow_is_a_method(kind: type[Client] | type[AsyncCl
     assert client.get_log.__doc__ == worker_calls.get_log.__doc__
 
 
-def test_names_may_hold_anything() -> None:
-    """A slash is a part of an id, and divides the name of a model."""
+def test_names_may_hold_any_character() -> None:
+    """A slash is a part of an id, and separates parts of a model's name."""
     assert place("a/b c", 3) == "/a%2Fb%20c/3"
     assert model_place("org/model ü") == "/v1/models/org/model%20%C3%BC"
     assert encoded({"a": "ü\u2028", "b": [1]}) == '{"a":"ü\u2028","b":[1]}'.encode()
 
 
-def test_the_client_takes_nothing_of_the_service_with_it() -> None:
+def test_the_client_imports_nothing_of_the_service() -> None:
     """Nor torch, before a trainer broadcasts."""
     script = (
         "import sys, roundhouse_client\n"

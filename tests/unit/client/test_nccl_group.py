@@ -1,4 +1,4 @@
-"""The trainer's end of NCCL's group, on stand-ins for vLLM's classes: what is made, when, and within which time."""
+"""The trainer's end of the NCCL group, with stand-ins for vLLM's classes: calls, their order, and time limits."""
 
 import sys
 import threading
@@ -12,7 +12,7 @@ from roundhouse_client.trainer.nccl_group import NcclGroup
 
 
 class Tensor:
-    """What a tensor that is sent is asked for."""
+    """A tensor with the attributes that a broadcast reads."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -23,7 +23,7 @@ class Tensor:
 
 @pytest.fixture
 def told() -> Iterator[list[Any]]:
-    """Return what vLLM's classes were asked, with modules of these names in place of them."""
+    """Return the calls to vLLM's classes, with modules of these names in their place."""
     asked: list[Any] = []
     stop = threading.Event()
 
@@ -69,8 +69,8 @@ def told() -> Iterator[list[Any]]:
             sys.modules[name] = module
 
 
-def test_tensors_are_sent_in_their_order(told: list[Any]) -> None:
-    """Rank 0 of a group with all engines; each tensor by itself, from this process's device, and then waited for."""
+def test_tensors_are_sent_in_order(told: list[Any]) -> None:
+    """Rank 0 of a group with all engines sends each tensor by itself, from this process's device, and waits for it."""
     group = NcclGroup()
     assert (group.listen("127.0.0.1", 29500, 7.0), group.is_made) == (29500, False)
     group.join("key", 3, 7.0)
@@ -86,8 +86,8 @@ def test_tensors_are_sent_in_their_order(told: list[Any]) -> None:
     assert not group.is_made
 
 
-def test_a_port_is_found_where_none_is_given(told: list[Any]) -> None:
-    """The engines are told it before the store listens."""
+def test_a_port_is_chosen_if_none_is_given(told: list[Any]) -> None:
+    """The engines learn it before the store listens."""
     group = NcclGroup()
     port = group.listen("127.0.0.1", 0, 1.0)
     group.join("key", 2, 1.0)
@@ -95,8 +95,8 @@ def test_a_port_is_found_where_none_is_given(told: list[Any]) -> None:
 
 
 @pytest.mark.usefixtures("told")
-def test_what_waits_for_ever_is_left_behind() -> None:
-    """NCCL knows no limit; a trainer does."""
+def test_a_broadcast_without_end_is_given_up() -> None:
+    """NCCL has no time limit; a trainer does."""
     group = NcclGroup()
     group.listen("127.0.0.1", 29500, 1.0)
     group.join("key", 2, 1.0)
@@ -104,8 +104,8 @@ def test_what_waits_for_ever_is_left_behind() -> None:
         group.broadcast([Tensor("stuck")], 5, 0.05)  # type: ignore[list-item]
 
 
-def test_who_does_not_come_is_told(told: list[Any]) -> None:
-    """As an error of the kind that the trainer's client knows."""
+def test_an_engine_that_does_not_join_is_reported(told: list[Any]) -> None:
+    """As an error that the trainer's client knows."""
     group = NcclGroup()
     group.listen("127.0.0.1", 29500, 1.0)
     with pytest.raises(RuntimeError, match="TimeoutError: the store has waited"):

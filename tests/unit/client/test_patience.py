@@ -1,4 +1,4 @@
-"""The patience of a client is that of all that it asks, unless a method is given its own."""
+"""A client's patience applies to all its calls, unless a method gets its own."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,8 +30,8 @@ def no_wait(_pause: Pause) -> None:
 
 
 @pytest.mark.parametrize("flow", FLOWS)
-def test_a_client_without_patience_waits_for_nothing(flow: Callable[..., Any]) -> None:
-    """Its waits and streams waited for a minute."""
+def test_a_client_without_patience_does_not_wait(flow: Callable[..., Any]) -> None:
+    """Waits and streams once waited for a minute."""
     url = f"http://127.0.0.1:{find_ports(1)}"
     with Client(url, patience_s=0, on_pause=no_wait) as client:
         with pytest.raises(Unreachable):
@@ -42,8 +42,8 @@ def test_a_client_without_patience_waits_for_nothing(flow: Callable[..., Any]) -
         flow(client)
 
 
-async def test_nor_does_one_of_asyncio() -> None:
-    """The same."""
+async def test_an_asyncio_client_without_patience_does_not_wait() -> None:
+    """The same as the blocking client."""
     async with AsyncClient(f"http://127.0.0.1:{find_ports(1)}", patience_s=0, on_pause=no_wait) as client:
         with pytest.raises(Unreachable):
             await client.wait_job("j")

@@ -1,4 +1,4 @@
-"""Rows of a file: what is kept of them beside their variables, and what is said where they cannot be used."""
+"""Rows of a file: metadata kept beside their variables, and messages about unusable rows."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def read(tmp_path: Path, rows: str, name: str = "rows.csv", **more: object) -> R
 
 
 def test_metadata_of_a_row_stays_with_its_conversation(tmp_path: Path) -> None:
-    """Columns that no prompt has, such as a group: a person finds them in the result."""
+    """Columns that no prompt uses, such as a group, appear in the result."""
     table = "id,question,group,topic\na,it,one,cars\nb,that,two,tea\n"
     conversations = read(tmp_path, table, metadata=["group"], variables=["topic"]).document["conversations"]
     assert [each["metadata"] for each in conversations] == [{"group": "one"}, {"group": "two"}]
@@ -24,15 +24,15 @@ def test_metadata_of_a_row_stays_with_its_conversation(tmp_path: Path) -> None:
 
 
 def test_metadata_may_be_any_json(tmp_path: Path) -> None:
-    """It is kept and not read: lists and nothing at all, which no variable may be."""
+    """It is kept unread: lists and null are allowed, though not for variables."""
     line = '{"id": "a", "question": "it", "labels": ["x", {"y": null}], "none": null}\n'
     (conversation,) = read(tmp_path, line, "rows.jsonl", metadata=["labels", "none"]).document["conversations"]
     assert conversation["metadata"] == {"labels": ["x", {"y": None}], "none": None}
     assert conversation["prompt"] == "Is it right?"  # without variables no dollar sign is read
 
 
-def test_metadata_that_is_not_there_is_told_with_its_line(tmp_path: Path) -> None:
-    """As a variable that is not there, with the columns that are."""
+def test_missing_metadata_is_reported_with_its_line(tmp_path: Path) -> None:
+    """As a missing variable is, with the existing columns."""
     with pytest.raises(JobFileInvalid) as caught:
         read(tmp_path, "id,question\na,it\n", metadata=["group"])
     (fault,) = caught.value.faults
@@ -47,8 +47,8 @@ def test_metadata_that_is_not_there_is_told_with_its_line(tmp_path: Path) -> Non
     ("name", "rows"),
     [("rows.csv", "id,text,topic\na,b,c\n"), ("rows.jsonl", '{"id": 1, "text": "b", "topic": "c"}\n')],
 )
-def test_a_field_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, name: str, rows: str) -> None:
-    """One sees at once what the column is called."""
+def test_a_missing_field_is_reported_with_the_existing_ones(tmp_path: Path, name: str, rows: str) -> None:
+    """The message shows the column's real name."""
     with pytest.raises(JobFileInvalid) as caught:
         read(tmp_path, rows, name)
     (fault,) = caught.value.faults
@@ -57,8 +57,8 @@ def test_a_field_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, n
     assert "id, text, topic" in fault
 
 
-def test_many_columns_are_not_all_told(tmp_path: Path) -> None:
-    """A line is a line, and a name of a column may be as long as a file."""
+def test_many_columns_are_not_all_listed(tmp_path: Path) -> None:
+    """A message is one line, and a column's name may be as long as a file."""
     header = ",".join(f"column{number}{'x' * 100}" for number in range(1000))
     with pytest.raises(JobFileInvalid) as caught:
         read(tmp_path, f"{header}\n")
@@ -67,8 +67,8 @@ def test_many_columns_are_not_all_told(tmp_path: Path) -> None:
     assert len(fault) < 1000 + len(str(tmp_path))
 
 
-def test_a_file_that_is_not_there_is_told_with_the_key_that_names_it(tmp_path: Path) -> None:
-    """The fault is the job file's as likely as the folder's."""
+def test_a_missing_file_is_reported_with_the_key_that_names_it(tmp_path: Path) -> None:
+    """The mistake may be in the job file or in the folder."""
     with pytest.raises(JobFileInvalid) as caught:
         with_rows({"conversations": WANTED}, tmp_path, "jobs/job.yaml")
     (fault,) = caught.value.faults

@@ -1,4 +1,4 @@
-"""The client's values against the service's own schemas, and what becomes of answers of other versions."""
+"""The client's values against the service's schemas, and answers of other versions."""
 
 import pickle
 from copy import deepcopy
@@ -24,7 +24,7 @@ def test_a_copy_keeps_what_came() -> None:
     assert (made.name, hasattr(made, "document")) == ("another", False)  # it did not come so
 
 
-def test_the_types_of_a_job_that_is_posted_are_those_that_the_service_reads() -> None:
+def test_the_types_of_a_posted_job_are_those_that_the_service_reads() -> None:
     """``python tools/job_types.py`` writes them after a change."""
     assert PAGE.read_text(encoding="utf-8") == generated()
 
@@ -37,8 +37,8 @@ def test_a_job_is_read_with_its_types() -> None:
     assert not job.has_ended
 
 
-def test_a_field_of_a_newer_service_is_passed_over_and_kept() -> None:
-    """Unknown fields never break an older client; its caller may still look."""
+def test_a_field_of_a_newer_service_is_ignored_and_kept() -> None:
+    """Unknown fields never break an older client; the caller can still read them."""
     newer = {**JOB, "mood": "good", "progress": {**JOB["progress"], "share": 0.5}}
     job = decode(jobs.Job, newer)
     assert job == decode(jobs.Job, JOB)
@@ -46,7 +46,7 @@ def test_a_field_of_a_newer_service_is_passed_over_and_kept() -> None:
 
 
 def test_a_state_of_a_newer_service_is_an_end() -> None:
-    """States are words; all but those of a job that goes on are ends."""
+    """States are words: all but those of a running job are ends."""
     assert decode(jobs.Job, {**JOB, "state": "archived"}).has_ended
 
 
@@ -66,25 +66,25 @@ def without(document: dict[str, Any], name: str) -> dict[str, Any]:
         ([], "Job: not an object"),
     ],
 )
-def test_an_answer_that_cannot_be_used_names_its_place(document: object, told: str) -> None:
-    """Said once, where it comes in, and not as a KeyError in the caller's code."""
+def test_an_unusable_answer_names_its_place(document: object, told: str) -> None:
+    """One error is raised when the answer arrives, not a KeyError in the caller's code."""
     with pytest.raises(AnswerMalformed, match=f"^{told}$"):
         decode(jobs.Job, document)
 
 
 def test_places_in_lists_are_named() -> None:
-    """By their number; and a truth value is no number."""
+    """By number; and a boolean is no number."""
     with pytest.raises(AnswerMalformed, match=r"^WorkerLog.lines\[1\].number: of another type$"):
         log = {"id": "m-0", "incarnation": 1, "lines": [LINE, {**LINE, "number": True}]}
         decode(workers.WorkerLog, log)
 
 
-def test_what_may_be_none_may_be_missing() -> None:
-    """An older service does not know it yet."""
+def test_an_optional_field_may_be_missing() -> None:
+    """An older service does not send it."""
     assert decode(jobs.Job, without(JOB, "finished_at")).finished_at is None
 
 
-def test_what_is_not_json_is_no_answer() -> None:
-    """A page of a proxy, say."""
+def test_an_answer_that_is_not_json_is_refused() -> None:
+    """For example a proxy's page."""
     with pytest.raises(AnswerMalformed, match="not JSON: b'<html>'"):
         parse(b"<html>")

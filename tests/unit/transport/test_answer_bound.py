@@ -1,4 +1,4 @@
-"""The bound of an answer has several names, and is one (specification, "Generation parameters")."""
+"""The bound of an answer has several names and one meaning (specification, "Generation parameters")."""
 
 import pytest
 
@@ -20,13 +20,13 @@ from transport.client import is_short
 def test_a_later_bound_replaces_an_earlier_one_of_any_name(
     earlier: dict[str, object], later: dict[str, object], both: dict[str, object]
 ) -> None:
-    """Null says nothing: neither does it bound, nor does it take a bound away."""
+    """Null counts as not given: it neither bounds nor removes a bound."""
     assert laid_over(earlier, later) == both
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
 def test_each_name_is_read(name: str) -> None:
-    """A number from 1 bounds; all else does not."""
+    """A number from 1 up bounds; other values do not."""
     assert [bound_of({name: each}) for each in (8, 8.0, -1, 0, None, True, "8", 0.5, float("nan"), 1e300)] == [
         *(8, 8),
         *[None] * 8,

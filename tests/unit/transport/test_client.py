@@ -39,7 +39,7 @@ END = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\
 
 
 class Recorder:
-    """A receiver that keeps what it is given."""
+    """A receiver that keeps what it gets."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -59,7 +59,7 @@ class Recorder:
 async def engine_that_sends(
     *writes: bytes, reset: bool = False, hold: bool = False
 ) -> AsyncIterator[tuple[EngineClient, list[bytes]]]:
-    """Play bytes on a real socket to whoever sends a request; then close, reset, or hold the connection."""
+    """Play bytes on a real socket to the client that sends a request; then close, reset, or hold the connection."""
     requests: list[bytes] = []
     leave = asyncio.Event()
 
@@ -115,7 +115,7 @@ async def test_a_stream_is_delivered_however_it_is_framed(wire: bytes) -> None:
     assert await outcome_of(wire) == ([TextDelta("hi"), Finished("stop")], None)
 
 
-async def test_the_request_is_whole_and_the_connection_is_not_kept() -> None:
+async def test_the_request_is_sent_whole_and_the_connection_is_not_kept() -> None:
     """llama-server closes kept-alive connections; one that is never kept can never fail a turn."""
     recorder = Recorder()
     async with engine_that_sends(SSE + b"\r\n" + END) as (client, requests):
@@ -129,8 +129,8 @@ async def test_the_request_is_whole_and_the_connection_is_not_kept() -> None:
     assert b'"stream":true' in body
 
 
-async def test_any_byte_of_the_body_is_progress() -> None:
-    """Specification, "Streaming": comments are bytes and count as such, and are no events."""
+async def test_any_byte_of_the_body_is_a_sign_of_life() -> None:
+    """Specification, "Streaming": comments are bytes and count as such, but they are no events."""
     recorder = Recorder()
     pings = SSE + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(b": ping\n\n", b": ping\n\n")
     async with engine_that_sends(pings) as (client, _):
@@ -180,7 +180,7 @@ OVERFLOW = (
     ],
 )
 async def test_each_failure_is_one_error(wire: bytes, kind: type[EngineError], text: str) -> None:
-    """Whatever an engine does, the caller sees one error of the drawn tree."""
+    """Whatever an engine does, the caller gets one error of the documented tree."""
     _, error = await outcome_of(wire)
     assert type(error) is kind
     assert text in str(error)
@@ -189,19 +189,19 @@ async def test_each_failure_is_one_error(wire: bytes, kind: type[EngineError], t
 
 
 async def test_events_before_a_failure_stand() -> None:
-    """Partial output is kept for every failure."""
+    """Partial output is kept in every failure."""
     events, error = await outcome_of(SSE + b"\r\n" + TEXT, reset=True)
     assert (events, type(error)) == ([TextDelta("hi")], TruncatedStream)
 
 
-async def test_nobody_listens(free_ports: Callable[[int], int]) -> None:
-    """A refused connection is an engine that cannot be reached."""
+async def test_an_engine_that_does_not_listen_is_unreachable(free_ports: Callable[[int], int]) -> None:
+    """A refused connection means an engine that cannot be reached."""
     with pytest.raises(EngineUnreachable):
         await EngineClient(Endpoint(port=free_ports(1))).stream(REQUEST, Recorder())
 
 
-async def test_a_cancel_closes_the_connection() -> None:
-    """Closing the connection is the only way to tell an engine to stop."""
+async def test_a_cancel_closes_the_connection_to_an_engine() -> None:
+    """Only a closed connection makes an engine stop."""
     gone = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -232,7 +232,7 @@ FOREIGN_ERRORS = [
 
 @respx.mock
 async def test_a_probe_has_the_query_of_the_address() -> None:
-    """As requests for answers have it."""
+    """Requests for answers have it too."""
     asked = respx.get(url="http://127.0.0.1:9/a/v1/models?api-version=2").respond(json={"data": []})
     await EngineClient(Endpoint.of_url("http://127.0.0.1:9/a/v1?api-version=2")).probe_ready()
     assert asked.called
@@ -241,7 +241,7 @@ async def test_a_probe_has_the_query_of_the_address() -> None:
 @pytest.mark.parametrize("foreign", FOREIGN_ERRORS, ids=lambda error: error.__name__)
 @respx.mock
 async def test_every_foreign_error_of_a_probe_is_translated(foreign: type[httpx.TransportError]) -> None:
-    """Errors are translated once, at the boundary: none of httpx's own comes through."""
+    """Errors are translated once, at the boundary: no error of httpx's comes through."""
     respx.get("http://127.0.0.1:9/v1/models").mock(side_effect=foreign("x"))
     expected = EngineTimeout if issubclass(foreign, httpx.TimeoutException) else EngineUnreachable
     with pytest.raises(expected) as caught:
@@ -271,8 +271,8 @@ async def test_ready_means_200_with_json(response: httpx.Response, kind: type[En
             await client.probe_ready()
 
 
-async def test_a_connection_that_is_lost_as_it_is_made_is_the_engines_end() -> None:
-    """The library under httpx asks a socket for its peer that is there no more, with no error of the network."""
+async def test_a_connection_lost_while_it_is_made_is_the_engines_end() -> None:
+    """The library under httpx asks a socket for its peer, which is gone; this is no network error."""
     lost = AttributeError("'NoneType' object has no attribute 'getpeername'")
     endpoint = Endpoint(host="127.0.0.1", port=9)
     with respx.mock:
@@ -287,7 +287,7 @@ JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\
 
 
 async def test_a_prompt_is_counted_by_the_body_that_will_be_sent() -> None:
-    """Tools and parameters may be part of a prompt."""
+    """Tools and parameters may become part of a prompt."""
     answer = b'{"input_tokens": 42}'
     write = JSON + f"Content-Length: {len(answer)}\r\n\r\n".encode() + answer
     request = replace(REQUEST, params={"max_tokens": 9}, tools=({"type": "function", "function": {"name": "look"}},))
@@ -301,12 +301,12 @@ async def test_a_prompt_is_counted_by_the_body_that_will_be_sent() -> None:
 
 
 async def test_an_engine_that_cannot_count_is_not_asked() -> None:
-    """Nobody listens there."""
+    """The test's address has no listener."""
     assert await EngineClient(Endpoint(port=1), PLAIN).count_prompt(LLAMA_SERVER.encode(REQUEST)) is None
 
 
-async def test_a_count_that_does_not_come_is_an_error_of_the_engine() -> None:
-    """Of the connection as well."""
+async def test_a_failed_count_is_an_error_of_the_engine() -> None:
+    """A failed connection is one too."""
     async with engine_that_sends(reset=True) as (plain, _):
         with pytest.raises(EngineError):
             await EngineClient(plain.endpoint, LLAMA_SERVER).count_prompt(LLAMA_SERVER.encode(REQUEST))

@@ -41,15 +41,15 @@ def body(dialect: object, request: ChatRequest) -> dict[str, object]:
 
 
 class TestAsking:
-    def test_each_engine_is_asked_for_what_it_alone_knows(self) -> None:
-        """Progress of the prompt from llama-server, usage with every chunk from vLLM, nothing special elsewhere."""
+    def test_each_engine_is_asked_for_its_own_extras(self) -> None:
+        """Prompt progress from llama-server, usage in every chunk from vLLM, nothing special elsewhere."""
         plain = body(PLAIN, REQUEST)
         assert body(LLAMA_SERVER, REQUEST) == {**plain, "return_progress": True}
         options = {"include_usage": True, "continuous_usage_stats": True}
         assert body(VLLM, REQUEST) == {**plain, "stream_options": options}
 
-    def test_what_nobody_watches_comes_in_larger_pieces(self) -> None:
-        """A frame for sixteen tokens, unless the caller has said how many."""
+    def test_unwatched_answers_come_in_larger_pieces(self) -> None:
+        """A frame holds sixteen tokens, unless the caller sets the number."""
         unwatched = ChatRequest(model="m", messages=(), is_watched=False)
         assert body(VLLM, unwatched)["stream_interval"] == vllm.UNWATCHED_INTERVAL
         told = ChatRequest(model="m", messages=(), is_watched=False, params={"stream_interval": 2})
@@ -57,8 +57,8 @@ class TestAsking:
         assert "stream_interval" not in body(LLAMA_SERVER, unwatched)
 
     @pytest.mark.parametrize(("salt", "expected"), [(None, "weights-3"), ("mine", "mine.weights-3")])
-    def test_prefixes_are_shared_within_their_scope_alone(self, salt: str | None, expected: str) -> None:
-        """Prefix caches never mix versions of weights; a caller's own salt stands beside it."""
+    def test_prefixes_are_shared_only_within_their_scope(self, salt: str | None, expected: str) -> None:
+        """Prefix caches never mix versions of weights; a caller's own salt is added."""
         params = {} if salt is None else {"cache_salt": salt}
         request = ChatRequest(model="m", messages=(), params=params, cache_scope="weights-3")
         assert body(VLLM, request)["cache_salt"] == expected
@@ -74,8 +74,8 @@ class TestReading:
             (b'{"choices":[{"delta":{"reasoning_content":"hm"}}]}', [ReasoningDelta("hm")]),
         ],
     )
-    def test_frames_of_vllm(self, frame: bytes, events: list[Event]) -> None:
-        """Both names of the reasoning, and a usage with every chunk."""
+    def test_frames_of_vllm_are_read(self, frame: bytes, events: list[Event]) -> None:
+        """Both names of the reasoning, and a usage in every chunk."""
         found: list[Event] = []
         assert openai.decode(frame, found) is any(type(event) is Finished for event in events)
         assert found == events
@@ -95,7 +95,7 @@ class TestReading:
         assert error.is_about_the_request is raised.value.is_about_the_request is about_the_request
 
     def test_openai_names_an_overflow_by_its_code(self) -> None:
-        """An attached server may be anybody's."""
+        """An attached server may use any wording."""
         answer = (
             b'{"error": {"message": "too long", "type": "invalid_request_error", "code": "context_length_exceeded"}}'
         )
@@ -111,10 +111,8 @@ class TestReading:
             (503, "Context size has been exceeded.", EngineOverloaded),
         ],
     )
-    def test_a_cache_that_is_full_is_told_in_words_alone(
-        self, status: int, message: str, kind: type[EngineRejected]
-    ) -> None:
-        """Before the stream and in it; it is no overflow of one request, and not about the request."""
+    def test_a_full_cache_is_known_by_its_message(self, status: int, message: str, kind: type[EngineRejected]) -> None:
+        """Before the stream and in it. It is no overflow of one request, and not the request's fault."""
         answer = msgspec.json.encode({"error": {"code": status, "message": message, "type": "server_error"}})
         error = decode_error(status, {}, answer)
         with pytest.raises(kind) as raised:
@@ -140,7 +138,7 @@ class TestReading:
     ],
 )
 def test_the_version_of_an_address_stays(url: str, asked: str) -> None:
-    """Some servers have their API below another one than v1; a whole URL is one of theirs as well."""
+    """Some servers have their API below a version other than v1; a full endpoint URL stays as well."""
     endpoint = Endpoint.of_url(url)
     assert endpoint.head("/v1/chat/completions").split()[1].decode() == asked
     assert f"{endpoint.base_path}{endpoint.path_of('/health')}".endswith("/health")
@@ -148,25 +146,25 @@ def test_the_version_of_an_address_stays(url: str, asked: str) -> None:
 
 class TestCounting:
     def test_only_llama_cpp_is_asked_to_count(self) -> None:
-        """Others end no request because another one is large."""
+        """Other engines end no request because another one is large."""
         assert LLAMA_SERVER.count is not None
         assert LLAMA_SERVER.count.path == COUNT_PATH == "/v1/chat/completions/input_tokens"
         assert (VLLM.count, PLAIN.count) == (None, None)
 
-    def test_what_is_counted(self) -> None:
-        """Whatever else stands there."""
+    def test_the_count_is_read_from_an_answer(self) -> None:
+        """Other fields are ignored."""
         assert decode_count(b'{"object": "response.input_tokens", "input_tokens": 4711}') == 4711
 
     @pytest.mark.parametrize("answer", [b"{}", b"", b"[]", b'{"input_tokens": "9"}', b"\xff"])
-    def test_what_is_no_count(self, answer: bytes) -> None:
-        """The path is named, and how it was answered."""
+    def test_an_answer_without_a_count_is_an_error(self, answer: bytes) -> None:
+        """The error has the path and the answer."""
         with pytest.raises(MalformedFrame, match=COUNT_PATH):
             decode_count(answer)
 
 
 class TestCounters:
-    def test_steps_and_tokens_of_every_engine_behind_the_server(self) -> None:
-        """Data parallel: one label an engine; a step is an advance though no token came."""
+    def test_steps_and_tokens_of_every_engine_behind_the_server_are_read(self) -> None:
+        """Data parallel engines have a label each; a step counts as progress even without a token."""
         lines = (
             'vllm:num_requests_running{engine="0",model_name="m"} 2.0',
             'vllm:num_requests_running{engine="1",model_name="m"} 1.0',
@@ -183,8 +181,8 @@ class TestCounters:
         assert (later.advances_since(told), told.advances_since(told)) == (1, 0)
         assert "61 steps" in str(told)
 
-    def test_a_server_that_tells_nothing_is_not_taken_for_one_that_stands_still(self) -> None:
-        """--disable-log-stats."""
+    def test_a_server_without_counters_does_not_seem_to_stand_still(self) -> None:
+        """VLLM has none with --disable-log-stats."""
         with pytest.raises(MalformedFrame):
             vllm.decode_counters(metrics("python_gc_objects_collected_total 1.0"))
 
@@ -207,7 +205,7 @@ class TestCounters:
     def test_the_capacity_is_what_fits_at_full_length(
         self, labels: list[str], length: int, expected: int | None
     ) -> None:
-        """The facts' formula: per engine since 0.24; before, blocks as the sum over all, repeated with each."""
+        """Per engine since 0.24; before, the number of blocks is the sum over all engines, repeated with each."""
         lines = [f"vllm:cache_config_info{{{each}}} 1.0" for each in labels]
         models = msgspec.json.encode({"data": [{"id": "m", "max_model_len": length}, {"id": "a", "parent": "m"}]})
         assert vllm.decode_capacity(metrics(*lines), models) == expected
@@ -242,7 +240,7 @@ class TestCounters:
     def test_the_cache_is_that_of_all_engines(
         self, lines: list[str], expected: tuple[int, int, int, int] | None
     ) -> None:
-        """Tokens are told by each engine since 0.24, and blocks before as the sum over all, repeated with each."""
+        """Each engine reports tokens since 0.24; before, each repeats the sum of blocks."""
         found = vllm.decode_kv_cache(metrics(*(f"vllm:{line}" for line in lines)))
         assert (None if found is None else (found.tokens, found.used, found.preemptions, found.block)) == expected
 
@@ -261,10 +259,10 @@ class TestThoughts:
             ("<|assistant|>", None, Thought.NONE),
         ],
     )
-    def test_the_end_of_a_prompt_tells_where_the_thought_stands(
+    def test_the_end_of_a_prompt_shows_where_the_thought_begins(
         self, prompt: str, template: str | None, expected: Thought
     ) -> None:
-        """And where it tells nothing, the template; older builds have none in GET /props."""
+        """If it does not, the template does; older builds have none in GET /props."""
         props = {"total_slots": 4} if template is None else {"chat_template": template}
         rendered = msgspec.json.encode({"prompt": prompt})
         assert decode_thought(rendered, msgspec.json.encode(props)) is expected
@@ -280,8 +278,8 @@ class TestThoughts:
             (b'{"prompt": "?"}', b'{"chat_template": 5}'),
         ],
     )
-    def test_what_is_no_json_of_this_dialect(self, rendered: bytes, props: bytes) -> None:
-        """It is an error of the engine, as every other one."""
+    def test_invalid_json_of_this_dialect_is_an_engines_error(self, rendered: bytes, props: bytes) -> None:
+        """It is like any other error of the engine."""
         with pytest.raises(MalformedFrame):
             decode_thought(rendered, props)
 
@@ -296,27 +294,27 @@ class TestEndpoint:
             ("http://[::1]:80", "http://[::1]:80", 80),
         ],
     )
-    def test_urls(self, url: str, base: str, port: int) -> None:
-        """With or without /v1, as users copy them."""
+    def test_urls_are_read_with_or_without_v1(self, url: str, base: str, port: int) -> None:
+        """Users copy both forms."""
         endpoint = Endpoint.of_url(url)
         assert (endpoint.base_url, endpoint.port) == (base, port)
 
     @pytest.mark.parametrize("url", ["localhost:11434", "ftp://x", "http://", "http://user:password@x"])
-    def test_what_is_none(self, url: str) -> None:
+    def test_an_invalid_url_is_refused(self, url: str) -> None:
         """A password belongs into headers, where it is masked."""
         with pytest.raises(ValueError, match="is not an http"):
             Endpoint.of_url(url)
 
-    def test_the_head_of_a_request(self) -> None:
-        """The path of the URL stands before ours, and the headers go with every request."""
+    def test_the_head_of_a_request_is_built_from_the_url(self) -> None:
+        """The URL's path comes before ours, and the headers are sent with every request."""
         endpoint = Endpoint.of_url("http://h:1/a/v1", {"Authorization": "Bearer k"})
         head = endpoint.head("/v1/chat/completions")
         assert head.startswith(b"POST /a/v1/chat/completions HTTP/1.1\r\nHost: h:1\r\n")
         assert b"\r\nAuthorization: Bearer k\r\n" in head
         assert head.endswith(b"\r\nContent-Length: ")
 
-    def test_the_query_of_a_url_goes_with_every_request(self) -> None:
-        """Some servers have their version there; what no server is sent is refused."""
+    def test_the_query_of_a_url_is_sent_with_every_request(self) -> None:
+        """Some servers take their version from it; parameters that no server accepts are refused."""
         endpoint = Endpoint.of_url("http://h:1/a/v1?api-version=2&x=%20y")
         assert endpoint.head("/v1/x").startswith(b"POST /a/v1/x?api-version=2&x=%20y HTTP/1.1\r\n")
         assert (endpoint.base_url, str(endpoint)) == ("http://h:1/a", "http://h:1/a"), "it may hold a key"

@@ -1,4 +1,4 @@
-"""Nothing that an engine says ends us: any answer ends its own request, with a reason, within bounds."""
+"""No answer of an engine ends the service: each ends its own request, with a reason, within bounds."""
 
 import asyncio
 import resource
@@ -27,27 +27,27 @@ TENTH = 10
 
 
 class Passage:
-    """Where a relayed answer goes: nowhere."""
+    """A relayed answer goes here and is dropped."""
 
     def pass_frames(self, _content_type: str, _frames: bytes) -> None:
-        """Take a piece of a stream."""
+        """Drop a piece of a stream."""
 
     def pass_whole(self, status: int, _content_type: str, _body: bytes) -> None:
         assert 200 <= status <= 599
 
 
 class Connection(asyncio.Transport):
-    """A connection on which nothing is sent."""
+    """A connection that sends nothing."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send the request."""
+        """Drop the request."""
 
     def is_closing(self) -> bool:
         return True
 
 
 async def play(seed: int, *, is_relayed: bool) -> tuple[Usage, float]:
-    """Play one answer; return what it cost, and its longest step."""
+    """Play one answer; return its cost and its longest step."""
     answer, generation = fuzzed.answer(seed), Generation(time.monotonic)
     finished = asyncio.get_running_loop().create_future()
     if is_relayed:
@@ -77,7 +77,7 @@ def count(request: pytest.FixtureRequest) -> int:
 
 @pytest.mark.parametrize("is_relayed", [False, True], ids=["of a job", "at the front door"])
 async def test_any_answer_ends_its_own_request(count: int, *, is_relayed: bool) -> None:
-    """With a result or an error of the engine's, and with an account that any column holds."""
+    """It ends with a result or an engine's error, and with an account that fits every column."""
     total, longest, first_tenth_kib = UsageCounts(), 0.0, 0
     for seed in range(count):
         cost, step = await play(seed, is_relayed=is_relayed)
@@ -97,7 +97,7 @@ async def test_any_answer_ends_its_own_request(count: int, *, is_relayed: bool) 
 
 
 def test_any_answer_to_a_probe_is_read_or_refused(count: int) -> None:
-    """No number of an engine's leaves the range of what counts tokens and slots."""
+    """No number of an engine's leaves the range of counts for tokens and slots."""
     for seed in range(count):
         path, body = fuzzed.probe(seed)
         try:
@@ -146,8 +146,8 @@ SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 
 
 @pytest.mark.parametrize("what", ENDLESS)
-async def test_what_has_no_end_ends_its_request(what: str) -> None:
-    """By a bound on what it brings, and long before the memory."""
+async def test_an_endless_answer_ends_its_request(what: str) -> None:
+    """A bound on its size ends it, long before memory runs out."""
     exchange, finished = exchange_of_stream()
     if what == "trailing headers":
         exchange, finished = exchange_of_stream(b"Transfer-Encoding: chunked\r\n\r\n0\r\n")
@@ -174,8 +174,8 @@ async def test_what_has_no_end_ends_its_request(what: str) -> None:
         pytest.param(b"HTTP/1.1 600 X\r\n\r\n", id="no status"),
     ],
 )
-async def test_a_head_that_no_engine_sends_ends_its_request(head: bytes) -> None:
-    """Before anything is made of its body."""
+async def test_an_impossible_head_ends_its_request(head: bytes) -> None:
+    """Its body is not read."""
     finished = asyncio.get_running_loop().create_future()
     exchange = Exchange(b"POST", Generation(time.monotonic), finished)
     exchange.connection_made(Connection())
@@ -185,8 +185,8 @@ async def test_a_head_that_no_engine_sends_ends_its_request(head: bytes) -> None
     exchange.connection_lost(None)
 
 
-async def test_comments_of_a_day_are_no_fault() -> None:
-    """An engine may ping every second while it reads a long prompt, and frames make it good again."""
+async def test_a_days_comments_are_no_fault() -> None:
+    """An engine may ping every second while it reads a long prompt; frames reset the count."""
     exchange, finished = exchange_of_stream()
     for _ in range(3):
         for _ in range(80_000):

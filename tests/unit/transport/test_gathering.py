@@ -23,7 +23,7 @@ CLOSES = SSE + b"Connection: close\r\n\r\n"
 
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Give the two ends of a TCP connection: a reader's, and its engine's."""
+    """Give the two ends of a TCP connection, the reader's and the engine's."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as near:
         far, _ = server.accept()
         far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -32,12 +32,12 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def wakes(connection: socket.socket) -> bool:
-    """Return whether there is something to read; on loopback what was sent has come."""
+    """Return whether there is data to read; on loopback sent data has arrived."""
     return bool(select.select([connection], [], [], 0)[0])
 
 
 def gathered(connection: socket.socket) -> Reads:
-    """Return reads that are gathered."""
+    """Return gathered reads."""
     reads = Reads(connection)
     reads.count = READS_A_LOOK
     reads.adapt()
@@ -45,8 +45,8 @@ def gathered(connection: socket.socket) -> Reads:
 
 
 class TestReads:
-    def test_a_few_tokens_wake_nobody_and_many_do(self, pair: tuple[socket.socket, socket.socket]) -> None:
-        """The kernel holds the wake-up back until there is enough."""
+    def test_a_few_tokens_wake_no_reader_and_many_do(self, pair: tuple[socket.socket, socket.socket]) -> None:
+        """The kernel delays the wake-up until there is enough data."""
         near, far = pair
         gathered(near)
         far.sendall(bytes(GATHERED_BYTES - 1))
@@ -63,7 +63,7 @@ class TestReads:
         assert wakes(near)
 
     def test_a_reset_wakes_at_once(self, pair: tuple[socket.socket, socket.socket]) -> None:
-        """An engine that dies is known to be dead."""
+        """A dead engine is noticed at once."""
         near, far = pair
         gathered(near)
         near.sendall(b"unread, so that the engine's end is a reset")
@@ -71,7 +71,7 @@ class TestReads:
         far.close()
         assert wakes(near)
 
-    def test_what_comes_slowly_is_read_at_the_next_look(self, pair: tuple[socket.socket, socket.socket]) -> None:
+    def test_slow_data_is_read_at_the_next_look(self, pair: tuple[socket.socket, socket.socket]) -> None:
         """No byte waits for bytes that may never come."""
         near, far = pair
         reads = gathered(near)
@@ -84,7 +84,7 @@ class TestReads:
         assert wakes(near)  # a read a look is too few to be gathered
 
     def test_reads_that_go_on_stay_gathered(self, pair: tuple[socket.socket, socket.socket]) -> None:
-        """One read since the last look is enough: it brought many tokens."""
+        """One read since the last look is enough if it brought many tokens."""
         near, far = pair
         reads = gathered(near)
         reads.count = 1
@@ -92,8 +92,8 @@ class TestReads:
         far.sendall(b"x")
         assert not wakes(near)
 
-    def test_a_connection_that_has_broken_stops_no_look_at_others(self) -> None:
-        """Its end comes by another way."""
+    def test_a_broken_connection_does_not_disturb_others(self) -> None:
+        """Its end is reported in another way."""
         connection = socket.socket()
         reads = Reads(connection)
         connection.close()
@@ -102,7 +102,7 @@ class TestReads:
 
 
 class Recorder:
-    """A receiver that keeps what it is given."""
+    """A receiver that keeps what it gets."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -118,7 +118,7 @@ class Recorder:
 
 
 class Reader:
-    """One answer that nobody watches, on a real connection."""
+    """One unwatched answer on a real connection."""
 
     def __init__(self) -> None:
         self.gathering = Gathering()
@@ -162,8 +162,8 @@ def chunk(frame: bytes) -> bytes:
         ),
     ],
 )
-async def test_reads_are_gathered(wire: bytes, expected: int) -> None:
-    """When the first token came has to be known well, and the end of an answer at once."""
+async def test_reads_are_gathered_after_the_first_token(wire: bytes, expected: int) -> None:
+    """The time of the first token has to be exact, and the end of an answer immediate."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(wire)
@@ -179,7 +179,7 @@ async def test_reads_are_gathered(wire: bytes, expected: int) -> None:
 
 
 async def test_every_token_is_read_soon_and_the_end_at_once() -> None:
-    """An answer that was fast and grows slow is read within two looks; one that ends ends."""
+    """A fast answer that becomes slow is read within two looks; its end is read at once."""
     reader, is_to_end = Reader(), asyncio.Event()
     many = READS_A_LOOK + 2
 
@@ -206,8 +206,8 @@ async def test_every_token_is_read_soon_and_the_end_at_once() -> None:
 
 
 @pytest.mark.parametrize(("is_watched", "expected"), [(True, False), (False, True)])
-async def test_only_what_nobody_watches_is_gathered(*, is_watched: bool, expected: bool) -> None:
-    """A follower is shown each token when it comes."""
+async def test_only_unwatched_answers_are_gathered(*, is_watched: bool, expected: bool) -> None:
+    """A follower sees each token when it arrives."""
     held: list[bool] = []
     seen: list[Event] = []
 

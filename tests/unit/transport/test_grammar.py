@@ -6,13 +6,13 @@ from transport.dialects.grammar import grammar_of_choices, grammar_of_pattern, w
 from transport.request import Thought
 
 
-def test_choices_are_an_alternation_of_what_they_say() -> None:
-    """Byte for byte, with what GBNF has to have escaped."""
+def test_choices_are_an_alternation_of_their_texts() -> None:
+    """Byte for byte, with the escapes that GBNF needs."""
     grammar = grammar_of_choices(["yes", 'say "no"\\', "two\nlines"])
     assert grammar == 'root ::= "yes" | "say \\"no\\"\\\\" | "two\\nlines"\n'
 
 
-def test_a_thought_may_stand_before_the_answer() -> None:
+def test_thoughts_may_precede_the_answer() -> None:
     """For agents that think aloud first."""
     grammar = grammar_of_choices(["yes", "no"], Thought.OPTIONAL)
     assert grammar.splitlines()[:2] == ['root ::= ("<think>" thought)? answer', 'answer ::= "yes" | "no"']
@@ -41,23 +41,23 @@ def test_a_thought_may_stand_before_the_answer() -> None:
         ("", '""'),
     ],
 )
-def test_a_pattern_is_what_matches_it_as_a_whole(pattern: str, body: str) -> None:
-    """What is found anywhere in an answer is found in one that it matches whole."""
+def test_a_grammar_matches_what_the_whole_pattern_matches(pattern: str, body: str) -> None:
+    """Validation searches for the pattern anywhere in an answer, so such an answer is valid."""
     grammar = grammar_of_pattern(pattern)
     assert grammar is not None
     assert _joined(grammar) == _joined(f"root ::= {body}\n")
 
 
 def _joined(grammar: str) -> str:
-    """Letters that follow each other may be one literal or several."""
+    """Join letters that follow each other: one literal or several mean the same."""
     return grammar.replace('" "', "").replace("((", "(").replace("((", "(").replace("))", ")").replace("))", ")")
 
 
 @pytest.mark.parametrize(
     "pattern", ["(?=a)b", r"(a)\1", r"a\b", "a^b", "x{5000}", r"[\D]x[\Da]", "(?-i:a)", r"\p{L}", "(", "(?s)."]
 )
-def test_what_a_grammar_cannot_say_has_none(pattern: str) -> None:
-    """It is told in words then."""
+def test_a_pattern_beyond_grammars_has_none(pattern: str) -> None:
+    """The model is asked for it in words instead."""
     assert grammar_of_pattern(pattern) is None
 
 
@@ -65,6 +65,6 @@ def test_what_a_grammar_cannot_say_has_none(pattern: str) -> None:
     ("pattern", "inner"),
     [("^a|b$", "^a|b$"), ("^ab$", "ab"), (r"\Aab\Z", "ab"), ("ab", "ab"), (r"a\$", r"a\$"), ("(", "(")],
 )
-def test_anchors_are_taken_from_the_ends_alone(pattern: str, inner: str) -> None:
-    """Engines that match the whole answer want none, and any within it means something else."""
+def test_anchors_are_removed_at_the_ends_alone(pattern: str, inner: str) -> None:
+    """Engines that match the whole answer need none; an anchor inside means something else."""
     assert without_anchors(pattern) == inner

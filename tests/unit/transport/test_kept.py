@@ -1,4 +1,4 @@
-"""Connections that an answer has left open, on a network in memory: what is kept, and what a break of one means."""
+"""Connections left open after an answer, on a network in memory: which are kept, and how a broken one is handled."""
 
 import asyncio
 import ssl
@@ -43,7 +43,7 @@ def answer(headers: bytes = b"") -> bytes:
 
 @dataclass
 class Engine:
-    """Answers the n-th request of all with the n-th of ``answers``, then with the last; None closes without a byte."""
+    """Answers the n-th request with the n-th of ``answers``, then with the last; None closes without a byte."""
 
     answers: list[bytes | None]
     connections: int = 0
@@ -77,7 +77,7 @@ class Passed:
         self.whole: list[bytes] = []
 
     def pass_frames(self, content_type: str, frames: bytes) -> None:
-        """Take no notice."""
+        """Ignore the frames."""
 
     def pass_whole(self, status: int, content_type: str, body: bytes) -> None:
         assert (status, content_type) == (200, "application/json")
@@ -109,16 +109,16 @@ async def ask_thrice(client: EngineClient) -> None:
 
 
 @pytest.mark.parametrize("dialect", [PLAIN, VLLM], ids=lambda each: each.name)
-def test_requests_one_after_another_take_one_connection(dialect: Dialect) -> None:
-    """A connection for each costs a fifth of a short request's CPU (``bench/relay.py``)."""
+def test_successive_requests_share_one_connection(dialect: Dialect) -> None:
+    """A connection for each costs a fifth of a short request's CPU time (``bench/relay.py``)."""
     engine = Engine([answer()])
     talk(engine, ask_thrice, dialect)
     assert (engine.connections, engine.requests) == (1, 3)
     assert all(b"\r\nConnection: keep-alive\r\n" in head for head in engine.heads)
 
 
-def test_a_client_that_asks_no_more_closes_them_at_once() -> None:
-    """Uvloop refuses to close a loop that has one: a program that stops its worker would end with an error."""
+def test_a_client_that_stops_closes_its_connections_at_once() -> None:
+    """Uvloop refuses to close a loop with an open one: a program that stops its worker would end with an error."""
     engine = Engine([answer()])
 
     async def scenario(client: EngineClient) -> None:
@@ -131,8 +131,8 @@ def test_a_client_that_asks_no_more_closes_them_at_once() -> None:
     talk(engine, scenario)
 
 
-def test_a_stream_that_is_whole_leaves_its_connection() -> None:
-    """Its end is the last chunk, which comes with the last event."""
+def test_a_complete_stream_leaves_its_connection_open() -> None:
+    """The stream ends with the last chunk, which comes with the last event."""
     engine = Engine([STREAM])
 
     async def scenario(client: EngineClient) -> None:
@@ -147,10 +147,10 @@ def test_a_stream_that_is_whole_leaves_its_connection() -> None:
     ("params", "is_watched", "connections"),
     [({"max_tokens": 8}, False, 1), ({}, True, 1), ({}, False, 3), ({"max_tokens": 500}, False, 3)],
 )
-def test_turns_share_a_connection_where_their_reads_are_not_gathered(
+def test_turns_share_a_connection_unless_their_reads_are_gathered(
     params: Mapping[str, object], connections: int, *, is_watched: bool
 ) -> None:
-    """Short ones and those that are watched: the end of a kept connection wakes no reader of gathered bytes."""
+    """That is, short turns and watched ones: the end of a kept connection wakes no reader of gathered bytes."""
     engine = Engine([STREAM])
 
     async def scenario(client: EngineClient) -> None:
@@ -171,22 +171,22 @@ def test_turns_share_a_connection_where_their_reads_are_not_gathered(
         pytest.param(b"", LLAMA_SERVER, id="llama.cpp of ours"),
     ],
 )
-def test_a_connection_is_kept_only_where_the_engine_allows(headers: bytes, dialect: Dialect) -> None:
-    """llama.cpp's server waits on each with a thread, and has few: probes would find none."""
+def test_a_connection_is_kept_only_if_the_engine_allows_it(headers: bytes, dialect: Dialect) -> None:
+    """llama.cpp's server has few threads and one waits on each connection: probes would find none."""
     engine = Engine([answer(headers)])
     talk(engine, ask_thrice, dialect)
     assert engine.connections == 3
 
 
-def test_a_request_that_meets_a_closed_connection_is_sent_once_more() -> None:
-    """The engine closes an idle connection as we send: that is no attempt, and no failure."""
+def test_a_request_on_a_closed_connection_is_sent_once_more() -> None:
+    """The engine closes an idle connection while we send: that is no attempt, and no failure."""
     engine = Engine([answer(), None, answer()])
     talk(engine, ask_thrice)
     assert (engine.connections, engine.requests) == (2, 4)
 
 
-def test_a_request_is_sent_no_third_time() -> None:
-    """An engine that breaks fresh connections as well is broken."""
+def test_a_request_is_not_sent_a_third_time() -> None:
+    """An engine that breaks fresh connections too is broken."""
     engine = Engine([answer(), None, None])
 
     async def scenario(client: EngineClient) -> None:
@@ -200,8 +200,8 @@ def test_a_request_is_sent_no_third_time() -> None:
     assert (engine.connections, engine.requests) == (3, 4)
 
 
-def test_a_request_with_a_byte_of_its_answer_is_not_sent_again() -> None:
-    """The engine has begun with it."""
+def test_a_request_whose_answer_has_begun_is_not_sent_again() -> None:
+    """The engine has begun to work on it."""
     engine = Engine([answer(), b"HTTP/1.1 200 OK\r\n"])
 
     async def scenario(client: EngineClient) -> None:
@@ -222,8 +222,8 @@ def test_a_request_with_a_byte_of_its_answer_is_not_sent_again() -> None:
     assert cut.requests == 2
 
 
-def test_a_request_whose_engine_fails_under_it_is_not_sent_again() -> None:
-    """A connection that had been closed shows at once; one that breaks after a while is the engine's failure."""
+def test_a_request_whose_engine_fails_during_it_is_not_sent_again() -> None:
+    """A closed connection shows at once; one that breaks after a while is the engine's failure."""
     engine = Engine([answer(), None, answer()], silent_s=2.0)
 
     async def scenario(client: EngineClient) -> None:
@@ -236,7 +236,7 @@ def test_a_request_whose_engine_fails_under_it_is_not_sent_again() -> None:
 
 
 async def test_a_connection_over_tls_is_kept_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There it spares a handshake of two milliseconds; on the loop that we ship."""
+    """It saves a handshake of two milliseconds; the test runs on uvloop, as the service does."""
     authority, engine = trustme.CA(), Engine([answer()])
     authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
@@ -251,8 +251,8 @@ async def test_a_connection_over_tls_is_kept_as_well(tmp_path: Path, monkeypatch
             await wait_until(lambda: engine.gone == 1, "it is closed when nobody takes it")
 
 
-def test_a_cancel_closes_the_connection() -> None:
-    """That is how an engine is told to stop."""
+def test_a_cancel_closes_a_kept_connection() -> None:
+    """This makes an engine stop."""
     engine = Engine([answer(), b"HTTP/1.1 200 OK\r\n"])
 
     async def scenario(client: EngineClient) -> None:
@@ -266,8 +266,8 @@ def test_a_cancel_closes_the_connection() -> None:
     talk(engine, scenario)
 
 
-def test_an_answer_with_something_behind_it_ends_its_connection() -> None:
-    """What comes unasked would be taken for the next answer."""
+def test_an_answer_with_extra_bytes_ends_its_connection() -> None:
+    """Extra bytes would be read as the next answer."""
     engine = Engine([answer() + answer()])
     talk(engine, ask_thrice)
     assert engine.requests == 3
@@ -275,7 +275,7 @@ def test_an_answer_with_something_behind_it_ends_its_connection() -> None:
 
 
 def test_idle_connections_are_closed_by_us_or_by_the_engine() -> None:
-    """After two seconds; an engine that is quicker is heard."""
+    """We close them after two seconds, and notice an engine that is quicker."""
     engine = Engine([answer()])
 
     async def scenario(client: EngineClient) -> None:

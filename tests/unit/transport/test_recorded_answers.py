@@ -1,4 +1,4 @@
-"""What real servers send is read for what it says: each recorded answer, as it stands and cut anywhere."""
+"""Recorded answers of real servers are read correctly, whole and cut at any point."""
 
 import asyncio
 import time
@@ -16,24 +16,24 @@ DIFFER = {"handwritten-03"}  # its two thoughts differ
 
 
 class Wire(asyncio.Transport):
-    """A connection that only we read."""
+    """A connection that we only read from."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Take the request."""
+        """Drop the request."""
 
     def is_closing(self) -> bool:
-        """It stays open."""
+        """Report an open connection."""
         return False
 
     def pause_reading(self) -> None:
-        """All has been sent."""
+        """Do nothing: all data has been sent."""
 
     def resume_reading(self) -> None:
-        """All has been sent."""
+        """Do nothing: all data has been sent."""
 
 
 async def read(recording: Recording, cut: int) -> tuple[Generation, EngineError | None]:
-    """Return what was read of an answer that comes in pieces of ``cut`` bytes, and how it failed."""
+    """Return the result of an answer in pieces of ``cut`` bytes, and its failure."""
     loop = asyncio.get_running_loop()
     generation, finished = Generation(time.monotonic), loop.create_future()
     exchange = Exchange(b"", generation, finished, stream=ChatStream(tells_reason=False))
@@ -55,8 +55,8 @@ async def read(recording: Recording, cut: int) -> tuple[Generation, EngineError 
 
 @pytest.mark.parametrize("recording", recordings(), ids=lambda each: each.id)
 @pytest.mark.parametrize("cut", [7, 16 * 1024])
-async def test_an_answer_is_read_as_it_says(recording: Recording, cut: int) -> None:
-    """Words, thoughts, calls, reason and cost; or the server's own words for what is wrong."""
+async def test_an_answer_is_read_correctly(recording: Recording, cut: int) -> None:
+    """Words, thoughts, calls, finish reason and cost; or the server's own message of an error."""
     generation, error = await read(recording, cut)
     expected = recording.expected
     assert generation.text == (expected.get("text") or "")

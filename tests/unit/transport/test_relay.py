@@ -1,4 +1,4 @@
-"""Answers that are passed on as they came, and what is read of them on the way."""
+"""Answers that are passed on unchanged, and the facts read from them on the way."""
 
 import asyncio
 import time
@@ -39,7 +39,7 @@ class Passed:
 
 
 class Wire(asyncio.Transport):
-    """A connection that takes everything."""
+    """A connection that accepts everything."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         pass
@@ -58,7 +58,7 @@ def exchange() -> tuple[RelayExchange, Generation, Passed]:
 
 @pytest.mark.parametrize("size", [1, 7, 61, 240, 10_000])
 async def test_any_division_passes_the_same_bytes(size: int) -> None:
-    """However the bytes come, all go on as they are, and the same is read of them."""
+    """However the bytes arrive, all pass unchanged, and the same facts are read."""
     made, generation, passed = exchange()
     wire = STREAM_HEAD + chunked(FRAMES) + b"0\r\n\r\n"
     for at in range(0, len(wire), size):
@@ -69,8 +69,8 @@ async def test_any_division_passes_the_same_bytes(size: int) -> None:
     assert (generation.finish_reason, generation.usage) == ("stop", Usage(7, 40, 5))
 
 
-async def test_tokens_are_known_at_once_and_read_a_few_at_a_time() -> None:
-    """The watch sees each token when it comes; its text follows within so many."""
+async def test_tokens_are_counted_at_once_and_read_a_few_at_a_time() -> None:
+    """The watch sees each token when it arrives; its text is read within a bounded number of tokens."""
     made, generation, passed = exchange()
     made.data_received(STREAM_HEAD + chunked(FRAMES[:1]))
     for number in range(READ_AT_ONCE):
@@ -85,8 +85,8 @@ async def test_tokens_are_known_at_once_and_read_a_few_at_a_time() -> None:
 
 @pytest.mark.parametrize("behind", [b"", b": bye\n\n"])
 @pytest.mark.parametrize("between", [b"", FRAMES[3]])
-async def test_a_stream_is_over_with_done_whatever_comes_with_it(between: bytes, behind: bytes) -> None:
-    """A server may leave its body open behind it; the last token and this may come in one read."""
+async def test_a_stream_ends_with_done_whatever_comes_with_it(between: bytes, behind: bytes) -> None:
+    """A server may leave its body open afterwards; the last token and [DONE] may come in one read."""
     made, generation, passed = exchange()
     made.data_received(STREAM_HEAD + chunked(FRAMES[:1]))
     made.data_received(chunked([FRAMES[2]]))
@@ -97,7 +97,7 @@ async def test_a_stream_is_over_with_done_whatever_comes_with_it(between: bytes,
 
 
 async def test_comments_are_no_progress() -> None:
-    """A hung engine may ping."""
+    """A hung engine may still ping."""
     made, generation, passed = exchange()
     made.data_received(STREAM_HEAD + chunked(FRAMES[:1]))
     before = generation.last_progress_at
@@ -106,7 +106,7 @@ async def test_comments_are_no_progress() -> None:
 
 
 async def test_a_first_error_is_kept_back_and_a_later_one_passes() -> None:
-    """Of what nothing was given on of, another attempt can be made."""
+    """As long as no byte was passed on, another attempt is possible."""
     error = b'data: {"error": {"code": 500, "message": "Compute error.", "type": "server_error"}}\n\n'
     made, _, passed = exchange()
     made.data_received(STREAM_HEAD + chunked([error]))
@@ -121,8 +121,11 @@ async def test_a_first_error_is_kept_back_and_a_later_one_passes() -> None:
 
 
 @pytest.mark.parametrize(("code", "is_refusal"), [(400, True), (404, True), (422, True), (429, False), (503, False)])
-async def test_a_refusal_in_a_first_event_is_one(code: int, *, is_refusal: bool) -> None:
-    """VLLM begins a stream with 200 before it looks at a grammar; what may be taken later is no answer yet."""
+async def test_a_refusal_in_the_first_event_is_a_refusal(code: int, *, is_refusal: bool) -> None:
+    """VLLM begins a stream with 200 before it examines a grammar.
+
+    An event that may precede a refusal is no answer yet.
+    """
     error = b'data: {"error": {"code": %d, "message": "bad grammar", "type": "BadRequestError"}}\n\n' % code
     made, _, passed = exchange()
     made.data_received(STREAM_HEAD + chunked([error]))
@@ -142,8 +145,8 @@ async def test_a_refusal_in_a_first_event_is_one(code: int, *, is_refusal: bool)
     ("words", "status"),
     [("'messages' is required", 400), ("image input is not supported - hint: give mmproj", 400), ("CUDA error", 500)],
 )
-async def test_what_an_engine_calls_its_own_fault_may_be_the_requests(words: str, status: int) -> None:
-    """llama.cpp answers 500 to some; an engine's own fault stays one."""
+async def test_an_error_that_an_engine_calls_its_own_may_be_the_requests(words: str, status: int) -> None:
+    """llama.cpp answers 500 to some bad requests; other errors of an engine stay its own."""
     made, _, passed = exchange()
     body = b'{"error":{"code":500,"message":"%b","type":"server_error"}}' % words.encode()
     made.data_received(b"HTTP/1.1 500 No\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
@@ -154,7 +157,7 @@ async def test_what_an_engine_calls_its_own_fault_may_be_the_requests(words: str
 
 
 async def test_a_broken_stream_is_truncated() -> None:
-    """Unread tokens count as well: what they say has come."""
+    """Unread tokens count as well."""
     made, generation, _ = exchange()
     made.data_received(STREAM_HEAD + chunked(FRAMES[:1]))
     made.data_received(chunked(FRAMES[2:3]))
@@ -176,8 +179,8 @@ async def test_a_broken_stream_is_truncated() -> None:
         (b'data: {"content": "", "stop": true}\n\n', True),
     ],
 )
-async def test_a_stream_that_ends_without_an_end_is_truncated(last: bytes, *, is_whole: bool) -> None:
-    """The front of a server whose backend went away ends its chunks as it should."""
+async def test_a_stream_without_a_final_event_is_truncated(last: bytes, *, is_whole: bool) -> None:
+    """A proxy whose backend went away ends its chunks properly."""
     made, _, _ = exchange()
     made.data_received(STREAM_HEAD + chunked([FRAMES[0], FRAMES[2], *([last] if last else [])]) + b"0\r\n\r\n")
     assert (made.finished.exception() is None) == is_whole
@@ -189,7 +192,7 @@ async def test_a_stream_that_ends_without_an_end_is_truncated(last: bytes, *, is
     [(b"Content-Length: 60\r\n", False), (b"Transfer-Encoding: chunked\r\n", False), (b"", True)],
 )
 async def test_half_a_body_is_no_answer(head: bytes, *, is_whole: bool) -> None:
-    """Where its length is told a broken one is known; else the end of the connection is its end."""
+    """A known length shows the break; without one the end of the connection is the end of the body."""
     made, _, passed = exchange()
     body = b'{"usage": {"prompt_tokens": 3, "completion_tokens": 2}}'
     sent = chunked([body]) if b"chunked" in head else body
@@ -205,7 +208,7 @@ async def test_half_a_body_is_no_answer(head: bytes, *, is_whole: bool) -> None:
 @pytest.mark.parametrize("body", [b"", b"<!doctype html>", b"ok", b'"text"'])
 @pytest.mark.parametrize("kind", [b"application/json", b"text/html"])
 async def test_a_success_without_a_document_is_no_answer(body: bytes, kind: bytes) -> None:
-    """The page of a proxy, say, or of a program that listens where an engine did."""
+    """For example the page of a proxy, or of another program on the engine's port."""
     made, _, passed = exchange()
     made.data_received(b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (kind, len(body), body))
     assert isinstance(made.finished.exception(), EngineError)
@@ -213,16 +216,16 @@ async def test_a_success_without_a_document_is_no_answer(body: bytes, kind: byte
 
 
 @pytest.mark.parametrize("before", [b"", b"\xef\xbb\xbf", b"\n\n\n", b"\xef\xbb\xbf\r\n "])
-async def test_a_document_may_stand_behind_blanks_or_a_mark_of_its_byte_order(before: bytes) -> None:
-    """As RFC 8259 lets readers pass over them, and real servers send blanks while they work."""
+async def test_a_document_may_follow_blanks_or_a_byte_order_mark(before: bytes) -> None:
+    """RFC 8259 lets readers ignore them, and real servers send blanks while they work."""
     made, _, passed = exchange()
     body = before + b'{"choices": []}'
     made.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
     assert (made.finished.result(), passed.whole) == (None, (200, "application/json", body))
 
 
-async def test_a_refusal_passes_and_fails() -> None:
-    """Its client is to read it, and it is judged."""
+async def test_a_refusal_is_passed_on_and_is_a_failure() -> None:
+    """The client reads it, and blame judges it."""
     made, _, passed = exchange()
     body = b'{"error": {"code": 400, "message": "no", "type": "invalid_request_error"}}'
     made.data_received(b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
@@ -270,8 +273,8 @@ async def test_a_refusal_passes_and_fails() -> None:
         (b"[DONE", []),  # bytes alone are no progress
     ],
 )
-def test_each_surface_is_read(frame: bytes, events: list[Event]) -> None:
-    """What a frame of any surface says of the model; what cannot be read counts as progress."""
+def test_frames_of_each_surface_are_read(frame: bytes, events: list[Event]) -> None:
+    """A frame of any surface tells what the model does; an unreadable one counts as progress."""
     found: list[Event] = []
     assert decode_frame(frame, found) is any(type(event) is Finished for event in events)
     assert found == events
@@ -286,21 +289,21 @@ def test_each_surface_is_read(frame: bytes, events: list[Event]) -> None:
         b'{"type": "response.failed", "response": {"error": {"code": "server_error", "message": "broken"}}}',
     ],
 )
-def test_each_surface_tells_its_failures(frame: bytes) -> None:
-    """An error inside a 200 stream, in the four forms that it has."""
+def test_failures_of_each_surface_are_read(frame: bytes) -> None:
+    """An error inside a 200 stream, in its four forms."""
     with pytest.raises(EngineRejected, match="broken"):
         decode_frame(frame, [])
 
 
 def test_the_cost_of_a_whole_answer_is_read() -> None:
-    """Usage of any surface; Anthropic counts what was cached apart."""
+    """It is the usage of any surface; Anthropic counts cached tokens separately."""
     messages = b'{"usage": {"input_tokens": 3, "cache_read_input_tokens": 9, "output_tokens": 2}}'
     assert decode_body(messages) == [Usage(12, 2, 9)]
     assert decode_body(b"no JSON") == []
 
 
-def test_an_answer_counts_by_its_pieces_until_its_engine_has_told() -> None:
-    """The number at the beginning of Messages counts no answer: one that is cut off has cost what came of it."""
+def test_an_answer_is_counted_by_its_pieces_until_its_engine_reports() -> None:
+    """The number at the start of Messages counts no answer: one that is cut off costs what was received."""
     generation = Generation(time.monotonic)
     begin = b'{"type": "message_start", "message": {"usage": {"input_tokens": 3, "output_tokens": 0}}}'
     piece = b'{"type": "content_block_delta", "delta": {"type": "text_delta", "text": "x"}}'

@@ -6,7 +6,7 @@ from transport.sse import FrameDecoder
 
 
 def frames_of(chunks: list[bytes], max_frame_bytes: int = 1 << 20) -> list[bytes | None]:
-    """Return the frames, and a last None where the cap has ended them."""
+    """Return the frames, and a last None if the cap ended them."""
     decoder = FrameDecoder(max_frame_bytes)
     frames: list[bytes | None] = [frame for chunk in chunks for frame in decoder.feed(chunk)]
     return [*frames, *decoder.close(), *([None] if decoder.failure else [])]
@@ -35,8 +35,8 @@ def frames_of(chunks: list[bytes], max_frame_bytes: int = 1 << 20) -> list[bytes
         pytest.param(b"datax: no\n\ndat: no\n\n", [], id="names that only begin like data"),
     ],
 )
-def test_frames_are_what_the_standard_says_at_every_cut(stream: bytes, frames: list[bytes]) -> None:
-    """WHATWG HTML, server-sent events; and the cut between two reads never matters."""
+def test_frames_follow_the_standard_at_every_cut(stream: bytes, frames: list[bytes]) -> None:
+    """The standard is WHATWG HTML, server-sent events. The cut between two reads never matters."""
     assert frames_of([stream]) == frames
     for cut in range(len(stream) + 1):
         assert frames_of([stream[:cut], stream[cut:]]) == frames
@@ -64,7 +64,7 @@ PIECES = st.sampled_from(
 
 @given(st.lists(PIECES, max_size=30), st.data())
 def test_any_rechunking_gives_the_same_frames(pieces: list[bytes], data: st.DataObject) -> None:
-    """Specification, "Streaming": framing is sans-IO, and any re-chunking of the bytes gives the same events."""
+    """Specification, "Streaming": framing does no I/O, and any division of the bytes gives the same events."""
     stream = b"".join(pieces)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     chunks = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
@@ -84,19 +84,19 @@ def test_any_rechunking_gives_the_same_frames(pieces: list[bytes], data: st.Data
     ],
 )
 def test_a_frame_over_the_cap_is_an_error(stream: bytes, chunk_size: int) -> None:
-    """A frame over the size cap has a defined outcome, however it comes."""
+    """A frame over the size cap ends the stream with an error, however it arrives."""
     whole = b"data: before\n\n" + stream + b"\n\ndata: after\n\n"
     chunks = [whole[start : start + chunk_size] for start in range(0, len(whole), chunk_size)]
     assert frames_of(chunks, max_frame_bytes=100) == [b"before", None]
 
 
-def test_frames_up_to_the_cap_pass_without_end() -> None:
+def test_frames_within_the_cap_pass_without_end() -> None:
     """The cap is on one frame, not on the stream."""
     assert len(frames_of([b"data: " + b"x" * 90 + b"\n\n"] * 1000, max_frame_bytes=100)) == 1000
 
 
 def test_a_large_frame_in_small_reads_comes_whole() -> None:
-    """Quadratic buffers are endemic in SSE clients: 8 MiB in 1 KiB reads took one of them 70 s."""
+    """Quadratic buffers are common in SSE clients: 8 MiB in 1 KiB reads took one of them 70 s."""
     decoder = FrameDecoder()
     chunks = [b"data: ", *[b"x" * 1024] * 8192, b"\n\n"]
     assert [len(frame) for chunk in chunks for frame in decoder.feed(chunk)] == [8 * 1024 * 1024]

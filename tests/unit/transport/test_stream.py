@@ -23,7 +23,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def read(chunks: list[bytes], *, tells_reason: bool = True) -> tuple[list[Event], EngineError | None]:
-    """Return the events, and how the stream failed."""
+    """Return the events, and the failure of the stream."""
     stream = ChatStream(tells_reason=tells_reason)
     events = [event for chunk in chunks for event in stream.feed(chunk)] + stream.close()
     assert stream.is_complete == (stream.failure is None)
@@ -37,7 +37,7 @@ def events_of(chunks: list[bytes]) -> list[Event]:
 
 
 def test_a_captured_stream_gives_its_events_at_every_cut() -> None:
-    """What the real server sent, cut in two at every byte, is the same sequence of events."""
+    """A real server's stream, cut in two at any byte, gives the same sequence of events."""
     wire = (WIRE / "llama_server_text.sse").read_bytes()
     whole = events_of([wire])
     kinds = [type(event) for event in whole]
@@ -85,7 +85,7 @@ def test_a_captured_stream_gives_its_events_at_every_cut() -> None:
     ],
 )
 def test_each_field_is_its_event(frame: bytes, events: list[Event]) -> None:
-    """The llama-server dialect, field by field; what is not known is ignored."""
+    """The llama-server dialect, field by field; unknown fields are ignored."""
     found = events_of([b"data: " + frame + b"\n\n", STOP, DONE])
     assert found == [*events, Finished("stop")]
 
@@ -102,8 +102,8 @@ def test_each_field_is_its_event(frame: bytes, events: list[Event]) -> None:
         (b'{"choices":[{"delta":{"content":[{"type":"text","text":"a"}]}}]}', "a"),
     ],
 )
-def test_what_other_clients_read_is_read(frame: bytes, text: str) -> None:
-    """Half of a letter, a number that is none, a message in place of a delta; and frames of nothing."""
+def test_unusual_frames_that_other_clients_accept_are_read(frame: bytes, text: str) -> None:
+    """Half a character, an invalid number, a message in place of a delta, and empty frames."""
     assert events_of([b"data: " + frame + b"\n\n", STOP, b"data:\n\n", b"data: [DONE] \n\n"]) == [
         TextDelta(text),
         Finished("stop"),
@@ -111,8 +111,8 @@ def test_what_other_clients_read_is_read(frame: bytes, text: str) -> None:
 
 
 @pytest.mark.parametrize("reason", ["error", "abort", "internal_error", "timeout", "cancelled"])
-def test_a_reason_that_tells_a_failure_is_one(reason: str) -> None:
-    """Half of an answer is not whole because its server says why it is not."""
+def test_a_finish_reason_that_reports_a_failure_is_one(reason: str) -> None:
+    """Half an answer is not complete because its server gives a reason."""
     end = b'data: {"choices":[{"delta":{},"finish_reason":"%s"}]}\n\n' % reason.encode()
     events, failure = read([TEXT + end + DONE])
     assert events == [TextDelta("hi")]
@@ -121,7 +121,7 @@ def test_a_reason_that_tells_a_failure_is_one(reason: str) -> None:
 
 
 def test_errors_beside_choices_are_errors() -> None:
-    """Whatever their name."""
+    """They may have any name."""
     frame = b'data: {"choices":[{"delta":{"content":"x"}}],"errors":[{"message":"no"}]}\n\n'
     events, failure = read([frame + DONE])
     assert (events, isinstance(failure, EngineRejected)) == ([], True)
@@ -130,20 +130,20 @@ def test_errors_beside_choices_are_errors() -> None:
 @pytest.mark.parametrize("came", [b"", b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":0}}\n\n'])
 @pytest.mark.parametrize("tells_reason", [True, False])
 def test_done_alone_is_no_answer(came: bytes, tells_reason: bool) -> None:
-    """Some servers answer so to what they have refused."""
+    """Some servers answer so to a request that they refused."""
     assert isinstance(read([came + DONE], tells_reason=tells_reason)[1], TruncatedStream)
 
 
-def test_done_after_words_is_the_end_where_a_server_tells_no_reason() -> None:
-    """An engine of ours always tells it: half an answer of it is none."""
+def test_done_after_words_ends_the_answer_of_a_server_without_reasons() -> None:
+    """An engine of ours always gives a reason: without one the answer is half."""
     assert read([TEXT + DONE], tells_reason=False) == ([TextDelta("hi")], None)
     assert isinstance(read([TEXT + DONE])[1], TruncatedStream)
     thought = b'data: {"choices":[{"delta":{"reasoning":"hm"}}]}\n\n'
     assert isinstance(read([thought + DONE], tells_reason=False)[1], TruncatedStream)
 
 
-def test_nothing_after_done_counts() -> None:
-    """[DONE] is the end, whatever a server may still write."""
+def test_data_after_done_is_ignored() -> None:
+    """[DONE] is the end, whatever a server writes afterwards."""
     assert events_of([TEXT + STOP + DONE + TEXT + b"data: rubbish\n\n"]) == [TextDelta("hi"), Finished("stop")]
 
 
@@ -171,8 +171,8 @@ def test_an_end_before_the_engine_finished_is_a_truncation(wire: bytes) -> None:
         b"[" * 100_000,
     ],
 )
-def test_a_frame_that_is_not_the_dialect_is_malformed(frame: bytes) -> None:
-    """A bad frame has a defined outcome, and its error shows what came."""
+def test_a_frame_of_another_form_is_malformed(frame: bytes) -> None:
+    """The error shows the frame."""
     for cut in (0, 5, len(TEXT), len(TEXT) + 9):
         wire = TEXT + b"data: " + frame + b"\n\n" + TEXT
         events, failure = read([wire[:cut], wire[cut:]])
