@@ -1,4 +1,4 @@
-"""The proof that an engine lives which refuses our chat (specification, "Engine stalls" and "Circuit breaker")."""
+"""Proof that an embedding engine works (specification, "Engine stalls" and "Circuit breaker")."""
 
 import os
 import signal

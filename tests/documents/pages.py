@@ -1,4 +1,4 @@
-"""Reads pages of documentation: their sections, the tables in them, and blocks of code."""
+"""Reads documentation pages: their sections, the tables in them, and blocks of code."""
 
 import re
 from pathlib import Path

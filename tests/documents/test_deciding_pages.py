@@ -1,4 +1,4 @@
-"""The job files of the pages on conversations that decide, each run as it stands but for its model."""
+"""The job files of the pages on conversations that decide, each run as written except for its model."""
 
 import re
 from collections.abc import Callable
@@ -24,7 +24,7 @@ ENDS = {  # what may end each, whatever its models say
 
 
 def jobs() -> dict[str, dict[str, Any]]:
-    """Return the job files of the pages, by their names."""
+    """Return the job files of the pages, by name."""
     texts = [(HOW_TO / f"{page}.md").read_text() for page in PAGES]
     found = (re.findall(r"^```yaml\n# \w+\.yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL) for text in texts)
     return {job["name"]: job for job in map(yaml.safe_load, chain.from_iterable(found))}
@@ -32,7 +32,7 @@ def jobs() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.system
 @pytest.mark.parametrize("name", sorted(ENDS))
-def test_a_job_of_the_pages_ends_as_it_says(name: str, tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+def test_a_job_of_the_pages_ends_as_described(name: str, tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """A person's words are spoken when their turn is awaited."""
     job = jobs()[name]
     model = scripted_model(free_ports(1), slots=4, chooses=True)
@@ -51,5 +51,5 @@ def test_a_job_of_the_pages_ends_as_it_says(name: str, tmp_path: Path, free_port
 
 
 def test_every_job_of_the_pages_is_run() -> None:
-    """None is forgotten."""
+    """The test's list is complete."""
     assert jobs().keys() == ENDS.keys()

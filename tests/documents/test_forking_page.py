@@ -1,4 +1,4 @@
-"""The page on forks, run as it stands but for its model."""
+"""The page on forks, run as written except for its model."""
 
 import json
 import re
@@ -21,7 +21,7 @@ def jobs() -> dict[str, str]:
 
 @pytest.mark.system
 def test_the_page_does_what_it_says(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Its commands in their order, and then its job file; the forks outlive their source."""
+    """Its commands run in order, then its job file; the forks outlive their source."""
     commands = "".join(re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL))
     assert jobs().keys() == {"debate.yaml", "judged.yaml"}
     (tmp_path / "debate.yaml").write_text(jobs()["debate.yaml"])

@@ -22,7 +22,7 @@ def counted(classes: dict[str, list[int]], fragments: int = 0, told: int = 0) ->
     ],
 )
 def test_the_list_of_large_classes_only_shrinks(now: dict[str, list[int]], fault: str | None) -> None:
-    """No class grows on it, none joins it, and none stays on it without need."""
+    """No class on it grows, none joins it, and none stays without need."""
     assert list(excesses(counted(now), counted({"Old": [300, 10]}))) == [fault] * (fault is not None)
 
 
@@ -46,12 +46,12 @@ def test_a_class_is_large_by_lines_or_by_methods() -> None:
     ],
 )
 def test_comments_that_begin_as_fragments_are_counted(text: str, count: int) -> None:
-    """A second line of a comment goes on with the first, and a string is no comment."""
+    """A second line continues the first comment, and a string is no comment."""
     assert count_fragments(text) == count
 
 
 def test_words_and_fragments_stay_under_their_ceilings() -> None:
-    """A place without a ceiling may have none at all."""
+    """A place without a ceiling may have none."""
     most = counted({}, fragments=2, told=3)
     assert list(excesses(counted({}, fragments=2, told=3), most)) == []
     assert len(list(excesses(counted({}, fragments=3, told=4), most))) == 2
@@ -59,7 +59,7 @@ def test_words_and_fragments_stay_under_their_ceilings() -> None:
 
 
 def test_ceilings_are_only_lowered() -> None:
-    """To what is there; a count above its ceiling stays a fault."""
+    """To the present counts; a count above its ceiling stays a fault."""
     most = counted({"Old": [300, 30], "Gone": [300, 30]}, fragments=5, told=3)
     now = counted({"Old": [290, 31], "New": [300, 3]}, fragments=2, told=9)
     assert lowered(now, most) == counted({"Old": [290, 30]}, fragments=2, told=3)

@@ -1,4 +1,4 @@
-"""Pages lead where they say: promises to tests that are there, README and how-to pages to examples that are valid."""
+"""Pages are correct: promises name existing tests, README and how-to pages have valid examples."""
 
 import ast
 import re
@@ -39,15 +39,15 @@ def functions_of(file: str) -> set[str]:
     return functions | machines
 
 
-def test_every_promise_names_tests_that_are_there() -> None:
-    """A promise that nothing holds is a hope."""
+def test_every_promise_names_existing_tests() -> None:
+    """A promise without a test is a hope."""
     promised = re.findall(r"`(tests/[\w/]+\.py)::(?:\w+::)?(\w+)`", PROMISES.read_text(encoding="utf-8"))
     assert len(promised) > 60
     assert [f"{file}::{name}" for file, name in promised if name not in functions_of(file)] == []
 
 
 def test_the_readme_is_short() -> None:
-    """It says what this is and where to go on; everything else has a page of its own."""
+    """It says what this is and where to read on; all else has a page of its own."""
     assert len(README.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
 
@@ -60,7 +60,7 @@ def test_every_command_is_in_the_readme() -> None:
 
 
 def test_the_readmes_examples_are_valid(tmp_path: Path) -> None:
-    """A user who copies them gets what they say; tests/system runs them as they stand."""
+    """A user who copies them gets what they promise; tests/system runs them as they are."""
     (job,) = blocks(README, "yaml")
     loaded = load_config(write_passing(SMALL, tmp_path))
     file = read_job_file("debate.yaml", job, loaded)
@@ -69,7 +69,7 @@ def test_the_readmes_examples_are_valid(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.stem)
 def test_every_block_can_be_read(page: Path) -> None:
-    """YAML and Python of every page are YAML and Python, and what is imported from us is there."""
+    """YAML and Python blocks of every page parse, and names imported from us exist."""
     for text in blocks(page, "yaml"):
         parse_document(text, page.name)
     for text in blocks(page, "python"):
@@ -80,7 +80,7 @@ def test_every_block_can_be_read(page: Path) -> None:
 
 
 def test_the_tools_of_the_how_to_page_are_found(tmp_path: Path) -> None:
-    """A Python callable is looked for beside the configuration."""
+    """Python callables are looked up beside the configuration."""
     (tmp_path / "my_tools.py").write_text("def now(zone: str) -> object: return zone\n")
     tools = {"models": {"tiny": {"engine": "embedded", "tools": {"python": {"now": "my_tools:now"}}}}}
     (tmp_path / "tools.yaml").write_text(yaml.safe_dump(tools))
@@ -90,7 +90,7 @@ def test_the_tools_of_the_how_to_page_are_found(tmp_path: Path) -> None:
 
 
 def test_the_tree_of_engine_errors_is_drawn_whole() -> None:
-    """A tree that is drawn must be the tree that is there."""
+    """The drawing must match the classes."""
 
     def leaves(base: type[Exception]) -> list[type[Exception]]:
         below = base.__subclasses__()
@@ -100,8 +100,8 @@ def test_the_tree_of_engine_errors_is_drawn_whole() -> None:
         assert leaf.__name__ in (transport_errors.__doc__ or "")
 
 
-def test_the_example_configuration_is_every_default() -> None:
-    """deploy/roundhouse.yaml shows every key, and its value is the one that the code has."""
+def test_the_example_configuration_has_every_default() -> None:
+    """deploy/roundhouse.yaml shows every key with the value that the code has."""
     example = ROOT / "deploy" / "roundhouse.yaml"
     shown, _ = parse_document(example.read_text(), "example")
     effective = load_config(example)
@@ -127,12 +127,12 @@ def test_the_example_configuration_is_every_default() -> None:
 
 @pytest.mark.parametrize("name", ["compose.yaml", "compose.nodes.yaml", "roundhouse.yaml"])
 def test_deployment_files_are_yaml(name: str) -> None:
-    """What cannot be run here can at least be read."""
+    """Files that cannot be run here can at least be parsed."""
     assert yaml.safe_load((ROOT / "deploy" / name).read_text())
 
 
 def test_the_nodes_configuration_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What compose.nodes.yaml gives each node is a configuration of a shared store."""
+    """compose.nodes.yaml gives each node a configuration with a shared store."""
     monkeypatch.setenv("POSTGRES_PASSWORD", "word")
     loaded = load_config(ROOT / "deploy" / "roundhouse.nodes.yaml")
     assert loaded.store.url == "postgresql://roundhouse:word@postgres/roundhouse"

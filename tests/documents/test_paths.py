@@ -39,12 +39,12 @@ def tree() -> frozenset[str]:
 
 @cache
 def folders() -> frozenset[str]:
-    """Return the names of all folders: a path's first part is one of them, or it is no path of ours."""
+    """Return the names of all folders: a path of ours begins with one of them."""
     return frozenset(Path(name).name for name in tree() if (ROOT / name).is_dir())
 
 
 def paths_of(page: Path) -> list[str]:
-    """Return what has the form of a path of ours in a page's text; blocks are programs and files of readers."""
+    """Return the texts of a page that look like a path of ours; code blocks are readers' own programs and files."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     quoted = {each.partition("::")[0] for each in QUOTED.findall(text)} - NO_PATHS
     found = {each for each in quoted if PATH.fullmatch(each) and not re.search(r"/[A-Z]{2}", each)}
@@ -53,7 +53,7 @@ def paths_of(page: Path) -> list[str]:
 
 
 def is_there(path: str, page: Path) -> bool:
-    """Whether a path leads from the root, a package or the page's folder to a file, or to a name in one."""
+    """Return whether a path leads from the root, a package or the page's folder to a file, or to a name in one."""
     bases = [Path(base) for base in BASES] + list(page.relative_to(ROOT).parents)
     for base in bases:
         whole = str(base / path)
@@ -66,11 +66,11 @@ def is_there(path: str, page: Path) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_path_on_a_page_is_there(page: Path) -> None:
+def test_every_path_on_a_page_exists(page: Path) -> None:
     """Files move, and the pages that name them have to follow."""
     assert [path for path in paths_of(page) if not is_there(path, page)] == []
 
 
 def test_paths_are_found_on_pages() -> None:
-    """The form is not so narrow that it finds none."""
+    """The pattern is not so narrow that it finds none."""
     assert sum(len(paths_of(page)) for page in PAGES) > 400

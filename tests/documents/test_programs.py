@@ -1,4 +1,4 @@
-"""Programs of the how-to pages are run as they stand, and hold under a strict checker."""
+"""Programs of the how-to pages run as written, and pass a strict type checker."""
 
 import os
 import re
@@ -20,7 +20,7 @@ LIMIT_S = 120
 
 
 def program(page: str, name: str) -> str:
-    """Return a block of Python that a page has its readers save."""
+    """Return a block of Python that a page tells its readers to save."""
     text = (HOW_TO / page).read_text(encoding="utf-8")
     found = re.search(rf"Save\s+this as `{re.escape(name)}`.*?^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert found is not None, f"{page} has no {name}"
@@ -39,7 +39,7 @@ def program(page: str, name: str) -> str:
 def test_a_program_prints_what_its_page_says(
     tmp_path: Path, free_ports: Callable[[int], int], page: str, name: str, expected: str
 ) -> None:
-    """In an empty folder; only ports are others, since several tests run at once."""
+    """In an empty folder; only ports differ, since several tests run at once."""
     port = free_ports(2)
     text = program(page, name).replace("port=9100", f"port={port}")
     text = text.replace("        spec,\n", f"        spec,\n        ports=({port}, {port + 1}),\n")
@@ -52,8 +52,8 @@ def test_a_program_prints_what_its_page_says(
 
 
 @pytest.mark.system
-def test_programs_of_all_pages_hold_under_a_strict_checker(tmp_path: Path) -> None:
-    """Worker, engine and clients carry their types with them."""
+def test_programs_of_all_pages_pass_a_strict_type_checker(tmp_path: Path) -> None:
+    """Worker, engine and clients come with types."""
     pages = [page for page in [*sorted(HOW_TO.glob("*.md")), CLASSES] if "import" in "".join(blocks(page, "python"))]
     for page in pages:
         for number, text in enumerate(blocks(page, "python")):

@@ -1,4 +1,4 @@
-"""What the reference lists is what the code has: each list is checked on its own page, both ways."""
+"""The reference lists what the code has: each list is checked on its own page, both ways."""
 
 import dataclasses
 import inspect
@@ -54,7 +54,7 @@ def classes_below(base: type[ServiceError]) -> list[type[ServiceError]]:
 
 
 def same(listed: Iterable[str], there: Iterable[str]) -> None:
-    """Nothing is missing, nothing is unknown, and nothing is listed twice."""
+    """Check that nothing is missing, unknown or listed twice."""
     listed = list(listed)
     assert sorted(listed) == sorted(set(listed)), "something is listed twice"
     assert set(listed) == set(there)
@@ -85,7 +85,7 @@ SECTIONS: dict[str, type] = {
 
 @pytest.mark.parametrize("heading", SECTIONS)
 def test_every_key_of_the_configuration_is_on_its_page(heading: str) -> None:
-    """A key that is missing or unknown is found in its own section, and with it its default."""
+    """A missing or unknown key is found in its own section, with its default."""
     model = SECTIONS[heading]
     table = {row[0].strip("`"): row for row in own_rows(CONFIGURATION, heading)}
     same(table, fields_of(model))
@@ -123,7 +123,7 @@ def test_a_default_of_the_configuration_is_what_the_page_says() -> None:
     ],
 )
 def test_every_field_of_a_job_is_on_its_page(heading: str, model: type[BaseModel]) -> None:
-    """And none that a job may not have."""
+    """The page has no other field."""
     same((row[0].strip("`") for row in own_rows(JOBS, heading)), fields_of(model))
 
 
@@ -134,18 +134,18 @@ def test_every_field_of_a_job_is_on_its_page(heading: str, model: type[BaseModel
 def test_every_state_is_on_its_page(
     heading: str, states: type[JobState] | type[ConversationState] | type[TurnState]
 ) -> None:
-    """Callers poll for them."""
+    """Callers poll for states."""
     same((row[0].strip("`") for row in own_rows(JOBS, heading)), states)
 
 
 def test_every_reason_is_on_both_pages() -> None:
-    """What it means and what to do on one, what ends with it on the other."""
+    """One page has its meaning and the remedy, the other what ends with it."""
     same((row[0].strip("`") for row in own_rows(ERRORS, "Turn failures")), FailureReason)
     same(names(section(JOBS, "Reasons")), FailureReason)
 
 
 def test_every_method_and_every_error_of_the_client_is_on_its_page() -> None:
-    """With its parameters and their defaults, as one writes them."""
+    """With parameters and defaults as they are written in Python."""
     rows_of = {heading: own_rows(PYTHON, heading) for heading in ("Methods", "Errors")}
     listed = [text for row in rows_of["Methods"] for text in re.findall(r"`(\w+\(.*?\))`", row[0])]
     methods = {name: method for name, method in vars(Client).items() if not name.startswith("_") and name != "close"}
@@ -157,7 +157,7 @@ def test_every_method_and_every_error_of_the_client_is_on_its_page() -> None:
 
 
 def test_every_call_and_every_parameter_of_the_python_classes_is_on_their_page() -> None:
-    """With their defaults, as one writes them; and each field of a worker's specification."""
+    """With defaults as they are written in Python, and each field of a worker's specification."""
     calls = [text for row in rows(section(CLASSES, "Worker")) for text in re.findall(r"`(\w+\(.*?\))`", row[0])]
     calls += [
         text for row in rows(section(CLASSES, "InferenceEngine")) for text in re.findall(r"`(\w+\(.*?\))`", row[0])
@@ -202,7 +202,7 @@ def _shown(function: Callable[..., object]) -> str:
 
 
 def test_every_problem_is_on_its_page_with_its_status() -> None:
-    """The producer carries the whole answer; callers find every code documented."""
+    """The code that raises it has the whole answer; callers find every code documented."""
     there = dict(BEFORE_THE_APP)
     for kind in classes_below(ServiceError):
         assert kind.title != ServiceError.title
@@ -213,13 +213,13 @@ def test_every_problem_is_on_its_page_with_its_status() -> None:
 
 
 def test_every_verdict_and_every_state_of_a_worker_is_on_its_page() -> None:
-    """They are what an operator looks at first."""
+    """Operators look at them first."""
     same((row[0].strip("`") for row in own_rows(ERRORS, "Verdicts")), Verdict)
     same((row[0].strip("`") for row in own_rows(REFERENCE / "http.md", "Worker states")), WorkerState)
 
 
 async def test_every_metric_is_on_its_page(tmp_path: Path) -> None:
-    """With its type and its labels, both ways, as a node tells them."""
+    """With its type and labels, both ways, as a node exports them."""
     model = {"engine": "attached", "url": "http://127.0.0.1:9"}
     config = Config.model_validate({"models": {"m": model}, "store": {"url": "memory"}})
     spec = WorkerSpec(engine=EngineKind.ATTACHED, name="m", url="http://127.0.0.1:9")
@@ -241,12 +241,12 @@ async def test_every_metric_is_on_its_page(tmp_path: Path) -> None:
 
 
 def test_every_policy_is_on_its_page() -> None:
-    """A policy that is added is described where users choose one."""
+    """A new policy is described where users choose one."""
     same((row[0].strip("`") for row in own_rows(CONFIGURATION, "Policies")), POLICIES)
 
 
 def test_every_command_option_and_variable_is_on_its_page() -> None:
-    """What --help lists is what the page lists."""
+    """The output of --help and the page list the same."""
     page = REFERENCE / "commands.md"
     group = typer.main.get_command(command_line)
     shared = set(names(section(page, "Options of commands that speak to a service")))
@@ -268,7 +268,7 @@ def test_every_command_option_and_variable_is_on_its_page() -> None:
 
 
 def test_every_exit_code_is_on_its_page() -> None:
-    """Scripts decide by them."""
+    """Scripts depend on them."""
     same((row[0].strip("`") for row in own_rows(REFERENCE / "commands.md", "Exit codes")), (str(int(e)) for e in Exit))
 
 
@@ -299,7 +299,7 @@ ANSWERS_BY_HEADING: dict[tuple[str, str], type] = {
 
 @pytest.mark.parametrize(("page", "heading"), ANSWERS_BY_HEADING)
 def test_every_field_of_an_answer_is_under_its_heading(page: str, heading: str) -> None:
-    """A field that is added, renamed or gone is seen where callers look it up."""
+    """A field that is added, renamed or removed changes where callers look it up."""
     table = own_rows(REFERENCE / page, heading)
     told = {re.split(r"[.\[]", name)[0] for row in table for name in re.findall(r"`([^`]+)`", row[0])}
     assert told == set(fields_of(ANSWERS_BY_HEADING[page, heading]))

@@ -1,4 +1,4 @@
-"""Pages that follow the code name files that are there, names that are in them, and states that the code has."""
+"""Pages that follow the code name existing files, names that are in them, and states that the code has."""
 
 import re
 from enum import StrEnum
@@ -27,7 +27,7 @@ def cells(heading: str, columns: int) -> list[list[str]]:
 
 
 def places(text: str) -> list[tuple[str, list[str]]]:
-    """Return every path of a text, each with the names that stand behind it."""
+    """Return every path of a text, each with the names after it."""
     return [(path, re.findall(r"[\w.]+", names)) for path, names in PLACE.findall(text)]
 
 
@@ -41,7 +41,7 @@ def fault(path: str, names: list[str]) -> str | None:
 
 @pytest.mark.parametrize("heading", STATES)
 def test_every_state_is_on_the_page_of_lifecycles_and_no_other(heading: str) -> None:
-    """Each with its meaning; moves lead from states to states, and out of each that is no end."""
+    """Each has its meaning; moves lead from states to states, and out of each state that is no end."""
     states = [str(state) for state in STATES[heading]]
     assert [row[0] for row in cells(heading, 2)] == states
     moves = cells(heading, 4)
@@ -52,14 +52,14 @@ def test_every_state_is_on_the_page_of_lifecycles_and_no_other(heading: str) -> 
     ("heading", "table"), [("Worker", ALLOWED), ("One worker in an update", STAGES), ("Lane", MOVES)]
 )
 def test_moves_are_those_of_the_code(heading: str, table: dict[StrEnum, frozenset[StrEnum]]) -> None:
-    """Where the code has a table of legal moves, the page has the same."""
+    """The page has the same moves as each table of legal moves in the code."""
     assert {(row[0], row[1]) for row in cells(heading, 4)} == {
         (str(old), str(new)) for old, targets in table.items() for new in targets
     }
 
 
 def test_no_move_leads_out_of_an_end() -> None:
-    """What a caller has read as ended never changes."""
+    """An end that a caller has read never changes."""
     assert {row[0] for row in cells("Turn", 4)} == set(TurnState) - ENDED_TURNS
     assert {row[0] for row in cells("Weight update", 4)} == {UpdateState.RUNNING}
 
@@ -78,8 +78,8 @@ def test_the_table_of_the_core_gives_each_stored_state_one_pool() -> None:
 
 
 @pytest.mark.parametrize("page", ["lifecycle.md", "walks.md"])
-def test_every_place_is_there(page: str) -> None:
-    """A path that leads nowhere is worse than none: files move, and the page with them."""
+def test_every_place_exists(page: str) -> None:
+    """Files move, and the pages have to follow."""
     found = places((ROOT / "docs" / page).read_text(encoding="utf-8"))
     assert len(found) > 40
     assert [told for path, names in found if (told := fault(path, names))] == []

@@ -135,7 +135,7 @@ def test_the_door_answers_as_the_engine_does(service: Service, path: str, body: 
         assert answer.json()["error"]["message"] or direct.json()
 
 
-def test_a_client_that_goes_away_frees_its_slot(service: Service, client: openai.OpenAI) -> None:
+def test_a_client_that_disconnects_frees_a_real_engines_slot(service: Service, client: openai.OpenAI) -> None:
     """At once, and the engine goes on."""
 
     def leave() -> bool:

@@ -58,14 +58,14 @@ async def ready(workers: Two) -> None:
 
 
 async def check(workers: Two, expected: str) -> None:
-    """Return if both serve the base, and the adapter as expected."""
+    """Return whether both workers serve the base, and the adapter as expected."""
     await ready(workers)
     for worker in workers.fleet:
         assert (await ask(worker, None), await ask(worker, "poet")) == ("launched", expected)
 
 
 async def test_an_adapter_is_loaded_and_unloaded(tmp_path: Path) -> None:
-    """By its name, and with its weights: vLLM forgets the name alone."""
+    """By name, and with its weights: vLLM itself only forgets the name."""
     async with pair(tmp_path) as (workers, adapters):
         assert await adapters.load("poet", tmp_path / "poet")
         await check(workers, "launched+poet")
@@ -83,7 +83,7 @@ async def test_an_adapter_is_loaded_and_unloaded(tmp_path: Path) -> None:
 
 
 async def test_adapters_stay_with_their_model(tmp_path: Path) -> None:
-    """A later life with another model behind the name starts without them: no engine would start with them."""
+    """After a restart with another model of that name they are left out: no engine would start with them."""
     async with pair(tmp_path) as (workers, adapters):
         await adapters.load("poet", tmp_path / "poet")
         spec = workers.good.spec
@@ -110,7 +110,7 @@ async def test_an_adapter_that_one_engine_refuses_is_on_none(tmp_path: Path) -> 
 @pytest.mark.system
 @pytest.mark.parametrize("do", ["stall", "end"])
 async def test_an_engine_that_fails_over_an_adapter_is_replaced(tmp_path: Path, do: str) -> None:
-    """The other engine has proved it; an engine that starts again starts with it."""
+    """The other engine has loaded it; the next engine starts with it."""
     async with pair(tmp_path) as (workers, adapters):
         workers.misbehave("load", do)
         assert await adapters.load("poet", tmp_path / "poet")
@@ -153,7 +153,7 @@ async def test_an_adapter_that_no_engine_survives_is_on_none(tmp_path: Path) -> 
 
 
 async def test_an_engine_that_starts_meanwhile_is_held_until_it_has_the_adapter(tmp_path: Path) -> None:
-    """It was started without; it takes no request before it has it."""
+    """It started without the adapter, and takes no request before it has it."""
     async with pair(tmp_path) as (workers, adapters):
         workers.misbehave("begin", "stall")
         pid = workers.bad.snapshot().pid
@@ -168,8 +168,8 @@ async def test_an_engine_that_starts_meanwhile_is_held_until_it_has_the_adapter(
         assert workers.bad.now.incarnation == 2
 
 
-async def test_a_load_goes_on_after_its_caller_has_gone(tmp_path: Path) -> None:
-    """Half a change would belong to no caller."""
+async def test_a_load_goes_on_after_its_caller_has_disconnected(tmp_path: Path) -> None:
+    """Half a change would have no owner."""
     async with pair(tmp_path) as (workers, adapters):
         workers.misbehave("load", "stall")
         async with anyio.create_task_group() as tasks:
@@ -182,7 +182,7 @@ async def test_a_load_goes_on_after_its_caller_has_gone(tmp_path: Path) -> None:
 
 
 async def test_an_engine_that_gives_up_ends_the_wait_for_it(scripted_spec: SpecFactory, tmp_path: Path) -> None:
-    """llama.cpp: the change waits for its requests, and it dies under them for good; the next change gets its turn."""
+    """llama.cpp: the change waits for running requests, and the engine dies for good; the next change gets its turn."""
     poet = write_gguf_adapter(tmp_path / "poet.gguf", 1)
     spec = replace(scripted_spec(tokens=1000, interval=0.01), max_adapters=2, restart=replace(QUICK, failures=1))
     fleet = Fleet([spec], os.environ, tmp_path / "state")

@@ -1,4 +1,4 @@
-"""Answers whose server does not say that they are whole: taken with a finding, or treated as broken off."""
+"""Answers whose server does not confirm that they are complete: accepted with a finding, or treated as broken off."""
 
 import json
 import sys
@@ -27,7 +27,7 @@ EMPTY: Final = ("data: [DONE]\n\n", 'data: {"choices":[{"index":0,"delta":{"role
 
 @contextmanager
 def attached(folder: Path, free_ports: Callable[[int], int], **bodies: str) -> Iterator[Service]:
-    """Serve a model by an attached server that answers so, and other requests with "pong"."""
+    """Serve a model by an attached server that gives this answer, and "pong" to other requests."""
     port = free_ports(1)
     told = {name: {"status": 200, "headers": {"content-type": "text/event-stream"}, "body": body}
             for name, body in bodies.items()}  # fmt: skip
@@ -67,15 +67,17 @@ def test_half_an_answer_is_marked_until_its_server_reports_reasons(
 @pytest.mark.system
 @pytest.mark.parametrize("body", [*EMPTY, FAILED])
 def test_a_stream_without_an_answer_fails(tmp_path: Path, free_ports: Callable[[int], int], body: str) -> None:
-    """So does half an answer that an error has ended; the error's words are reported."""
+    """So does half an answer that ends with an error; the error's message is reported."""
     with attached(tmp_path, free_ports, odd=body) as service:
         turn = turn_of(service, "odd")
         assert (turn["state"], turn["finish_reason"]) == ("failed", None)
         assert ("CUDA out of memory" in turn["detail"]) is ("CUDA" in body)
 
 
-def test_a_refusal_is_no_valid_answer_and_ends_nothing(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Though its words hold a choice."""
+def test_a_refusal_is_no_valid_answer_and_ends_no_conversation(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """Although its words contain a choice."""
     body = REFUSED.replace("I may not.", "I cannot say yes.")
     with attached(tmp_path, free_ports, refused=body) as service:
         agent: Document = {"id": "a", "model": "m", "validation": {"choices": ["yes", "no"], "retries": 0}}

@@ -1,4 +1,4 @@
-"""An attached engine: a server that others start, stop and restart, and that we never touch."""
+"""An attached engine: a server that others start, stop and restart, and that Roundhouse never touches."""
 
 import asyncio
 import ssl
@@ -45,8 +45,8 @@ def attached(server: WorkerSpec, **changes: object) -> WorkerSpec:
 
 
 @pytest.mark.system
-async def test_a_server_that_is_not_there_yet_is_waited_for(scripted_spec: SpecFactory) -> None:
-    """No start limit runs for a server that others start; it may go and come back as often as it likes."""
+async def test_a_missing_server_is_waited_for(scripted_spec: SpecFactory) -> None:
+    """No start limit applies to a server that others start; it may stop and return any number of times."""
     server = scripted_spec(tokens=1000, interval=0.01)
     spec = attached(server, timeouts=WorkerTimeouts(start_s=0.05))
     with anyio.fail_after(3 * LIMIT_S):
@@ -80,7 +80,7 @@ async def test_a_stop_leaves_the_server_alone(scripted_spec: SpecFactory) -> Non
 
 
 async def test_a_stalled_request_ends_alone(scripted_spec: SpecFactory) -> None:
-    """Liveness by requests alone: the silent request ends, and no server is killed for it."""
+    """Only requests show its liveness: the silent request ends, and the server is not killed for it."""
     server = scripted_spec(mute_on="silence", slots=2)
     limits = WorkerTimeouts(prefill_stall_s=0.5, decode_stall_s=0.5)
     with served(server), anyio.fail_after(LIMIT_S):

@@ -1,4 +1,4 @@
-"""Each way in which an engine may break, once with processes: no innocent turn pays for it, and killers are found."""
+"""Each way in which an engine may break, with real processes: no innocent turn suffers, and killers are found."""
 
 from collections import Counter
 from collections.abc import Callable

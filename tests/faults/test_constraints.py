@@ -68,7 +68,7 @@ async def ask_nothing(_params: Mapping[str, object], _tools: tuple[Mapping[str, 
 
 
 class Tried:
-    """A server on trial: it says ``words``, and counts ``tokens`` in a prompt, ``more`` of them beside tools."""
+    """A server on trial: it answers ``words``, and counts ``tokens`` in a prompt, ``more`` of them with tools."""
 
     def __init__(self, words: str | None, tokens: int = 7, more: int = 0) -> None:
         self.words, self.tokens, self.more = words, tokens, more
@@ -89,10 +89,10 @@ class Tried:
     [('"zq-4417"', SENT, ()), ("zq-4417", TOLD, ("response_format",)), ("Hello!", TOLD, ("response_format",)),
      ('"yes"', TOLD, ("response_format",)), ("", TOLD, ()), (None, TOLD, ())],
 )  # fmt: skip
-async def test_an_attached_server_is_tried_with_choices_that_no_model_says(
+async def test_an_attached_server_is_tried_with_choices_that_no_model_would_say(
     words: str | None, plan: ConstraintPlan, ignored: tuple[str, ...]
 ) -> None:
-    """Once in an incarnation; an inconclusive trial is repeated a while later."""
+    """Once per incarnation; an inconclusive trial is repeated later."""
     server, now = Tried(words), [0.0]
     known = EngineConstraints(PLAIN, server.ask, lambda: now[0])
     for _ in range(3):
@@ -106,7 +106,7 @@ async def test_an_attached_server_is_tried_with_choices_that_no_model_says(
     assert len(server.asked) == (2 if words else 3), "another may be there by now"
 
 
-async def test_an_answer_without_its_form_takes_the_trial_back() -> None:
+async def test_an_answer_without_its_form_revokes_the_trial() -> None:
     """The model was not constrained; a refusal counts the same."""
     known = EngineConstraints(PLAIN, Tried('"zq-4417"').ask, lambda: 0.0)
     await known.settle(1, has_constraint=True, has_tools=False)
@@ -125,7 +125,7 @@ async def test_an_answer_without_its_form_takes_the_trial_back() -> None:
 async def test_tools_that_add_no_tokens_to_a_prompt_are_not_in_it(
     tokens: int, more: int, ignored: tuple[str, ...]
 ) -> None:
-    """A server that reports no tokens is accused of nothing."""
+    """A server that reports no tokens is not suspected."""
     server = Tried("Hello!", tokens, more)
     known = EngineConstraints(PLAIN, server.ask, lambda: 0.0)
     for _ in range(2):
@@ -145,7 +145,7 @@ async def test_an_engine_of_ours_is_believed_until_it_refuses() -> None:
 
 
 def test_a_server_that_ignores_a_constraint_is_found(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """The attempts claim no constraint, the prompt says it in words, and status shows what is ignored."""
+    """The attempts claim no constraint, the prompt asks in words, and the status shows what is ignored."""
     port = free_ports(1)
     (tmp_path / "answers").write_text(json.dumps({"judge": {"status": 200, "body": WHOLE}}))
     files = ["--answers", str(tmp_path / "answers"), "--record", str(tmp_path / "record")]
@@ -180,7 +180,7 @@ Ask = Callable[..., tuple[Document, list[Document]]]
 
 @pytest.fixture
 def ask(tmp_path: Path, free_ports: Callable[[int], int]) -> Ask:
-    """Ask one agent, whose engine gives these answers in their order.
+    """Ask one agent, whose engine gives these answers in order.
 
     Return its turn, and the requests that the engine got.
     """
@@ -207,7 +207,7 @@ def ask(tmp_path: Path, free_ports: Callable[[int], int]) -> Ask:
 
 
 def test_with_tools_only_the_answer_is_constrained(ask: Ask) -> None:
-    """A model with tools may call; a free answer instead of a call is asked for again, constrained."""
+    """A model with tools may make calls. Without a call, it is asked for its answer again, constrained."""
     agent = {"tools": [LOOK], "validation": {"choices": ["yes", "no"]}}
     turn, sent = ask([CALL, {"content": "Well, it costs five."}, {"content": "yes"}], agent)
     assert (turn["state"], turn["text"], len(turn["attempts"])) == ("completed", "yes", 1)
@@ -228,7 +228,7 @@ def test_a_valid_free_answer_is_not_asked_for_again(ask: Ask) -> None:
 
 @pytest.mark.system
 def test_an_authors_own_constraint_wins_and_waits_for_the_last_answer(ask: Ask) -> None:
-    """With tools it would keep the model from every call, or force calls for ever."""
+    """With tools it would prevent every call, or force calls for ever."""
     own = {"type": "json_object"}
     agent = {"tools": [LOOK], "params": {"response_format": own}, "validation": {"json_schema": SCHEMA}}
     turn, sent = ask([CALL, {"content": "Five."}, {"content": '{"age": 5}'}], agent)
@@ -237,16 +237,16 @@ def test_an_authors_own_constraint_wins_and_waits_for_the_last_answer(ask: Ask) 
     assert turn["attempts"][0]["constrained_by"] == "response_format"
 
 
-def test_constrain_off_sends_nothing(ask: Ask) -> None:
-    """For agents that shall argue first, and choose then."""
+def test_constrain_off_sends_no_constraint(ask: Ask) -> None:
+    """For agents that should argue first and choose later."""
     turn, sent = ask([{"content": "After all: yes"}], {"validation": {"choices": ["yes", "no"], "constrain": "off"}})
     assert (turn["text"], turn["attempts"][0]["constrained_by"]) == ("After all: yes", None)
     assert "grammar" not in sent[0]
     assert "exactly one of" not in json.dumps(sent[0]["messages"])
 
 
-def test_a_refused_constraint_is_said_in_words(ask: Ask) -> None:
-    """Once in the same attempt, and from then on at once; the engine decides what it accepts."""
+def test_a_refused_constraint_is_replaced_by_words(ask: Ask) -> None:
+    """Within the same attempt, and in later ones from the start; the engine decides what it accepts."""
     body = '{"error": {"code": 400, "message": "failed to parse grammar", "type": "invalid_request_error"}}'
     args = {"reject": 400, "reject-body": body, "reject-first": 1}
     turn, sent = ask([{"content": "yes"}], {"validation": {"choices": ["yes", "no"]}}, args=args)
@@ -257,8 +257,8 @@ def test_a_refused_constraint_is_said_in_words(ask: Ask) -> None:
     assert turn["attempts"][0]["constrained_by"] is None
 
 
-def test_a_constraint_that_is_refused_after_tools_repeats_no_call(ask: Ask) -> None:
-    """The attempt goes on where it was: what was called stays called, and is not called again."""
+def test_a_constraint_refused_after_tools_repeats_no_call(ask: Ask) -> None:
+    """The attempt goes on where it was: calls that were made are not made again."""
     body = '{"error": {"code": 400, "message": "failed to parse grammar", "type": "invalid_request_error"}}'
     args = {"reject": 400, "reject-body": body, "reject-on": '"grammar"'}
     agent = {"tools": [LOOK], "validation": {"choices": ["yes", "no"], "retries": 0}}
@@ -274,7 +274,7 @@ def test_a_constraint_that_is_refused_after_tools_repeats_no_call(ask: Ask) -> N
 
 @pytest.mark.system
 def test_wrong_arguments_may_go_back_to_the_model(ask: Ask) -> None:
-    """``tools.arguments: tell``: the model gets them as an error first, within its budget."""
+    """With ``tools.arguments: tell`` the model first gets them as an error, within its budget."""
     wrong = {"tool_calls": [{"id": "x", "name": "look", "arguments": '{"what": 5}'}]}
     turn, sent = ask([wrong, CALL, {"content": "Done."}], {"tools": [LOOK]}, arguments="tell")
     assert (turn["state"], turn["text"]) == ("completed", "Done.")
@@ -286,7 +286,7 @@ def test_wrong_arguments_may_go_back_to_the_model(ask: Ask) -> None:
 
 @pytest.mark.system
 def test_the_same_call_with_the_same_result_ends_the_loop(ask: Ask) -> None:
-    """Three times running: then one answer, and a further call fails the turn."""
+    """After three in a row the model answers once, and a further call fails the turn."""
     turn, sent = ask([CALL, CALL, CALL, {"content": "Five."}], {"tools": [LOOK]})
     assert (turn["state"], turn["text"], len(sent)) == ("completed", "Five.", 4)
     assert [request["messages"][-1]["content"].rsplit("\n\n")[-1] for request in sent[1:]] == [
@@ -318,9 +318,9 @@ Think = Callable[..., tuple[list[Document], list[Document], list[Document]]]
 
 @pytest.fixture
 def think(tmp_path: Path, free_ports: Callable[[int], int]) -> Think:
-    """Ask agents of an engine with a template; return their turns, what it was sent, and what it had to render.
+    """Ask agents of an engine with a template; return their turns, the engine's requests, and what it had to render.
 
-    What the service tells of their prompts is what was sent, byte for byte.
+    The prompts that the service reports equal those sent, byte for byte.
     """
 
     def think(
@@ -359,7 +359,7 @@ def think(tmp_path: Path, free_ports: Callable[[int], int]) -> Think:
         (None, HELD, THOUGHTLESS),
     ],
 )
-def test_a_thought_comes_where_the_template_has_it(
+def test_a_thought_comes_where_the_template_puts_it(
     think: Think, thinks: str | None, grammar: str, answer: Document
 ) -> None:
     """Before the answer, which is the choice alone.
@@ -387,7 +387,7 @@ def test_a_retry_answers_without_a_thought(
 ) -> None:
     """A thought that was cut off left no room.
 
-    One that the prompt begins is ended, or the answer would be part of it.
+    A thought that the prompt opens is closed, or the answer would be part of it.
     """
     (turn,), sent, rendered = think([{"content": answer} for answer in answers], agent, thinks=thinks)
     assert (turn["state"], turn["text"]) == ("completed", "yes")
@@ -397,7 +397,7 @@ def test_a_retry_answers_without_a_thought(
 
 
 def test_an_engine_is_asked_once_for_each_way_to_render(think: Think) -> None:
-    """Agents whose parameters shape the prompt otherwise may have no thought; other parameters change nothing."""
+    """Parameters that shape the prompt may switch thoughts off; other parameters change nothing."""
     agents = (
         {**JUDGE, "params": {**SILENT, "temperature": 0.5}},
         {**JUDGE, "id": "b", "speak_after_within_round": ["a"]},
@@ -410,7 +410,7 @@ def test_an_engine_is_asked_once_for_each_way_to_render(think: Think) -> None:
     assert rendered == [{**SILENT, **probe}, probe]
 
 
-def test_the_next_life_of_an_engine_is_tried_again(think: Think, tmp_path: Path) -> None:
+def test_the_next_incarnation_of_an_engine_is_tried_again(think: Think, tmp_path: Path) -> None:
     """It may have another template."""
     args = {"die-on": "Go.", "die-once": str(tmp_path / "died")}
     (turn,), sent, rendered = think([THOUGHTFUL], JUDGE, thinks="first", **args)
@@ -418,7 +418,7 @@ def test_the_next_life_of_an_engine_is_tried_again(think: Think, tmp_path: Path)
     assert len(rendered) == 2
 
 
-def test_a_schema_is_sent_as_it_is(think: Think) -> None:
+def test_a_schema_is_sent_unchanged(think: Think) -> None:
     """llama.cpp itself places it after the thought."""
     judge = {**JUDGE, "validation": {"json_schema": SCHEMA}}
     (turn,), sent, rendered = think([{"content": 'Hm.</think>{"age": 5}'}], judge, thinks="first")

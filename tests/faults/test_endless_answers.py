@@ -1,4 +1,4 @@
-"""Answers of servers that never end: memory holds no more of one than its reader asks for."""
+"""Answers of servers that never end: memory holds no more of one than its reader needs."""
 
 import socket
 import threading
@@ -23,7 +23,7 @@ BODIES = {
 
 
 class Endless:
-    """Answers each request with a beginning, and then with pieces for as long as they are taken."""
+    """Answers each request with a beginning, and then with pieces as long as they are read."""
 
     def __init__(self, begin: bytes, piece: bytes) -> None:
         self.answered = 0
@@ -59,7 +59,7 @@ def endless(request: pytest.FixtureRequest) -> Iterator[Endless]:
 
 
 @pytest.mark.system
-def test_probes_of_a_server_hold_little_of_its_answers(
+def test_probes_of_a_server_keep_little_of_its_answers(
     tmp_path: Path, free_ports: Callable[[int], int], endless: Endless
 ) -> None:
     """However much it sends before it notices the close."""

@@ -1,4 +1,4 @@
-"""A node is stopped past its lease and continues: its work was taken over, and it writes nothing of it."""
+"""A node is stopped past its lease and continues: others have taken over its work, and it writes none of it."""
 
 import signal
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def in_flight(service: Service) -> int:
 
 
 def claims(service: Service, postgres: PostgresServer, database: str) -> int:
-    """Count what a node runs under its present lease; one that was taken for dead has none."""
+    """Count what a node runs under its present lease; a node that counts as dead has none."""
     sql = "SELECT count(*) FROM conversations JOIN nodes ON nodes.id = owner WHERE is_live = 1 AND owner = %s"
     return int(str(postgres.execute(sql, service.get("/v1/status")["store"]["node"], database=database)[0][0]))
 
@@ -46,7 +46,7 @@ def stop_past_its_lease(stopped: Service, lives: Service) -> None:
 
 
 @pytest.mark.system
-def test_no_stale_write_is_taken(
+def test_no_stale_write_is_accepted(
     tmp_path: Path,
     free_ports: Callable[[int], int],
     postgres: PostgresServer,

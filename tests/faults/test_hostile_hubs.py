@@ -29,7 +29,7 @@ MIB = 1024 * 1024
 
 
 class _Usage(NamedTuple):
-    """A disk's, as shutil tells it."""
+    """The usage of a disk, as shutil reports it."""
 
     total: int
     used: int
@@ -57,7 +57,7 @@ def part_of(path: Path) -> Path:
 
 
 def send_endlessly(sent: list[int], most: int) -> Callable[[Handler], None]:
-    """Send a file that ends by its connection alone, up to a bound that keeps this machine."""
+    """Send a file without a length, up to a bound that protects this machine."""
 
     def answer(handler: Handler) -> None:
         handler.send_response(200)
@@ -94,8 +94,8 @@ def full_after(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("size", [len(CONTENT), None])
-def test_a_disk_that_gets_full_is_reported_and_gets_its_room_back(path: Path, size: int | None) -> None:
-    """The partial file that has filled the disk would block every other fetch."""
+def test_a_full_disk_is_reported_and_its_room_is_given_back(path: Path, size: int | None) -> None:
+    """The partial file that filled the disk would block every other fetch."""
     with serving(lambda handler: handler.send_rest(CONTENT)) as server:
         with full_after(download.PIECE_BYTES + 10), pytest.raises(ModelUnavailable, match="cannot be kept in"):
             bring(server.url, path, size)
@@ -158,7 +158,7 @@ def raised_by(function: Callable[[], object], stop: threading.Event) -> list[Bas
 
 
 def test_a_file_that_drips_is_given_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each byte is within the limit of a silence; at one in two seconds a start would wait for years."""
+    """Each byte arrives within the limit of a silence; at one in two seconds a start would wait for years."""
     monkeypatch.setattr(download, "RATE_S", 0.1)
     stop = threading.Event()
     with serving(drip(stop)) as server:
@@ -168,7 +168,7 @@ def test_a_file_that_drips_is_given_up(path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_listing_that_drips_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An earlier fetch can serve, and the listing is not waited for without an end."""
+    """An earlier fetch can be used instead."""
     monkeypatch.setattr(hub, "LISTING_S", 0.2)
     stop = threading.Event()
     with serving(drip(stop, b"{")) as server:

@@ -1,4 +1,4 @@
-"""Patterns that take for ever cost their authors time, and no other key a slot or a judge.
+"""Patterns that match without end cost their authors time, and no other key a slot or a judge.
 
 Source: specification, "Ends" and "Answer validation".
 """
@@ -43,7 +43,7 @@ def post_as(service: Service, key: str, document: Document) -> str:
 
 
 def asked(folder: Path) -> list[str]:
-    """Return the topics that the engine was asked about, in their order."""
+    """Return the topics that the engine was asked about, in order."""
     told = [json.dumps(request["messages"]) for request in recorded(folder / "record")]
     return [each.partition("TOPIC=")[2].partition(" ")[0] for each in told]
 
@@ -52,8 +52,8 @@ def ended_at(service: Service, job_id: str) -> datetime:
     return datetime.fromisoformat(service.wait_ended(job_id, 60.0)["finished_at"])
 
 
-def test_a_slot_is_free_once_its_answer_is_whole(tmp_path: Path, free_ports: Ports) -> None:
-    """Before its patterns are tried: the next request for the one slot begins during the trial, not after it."""
+def test_a_slot_is_free_once_its_answer_is_complete(tmp_path: Path, free_ports: Ports) -> None:
+    """Patterns are tried afterwards: the next request for the one slot begins during the trial."""
     with serving(tmp_path, free_ports(1), {"m": engine(free_ports(1), tmp_path, 1)}) as service:
         file = tmp_path / "go-on"
         slow = service.post_job(job("slow", file, until=matching(*range(4))))
@@ -68,7 +68,7 @@ def test_a_slot_is_free_once_its_answer_is_whole(tmp_path: Path, free_ports: Por
 
 
 @pytest.mark.system
-def test_a_retry_goes_before_everything_that_waits(tmp_path: Path, free_ports: Ports) -> None:
+def test_a_retry_goes_before_all_waiting_turns(tmp_path: Path, free_ports: Ports) -> None:
     """Its slot went to another turn while its answer was judged; the next free one is its own."""
     with serving(tmp_path, free_ports(1), {"m": engine(free_ports(1), tmp_path, 1)}) as service:
         first, second = tmp_path / "first", tmp_path / "second"
@@ -125,7 +125,7 @@ def test_judges_are_shared_by_keys(tmp_path: Path, free_ports: Ports) -> None:
 @pytest.mark.system
 @pytest.mark.parametrize("where", ["until", "validation"])
 def test_a_pattern_that_runs_out_of_time_is_given_up_in_its_job(tmp_path: Path, free_ports: Ports, where: str) -> None:
-    """After some tries it counts as no match; the result says which pattern, and from which turn on."""
+    """After some tries it counts as no match; the result names the pattern, and the turn from which on."""
     rounds = 4 * TRIED
     fields: Document = {"until": matching(3)}
     if where == "validation":  # a turn fails that is not valid, and this one is asked for again and again

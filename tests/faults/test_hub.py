@@ -1,4 +1,4 @@
-"""A made hub over real sockets: the fetched files, the readers of the token, and behaviour as it fails."""
+"""A simulated hub over real sockets: the files fetched, the receivers of the token, and failures."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ CHECKPOINT = {"config.json": CONFIG, "model.safetensors": WEIGHTS, "run.py": b"p
 
 
 class Hub:
-    """A hub with one repository, ``o/r``, whose files are on another server, as at the real one."""
+    """A hub with one repository, ``o/r``, whose files are on another server, as with the real one."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
@@ -65,7 +65,7 @@ class Hub:
 
 
 class Place:
-    """A made hub that runs, and settings for it."""
+    """A simulated hub that runs, and settings for it."""
 
     def __init__(self, hub: Hub, server: Server, store: Server, cache: Path) -> None:
         self.hub = hub
@@ -96,7 +96,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def test_a_gguf_file_goes_into_the_cache_of_the_hubs_own_programs(place: Place) -> None:
-    """They find it there, as their own: a blob by its digest, and a link to it in the snapshot of a commit."""
+    """They find it there as their own: a blob by its digest, and a link to it in the snapshot of a commit."""
     path = place.bring("hf:o/r")
     folder = place.settings.cache / "models--o--r"
     assert path == folder / "snapshots" / COMMIT / "m-Q4_K_M.gguf"
@@ -117,8 +117,8 @@ def test_a_checkpoint_comes_without_executable_files(place: Place) -> None:
     assert find_kept(parse_hub_name("hf:o/r"), place.settings.cache) == folder
 
 
-def test_a_pinned_commit_is_not_asked_for_and_a_branch_is_followed(place: Place) -> None:
-    """A pinned model starts without a network; one that is not pinned is what the branch has now."""
+def test_a_pinned_commit_is_not_requested_and_a_branch_is_followed(place: Place) -> None:
+    """A pinned model starts without a network; one that is not pinned is the branch's current one."""
     pinned = f"hf:o/r:m-Q4_K_M.gguf@{COMMIT}"
     place.bring(pinned)
     asked = place.asked
@@ -133,7 +133,7 @@ def test_a_pinned_commit_is_not_asked_for_and_a_branch_is_followed(place: Place)
 
 
 def test_the_token_goes_to_the_hub_alone(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """Files come from other hosts; neither they nor the log see it."""
+    """Files come from other hosts; neither they nor the log see the token."""
     with caplog.at_level(logging.DEBUG):
         place.bring("hf:o/r")
     assert {headers.get("Authorization") for _, headers in place.server.seen} == {f"Bearer {TOKEN}"}
@@ -142,8 +142,8 @@ def test_the_token_goes_to_the_hub_alone(place: Place, caplog: pytest.LogCapture
     assert TOKEN not in repr(place.settings)
 
 
-def test_a_transfer_that_breaks_asks_the_hub_again(place: Place) -> None:
-    """Each try asks the hub again, whose addresses of files live for minutes."""
+def test_a_broken_transfer_asks_the_hub_again(place: Place) -> None:
+    """Addresses of files are valid for minutes, so each try asks the hub."""
 
     def broken(handler: Handler, content: bytes) -> None:
         handler.send_rest(content, len(place.store.seen) * download.PIECE_BYTES)
@@ -159,7 +159,7 @@ def test_a_transfer_that_breaks_asks_the_hub_again(place: Place) -> None:
 
 @pytest.mark.parametrize("files", [GGUF, CHECKPOINT])
 def test_a_file_that_differs_from_the_hubs_digest_is_discarded(place: Place, files: dict[str, bytes]) -> None:
-    """Of the same length: by its SHA-256, or by git's digest of a small one."""
+    """It has the same length; its SHA-256 differs, or git's digest for a small file."""
     place.hub.files = dict(files)
     place.hub.send = lambda handler, content: handler.send_rest(content[:-1] + b"?")
     with pytest.raises(ModelUnavailable, match="another file came than was expected"):
@@ -213,7 +213,7 @@ def test_files_without_a_digest_are_not_fetched(place: Place) -> None:
 
 
 def test_while_the_hub_is_away_fetched_files_are_used(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """Of a branch too, and the log says so; without any the fault is reported."""
+    """For a branch too, and the log says so; without any the fault is reported."""
     path = place.bring("hf:o/r")
     place.hub.page = lambda handler: handler.send(502)
     assert place.bring("hf:o/r") == path
@@ -222,8 +222,8 @@ def test_while_the_hub_is_away_fetched_files_are_used(place: Place, caplog: pyte
         place.bring("hf:o/r@other")
 
 
-def test_offline_nothing_is_asked(place: Place) -> None:
-    """``HF_HUB_OFFLINE``, as the hub's own programs take it."""
+def test_offline_the_hub_is_not_asked(place: Place) -> None:
+    """``HF_HUB_OFFLINE`` is read as the hub's own programs read it."""
     path = place.bring("hf:o/r")
     asked = place.asked
     offline = HubSettings(endpoint=place.server.url, cache=place.settings.cache, is_offline=True)
@@ -242,7 +242,10 @@ def test_a_model_is_pinned_to_its_current_file_and_commit(place: Place) -> None:
 
 
 def test_a_pinned_name_means_the_same_with_any_cache(place: Place) -> None:
-    """Whatever another program has fetched: the hub is asked once, and not at all if only another file is there."""
+    """Other programs may have fetched other files.
+
+    The hub is asked once, or not at all if only another file is there.
+    """
     place.hub.files = {"m-Q4_K_M.gguf": WEIGHTS, "m-Q8_0.gguf": b"eight"}
     place.bring(f"hf:o/r:m-Q8_0.gguf@{COMMIT}")
     offline = HubSettings(endpoint=place.server.url, cache=place.settings.cache, is_offline=True)
@@ -258,7 +261,10 @@ def test_a_pinned_name_means_the_same_with_any_cache(place: Place) -> None:
 
 
 def test_a_quant_at_a_commit_means_what_the_repository_has(place: Place) -> None:
-    """Not the one file of several that is in the cache; where it was found out once, nobody is asked again."""
+    """It does not mean the only one of several files that is in the cache.
+
+    Once resolved, the hub is not asked again.
+    """
     place.hub.files = {"a-Q8_0.gguf": WEIGHTS, "b-Q8_0.gguf": b"b", "c-Q6_K.gguf": b"c", "mtp-c-Q6_K.gguf": b"d"}
     place.bring(f"hf:o/r:a-Q8_0.gguf@{COMMIT}")
     with pytest.raises(ModelUnavailable, match=r"several files fit: a-Q8_0\.gguf, b-Q8_0\.gguf"):
@@ -271,7 +277,7 @@ def test_a_quant_at_a_commit_means_what_the_repository_has(place: Place) -> None
 
 
 def test_a_file_in_a_folder_is_fetched_and_pinned_by_its_path(place: Place) -> None:
-    """Two of one name are told apart; the name of one alone is asked for until it is known which it is."""
+    """Two files may share a name; such a name alone is refused until it is unambiguous."""
     place.hub.files = {"Q4_K_M/m.gguf": WEIGHTS, "Q8_0/m.gguf": b"eight"}
     found = find_model(parse_hub_name("hf:o/r"), place.settings)
     assert str(found.name) == f"hf:o/r:Q4_K_M/m.gguf@{COMMIT}"
@@ -285,8 +291,8 @@ def test_a_file_in_a_folder_is_fetched_and_pinned_by_its_path(place: Place) -> N
     assert place.bring(f"hf:o/r:Q8_0@{COMMIT}").read_bytes() == b"eight"
 
 
-def test_what_a_name_was_found_to_mean_is_not_believed_blindly(place: Place) -> None:
-    """A record that others have changed leads nowhere else, and a cache that may not be written needs none."""
+def test_a_remembered_meaning_of_a_name_is_verified(place: Place) -> None:
+    """A record that others have changed leads nowhere else; a cache that cannot be written needs none."""
     path = place.bring("hf:o/r")
     record = place.settings.cache / "models--o--r" / ".roundhouse" / COMMIT / "any"
     assert record.read_text() == "m-Q4_K_M.gguf"
@@ -300,7 +306,7 @@ def test_what_a_name_was_found_to_mean_is_not_believed_blindly(place: Place) -> 
 
 
 def test_part_of_a_checkpoint_is_no_model(place: Place) -> None:
-    """Where a fetch ended before its last part, or another program has fetched one file of many."""
+    """A fetch ended before its last part, or another program has fetched one file of many."""
     index = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}).encode()
     place.hub.files = {
         "config.json": CONFIG,
@@ -321,7 +327,7 @@ def test_part_of_a_checkpoint_is_no_model(place: Place) -> None:
 
 
 def test_settings_are_those_of_the_hubs_own_programs(tmp_path: Path) -> None:
-    """Their variables, and the token that their login has kept."""
+    """Their variables, and the token that their login stored."""
     home = tmp_path / "home"
     kept = home / ".cache" / "huggingface" / "token"
     kept.parent.mkdir(parents=True)
@@ -343,7 +349,7 @@ def test_settings_are_those_of_the_hubs_own_programs(tmp_path: Path) -> None:
 
 @pytest.fixture
 def environment(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """A user's, who has nothing but an account at the hub."""
+    """The environment of a user who has only an account at the hub."""
     said = {
         "HF_ENDPOINT": place.server.url,
         "HF_HOME": str(tmp_path / "hf"),
@@ -359,7 +365,7 @@ def environment(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.system
 @pytest.mark.usefixtures("environment")
 def test_init_pins_a_model_of_the_hub_and_run_fetches_it(place: Place, tiny_model: Path, tmp_path: Path) -> None:
-    """The real engine speaks with it, though nothing was written by a person; again, nothing is fetched."""
+    """The real engine runs it, with no file written by the user; a second run fetches nothing."""
     place.hub.files = {"m-Q4_K_M.gguf": tiny_model.read_bytes()}
     assert run_command("init", "--model", "hf:o/r:Q4_K_M", folder=tmp_path).returncode == 0
     written = (tmp_path / "roundhouse.yaml").read_text()

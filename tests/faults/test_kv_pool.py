@@ -1,4 +1,4 @@
-"""A KV cache that requests share, and that runs out of room: by tokens that come, prompts that are long, and errors."""
+"""A KV cache that requests share, and that runs out of room: through growing answers, long prompts, and errors."""
 
 import json
 from collections.abc import Callable
@@ -35,7 +35,7 @@ CALL = {"tool_calls": [{"id": "x", "name": "look", "arguments": "{}"}]}
 
 @pytest.fixture
 def real_spec(tiny_model: Path, free_ports: Callable[[int], int]) -> Callable[[int, int], WorkerSpec]:
-    """Make the specification of llama.cpp with a pool: of so many tokens, and for one request."""
+    """Make a specification of llama.cpp with a pool of this many tokens, and this bound for one request."""
 
     def make(pool: int, context: int) -> WorkerSpec:
         return WorkerSpec(
@@ -89,7 +89,7 @@ def endings(found: list[RequestResult]) -> list[object]:
 async def test_the_youngest_ends_before_the_pool_is_full_and_the_oldest_completes(
     real_spec: Callable[[int, int], WorkerSpec],
 ) -> None:
-    """Answers grow until there is no room: the engine never says so, and is never asked to end more than it has to.
+    """Answers grow until there is no room: the engine itself never reports this, and ends no more requests than needed.
 
     The pool is large enough that both write for seconds: the youngest has begun, and the oldest cannot end before it.
     """
@@ -103,7 +103,7 @@ async def test_the_youngest_ends_before_the_pool_is_full_and_the_oldest_complete
 
 
 async def test_a_prompt_is_counted_as_the_engine_counts_it_later(real_spec: Callable[[int, int], WorkerSpec]) -> None:
-    """To the token, template and tools included: nothing is sent that cannot fit."""
+    """To the token, with template and tools: no prompt is sent that cannot fit."""
     async with working(replace(real_spec(2000, 2000), tools=[LOOK])) as worker:
         for prompt in ("x" * 600, "ä€😀" * 60, "two words " * 60):
             request = await submit(worker, prompt, max_tokens=3)
@@ -128,10 +128,10 @@ async def test_an_uncounted_prompt_is_held_at_its_upper_bound(
         assert answer.told_prompt_tokens == found.usage.prompt_tokens
 
 
-async def test_a_prompt_longer_than_one_may_have_is_refused_before_it_is_sent(
+async def test_a_prompt_longer_than_allowed_is_refused_before_it_is_sent(
     real_spec: Callable[[int, int], WorkerSpec],
 ) -> None:
-    """One token less than that goes to the engine, which says the same of the rest."""
+    """With one token less it goes to the engine, which gives the same figure."""
     async with working(real_spec(1600, 800)) as worker:
         first = await submit(worker, "x" * 300, max_tokens=1)
         counted = answer_of(worker, first)
@@ -156,15 +156,15 @@ async def test_a_prompt_longer_than_one_may_have_is_refused_before_it_is_sent(
         ({"content": "", "tools": ({"function": {"name": "look", "description": "工" * 100}},)}, 300),
     ],
 )
-def test_a_token_is_a_byte_at_least_everywhere(chat: dict[str, Any], least: int) -> None:
-    """In words, calls and tools; a tool described in Chinese is three times as long as its characters."""
+def test_a_token_is_at_least_one_byte_everywhere(chat: dict[str, Any], least: int) -> None:
+    """In words, calls and tools; a tool described in Chinese has three bytes for each character."""
     tools = chat.pop("tools", ())
     request = ChatRequest(model="m", messages=(Message(role="user", **chat),), tools=tools)
     assert least <= most_tokens(request) <= least + 200
 
 
-def test_a_generation_that_was_not_admitted_yet_holds_nothing() -> None:
-    """The hold of the one before ended with it; a later generation's is held as well."""
+def test_a_generation_that_was_not_admitted_yet_holds_no_tokens() -> None:
+    """The hold of the one before ended with it; a later generation gets its own."""
     answer = Answer(lambda: 0.0)
     for _ in range(2):
         generation = answer.begin_generation(RepetitionLimits(), 0)
@@ -178,21 +178,21 @@ def test_a_generation_that_was_not_admitted_yet_holds_nothing() -> None:
 
 
 class Held:
-    """A worker's engine whose answers wait, each for a file that its prompt names."""
+    """A worker's engine whose answers wait for a file that each prompt names."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.flags = {"hold": r"file=([^ ]+) ", "record": str(folder / "record")}
 
     def prompt(self, name: str, size: int = 0) -> str:
-        """Return a prompt that waits for ``name``; of so many bytes at least."""
+        """Return a prompt that waits for ``name``, with at least this many bytes."""
         return f"file={self.folder / name} ".ljust(size, "x")
 
     def release(self, name: str) -> None:
         (self.folder / name).touch()
 
     def sent(self) -> int:
-        """Count what the engine was sent, prompts to count included."""
+        """Count the requests to the engine, including counts of prompts."""
         record = self.folder / "record"
         return len(record.read_text().splitlines()) if record.exists() else 0
 
@@ -201,7 +201,7 @@ class Held:
 async def test_a_request_whose_tools_took_long_is_older_than_later_requests(
     scripted_spec: SpecFactory, tmp_path: Path, size: int, ended: list[int]
 ) -> None:
-    """It holds nothing while its tools run, and takes its room back from the youngest; it goes on, and ends."""
+    """It holds no tokens while its tools run, and takes its room back from the youngest; it goes on, and ends."""
     held, goes_on = Held(tmp_path), anyio.Event()
     script = [CALL, {"content": "late"}, {"content": "later"}, {"content": "Done."}]
     (tmp_path / "script").write_text(json.dumps(script))
@@ -228,7 +228,7 @@ async def test_a_request_whose_tools_took_long_is_older_than_later_requests(
 
 
 async def test_a_request_without_room_is_not_sent_to_the_engine(scripted_spec: SpecFactory, tmp_path: Path) -> None:
-    """The youngest ends before its engine has read anything, so that counts for no preemption."""
+    """The youngest ends before its engine has read any of it, so this counts as no preemption."""
     held = Held(tmp_path)
     spec = sharing(scripted_spec(slots=4, counts=600, props_slots=4, **held.flags), 1300)
     async with working(spec) as worker:
@@ -248,7 +248,10 @@ async def test_a_request_without_room_is_not_sent_to_the_engine(scripted_spec: S
 
 
 async def test_a_request_without_room_waits_until_another_ends(scripted_spec: SpecFactory, tmp_path: Path) -> None:
-    """Its turn would be back in a millisecond; it holds nothing meanwhile, and is let in at once when there is room."""
+    """Otherwise its turn would be back in a millisecond.
+
+    It holds no tokens meanwhile, and starts at once when there is room.
+    """
     held = Held(tmp_path)
     async with working(sharing(scripted_spec(slots=4, counts=600, **held.flags), 1300)) as worker:
         requests = [await submit(worker, held.prompt(name, 400)) for name in ("first", "second")]
@@ -262,10 +265,10 @@ async def test_a_request_without_room_waits_until_another_ends(scripted_spec: Sp
         assert held.sent() == 6
 
 
-async def test_only_prompts_of_more_bytes_than_a_slots_part_are_counted(
+async def test_only_prompts_with_more_bytes_than_a_slots_part_are_counted(
     scripted_spec: SpecFactory, tmp_path: Path
 ) -> None:
-    """A token is a byte at least, and no template adds more than what is allowed for it."""
+    """A token is at least one byte, and no template adds more than is allowed for it."""
     held = Held(tmp_path)
     async with working(sharing(scripted_spec(slots=4, counts=5, **held.flags), 4000)) as worker:
         short = await submit(worker, held.prompt("go", 500))
@@ -283,7 +286,9 @@ async def test_only_prompts_of_more_bytes_than_a_slots_part_are_counted(
 
 
 @pytest.mark.parametrize("status", [404, 500, 200])
-async def test_an_engine_that_cannot_count_is_asked_all_the_same(scripted_spec: SpecFactory, status: int) -> None:
+async def test_an_engine_that_cannot_count_gets_the_request_all_the_same(
+    scripted_spec: SpecFactory, status: int
+) -> None:
     """Whatever its fault; the hold never exceeds the bound of one request."""
     async with working(sharing(scripted_spec(count_status=status), 2000, 1000)) as worker:
         request = await submit(worker, "x" * 5000)
@@ -299,7 +304,7 @@ async def test_an_engine_that_cannot_count_is_asked_all_the_same(scripted_spec: 
 async def test_a_full_pool_is_no_requests_fault(
     scripted_spec: SpecFactory, flags: dict[str, int | str], capacity: Capacity
 ) -> None:
-    """Before the answer or within it. Without our own bookkeeping the engine refuses."""
+    """Before the answer or within it. Without our own accounts the engine would refuse."""
     engine = scripted_spec(error_message="Context size has been exceeded.", reject_first=1, **flags)
     spec = replace(engine, capacity=capacity, kv_tokens=8192 if capacity is Capacity.TOKENS else None)
     async with working(spec) as worker:
@@ -316,8 +321,8 @@ async def test_a_full_pool_is_no_requests_fault(
             assert pool_of(worker).given_way == has_begun
 
 
-async def test_another_error_is_not_taken_for_a_full_pool(scripted_spec: SpecFactory) -> None:
-    """It is refused, and the engine is looked at."""
+async def test_another_error_is_not_mistaken_for_a_full_pool(scripted_spec: SpecFactory) -> None:
+    """The request is refused, and the engine is checked."""
     async with working(sharing(scripted_spec(reject=500, reject_first=1), 2000)) as worker:
         (found,) = await results(worker, await submit(worker))
         assert (found.state, found.reason) == (RequestState.FAILED, FailureReason.ENGINE_REJECTED)
@@ -326,10 +331,8 @@ async def test_another_error_is_not_taken_for_a_full_pool(scripted_spec: SpecFac
 # What is lent
 
 
-async def test_the_lent_budget_shrinks_when_requests_had_to_give_way(
-    scripted_spec: SpecFactory, tmp_path: Path
-) -> None:
-    """A fifth for each look at which some had, and never more than the floor; slowly more when none has."""
+async def test_the_budget_shrinks_when_requests_had_to_give_way(scripted_spec: SpecFactory, tmp_path: Path) -> None:
+    """By a fifth for each look with such a request, down to a floor; it grows slowly again without one."""
     held, told = Held(tmp_path), list[int | None]()
     async with working(sharing(scripted_spec(slots=4, **held.flags), 1000)) as worker:
         pool, watch = pool_of(worker), worker.kv
@@ -366,7 +369,7 @@ async def test_the_lent_budget_shrinks_when_requests_had_to_give_way(
 async def test_a_request_that_ended_for_another_reason_has_not_given_way(
     scripted_spec: SpecFactory, tmp_path: Path
 ) -> None:
-    """Its caller has cancelled it."""
+    """Its caller cancelled it."""
     held = Held(tmp_path)
     async with working(sharing(scripted_spec(tokens=100_000, interval=0.01), 900_000, 900_000)) as worker:
         request = await submit(worker, held.prompt("never"))
@@ -386,7 +389,7 @@ async def test_a_request_that_ended_for_another_reason_has_not_given_way(
 async def test_an_engine_that_does_not_count_gives_its_reason(
     scripted_spec: SpecFactory, flags: dict[str, int], error: type[Exception]
 ) -> None:
-    """As of any other question."""
+    """As for any other request."""
     request = ChatRequest(model="m", messages=(Message(role="user", content="Go."),), params={"max_tokens": 9})
     async with working(scripted_spec(**flags)) as worker:
         with pytest.raises(error):

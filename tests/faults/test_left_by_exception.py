@@ -1,4 +1,4 @@
-"""A program that leaves by an exception, without ``stop`` or ``shutdown``: its traceback does not wait."""
+"""A program that ends by an exception, without ``stop`` or ``shutdown``, shows its traceback at once."""
 
 import os
 import subprocess
@@ -46,8 +46,8 @@ asyncio.run(main())
 
 @pytest.mark.system
 @pytest.mark.parametrize("program", [WORKER, AGENTS], ids=["Worker", "InferenceEngine"])
-def test_a_program_that_leaves_by_an_exception_ends_at_once(free_ports: Callable[[int], int], program: str) -> None:
-    """Its author sees the traceback, and does not think that it hangs; no process is left."""
+def test_a_program_that_ends_by_an_exception_does_so_at_once(free_ports: Callable[[int], int], program: str) -> None:
+    """Its author sees the traceback instead of a hang; no process is left."""
     code = program.format(command=COMMAND, port=free_ports(1))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     argv = [sys.executable, "-c", code]

@@ -1,4 +1,4 @@
-"""A request's memory is freed with its answer, and not only by the garbage collector."""
+"""A request's memory is freed with its answer, not only by the garbage collector."""
 
 import json
 import socket
@@ -30,7 +30,7 @@ def stream(service: Service) -> None:
 
 
 def leave(service: Service) -> None:
-    """Hang up as soon as all is sent: the engine may be being connected."""
+    """Hang up as soon as the request is sent: the service may still be connecting to the engine."""
     body = json.dumps(BODY).encode()
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", service.http.base_url.port or 0), timeout=10) as connection:
@@ -40,8 +40,8 @@ def leave(service: Service) -> None:
 
 @pytest.mark.system
 @pytest.mark.parametrize("way", [ask, stream, leave])
-def test_a_service_holds_no_body_of_a_request_that_is_over(service: Service, way: Callable[[Service], None]) -> None:
-    """Requests, what runs them and where they answer referred to each other: each body stayed for minutes."""
+def test_a_service_keeps_no_body_of_a_finished_request(service: Service, way: Callable[[Service], None]) -> None:
+    """Requests, their runners and their answers once referred to each other, so each body stayed for minutes."""
     assert service.process is not None
     process = psutil.Process(service.process.pid)
     for _ in range(COUNT):  # the allocator keeps what it had for as many at once

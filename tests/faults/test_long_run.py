@@ -20,9 +20,9 @@ _never = threading.Event()
 def test_everything_at_once_loses_and_doubles_nothing(
     tmp_path: Path, free_ports: Callable[[int], int], request: pytest.FixtureRequest, *, upgrades: bool
 ) -> None:
-    """Each turn once, as its engine or its caller said it; no process is left.
+    """Each turn is there once, as its engine or its caller said it; no process is left.
 
-    A soak of ``--soak-minutes`` tells how quick health is, and how memory grows, which a short run cannot.
+    A soak of ``--soak-minutes`` shows how quick health is, and how memory grows, which a short run cannot.
     """
     minutes = request.config.getoption("--soak-minutes") if request.config.getoption("--soak") else 0
     lasts_s = 60.0 * minutes or SHORT_S

@@ -1,4 +1,4 @@
-"""Malformed arguments of the commonest tool, which takes one text: they end the request, and never run the tool.
+"""Malformed arguments of the commonest kind of tool, with one text: they end the request, and never run the tool.
 
 Source: specification, "Tool failures" and "Fallback calls".
 """
@@ -36,7 +36,7 @@ def written(arguments: str) -> dict[str, object]:
 async def told_by(
     folder: Path, make: SpecFactory, message: dict[str, object], arguments: WrongArguments = WrongArguments.FAIL
 ) -> tuple[RequestResult, list[str]]:
-    """Return how a request ends whose model says this first, and the calls that ran the tool."""
+    """Return how a request ends if its model says this first, and the calls that ran the tool."""
     (folder / "script").write_text(json.dumps([message, ANSWER]))
     ran: list[str] = []
 
@@ -59,7 +59,7 @@ async def told_by(
 async def test_a_structured_call_whose_arguments_are_no_object_never_runs_a_tool(
     tmp_path: Path, scripted_spec: SpecFactory, arguments: str
 ) -> None:
-    """Cut off by max_tokens, say: half a path is another path."""
+    """For example cut off by max_tokens: half a path is another path."""
     told, ran = await told_by(tmp_path, scripted_spec, structured(arguments))
     assert (told.state, told.reason, ran) == (RequestState.FAILED, FailureReason.TOOL_ARGUMENTS, [])
     assert arguments in str(told.detail)
@@ -69,7 +69,7 @@ async def test_a_structured_call_whose_arguments_are_no_object_never_runs_a_tool
 async def test_text_that_begins_like_json_is_no_bare_text(
     tmp_path: Path, scripted_spec: SpecFactory, arguments: str
 ) -> None:
-    """Its model meant arguments, and did not finish them."""
+    """The model meant arguments, and did not finish them."""
     told, ran = await told_by(tmp_path, scripted_spec, written(arguments))
     assert (told.state, told.reason, ran) == (RequestState.FAILED, FailureReason.TOOL_ARGUMENTS, [])
 
@@ -84,7 +84,7 @@ async def test_bare_text_in_markup_is_the_only_argument(
 
 
 async def test_a_model_with_arguments_tell_gets_these_faults_too(tmp_path: Path, scripted_spec: SpecFactory) -> None:
-    """It may call again within its budget; the tool is run for none of it."""
+    """It may call again within its budget; the tool runs for none of them."""
     told, ran = await told_by(tmp_path, scripted_spec, structured('{"q": "a'), WrongArguments.TELL)
     assert (told.state, ran) == (RequestState.COMPLETED, [])
     (record,) = told.tool_calls
@@ -106,7 +106,7 @@ async def test_a_model_with_arguments_tell_gets_these_faults_too(tmp_path: Path,
 async def test_a_call_that_was_cut_off_is_never_made(
     tmp_path: Path, scripted_spec: SpecFactory, message: dict[str, object]
 ) -> None:
-    """However much of it arrived: some engines report half a call as whole."""
+    """However much of it arrived: some engines report half a call as complete."""
     told, ran = await told_by(tmp_path, scripted_spec, message)
     assert (told.state, told.reason, ran) == (RequestState.FAILED, FailureReason.TOOL_ARGUMENTS, [])
     assert "the call was cut off" in str(told.detail)
@@ -115,7 +115,7 @@ async def test_a_call_that_was_cut_off_is_never_made(
 
 
 async def test_a_model_may_get_the_error_of_an_unknown_tool(tmp_path: Path, scripted_spec: SpecFactory) -> None:
-    """With the names of those that it has."""
+    """The error lists the tools it has."""
     message: dict[str, object] = {"tool_calls": [{"id": "x", "name": "functions.search", "arguments": '{"q": "a"}'}]}
     told, ran = await told_by(tmp_path, scripted_spec, message)
     assert (told.state, told.reason, ran) == (RequestState.FAILED, FailureReason.TOOL_UNKNOWN, [])

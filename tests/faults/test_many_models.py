@@ -1,6 +1,6 @@
 """Two to eight models of every kind of engine, started, reloaded and stopped again and again on the same state.
 
-Every start of an engine, and every SIGTERM that one gets, is in a file that the engine keeps itself.
+Each engine records its own starts and every SIGTERM it gets.
 """
 
 import time
@@ -27,7 +27,7 @@ START_S = 60.0  # of vLLM each engine waits for the one before
 
 
 def row_of(kind: str, life: int) -> Row:
-    """Return the configuration of a life: each number of models comes with each change in turn."""
+    """Return the configuration of one run: each number of models comes with each change in turn."""
     changes = [each for each in FACTORS["change"] if (("beside", kind), ("change", each)) not in REFUSED]
     numbers = range(FEWEST, MOST + 1)
     number, lap = numbers[life % len(numbers)], life // len(numbers)
@@ -35,7 +35,7 @@ def row_of(kind: str, life: int) -> Row:
 
 
 def test_every_number_of_models_comes_with_every_change() -> None:
-    """In a soak, of each kind."""
+    """In a soak, with each kind."""
     for kind in KINDS:
         rows = {row_of(kind, life) for life in SOAK_LIVES}
         assert len(rows) == (MOST - FEWEST + 1) * len({row.change for row in rows})
@@ -46,7 +46,7 @@ def test_every_number_of_models_comes_with_every_change() -> None:
 def test_no_engine_starts_unasked_and_no_healthy_one_ends(
     kind: str, tmp_path: Path, free_ports: Callable[[int], int], request: pytest.FixtureRequest
 ) -> None:
-    """A hundred lives in a soak; each serves a job of all its models after the reload."""
+    """A soak makes a hundred runs; each serves a job of all its models after the reload."""
     lives = SOAK_LIVES if request.config.getoption("--soak") else LIVES
     began_at, begun = time.monotonic(), 0
     for life in lives:

@@ -1,4 +1,4 @@
-"""MCP servers over an exec: the same process, the same session, and no number of a request twice."""
+"""MCP servers over an exec: the same process, the same session, and no request number twice."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Lives:
-    """What the two lives of a program saw of one server."""
+    """What the two programs saw of one server."""
 
     def __init__(self, scenario: str, folder: Path, command: list[str]) -> None:
         program = [sys.executable, "-m", "tests.harness.programs.mcp_upgrade", scenario, str(folder), *command]
@@ -35,7 +35,7 @@ class Lives:
         return [each["method"] for each in self.record]
 
     def check_numbers(self) -> None:
-        """Every request has one of its own, each higher than the last."""
+        """Every request has its own number, each higher than the last."""
         numbers = [each["id"] for each in self.record if "id" in each]
         assert numbers == sorted(set(numbers))
 
@@ -70,8 +70,8 @@ def test_a_late_answer_to_the_earlier_program_answers_no_call_of_the_next(tmp_pa
 
 
 @pytest.mark.system
-def test_a_line_that_was_read_or_written_in_part_comes_to_its_end(tmp_path: Path) -> None:
-    """Of both outputs, and to a server that reads nothing for a while: no line is taken for noise on either side."""
+def test_a_line_that_was_read_or_written_in_part_is_completed(tmp_path: Path) -> None:
+    """On both outputs, and to a server that does not read for a while: neither side takes a line for noise."""
     lives = Lives("halves", tmp_path, [*COUNTER, str(tmp_path)])
     assert [each["count"] for each in lives.second["seen"]] == [5, 6]
     assert "kept says: a word in two halves" in lives.log
@@ -79,8 +79,8 @@ def test_a_line_that_was_read_or_written_in_part_comes_to_its_end(tmp_path: Path
 
 
 @pytest.mark.system
-def test_a_session_that_cannot_be_read_is_started_again(tmp_path: Path) -> None:
-    """The server is ended as ever, and the log says why."""
+def test_an_unreadable_session_is_started_again(tmp_path: Path) -> None:
+    """The server is ended as usual, and the log gives the reason."""
     lives = Lives("broken", tmp_path, [*COUNTER, str(tmp_path)])
     assert [each["count"] for each in lives.second["seen"]] == [1, 2]
     before, after = lives.first["seen"][0]["pid"], lives.second["seen"][0]["pid"]
@@ -92,7 +92,7 @@ def test_a_session_that_cannot_be_read_is_started_again(tmp_path: Path) -> None:
 
 @pytest.mark.system
 def test_a_session_of_the_newest_revision_goes_on(tmp_path: Path) -> None:
-    """It is negotiated by discovery; the server is one of the SDK's. It is asked for its new tools."""
+    """It is negotiated by discovery; the server is one of the SDK's, and is asked for its new tools."""
     lives = Lives("pids", tmp_path, OF_SDK)
     assert lives.first["seen"] == lives.second["seen"]
     assert (lives.first["tools"], lives.second["tools"]) == (7, 8)

@@ -1,4 +1,4 @@
-"""A process without a free descriptor: checks are repeated, and nothing is reported as gone."""
+"""A process without a free descriptor: checks are repeated, and no process or device is reported as gone."""
 
 import os
 import resource
@@ -23,7 +23,7 @@ from workers.process.registry import run_id
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Leave this process no descriptor for a block, like a tool that leaks files."""
+    """Leave this process no descriptor for a block, as a tool does that leaks files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
     resource.setrlimit(
@@ -42,7 +42,7 @@ def no_descriptors() -> Iterator[None]:
 
 @pytest.fixture
 def orphan() -> Iterator[subprocess.Popen[bytes]]:
-    """Return a child that carries our mark, as one whose guardian was killed."""
+    """A child with our mark, as after the kill of its guardian."""
     environment = {**os.environ, guardian.MARK: run_id()}
     child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE, env=environment)
     try:
@@ -68,10 +68,10 @@ async def test_a_patrol_without_descriptors_looks_again(
         tasks.cancel_scope.cancel()
 
 
-async def test_a_check_without_descriptors_does_not_report_that_no_orphan_is_left(
+async def test_a_check_without_descriptors_reports_no_orphan_as_gone(
     orphan: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine would count as ended whose processes still hold its memory and its port."""
+    """An engine would count as ended although its processes still hold its memory and its port."""
     monkeypatch.setattr(orphans, "LIMIT_S", 0.05)
     with no_descriptors():
         assert not await end_orphans()
@@ -81,22 +81,22 @@ async def test_a_check_without_descriptors_does_not_report_that_no_orphan_is_lef
     assert not is_alive(orphan.pid)
 
 
-def test_a_living_process_is_not_dead_for_want_of_a_descriptor(orphan: subprocess.Popen[bytes]) -> None:
-    """The registry would forget it, and the next start would not find what this one leaves."""
+def test_a_living_process_is_not_dead_for_lack_of_a_descriptor(orphan: subprocess.Popen[bytes]) -> None:
+    """The registry would forget it, and the next start would not find what it leaves."""
     identity = ProcessId.of(orphan.pid)
     assert identity is not None
     with no_descriptors():
         assert identity.is_alive
 
 
-def test_children_are_looked_at_without_descriptors() -> None:
-    """An upgrade that finds none of them goes on; it ends no engine for it, and the patrol looks again."""
+def test_children_are_checked_again_without_descriptors() -> None:
+    """An upgrade that finds none of them goes on; it ends no engine for it, and the patrol checks again."""
     with no_descriptors():
         children_now()
 
 
-async def test_devices_are_looked_at_again_where_no_descriptor_was_left() -> None:
-    """The look at the host's memory opens a file; its failure is no reason to end the service."""
+async def test_devices_are_read_again_without_descriptors() -> None:
+    """Reading the host's memory opens a file; its failure is no reason to end the service."""
     health = DeviceHealth(MachineReader())
     with no_descriptors():
         await health.refresh()

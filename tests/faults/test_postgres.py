@@ -1,4 +1,4 @@
-"""Faults of a database on another machine: flows that go silent, locks that wait in a circle, long writes."""
+"""Faults of a database on another machine: silent connections, deadlocks, long writes."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ SILENCE_S = 1.0
 
 
 class Proxy:
-    """Forwards bytes; a silenced flow forwards nothing more, and is never closed."""
+    """Forwards bytes; a silenced connection forwards nothing more, and is never closed."""
 
     def __init__(self, socket: str) -> None:
         self._socket = socket
@@ -38,7 +38,7 @@ class Proxy:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def silence(self) -> None:
-        """Silence the flows that there are; new ones are well."""
+        """Silence the present connections; new ones work."""
         for gate in self._gates:
             gate.clear()
 
@@ -73,7 +73,7 @@ async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, gate
 
 @contextmanager
 def proxied(url: str) -> Iterator[tuple[Proxy, anyio.from_thread.BlockingPortal, str]]:
-    """Reach a database over a proxy for a block, whose loop is in a thread of its own."""
+    """Reach a database over a proxy for a block, whose loop runs in its own thread."""
     known = conninfo_to_dict(url)
     proxy = Proxy(f"{known['host']}/.s.PGSQL.{known.get('port', 5432)}")
     with anyio.from_thread.start_blocking_portal() as portal:
@@ -97,8 +97,8 @@ async def member(store: Store, url: str, lease_s: float) -> AsyncIterator[Counte
         tasks.cancel_scope.cancel()
 
 
-async def test_a_renewed_lease_comes_with_the_other_members(postgres: PostgresServer) -> None:
-    """From the first time on: conversations without a node are ended by this knowledge."""
+async def test_a_renewed_lease_returns_the_other_members(postgres: PostgresServer) -> None:
+    """From the first renewal on: conversations without a node are ended by this knowledge."""
     url, seen = postgres.new_database(), list[frozenset[str]]()
     PostgresDatabase(url, 15.0, ("m",)).prepare()
     with open_store(PostgresDatabase(url, 15.0, ("far",))) as other, open_store(PostgresDatabase(url, 15.0, ())) as own:
@@ -115,8 +115,11 @@ async def test_a_renewed_lease_comes_with_the_other_members(postgres: PostgresSe
 
 
 @pytest.mark.system
-async def test_a_flow_that_goes_silent_is_given_up(postgres: PostgresServer) -> None:
-    """No side closes it, and the server cannot: waiting calls are refused after a while, and then all is well again."""
+async def test_a_silent_connection_is_given_up(postgres: PostgresServer) -> None:
+    """Neither side closes it, and the server cannot.
+
+    Waiting calls are refused after a while; then the store works again.
+    """
     with proxied(postgres.new_database()) as (proxy, portal, url), anyio.fail_after(LIMIT_S):
         database = PostgresDatabase(url, 15.0, ("m",), silence_s=SILENCE_S)
         database.prepare()
@@ -134,7 +137,7 @@ async def test_a_flow_that_goes_silent_is_given_up(postgres: PostgresServer) -> 
 
 
 async def test_keys_in_another_order_deadlock_no_caller(postgres: PostgresServer) -> None:
-    """One of two nodes gives way to the other, and writes again: none of its callers notices."""
+    """One of two nodes gives way to the other, and writes again: no caller notices."""
     url = postgres.new_database()
     PostgresDatabase(url, 15.0, ("m",)).prepare()
     keys = [f"k:{number}" for number in range(64)]
@@ -191,7 +194,7 @@ async def test_the_write_of_a_frozen_node_is_rolled_back_in_time(postgres: Postg
 
 
 async def test_options_of_an_address_hold_for_every_connection(postgres: PostgresServer) -> None:
-    """``options`` in it, a schema say, are ours to add to and not to replace."""
+    """Ours are added to ``options`` of the address, for example a schema, and do not replace it."""
     url = postgres.new_database()
     postgres.execute("CREATE SCHEMA rh", database=url)
     address = make_conninfo(url, options="-c search_path=rh")

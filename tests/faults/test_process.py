@@ -1,4 +1,4 @@
-"""Kernel facts: real processes, real signals, real pipes."""
+"""Facts of the kernel: real processes, real signals, real pipes."""
 
 import os
 import signal
@@ -70,7 +70,7 @@ def kill(supervisor: subprocess.Popen[bytes]) -> None:
 
 
 def test_an_engine_that_ignores_sigterm_is_killed_all_the_same() -> None:
-    """What an engine ignores makes no difference."""
+    """SIGKILL cannot be ignored."""
     code = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)"
     supervisor, pid = start_holder(*PYTHON, "-c", code)
     wait_for(lambda: signal.SIGTERM in _ignored_signals(pid), "the engine ignores SIGTERM")
@@ -79,8 +79,8 @@ def test_an_engine_that_ignores_sigterm_is_killed_all_the_same() -> None:
     wait_for(lambda: not is_alive(pid), "the engine is dead", limit_s=1.0)
 
 
-async def test_the_engine_leads_its_own_group_and_takes_no_signal_of_ours() -> None:
-    """One engine, one process group; and the defaults of signals, whatever its guardian ignores."""
+async def test_the_engine_leads_its_own_group_and_gets_no_signal_of_ours() -> None:
+    """There is one process group per engine, with default signal handlers, whatever its guardian ignores."""
     with anyio.fail_after(LIMIT_S):
         async with run_engine(command("sleep", "60"), ignore) as engine:
             assert os.getpgid(engine.pid) == os.getsid(engine.pid) == engine.pid
@@ -127,7 +127,7 @@ async def test_leaving_the_block_kills_the_tree(tmp_path: Path) -> None:
     ],
     ids=["0", "3", "SIGSEGV"],
 )
-async def test_the_exit_is_reported_as_it_was(code: str, ending: EngineExit) -> None:
+async def test_an_exit_is_reported_unchanged(code: str, ending: EngineExit) -> None:
     """A status is a status and a signal is a signal."""
     with anyio.fail_after(LIMIT_S):
         async with run_engine(python(code), ignore) as engine:
@@ -135,7 +135,7 @@ async def test_the_exit_is_reported_as_it_was(code: str, ending: EngineExit) -> 
 
 
 async def test_an_engine_starts_in_its_folder(tmp_path: Path) -> None:
-    """Its program and its variable are there too; a missing folder is reported before anything runs elsewhere."""
+    """Its program and its PWD variable agree; a missing folder is reported before anything runs elsewhere."""
     told = tmp_path / "told"
     code = f"import os; open({str(told)!r}, 'w').write(os.getcwd() + ' ' + os.environ['PWD'] + str(dict(os.environ)))"
     folder = tmp_path / "with a blank"
@@ -155,7 +155,7 @@ async def test_an_engine_starts_in_its_folder(tmp_path: Path) -> None:
 async def test_an_engine_that_ends_takes_its_descendants_with_it(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """What an engine leaves behind would hold the device, and its output."""
+    """A remaining process would hold the device, and the engine's output."""
     daemon = tmp_path / "daemon"
     output = bytearray()
     argv = (*PYTHON, str(ENGINE_PROGRAM), "--port", str(free_ports(1)), "--daemon", str(daemon))
@@ -169,7 +169,7 @@ async def test_an_engine_that_ends_takes_its_descendants_with_it(
 
 
 @pytest.mark.parametrize("program", ["/no/such/program", __file__], ids=["missing", "not executable"])
-async def test_a_program_that_cannot_be_executed_says_so(program: str) -> None:
+async def test_a_program_that_cannot_be_executed_is_reported(program: str) -> None:
     """The reason is the kernel's, in words."""
     with anyio.fail_after(LIMIT_S), pytest.raises(SpawnFailed, match=r"No such file|Permission denied"):
         async with run_engine(command(program), ignore):
@@ -177,7 +177,7 @@ async def test_a_program_that_cannot_be_executed_says_so(program: str) -> None:
 
 
 async def test_a_flood_of_output_blocks_no_process_and_the_last_words_arrive() -> None:
-    """The engine is drained whatever we do; what does not fit is dropped and said; the end is kept."""
+    """Output is always drained. What does not fit is dropped and counted, and the end is kept."""
     output = bytearray()
     code = (
         "print('x' * 99 + '\\n', end='', flush=False)\nfor n in range(200_000): print(f'{n:099d}')\nprint('last words')"
@@ -189,7 +189,7 @@ async def test_a_flood_of_output_blocks_no_process_and_the_last_words_arrive() -
 
 
 async def test_an_engine_is_never_blocked_by_a_supervisor_that_does_not_read() -> None:
-    """A full pipe would stop an engine in write(); the guardian drops instead, and says how much."""
+    """A full pipe would stop an engine in write(): the guardian drops output instead, and reports how much."""
     code = "import sys\nfor n in range(100_000): print(f'{n:099d}')\nprint('last words')"
     with anyio.fail_after(LIMIT_S):
         argv = [*PYTHON, str(Path(guardian.__file__)), guardian.GUARD, str(os.getpid()), *python(code).argv]
@@ -210,7 +210,7 @@ async def test_an_engine_is_never_blocked_by_a_supervisor_that_does_not_read() -
 
 
 async def test_a_guardian_that_hangs_is_killed_and_the_engine_with_it() -> None:
-    """Even the last wait has a bound; and it is waited once."""
+    """Even the last wait has a bound, and happens once."""
     with anyio.fail_after(LIMIT_S):
         async with run_engine(command("sleep", "60"), ignore, leave_limit_s=0.2) as engine:
             parent = psutil.Process(engine.pid).parent()
@@ -221,7 +221,7 @@ async def test_a_guardian_that_hangs_is_killed_and_the_engine_with_it() -> None:
 
 
 def test_the_guardian_reaps_orphans_while_the_engine_runs() -> None:
-    """Helpers that come and go must not pile up as zombies under the guardian."""
+    """Short-lived helpers must not pile up as zombies under the guardian."""
     code = (
         "import os, time\n"
         "for _ in range(20):\n"

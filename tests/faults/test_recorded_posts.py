@@ -60,7 +60,7 @@ anyio.run(main, *sys.argv[1:])
 def test_a_recorded_body_is_asked_again_after_a_kill_and_its_answer_can_be_read(
     tmp_path: Path, free_ports: Callable[[int], int], form: str
 ) -> None:
-    """The engine receives the same bytes in both lives; the record has its answer and the words in it."""
+    """The engine receives the same bytes before and after it; the record has its answer and the words in it."""
     gate, record = tmp_path / "gate", tmp_path / "record.jsonl"
     body = BODY.replace(b"GATE", str(gate).encode())
     if form == "streamed":
@@ -97,7 +97,7 @@ def test_a_recorded_body_is_asked_again_after_a_kill_and_its_answer_can_be_read(
 
 
 def test_a_recorded_body_belongs_to_its_idempotency_key() -> None:
-    """The same document with another body is another post, and each body is stored to the byte."""
+    """The same document with another body is another post, and each body is stored byte for byte."""
 
     async def scenario(node: Node, _: object) -> tuple[bool, bytes]:
         def post(body: bytes) -> dict[str, PostedRequest]:

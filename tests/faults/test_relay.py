@@ -31,7 +31,7 @@ def errors(text: str) -> list[dict[str, str]]:
 def test_before_the_first_byte_another_incarnation_answers(
     tmp_path: Path, free_ports: Callable[[int], int], *, is_streamed: bool
 ) -> None:
-    """Kill -9 of the engine under a request that nothing was given on of: its client gets a whole answer."""
+    """The engine is killed under a request of which no byte was passed on: its client gets a complete answer."""
     gate = tmp_path / "gate"
     model = scripted_model(free_ports(1), slots=1, hold=HOLD)
     with serving(tmp_path, free_ports(1), {"m": model}) as service:
@@ -64,7 +64,7 @@ def test_after_the_first_byte_the_stream_ends_with_an_error(tmp_path: Path, free
 def test_half_an_answer_that_no_client_has_seen_is_tried_again(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """An answer that is not streamed is given on whole: its engine may die in the middle of it."""
+    """A whole answer is passed on when it is complete, so its engine may die in the middle of it."""
     model = scripted_model(free_ports(1), slots=1, die_after=2, die_once=str(tmp_path / "died"))
     with serving(tmp_path, free_ports(1), {"m": model}) as service:
         body = {"model": "m", "messages": [{"role": "user", "content": "Go."}]}
@@ -109,7 +109,7 @@ def test_a_stream_that_stalls_ends_with_an_error(tmp_path: Path, free_ports: Cal
 
 @pytest.mark.system
 def test_a_stream_that_repeats_itself_ends(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """The same line without end is cut off, and said to be."""
+    """Lines that repeat without end are cut off, and the client gets the reason."""
     model = scripted_model(free_ports(1), slots=1, repeat="again|")
     with serving(tmp_path, free_ports(1), {"m": model}) as service:
         caller = Caller(service, "Go.", stream=True)
@@ -120,7 +120,7 @@ def test_a_stream_that_repeats_itself_ends(tmp_path: Path, free_ports: Callable[
 
 @pytest.mark.system
 def test_an_error_in_a_stream_is_the_engines_own(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """It passes as it came, once: nothing of ours follows."""
+    """It passes unchanged, once: no event of ours follows."""
     model = scripted_model(free_ports(1), slots=1, error_after=2, interval=0.02)
     with serving(tmp_path, free_ports(1), {"m": model}) as service:
         caller = Caller(service, "Go.", stream=True)
@@ -130,7 +130,7 @@ def test_an_error_in_a_stream_is_the_engines_own(tmp_path: Path, free_ports: Cal
 
 @pytest.mark.system
 def test_a_refusal_is_retried_until_it_is_proved(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """An engine that is too busy is asked again; one that refuses this request and no other has the last word."""
+    """A busy engine is asked again; one that refuses this request and no other decides."""
     busy = scripted_model(free_ports(1), slots=1, reject=503, reject_first=1, retry_after=0)
     picky = scripted_model(free_ports(1), slots=1, reject=500, reject_on="ODD")
     with serving(tmp_path, free_ports(1), {"busy": busy, "picky": picky}) as service:
@@ -143,7 +143,7 @@ def test_a_refusal_is_retried_until_it_is_proved(tmp_path: Path, free_ports: Cal
 
 
 def test_a_model_whose_workers_have_given_up_is_refused(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Better an end than a wait without one."""
+    """Otherwise the request would wait without end."""
     model = scripted_model(free_ports(1), slots=1, exit_at_once=1)
     model["restart"] = {"initial_s": 0.01, "failures": 1, "retry_s": None}
     with serving(tmp_path, free_ports(1), {"m": model}, ready=False) as service:
@@ -154,7 +154,7 @@ def test_a_model_whose_workers_have_given_up_is_refused(tmp_path: Path, free_por
 
 
 @pytest.mark.system
-def test_a_slow_client_holds_no_slot(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+def test_a_slow_client_occupies_no_slot(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Unread bytes wait in memory, and the engine does not wait."""
     model = scripted_model(free_ports(1), slots=1, tokens=20_000)
     with serving(tmp_path, free_ports(1), {"m": model}) as service:

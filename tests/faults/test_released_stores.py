@@ -1,4 +1,4 @@
-"""Stores that released versions have left behind are read, migrated and gone on with (``tests/data/stores``)."""
+"""Stores written by released versions are read, migrated and used (``tests/data/stores``)."""
 
 import json
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class Released:
             load_postgres(version, self.url)
 
     def rows(self, database: SqliteDatabase | PostgresDatabase, sql: str) -> list[tuple[object, ...]]:
-        """Prepare a database, and return the rows of a question to it."""
+        """Prepare a database, and return the rows of a query."""
         database.prepare()
         connection = database.connect_reader()
         try:
@@ -86,7 +86,7 @@ def test_a_released_store_gets_the_schema_of_a_new_one(
 def test_the_jobs_of_a_released_store_are_read_and_go_on(
     tmp_path: Path, postgres: PostgresServer, free_ports: Callable[[int], int], kind: str, version: str
 ) -> None:
-    """Results are as they were; turns that were at work, awaited or posted end."""
+    """Results are unchanged; turns that were at work, awaited or posted end."""
     released = Released(kind, version, tmp_path, postgres)
     models = {"m": scripted_model(free_ports(1))}
     with serving(tmp_path, free_ports(1), models, store={"url": released.url}, webhooks=HOOKS) as service:

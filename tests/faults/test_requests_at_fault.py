@@ -1,4 +1,4 @@
-"""Refusals that are about a request: the engine is left alone, and the request fails at once with its words."""
+"""Refusals that concern a request: the engine is left alone, and the request fails at once with its words."""
 
 import json
 import sys
@@ -63,7 +63,7 @@ TOO_LONG: Final = {
 
 @pytest.fixture
 def service_of(tmp_path: Path, free_ports: Callable[[int], int]) -> Callable[..., Any]:
-    """Serve a model whose engine answers so."""
+    """Serve a model whose engine gives these answers."""
 
     def serve(answers: Document, *, rest: str | None = None) -> Any:  # noqa: ANN401 - a context
         (tmp_path / "answers").write_text(json.dumps(answers))
@@ -94,7 +94,7 @@ def turns_of(service: Service, prompts: list[str], limit_s: float = LIMIT_S) -> 
 
 @pytest.mark.system
 def test_each_refusal_of_a_request_is_reported_at_once_and_its_engine_stays(service_of: Callable[..., Any]) -> None:
-    """To jobs and to clients, in the engine's own words; others wait for nothing meanwhile."""
+    """Jobs and clients get the engine's own words; other requests do not wait meanwhile."""
     with service_of({name: answer for name, (answer, _) in AT_FAULT.items()}) as service:
         pid = service.get("/v1/workers/m-0")["pid"]
         began_at = time.monotonic()
@@ -113,10 +113,10 @@ def test_each_refusal_of_a_request_is_reported_at_once_and_its_engine_stays(serv
         assert (service.get("/v1/workers/m-0")["incarnation"], service.get("/v1/workers/m-0")["pid"]) == (1, pid)
 
 
-def test_a_server_that_knows_no_stream_options_is_asked_without(
+def test_a_server_without_stream_options_is_asked_without_them(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """It says so by name, once."""
+    """It names them in its refusal, once."""
     record = str(tmp_path / "record")
     body = json.dumps(nested("Unknown field: stream_options", "invalid_request_error", 400))
     flags: Document = {"reject": 400, "reject-on": '"stream_options"', "reject-body": body, "record": record}
@@ -146,11 +146,8 @@ def test_a_thousand_requests_of_all_kinds_end_no_engine(service_of: Callable[...
 
 
 @pytest.mark.system
-def test_an_engine_whose_canary_is_refused_too_is_ill(service_of: Callable[..., Any]) -> None:
-    """The opposite case.
-
-    The same words to every request are no request's fault, and its turns wait for another engine.
-    """
+def test_an_engine_that_also_refuses_its_canary_is_ill(service_of: Callable[..., Any]) -> None:
+    """The opposite case: a refusal of every request is no request's fault, and its turns wait for another engine."""
     with service_of({"jinja": AT_FAULT["unheard"][0]}, rest="jinja") as service:
         job = service.post_job({"agents": [{"id": "a", "model": "m"}], "conversations": [{"prompt": "Go."}]})
         wait_for(lambda: "misaligned" in str(service.get("/v1/workers/m-0")["because"]), "it gets no turns", LIMIT_S)

@@ -36,7 +36,7 @@ WITHIN_S = 1.0
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Return the processes whose command names the folder: supervisor, guardian, engine and what that forks."""
+    """Return the processes whose command names the folder: supervisor, guardian, engine and their children."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -49,7 +49,7 @@ def processes_of(folder: Path) -> list[int]:
 
 @contextmanager
 def supervising(folder: Path, port: int, *flags: str, is_forking: bool = False) -> Iterator[subprocess.Popen[str]]:
-    """Run a supervisor over a double-forking engine for a block; it is killed at the end if it still lives."""
+    """Run a supervisor over a double-forking engine for a block; it is killed at the end if it still runs."""
     engine = [sys.executable, "-I", "-S", str(ENGINE_PROGRAM), "--daemon", str(folder / "daemon"), *flags]
     fork = ["--fork"] if is_forking else []
     command = [sys.executable, str(SUPERVISOR), str(folder), str(port), *fork, *engine]
@@ -66,7 +66,7 @@ def engine_and_guardian(supervisor: subprocess.Popen[str]) -> tuple[int, int]:
 
 @pytest.fixture
 def times(request: pytest.FixtureRequest) -> int:
-    """How often a random kill is tried: few in a test run, a thousand in a soak."""
+    """Return how often a random kill is tried: few times in a test run, a thousand in a soak."""
     return 1000 if request.config.getoption("--soak") else 12
 
 
@@ -74,7 +74,7 @@ def times(request: pytest.FixtureRequest) -> int:
 def test_a_sigkill_at_any_moment_leaves_nothing_within_a_second(
     tmp_path: Path, free_ports: Callable[[int], int], times: int
 ) -> None:
-    """The whole tree is dead, double-forked and setsid'ed descendants included, and so is one that is half started."""
+    """The whole tree is dead, including double-forked and setsid'ed descendants and half-started processes."""
     port = free_ports(1)
     slowest = 0.0
     for attempt in range(times):
@@ -90,7 +90,7 @@ def test_a_sigkill_at_any_moment_leaves_nothing_within_a_second(
 
 
 def test_a_fork_of_the_supervisor_keeps_no_engine_alive(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """It has inherited the lifeline, whose end therefore says nothing."""
+    """It inherited the lifeline, whose end therefore proves nothing."""
     with supervising(tmp_path, free_ports(1), is_forking=True) as supervisor:
         assert supervisor.stdout is not None
         engine, above, helper = map(int, supervisor.stdout.readline().split())
@@ -102,10 +102,10 @@ def test_a_fork_of_the_supervisor_keeps_no_engine_alive(tmp_path: Path, free_por
             os.kill(helper, signal.SIGKILL)
 
 
-def test_what_outlives_supervisor_and_guardian_is_swept_by_the_next_start(
+def test_processes_that_outlive_supervisor_and_guardian_are_swept_by_the_next_start(
     tmp_path: Path, free_ports: Callable[[int], int], times: int
 ) -> None:
-    """Both killed in the same instant: PDEATHSIG takes the engine, the mark finds the rest, in less than a second."""
+    """Both are killed at once. PDEATHSIG ends the engine, and the mark finds the rest in less than a second."""
     port = free_ports(1)
     slowest = 0.0
     for attempt in range(max(2, times // 20)):
@@ -135,7 +135,7 @@ def has_content(file: Path) -> bool:
 
 
 def test_the_next_start_sweeps_before_it_starts_anything(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """The daemon of the first life is dead when the engine of the second is there."""
+    """The daemon of the first run is dead when the engine of the second starts."""
     port = free_ports(1)
     with supervising(tmp_path, port) as first:
         _, above = engine_and_guardian(first)
@@ -166,8 +166,11 @@ async def test_a_killed_guardian_costs_an_engine_and_leaves_nothing(scripted_spe
         assert (await ask(worker)).text == "word0 word1 word2 "
 
 
-async def test_a_guardian_is_killed_again_and_again_and_not_even_zombies_stay(times: int) -> None:
-    """Its pipes close before the kernel gives us its children; what has no environment is known by its session."""
+async def test_a_guardian_is_killed_repeatedly_and_not_even_zombies_stay(times: int) -> None:
+    """Its pipes close before the kernel gives us its children.
+
+    A process without environment is known by its session.
+    """
     code = (
         "import os, subprocess, sys, time\n"
         "if os.fork() == 0: os._exit(0)\n"  # a zombie that the engine never collects
@@ -198,7 +201,7 @@ def _is_zombie(process: psutil.Process) -> bool:
 async def test_a_tree_that_dies_late_costs_time_and_not_the_worker(
     scripted_spec: SpecFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that hangs in the kernel: nothing is started beside it, and all goes on once it is gone."""
+    """A process hangs in the kernel: no engine starts beside it, and the worker goes on once it is gone."""
     may_die = anyio.Event()
     real = orphans.end_orphans
 
@@ -230,10 +233,10 @@ def files(folder: Path) -> list[Path]:
 
 
 class TestSweep:
-    """What a sweep must not touch."""
+    """Processes that a sweep must not touch."""
 
-    async def test_a_run_that_lives_is_left_alone(self, tmp_path: Path) -> None:
-        """Another Roundhouse, or we ourselves."""
+    async def test_a_running_run_is_left_alone(self, tmp_path: Path) -> None:
+        """It belongs to another Roundhouse, or to us."""
         process = await anyio.open_process([sys.executable, "-c", "import time; time.sleep(60)"])
         try:
             ProcessRegistry(tmp_path).note_started(process.pid)
@@ -246,7 +249,7 @@ class TestSweep:
 
     @pytest.mark.parametrize("lie", ["start time", "boot"])
     async def test_a_pid_alone_proves_nothing(self, tmp_path: Path, lie: str) -> None:
-        """Pids are given again: the process has to have the start time, in the boot, that was noted."""
+        """Pids are reused: the process must have the recorded start time and boot."""
         process = await anyio.open_process([sys.executable, "-c", "import time; time.sleep(60)"])
         try:
             (tmp_path / "ended.0.json").write_text(_ledger_of(process.pid, lie))
@@ -257,8 +260,8 @@ class TestSweep:
             process.kill()
             await process.aclose()
 
-    async def test_what_was_noted_is_killed_with_all_below_it(self, tmp_path: Path) -> None:
-        """The same with nothing wrong in it."""
+    async def test_a_recorded_process_is_killed_with_all_its_descendants(self, tmp_path: Path) -> None:
+        """The same record with nothing wrong in it."""
         code = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
         process = await anyio.open_process([sys.executable, "-c", code])
         assert process.stdout is not None
@@ -269,8 +272,8 @@ class TestSweep:
         assert not is_alive(below)
         await process.aclose()
 
-    async def test_an_unreadable_ledger_keeps_no_service_from_starting(self, tmp_path: Path) -> None:
-        """Half a file after a power cut."""
+    async def test_an_unreadable_ledger_does_not_prevent_a_start(self, tmp_path: Path) -> None:
+        """It is half a file after a power failure."""
         (tmp_path / "half.0.json").write_text('{"boot_id": ')
         assert await sweep(tmp_path) == 0
         assert files(tmp_path) == []
@@ -287,8 +290,8 @@ def _ledger_of(pid: int, lie: str) -> str:
     )
 
 
-def test_a_tether_holds_what_it_is_given() -> None:
-    """A tool server dies with us, however we went, and takes along what it has started."""
+def test_a_tether_holds_its_child() -> None:
+    """A tool server dies with us in any case, with the processes it has started."""
     tethered = (
         "import os, subprocess, sys, time\n"
         "child = subprocess.Popen(['sleep', '60'], start_new_session=True)\n"

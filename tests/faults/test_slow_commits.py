@@ -1,4 +1,4 @@
-"""Commits that outlive their connection, as on a server whose disk is slow or whose replicas have to agree."""
+"""Commits that outlast their connection, as on a server with a slow disk or replicas that have to agree."""
 
 import random
 import threading
@@ -36,7 +36,7 @@ FOR EACH ROW EXECUTE FUNCTION slow();
 
 
 class CutDatabase(PostgresDatabase):
-    """A database whose writer's connection can be cut as a network does it: the server goes on for a while."""
+    """A database whose writer's connection can be cut as by a network: the server goes on for a while."""
 
     writer: PostgresConnection | None = None
 
@@ -45,7 +45,7 @@ class CutDatabase(PostgresDatabase):
         return self.writer
 
     def cut_after(self, seconds: float) -> None:
-        """Cut it at a random moment: no condition tells it."""
+        """Cut the connection at a random moment, without waiting for a condition."""
         threading.Event().wait(seconds)
         self.cut()
 
@@ -55,10 +55,10 @@ class CutDatabase(PostgresDatabase):
 
 
 @pytest.mark.system
-async def test_a_commit_that_outlives_its_connection_is_made_once(
+async def test_a_commit_that_outlasts_its_connection_is_made_once(
     postgres: PostgresServer, request: pytest.FixtureRequest
 ) -> None:
-    """Cut at any moment of it: nothing is doubled, nothing is lost, usage is exact (promises.md, "Never")."""
+    """Cut at any moment: nothing is doubled, nothing is lost, usage is exact (promises.md, "Never")."""
     is_soak = request.config.getoption("--soak")
     commits, most_s = (SOAK_COMMITS, SOAK_COMMIT_S) if is_soak else (COMMITS, COMMIT_S)
     url, chance = postgres.new_database(), random.Random(20261124)  # noqa: S311
@@ -88,8 +88,8 @@ async def test_a_commit_that_outlives_its_connection_is_made_once(
     assert [(counts.attempts, counts.prompt_tokens) for _, counts in rows] == [(commits, 100 * commits)]
 
 
-async def test_a_node_that_writes_all_the_time_keeps_its_lease(postgres: PostgresServer) -> None:
-    """Its row is locked whenever another would renew it: each of its writes does."""
+async def test_a_node_that_always_writes_keeps_its_lease(postgres: PostgresServer) -> None:
+    """Its row is locked whenever another call would renew it, so each of its writes renews it."""
     url, lease_s = postgres.new_database(), 0.6
     PostgresDatabase(url, lease_s, ("m",)).prepare()
     whose = UsageKey(day="2026-11-24", key_name="k", job_id="", agent="request", model="m")
@@ -104,8 +104,8 @@ async def test_a_node_that_writes_all_the_time_keeps_its_lease(postgres: Postgre
     assert min(left) > lease_s / 2
 
 
-async def test_a_member_whose_first_write_is_cut_is_one_all_the_same(postgres: PostgresServer) -> None:
-    """It becomes one before it writes: what the first group holds is looked up by a row that is there."""
+async def test_a_member_whose_first_write_is_cut_is_still_a_member(postgres: PostgresServer) -> None:
+    """It registers before it writes: the first group's outcome is looked up by a row that exists."""
     url = postgres.new_database()
     database = CutDatabase(url, 15.0, ("m",))
     database.prepare()

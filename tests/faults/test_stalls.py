@@ -1,4 +1,4 @@
-"""Engines that stop answering, and those that only look so."""
+"""Engines that stop answering, and engines that only seem to."""
 
 from dataclasses import replace
 
@@ -31,9 +31,9 @@ from workers import (
 async def test_a_hung_engine_is_found_and_replaced(
     scripted_spec: SpecFactory, flags: dict[str, object], reason: str, text: str
 ) -> None:
-    """Health answers 200, a slot is open, comments come: none of it is progress.
+    """Health answers 200, a slot is open, comments arrive: none of it is progress.
 
-    Killed never before the limit, and soon after.
+    It is killed soon after the limit, and never before.
     """
     async with working(scripted_spec(timeouts=STALLS, **flags)) as worker:
         told = await ask(worker)
@@ -52,7 +52,7 @@ async def test_a_hung_engine_is_found_and_replaced(
 
 @pytest.mark.system
 async def test_the_incident_of_a_spinning_engine_shows_that_it_span(scripted_spec: SpecFactory) -> None:
-    """CPU ticks are reported, and do not save it."""
+    """CPU time is reported, and does not save the engine."""
     async with working(scripted_spec(timeouts=STALLS, spin_after=1)) as worker:
         await ask(worker)
         evidence = (await wait_incident(worker)).in_flight[0].evidence
@@ -72,7 +72,7 @@ async def test_an_engine_that_sleeps_and_then_answers_is_left_alone(scripted_spe
     "flags", [{"progress": 60, "step": 0.05}, {"counting": 60, "step": 0.05}], ids=["tells it", "shows it in /slots"]
 )
 async def test_a_long_prefill_is_left_alone(scripted_spec: SpecFactory, flags: dict[str, object]) -> None:
-    """Five times the limit passes without a token, and every sign of progress vetoes the kill."""
+    """Five times the limit passes without a token, and every sign of progress prevents the kill."""
     async with working(scripted_spec(timeouts=STALLS, **flags)) as worker:
         told = await ask(worker)
         assert (told.state, worker.now.incarnation) == (RequestState.COMPLETED, 1)
@@ -91,7 +91,7 @@ async def test_a_request_that_hangs_alone_ends_alone(scripted_spec: SpecFactory)
 
 
 async def test_an_engine_that_answers_its_canary_is_not_killed(scripted_spec: SpecFactory) -> None:
-    """The canary: the one request in flight hangs, and the engine would serve another."""
+    """The one request in flight hangs, and the engine would serve another."""
     async with working(scripted_spec(timeouts=STALLS, mute_on="POISON")) as worker:
         assert (await ask(worker, "POISON")).reason == "stalled_prefill"
         assert (await ask(worker)).state is RequestState.COMPLETED
@@ -99,7 +99,7 @@ async def test_an_engine_that_answers_its_canary_is_not_killed(scripted_spec: Sp
 
 
 async def test_a_verdict_is_shown_while_a_request_waits(scripted_spec: SpecFactory) -> None:
-    """What a user sees of a request: prefilling, then silent, with the evidence for it."""
+    """A user sees the request prefilling, then silent, with the evidence."""
     limits = replace(STALLS, prefill_stall_s=8.0)
     async with working(scripted_spec(timeouts=limits, prefill=600)) as worker:
         request_id = await submit(worker)
@@ -113,7 +113,7 @@ async def test_a_verdict_is_shown_while_a_request_waits(scripted_spec: SpecFacto
 
 
 async def test_a_slot_that_stays_busy_after_a_cancel_costs_the_engine(scripted_spec: SpecFactory) -> None:
-    """A cancel that frees no slot is one of the worst faults for users."""
+    """A cancel that does not free the slot is one of the worst faults for users."""
     async with working(scripted_spec(timeouts=STALLS, keep_busy=True, tokens=10000, interval=0.01)) as worker:
         request_id = await submit(worker)
         await wait_for_tokens(worker, request_id)
@@ -133,8 +133,8 @@ async def test_a_cancel_that_frees_the_slot_costs_nothing(scripted_spec: SpecFac
 
 
 @pytest.mark.system
-async def test_a_request_of_another_client_costs_the_engine_nothing(scripted_spec: SpecFactory) -> None:
-    """A client that bypasses us holds a slot that is not ours, and makes progress."""
+async def test_a_request_of_another_client_does_not_cost_the_engine(scripted_spec: SpecFactory) -> None:
+    """A client that bypasses us uses a slot and makes progress."""
     async with working(scripted_spec(slots=4, timeouts=STALLS, tokens=300, interval=0.01)) as worker:
         host, port = worker.spec.host, worker.spec.port
         body = {"messages": [{"role": "user", "content": "Go."}], "stream": True}
@@ -152,7 +152,7 @@ async def test_a_request_of_another_client_costs_the_engine_nothing(scripted_spe
 
 
 async def test_a_verdict_is_kept_though_a_stop_comes_at_once(scripted_spec: SpecFactory) -> None:
-    """The one line that mattered outlives the stop."""
+    """The incident is written before the stop."""
     worker = Worker(replace(scripted_spec(timeouts=STALLS, mute=True), restart=QUICK))
     with anyio.fail_after(2 * LIMIT_S):
         await worker.start()

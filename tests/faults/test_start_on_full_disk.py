@@ -1,4 +1,4 @@
-"""A service that is started while its disk is full: it says so, in the words of one that runs."""
+"""A service that starts on a full disk reports it as a running one does."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from tests.harness.waiting import LIMIT_S
 
 
 def start(config: Path, most_bytes: int) -> subprocess.CompletedProcess[str]:
-    """Start it where no file may grow beyond so many bytes, as on a full disk."""
+    """Start a service where no file may grow beyond this many bytes, as on a full disk."""
     return subprocess.run(
         [ROUNDHOUSE, "serve", "--config", str(config)],
         capture_output=True,
@@ -28,7 +28,7 @@ def start(config: Path, most_bytes: int) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("most_bytes", [100, 20_000], ids=["nothing fits", "a database is begun"])
-def test_a_start_on_a_full_disk_says_so(tmp_path: Path, free_ports: Callable[[int], int], most_bytes: int) -> None:
+def test_a_start_on_a_full_disk_is_reported(tmp_path: Path, free_ports: Callable[[int], int], most_bytes: int) -> None:
     """A reader of "disk I/O error" would look for a broken disk."""
     config = tmp_path / "roundhouse.yaml"
     settings = {"port": free_ports(1), "state_dir": str(tmp_path / "state")}

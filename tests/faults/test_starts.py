@@ -1,4 +1,4 @@
-"""Engines that start slowly, badly or not at all, and starts and stops that are asked for at odd moments."""
+"""Engines that start slowly, badly or not at all, and starts and stops requested at odd moments."""
 
 import asyncio
 import os
@@ -42,7 +42,7 @@ async def test_an_engine_that_never_gets_ready_is_given_up(scripted_spec: SpecFa
 
 
 async def test_an_engine_that_exits_at_once_leaves_its_last_words(scripted_spec: SpecFactory) -> None:
-    """The one log line that mattered is in the error and in the incident."""
+    """The line that matters is in the error and in the incident."""
     worker = Worker(replace(scripted_spec(exit_at_once=7), restart=QUICK))
     with anyio.fail_after(LIMIT_S):
         with pytest.raises(StartFailed, match="exited with status 7") as failed:
@@ -58,8 +58,8 @@ async def test_an_engine_that_exits_at_once_leaves_its_last_words(scripted_spec:
         await worker.stop()
 
 
-async def test_the_output_of_an_engine_that_was_ready_is_for_operators(scripted_spec: SpecFactory) -> None:
-    """It may have printed its prompts; a key that sees a worker's state does not see its log."""
+async def test_the_output_of_a_ready_engine_is_for_operators(scripted_spec: SpecFactory) -> None:
+    """It may contain prompts; a key that sees a worker's state does not see its log."""
     worker = Worker(replace(scripted_spec(flood=100), restart=replace(QUICK, initial_s=60.0, max_s=60.0)))
     with anyio.fail_after(LIMIT_S):
         await worker.start()
@@ -73,7 +73,7 @@ async def test_the_output_of_an_engine_that_was_ready_is_for_operators(scripted_
 
 
 async def test_a_worker_that_gave_up_tries_once_more_later(scripted_spec: SpecFactory, tmp_path: Path) -> None:
-    """A half-open breaker: the fault may have passed."""
+    """As a half-open circuit breaker does: the fault may have passed."""
     fault = tmp_path / "fault"
     fault.touch()
     policy = replace(QUICK, retry_s=0.2)
@@ -87,8 +87,8 @@ async def test_a_worker_that_gave_up_tries_once_more_later(scripted_spec: SpecFa
         await worker.stop()
 
 
-async def test_a_stop_that_is_cancelled_or_asked_for_twice_is_a_stop(scripted_spec: SpecFactory) -> None:
-    """A signal handler and the end of a block come at the same time; the worker can be started again."""
+async def test_a_stop_that_is_cancelled_or_requested_twice_is_a_stop(scripted_spec: SpecFactory) -> None:
+    """A signal handler and the end of a block may come together; the worker can be started again."""
     timeouts = WorkerTimeouts(start_s=LIMIT_S, stop_grace_s=60)
     async with working(scripted_spec(timeouts=timeouts, ignore_sigterm=True)) as worker:
         pid = worker.snapshot().pid
@@ -104,8 +104,8 @@ async def test_a_stop_that_is_cancelled_or_asked_for_twice_is_a_stop(scripted_sp
         assert worker.now.state is WorkerState.STOPPED
 
 
-async def test_a_start_that_failed_can_be_tried_again(scripted_spec: SpecFactory, tmp_path: Path) -> None:
-    """A state directory that is a file, and then is none."""
+async def test_a_failed_start_can_be_tried_again(scripted_spec: SpecFactory, tmp_path: Path) -> None:
+    """The state directory was a file, and then is none."""
     (tmp_path / "state").write_text("")
     worker = Worker(replace(scripted_spec(), state_dir=tmp_path / "state"))
     with anyio.fail_after(LIMIT_S):
@@ -119,7 +119,7 @@ async def test_a_start_that_failed_can_be_tried_again(scripted_spec: SpecFactory
 
 
 async def test_the_drain_of_a_worker_that_gave_up_holds(scripted_spec: SpecFactory, tmp_path: Path) -> None:
-    """Whatever brings an engine back."""
+    """Whatever starts its engine again."""
     spec = scripted_spec(die_after=0, die_once=str(tmp_path / "once"))
     with anyio.fail_after(2 * LIMIT_S):
         worker = Worker(replace(spec, restart=replace(QUICK, failures=1)))

@@ -28,7 +28,7 @@ TRIALS, SOAK_TRIALS = 10, 100
 
 
 async def lose_power(folder: Path, seed: int, synchronous: str) -> tuple[int, int]:
-    """Post jobs until the power goes; return how many were acknowledged by then, and how many of those are lost."""
+    """Post jobs until the power fails; return how many were acknowledged by then, and how many of those are lost."""
     chance = Random(seed)  # noqa: S311
     disk = Disk(fails_at=chance.randrange(200, 3000), chance=chance)
     source, restored = folder / f"{seed}", folder / f"{seed}-restored"
@@ -62,7 +62,10 @@ async def lose_power(folder: Path, seed: int, synchronous: str) -> tuple[int, in
 
 @pytest.mark.anyio
 async def test_no_power_loss_takes_an_acknowledged_job(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Whatever is left of unsynced writes, the last of it torn: what was acknowledged is there, and nothing damaged."""
+    """Any part of the unsynced writes may survive, the last of it torn.
+
+    Acknowledged jobs are there, the file is intact.
+    """
     trials = SOAK_TRIALS if request.config.getoption("--soak") else TRIALS
     acknowledged = 0
     for seed in range(trials):
@@ -85,7 +88,7 @@ async def test_the_power_loss_is_real(tmp_path: Path) -> None:
 
 
 class BreakingDatabase(SqliteDatabase):
-    """Breaks commits before or after they are durable, like a connection that is lost."""
+    """Breaks commits before or after they are durable, as a lost connection does."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -120,7 +123,7 @@ def is_well(told: list[StoreEvent]) -> bool:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("breaks", [["before"], ["after"], ["before", "before", "after"], ["after", "after"]])
-async def test_a_commit_that_breaks_is_neither_lost_nor_doubled(tmp_path: Path, breaks: list[str]) -> None:
+async def test_a_broken_commit_is_neither_lost_nor_doubled(tmp_path: Path, breaks: list[str]) -> None:
     """Events are kept and written once; requests are refused meanwhile."""
     database = BreakingDatabase(tmp_path / FILE_NAME)
     database.prepare()
@@ -143,8 +146,8 @@ async def test_a_commit_that_breaks_is_neither_lost_nor_doubled(tmp_path: Path, 
 
 
 @pytest.mark.anyio
-async def test_nothing_is_accepted_while_the_database_is_in_trouble(tmp_path: Path) -> None:
-    """Refused with the reason, at once; what has happened waits, and is there when it is well."""
+async def test_no_job_is_accepted_while_the_database_fails(tmp_path: Path) -> None:
+    """It is refused at once with the reason; results wait, and are written when the database works again."""
     database = BreakingDatabase(tmp_path / FILE_NAME)
     database.prepare()
     with open_store(database) as store:
@@ -254,7 +257,7 @@ def add_migration(path: Path) -> None:
     ],
 )
 async def test_an_unusable_file_is_refused(tmp_path: Path, spoil: Callable[[Path], object], told: str) -> None:
-    """Damaged, changed, of a newer version, or missing: each is reported, and nothing is written to it."""
+    """A damaged, changed, newer or missing file is reported, and not written to."""
     database = SqliteDatabase(tmp_path / FILE_NAME)
     database.prepare()
     with open_store(database) as store:
@@ -266,8 +269,8 @@ async def test_an_unusable_file_is_refused(tmp_path: Path, spoil: Callable[[Path
     assert (tmp_path / FILE_NAME).read_bytes() == before
 
 
-def test_a_folder_is_one_process_s(tmp_path: Path) -> None:
-    """Two services in one would undo each other's work; the second reports the owner."""
+def test_a_folder_belongs_to_one_process(tmp_path: Path) -> None:
+    """Two services in one folder would undo each other's work; the second reports the owner."""
     with own_folder(tmp_path), pytest.raises(StoreError, match="another Roundhouse"), own_folder(tmp_path):
         pass
     (tmp_path / "file").write_text("")

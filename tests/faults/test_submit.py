@@ -1,4 +1,4 @@
-"""The public Worker (specification, "Worker interface") on engines that behave, and on one for each way not to."""
+"""The public Worker (specification, "Worker interface") on healthy engines and on each kind of faulty one."""
 
 import json
 import os
@@ -57,7 +57,7 @@ async def test_a_request_goes_from_its_id_to_its_result_and_is_forgotten(scripte
 
 
 async def test_a_full_worker_refuses_at_once(scripted_spec: SpecFactory) -> None:
-    """Specification, "Slots": no queue; and a slot is there again when its request has ended."""
+    """Specification, "Slots": a worker has no queue, and a slot is free again when its request has ended."""
     async with working(scripted_spec(slots=2, prefill=600)) as worker:
         first, _ = await submit(worker), await submit(worker)
         assert await worker.submit("a job", "", "Go.") is NO_SLOT_AVAILABLE
@@ -67,10 +67,10 @@ async def test_a_full_worker_refuses_at_once(scripted_spec: SpecFactory) -> None
 
 
 @pytest.mark.parametrize(("told", "effective"), [(1, 1), (3, 3), (8, 3), (None, 3)])
-async def test_slots_are_what_was_configured_or_less_where_the_engine_holds_less(
+async def test_there_are_as_many_slots_as_configured_or_fewer_if_the_engine_has_fewer(
     scripted_spec: SpecFactory, told: int | None, effective: int
 ) -> None:
-    """Specification, "Slots": the smaller of both; never more in flight than that."""
+    """Specification, "Slots": the smaller number counts, and never more requests are in flight."""
     flags = {} if told is None else {"props_slots": told}
     async with working(scripted_spec(slots=3, mute_on="Go.", **flags)) as worker:
         for _ in range(effective):
@@ -79,7 +79,7 @@ async def test_slots_are_what_was_configured_or_less_where_the_engine_holds_less
         assert (worker.snapshot().slots_total, worker.snapshot().slots_configured) == (effective, 3)
 
 
-async def test_a_cancel_keeps_what_has_come(scripted_spec: SpecFactory) -> None:
+async def test_a_cancel_keeps_partial_output(scripted_spec: SpecFactory) -> None:
     """Partial output for every cancel."""
     async with working(scripted_spec(tokens=1000, interval=0.01)) as worker:
         request_id = await submit(worker)
@@ -92,7 +92,7 @@ async def test_a_cancel_keeps_what_has_come(scripted_spec: SpecFactory) -> None:
 
 
 async def test_a_stop_keeps_results(scripted_spec: SpecFactory) -> None:
-    """What was in flight is cut off with its partial text, and can be fetched when the engine is long gone."""
+    """Requests in flight are cut off with their partial text, and can be fetched long after the engine has ended."""
     worker = Worker(scripted_spec(tokens=1000, interval=0.01))
     with anyio.fail_after(LIMIT_S):
         await worker.start()
@@ -149,9 +149,9 @@ async def test_sampling_parameters_reach_the_engine_except_reserved_ones(
 async def test_a_bad_answer_fails_its_request_alone(
     scripted_spec: SpecFactory, flags: dict[str, object], reason: str, text: str
 ) -> None:
-    """An engine that answers its probe is not killed for one bad answer; what came before it is kept.
+    """An engine that answers its probe is not killed for one bad answer, and earlier output is kept.
 
-    It gives the canary the same, so it is held until it answers one.
+    Its canary gets the same answer, so the engine is held until it answers one.
     """
     async with working(scripted_spec(**flags)) as worker:
         told = await ask(worker)
@@ -163,8 +163,8 @@ async def test_a_bad_answer_fails_its_request_alone(
         )
 
 
-async def test_the_engines_retry_after_holds_the_slot(scripted_spec: SpecFactory) -> None:
-    """Retry-After is obeyed before the slot is lent again."""
+async def test_the_engines_retry_after_keeps_the_slot(scripted_spec: SpecFactory) -> None:
+    """The slot is free again only after Retry-After."""
     body = '{"error": {"code": 503, "message": "busy", "type": "unavailable_error"}}'
     async with working(scripted_spec(reject=503, retry_after=1, reject_first=1, reject_body=body)) as worker:
         assert (await ask(worker)).duration_s >= 1
@@ -200,8 +200,10 @@ async def test_an_exit_with_status_0_in_mid_stream_is_a_death(scripted_spec: Spe
         assert incident.in_flight[0].job_name == "a job"
 
 
-async def test_a_prompt_that_kills_takes_its_neighbours_attempt_and_not_the_worker(scripted_spec: SpecFactory) -> None:
-    """All that was in flight fails with its reason, and the worker goes on."""
+async def test_a_prompt_that_kills_costs_its_neighbours_an_attempt_and_not_the_worker(
+    scripted_spec: SpecFactory,
+) -> None:
+    """All requests in flight fail with their reason, and the worker goes on."""
     async with working(scripted_spec(die_on="POISON", tokens=1000, interval=0.01)) as worker:
         neighbour = await submit(worker)
         await wait_for_tokens(worker, neighbour)
@@ -213,7 +215,7 @@ async def test_a_prompt_that_kills_takes_its_neighbours_attempt_and_not_the_work
 
 
 async def test_a_worker_is_drained_resumed_and_restarted(scripted_spec: SpecFactory) -> None:
-    """An operator's action is no failure: no backoff, no incident, no turn is charged."""
+    """An operator's action is no failure: there is no backoff, no incident, and no turn is charged."""
     async with working(scripted_spec(tokens=1000, interval=0.01)) as worker:
         worker.drain_nowait("maintenance")
         assert await worker.submit("a job", "", "Go.") is NO_SLOT_AVAILABLE
@@ -233,7 +235,7 @@ async def test_a_worker_is_drained_resumed_and_restarted(scripted_spec: SpecFact
 
 
 async def test_incidents_survive_a_restart(scripted_spec: SpecFactory, tmp_path: Path) -> None:
-    """With a state directory they are there after a restart of ours."""
+    """They are kept in the state directory."""
     spec = replace(scripted_spec(die_after=1), state_dir=tmp_path)
     async with working(spec) as worker:
         await ask(worker)
@@ -256,15 +258,15 @@ async def test_incidents_survive_a_restart(scripted_spec: SpecFactory, tmp_path:
         ({"timeouts": WorkerTimeouts(start_s=None)}, "timeouts.start_s"),  # type: ignore[arg-type]
     ],
 )
-def test_a_specification_that_cannot_be_is_refused(fields: dict[str, Any], told: str) -> None:
-    """Before anything is started, with the field's name."""
+def test_an_invalid_specification_is_refused(fields: dict[str, Any], told: str) -> None:
+    """Before anything starts, with the field's name."""
     with pytest.raises(InvalidSpec, match=re.escape(told)):
         WorkerSpec(**{"engine": "llama-server", "port": 9100, "command": ["x"], **fields})
 
 
 @pytest.mark.system
-async def test_running_out_of_descriptors_kills_no_engine(scripted_spec: SpecFactory) -> None:
-    """We can neither look nor ask: that is our fault and not the engine's."""
+async def test_a_lack_of_descriptors_kills_no_engine(scripted_spec: SpecFactory) -> None:
+    """We can neither read nor ask: that is our fault and not the engine's."""
     async with working(scripted_spec(timeouts=replace(STALLS, prefill_stall_s=4.0), prefill=3.0)) as worker:
         request_id = await submit(worker)
         await wait_until(

@@ -1,4 +1,4 @@
-"""A Python tool that returns far more than any result may be: the event loop neither holds it nor lets it go."""
+"""A Python tool that returns far more than the bound: the event loop neither keeps nor frees it."""
 
 import threading
 
@@ -10,7 +10,7 @@ from workers.tools.runner import PythonTools
 
 
 class _Rows(list[int]):
-    """A result that notes which thread has let go of it: to free millions of objects takes a second."""
+    """A result that records which thread freed it: to free millions of objects takes a second."""
 
     freed_by: list[threading.Thread] = []  # noqa: RUF012 - the one list, of a class for one test
 

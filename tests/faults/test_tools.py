@@ -1,4 +1,4 @@
-"""Tools end to end: a model that calls, real MCP servers, and the fate of the request."""
+"""Tools end to end: a model that makes calls, real MCP servers, and the end of the request."""
 
 import json
 import os
@@ -52,7 +52,7 @@ RUNNER = PythonTools({"add": lambda a, b: a + b, "wait": _wait})
 
 
 class Scripted:
-    """A model that answers with the entries of a script, and what it was sent."""
+    """A model that answers with the entries of a script, and the requests it got."""
 
     def __init__(self, folder: Path, make: SpecFactory, script: list[object], **limits: float | bool) -> None:
         self.record = folder / "record"
@@ -111,7 +111,7 @@ async def test_a_call_makes_its_round_trip(scripted: Script) -> None:
 
 
 async def test_the_budget_counts_messages_and_its_end_fails_unless_the_model_answers(scripted: Script) -> None:
-    """One message with two calls is one iteration; after the last the model may answer, and may not call."""
+    """A message with two calls is one iteration; after the last the model may answer, but make no call."""
     twice = {"tool_calls": [*CALL_ADD["tool_calls"], {"id": "y", "name": "add", "arguments": '{"a": 1, "b": 1}'}]}
     answered = await told_by(scripted(twice, CALL_ADD, ANSWER, iterations=2))
     assert (answered.state, [each.result for each in answered.tool_calls]) == (RequestState.COMPLETED, [5, 2, 5])
@@ -121,8 +121,8 @@ async def test_the_budget_counts_messages_and_its_end_fails_unless_the_model_ans
     assert len(failed.tool_calls) == 1
 
 
-async def test_malformed_arguments_end_the_request_and_never_go_back(scripted: Script) -> None:
-    """A history with malformed arguments is refused by engines at every later request."""
+async def test_malformed_arguments_end_the_request_and_never_return_to_the_model(scripted: Script) -> None:
+    """Engines would refuse a history with malformed arguments at every later request."""
     model = scripted({"tool_calls": [{"name": "add", "arguments": '{"a": '}]}, ANSWER)
     told = await told_by(model)
     assert (told.state, told.reason, len(model.sent())) == (RequestState.FAILED, "tool_arguments", 1)
@@ -135,7 +135,7 @@ async def test_malformed_arguments_end_the_request_and_never_go_back(scripted: S
 
 
 async def test_exit_tools_are_signals_and_change_nothing(scripted: Script) -> None:
-    """Shown, recorded, never run: alone they end nothing and start nothing, beside calls they stop none."""
+    """They are recorded, and never run. Alone they neither end nor start anything, and beside calls they stop none."""
     signal = {"id": "s", "name": "done", "arguments": '{"why": "enough"}'}
     alone = await told_by(scripted({"content": "Farewell.", "tool_calls": [signal]}, ANSWER))
     assert (alone.state, alone.text, alone.tool_calls) == (RequestState.COMPLETED, "Farewell.", ())
@@ -144,8 +144,8 @@ async def test_exit_tools_are_signals_and_change_nothing(scripted: Script) -> No
     assert (both.text, len(both.tool_calls), len(both.signals)) == ("It is five.", 1, 1)
 
 
-async def test_the_fallback_reads_json_where_it_is_on(scripted: Script) -> None:
-    """A model whose template knows no tools answers with the object that the BIOS has taught it."""
+async def test_the_fallback_reads_json_if_it_is_on(scripted: Script) -> None:
+    """A model whose template knows no tools answers with the object that the BIOS describes."""
     text = '{"tool_calls": [{"name": "add", "arguments": {"a": 2, "b": 3}}]}'
     model = scripted({"content": text}, ANSWER)
     told = await told_by(model)
@@ -159,7 +159,7 @@ async def test_the_fallback_reads_json_where_it_is_on(scripted: Script) -> None:
     assert (off.text, off.tool_calls) == (text, ())
 
 
-async def test_markup_is_read_for_agents_that_say_so(scripted: Script) -> None:
+async def test_markup_is_read_for_agents_that_use_it(scripted: Script) -> None:
     """Specification, "Fallback calls"."""
     model = scripted({"content": 'So: <tool_request name="add">{"a": 2, "b": 3}</tool_request>'}, ANSWER)
     async with working(model.spec) as worker:
@@ -172,7 +172,7 @@ async def test_markup_is_read_for_agents_that_say_so(scripted: Script) -> None:
 
 
 async def test_a_request_that_waits_for_its_tool_is_not_silent(scripted: Script) -> None:
-    """The engine owes nothing meanwhile: its verdict is tool_wait, and a cancel reaches the tool."""
+    """The engine has nothing to do meanwhile: its verdict is tool_wait, and a cancel reaches the tool."""
     model = scripted({"content": "Wait.", "tool_calls": [{"name": "wait", "arguments": "{}"}]}, ANSWER)
     async with working(model.spec) as worker:
         request_id = await submit(worker)
@@ -215,7 +215,7 @@ async def test_a_model_that_repeats_itself_in_the_arguments_of_a_call_is_stopped
 
 
 async def test_an_mcp_server_is_started_asked_and_ended() -> None:
-    """stdio: the program, what it starts, and what that leaves are gone with us."""
+    """Over stdio: the program and its descendants end with us."""
     async with connected(stdio()) as tools:
         assert tools.knows("nobody") is None
         assert await tools.run(use("add", a=2, b=3)) == {"result": 5.0}
@@ -232,7 +232,7 @@ async def test_an_mcp_server_is_started_asked_and_ended() -> None:
 
 @pytest.mark.system
 async def test_an_mcp_server_that_dies_fails_its_call_and_is_started_again() -> None:
-    """The effect of the call is unknown: it is not made twice."""
+    """The effect of the call is unknown, so it is not repeated."""
     async with connected(stdio()) as tools:
         with pytest.raises(ToolRunFailed):
             await tools.run(use("end"))
@@ -240,7 +240,7 @@ async def test_an_mcp_server_that_dies_fails_its_call_and_is_started_again() -> 
 
 
 async def test_an_idle_mcp_server_that_answers_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It knows no ping, as servers of 2026-07-28 do not, and has answered all the same."""
+    """It supports no ping, as servers of 2026-07-28 do not, but its error is an answer."""
     monkeypatch.setattr(mcp, "PING_AFTER_S", 0.0)
     async with connected(stdio()) as tools:
         pids = [await tools.run(use("own_pid")) for _ in range(3)]
@@ -250,7 +250,7 @@ async def test_an_idle_mcp_server_that_answers_is_kept(monkeypatch: pytest.Monke
 
 @pytest.mark.system
 async def test_an_mcp_server_with_a_new_tool_is_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Callers get the current tools; it is not asked while a listing is good."""
+    """Callers get the current tools; the server is not asked while a listing is valid."""
     monkeypatch.setattr(mcp, "LISTING_S", 2 * LIMIT_S)
     async with connected(stdio()) as tools:
         await tools.run(use("learn", tool="later"))
@@ -268,7 +268,7 @@ async def test_an_mcp_server_with_a_new_tool_is_asked_for_it(monkeypatch: pytest
 
 @pytest.mark.system
 async def test_an_mcp_server_that_does_not_list_in_time_keeps_its_last_listing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is busy: it is not asked again for a while, and not ended."""
+    """It is busy: it is left alone for a while, and not ended."""
     monkeypatch.setattr(mcp, "LISTING_S", 0.0)
     monkeypatch.setattr(mcp, "LIST_LIMIT_S", 0.1)
     async with connected(stdio()) as tools:
@@ -304,7 +304,7 @@ async def test_an_mcp_server_that_died_idle_costs_no_call(monkeypatch: pytest.Mo
 async def test_an_mcp_server_that_died_idle_costs_none_of_several_calls(
     monkeypatch: pytest.MonkeyPatch, round_number: int
 ) -> None:
-    """Once, two of three calls in a message failed each time; later calls now wait for the first one's ping."""
+    """Two of three calls in a message once failed each time; later calls now wait for the first one's ping."""
     monkeypatch.setattr(mcp, "PING_AFTER_S", 0.0)
     async with connected(stdio()) as tools:
         pid = await tools.run(use("own_pid"))
@@ -322,14 +322,14 @@ async def test_an_mcp_server_that_died_idle_costs_none_of_several_calls(
         assert sorted(map(str, results)) == [f"{{'result': {float(number + round_number)}}}" for number in range(3)]
 
 
-async def test_a_missing_mcp_server_keeps_no_service_from_starting() -> None:
+async def test_a_missing_mcp_server_does_not_prevent_a_start() -> None:
     """A wrong command is reported at the call, by name."""
     async with connected(McpServer(name="wrong", command=("/nowhere/server",))) as tools:
         with pytest.raises(ToolRunFailed, match="MCP server wrong is not connected"):
             await tools.run(use("add"))
 
 
-async def test_an_mcp_server_elsewhere_is_asked_over_http(free_ports: Callable[[int], int]) -> None:
+async def test_a_remote_mcp_server_is_asked_over_http(free_ports: Callable[[int], int]) -> None:
     """Streamable HTTP, to a server that others run."""
     port = free_ports(1)
     with _serving(port) as pid:

@@ -47,7 +47,7 @@ class TwiceServer:
 
     @property
     def is_alone(self) -> bool:
-        """Whether the other side has closed every connection too."""
+        """Return whether the other side has closed every connection too."""
         return not self._open
 
     def _talk(self, connection: socket.socket) -> None:
@@ -79,7 +79,7 @@ def answering_twice() -> Iterator[TwiceServer]:
 
 
 class Passed:
-    """Takes an answer; the second one is already on its connection when the first is read to its end."""
+    """Reads an answer; the second one is already on its connection when the first is read to its end."""
 
     def __init__(self, server: TwiceServer) -> None:
         self._server = server
@@ -95,7 +95,7 @@ class Passed:
 
 
 async def test_a_connection_with_unread_bytes_is_not_used_again() -> None:
-    """They answer no later request, which may be another key's."""
+    """They must not answer a later request, perhaps of another key."""
     with answering_twice() as server, anyio.fail_after(2 * LIMIT_S):
         client, passed = EngineClient(Endpoint(port=server.port), PLAIN), Passed(server)
         try:

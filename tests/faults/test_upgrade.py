@@ -1,4 +1,4 @@
-"""Upgrades in place: engines stay, no turn is lost or doubled, no client is refused, and no engine is ever orphaned."""
+"""Upgrades in place: engines stay, no turn is lost or doubled, no client is refused, and no engine is orphaned."""
 
 import os
 import signal
@@ -49,7 +49,7 @@ def has_started(service: Service, job: str) -> bool:
 
 @pytest.mark.system
 def test_engines_stay_and_every_turn_is_there_once(tmp_path: Path, free_ports: Ports) -> None:
-    """Under load and with turns of all lengths; engines' processes, their numbers and their logs go on as they were."""
+    """Under load and with turns of all lengths; engines' processes, numbers and logs continue."""
     port, record = free_ports(4), tmp_path / "asked"
     model = scripted_model(port + 1, replicas=2, tokens=20, interval=0.02, record=str(record))
     with serving(tmp_path / "a", port, {"m": model}, {"drain_s": 0.3}) as service, probing_health(port) as probed:
@@ -81,7 +81,7 @@ def test_engines_stay_and_every_turn_is_there_once(tmp_path: Path, free_ports: P
 
 @pytest.mark.system
 def test_embedded_engines_stay_and_answer(tmp_path: Path, free_ports: Ports) -> None:
-    """The real engine keeps its key, its slots and what it has learned; SIGUSR2 asks for it as well."""
+    """The real engine keeps its key, its slots and its learned figures; SIGUSR2 requests an upgrade as well."""
     port = free_ports(2)
     model = {"engine": "embedded", "port": port + 1, "slots": 2, "context": 4096, "args": {"threads": 1}}
     with serving(tmp_path / "a", port, {"m": {**model, "params": {"max_tokens": 16}}}) as service:
@@ -118,7 +118,7 @@ def test_an_idle_connection_is_answered_by_the_next_program(tmp_path: Path, free
 
 @pytest.mark.system
 def test_changed_models_are_started_again_and_the_rest_stays(tmp_path: Path, free_ports: Ports) -> None:
-    """A removed model is ended, a new one is started, and one with other settings is started again."""
+    """A removed model is ended, a new one is started, and one with other settings is restarted."""
     port = free_ports(5)
     models = {name: scripted_model(port + 1 + at) for at, name in enumerate(("same", "other", "gone"))}
     with serving(tmp_path / "a", port, models) as service:
@@ -167,8 +167,8 @@ REFUSALS: dict[str, tuple[Callable[[Service], None], str]] = {
 
 @pytest.mark.system
 @pytest.mark.parametrize("fault", REFUSALS)
-def test_a_refused_upgrade_leaves_everything_as_it_was(tmp_path: Path, free_ports: Ports, fault: str) -> None:
-    """The reason goes to HTTP and to the command; the running turns go on, and engines notice nothing."""
+def test_a_refused_upgrade_leaves_everything_unchanged(tmp_path: Path, free_ports: Ports, fault: str) -> None:
+    """HTTP and the command get the reason; the running turns go on, and engines notice nothing."""
     change, because = REFUSALS[fault]
     port = free_ports(3)
     with serving(tmp_path / "a", port, {"m": scripted_model(port + 1, tokens=100, interval=0.02)}) as service:
@@ -213,7 +213,7 @@ def test_the_command_reports_the_outcome(tmp_path: Path, free_ports: Ports) -> N
 
 
 @pytest.mark.system
-def test_a_file_that_breaks_while_turns_are_drained_is_seen_before_the_exec(tmp_path: Path, free_ports: Ports) -> None:
+def test_a_file_that_breaks_during_the_drain_is_found_before_the_exec(tmp_path: Path, free_ports: Ports) -> None:
     """After the check, and before the point of no return: the service goes on, with its engines and its turns."""
     port = free_ports(2)
     model = scripted_model(port + 1, tokens=100_000, interval=0.05)
@@ -239,7 +239,7 @@ if os.path.exists({marker!r}) and "serve" in sys.orig_argv and "--upgrade-check"
 
 @pytest.mark.system
 def test_a_program_that_fails_after_the_exec_takes_every_engine_with_it(tmp_path: Path, free_ports: Ports) -> None:
-    """A fault that no check has seen: nothing is left, as after any death."""
+    """No check found the fault: nothing is left, as after any death."""
     port = free_ports(2)
     model = scripted_model(port + 1, tokens=100_000, interval=0.05)
     service = Service(tmp_path / "a", port, {"m": model}, {"drain_s": 1.5})

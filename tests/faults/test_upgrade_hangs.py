@@ -24,7 +24,7 @@ if os.path.exists({marker!r}) and "serve" in sys.orig_argv and "--upgrade-check"
 def test_a_program_that_hangs_after_the_exec_can_be_stopped(
     tmp_path: Path, free_ports: Callable[[int], int], number: signal.Signals
 ) -> None:
-    """No operator should have to wait for the SIGKILL of a service manager, and a terminal has none."""
+    """Without it an operator has to wait for a service manager's SIGKILL, and a terminal has none."""
     port = free_ports(2)
     service = Service(tmp_path / "a", port, {"m": scripted_model(port + 1, tokens=100_000, interval=0.05)})
     marker, hung, beside = tmp_path / "marker", tmp_path / "hung", tmp_path / "beside"

@@ -1,4 +1,4 @@
-"""SIGKILL at swept and random moments of an upgrade: no process is left, nothing acknowledged is lost or doubled."""
+"""SIGKILL at swept and random moments of an upgrade: no process is left, no acknowledged work is lost or doubled."""
 
 import time
 from collections import Counter
@@ -27,7 +27,7 @@ def model_of(kind: str, port: int) -> Document:
 
 @pytest.mark.system
 @pytest.mark.parametrize("kind", SHARE)
-def test_a_sigkill_at_any_moment_of_an_upgrade_leaves_nothing_and_loses_nothing(
+def test_a_sigkill_at_any_moment_of_an_upgrade_leaves_and_loses_nothing(
     tmp_path: Path, free_ports: Ports, kind: str, request: pytest.FixtureRequest
 ) -> None:
     """Guardians see their parent die, whatever it runs; the next start continues where the killed one was."""

@@ -20,8 +20,8 @@ Ports = Callable[[int], int]
 
 
 @pytest.mark.system
-def test_requests_of_clients_are_answered_before_the_program_goes(tmp_path: Path, free_ports: Ports) -> None:
-    """One that has a part of its answer gets the error event, one that waits a 503 that says when to come again."""
+def test_requests_of_clients_are_answered_before_the_program_ends(tmp_path: Path, free_ports: Ports) -> None:
+    """A client with part of its answer gets the error event, a waiting one a 503 with the time to retry."""
     port = free_ports(2)
     model = scripted_model(port + 1, slots=1, tokens=10_000, interval=0.01)
     with serving(tmp_path / "a", port, {"m": model}, {"drain_s": 0.2}) as service:
@@ -40,7 +40,7 @@ def test_requests_of_clients_are_answered_before_the_program_goes(tmp_path: Path
 
 @pytest.mark.system
 def test_a_lane_keeps_its_model(tmp_path: Path, free_ports: Ports) -> None:
-    """It is asked again without a swap; what comes to the lane afterwards is loaded as always."""
+    """Its next request needs no swap; other models are loaded on the lane as before."""
     models = {name: placed(interval=0.01) for name in "ab"}
     with serving(tmp_path / "s", free_ports(1), models, gpus=lanes_at(free_ports(1), 1)) as service:
         service.wait_ended(service.post_job(talk("a", rounds=1)))
@@ -55,7 +55,7 @@ def test_a_lane_keeps_its_model(tmp_path: Path, free_ports: Ports) -> None:
 
 
 @pytest.mark.system
-def test_a_node_of_a_shared_database_goes_on_without_waiting_for_its_lease(
+def test_a_node_of_a_shared_database_does_not_wait_for_its_lease(
     tmp_path: Path, free_ports: Ports, postgres: PostgresServer
 ) -> None:
     """It has released its claims, so the next program claims the work at once."""
@@ -75,7 +75,7 @@ def test_a_node_of_a_shared_database_goes_on_without_waiting_for_its_lease(
 
 @pytest.mark.system
 def test_an_engine_that_does_not_answer_the_next_program_is_replaced(tmp_path: Path, free_ports: Ports) -> None:
-    """It stands still from before the exec, and is given up in much less time than a start may take."""
+    """It has hung since before the exec, and is given up in much less time than a start may take."""
     port = free_ports(2)
     with serving(tmp_path / "a", port, {"m": scripted_model(port + 1)}) as service:
         (before,) = engines_of(service)
@@ -89,7 +89,7 @@ def test_an_engine_that_does_not_answer_the_next_program_is_replaced(tmp_path: P
 
 @pytest.mark.system
 def test_orphans_of_a_guardian_are_ended_by_the_next_program_too(tmp_path: Path, free_ports: Ports) -> None:
-    """It is a subreaper as the first was, and knows the mark of the run; a worker that was drained stays so."""
+    """It is a subreaper as the first was, and knows the run's mark; a drained worker stays drained."""
     port, daemon = free_ports(3), tmp_path / "daemon"
     models = {"m": scripted_model(port + 1, daemon=str(daemon)), "n": scripted_model(port + 2)}
     with serving(tmp_path / "a", port, models) as service:
@@ -110,7 +110,7 @@ def test_orphans_of_a_guardian_are_ended_by_the_next_program_too(tmp_path: Path,
 
 @pytest.mark.system
 def test_an_engine_that_is_stopping_is_waited_for_and_then_refused_by_name(tmp_path: Path, free_ports: Ports) -> None:
-    """All that was paused for the upgrade goes on: turns, requests, and the listening."""
+    """Everything that was paused for the upgrade goes on: turns, requests, and the listener."""
     port = free_ports(3)
     slow = scripted_model(port + 1, ignore_sigterm=True) | {"timeouts": {"stop_grace_s": 600}}
     models = {"slow": slow, "m": scripted_model(port + 2, tokens=5)}

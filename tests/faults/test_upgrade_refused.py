@@ -1,8 +1,8 @@
-"""An upgrade in place that is refused at its last moment.
+"""An upgrade in place that is refused at the last moment.
 
-All goes on, with each turn once, as if it had not been asked for. The new code looks a second time, with everything
-drained, if something has changed since it agreed. A file changes here while it looks, and its second look is held until
-a test has caused the refusal: so the refusal comes after that look, at the very end.
+The service goes on, with each turn once, as without it. The new code looks a second time, after the drain, if something
+has changed since it agreed. Here a file changes during its first look, and the second look is held until the test has
+caused the refusal: so the refusal comes after that look, at the very end.
 """
 
 import json
@@ -52,7 +52,7 @@ _NEVER = threading.Event()
 
 
 class Window:
-    """The second look of the new code, which waits until it is released; a service gives up on it after a minute."""
+    """The new code's second look, which waits until the test releases it; a service gives up on it after a minute."""
 
     def __init__(self, folder: Path, config: Path) -> None:
         self._folder = folder
@@ -67,12 +67,12 @@ class Window:
 
     @property
     def looks(self) -> int:
-        """How often the new code has looked."""
+        """Return how often the new code has looked."""
         return (self._folder / "looks").stat().st_size
 
     @property
     def path(self) -> str:
-        """What lets programs of a service see it."""
+        """Return the variables with which a service's programs find it."""
         return os.pathsep.join((str(self._folder), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)
 
     def wait_held(self) -> None:
@@ -88,7 +88,7 @@ class Window:
 
 
 def interpreter_of(folder: Path) -> Path:
-    """Return an interpreter in an environment of its own, which is ours but for its name."""
+    """Return a copy of our interpreter in an environment of its own."""
     ours = Path(sys.executable).parent.parent
     (folder / "bin").mkdir(parents=True)
     shutil.copy(ours / "pyvenv.cfg", folder)
@@ -99,7 +99,7 @@ def interpreter_of(folder: Path) -> Path:
 
 
 class Refusable:
-    """A service whose upgrades a test can have refused behind the last look."""
+    """A service whose upgrades a test can have refused after the last look."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.record = folder / "record"
@@ -113,7 +113,7 @@ class Refusable:
         self.service.environment["PYTHONPATH"] = self.window.path
 
     def post_held(self) -> str:
-        """Post a job whose turns are asked, and not answered until ``gate`` is there; some wait in the queue."""
+        """Post a job whose turns are asked, and not answered until ``gate`` exists; some wait in the queue."""
         job = debate(conversations=3, rounds=2)
         for agent in job["agents"]:
             agent["system"] += f" {self.gate}"
@@ -142,7 +142,7 @@ class Refusable:
         return int(self.service.get("/v1/workers/m-0")["pid"])
 
     def has_ended(self, job_id: str) -> bool:
-        """Whether a job has; its callers say what they are waited for."""
+        """Return whether a job has ended; its callers speak when they are awaited."""
         self._is_serving()
         assert REFUSED not in self.service.log(), self.service.log()[-3000:]
         for turn in self.service.get(f"/v1/jobs/{job_id}/awaited")["awaited"]:
@@ -150,7 +150,7 @@ class Refusable:
         return self.service.get(f"/v1/jobs/{job_id}")["state"] not in ("queued", "running")
 
     def check(self, job_id: str) -> None:
-        """Each turn once, as the engine or its caller said it."""
+        """Check that each turn is there once, as the engine or its caller said it."""
         wait_for(lambda: self.has_ended(job_id), f"job {job_id} has ended", UPGRADE_LIMIT_S)
         assert self.service.get(f"/v1/jobs/{job_id}")["state"] == "completed"
         said = {words_of(json.dumps(request["messages"])) for request in recorded(self.record)}
@@ -174,7 +174,7 @@ class Refusable:
 
 @contextmanager
 def refusable(folder: Path, port: int) -> Iterator[Refusable]:
-    """Run such a service for a block, at whose end it stops as it should."""
+    """Run such a service for a block, and check that it stops well."""
     made = Refusable(folder, port)
     service = made.service
     try:
@@ -224,7 +224,7 @@ def say(service: Service, job_id: str, conversation: str, number: int) -> int:
 
 
 def begin_to_say(service: Service, job_id: str, conversation: str, number: int) -> tuple[socket.socket, bytes]:
-    """Speak for a caller on a slow connection; return it, and what is still to be sent."""
+    """Speak for a caller on a slow connection; return the connection, and what is still to be sent."""
     body = json.dumps(words(conversation, number)).encode()
     head = f"POST {path_of(job_id, conversation, number)} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -234,7 +234,7 @@ def begin_to_say(service: Service, job_id: str, conversation: str, number: int) 
 
 
 def change_file(subject: Refusable) -> Callable[[], None]:
-    """Deploy, or reload, meanwhile: a blank line is enough."""
+    """Change the file meanwhile, as a deployment does: a blank line is enough."""
     with subject.service.config.open("a") as file:
         file.write("\n")
     return lambda: None
@@ -265,7 +265,7 @@ PLACES: dict[str, tuple[Callable[[Refusable], Callable[[], None]], str]] = {
 @pytest.mark.system
 @pytest.mark.parametrize("place", PLACES)
 def test_after_a_late_refusal_results_are_recorded_as_before(tmp_path: Path, free_ports: Ports, place: str) -> None:
-    """Turns in the queue run on, and the service takes their engines' answers: it owns them as before."""
+    """Turns in the queue go on, and the service records their engines' answers, which it still owns."""
     refuse, because = PLACES[place]
     with refusable(tmp_path, free_ports(2)) as subject:
         service = subject.service
@@ -285,7 +285,7 @@ def test_after_a_late_refusal_results_are_recorded_as_before(tmp_path: Path, fre
 @pytest.mark.system
 @pytest.mark.parametrize("place", PLACES)
 def test_callers_that_speak_during_a_refused_upgrade_are_heard(tmp_path: Path, free_ports: Ports, place: str) -> None:
-    """One speaks before the end, one in the middle of it, others after it: no conversation is claimed a second time."""
+    """One speaks before its end, one during it, and others after it: no conversation is claimed a second time."""
     refuse, because = PLACES[place]
     with refusable(tmp_path, free_ports(2)) as subject:
         service = subject.service
@@ -310,7 +310,7 @@ def test_callers_that_speak_during_a_refused_upgrade_are_heard(tmp_path: Path, f
 
 @pytest.mark.system
 def test_the_new_code_looks_once_if_nothing_has_changed(tmp_path: Path, free_ports: Ports) -> None:
-    """Slots are idle while it looks again, for a second of each upgrade."""
+    """A second look would leave slots idle for a second of each upgrade."""
     with refusable(tmp_path, free_ports(2)) as subject:
         subject.window.change_at_first_look(is_changing=False)
         agreed = subject.service.http.post("/v1/upgrade", timeout=UPGRADE_LIMIT_S)
@@ -320,13 +320,13 @@ def test_the_new_code_looks_once_if_nothing_has_changed(tmp_path: Path, free_por
 
 
 class Moments:
-    """Times of a file's change, drawn from ``MOMENTS``: while the new code looks, and behind that until the exec."""
+    """The moments of a file's change, drawn from ``MOMENTS``: during the new code's look, or later until the exec."""
 
     def __init__(self, seed: int) -> None:
         self._chance = Random(seed)  # noqa: S311
 
     def change_at_one(self, subject: Refusable, hold: Callable[[], socket.socket]) -> int:
-        """Have an upgrade that is under way refused at a moment; return which."""
+        """Have a running upgrade refused at one of the moments; return which."""
         moment = self._chance.randrange(MOMENTS)
         late = moment - MOMENTS // 2
         if late < 0:
@@ -352,7 +352,10 @@ def rest(seconds: float) -> None:
 def test_upgrades_that_are_refused_again_and_again_cost_nothing(
     tmp_path: Path, free_ports: Ports, request: pytest.FixtureRequest
 ) -> None:
-    """At any moment, under load and with callers, a hundred times in a soak: no result is refused, no service ends."""
+    """At any moment, under load and with callers, a hundred times in a soak.
+
+    No result is refused, and no service ends.
+    """
     rounds = SOAK_ROUNDS if request.config.getoption("--soak") else ROUNDS
     moments, met, refused = Moments(seed=rounds), Counter[int](), 0
     with refusable(tmp_path, free_ports(2)) as subject:

@@ -24,13 +24,13 @@ Ports = Callable[[int], int]
 
 
 def counter(folder: Path, **env: str) -> Document:
-    """Return a counting server of the configuration; what it reads is recorded in the folder."""
+    """Return the configuration of a counting server that records in the folder what it reads."""
     folder.mkdir()
     return {"command": [sys.executable, "-I", "-S", str(COUNTER), str(folder)], "env": env}
 
 
 def calling(folder: Path, port: int, servers: Document, *tools: str) -> Document:
-    """Return a model that calls one tool after another, a turn for each."""
+    """Return a model that calls one tool after another, one in each turn."""
     script = folder / "script"
     replies: list[Document] = []
     for number, tool in enumerate(tools):
@@ -45,14 +45,14 @@ def job_with(server: str) -> Document:
 
 
 def results_of(service: Service, job: str) -> list[Any]:
-    """Return what the calls of the one turn of a job have given."""
+    """Return the results of the calls in the one turn of a job."""
     assert service.wait_ended(job)["state"] == "completed"
     (talk,) = service.get(f"/v1/jobs/{job}/result")["conversations"]
     return [record["result"] for record in talk["turns"][0]["tool_calls"]]
 
 
 def programs_of(service: Service, folder: Path) -> set[ProcessId]:
-    """Return the counting server of a folder, and its tether, with the kernel's word for when they were started."""
+    """Return the counting server of a folder and its tether, with the kernel's start time of each."""
     found = [psutil.Process(pid) for pid in service.tree()]
     ids = [ProcessId.of(each.pid) for each in found if str(folder) in each.cmdline()]
     return {each for each in ids if each is not None}
@@ -69,7 +69,7 @@ def is_connected(service: Service) -> bool:
 
 @pytest.mark.system
 def test_a_tool_server_keeps_its_process_session_and_count(tmp_path: Path, free_ports: Ports) -> None:
-    """Over two upgrades; one with other settings is started again, a removed one is ended, none is left."""
+    """Over two upgrades; a server with other settings is started again, a removed one is ended, none is left."""
     port = free_ports(2)
     folders = {name: tmp_path / name for name in ("kept", "other", "gone")}
     servers = {name: counter(folder) for name, folder in folders.items()}
@@ -113,7 +113,7 @@ def test_a_tool_server_keeps_its_process_session_and_count(tmp_path: Path, free_
 
 
 @pytest.mark.system
-def test_a_call_that_is_cut_off_is_made_again_with_its_key(tmp_path: Path, free_ports: Ports) -> None:
+def test_a_call_that_is_cut_off_is_repeated_with_its_key(tmp_path: Path, free_ports: Ports) -> None:
     """The turn runs again in the next program; the late answer to the first call is dropped."""
     port, folder = free_ports(2), tmp_path / "kept"
     model = calling(tmp_path, port + 1, {"kept": counter(folder)}, "late", "count")
@@ -145,7 +145,7 @@ def test_a_call_that_is_cut_off_is_made_again_with_its_key(tmp_path: Path, free_
 
 @pytest.mark.system
 def test_a_sigkill_right_after_the_exec_leaves_no_tool_server(tmp_path: Path, free_ports: Ports) -> None:
-    """No program has taken it over yet, and its tether knows its parent."""
+    """No program has adopted it yet, but its tether watches its parent."""
     port, folder = free_ports(2), tmp_path / "kept"
     servers = {"kept": counter(folder, STUBBORN="1")}
     service = Service(tmp_path / "a", port, {"m": calling(tmp_path, port + 1, servers)})

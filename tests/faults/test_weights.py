@@ -1,4 +1,4 @@
-"""An update of weights in which one engine fails, in every phase and by every way of delivery."""
+"""A weight update in which one engine fails, in every phase and with every way of delivery."""
 
 import json
 import os
@@ -40,12 +40,12 @@ PHASES = ("pause", "start", "receive", "finish", "resume", "keep", "wait", "init
 
 
 def limits_of(late: str | None = None) -> WeightsPolicy:
-    """Return limits of which that of the phase which comes too late alone is short: a busy machine keeps the others."""
+    """Return limits in which only the phase that will be late has a short one: a busy machine keeps the others."""
     return WeightsPolicy(**{f"{phase}_s": PHASE_S if phase == late else LIMIT_S for phase in PHASES})  # type: ignore[arg-type]
 
 
 class Fault(TypedDict):
-    """What an engine does in a phase: see the program."""
+    """An engine's behaviour in a phase: see the program."""
 
     port: int
     phase: str
@@ -84,7 +84,7 @@ class Two:
         await wait_until(lambda: group.state is GroupState.READY, "all have joined")
 
     async def back(self, expected: str) -> None:
-        """Return when both take traffic again, with the weights of this name, or with the sent ones kept under it."""
+        """Return when both take traffic again, with the weights of this name, or with the sent ones saved under it."""
         await wait_until(lambda: all(each.now.state is WorkerState.READY for each in self.fleet), "both are ready")
         for worker in self.fleet:
             assert (await ask(worker))[1] in ({"w", expected} if expected.startswith("version") else {expected})
@@ -166,7 +166,7 @@ async def is_over(weights: ModelWeights) -> None:
 
 
 async def fail_in(workers: Two, request: UpdateRequest, phase: str, do: str) -> WeightUpdate:
-    """Run an update in which the bad worker fails a phase; return it when it is over, with nothing to fail any more."""
+    """Run an update in which the bad worker fails a phase; return the update at its end, without the fault."""
     weights = workers.weights
     before = len(weights.updates)
     pid = workers.bad.snapshot().pid
@@ -209,7 +209,7 @@ async def test_the_others_go_on_if_a_worker_fails_a_phase_of_a_checkpoint(tmp_pa
 
 @pytest.mark.parametrize("phase", ["pause", "start", "receive", "finish"])
 async def test_the_others_go_on_if_a_worker_is_killed_in_a_broadcast(tmp_path: Path, phase: str) -> None:
-    """Those that have received use the new version; if nothing was sent yet, nothing has changed."""
+    """Workers that have received everything use the new version; if nothing was sent yet, nothing has changed."""
     async with two(tmp_path) as workers:
         await workers.join()
         update = await fail_in(workers, tensors("w"), phase, "kill")
@@ -224,7 +224,7 @@ async def test_the_others_go_on_if_a_worker_is_killed_in_a_broadcast(tmp_path: P
 
 
 async def test_a_broadcast_that_runs_out_of_time_leaves_an_incident(tmp_path: Path) -> None:
-    """Its engine keeps the old weights; the incident lists what waited meanwhile."""
+    """Its engine keeps the old weights; the incident lists the requests that waited meanwhile."""
     async with two(tmp_path, limits=limits_of("receive")) as workers:
         await workers.join()
         workers.misbehave("receive", "stall", both=True)
@@ -243,7 +243,7 @@ async def test_a_broadcast_that_runs_out_of_time_leaves_an_incident(tmp_path: Pa
 
 @pytest.mark.parametrize("backend", list(Backend))
 async def test_a_broadcast_reaches_all(tmp_path: Path, backend: Backend) -> None:
-    """Both ways of broadcasting, through all of their phases."""
+    """Both ways of broadcasting, through all phases."""
     async with two(tmp_path, backend) as workers:
         await workers.join()
         update = await workers.weights.update(tensors("w"))
@@ -255,7 +255,7 @@ async def test_a_broadcast_reaches_all(tmp_path: Path, backend: Backend) -> None
 
 @pytest.mark.parametrize("phase", ["start", "receive", "finish"])
 async def test_an_engine_whose_own_transfer_fails_is_killed(tmp_path: Path, phase: str) -> None:
-    """VLLM's transfer writes straight into the weights: what may be half changed is started again."""
+    """VLLM's transfer writes straight into the weights: half-changed weights are loaded again."""
     async with two(tmp_path, Backend.NCCL) as workers:
         await workers.join()
         update = await fail_in(workers, tensors("w"), phase, "fail")
@@ -270,7 +270,7 @@ async def test_an_engine_whose_own_transfer_fails_is_killed(tmp_path: Path, phas
 
 
 async def test_updates_come_one_at_a_time_and_versions_only_rise(tmp_path: Path) -> None:
-    """The error tells an update in the way from one that is impossible."""
+    """The error distinguishes an update in the way from an impossible one."""
     async with two(tmp_path) as workers:
         weights = workers.weights
         update = await weights.update(workers.request("one", version=7))
@@ -294,8 +294,8 @@ async def test_updates_come_one_at_a_time_and_versions_only_rise(tmp_path: Path)
             await weights.update(workers.request("one"))
 
 
-async def test_a_group_that_does_not_come_together_names_the_missing_member(tmp_path: Path) -> None:
-    """Within its limit; the engines go on, and the next group is made from scratch."""
+async def test_a_group_that_does_not_form_names_the_missing_member(tmp_path: Path) -> None:
+    """Within its limit; the engines go on, and the next group starts from scratch."""
     async with two(tmp_path) as workers:
         workers.misbehave("join", "wait")
         request = GroupRequest(backend=Backend.GLOO, address="127.0.0.1", port=1, timeout_s=1.0)
@@ -314,8 +314,8 @@ async def test_a_group_that_does_not_come_together_names_the_missing_member(tmp_
 
 
 @pytest.mark.system
-async def test_engines_wait_for_weights_that_cannot_be_kept(tmp_path: Path) -> None:
-    """The work goes on; an engine that starts later takes no traffic before the trainer's next update, and says so."""
+async def test_engines_wait_for_weights_that_cannot_be_saved(tmp_path: Path) -> None:
+    """Turns go on; an engine that starts later takes no traffic before the trainer's next update, and says so."""
     async with two(tmp_path, limits=limits_of("keep")) as workers:
         weights = workers.weights
         await workers.join()
@@ -352,8 +352,8 @@ async def test_engines_without_control_endpoints_keep_their_weights(tmp_path: Pa
         assert [worker.now.incarnation for worker in workers.fleet] == [1, 1]
 
 
-async def test_an_engine_that_was_starting_is_brought_to_the_version(tmp_path: Path) -> None:
-    """It had begun before the update did, and is not of it: it takes no traffic with what it was launched with."""
+async def test_an_engine_that_was_starting_gets_the_version(tmp_path: Path) -> None:
+    """It began before the update and is not part of it: it takes no traffic with the weights it was started with."""
     async with two(tmp_path) as workers:
         workers.misbehave("begin", "stall")
         pid = workers.bad.snapshot().pid
@@ -368,7 +368,7 @@ async def test_an_engine_that_was_starting_is_brought_to_the_version(tmp_path: P
         assert workers.bad.now.incarnation == 2
 
 
-async def test_a_drain_outlives_an_update(tmp_path: Path) -> None:
+async def test_a_drain_survives_an_update(tmp_path: Path) -> None:
     """An update includes drained workers too, and leaves them drained."""
     async with two(tmp_path) as workers:
         workers.bad.drain_nowait("a test")

@@ -1,4 +1,4 @@
-"""Updates of weights while engines and checkpoints are missing, at the beginning or later."""
+"""Weight updates while engines or checkpoints are missing, at the beginning or later."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ async def kill_bad(workers: Two) -> None:
 
 
 async def begin_again(workers: Two) -> Fault:
-    """Kill an engine; its successor does not get ready as long as the returned fault stands."""
+    """Kill an engine; its successor does not become ready as long as the returned fault stands."""
     fault = Fault(port=workers.bad.spec.port, phase="begin", do="stall")
     workers.fail(fault)
     await kill_bad(workers)
@@ -34,8 +34,8 @@ async def begin_again(workers: Two) -> Fault:
     return fault
 
 
-async def test_an_engine_that_comes_up_beside_a_group_breaks_it(tmp_path: Path) -> None:
-    """Or a trainer would be refused for ever: it makes a group where there is none."""
+async def test_an_engine_that_starts_beside_a_group_breaks_it(tmp_path: Path) -> None:
+    """Otherwise a trainer would be refused for ever: it forms a group only where there is none."""
     async with two(tmp_path) as workers:
         weights = workers.weights
         await begin_again(workers)
@@ -54,7 +54,7 @@ async def test_an_engine_that_comes_up_beside_a_group_breaks_it(tmp_path: Path) 
 
 
 async def test_a_group_with_a_dead_member_begins_nothing(tmp_path: Path) -> None:
-    """A broadcast that one rank never joins would freeze all others until its limit."""
+    """A broadcast that one rank never joins would block all others until their limit."""
     async with two(tmp_path) as workers:
         await workers.join()
         await begin_again(workers)
@@ -67,7 +67,7 @@ async def test_a_group_with_a_dead_member_begins_nothing(tmp_path: Path) -> None
 async def test_a_slow_member_beside_a_failure_has_its_whole_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only one that still waits for the trainer is hurried; one that loads weights is well, and not killed."""
+    """Only a worker that still waits for the trainer is hurried; one that loads weights is healthy, and not killed."""
     monkeypatch.setattr(update_run, "GRACE_S", 0.0)
     async with two(tmp_path, limits=WeightsPolicy(keep=False)) as workers:
         await workers.join()
@@ -84,8 +84,8 @@ async def test_a_slow_member_beside_a_failure_has_its_whole_time(
         assert (update.state, workers.good.now.incarnation) == (UpdateState.PARTIAL, 1)
 
 
-async def test_an_engine_that_starts_in_mid_update_takes_no_turn(tmp_path: Path) -> None:
-    """It would talk with the old weights, and be frozen in the middle of that to be brought to the new ones."""
+async def test_an_engine_that_starts_during_an_update_takes_no_turn(tmp_path: Path) -> None:
+    """It would answer with the old weights, and be interrupted for the new ones."""
     async with two(tmp_path, limits=WeightsPolicy(keep=False)) as workers:
         starting = await begin_again(workers)
         hold = Fault(port=workers.good.spec.port, phase="receive", do="hold")
@@ -103,7 +103,7 @@ async def test_an_engine_that_starts_in_mid_update_takes_no_turn(tmp_path: Path)
 
 
 async def test_a_missing_checkpoint_kills_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that starts later waits for it, and says so; once it is back, the engine gets it."""
+    """An engine that starts later waits for it, and says so; it loads the checkpoint once it is back."""
     monkeypatch.setattr(catch_up, "BRING_AGAIN_S", 0.05)
     async with two(tmp_path) as workers:
         await workers.weights.update(workers.request("one"))

@@ -1,4 +1,4 @@
-"""Weights of a model whose workers come, leave and are replaced (specification, "Reload" and "Weight versions")."""
+"""Weights of a model whose workers join, leave and are replaced (specification, "Reload" and "Weight versions")."""
 
 import os
 import sys
@@ -39,7 +39,7 @@ def specs_of(folder: Path, port: int, count: int, **changes: object) -> list[Wor
 
 @pytest.mark.system
 async def test_workers_that_join_have_the_weights_of_the_model(tmp_path: Path) -> None:
-    """More replicas, then others in their places; and the next update includes all present."""
+    """More replicas join, then others replace them; the next update includes all present."""
     for name in ("launched", "one", "two"):
         _write_checkpoint(tmp_path / name)
     port = find_ports(3)

@@ -40,7 +40,7 @@ QUICK = RestartPolicy(initial_s=0.05, max_s=0.1, failures=3, window_s=60)
 
 @asynccontextmanager
 async def running(spec: WorkerSpec, *, ready: bool = True) -> AsyncIterator[SupervisedWorker]:
-    """Run one worker for a block, and see that nothing of it is left."""
+    """Run one worker for a block, and check that no process of it is left."""
     fleet = Fleet([spec], os.environ)
     worker = next(iter(fleet))
     pid = None
@@ -54,7 +54,7 @@ async def running(spec: WorkerSpec, *, ready: bool = True) -> AsyncIterator[Supe
 
 
 def listens(port: int) -> bool:
-    """Whether anything accepts connections there."""
+    """Return whether a program accepts connections there."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
@@ -69,7 +69,7 @@ async def ask(worker: SupervisedWorker, text: str = "Go.", answer: Answer | None
 
 
 async def test_a_worker_starts_answers_and_stops(scripted_spec: SpecFactory) -> None:
-    """The whole way, and what it shows of itself on it."""
+    """The whole course, with the states that it shows."""
     async with running(scripted_spec()) as worker:
         shown = worker.snapshot()
         assert (shown.state, shown.incarnation, shown.slots_total, shown.slots_in_use) == ("ready", 1, 2, 0)
@@ -83,7 +83,7 @@ async def test_a_worker_starts_answers_and_stops(scripted_spec: SpecFactory) -> 
 
 
 async def test_loading_is_no_failure(scripted_spec: SpecFactory) -> None:
-    """503 while loading is not readiness, and not the end either."""
+    """503 while loading means neither ready nor failed."""
     async with running(scripted_spec(load=0.3), ready=False) as worker:
         await wait_until(
             lambda: any("listening" in line.text for line in worker.supervisor.log.tail(9)), "the engine listens"
@@ -96,7 +96,7 @@ async def test_loading_is_no_failure(scripted_spec: SpecFactory) -> None:
 
 @pytest.mark.parametrize("status", [0, 1, 7])
 async def test_an_exit_at_once_fails_with_the_last_lines(scripted_spec: SpecFactory, status: int) -> None:
-    """The one log line that matters is in the message, and every unexpected exit is a failure."""
+    """The log line that matters is in the message; every unexpected exit is a failure."""
     async with running(replace(scripted_spec(exit_at_once=status), restart=QUICK), ready=False) as worker:
         with pytest.raises(StartFailed) as caught:
             await worker.supervisor.wait_ready(first_try_only=True)
@@ -107,8 +107,10 @@ async def test_an_exit_at_once_fails_with_the_last_lines(scripted_spec: SpecFact
         assert (worker.now.state, worker.now.incarnation) == (WorkerState.FAILED, 3)
 
 
-async def test_a_port_in_use_is_reported_and_a_foreign_engine_is_not_taken_for_ours(scripted_spec: SpecFactory) -> None:
-    """Another server on the port answers probes as well as ours would."""
+async def test_a_port_in_use_is_reported_and_a_foreign_engine_is_not_mistaken_for_ours(
+    scripted_spec: SpecFactory,
+) -> None:
+    """Another server on the port would answer probes as well as ours."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         spec = replace(scripted_spec(port=taken.getsockname()[1]), restart=QUICK)
         async with running(spec, ready=False) as worker:
@@ -116,8 +118,8 @@ async def test_a_port_in_use_is_reported_and_a_foreign_engine_is_not_taken_for_o
                 await worker.supervisor.wait_ready(first_try_only=True)
 
 
-async def test_a_killed_engine_comes_back_and_its_requests_keep_their_text(scripted_spec: SpecFactory) -> None:
-    """Nuke and repave: explicit reason, partial output, another incarnation."""
+async def test_a_killed_engine_is_replaced_and_its_requests_keep_their_text(scripted_spec: SpecFactory) -> None:
+    """They have a reason and their partial output, and another incarnation starts."""
     async with running(replace(scripted_spec(tokens=1000, interval=0.01), restart=QUICK)) as worker:
         pid = worker.snapshot().pid
         assert pid is not None
@@ -156,7 +158,7 @@ async def test_an_engine_that_exits_with_status_0_in_mid_stream_has_died(scripte
 async def test_a_silent_engine_is_killed_and_its_neighbours_are_not_blamed(
     scripted_spec: SpecFactory, flags: dict[str, float], reason: FailureReason
 ) -> None:
-    """A stall ends the incarnation; the request that was silent is charged, a younger one is not."""
+    """A stall ends the incarnation; the silent request is charged, and a younger one is not."""
     limits = WorkerTimeouts(prefill_stall_s=0.8, decode_stall_s=0.8)
     async with running(replace(scripted_spec(timeouts=limits, **flags), restart=QUICK)) as worker:
         outcomes: dict[Answer, Outcome] = {}
@@ -182,7 +184,7 @@ async def test_a_silent_engine_is_killed_and_its_neighbours_are_not_blamed(
 
 
 async def test_a_deadline_ends_the_request_and_not_the_engine(scripted_spec: SpecFactory) -> None:
-    """request_s is the caller's limit; the engine is healthy."""
+    """``request_s`` is the caller's limit; the engine is healthy."""
     limits = WorkerTimeouts(request_s=0.2)
     async with running(scripted_spec(timeouts=limits, tokens=1000, interval=0.02)) as worker:
         outcome, text = await ask(worker)
@@ -230,7 +232,7 @@ async def test_a_deadline_ends_the_request_and_not_the_engine(scripted_spec: Spe
 async def test_an_engine_that_answers_badly_is_not_killed(
     scripted_spec: SpecFactory, flags: dict[str, object], expected: Outcome
 ) -> None:
-    """Kill no healthy engine: one that answers probes is left alone, and the request reports the fault."""
+    """It answers probes and counts as healthy; the request reports the fault."""
     flags = (
         {**flags, "reject_body": '{"error": {"message": "no", "type": "server_error"}}'} if "reject" in flags else flags
     )
@@ -244,7 +246,7 @@ async def test_an_engine_that_answers_badly_is_not_killed(
 
 @pytest.mark.system
 async def test_an_engine_that_refuses_every_request_is_held_until_it_answers(scripted_spec: SpecFactory) -> None:
-    """Neither it nor the request is blamed: no strike, no kill, no restart."""
+    """Neither it nor the request is blamed: no charge, no kill, no restart."""
     async with running(scripted_spec(reject=500, reject_first=6)) as worker:  # a request, and canaries
         outcome, _ = await ask(worker)
         assert isinstance(outcome, EngineFailed)
@@ -260,7 +262,7 @@ async def test_an_engine_that_refuses_every_request_is_held_until_it_answers(scr
 
 
 async def test_an_answered_canary_proves_a_refusal(scripted_spec: SpecFactory) -> None:
-    """The engine serves others: the refusal is about that request."""
+    """The engine serves others, so the refusal concerns that request."""
     async with running(scripted_spec(reject=500, reject_first=1)) as worker:
         outcome, _ = await ask(worker)
         assert isinstance(outcome, EngineFailed)
@@ -272,10 +274,10 @@ async def test_an_answered_canary_proves_a_refusal(scripted_spec: SpecFactory) -
     [(signal.SIGTERM, True), (signal.SIGINT, True), (signal.SIGHUP, True), (signal.SIGKILL, True)]
     + [(number, False) for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)],
 )
-async def test_a_signal_tells_who_caused_a_death(
+async def test_a_signal_shows_what_caused_a_death(
     scripted_spec: SpecFactory, number: signal.Signals, *, is_outside: bool
 ) -> None:
-    """Only a person, or a foreign program, sends an engine the first four."""
+    """Only a person or a foreign program sends an engine the first four."""
     async with running(replace(scripted_spec(tokens=1000, interval=0.01, signals=True), restart=QUICK)) as worker:
         answer = Answer(monotonic)
         pid = worker.snapshot().pid
@@ -294,8 +296,8 @@ async def test_a_signal_tells_who_caused_a_death(
         assert (outcome.brought_down, outcome.is_outside) == (True, is_outside)
 
 
-async def test_an_engine_that_listens_no_more_is_killed(scripted_spec: SpecFactory) -> None:
-    """An engine that lives and cannot be reached is of no use: probes that fail are the proof, and it is repaved."""
+async def test_an_engine_that_no_longer_listens_is_killed(scripted_spec: SpecFactory) -> None:
+    """An engine that runs and cannot be reached is useless: failed probes are the proof, and it is replaced."""
     async with running(replace(scripted_spec(deaf_after=1), restart=QUICK)) as worker:
         assert (await ask(worker))[0] == Completed(finish_reason="stop")
         await wait_until(lambda: not listens(worker.spec.port), "the engine listens no more")
@@ -307,7 +309,7 @@ async def test_an_engine_that_listens_no_more_is_killed(scripted_spec: SpecFacto
 
 
 async def test_a_stop_ends_requests_and_an_engine_that_ignores_it(scripted_spec: SpecFactory) -> None:
-    """SIGTERM, the grace, SIGKILL; requests in flight end as a shutdown, not as a failure."""
+    """SIGTERM, the grace period, SIGKILL; requests in flight end as at a shutdown, not as failures."""
     limits = WorkerTimeouts(stop_grace_s=0.2)
     async with running(scripted_spec(timeouts=limits, tokens=1000, interval=0.02, ignore_sigterm=True)) as worker:
         answer = Answer(monotonic)
@@ -324,8 +326,8 @@ async def test_a_stop_ends_requests_and_an_engine_that_ignores_it(scripted_spec:
         assert str(worker.snapshot().last_exit) == "killed by SIGKILL"
 
 
-async def test_a_stop_before_the_engine_is_there(scripted_spec: SpecFactory) -> None:
-    """A worker can be stopped at any moment of its start."""
+async def test_a_worker_is_stopped_before_its_engine_is_ready(scripted_spec: SpecFactory) -> None:
+    """A stop works at any moment of a start."""
     fleet = Fleet([scripted_spec()], os.environ)
     worker = next(iter(fleet))
     with anyio.fail_after(LIMIT_S):
@@ -337,9 +339,9 @@ async def test_a_stop_before_the_engine_is_there(scripted_spec: SpecFactory) -> 
 async def test_a_worker_that_is_replaced_by_equal_ones_is_left_alone_in_the_end(
     scripted_spec: SpecFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some defect reports its settings as changed again and again.
+    """A defect may report its settings as changed again and again.
 
-    The worker says so, serves, and is replaced on request.
+    The worker reports it, serves, and is replaced on request.
     """
 
     def never_content(workers: Sequence[roll.ReplicaView], wanted: Sequence[roll.WantedModel]) -> Sequence[object]:
@@ -366,8 +368,8 @@ async def test_a_worker_that_is_replaced_by_equal_ones_is_left_alone_in_the_end(
             await wait_until(lambda: fleet.get("scripted-0") not in (None, worker), "another takes its place")
 
 
-async def test_a_drained_worker_lends_no_slot_and_ends_no_request(scripted_spec: SpecFactory) -> None:
-    """Admitting nothing new and ending what runs are two things."""
+async def test_a_drained_worker_admits_no_request_and_ends_none(scripted_spec: SpecFactory) -> None:
+    """A drain stops admissions only."""
     async with running(scripted_spec(tokens=20, interval=0.01)) as worker:
         answer = Answer(monotonic)
         async with anyio.create_task_group() as tasks:
@@ -404,7 +406,7 @@ async def test_an_answer_has_a_bound(
     params: dict[str, object],
     expected: int | None,
 ) -> None:
-    """From the context, and generous; whoever bounds it otherwise is believed."""
+    """A generous one, from the context; a bound that the request sets is used instead."""
     record = tmp_path / "record"
     async with running(replace(scripted_spec(record=str(record)), context=128, **fields)) as worker:  # type: ignore[arg-type]
         request = Request(job_name="test", system="", conversation=user_conversation("Go."), params=params)
@@ -416,8 +418,8 @@ async def test_an_answer_has_a_bound(
     assert len(told) == 1, "one bound, and by one name"
 
 
-async def test_slots_are_lent_up_to_their_number(scripted_spec: SpecFactory) -> None:
-    """NO_SLOT_AVAILABLE at once when all slots are taken; no queue here."""
+async def test_slots_are_used_up_to_their_number(scripted_spec: SpecFactory) -> None:
+    """NO_SLOT_AVAILABLE at once when all slots are in use; a worker has no queue."""
     async with running(scripted_spec(slots=2)) as worker:
         with worker.lease_nowait(), worker.lease_nowait(), pytest.raises(NoSlot):
             worker.lease_nowait()
@@ -437,7 +439,7 @@ async def test_a_cancelled_task_gives_its_slot_back(scripted_spec: SpecFactory) 
 async def test_ports_and_daemons_are_free_for_the_next_incarnation(
     scripted_spec: SpecFactory, tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """A restart never meets leftovers of the last incarnation."""
+    """A restart never meets processes of the last incarnation."""
     daemon = tmp_path / "daemon"
     spec = replace(scripted_spec(port=free_ports(1), daemon=str(daemon)), restart=QUICK)
     async with running(spec) as worker:

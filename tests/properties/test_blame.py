@@ -65,7 +65,7 @@ def refuses_by_chance(share: float) -> Way:
 
 
 def killed(then: Way = lambda *_: None) -> Way:
-    """The named agents kill; all other turns meet ``then``."""
+    """The named agents kill; all other turns get ``then``."""
 
     def way(engine: Engine, key: TurnKey, now: float, chance: Random) -> Break | None:
         if key.agent_id == "killer":
@@ -120,7 +120,7 @@ def runs(name: str, seeds: int = SEEDS, *, is_keyed: bool = False) -> list[Outco
 @pytest.mark.parametrize("is_keyed", [False, True], ids=["without keys", "with keys"])
 @pytest.mark.parametrize("name", WAYS)
 def test_innocent_turns_end_and_killers_are_convicted(name: str, *, is_keyed: bool) -> None:
-    """No innocent turn pays for an engine, every killer is found, and each costs a bounded number of starts."""
+    """No innocent turn suffers for an engine, every killer is found, and each costs a bounded number of starts."""
     _, jobs, workers = WAYS[name]
     outcomes = runs(name, is_keyed=is_keyed)
     failed = [key for outcome in outcomes for key in outcome.failed if key.agent_id != "killer"]
@@ -145,7 +145,7 @@ def test_innocents_go_on_beside_killers() -> None:
 
 
 def test_kills_from_outside_charge_no_turn() -> None:
-    """Foreign signals are no turn's fault, however many come, as long as turns have time to end at all."""
+    """Foreign signals are no turn's fault, however many arrive, as long as turns have time to end at all."""
     for seed in range(SEEDS):
         world = World([innocents(60)], lambda *_: None, seed=seed, workers=1)
         for at in range(20):

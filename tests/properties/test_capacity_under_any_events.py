@@ -1,4 +1,4 @@
-"""Capacity in tokens under any order of events: room and slots are kept, and everything ends."""
+"""Capacity in tokens under any order of events: room and slots are respected, and everything ends."""
 
 from collections import deque
 from random import Random
@@ -19,7 +19,7 @@ from tests.harness.capacity import admit, asks, done, ready, seated, turn
 
 
 class Load:
-    """Random events for one core, and what has to hold after each of them."""
+    """Random events for one core, and the conditions after each of them."""
 
     def __init__(self, rng: Random, policy: str, group_by: GroupBy | None, mode: Mode) -> None:
         self.rng = rng
@@ -67,7 +67,7 @@ class Load:
         self.audit()
 
     def passed_often(self) -> dict[TurnKey, bool]:
-        """Return the turns that wait for their first slot, and whether each has been passed as often as it may be."""
+        """Return the turns that wait for their first slot, each with whether it was passed as often as allowed."""
         passes = self.core.view.capacity().passed
         return {
             key: passes.get(key, 0) >= PASSES
@@ -76,7 +76,10 @@ class Load:
         }
 
     def audit_passing(self, waiting: dict[TurnKey, bool], was_seen: int, starts: dict[TurnKey, str]) -> None:
-        """One that was passed often enough has a worker kept for it: younger ones start on the model's others."""
+        """Check that a turn passed often enough has a worker reserved.
+
+        Younger ones start on the model's other workers.
+        """
         for key in (key for key, is_next in waiting.items() if is_next and key in self.fresh):
             taken = {
                 worker
@@ -131,7 +134,7 @@ class Load:
         assert not any(self.core.check())
 
     def audit_room(self, before: set[TurnKey]) -> None:
-        """A turn that has started had room, or is alone."""
+        """Check that a turn that has started had room, or is alone."""
         for worker in {at for key, at in self.flying.items() if key not in before}:
             budget, on = self.budgets[worker], [key for key, at in self.flying.items() if at == worker]
             assert budget is None or self.core.view.reserved(worker) <= budget or len(on) == 1
@@ -162,7 +165,7 @@ class Load:
         self.tell(replace(ready(worker, self.budgets[worker], slots=slots, model=model), shares_prefixes=shares))
 
     def close(self) -> None:
-        """Lose a worker; as a rule its turns get the report of an interruption."""
+        """Lose a worker; usually its turns are reported as interrupted."""
         worker = self.rng.choice(list(self.slots))
         self.budgets.pop(worker, None)
         self.tell(events.WorkerNotReady(worker=worker, returns=self.rng.random() < 0.5))
@@ -207,7 +210,7 @@ class Load:
             self.tell(events.DeferralOver(key=self.rng.choice(sorted(self.held))))
 
     def correct(self) -> None:
-        """Report the tokens of turns: some in flight, and some that have ended, or never were."""
+        """Report the tokens of turns: some in flight, some that have ended, and some unknown."""
         known = [*self.flying, *self.seen, turn("never")]
         uses = {
             key: KvUse(prompt=self.rng.choice([10, 150, 800, 3000]), answer=self.rng.choice([0, 40, 400]))
@@ -221,7 +224,7 @@ class Load:
             assert need.answer >= uses[key].answer
 
     def finish(self) -> None:
-        """Let every turn that was admitted end; nothing of them is kept."""
+        """Let every admitted turn end, and check that nothing of them is kept."""
         for worker in self.slots:
             self.open(worker)
         while self.flying:
@@ -246,7 +249,7 @@ class Load:
 def test_under_any_events_turns_have_room_and_end(
     policy: str, group_by: GroupBy | None, mode: Mode, rng: Random, steps: int
 ) -> None:
-    """No worker is lent beyond its room or its slots, nothing waits for nothing, and every turn ends."""
+    """No worker is used beyond its room or its slots, no turn waits without reason, and every turn ends."""
     load = Load(rng, policy, group_by, mode)
     load.open("w0")
     for _ in range(steps):
@@ -258,7 +261,7 @@ def test_under_any_events_turns_have_room_and_end(
 @pytest.mark.parametrize("group_by", [None, GroupBy.ADAPTER])
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_a_budget_that_is_never_reached_changes_no_action(policy: str, group_by: GroupBy | None, mode: Mode) -> None:
-    """Action by action what a worker does whose slots bound it."""
+    """The actions equal those with workers bounded by slots."""
     count = 0
     for seed in range(12):
         told = []
@@ -271,7 +274,7 @@ def test_a_budget_that_is_never_reached_changes_no_action(policy: str, group_by:
 
 
 def recorded(load: Load, budget: int | None) -> list[list[events.Action]]:
-    """Return all that a core has answered, on workers of one budget."""
+    """Return all answers of a core with workers of one budget."""
     told: list[list[events.Action]] = []
     handle = load.core.handle
 

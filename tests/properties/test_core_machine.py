@@ -1,6 +1,6 @@
 """The scheduling core under any sequence of events, checked against a model that only counts.
 
-Whatever may start with a slot that is free does, and whatever is held back starts in time: all ends in the end.
+A turn that may start on a free slot does, held turns start in time, and everything ends.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ SLOTS = {"w0": ("m", 2), "w1": ("m", 1), "w2": ("n", 3)}
 
 
 class Auditor(RuleBasedStateMachine):
-    """Hands in the reports that a scheduler may get, and audits the answers."""
+    """Sends the reports that a scheduler may get, and audits the answers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Auditor(RuleBasedStateMachine):
         return SchedulingCore(POLICIES[self.policy], group_by=self.group_by, shares=self.shares)
 
     def seated(self, worker: str) -> list[TurnKey]:
-        """Return the turns that hold a slot of a worker."""
+        """Return the turns on slots of a worker."""
         return [key for key, other in self.flying.items() if other == worker and key not in self.lent]
 
     def tell(self, event: events.Event) -> None:
@@ -186,7 +186,10 @@ class Auditor(RuleBasedStateMachine):
         return [*(agent.id for agent in there), None]
 
     def is_over(self, key: TurnKey, agent: Agent) -> bool:
-        """Whether others need not wait for a turn: it was spoken, or its agent was silent, or has left before."""
+        """Return whether others need not wait for a turn.
+
+        It was spoken, or its agent was silent, or has left before.
+        """
         rounds = range(key.round + 1) if agent.on_failure is OnFailure.LEAVE else (key.round,)
         silent = {TurnKey(key.job_id, key.conversation_id, agent.id, number) for number in rounds}
         return key in self.completed or (agent.on_failure is not OnFailure.END and bool(self.failed & silent))
@@ -313,7 +316,7 @@ class Auditor(RuleBasedStateMachine):
     @precondition(lambda self: self.timers)
     @rule(data=st.data())
     def timer_fires(self, data: st.DataObject) -> None:
-        """Of any tools that ever ran: perhaps of an earlier message, or of an attempt that has ended."""
+        """Let the timer of any tools fire, perhaps of an earlier message or of an ended attempt."""
         key, number = data.draw(st.sampled_from(sorted(self.timers)))
         is_late, were_lent = self.tools.get(key) != number, set(self.lent)
         self.tell(events.LendingDue(key=key, number=number))
@@ -347,7 +350,7 @@ class Auditor(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def hold_is_over(self, data: st.DataObject) -> None:
-        """A timer fires, whether its turn still waits or not."""
+        """Let a timer fire, whether its turn still waits or not."""
         self.tell(events.DeferralOver(key=data.draw(st.sampled_from(sorted(self.held)))))
 
     @precondition(lambda self: self.flying)
@@ -387,7 +390,7 @@ class Auditor(RuleBasedStateMachine):
     @precondition(lambda self: self.awaited)
     @rule(data=st.data(), is_said=st.booleans())
     def caller_speaks(self, data: st.DataObject, *, is_said: bool) -> None:
-        """Or not in time. An unclaimed conversation is claimed with it."""
+        """Let a caller speak, in time or late. An unclaimed conversation is claimed with its words."""
         key = data.draw(st.sampled_from(sorted(self.awaited)))
         self.say(key, TurnDigest(words=data.draw(st.integers(0, 1))) if is_said else None)
 
@@ -416,7 +419,7 @@ class Auditor(RuleBasedStateMachine):
 
     @rule()
     def service_is_killed_and_started_again(self) -> None:
-        """The next life knows only what the store was given."""
+        """Restart the core with what the store was given."""
         self.core = self.make_core()
         self.held.clear()
         self.waiting.clear()
@@ -472,17 +475,17 @@ class Auditor(RuleBasedStateMachine):
 
     @invariant()
     def pools_by_model_add_up(self) -> None:
-        """What operators see of each model is what there is of all."""
+        """Check that the figures of all models add up to the totals."""
         by_model, of_all = self.core.view.by_model(), dict(self.core.view.of_all())
         assert {pool: sum(counts[pool] for counts in by_model.values()) for pool in of_all} == of_all
 
     @invariant()
     def pools_slots_reservations_and_charges_agree(self) -> None:
-        """By the core's own check: no turn in two pools, and every count is that of what it counts."""
+        """Use the core's own check: no turn is in two pools, and every count matches what it counts."""
         assert not any(self.core.check())
 
     def tries(self, worker: str) -> bool:
-        """Whether a suspect is on a worker, which takes nothing else then."""
+        """Return whether a suspect is on a worker, which takes no other turn then."""
         return any(self.core.view.is_on_trial(key) for key in self.flying if self.flying[key] == worker)
 
     @invariant()
@@ -492,7 +495,10 @@ class Auditor(RuleBasedStateMachine):
 
     @invariant()
     def whose_tools_have_ended_has_its_slot_back(self) -> None:
-        """Before any other turn starts; it waits for the turns alone that have the slots."""
+        """Check that a turn whose tools have ended gets its slot back first.
+
+        It waits only for the turns on the slots.
+        """
         for key in self.lent - self.tools.keys() - self.lost:
             worker = self.flying[key]
             assert worker in self.ready_workers, "it is lost"
@@ -522,12 +528,12 @@ class Auditor(RuleBasedStateMachine):
             assert key not in self.ended
 
     def has_more(self) -> bool:
-        """Whether something starts once those of distrusted keys have let the others go first for long enough."""
+        """Return whether a turn starts once those of distrusted keys have let the others go first for long enough."""
         self.time_passes(MOST_REST_S)
         return bool(self.flying)
 
     def teardown(self) -> None:
-        """Let everything run to its end: every job ends, every turn exactly once."""
+        """Let everything run to its end: every job ends, and every turn exactly once."""
         if self.is_paused:
             self.turns_may_start()
         for worker in SLOTS:

@@ -1,4 +1,4 @@
-"""Conditions end a conversation alike, in any order of ends and after any kill of the service."""
+"""Conditions end a conversation the same way, in any order of ends and after any kill of the service."""
 
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
@@ -33,7 +33,7 @@ Digests = Callable[[Place], TurnDigest]
 
 
 def said_by(seed: int, until: Until) -> Digests:
-    """Return what each turn says, whenever it is asked: one of few words, so that conditions hold now and then."""
+    """Return what each turn says in every attempt, from few words, so that conditions hold now and then."""
 
     def digest(place: Place) -> TurnDigest:
         dice = Random(f"{seed} {place}")  # noqa: S311
@@ -50,7 +50,7 @@ def said_by(seed: int, until: Until) -> Digests:
 
 
 def dependencies_of(shape: Shape, read: Sequence[int]) -> Dependencies:
-    """Return whom agents wait for that read these others, as masks, and themselves."""
+    """Return for agents that read these others which agents they wait for, as masks, and themselves."""
     everybody = (1 << len(shape)) - 1
     return Dependencies(shape, tuple(read[agent] & everybody | 1 << agent for agent in range(len(shape))))
 
@@ -58,7 +58,7 @@ def dependencies_of(shape: Shape, read: Sequence[int]) -> Dependencies:
 def play(
     dependencies: Dependencies, until: Until, digest: Digests, dice: Random, rounds: int = 4
 ) -> tuple[Mapping[Place, TurnDigest], Ending | None]:
-    """Play a conversation to its end, with a random order of ends; restart from the record now and then."""
+    """Play a conversation to its end in a random order of ends, and restart from the record now and then."""
     names = NAMES[: len(dependencies.waits_for)]
     order = RoundsOrder(dependencies, rounds, Ends(until, names))
     record: dict[Place, TurnDigest] = {}
@@ -98,7 +98,7 @@ def test_the_record_alone_decides_the_end(shape: Shape, read: list[int], until: 
 def test_the_record_fulfils_its_end_and_nothing_earlier_does(
     shape: Shape, read: list[int], until: Until, seed: int, luck: int
 ) -> None:
-    """The opposite way: conditions are judged again on the whole record, by another reading of the specification."""
+    """In reverse: conditions are judged again on the whole record, by another implementation of the specification."""
     record, ending = play(dependencies_of(shape, read), until, said_by(seed, until), Random(luck))  # noqa: S311
     held = {number: holding(until, record, number) for number in range(4)}
     first = next((number for number in range(4) if held[number]), None)
@@ -122,8 +122,8 @@ def after_each(shape: Shape, agent: int) -> set[int]:
     return after
 
 
-def test_silence_matches_nothing() -> None:
-    """Specification, "Ends": not even a pattern that an empty text would match."""
+def test_silence_matches_no_condition() -> None:
+    """Specification, "Ends": not even a pattern that matches the empty text."""
     conditions = conditions_of((Condition(agent="a", matches="^"), Condition(agent="a", says=("yes",))), "a")
     assert find_fulfilled(conditions, " \n", (), 1.0).fulfils == ()
     assert find_fulfilled(conditions, " Yes ", (), 1.0).fulfils == (0, 1)

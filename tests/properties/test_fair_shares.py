@@ -1,4 +1,4 @@
-"""Waiting keys get tokens by their shares; time without waiting gains nothing; with one key all is as without any."""
+"""Waiting keys get tokens by their shares; idle time gains nothing; with one key the order is as without keys."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ def flood(owner: str | None, turns: int, name: str = "") -> Job:
 
 
 class Slots:
-    """Workers of one model, on which turns take random tokens and end in any order; counts what each key has taken."""
+    """Workers of one model on which turns take random tokens and end in any order; counts what each key has taken."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Slots:
         self.act(events.WorkerReady(worker="w", model="m", slots=slots))
 
     def act(self, *happened: events.Event) -> None:
-        """Report an event, and take what starts."""
+        """Report an event, and apply the starts."""
         for action in self.core.handle(*happened):
             if isinstance(action, events.StartTurn):
                 self.flying.append(action.key)
@@ -65,7 +65,7 @@ class Slots:
         self.act(events.JobAdmitted(job=job))
 
     def end_one(self) -> None:
-        """End a turn in flight, whichever."""
+        """End any turn in flight."""
         key = self.flying.pop(self.chance.randrange(len(self.flying)))
         owner = self.owners[key.job_id]
         half = self.most.get(owner, MOST_TOKENS) // 2
@@ -87,7 +87,7 @@ class Slots:
 def test_keys_that_always_wait_get_tokens_by_their_shares(
     policy: str, slots: int, shares: tuple[float, float], by: GroupBy | None, most: int, seed: int
 ) -> None:
-    """Within one turn's weight for each slot, and one that waits, at any moment; however long a key's turns are."""
+    """At any moment within one turn's weight for each slot and one waiting turn, however long a key's turns are."""
     alice, bob = shares
     run = Slots(policy, slots, {"alice": alice, "bob": bob}, seed, by, {"alice": most})
     run.admit(flood("alice", 250))
@@ -100,7 +100,7 @@ def test_keys_that_always_wait_get_tokens_by_their_shares(
 
 @given(policy=st.sampled_from(sorted(POLICIES)), slots=st.integers(1, 4), seed=st.integers(0, 10_000))
 @FEW
-def test_a_key_that_comes_back_gains_nothing_and_pays_for_nothing(policy: str, slots: int, seed: int) -> None:
+def test_a_key_that_comes_back_neither_gains_nor_pays(policy: str, slots: int, seed: int) -> None:
     """From then on both get the same, however much the other has used meanwhile."""
     run = Slots(policy, slots, {"alice": 1.0, "bob": 1.0}, seed)
     run.admit(flood("bob", 3))
@@ -147,10 +147,10 @@ def test_no_key_starves(policy: str, slots: int, share: float, others: Sequence[
     seed=st.integers(0, 10_000),
 )
 @FEW
-def test_with_one_key_all_is_as_without(
+def test_with_one_key_the_order_is_as_without_keys(
     policy: str, by: GroupBy | None, mode: Mode, owner: str | None, seed: int
 ) -> None:
-    """The same actions in the same order, ends of all kinds included."""
+    """The same actions in the same order, for all kinds of ends."""
     chance = Random(seed)  # noqa: S311
     keys: dict[str | None, float] = {"alice": 2.0, "bob": 1.0}
     cores = [SchedulingCore(POLICIES[policy], by, shares=shares) for shares in (None, keys)]

@@ -15,7 +15,7 @@ COURSES, CHUNKS = 30, 5
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_the_core_decides_as_before(chunk: int) -> None:
-    """Events in, actions out, in 150 courses: turns, tools, callers, programs, heirs, trials, lost models, restarts."""
+    """Events in, actions out, in 150 runs: turns, tools, callers, programs, heirs, trials, lost models, restarts."""
     seeds = range(chunk * COURSES, (chunk + 1) * COURSES)
     ran = run_seeds("core_course", seeds)
     assert ran.returncode == 0, f"{ran.stdout[-2000:]}\n{ran.stderr[-2000:]}"

@@ -1,4 +1,4 @@
-"""Jobs on a whole simulated node go as a plain reading of the specification says that they must (tests/reference)."""
+"""Jobs on a whole simulated node go as a plain implementation of the specification requires (tests/reference)."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ RULES_OF_READING = ("service", "workers", "transport", "roundhouse")
     "node", [*NODES[:QUICK], *(pytest.param(node, marks=pytest.mark.system) for node in NODES[QUICK:])]
 )
 def test_each_row_of_the_array_goes_as_specified(node: int) -> None:
-    """Each pair of words of a job, under kills of engines and of the node, bad disks and refusals."""
+    """Each pair of a job's options, under kills of engines and of the node, bad disks and refusals."""
     world = run_rows(node, ROWS[node * AT_ONCE : (node + 1) * AT_ONCE])
     assert (world.faults, world.differences) == ([], [])
     assert world.counts["jobs"] >= AT_ONCE or node == NODES[-1]
@@ -42,7 +42,7 @@ def test_each_row_of_the_array_goes_as_specified(node: int) -> None:
 
 
 def test_the_array_has_every_pair_that_a_job_may_have() -> None:
-    """Those that a job's parser refuses are the only ones left out."""
+    """Only pairs that a job's parser refuses are left out."""
     refused = {pair for pair in every_pair() if refusal_of(dict(pair)) is not None}
     assert every_pair() - set().union(*map(pairs_of, ROWS)) == refused
     assert len(refused) == len(REFUSALS)
@@ -64,15 +64,15 @@ def test_a_pair_that_is_left_out_is_refused(refusal: str) -> None:
     assert refusals >= (20 if refusal.startswith("in a shared view") else 5)
 
 
-def test_rows_without_such_a_pair_are_taken() -> None:
-    """A refusal that hits more than it says would empty the array unseen."""
+def test_rows_without_such_a_pair_are_accepted() -> None:
+    """Otherwise a refusal that is too wide would empty the array unnoticed."""
     chance = Random(1)  # noqa: S311
     for _ in range(200):
         parse_job(JobDrawer("j0", draw_row(chance), chance).draw().document, JobId("job-1"), RULES)
 
 
 def test_a_disk_that_fails_as_waits_for_callers_end_ends_no_service() -> None:
-    """The error came in an exception group, which handlers of store errors missed."""
+    """The error arrived in an exception group, which handlers of store errors missed."""
     row = {name: levels[0] for name, levels in FACTORS.items()} | {"callers": "otherwise"}
     plan = replace(calm_plan(Random(1), is_calm=True), bad_commits=0.9)  # noqa: S311
     for seed in range(3):
@@ -82,7 +82,10 @@ def test_a_disk_that_fails_as_waits_for_callers_end_ends_no_service() -> None:
 
 @pytest.mark.system
 def test_random_jobs_go_as_specified(request: pytest.FixtureRequest) -> None:
-    """Two hundred random jobs, ten thousand in a soak: the reading and the service agree on all of them."""
+    """Two hundred random jobs, ten thousand in a soak.
+
+    The specification's implementation and the service agree on all.
+    """
     count = SOAK_SEEDS if request.config.getoption("--soak") else SEEDS
     seeds = [str(1000 + seed) for seed in range(count)]
     ran = subprocess.run(
@@ -103,7 +106,7 @@ def test_random_jobs_go_as_specified(request: pytest.FixtureRequest) -> None:
 @pytest.mark.system
 @pytest.mark.parametrize("planted", PLANTED, ids=[each.name for each in PLANTED])
 def test_a_fault_of_the_service_is_found(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reading that finds nothing proves nothing: one behaviour is broken at a time."""
+    """A check that finds nothing proves nothing: one behaviour is broken at a time."""
     chance = Random(planted.name)  # noqa: S311
     rows = [draw_row(chance, planted.factors) for _ in range(ROWS_OF_A_FAULT)]
     rows = [{**row, **planted.fixed} for row in rows]
@@ -116,8 +119,8 @@ def test_a_fault_of_the_service_is_found(planted: Planted, monkeypatch: pytest.M
     pytest.fail("it was not found")
 
 
-def test_the_reading_knows_nothing_of_the_program() -> None:
-    """A reading that takes its answers from what it reads would agree with everything."""
+def test_the_implementation_of_the_specification_imports_nothing_of_the_program() -> None:
+    """If it used the program's code it would agree with all its faults."""
     folder = Path(__file__).parents[1] / "reference"
     for path in folder.glob("*.py"):
         lines = [line for line in path.read_text().splitlines() if line.startswith(("import ", "from "))]

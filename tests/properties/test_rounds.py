@@ -1,4 +1,4 @@
-"""In any order of ends, prompts are those of one round after the other, and no turn waits for more than they show."""
+"""In any order of ends, prompts are those of one round after the other, and no turn waits for more than it shows."""
 
 from collections.abc import Mapping
 from random import Random
@@ -40,7 +40,7 @@ def jobs(draw: st.DrawFn) -> Job:
 
 
 class Stage:
-    """One run of a conversation: its prompts, and what is said to each, which depends on nothing else."""
+    """One run of a conversation: its prompts, and their answers, which depend on nothing else."""
 
     def __init__(self, job: Job, seed: int) -> None:
         self.job = job
@@ -54,7 +54,7 @@ class Stage:
         return f"<Stage {len(self.prompts)} turns>"
 
     def ask(self, place: Place, tries: int) -> None:
-        """Make the prompt of a try of a turn."""
+        """Make the prompt of an attempt of a turn."""
         agent, rejected = self.job.agents[place.agent], [("no", "why")] * tries
         heard = self._discussion.heard_by(agent, place.round)
         asked = self._writer.messages(self._talk, agent, place.round, heard, rejected, is_told=False)
@@ -65,7 +65,7 @@ class Stage:
         return 1 + (Random(f"{self._seed} {place} tries").random() < 0.3)  # noqa: S311
 
     def end(self, place: Place) -> TurnDigest:
-        """End a turn: it said something, or nothing, or its agent has left."""
+        """End a turn: its agent has spoken, was silent, or has left."""
         dice = Random(f"{self._seed} {place}").random()  # noqa: S311
         name, said = self.job.agents[place.agent].id, f"{hash(self.prompts[place][0])}"
         if dice < 0.1:
@@ -77,7 +77,7 @@ class Stage:
 
 
 def one_after_the_other(job: Job, seed: int) -> Prompts:
-    """Return the prompts where every round waits for the whole round before it."""
+    """Return the prompts if every round waits for the whole round before it."""
     stage, gone = Stage(job, seed), set[int]()
     names = {agent.id: number for number, agent in enumerate(job.agents)}
     for number in range(ROUNDS):
@@ -149,7 +149,7 @@ def test_prompts_and_waits_follow_from_visibility(job: Job, seed: int, luck: int
 def test_a_memory_shows_the_later_rounds_and_the_agents_that_left(
     job: Job, mode: Mode, luck: Random, first: int
 ) -> None:
-    """Specification, "Memory": hidden rounds are not read, and the shown ones are the same."""
+    """Specification, "Memory": hidden rounds are not read, and the shown ones stay the same."""
     job = replace(job, mode=mode, leader=job.agents[0].id if mode is Mode.LED else None)
     discussion, gone = Discussion(job), set[str]()
     turns = [(agent, number) for number in range(ROUNDS) for agent in luck.sample(job.agents, len(job.agents))]

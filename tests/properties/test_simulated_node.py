@@ -30,8 +30,8 @@ SEEDS, SOAK_SEEDS = 5, 500  # of a chunk
 def test_no_event_of_a_node_loses_or_doubles_work(chunk: int, request: pytest.FixtureRequest) -> None:
     """All jobs end, each turn is recorded once as an engine said it, and the core's tables agree after each event.
 
-    No innocent turn fails, no turn is asked of two engines at once, and no process is left. Fifty seeds; thousands in
-    a soak.
+    No innocent turn fails, no turn runs on two engines at once, and no process is left. Fifty seeds; thousands in a
+    soak.
     """
     count = SOAK_SEEDS if request.config.getoption("--soak") else SEEDS
     ran = run_seeds("simulated_node", range(chunk * count, (chunk + 1) * count))
@@ -43,8 +43,8 @@ def test_no_event_of_a_node_loses_or_doubles_work(chunk: int, request: pytest.Fi
         assert digests_of(ran) == frozen("simulated_node", digests_of(ran)), "events, actions and records as before"
 
 
-def test_one_seed_is_one_run() -> None:
-    """A failure that its seed does not bring back cannot be mended."""
+def test_one_seed_gives_one_run() -> None:
+    """A failure that its seed does not reproduce cannot be repaired."""
     first, second = simulate(4), simulate(4)
     assert first.faults == []
     assert len(first.trace) > 100
@@ -90,7 +90,7 @@ def run_scripted(contract: Contract, port: int) -> None:
 
 @asynccontextmanager
 async def answering(command: Command) -> AsyncIterator[child.EngineProcess]:
-    """Run an engine for a block, from when it answers."""
+    """Run an engine for a block, which begins when it answers."""
     port = int(command.argv[command.argv.index("--port") + 1])
     async with run_engine(command, lambda *_: None) as engine:
         while True:
@@ -105,7 +105,7 @@ async def answering(command: Command) -> AsyncIterator[child.EngineProcess]:
 
 @pytest.mark.parametrize("run", [run_really, run_scripted])
 def test_an_engine_that_is_asked_to_end_ends_with_a_status(run: Run, free_ports: Callable[[int], int]) -> None:
-    """The contract of a guardian, for real processes and for those of a virtual machine."""
+    """This is a guardian's contract, for real processes and for those of a virtual machine."""
 
     async def contract(command: Command) -> None:
         async with answering(command) as engine:
@@ -120,7 +120,7 @@ def test_an_engine_that_is_asked_to_end_ends_with_a_status(run: Run, free_ports:
 
 @pytest.mark.parametrize("run", [run_really, run_scripted])
 def test_an_engine_whose_block_is_left_is_killed(run: Run, free_ports: Callable[[int], int]) -> None:
-    """The contract of a guardian, for real processes and for those of a virtual machine."""
+    """This is a guardian's contract, for real processes and for those of a virtual machine."""
 
     async def contract(command: Command) -> None:
         async with answering(command) as engine:

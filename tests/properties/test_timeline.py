@@ -1,4 +1,4 @@
-"""Whatever attempts there were, they lie on rows without overlap, each once, on as few rows as can be."""
+"""Any set of attempts lies on rows without overlap, each once, on as few rows as possible."""
 
 from collections import defaultdict
 from itertools import pairwise
@@ -20,7 +20,7 @@ MOMENTS = st.integers(0, 40).map(float)
 
 @st.composite
 def attempts(draw: st.DrawFn) -> list[Span]:
-    """Return attempts on up to three workers, some of no length, some that run, some that a clock has turned round."""
+    """Return attempts on up to three workers: some without length, some still running, some reversed by a clock."""
     made = []
     for number in range(draw(st.integers(0, 40))):
         end = draw(st.none() | MOMENTS)
@@ -41,7 +41,7 @@ def attempts(draw: st.DrawFn) -> list[Span]:
 
 
 def is_met(span: Span, other: Span) -> bool:
-    """Whether another attempt holds a row when one starts; one of no length is over when another starts with it."""
+    """Return whether another attempt occupies a row when one starts. One without length is over when another starts."""
     is_momentary = end_of(span) == span.started_s
     begun = other.started_s < span.started_s if is_momentary else other.started_s <= span.started_s
     return begun and span.started_s < end_of(other)
@@ -49,7 +49,7 @@ def is_met(span: Span, other: Span) -> bool:
 
 @given(attempts())
 def test_no_two_attempts_of_a_row_overlap_and_each_is_there_once(spans: list[Span]) -> None:
-    """And a worker has just as many rows as attempts at its busiest moment."""
+    """A worker has exactly as many rows as attempts at its busiest moment."""
     laid, rows = lay_rows(spans)
     assert sorted(span.round for span in laid) == list(range(len(spans)))
     by_row: dict[tuple[str, int], list[Span]] = defaultdict(list)
@@ -65,8 +65,8 @@ def test_no_two_attempts_of_a_row_overlap_and_each_is_there_once(spans: list[Spa
 
 
 @given(attempts(), st.integers(1, 200))
-def test_a_chart_has_a_line_a_row_of_one_width(spans: list[Span], width: int) -> None:
-    """Every row shows something, since something lies on it."""
+def test_a_chart_has_a_line_for_each_row_and_one_width(spans: list[Span], width: int) -> None:
+    """Every row shows something, since it has an attempt."""
     shown = timeline(*spans, until_s=50.0)
     rows = sum(worker.rows for worker in shown.workers)
     lines = [line for line in chart(shown, width) if line.words.startswith("w-")]
@@ -79,7 +79,7 @@ def test_a_chart_has_a_line_a_row_of_one_width(spans: list[Span], width: int) ->
 
 
 @given(attempts())
-def test_a_trace_keeps_to_its_format(spans: list[Span]) -> None:
-    """Whatever attempts there were, some of them before the origin: what Perfetto would drop is not in it."""
+def test_a_trace_follows_its_format(spans: list[Span]) -> None:
+    """For any attempts, some of them before the origin: it contains nothing that Perfetto would drop."""
     early = [replace(span, started_s=span.started_s - 10, queued_s=span.started_s - 20) for span in spans]
     assert trace_faults(b"".join(trace_pieces(timeline(*early)))) == []

@@ -1,4 +1,4 @@
-"""YAML that is written as JSON value by value says what the same text says as a document of nodes."""
+"""YAML written as JSON value by value means the same as the tree of its nodes."""
 
 import json
 import tracemalloc
@@ -25,7 +25,7 @@ MOST = 1 << 20
 
 
 def by_nodes(text: str) -> object:
-    """Return what a text says by its nodes, as JSON would carry it; the error's type where it is refused."""
+    """Return the value of a text's nodes as JSON would carry it, or the error's type if it is refused."""
     try:
         return json.loads(msgspec.json.encode(parse_document(text, "line")[0]))
     except (ConfigError, OverflowError, UnicodeError, ValueError):
@@ -42,8 +42,8 @@ def by_events(text: str) -> object:
 
 
 @given(DOCUMENTS, st.sampled_from([True, False, None]), st.sampled_from([None, '"', "'", "|", ">"]), st.booleans())
-def test_a_document_says_the_same(document: object, flow: bool | None, style: str | None, unicode: bool) -> None:
-    """However PyYAML writes it; what it does not escape, it folds where it breaks lines (U+0085)."""
+def test_a_document_means_the_same(document: object, flow: bool | None, style: str | None, unicode: bool) -> None:
+    """However PyYAML writes it; characters that it does not escape are folded where it breaks lines (U+0085)."""
     text = yaml.safe_dump(document, default_flow_style=flow, default_style=style, allow_unicode=unicode)
     said = by_nodes(text)
     assert by_events(text) == said
@@ -63,7 +63,7 @@ def test_a_document_says_the_same(document: object, flow: bool | None, style: st
     ],
 )
 def test_scalars_are_those_of_version_1_2(tmp_path: Path, written: str, value: object) -> None:
-    """Wherever they are read; of what PyYAML means by them, nothing is left."""
+    """Everywhere; nothing of PyYAML's own meaning is left."""
     text = f"v: {written}\nconversations: []\n"
     (tmp_path / "job.yaml").write_text(text)
     for said in (by_nodes(text), by_events(text), load_job(tmp_path / "job.yaml")):
@@ -93,7 +93,7 @@ LINES = st.lists(
 
 @given(LINES)
 def test_refusals_are_the_same_in_both_ways(lines: list[str]) -> None:
-    """No text is taken by the one way and refused by the other."""
+    """No text is accepted one way and refused the other."""
     text = "\n".join(lines) + "\n"
     assert by_events(text) == by_nodes(text)
 
@@ -112,7 +112,7 @@ def test_refusals_are_the_same_in_both_ways(lines: list[str]) -> None:
     ],
 )
 def test_a_refusal_names_the_line(text: str, told: str) -> None:
-    """As that of a file does."""
+    """As the refusal of a file does."""
     with pytest.raises(ConfigError) as refused:
         yaml_to_json(text, "line", MOST)
     assert str(refused.value).startswith(told)
@@ -121,7 +121,7 @@ def test_a_refusal_names_the_line(text: str, told: str) -> None:
 @pytest.mark.system
 @pytest.mark.parametrize("value", ["0,", "a,", "{},", "[],", "{a: 1},"])
 def test_many_values_take_little_memory(value: str) -> None:
-    """A few times the text, where nodes took hundreds of times as much."""
+    """A few times the text, whereas nodes took hundreds of times as much."""
     text = "a: [" + value * (20_000 // len(value)) + "0]\n"
     yaml_to_json("a: [1]\n", "line", MOST)
     tracemalloc.start()

@@ -17,7 +17,7 @@ from tests.harness.stored import Maker
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def make_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
-    """Return a function that opens the same database each time, as each life of the service does."""
+    """Return a function that opens the same database each time, as each start of the service does."""
     if request.param == "postgres":
         url = request.getfixturevalue("postgres").new_database()
 

@@ -1,4 +1,4 @@
-"""Turns that callers are to speak, as every store keeps them (specification, "Turns of callers")."""
+"""Turns that callers speak, as every store keeps them (specification, "Turns of callers")."""
 
 import anyio
 import anyio.lowlevel
@@ -40,7 +40,7 @@ async def told(store: Store) -> list[Turn]:
 
 
 async def test_words_are_stored_once(store: Store) -> None:
-    """The second speaker gets the stored words; before the turn is awaited and after its end nothing is taken."""
+    """A second speaker gets the stored words; before the turn is awaited and after its end no words are accepted."""
     await post(store, job(*DEBATE))
     assert await store.say(words()) is None
     await append(store, awaits(), awaits())
@@ -68,7 +68,7 @@ def replace_conversation(name: str) -> TurnKey:
 
 
 async def test_a_conversation_that_only_callers_move_is_claimed_with_their_words(store: Store) -> None:
-    """Never before, by any node; and once, even if the words come as it is being released."""
+    """Never before, by any node; and once, even if the words arrive during its release."""
     await post(store, job(*DEBATE))
     await append(store, awaits())
     store.release_nowait({PLACE: ()}, {PLACE: [key("a")]})
@@ -84,7 +84,7 @@ async def test_a_conversation_that_only_callers_move_is_claimed_with_their_words
 
 
 async def test_a_cancelled_job_is_claimed_to_be_ended(store: Store) -> None:
-    """And a caller's words of that moment are on the record."""
+    """A caller's words of that moment are recorded."""
     await post(store, job(*DEBATE))
     await append(store, awaits())
     store.release_nowait({PLACE: ()}, {PLACE: [key("a")]})
@@ -101,7 +101,7 @@ async def test_a_cancelled_job_is_claimed_to_be_ended(store: Store) -> None:
 
 
 async def test_a_total_counts_words_that_came_as_a_condition_ended_the_conversation(store: Store) -> None:
-    """Turns that do not exist are taken off it; those that do are not."""
+    """Turns that do not exist are subtracted; the recorded ones count."""
     await post(store, job(*DEBATE, rounds=2))
     await append(store, awaits(), ended("b"))
     await store.say(words())
@@ -129,7 +129,7 @@ async def test_waits_end_by_the_clock_of_the_database(store: Store) -> None:
     assert after.until - before.until == pytest.approx(500, abs=2)
 
 
-async def test_a_list_is_of_a_job_or_of_a_key(store: Store) -> None:
+async def test_a_list_is_for_a_job_or_for_a_key(store: Store) -> None:
     """The oldest first, in pages."""
     await post(store, replace(job(*DEBATE), owner="alice"))
     await append(store, awaits(), awaits(name="b"), awaits(name="m"))

@@ -1,4 +1,4 @@
-"""A clock that steps back: waits for callers last as long as was asked for (specification, "Turns of callers")."""
+"""A clock that steps back: waits for callers last as long as configured (specification, "Turns of callers")."""
 
 import pytest
 
@@ -29,7 +29,7 @@ async def begin(store: Store, waits: dict[str, float | None]) -> dict[str, OpenT
 
 
 async def step_back(store: Store) -> None:
-    """Make all stored times those of a clock that has been set back by 30 days since."""
+    """Make all stored times those of a clock that was set back by 30 days afterwards."""
     await store.write(lambda connection: connection.execute(f"UPDATE waits SET seen = seen + {STEP}"))  # noqa: S608
     await store.write(
         lambda connection: connection.execute(
@@ -38,8 +38,8 @@ async def step_back(store: Store) -> None:
     )
 
 
-async def test_a_wait_is_as_long_as_it_was_after_a_clock_has_stepped_back(store: Store) -> None:
-    """A machine without a battery for its clock learns the time late; a wait of 4 s must not last 30 days."""
+async def test_a_wait_keeps_its_length_after_a_clock_has_stepped_back(store: Store) -> None:
+    """A machine without a clock battery learns the time late; a wait of 4 s must not last 30 days."""
     before = await begin(store, {"a": 600.0, "b": None})
     await step_back(store)
     assert (await store.take_due()).turns == []
@@ -64,7 +64,7 @@ async def test_turns_awaited_after_the_step_are_not_moved_by_it(store: Store) ->
 
 
 async def test_a_clock_that_is_set_back_a_little_moves_waits_by_as_much(store: Store) -> None:
-    """Steps of seconds are the common ones, and would add up if each were lost."""
+    """Steps of seconds are common, and would add up if they were ignored."""
     before = await begin(store, {"a": 600.0})
     for _ in range(3):
         await store.write(lambda connection: connection.execute("UPDATE waits SET seen = seen + 60"))
@@ -75,8 +75,8 @@ async def test_a_clock_that_is_set_back_a_little_moves_waits_by_as_much(store: S
     assert (await awaited(store))["a"].until == pytest.approx(before["a"].until, abs=20)
 
 
-async def test_a_turn_that_was_awaited_for_longer_than_the_step_is_moved_too(store: Store) -> None:
-    """It began before what the clock says now, and all the same its wait would be longer by the step."""
+async def test_a_turn_awaited_for_longer_than_the_step_is_moved_too(store: Store) -> None:
+    """Its start is still in the past, but its wait would be longer by the step."""
     before = (await begin(store, {"a": 60 * DAYS}))["a"]
     ago = 40 * DAYS
     await store.write(lambda connection: connection.execute(f"UPDATE awaited_turns SET since = since - {ago}"))  # noqa: S608

@@ -1,4 +1,4 @@
-"""Conversations that begin with turns of others, as every store keeps them (specification, "Begun from a record")."""
+"""Conversations that begin with others' turns, as every store keeps them (specification, "Begun from a record")."""
 
 from datetime import timedelta
 
@@ -32,7 +32,7 @@ def inheriting(made: Job, *agents: str, source: JobId = J, rounds: int = 1) -> N
 
 
 async def record(store: Store, *names: str, owner: str | None = None) -> None:
-    """Store a job that has ended, in which these agents have spoken."""
+    """Store an ended job in which these agents have spoken."""
     await post(store, replace(job(*DEBATE), owner=owner))
     await append(store, *(ended(name, text=name) for name in names), moved(ConversationState.COMPLETED))
 
@@ -45,8 +45,8 @@ async def heir(store: Store, *names: str, name: str = "heir", owner: str | None 
     await store.post(inheriting(replace(job(agent("a"), name=name), owner=owner), *names, source=source), claims=True)
 
 
-async def test_turns_are_referred_to_where_they_were_spoken(store: Store) -> None:
-    """In the order of speaking; a transcript begins with them, and names their conversation."""
+async def test_inherited_turns_refer_to_where_they_were_spoken(store: Store) -> None:
+    """In order of speaking; a transcript begins with them, and names their conversation."""
     await record(store, "b", "a")
     await heir(store, "a", "b")
     assert [(each.key.agent_id, each.text) for each in await inherited(store)] == [("b", "b"), ("a", "a")]
@@ -84,7 +84,7 @@ async def test_interrupted_turns_are_not_inherited(store: Store) -> None:
 
 
 async def test_a_deleted_source_is_kept_for_its_heirs(store: Store) -> None:
-    """As much as they have inherited, and until the last of them is gone."""
+    """As much as they inherited, and until the last of them is gone."""
     await record(store, "a", "b")
     await heir(store, "a")
     before = await inherited(store)
@@ -107,7 +107,7 @@ async def count_kept(store: Store) -> int:
 
 
 async def test_a_source_that_expires_is_kept_for_its_heirs(store: Store) -> None:
-    """Of any key: no owner asked for its deletion. A reused number is no other turn."""
+    """For heirs of any key, since no owner asked for its deletion. A reused number is another turn."""
     await record(store, "a")
     await heir(store, "a")
     keep = StoreConfig(keep_jobs_s=1.0)
@@ -127,8 +127,8 @@ async def test_a_source_that_expires_is_kept_for_its_heirs(store: Store) -> None
     assert await count_kept(store) == 0
 
 
-async def test_heirs_go_with_their_source(store: Store) -> None:
-    """Where that is asked for, and not before they have ended."""
+async def test_heirs_are_deleted_with_their_source_on_request(store: Store) -> None:
+    """Not before they have ended."""
     await record(store, "a")
     await heir(store, "a")
     with pytest.raises(NotEnded, match="heir"):
@@ -142,7 +142,7 @@ async def test_heirs_go_with_their_source(store: Store) -> None:
 
 
 async def test_heirs_of_another_key_lose_deleted_turns(store: Store) -> None:
-    """Its owner deletes it; unfinished heirs are cancelled, since their prompts contain it."""
+    """The source's owner deletes it; unfinished heirs are cancelled, since their prompts contain it."""
     await record(store, "a", owner="alice")
     await heir(store, "a", owner="root")
     assert await store.delete(J) == [HEIR]
@@ -152,7 +152,7 @@ async def test_heirs_of_another_key_lose_deleted_turns(store: Store) -> None:
 
 
 async def test_a_source_kept_for_one_key_goes_with_its_last_heir(store: Store) -> None:
-    """Another key's heir has it no longer than that: the owner has deleted both."""
+    """Another key's heir loses it then: the owner has deleted both."""
     await record(store, "a", owner="alice")
     await heir(store, "a", owner="alice")
     await append(store, moved(ConversationState.COMPLETED, name="heir"))
@@ -182,7 +182,7 @@ async def test_an_expired_heir_takes_nothing_from_heirs_of_other_keys(store: Sto
 
 
 async def test_turns_of_one_source_stand_before_those_of_the_next(store: Store) -> None:
-    """Whatever their numbers: a database may give that of a turn which is gone to another."""
+    """Whatever their numbers: a database may reuse the number of a deleted turn."""
     await record(store, "a")
     await heir(store, "a")
     await store.delete(J)
@@ -199,7 +199,7 @@ async def test_turns_of_one_source_stand_before_those_of_the_next(store: Store) 
 
 
 async def test_a_source_that_was_just_deleted_refuses_its_heir(store: Store) -> None:
-    """It was read a moment before."""
+    """The source was read a moment before."""
     await record(store, "a")
     await store.delete(J)
     with pytest.raises(JobNotFound):

@@ -1,6 +1,6 @@
 """Frequent queries, and those that any caller can make, use an index, however many turns are awaited.
 
-Plans prove it.
+Query plans prove it.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -50,7 +50,7 @@ Planning = tuple[ReportedDatabase, Plans, Callable[[], object]]
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def planning(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Planning]:
-    """Return a database, the plans of its statements, and a function that has it count the rows of its tables."""
+    """Return a database, the plans of its statements, and a function that makes it count the rows of its tables."""
     if request.param == "sqlite":
         lite, plans = SqliteDatabase(tmp_path / FILE_NAME), Plans("EXPLAIN QUERY PLAN")
         lite.prepare()
@@ -65,7 +65,7 @@ def planning(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Plannin
 
 
 def walks(plan: str) -> list[str]:
-    """Return the lines of a plan by which it goes through all rows of a table, or of one of its indexes."""
+    """Return the lines of a plan that scan a whole table or a whole index."""
     lines = [line.strip() for line in plan.splitlines()]
     return [
         line for line in lines for table in TABLES if line.startswith(f"SCAN {table}") or f"Seq Scan on {table}" in line
@@ -100,10 +100,10 @@ ASKED: dict[str, Ask] = {
 
 
 @pytest.mark.system
-async def test_no_query_about_one_row_walks_a_whole_table(planning: Planning) -> None:
+async def test_no_query_about_one_row_scans_a_whole_table(planning: Planning) -> None:
     """Of a job, a conversation, a turn, or the next wait that is over; all of them in one test, since it fills tables.
 
-    ``coalesce(?, column)`` is such a walk: with it no index is of use.
+    ``coalesce(?, column)`` causes such a scan: no index helps with it.
     """
     database, plans, analyze = planning
     with open_store(database) as store:
@@ -120,8 +120,8 @@ async def test_no_query_about_one_row_walks_a_whole_table(planning: Planning) ->
 
 
 @pytest.mark.system
-async def test_time_without_a_running_node_is_added_by_the_index_of_waits(planning: Planning) -> None:
-    """Turns that are awaited for ever have no part in it, however many there are."""
+async def test_time_without_a_running_node_is_added_through_the_index_of_waits(planning: Planning) -> None:
+    """Turns awaited for ever are not in that index, however many there are."""
     database, plans, analyze = planning
     with open_store(database) as store:
         await fill(store)

@@ -1,4 +1,4 @@
-"""A fact, a request and a read cost a fixed number of statements, on either database."""
+"""A fact, a request and a read cost a fixed number of statements, in either database."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -107,7 +107,7 @@ READS: dict[str, tuple[Callable[..., Any], tuple[object, ...], int]] = {
 async def test_each_write_and_read_costs_a_fixed_number_of_statements(
     tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
-    """The signing of a group counts, as do PostgreSQL's locks and notices; BEGIN and COMMIT do not."""
+    """The fence of a group counts, as do PostgreSQL's locks and notifications; BEGIN and COMMIT do not."""
     real: SqliteDatabase | PostgresDatabase = SqliteDatabase(tmp_path / FILE_NAME)
     if kind == "postgres":
         real = PostgresDatabase(request.getfixturevalue("postgres").new_database(), 60.0, ["m"])

@@ -1,4 +1,4 @@
-"""What every store promises: in memory, in SQLite's file, in a real PostgreSQL."""
+"""Promises of every store: in memory, in SQLite's file, in a real PostgreSQL."""
 
 import anyio
 import pytest
@@ -20,7 +20,7 @@ from tests.harness.stored import NOW, J, Maker, append, ended, moved, new, post,
 
 
 async def test_a_posted_job_is_read_back(store: Store, committed: list[frozenset[JobId]]) -> None:
-    """A job is durable when post returns, and its followers wake up."""
+    """A job is durable when post returns, and its followers are notified."""
     stored, claims, is_new = await store.post(new(job(*DEBATE, rounds=2, conversations=3)), claims=True)
     assert is_new
     assert claims == [Claim(job_id=J, conversation_id=f"c{number}", fence=1) for number in range(3)]
@@ -34,7 +34,7 @@ async def test_a_posted_job_is_read_back(store: Store, committed: list[frozenset
 
 
 async def test_conversations_and_heads_of_turns_are_listed(store: Store) -> None:
-    """In the order of their job; of turns those that have ended since the last look, with how many there are."""
+    """In the order of their job; for turns those that have ended since the last look, with the total."""
     await post(store, job(*DEBATE, rounds=2, conversations=4))
     await append(store, ended("a"), ended("b"), moved(ConversationState.RUNNING), moved(ConversationState.FAILED, "c3"))
     rows = await store.read(conversation_rows.listed, J)
@@ -51,7 +51,7 @@ async def test_conversations_and_heads_of_turns_are_listed(store: Store) -> None
 
 
 async def test_a_conversation_is_read_from_a_turn_on(store: Store) -> None:
-    """Ended turns keep their places, so a client with some of them asks for the rest."""
+    """Ended turns keep their places, so a client that has some asks for the rest."""
     await post(store, job(*DEBATE))
     await append(store, ended("a"), ended("b"))
     for after, names in ((0, ["a", "b"]), (1, ["b"]), (2, []), (9, [])):
@@ -100,7 +100,7 @@ async def test_an_idempotency_key_names_one_job(store: Store) -> None:
 
 
 async def test_an_idempotency_key_is_free_again_after_its_retention(store: Store) -> None:
-    """It is kept for a configured time; the job that had it stays."""
+    """It is kept for a configured time; the job that used it stays."""
     await store.post(new(job(*DEBATE, name="one"), "k", kept_s=-1), claims=True)
     assert await store.read(job_rows.by_key, "k", "h", NOW) is None
     assert (await store.post(new(job(*DEBATE, name="two"), "k", body_hash="other"), claims=True))[2]
@@ -119,7 +119,7 @@ async def test_an_idempotency_key_is_free_again_after_its_retention(store: Store
 async def test_a_job_ends_with_its_last_conversation(
     store: Store, ends: list[str], is_cancelled: bool, state: JobState
 ) -> None:
-    """Whichever node that runs on: the store counts."""
+    """Whichever node runs that one: the store counts."""
     await post(store, job(*DEBATE, conversations=2))
     await append(store, moved(ConversationState.RUNNING))
     if is_cancelled:
@@ -133,7 +133,7 @@ async def test_a_job_ends_with_its_last_conversation(
 
 
 async def test_only_an_ended_job_is_deleted_and_whole(store: Store) -> None:
-    """DELETE releases everything of a job, and of no other."""
+    """DELETE removes everything of a job, and of no other."""
     for name in ("j", "k"):
         await post(store, job(*DEBATE, name=name), name)
     await append(store, ended("a"))
@@ -150,7 +150,7 @@ async def test_only_an_ended_job_is_deleted_and_whole(store: Store) -> None:
 
 
 async def test_a_cancel_is_durable_and_changes_no_ended_job(store: Store) -> None:
-    """The next life must know of it."""
+    """It must survive a restart."""
     await post(store, job(*DEBATE))
     await store.request_cancel(J)
     assert (await store.read(job_rows.job, J)).is_cancel_requested
@@ -159,7 +159,7 @@ async def test_a_cancel_is_durable_and_changes_no_ended_job(store: Store) -> Non
 
 
 async def test_many_writers_at_once_are_all_written(store: Store) -> None:
-    """Groups commit together, and each gets its own answer."""
+    """Groups commit together, and each writer gets its own answer."""
     results: list[tuple[str, bool]] = []
 
     async def post_one(number: int) -> None:
@@ -176,8 +176,8 @@ async def test_many_writers_at_once_are_all_written(store: Store) -> None:
     assert len(await store.read(job_rows.listed, None, 1000, numbers[20])) == 29
 
 
-async def test_the_next_life_claims_what_is_unfinished(make_database: Maker) -> None:
-    """Nothing is lost, the fence has grown, and later writes of the life before are refused."""
+async def test_the_next_start_claims_unfinished_work(make_database: Maker) -> None:
+    """Nothing is lost, the fence has grown, and late writes of the earlier process are refused."""
     database = make_database()
     with open_store(database) as store:
         await post(store, job(*DEBATE, conversations=2))
@@ -198,7 +198,7 @@ async def test_the_next_life_claims_what_is_unfinished(make_database: Maker) -> 
 async def test_records_of_conversations_without_a_claim_are_refused(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a conversation that was released, or never claimed, nothing is written, and the log says so."""
+    """For a conversation that was released or never claimed nothing is written, and the log says so."""
     await store.post(new(job(*DEBATE, conversations=2)), claims=False)
     await append(store, ended("a"))
     assert await store.read(turn_rows.ended, J, ["c0"]) == []
@@ -214,7 +214,7 @@ async def test_records_of_conversations_without_a_claim_are_refused(
 
 
 async def test_a_job_claimed_as_it_is_posted_is_claimed_once(store: Store) -> None:
-    """A post that claims and a claim of everything may be written together; whoever admits must not do so twice."""
+    """A post that claims and a claim of everything may be written together. No conversation is admitted twice."""
     claims: list[Claim] = []
 
     async def post_one(number: int) -> None:
@@ -232,7 +232,7 @@ async def test_a_job_claimed_as_it_is_posted_is_claimed_once(store: Store) -> No
 
 
 async def test_a_write_that_fails_leaves_the_rest_of_its_group_written(store: Store) -> None:
-    """One caller's operation fails; what stands in the same group is written, and the store goes on."""
+    """One caller's operation fails; the others of the group are written, and the store goes on."""
 
     def spoil(connection: Connection) -> None:
         connection.execute("INSERT INTO jobs (id) VALUES ('without anything else')")

@@ -27,7 +27,7 @@ from tests.harness.waiting import wait_until
 
 
 async def test_a_turn_that_cannot_be_written_ends_its_conversation(store: Store) -> None:
-    """Nothing is stored after a fact that is missing; other conversations go on, and so does the store."""
+    """No later fact is stored without the missing one; other conversations and the store go on."""
     told: list[FactsLost] = []
     store.subscribe(lambda event: told.append(event) if isinstance(event, FactsLost) else None)
     await post(store, job(*DEBATE, conversations=2))
@@ -48,8 +48,8 @@ async def test_a_turn_that_cannot_be_written_ends_its_conversation(store: Store)
     assert (await store.read(job_rows.job, J)).state is JobState.COMPLETED_WITH_FAILURES
 
 
-async def test_a_turn_comes_back_as_it_was_and_only_once(store: Store) -> None:
-    """A result is recorded exactly once: the second is refused, and its conversation ends where it is."""
+async def test_a_turn_comes_back_unchanged_and_only_once(store: Store) -> None:
+    """A result is recorded exactly once: a second one is refused, and its conversation ends there."""
     await post(store, job(*DEBATE))
     await append(store, ended("a"), ended("m", TurnState.FAILED))
     assert await store.read(turn_rows.ended, J, ["c0"]) == [turn("a"), turn("m", TurnState.FAILED)]
@@ -64,7 +64,7 @@ async def test_a_turn_comes_back_as_it_was_and_only_once(store: Store) -> None:
 
 
 async def test_a_posted_body_and_its_answer_come_back_to_the_byte(store: Store) -> None:
-    """Whatever bytes a client sends and an engine answers; a deleted job takes its bodies along."""
+    """Clients and engines may send any bytes; a deleted job takes its bodies with it."""
     request = PostedRequest(path="/v1/chat/completions", body=b'{"a": "\\u0000"}\xff', name="m", model="m", chars=7)
     made = job(*DEBATE, conversations=2)
     posted = made.conversations[1].with_posted(request)
@@ -80,7 +80,7 @@ async def test_a_posted_body_and_its_answer_come_back_to_the_byte(store: Store) 
 
 
 async def test_facts_are_applied_in_order_and_reported_once(store: Store) -> None:
-    """Events are numbered without a gap, and a state that is there already is no event."""
+    """Events are numbered without a gap, and an unchanged state is no event."""
     await post(store, job(*DEBATE))
     in_flight = TurnMoved(key=key("a"), state=TurnState.IN_FLIGHT, worker="w", at=NOW)
     running, completed = moved(ConversationState.RUNNING), moved(ConversationState.COMPLETED)
@@ -102,7 +102,7 @@ async def test_facts_are_applied_in_order_and_reported_once(store: Store) -> Non
 
 
 async def test_charges_of_unfinished_turns_survive_a_restart(store: Store) -> None:
-    """The newest stands, and goes with the turn's end."""
+    """The newest charges count, and end with the turn."""
     await post(store, job(*DEBATE))
     attempt = turn("a", TurnState.FAILED).attempts[0]
 
@@ -144,7 +144,7 @@ async def test_the_times_of_turns_are_read_page_by_page(store: Store, count: int
 
 
 async def test_the_ledger_keeps_every_call_and_its_outcome(store: Store) -> None:
-    """Without an outcome a call is of unknown effect; the same call in another attempt is the same row."""
+    """A call without an outcome has an unknown effect; the same call in another attempt is the same row."""
     await post(store, job(*DEBATE))
 
     def started(call: str, number: int) -> ToolCallStarted:

@@ -20,8 +20,8 @@ from tests.harness.stored import NOW, J, all_usage, append, ended, moved, new, p
 from tests.harness.waiting import wait_until
 
 
-async def test_usage_that_no_column_holds_is_dropped_alone(store: Store) -> None:
-    """An engine's report must not end a service: a number that no column holds is lost, and nothing beside it."""
+async def test_usage_that_no_column_can_store_is_dropped_alone(store: Store) -> None:
+    """An engine's report must not end a service: such a number is lost, and nothing beside it."""
     told: list[FactsLost] = []
     store.subscribe(lambda event: told.append(event) if isinstance(event, FactsLost) else None)
     await post(store, job(*DEBATE))
@@ -37,8 +37,8 @@ async def test_usage_that_no_column_holds_is_dropped_alone(store: Store) -> None
     assert [counts.prompt_tokens for _, counts in rows] == [2**62, 7]
 
 
-async def test_usage_is_summed_by_the_groups_asked_for(store: Store) -> None:
-    """By any of key, job, agent, model and day, between two days, of one key; it outlives the job."""
+async def test_usage_is_summed_by_the_requested_groups(store: Store) -> None:
+    """By any of key, job, agent, model and day, between two days, for one key; it outlives the job."""
     await post(store, job(*DEBATE))
     so_far = UnfinishedTurn(key=key("a"), attempts=(), rejected=(), charges=Charges(), queued_at=NOW, started_at=NOW)
     wasted = (used()[0], UsageCounts(attempts=1, wasted_tokens=7, slot_s=1.5))
@@ -70,7 +70,7 @@ async def test_usage_is_summed_by_the_groups_asked_for(store: Store) -> None:
 
 
 async def test_a_refused_record_adds_no_usage(store: Store) -> None:
-    """Of what another node runs by now its own ends count."""
+    """Another node runs the conversation by now, and counts its own ends."""
     await store.post(new(job(*DEBATE)), claims=False)
     await append(store, ended("a", used=used()))
     assert [counts.attempts for _, counts in await store.read(all_usage)] == [0]
@@ -79,8 +79,8 @@ async def test_a_refused_record_adds_no_usage(store: Store) -> None:
     assert [counts.attempts for _, counts in await store.read(all_usage)] == [1]
 
 
-async def test_usage_is_kept_for_so_many_days(store: Store) -> None:
-    """A day more and it is gone; null keeps it."""
+async def test_usage_is_kept_for_the_configured_days(store: Store) -> None:
+    """After one more day it is gone; null keeps it."""
     await post(store, job(*DEBATE))
     await append(store, *(ended(name, used=used(name, day=f"2026-11-2{day}")) for day, name in enumerate("abm", 1)))
     await release(store, StoreConfig(keep_usage_days=None), NOW + timedelta(days=9999))
