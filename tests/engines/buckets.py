@@ -1,4 +1,4 @@
-"""Packs tensors at random as a trainer does, and finds them as an engine does; for the tests, in vLLM's environment."""
+"""Packs random tensors as a trainer does, and unpacks them as an engine does; for the tests, in vLLM's environment."""
 
 import random
 import sys

@@ -1,6 +1,6 @@
-"""Checkpoints of a tiny Llama in Hugging Face's form, made on the spot: vLLM reads no GGUF. Their text is noise.
+"""Checkpoints of a tiny Llama in Hugging Face's form, made on the spot: vLLM reads no GGUF.
 
-The tokenizer has one token a byte, so prompts and answers count in bytes.
+Their text is noise. The tokenizer has one token per byte, so prompts and answers count in bytes.
 """
 
 import json

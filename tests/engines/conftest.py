@@ -49,7 +49,7 @@ def kept_servers() -> Iterator[dict[str, KeptServer]]:
 
 
 def foreign_server(request: pytest.FixtureRequest, name: str) -> ForeignServer:
-    """Return a server of others by its name; some run already, the others are not started."""
+    """Return a foreign server by its name; shared ones run already, others are not started."""
     if request.config.getoption("--llama-server") is None:
         pytest.skip("make test-engines attaches to real servers; tests/faults has it to scripted ones")
     gguf = WorkerSpec(

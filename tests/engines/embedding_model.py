@@ -1,4 +1,4 @@
-"""A model file that embeds texts and does nothing else, made on the spot: BERT, of a letter a token."""
+"""A model file that only embeds texts, made on the spot: BERT, with one token per letter."""
 
 import string
 from pathlib import Path
@@ -16,7 +16,7 @@ SEED: Final = 20260102
 
 
 def write_embedding_model(file: Path) -> Path:
-    """Make the model; return its file. llama.cpp answers what asks it for tokens with 500."""
+    """Make the model; return its file. llama.cpp answers requests for its tokens with 500."""
     writer = gguf.GGUFWriter(str(file), "bert")
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(WIDTH)

@@ -1,7 +1,8 @@
-"""Sets up the real engines that the tests run, and prints where each is. For any Python; standard library alone.
+"""Installs the real engines that the tests run, and prints where each is.
 
-Each has an environment of its own in the user's cache folder, named after its pins: what is there is complete, and is
-used by every clone. The first set-up takes some twelve minutes on two cores.
+For any Python; standard library alone. Each has an environment of its own in the user's cache folder, named after its
+pins: an existing one is complete, and is shared by every clone. The first installation takes some twelve minutes on two
+cores.
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""Says what a checkpoint says, by another program than vLLM: transformers, in vLLM's environment, for the tests.
+"""Computes a checkpoint's text with another program than vLLM: transformers, in vLLM's environment, for the tests.
 
 Standard input has JSON: {"checkpoint": FOLDER, "prompts": [messages, ...], "tokens": N}. The answer is a list for each
 prompt of [token's text, by how much its logit leads]: greedy, computed in float32.

@@ -1,4 +1,4 @@
-"""The real engines that one suite is run on, and what differs among them."""
+"""The real engines that one suite is run on, and the differences among them."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -45,7 +45,7 @@ class Subject:
 
     @property
     def death(self) -> str:
-        """The word for its death under a request: the end of an attached server is not reported."""
+        """The name of its death under a request: the end of an attached server is not reported."""
         return "engine_unreachable" if self.foreign else "engine_died"
 
     def pid(self, worker: Worker) -> int:

@@ -91,7 +91,7 @@ def load(service: Service, name: str, path: Path) -> httpx.Response:
 def test_adapters_are_loaded_and_unloaded_while_engines_talk(
     service: Service, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Nothing in flight is lost; a restarted engine has them; removed ones get no request."""
+    """No running request is lost; a restarted engine has them; removed ones get no request."""
 
     def write(path: Path, number: int) -> Path:
         if is_vllm(request):
@@ -127,7 +127,7 @@ def test_adapters_are_loaded_and_unloaded_while_engines_talk(
 def test_an_adapter_that_does_not_fit_is_refused_before_it_reaches_vllm(
     service: Service, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """It would end at the next step, or load the wrong weights."""
+    """Otherwise vLLM would end at the next step, or load the wrong weights."""
     if not is_vllm(request):
         pytest.skip("llama-server is its own judge: tests/behaviour/test_adapters_at_run_time.py")
     base, pids = say(service, "policy"), [worker["pid"] for worker in service.get("/v1/workers")["workers"]]
@@ -152,7 +152,7 @@ def test_an_adapter_that_does_not_fit_is_refused_before_it_reaches_vllm(
 
 
 def test_weights_change_under_adapters(service: Service, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """The base is another one, an adapter changes that; and both are what they were when the old weights are back."""
+    """The base changes, and an adapter changes it; both are as before when the old weights are back."""
     if not is_vllm(request):
         pytest.skip("only weights of vLLM can change")
     service.http.delete(f"{ADAPTERS}/poet-3")  # there is room

@@ -1,4 +1,4 @@
-"""One suite for every real engine, with the same assertions: out of the wheel in every run, all in ``test-engines``."""
+"""One suite for every real engine, with the same assertions: the wheel's in every run, all in ``test-engines``."""
 
 import json
 import os
@@ -35,7 +35,7 @@ SETTLE_S = 1.0  # in which all is read that an engine sent before it was stopped
 
 
 async def test_an_engine_answers_and_reports_the_cost(subject: Subject) -> None:
-    """The whole way through a real engine; the second time the prompt comes from its cache."""
+    """Through a real engine; the second time the prompt comes from its cache."""
     async with subject.working() as worker:
         told = await result(worker, await submit(worker, "Go.", max_tokens=20, **subject.endless))
         counted = 20 if subject.counts else None
@@ -76,7 +76,7 @@ TEMPLATES = {
 
 
 async def test_an_engine_constrains_its_model(subject: Subject) -> None:
-    """Specification, "Constraints": of noise itself an engine makes what was asked for."""
+    """Specification, "Constraints": even from noise an engine makes the requested form."""
     async with subject.working() as worker:
         for constraint, form in CONSTRAINTS:
             if not worker.requests.constraints.plan(constraint).is_sent:
@@ -107,7 +107,7 @@ async def _answer(worker: Worker, demand: Demand, **params: object) -> tuple[Ans
 
 
 async def test_an_engine_shows_where_its_model_thinks(subject: Subject) -> None:
-    """A thought that its template begins ends before an answer is one: by itself, or at once in a retry."""
+    """A thought that its template opens ends before the answer: by itself, or at once in a retry."""
     if subject.name == "vllm" or subject.foreign:
         pytest.skip("it is not asked for its template")
     thinking, silent = ({"chat_template_kwargs": {"enable_thinking": is_on}} for is_on in (True, False))
@@ -126,7 +126,7 @@ async def test_an_engine_shows_where_its_model_thinks(subject: Subject) -> None:
 
 
 async def test_a_cancel_frees_the_slot_and_costs_nothing(subject: Subject) -> None:
-    """The engine notices a closed connection, and its own counters say so."""
+    """The engine notices a closed connection, and its own counters show it."""
     async with subject.working(slots=1) as worker:
         for _ in range(3):
             request_id = await submit(worker, "Go.", **subject.long)
@@ -143,7 +143,7 @@ async def test_a_cancel_frees_the_slot_and_costs_nothing(subject: Subject) -> No
 
 
 async def _busy(subject: Subject) -> int:
-    """Return how many requests an engine works on, by its own account; none where it gives no account."""
+    """Return how many requests an engine works on, by its own counters; none without counters."""
     foreign = subject.foreign
     if isinstance(foreign, TransformersServe | LlamaCppPython):
         return 0
@@ -159,7 +159,7 @@ async def _busy(subject: Subject) -> int:
 
 
 async def test_a_death_in_mid_answer_keeps_the_text(subject: Subject) -> None:
-    """Kill -9, as the kernel does it; what has come is kept, and the next incarnation answers."""
+    """SIGKILL: the received text is kept, and the next incarnation answers."""
     async with subject.working() as worker:
         request_id = await _stop_in_mid_answer(subject, worker)
         tree = [] if subject.foreign else psutil.Process(subject.pid(worker)).children(recursive=True)
@@ -178,7 +178,7 @@ async def test_a_death_in_mid_answer_keeps_the_text(subject: Subject) -> None:
 
 @pytest.mark.long
 async def test_a_frozen_engine_is_found(subject: Subject) -> None:
-    """SIGSTOP is a hang in which nothing answers, and the process lives; only one of ours is killed for it."""
+    """SIGSTOP is a hang in which nothing answers, and the process lives; only an engine of ours is killed for it."""
     async with subject.working() as worker:
         request_id = await submit(worker, "Go.", **subject.long)
         await wait_for_tokens(worker, request_id)
@@ -234,9 +234,9 @@ async def test_a_prompt_beyond_the_context_is_no_failure_of_the_engine(subject: 
 
 @pytest.mark.long
 async def test_a_prefill_longer_than_the_limit_is_left_alone(subject: Subject) -> None:
-    """Small batches take many times the limit, and the engine shows each step: in its stream, or in its counters.
+    """Small batches take many times the limit, and the engine shows each step in its stream or counters.
 
-    A server that shows nothing is not asked for more than the limit; it loses the request, and is left alone too.
+    A server that shows nothing gets no more than the limit; it loses the request, and is left alone too.
     """
     timeouts = replace(subject.spec.timeouts, prefill_stall_s=0.25)
     args = {**({} if subject.foreign else subject.spec.args), **subject.slow_prefill}
@@ -253,11 +253,8 @@ async def test_a_prefill_longer_than_the_limit_is_left_alone(subject: Subject) -
 
 @pytest.mark.long
 @pytest.mark.parametrize("beside", ["alone", "a neighbour", "a cancel"])
-async def test_one_batch_of_many_times_the_limit_is_left_alone(subject: Subject, beside: str) -> None:
-    """No progress is reported during it, and no probe is answered.
-
-    Only its threads compute, and that is evidence of work.
-    """
+async def test_one_batch_many_times_longer_than_the_limit_is_left_alone(subject: Subject, beside: str) -> None:
+    """It reports no progress, and no probe is answered. Only its threads compute, and that is evidence of work."""
     if "batch_size" not in subject.slow_prefill or subject.foreign:
         pytest.skip("vLLM cuts prompts into chunks, and of somebody else's server we see no process")
     timeouts = replace(
@@ -288,8 +285,8 @@ def _has_begun(worker: Worker) -> bool:
     return any(running.answer.generation.begun_at is not None for running in worker.in_flight)
 
 
-async def test_the_json_fallback_runs_tools_of_a_model_that_knows_none(subject: Subject) -> None:
-    """A grammar makes even this model write well-formed calls; the budget ends what would go on for ever."""
+async def test_the_json_fallback_runs_tools_of_a_model_without_tools(subject: Subject) -> None:
+    """A grammar makes even this model write well-formed calls; the budget bounds them."""
     arguments = {
         "type": "object",
         "properties": {"a": {"enum": [2]}, "b": {"enum": [3]}},
@@ -327,11 +324,11 @@ async def test_the_json_fallback_runs_tools_of_a_model_that_knows_none(subject: 
         assert (told.reason, calls) == ("tool_budget", [5, 5]), json.dumps(told.text)
 
 
-async def test_an_answer_that_no_client_watches_is_the_same(subject: Subject) -> None:
+async def test_an_unwatched_answer_is_the_same(subject: Subject) -> None:
     """Larger chunks change neither the text nor the count.
 
     The first answer is not compared: its prompt is read at once, theirs comes from the cache, and each is rounded in
-    its own way, so that noise may answer otherwise.
+    its own way, so noise may differ.
     """
     if isinstance(subject.foreign, TransformersServe | LlamaCppPython):
         pytest.skip("it sends a chunk a token")
@@ -345,7 +342,7 @@ async def test_an_answer_that_no_client_watches_is_the_same(subject: Subject) ->
 
 
 async def test_adapters_are_models_of_their_own(subject: Subject, tmp_path: Path) -> None:
-    """Each answers as itself, alone and beside the others, whatever the prompt's cache has seen."""
+    """Each answers as itself, alone and beside the others, whatever the prompt cache holds."""
     if subject.foreign:
         pytest.skip("an attached engine has its own adapters")
     write = write_peft_adapter if subject.name == "vllm" else write_gguf_adapter

@@ -1,4 +1,4 @@
-"""Stock clients on real engines: the same requests at the engine and at the door, llama.cpp's binary and vLLM."""
+"""Stock clients on real engines: the same requests to the engine and to the door, llama.cpp's binary and vLLM."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -51,14 +51,14 @@ def client(service: Service) -> Iterator[openai.OpenAI]:
 
 
 def lasting(value: object) -> object:
-    """Return an answer without what is another in each."""
+    """Return an answer without the parts that always differ."""
     if isinstance(value, dict):
         return {key: lasting(each) for key, each in value.items() if key not in FLEETING}
     return [lasting(each) for each in value] if isinstance(value, list) else value
 
 
 def test_a_streamed_chat_equals_a_whole_one(client: openai.OpenAI) -> None:
-    """And its usage comes where it was asked for."""
+    """Its usage comes where it was requested."""
     whole = client.chat.completions.create(model="m", messages=SAID, extra_body=GREEDY)
     with client.chat.completions.create(
         model="m", messages=SAID, stream=True, stream_options={"include_usage": True}, extra_body=GREEDY
@@ -74,7 +74,7 @@ def test_a_streamed_chat_equals_a_whole_one(client: openai.OpenAI) -> None:
 
 
 def test_log_probabilities_and_several_answers_pass(client: openai.OpenAI) -> None:
-    """``n`` holds so many slots."""
+    """``n`` takes that many slots."""
     answer = client.chat.completions.create(
         model="m", messages=SAID, n=2, logprobs=True, top_logprobs=3, extra_body={"max_tokens": 4}
     )
@@ -94,7 +94,7 @@ def test_a_text_is_completed(client: openai.OpenAI) -> None:
 
 
 def test_responses_and_messages_are_asked(service: Service, client: openai.OpenAI) -> None:
-    """OpenAI's newer interface, and Anthropic's."""
+    """OpenAI's newer surface, and Anthropic's."""
     answer = client.responses.create(model="m", input="Tell me.", max_output_tokens=8, temperature=0)
     assert answer.status in {"completed", "incomplete"}
     with anthropic.Anthropic(base_url=service.url, api_key="none", max_retries=0) as other:
@@ -119,7 +119,7 @@ def test_responses_and_messages_are_asked(service: Service, client: openai.OpenA
     ],
 )
 def test_the_door_answers_as_the_engine_does(service: Service, path: str, body: Document) -> None:
-    """The same status, and the same document but for parts that always differ; refusals too."""
+    """The same status, and the same document except for parts that always differ; refusals too."""
     (worker,) = service.get("/v1/workers")["workers"]
     posted = {"model": "m", **body}
     url, headers = f"http://127.0.0.1:{worker['port']}{path}", {"Authorization": f"Bearer {KEY}"}
@@ -139,7 +139,7 @@ def test_a_client_that_disconnects_frees_a_real_engines_slot(service: Service, c
     """At once, and the engine goes on."""
 
     def leave() -> bool:
-        """Return whether the answer was under way: on few cores vLLM's front now and then sends all of it at once."""
+        """Return whether the answer was running: on few cores vLLM's front sometimes sends all of it at once."""
         with client.chat.completions.create(
             model="m", messages=SAID, stream=True, max_tokens=3000, extra_body={"ignore_eos": True}
         ) as frames:
@@ -153,7 +153,7 @@ def test_a_client_that_disconnects_frees_a_real_engines_slot(service: Service, c
 
 
 def test_an_upgrade_keeps_the_engine(service: Service, client: openai.OpenAI) -> None:
-    """With a job under way: the same process goes on, each turn is there once, and answers are what they were."""
+    """With a running job: the same process goes on, each turn is there once, and answers do not change."""
     before = engines_of(service)
     said = client.chat.completions.create(model="m", messages=SAID, extra_body=GREEDY).choices[0].message.content
     params = {"max_tokens": 60, "ignore_eos": True}

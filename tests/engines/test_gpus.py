@@ -1,4 +1,4 @@
-"""The devices of this machine, where it has any: the same claims as of made-up ones. Skipped elsewhere."""
+"""The GPUs of this machine, if any: the same checks as with invented ones. Skipped elsewhere."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not find_gpus(), reason="this machine has no GPU
 
 
 def test_the_driver_of_this_machine_is_consistent() -> None:
-    """NVML numbers its devices as they stand, and of each one's memory no more is used or held than there is."""
+    """NVML numbers its devices in order, and no more memory is used or reserved on each than it has."""
     gpus = find_gpus()
     check_devices(gpus)
     assert [gpu.index for gpu in gpus] == list(range(len(gpus)))
@@ -62,8 +62,8 @@ def test_lanes_of_this_machine_fit_its_devices() -> None:
         assert all(shares[uuid] <= memory_mib for uuid, memory_mib in known.items())
 
 
-async def test_devices_that_are_well_are_not_marked() -> None:
-    """They are looked at as a service does."""
+async def test_healthy_devices_are_not_marked() -> None:
+    """They are read as a service reads them."""
     reader = MachineReader()
     health = DeviceHealth(reader)
     try:
@@ -79,7 +79,7 @@ async def test_devices_that_are_well_are_not_marked() -> None:
 
 
 async def test_agents_are_spread_over_this_machine(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Distinct devices until all are used; each run says where it was."""
+    """Distinct devices until all are used; each run reports its device."""
     count = len(lanes_of(find_gpus(), LayoutPolicy(max_agents_per_gpu=1), host_memory_mib()))
     log = tmp_path / "events.jsonl"
     first = free_ports(count)

@@ -1,4 +1,4 @@
-"""``InferenceEngine`` on the engine that it has by default, real vLLM, here on the CPU: lanes, sleep, layout A."""
+"""``InferenceEngine`` on its default engine, real vLLM, here on the CPU: lanes, sleep, layout A."""
 
 import asyncio
 import json
@@ -71,7 +71,7 @@ async def register(game: InferenceEngine, **checkpoints: Path) -> None:
 async def test_three_checkpoints_share_two_lanes(
     tmp_path: Path, free_ports: Callable[[int], int], vllm_python: str, others: set[int]
 ) -> None:
-    """Two work side by side, the third takes a lane; each answers as itself, and who comes back as before."""
+    """Two run side by side, and the third gets a lane; each gives its own answers, also after it returns."""
     checkpoints = {name: write_checkpoint(tmp_path / name, seed) for seed, name in enumerate(("ada", "bob", "cid"))}
     log = tmp_path / "events.jsonl"
     game = vllm(vllm_python, free_ports, count=2, event_log=log)
@@ -93,7 +93,7 @@ async def test_three_checkpoints_share_two_lanes(
 async def test_a_checkpoint_sleeps_while_another_has_its_lane(
     tmp_path: Path, free_ports: Callable[[int], int], vllm_python: str, others: set[int]
 ) -> None:
-    """Both engines are started once; the one with a turn wakes, and answers as before."""
+    """Both engines start once; the one with a turn wakes, and answers as before."""
     checkpoints = {name: write_checkpoint(tmp_path / name, seed) for seed, name in enumerate(("ada", "bob"))}
     game = vllm(
         vllm_python,
@@ -118,7 +118,10 @@ async def test_a_checkpoint_sleeps_while_another_has_its_lane(
 async def test_agents_of_one_base_share_one_server(
     tmp_path: Path, free_ports: Callable[[int], int], vllm_python: str, others: set[int]
 ) -> None:
-    """Layout A: adapters from the start and one that comes later; each answers as itself, and the base as before."""
+    """Layout A has adapters from the start and one that comes later.
+
+    Each gives its own answers, and the base as before.
+    """
     base = write_checkpoint(tmp_path / "town", 0)
     adapters = {name: _adapter(tmp_path / name, seed, base) for seed, name in enumerate(("clerk", "poet"), 1)}
     async with asyncio.timeout(LIMIT_S), vllm(vllm_python, free_ports, count=3, layout="A", slots=2) as game:

@@ -14,7 +14,7 @@ RULES = "Each of these words is a rule that counts for much. " * 60
 
 
 def run_program(url: str, number: int) -> int:
-    """Ask, and ask again with all that was said before; return how many tokens of its prompts the engine read."""
+    """Ask, and ask again with all earlier words; return how many tokens of its prompts the engine read."""
     read = 0
     messages: list[Document] = [{"role": "system", "content": f"Program {number}. {RULES}"}]
     with httpx.Client(base_url=url, timeout=60, headers={"X-Session-Id": f"program-{number}"}) as client:
@@ -32,7 +32,7 @@ def run_program(url: str, number: int) -> int:
 def test_a_slot_held_for_its_program_spares_the_engine_its_prompt(
     tmp_path: Path, free_ports: Callable[[int], int], tiny_model: Path
 ) -> None:
-    """Three programs on one slot, and no memory beside it: each would lose its cache to the next."""
+    """Three programs on one slot, with no cache beside it: each would lose its cache to the next."""
     read: dict[bool, int] = {}
     for holds in (False, True):
         model = {"engine": "embedded", "model": str(tiny_model), "slots": 1, "context": 4096, "port": free_ports(1)}

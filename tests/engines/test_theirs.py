@@ -1,4 +1,4 @@
-"""Jobs and the door on foreign servers: missing abilities are reported, and nothing is made up."""
+"""Jobs and the door on foreign servers: missing abilities are reported, and no figure is invented."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -85,7 +85,7 @@ def account(*talks: Document) -> str:
 
 
 def post(server: ForeignServer, path: str, body: Document) -> httpx.Response:
-    """Ask the server itself."""
+    """Post a request to the server itself."""
     url = f"{server.spec.endpoint.base_url}{path}"
     return httpx.post(url, json=body, headers=HEADERS, timeout=60, trust_env=False)
 
@@ -107,7 +107,7 @@ def post(server: ForeignServer, path: str, body: Document) -> httpx.Response:
 def test_the_door_answers_as_the_server_does(
     server: ForeignServer, service: Service, path: str, body: Document
 ) -> None:
-    """The same status, and the same document but for what is another each time; a refusal in the surface's form."""
+    """The same status, and the same document except for parts that always differ; a refusal has the surface's form."""
     direct = post(server, path, {"model": server.model, **body})
     answer = service.http.post(path, json={"model": "m", **body}, timeout=60)
     if direct.status_code in {404, 501}:  # the server does not have it: the door says so in its own words
@@ -121,8 +121,8 @@ def test_the_door_answers_as_the_server_does(
         assert answer.json()["error"]["message"]
 
 
-def test_a_chat_streams_as_a_whole_one_says(service: Service) -> None:
-    """To its end, with the server's own reason for it."""
+def test_a_streamed_chat_ends_as_a_whole_one_does(service: Service) -> None:
+    """With the server's own finish reason."""
     with openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         whole = client.chat.completions.create(model="m", messages=SAID, extra_body=GREEDY)
         with client.chat.completions.create(model="m", messages=SAID, stream=True, extra_body=GREEDY) as frames:
@@ -153,7 +153,7 @@ def test_an_answer_is_one_of_the_choices_or_is_recorded_as_invalid(server: Forei
 
 
 def test_a_call_is_the_models_own(server: ForeignServer, service: Service) -> None:
-    """llama-cpp-python holds noise to the tool that is named; behind the others noise calls nothing."""
+    """llama-cpp-python constrains noise to the named tool; with the other servers noise makes no call."""
     demand = {"type": "function", "function": {"name": "add"}} if isinstance(server, LlamaCppPython) else "required"
     params = {"tool_choice": demand, "temperature": 0, "max_tokens": 200}
     talk = run(service, [{"id": "a", "model": "m", "tools": [ADD], "params": params}])
@@ -166,7 +166,7 @@ def test_a_call_is_the_models_own(server: ForeignServer, service: Service) -> No
 
 
 def test_a_prompt_beyond_the_context_ends_its_conversation(server: ForeignServer, service: Service) -> None:
-    """It is not asked again for ever, whatever the server makes of it."""
+    """It is not asked for ever, whatever the server answers."""
     if isinstance(server, TransformersServe):
         pytest.skip("it has no bound of its own")
     talk = run(service, [{"id": "a", "model": "m", "params": {"max_tokens": 8}}], "word " * 2000)
@@ -176,7 +176,7 @@ def test_a_prompt_beyond_the_context_ends_its_conversation(server: ForeignServer
 
 
 def test_a_killed_server_costs_no_turn_and_doubles_none(server: ForeignServer, service: Service) -> None:
-    """Kill -9 in the midst of a job, and a start: what was lost runs again, and each turn is there once."""
+    """It is killed in the middle of a job, and started: lost turns run again, and each turn is there once."""
     conversations, rounds = 3, 2
     talks = debate(conversations=conversations, rounds=rounds)
     params = {"max_tokens": 400}  # six answers fit the context

@@ -100,7 +100,7 @@ def update(service: Service, checkpoint: Path, **fields: object) -> Document:
 
 @contextmanager
 def trainer(service: Service, python: str) -> Iterator[Callable[..., Document]]:
-    """Run a trainer's process; calling what is given sends it a line, and returns its answer."""
+    """Run a trainer's process; the returned function sends it a line, and returns its answer."""
     process = subprocess.Popen(
         [python, "-P", str(ROOT / "tests" / "engines" / "trainer.py"), service.url, "policy"],
         stdin=subprocess.PIPE,
@@ -148,17 +148,20 @@ def post(service: Service, prompts: list[str], tokens: int, **conversation: obje
 
 
 def messages_of(prompts: list[str]) -> list[list[Document]]:
-    """Return what an engine is sent for each of these conversations: the prompt, and the cue."""
+    """Return the messages that an engine gets for each of these conversations: the prompt, and the cue."""
     return [[{"role": "user", "content": f"{prompt}\n\n{CUE}"}] for prompt in prompts]
 
 
 def wait_full(service: Service) -> None:
-    """Return when every slot talks; a job of several waves is so again and again, one of a single wave once."""
+    """Return when every slot is in use.
+
+    A job of several waves reaches that again and again, one of a single wave once.
+    """
     wait_for(lambda: service.get("/v1/status")["pools"]["in_flight"] == 2 * SLOTS, "every slot talks")
 
 
 def wait_completed(service: Service, job: str, turns: int) -> None:
-    """Return when so many more turns of a job have ended: those that began with the present weights among them."""
+    """Return when this many more turns of a job have ended, among them all that began with the present weights."""
 
     def completed() -> int:
         return int(service.get(f"/v1/jobs/{job}")["progress"]["turns"]["completed"])
@@ -168,7 +171,7 @@ def wait_completed(service: Service, job: str, turns: int) -> None:
 
 
 def has_begun(service: Service, job: str) -> bool:
-    """Tell whether every conversation of a job has said something."""
+    """Return whether every conversation of a job has said something."""
     talks = (service.get(f"/v1/jobs/{job}/conversations/c{number}") for number in range(len(PROMPTS)))
     return all(any(turn["text"] for turn in talk["turns"]) for talk in talks)
 
@@ -205,7 +208,7 @@ def _sure(answer: list[tuple[str, float]]) -> str:
 
 
 def agrees(turns: list[Document], expected: list[str]) -> None:
-    """Return if every turn begins as its prompt's answer does; prompts come round."""
+    """Return whether every turn begins as its prompt's answer does; prompts repeat."""
     for turn, begin in zip(turns, cycle(expected), strict=False):
         assert turn["text"].startswith(begin), (turn, begin)
 
@@ -213,7 +216,7 @@ def agrees(turns: list[Document], expected: list[str]) -> None:
 def test_five_updates_in_mid_generation(
     service: Service, checkpoints: list[Path], spoken: dict[Path, list[str]], vllm_python: str
 ) -> None:
-    """32 conversations in flight: no turn is lost, and each was made with the weights that it says."""
+    """32 conversations in flight: no turn is lost, and each was made with the weights that it names."""
     assert update(service, checkpoints[0])["state"] == "completed"
     agrees(say(service, PROMPTS, HEAD), spoken[checkpoints[0]])
     before = weights_of(service)["version"]
@@ -254,7 +257,7 @@ def test_five_updates_in_mid_generation(
 def test_weights_that_are_served_already_are_not_sent(
     service: Service, checkpoints: list[Path], vllm_python: str
 ) -> None:
-    """A trainer that starts from the engines' checkpoint says so; a wrong claim is refused."""
+    """A trainer that starts from the engines' checkpoint declares it; a wrong claim is refused."""
     update(service, checkpoints[0])
     version = weights_of(service)["version"]
     with trainer(service, vllm_python) as tell:
@@ -266,7 +269,7 @@ def test_weights_that_are_served_already_are_not_sent(
 
 
 def test_vllm_has_what_the_trainers_end_of_nccl_asks_for(vllm_python: str) -> None:
-    """Stand-ins play its classes where there is no GPU; this says that they are called as these are."""
+    """Without a GPU stand-ins play its classes; this test checks that their signatures match."""
     program = """
 import inspect
 from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
@@ -282,15 +285,18 @@ print("bound")
 
 
 def test_a_trainer_and_an_engine_agree_where_tensors_lie(vllm_python: str) -> None:
-    """Two pieces of code, since the engine's imports nothing of ours: 2000 lists of tensors, buckets of any size."""
+    """The code exists twice, since the engine's part imports nothing of ours.
+
+    2000 lists of tensors, buckets of any size.
+    """
     program = str(ROOT / "tests" / "engines" / "buckets.py")
     ended = subprocess.run([vllm_python, "-P", program], capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout) == (0, "2000\n"), ended.stderr
 
 
 @pytest.mark.parametrize("mode", ["wait", "abort"])
-def test_an_update_that_waits_or_ends_what_runs(service: Service, checkpoints: list[Path], mode: str) -> None:
-    """Every turn has one version then; an ended turn is asked again, and keeps its attempts."""
+def test_an_update_that_waits_or_ends_running_turns(service: Service, checkpoints: list[Path], mode: str) -> None:
+    """Every turn has one version then; an interrupted turn is asked again, and keeps its attempts."""
     wait_in_rotation(service)
     job = post(service, PROMPTS * 24, tokens=300)
     wait_full(service)
@@ -304,7 +310,7 @@ def test_an_update_that_waits_or_ends_what_runs(service: Service, checkpoints: l
 
 
 def test_a_pinned_conversation_gets_one_version_or_fails(service: Service, checkpoints: list[Path]) -> None:
-    """A clear failure, and nothing else of the job with it; an answer that was whole before the update stays one."""
+    """It fails with a clear reason, alone; an answer that was complete before the update is kept."""
     wait_in_rotation(service)
     say(service, PROMPTS * 4, HEAD)  # a new engine's first prompt takes seconds, in which the other's turns go on
     version = weights_of(service)["version"]
@@ -348,7 +354,7 @@ def test_an_impossible_update_is_refused_before_anything_is_touched(service: Ser
 def test_a_trainer_that_dies_in_mid_broadcast(
     service: Service, checkpoints: list[Path], spoken: dict[Path, list[str]], vllm_python: str
 ) -> None:
-    """The update ends with an error that names the trainer; both workers go on with what they had."""
+    """The update ends with an error that names the trainer; both workers keep their weights."""
     wait_in_rotation(service)
     assert update(service, checkpoints[3])["state"] == "completed"
     version = weights_of(service)["version"]
@@ -372,7 +378,7 @@ def test_a_trainer_that_dies_in_mid_broadcast(
 def test_a_worker_that_is_killed_while_it_receives(
     service: Service, checkpoints: list[Path], spoken: dict[Path, list[str]], vllm_python: str
 ) -> None:
-    """It is named; the other serves; the killed one comes back with the version that the model has."""
+    """It is named; the other one serves; the killed one returns with the model's version."""
     wait_in_rotation(service)
     version = weights_of(service)["version"]
     victim = service.get("/v1/workers/policy-1")
@@ -391,10 +397,10 @@ def test_a_worker_that_is_killed_while_it_receives(
     agrees(turns, spoken[checkpoints[4]])
 
 
-def test_a_broadcast_that_failed_is_made_again(
+def test_a_failed_broadcast_is_repeated(
     service: Service, checkpoints: list[Path], spoken: dict[Path, list[str]], vllm_python: str
 ) -> None:
-    """A worker dies while it receives: the next attempt reaches the other, and the new one is brought to it."""
+    """A worker dies while it receives: the next attempt reaches the other, and the new worker gets its weights."""
     wait_in_rotation(service)
     version = weights_of(service)["version"]
     victim = service.get("/v1/workers/policy-1")
@@ -451,7 +457,7 @@ def test_a_front_without_its_engine_is_found_dead(service: Service) -> None:
 def test_a_restart_of_the_service_brings_its_workers_to_the_version(
     service: Service, checkpoints: list[Path], spoken: dict[Path, list[str]]
 ) -> None:
-    """Versions only rise, and an engine starts with what is on the disk."""
+    """Versions only rise, and an engine starts with the checkpoint on the disk."""
     wait_in_rotation(service)
     assert update(service, checkpoints[2])["state"] == "completed"
     version = weights_of(service)["version"]

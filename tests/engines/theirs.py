@@ -1,4 +1,4 @@
-"""The foreign servers, as the tests run them: Roundhouse is attached to them."""
+"""The foreign servers, as the tests run them; Roundhouse is attached to them."""
 
 import json
 import subprocess
@@ -63,7 +63,7 @@ class ForeignServer:
                 self.kill()
 
     def kill(self) -> None:
-        """End it as the kernel does."""
+        """Kill it with SIGKILL."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
@@ -71,7 +71,7 @@ class ForeignServer:
 
 @dataclass
 class KeptServer(ForeignServer):
-    """One that takes seconds to start: it goes on from test to test."""
+    """A server that takes seconds to start and is shared by tests."""
 
     def start(self) -> None:
         super().start()
@@ -106,7 +106,7 @@ class TransformersServe(KeptServer):
 
 @dataclass
 class LlamaCppPython(ForeignServer):
-    """llama-cpp-python's server: one request at a time, and a new one breaks off what is being streamed."""
+    """llama-cpp-python's server: one request at a time, and a new one breaks off a running stream."""
 
     python: Path = field(kw_only=True)
 

@@ -1,9 +1,9 @@
-"""A trainer, for the tests: broadcasts checkpoints with ``roundhouse_client``, on commands from its standard input.
+"""A trainer for the tests: broadcasts checkpoints with ``roundhouse_client``, on commands from its standard input.
 
 A line is JSON: {"checkpoint": FOLDER, "version": N}, with "bucket_bytes" or without; the answer is a line as well. With
-``"mute": true`` it sends nothing, says so, and waits to be killed. With ``"breaks": true`` its first broadcast says
-that it has begun, sends nothing, and breaks with the next line. With ``"served": true`` it takes its checkpoint for
-what the engines have already.
+``"mute": true`` it sends nothing, reports that, and waits to be killed. With ``"breaks": true`` its first broadcast
+reports its start, sends nothing, and breaks with the next line. With ``"served": true`` it declares that the engines
+have its checkpoint already.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Agents of one base on servers of scripted engines: their adapters, and what the servers were asked."""
+"""Agents of one base on servers of scripted engines: their adapters, and the servers' requests."""
 
 import json
 import sys
@@ -29,20 +29,20 @@ WAY_OUT: Final = "give layout B, or an adapter of that base"
 
 
 def llama(ports: Callable[[int], int], *, lanes: int = 1, count: int = 3, **fields: Any) -> InferenceEngine:  # noqa: ANN401
-    """Return an engine of layout A, with so many lanes of so many checkpoints."""
+    """Return an engine of layout A with this many lanes of this many checkpoints."""
     first = ports(lanes)
     given = {"engine": "llama-server", "command": LLAMA, "layout": "A", **fields}
     return engine_for_agents(max_agents_per_gpu=count, ports=(first, first + lanes - 1), **given)
 
 
 def vllm(ports: Callable[[int], int], folder: Path, **fields: Any) -> InferenceEngine:  # noqa: ANN401
-    """Return the same of vLLM, which notes in ``record`` what it is told, and suffers what ``faults`` says."""
+    """Return the same for vLLM, which writes its requests to ``record``, and fails as ``faults`` says."""
     flags = {"record": str(folder / "record"), "fault-file": str(folder / "faults")}
     return llama(ports, engine="vllm", command=VLLM, args=flags, **fields)
 
 
 def gpus(folder: Path, count: int) -> Path:
-    """Return an inventory of so many GPUs."""
+    """Return an inventory of this many GPUs."""
     devices = [{"index": n, "uuid": f"GPU-{n}", "name": "T4", "memory_mib": 16000} for n in range(count)]
     file = folder / "gpus.json"
     file.write_text(json.dumps({"devices": devices}))
@@ -62,7 +62,7 @@ def peft(folder: Path, name: str, base: object) -> Path:
 
 
 def states(game: InferenceEngine) -> list[WorkerState]:
-    """Return what the workers do whose engines are on the lanes, or were last."""
+    """Return the states of the workers whose engines are on the lanes, or were last."""
     return [lane.current.state for lane in game.status().lanes]
 
 
@@ -81,7 +81,7 @@ class Asked:
 
 
 def asked(record: Path) -> dict[str, Asked]:
-    """Return what was asked by prompt, each once."""
+    """Return the requests by prompt, each once."""
     entries = [json.loads(line) for line in record.read_text().splitlines()]
     found = {}
     for entry in entries:
@@ -94,12 +94,12 @@ def asked(record: Path) -> dict[str, Asked]:
 
 
 def told(record: Path) -> list[tuple[int, str]]:
-    """Return the processes of vLLM, and what each was told."""
+    """Return vLLM's processes, and the requests of each."""
     return [(entry["pid"], entry["asked"]) for entry in map(json.loads, record.read_text().splitlines())]
 
 
 def lanes_by_agent(log: Path) -> dict[str, tuple[str, str]]:
-    """Return on which lane, and on which device, each agent was last."""
+    """Return the lane and device of each agent's last run."""
     return {event["agent"]: (event["lane"], event["gpu"]) for event in replay(log)}
 
 

@@ -1,4 +1,4 @@
-"""Inference engines for tests, whose worker's specification and own words are given in one."""
+"""Inference engines for tests, with the specification of their workers and their own arguments in one call."""
 
 import sys
 from inspect import signature
@@ -14,13 +14,13 @@ WORDS: Final = signature(InferenceEngine).parameters.keys() - {"spec"}
 
 
 def engine_for_agents(**fields: Any) -> InferenceEngine:  # noqa: ANN401
-    """Return an engine of one slot on each lane, unless ``slots`` says more."""
+    """Return an engine with one slot on each lane, unless ``slots`` says more."""
     words = {name: fields.pop(name) for name in WORDS & fields.keys()}
     return InferenceEngine(WorkerSpec(**{"engine": "vllm", "slots": 1, **fields}), **words)
 
 
 def engine(first_port: int, *, count: int = 2, flags: dict[str, Any] | None = None, **fields: Any) -> InferenceEngine:  # noqa: ANN401
-    """Return a scripted engine with so many lanes on each device; each device has ports of its own."""
+    """Return a scripted engine with this many lanes on each device; each device has ports of its own."""
     return engine_for_agents(
         engine="llama-server",
         command=(sys.executable, "-I", "-S", str(ENGINE_PROGRAM)),

@@ -1,4 +1,4 @@
-"""Load through the public surface, and an auditor that knows nothing else: what was promised, is it so?"""
+"""Load through the public surface, and an auditor that uses only that surface: are the promises kept?"""
 
 import json
 import threading
@@ -18,7 +18,7 @@ AT_ONCE = 6  # jobs that have not ended, at any time
 
 
 class Load:
-    """Posts small debates as long as it runs, each until it is acknowledged, and reads what they say meanwhile."""
+    """Posts small debates as long as it runs, each until it is acknowledged, and reads their words meanwhile."""
 
     def __init__(self, urls: Sequence[str], seed: int) -> None:
         self.urls = urls
@@ -56,7 +56,7 @@ class Load:
                     self._is_over.wait(0.05)
 
     def read_always(self) -> None:
-        """Read conversations of open jobs: what was read as completed must stay as it was read."""
+        """Read conversations of open jobs: a turn that was read as completed must not change."""
         chance = Random(f"{self._seed}/read")  # noqa: S311
         with httpx.Client(timeout=LIMIT_S, trust_env=False) as http:
             while not self._is_over.is_set():
@@ -103,7 +103,7 @@ def under_load(urls: Sequence[str], seed: int = 0) -> Iterator[Load]:
 
 
 def audit(load: Load, url: str, limit_s: float = 120.0) -> Counter[str]:
-    """Fail unless every acknowledged job has ended whole, each turn once, as it was read; return what was counted."""
+    """Check that every acknowledged job has ended whole, each turn once, as it was read; return the counts."""
     assert load.faults == []
     counts: Counter[str] = Counter()
     with httpx.Client(base_url=url, timeout=LIMIT_S, trust_env=False) as http:

@@ -1,6 +1,6 @@
-"""axe-core, Deque's checks of accessibility, run inside a page.
+"""axe-core, Deque's accessibility checks, run inside a page.
 
-Of the package that brings it only the script is taken: what the package needs besides is a browser of 160 MB.
+Only the script is taken from its package: the package's dependencies include a browser of 160 MB.
 """
 
 import re
@@ -35,7 +35,7 @@ def axe_script() -> str:
 
 
 def violations(page: Page, script: str) -> list[str]:
-    """Return what a page that is shown violates, each rule with the elements."""
+    """Return the violations of a page that is shown, each rule with its elements."""
     if not page.run("typeof axe === 'object'"):
         page.run(f"{script}; true")
     found: list[dict[str, Any]] = page.run(f"axe.run(document, {RULES}).then((told) => told.violations)")

@@ -1,6 +1,6 @@
-"""Engines that break, on a virtual clock: the real core, blame and supervision, and engines that die as they are told.
+"""Engines that break, on a virtual clock: the real core, blame and supervision, and engines that die on request.
 
-Used by the property that innocent turns end whatever an engine does, and that whoever brings it down is convicted.
+Used by the property that innocent turns end whatever an engine does, and that turns that bring it down are convicted.
 """
 
 import heapq
@@ -34,7 +34,7 @@ END_S = 200_000.0
 
 @dataclass
 class Engine:
-    """One incarnation as a way of breaking sees it."""
+    """One incarnation, as a way of breaking sees it."""
 
     number: int
     started_at: float
@@ -45,7 +45,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Break:
-    """What becomes of an engine: it dies after so many seconds, hangs at once, or refuses the request."""
+    """What happens to an engine: it dies after this many seconds, hangs at once, or refuses the request."""
 
     dies_after: float | None = None
     hangs: bool = False
@@ -70,7 +70,7 @@ class Outcome:
 
 
 class Worker:
-    """A supervised engine: the real decisions, a made-up process."""
+    """A supervised engine: the real decisions, an invented process."""
 
     def __init__(self, world: "World", name: str, restart: RestartPolicy) -> None:
         self.world = world
@@ -125,7 +125,7 @@ LOOK_S = 0.5
 
 
 class World:
-    """Jobs on workers of model ``m``; ``is_keyed`` gives the innocent ones a key and all others another."""
+    """Jobs on workers of model ``m``; with ``is_keyed`` the innocent ones have one key and all others another."""
 
     def __init__(
         self, jobs: Sequence[Job], way: Way, *, seed: int, workers: int = 2, slots: int = 4, is_keyed: bool = False
@@ -154,7 +154,7 @@ class World:
             self.after(LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Look at the time, as the scheduler does."""
+        """Read the time, as the scheduler does."""
         self.post(events.TimeTold(at=self.now), *self._find(self.blame.expire(self.now)))
         self.after(LOOK_S, self._look)
 

@@ -39,7 +39,7 @@ class Work:
 
 
 class Page:
-    """One tab; what it complains of is in ``complaints``."""
+    """One tab; its errors are in ``complaints``."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
@@ -67,7 +67,7 @@ class Page:
         self.send("Tracing.start", transferMode="ReportEvents", traceConfig={"includedCategories": ["toplevel"]})
 
     def end_trace(self) -> Work:
-        """Return what the page's main thread has done since; tasks of other threads and processes are left out."""
+        """Return the tasks of the page's main thread since; other threads and processes are left out."""
         self.send("Tracing.end")
         while (message := json.loads(self._connection.recv(timeout=LIMIT_S))).get(
             "method"
@@ -87,7 +87,7 @@ class Page:
                 self.complaints.append(f"{entry['text']} {entry.get('url', '')}")
 
     def run(self, script: str) -> Any:  # noqa: ANN401 - JSON of the page
-        """Return the value of an expression, waited for where it is a promise."""
+        """Return the value of an expression, awaited if it is a promise."""
         told = self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in told, told["exceptionDetails"]
         return told["result"].get("value")
@@ -111,7 +111,7 @@ class Page:
 
     @property
     def text(self) -> str:
-        """What the page shows."""
+        """Return the text of the page."""
         return str(self.run("document.body?.innerText"))
 
     def click(self, selector: str) -> None:
@@ -134,7 +134,7 @@ class Page:
         self.send("Input.dispatchKeyEvent", type="keyUp", **told)
 
     def resize(self, width: int, height: int = 900) -> None:
-        """Make it as wide as a device."""
+        """Give it the width of a device."""
         self.send(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 700
         )
@@ -145,7 +145,7 @@ class Page:
         self.send("Emulation.setEmulatedMedia", features=features)
 
     def picture(self, path: Path) -> None:
-        """Write what it looks like, down to its end."""
+        """Write a picture of the page, down to its end."""
         shot = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))
 
@@ -183,7 +183,7 @@ def browsing() -> Iterator[Page]:
 
 @contextmanager
 def on_overview(page: Page, url: str, width: int) -> Iterator[Page]:
-    """Show the overview of a service, live, in light colours; nothing may go wrong in the page meanwhile."""
+    """Show the overview of a service, live, in light colours; check that the page has no errors meanwhile."""
     page.resize(width)
     page.colour("light")
     page.complaints.clear()

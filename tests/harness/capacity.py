@@ -1,4 +1,4 @@
-"""Scheduling cores with KV caches, and jobs whose turns take so many tokens, in few words."""
+"""Scheduling cores with KV caches, and jobs whose turns take a given number of tokens, in short calls."""
 
 from collections.abc import Iterable
 
@@ -31,7 +31,7 @@ def asks(
     model: str = "m",
     adapter: str | None = None,
 ) -> Job:
-    """Return a job of agents a0, a1 and so on, whose first turns take so many tokens each: of nothing but an answer."""
+    """Return a job of agents a0, a1 and so on, whose first turns take this many tokens each, all of them an answer."""
     agents = tuple(
         speaker(f"a{number}", need - TEMPLATE_TOKENS, model=model, adapter=adapter) for number, need in enumerate(needs)
     )
@@ -93,5 +93,5 @@ def kv_need(tokens: int) -> KvNeed:
 
 
 def read(context: int, answer: int) -> PromptReading:
-    """Return what an engine has read that had nothing of it in its cache."""
+    """Return the reading of an engine that had none of the prompt cached."""
     return PromptReading(fresh_tokens=context - answer, seconds=1.0, context_tokens=context, answer_tokens=answer)

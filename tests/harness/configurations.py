@@ -1,4 +1,4 @@
-"""The configurations that there can be, as rows of factors: every two values that go together are in a row."""
+"""All possible configurations, as rows of factors: every two values that go together are in a row."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ Pair = tuple[tuple[str, object], tuple[str, object]]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One configuration, and the change that it is reloaded with. What is said of models holds of all of them."""
+    """One configuration, and the change that it is reloaded with. Factors of models apply to all of them."""
 
     kind: str = "llama-server"  # of the first model
     beside: str = "llama-server"  # of the others, and of one that a reload adds
@@ -31,7 +31,7 @@ class Row:
         return "-".join(str(value) for value in asdict(self).values())
 
     def has(self, pair: Pair) -> bool:
-        """Whether both values are the row's."""
+        """Return whether both values are the row's."""
         return all(getattr(self, name) == value for name, value in pair)
 
 
@@ -100,14 +100,14 @@ def pairs() -> set[Pair]:
 
 
 def pairs_of(row: Row) -> set[Pair]:
-    """Return those of a row."""
+    """Return the pairs of a row."""
     return set(combinations(((name, getattr(row, name)) for name in FACTORS), 2))
 
 
 def rows() -> list[Row]:
-    """Return few rows that have every such pair between them.
+    """Return few rows that contain every such pair.
 
-    Each begins with a pair that none has yet, and takes what brings the most others. ``allpairspy`` goes back on no
+    Each begins with a missing pair, and takes the values that bring the most others. ``allpairspy`` never revises a
     choice, and left out 82 of the 867 pairs, since few values go with an attached engine or a folder of sockets.
     """
     missing, found = pairs(), list[Row]()
@@ -123,7 +123,7 @@ def rows() -> list[Row]:
 
 
 def _filled(given: dict[str, Any], missing: set[Pair], used: Counter[tuple[str, object]]) -> dict[str, Any] | None:
-    """Return the whole of a row that has the given values; None where there is no such row."""
+    """Return a whole row with the given values; None if there is none."""
     if len(given) == len(FACTORS):
         return given
     left = {name: values for name, values in _choices(given).items() if name not in given}

@@ -1,8 +1,8 @@
-"""Seeded courses of the scheduling core: what happens is drawn, and each event and action is written in neutral words.
+"""Seeded runs of the scheduling core: events are drawn, and each event and action is written in neutral words.
 
-A course knows nothing of how the core works, only what a scheduler may tell it: turns end in all ways, tools run,
-prompts are read, workers come and go, callers speak, programs come back, and the core begins again from its records.
-The words of a line do not change when a class or a field is renamed, so that a digest of them holds over such changes.
+A run knows nothing of how the core works, only what a scheduler may report: turns end in all ways, tools run, prompts
+are read, workers come and go, callers speak, programs come back, and the core restarts from its records. The words of a
+line do not change when a class or a field is renamed, so their digest survives such changes.
 
     PYTHONHASHSEED=0 python -m tests.harness.core_course SEED [SEED ...] [--lines]
 """
@@ -48,7 +48,7 @@ WORKERS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 class Course:
-    """One run of the core; ``lines`` is all that went in and came out."""
+    """One run of the core; ``lines`` is all its input and output."""
 
     def __init__(self, seed: int) -> None:
         self.chance = Random(seed)  # noqa: S311
@@ -86,7 +86,7 @@ class Course:
         self.is_paused = False
 
     def tell(self, said: str, *told: events.Event) -> None:
-        """Hand events in, and follow what comes out."""
+        """Hand events in, and follow the resulting actions."""
         self.lines.append(f"> {said}")
         for action in self.core.handle(*told):
             self.lines.append(f"< {line_of(action)}")
@@ -139,7 +139,7 @@ class Course:
     # What is drawn
 
     def run(self, steps: int = STEPS, *, drains: bool = True) -> None:
-        """Draw what happens, then let everything run to its end."""
+        """Draw the events, then let everything run to its end."""
         ways = {
             self._post: 8, self._get_ready: 12, self._lose_worker: 3, self._complete: 34, self._fail: 4,
             self._interrupt: 6, self._reject: 3, self._use_tools: 8, self._end_tools: 8, self._fire: 12,
@@ -390,7 +390,7 @@ class Course:
         self.tell(f"{key} is said {is_said}", spoke)
 
     def _claim(self) -> None:
-        """Admit a conversation that was left, as another node or a caller's words bring it back."""
+        """Admit a released conversation, as another node or a caller's words bring it back."""
         name = self._pick(self.left)
         if name is None:
             return
@@ -417,7 +417,7 @@ class Course:
     suspected: frozenset[TurnKey] = frozenset()
 
     def _restart(self) -> None:
-        """Begin with a new core, which knows what is on record."""
+        """Begin with a new core, which knows what is recorded."""
         self.suspected = frozenset(key for key in self.flying if self.jobs[key.job_id].name != "request")
         ended_talks = self.ended_talks
         self._begin()
@@ -430,7 +430,7 @@ class Course:
         self.suspected = frozenset()
 
     def _ask(self) -> None:
-        """Ask a client's request: a job of one turn, perhaps of a program that was answered before."""
+        """Send a client's request: a job of one turn, perhaps of a program that was answered before."""
         job_id, chance = JobId(f"r{len(self.jobs)}"), self.chance
         agent = Agent(id="a0", role="", model=chance.choice("mmno"), system="")
         owner = chance.choice((None, *OWNERS))

@@ -1,4 +1,4 @@
-"""A machine with two GPUs that nobody here has: NVML tells of them as files say, and one is the kernel's log."""
+"""A machine with two invented GPUs: a stand-in for NVML reads files, and one file is the kernel's log."""
 
 import ctypes
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ LOOK_S: Final = 0.02
 
 
 class Machine:
-    """Its devices have what the test says; they are looked at often."""
+    """Its devices have what the test sets; they are read often."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         folder.mkdir()
@@ -41,7 +41,7 @@ class Machine:
         monkeypatch.setattr("workers.lanes.lane_pool.LOOK_S", LOOK_S)
 
     def use(self, uuid: str, mib: int, held: Mapping[int, int] | None = None) -> None:
-        """Have so much of a device's memory used, of which processes have their parts."""
+        """Set a device's used memory, and the processes' parts of it."""
         self._used[uuid] = mib, held or {}
         rows = [
             " ".join([name, str(used), *(f"{pid}:{part}" for pid, part in parts.items())])
@@ -52,12 +52,12 @@ class Machine:
         half.replace(self._file)  # a look never sees half of it
 
     async def show(self, uuid: str, mib: int, held: Mapping[int, int] | None = None) -> None:
-        """Do the same, and return when it was looked at."""
+        """Do the same, and return when it was read."""
         self.use(uuid, mib, held)
         await self.wait_looks(2)  # one may have begun before
 
     async def wait_looks(self, looks: int) -> None:
-        """Return when its devices were looked at so many times more, by this process."""
+        """Wait until this process has read its devices this many more times."""
         until = self._looks.value + looks * len(GPUS)
         await wait_until(lambda: self._looks.value > until, "its devices were looked at")
 

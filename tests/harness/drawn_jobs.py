@@ -1,7 +1,7 @@
-"""Jobs that are drawn, word by word: each level of each factor is one way to write a part of a job.
+"""Jobs drawn word by word: each level of each factor is one way to write a part of a job.
 
-A job has with it what its agents' engines answer: for each agent some answers, valid and not, of which one is drawn for
-each request.
+A job carries the answers of its agents' engines: some answers for each agent, valid and invalid, of which one is drawn
+for each request.
 """
 
 import json
@@ -104,7 +104,10 @@ def call(name: str, **arguments: object) -> Document:
 
 @dataclass(slots=True)
 class DrawnJob:
-    """A job to be posted, with the answers of its agents; ``fork`` is how a job is made that begins with its record."""
+    """A job to be posted, with the answers of its agents.
+
+    ``fork`` says how to make a job that begins with its record.
+    """
 
     key: str
     document: Document
@@ -115,7 +118,7 @@ class DrawnJob:
 
 
 def draw_row(chance: Random, only: Sequence[str] | None = None) -> dict[str, str]:
-    """Draw a level of each factor, or of some, all others being the first ones."""
+    """Draw a level of each factor, or of some, with the first levels of all others."""
     while True:
         row = {name: levels[0] for name, levels in FACTORS.items()}
         row |= {name: chance.choice(FACTORS[name]) for name in only or FACTORS if chance.random() < 0.7}
@@ -134,7 +137,7 @@ REFUSALS: Mapping[str, Callable[[Row], bool]] = {
 
 
 def refusal_of(row: Row) -> str | None:
-    """Return why a job of these levels cannot be: its parser refuses it; None where it can."""
+    """Return why a job's parser refuses these levels; None if it accepts them."""
     return next((name for name, is_so in REFUSALS.items() if is_so(row)), None)
 
 
@@ -253,7 +256,7 @@ class JobDrawer:
         return kinds[kind] | ({} if retries is None else {"retries": retries})
 
     def _answers(self, name: str, agent: Document, validation: str) -> list[Document]:
-        """Return what the engine may say for an agent."""
+        """Return the engine's possible answers for an agent."""
         kind = {"judged": "choices"}.get(validation, validation)
         if name == self.leader:
             others = [each for each in self.agents if each != name]

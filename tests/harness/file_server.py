@@ -1,4 +1,4 @@
-"""A server of files that answers as a test wants, on loopback."""
+"""A server of files on loopback that answers as a test wants."""
 
 import ssl
 import threading
@@ -38,7 +38,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def send_rest(self, content: bytes, until: int | None = None) -> None:
-        """Send what was asked for of a file, and break off at a place of it."""
+        """Send the requested part of a file, and break off at a given place."""
         begin = int(self.headers.get("Range", "bytes=0-")[6:-1])
         self.send_response(206 if begin else 200)
         self.send_header("Content-Length", str(len(content) - begin))

@@ -31,7 +31,7 @@ def digests_of(ran: subprocess.CompletedProcess[str]) -> dict[str, str]:
 
 
 def frozen(name: str, now: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the digests of these seeds as they are frozen."""
+    """Return the frozen digests of these seeds."""
     file = FOLDER / f"{name}.txt"
     known = dict(line.split() for line in file.read_text().splitlines()) if file.exists() else {}
     if os.environ.get("RENEW_FROZEN"):
@@ -41,7 +41,7 @@ def frozen(name: str, now: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def frozen_text(name: str, now: str) -> str:
-    """Return a text as it is frozen."""
+    """Return the frozen text."""
     file = FOLDER / name
     if os.environ.get("RENEW_FROZEN"):
         file.write_text(now, encoding="utf-8")
@@ -49,7 +49,7 @@ def frozen_text(name: str, now: str) -> str:
 
 
 def shrinking_list(name: str, now: Sequence[str]) -> list[str]:
-    """Return a list as it is frozen, a line each; it is renewed only if it is not longer than before."""
+    """Return the frozen list, a line each; it is renewed only if it is not longer than before."""
     file = FOLDER / name
     if os.environ.get("RENEW_FROZEN") and (not file.exists() or len(now) <= len(file.read_text().splitlines())):
         file.parent.mkdir(exist_ok=True)

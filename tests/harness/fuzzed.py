@@ -1,6 +1,6 @@
-"""Answers of engines of which no field can be trusted: every one of every surface, missing, odd, huge or cut.
+"""Answers of engines with unreliable fields: every field of every surface, missing, odd, huge or cut.
 
-Each seed gives one answer, always the same.
+Each seed gives the same answer each time.
 """
 
 import json
@@ -94,7 +94,7 @@ NUMBERS: Final = ("NaN", "+Inf", "-Inf", "-1", "1e300", "9" * 40, "", "x", "0x10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireAnswer:
-    """The bytes of one answer, in the pieces in which they come; ``is_stream`` says what was asked for."""
+    """The bytes of one answer, in the pieces in which they arrive; ``is_stream`` says what was requested."""
 
     pieces: tuple[bytes, ...]
     is_stream: bool
@@ -114,7 +114,7 @@ def answer(seed: int) -> WireAnswer:
 
 
 def probe(seed: int) -> tuple[str, bytes]:
-    """Return a path that an engine is asked, and what it answers."""
+    """Return the path of a probe, and an engine's answer to it."""
     chance = random.Random(seed)  # noqa: S311 - the same each time
     if chance.random() < 0.3:
         return "/metrics", _broken(chance, _metrics(chance).encode("utf-8", "surrogatepass"))

@@ -1,4 +1,4 @@
-"""Drawn jobs on a whole simulated node, under kills, and what a plain reading of the specification says of them."""
+"""Drawn jobs on a whole simulated node, under kills, compared with a plain implementation of the specification."""
 
 import argparse
 import asyncio
@@ -56,19 +56,19 @@ SHOWN = ("agent", "round", "kind", "state", "reason", "text", "inherited", "memo
 
 
 async def add(a: int, b: int) -> int:
-    """Add two numbers: the one tool that there is."""
+    """Add two numbers; the only tool."""
     return a + b
 
 
 async def run_at_once(_: pool.Pool, request: bytes, *__: object) -> object:
-    """Run what the service has another process do: there is none here."""
+    """Run a function that the service would run in another process."""
     function, arguments, _limit_s = pickle.loads(request)  # noqa: S301 - of our own
     await anyio.lowlevel.checkpoint()
     return function(*arguments)
 
 
 class AnsweringEngine(ScriptedEngine):
-    """Answers each agent with one of its answers, and keeps what it was asked."""
+    """Answers each agent with one of its answers, and keeps its requests."""
 
     def __init__(self, process: EngineProcess, options: Namespace, world: "JobWorld") -> None:
         super().__init__(process, options)
@@ -212,7 +212,7 @@ class JobWorld(World):
                 await node.callers.say(TurnKey(*turn.key), words)
 
     async def _fork(self, node: Node, source: DrawnJob) -> None:
-        """Post what begins with the record of a job that has ended."""
+        """Post a job that begins with the record of an ended one."""
         chance, kind = Random(source.key + str(self.seed)), source.fork  # noqa: S311
         name = source.document["conversations"][0]["id"]
         told = json.loads(b"".join(await node.jobs.transcript_json(self.ids[source.key], name)))
@@ -266,7 +266,7 @@ class JobWorld(World):
         return {"new": [{"content": "New words {n}."}, {"content": "yes"}]}
 
     async def _happen(self, _node: Node) -> None:
-        """Do to the engines what is drawn, until it is calm."""
+        """Apply the drawn events to the engines, until it is calm."""
         while self.now < CALM_AT_S:
             await pass_time(self.chance.expovariate(1.0))
             running = self.machine.running
@@ -308,7 +308,7 @@ class JobWorld(World):
             self.counts["jobs"] += 1
 
     async def _audit_history(self, node: Node, job: DrawnJob, told: Mapping[str, Any], asked: Sequence[Asked]) -> None:
-        """Check that the prompts that are told of attempts were asked, byte for byte."""
+        """Check that the prompts shown for attempts were asked, byte for byte."""
         for name, transcript in told.items():
             seen = [(each.agent, each.body["messages"]) for each in asked if each.conversation == name]
             for turn in transcript["turns"]:
@@ -325,7 +325,7 @@ class JobWorld(World):
 
 
 def calm_plan(chance: Random, *, is_calm: bool) -> Plan:
-    """Draw what happens: nothing where it is to be calm."""
+    """Draw the events: none if it should be calm."""
     plan = replace(Plan.drawn(chance), killers=0, cancels=0.0)
     if "hang" in plan.breaks:
         plan = replace(plan, breaks="chance=0.05:refuse")
@@ -333,9 +333,9 @@ def calm_plan(chance: Random, *, is_calm: bool) -> Plan:
 
 
 def run_rows(seed: int, rows: Sequence[Row], *, is_calm: bool = False, plan: Plan | None = None) -> JobWorld:
-    """Run a job of each row, under what is drawn or a ``plan``.
+    """Run a job of each row, with drawn events or a ``plan``.
 
-    ``differences`` of what is returned is empty where all went as specified.
+    The result's ``differences`` are empty if all went as specified.
     """
     chance = Random(seed)  # noqa: S311
     random.seed(seed)
@@ -357,7 +357,7 @@ def run_rows(seed: int, rows: Sequence[Row], *, is_calm: bool = False, plan: Pla
 
 
 def show(world: JobWorld, job: DrawnJob, conversation: str) -> None:
-    """Print a job, one of its transcripts, and what its engines were asked."""
+    """Print a job, one of its transcripts, and its engines' requests."""
     print(json.dumps(job.document))
     told = world.told[job.key][conversation]
     for turn in told["turns"]:
@@ -371,7 +371,7 @@ def show(world: JobWorld, job: DrawnJob, conversation: str) -> None:
 
 
 def main() -> None:
-    """Run seeds of random rows, and tell where they differ."""
+    """Run seeds of random rows, and print where they differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seeds", type=int, nargs="+")
     parser.add_argument("--jobs", type=int, default=12, help="of a seed")

@@ -1,4 +1,4 @@
-"""Jobs for tests, in few words."""
+"""Jobs for tests, in short calls."""
 
 from collections.abc import Mapping, Sequence
 

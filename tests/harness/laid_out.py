@@ -1,7 +1,7 @@
-"""A row of configurations laid out on this machine: its file, its tools, its attached servers, and what is expected.
+"""A row of configurations laid out on this machine: its file, its tools, its attached servers, and the expectations.
 
-Each model has an engine that answers with its own name and what it was asked about, and that keeps two files: what it
-was sent, and when it began and was ended.
+Each model has an engine that answers with its own name and the question, and that keeps two files: its requests, and
+its starts and ends.
 """
 
 import hashlib
@@ -54,12 +54,15 @@ OTHER_PROMPT: Final = 9  # tokens that an engine with other args says its prompt
 
 
 def ports_of(row: Row) -> int:
-    """Return how many ports in a row it needs: of the service, of two replicas of each model and one more, of lanes."""
+    """Return how many successive ports it needs.
+
+    It has a service, two replicas of each model and one more, and lanes.
+    """
     return 1 + 2 * (row.models + 1) + LANES
 
 
 class LaidOut:
-    """One row with its files below ``folder``; ``stack`` ends what was started beside it, ``url`` runs tools."""
+    """One row with its files below ``folder``; ``stack`` ends the programs started beside it, ``url`` runs tools."""
 
     def __init__(self, row: Row, folder: Path, first_port: int, database: str, stack: ExitStack) -> None:
         self.row, self.folder, self.port, self.url = row, folder, first_port, ""
@@ -84,11 +87,11 @@ class LaidOut:
 
     @property
     def key(self) -> str | None:
-        """The key that may do everything, where keys are asked for."""
+        """The key with all scopes, if keys are required."""
         return None if self.row.keys == "none" else KEYS["root"]
 
     def server(self) -> Document:
-        """Return the section of that name."""
+        """Return the ``server`` section."""
         if self.row.keys == "file":
             return {"keys_file": "keys.yaml"}
         if self.row.keys == "list":
@@ -112,7 +115,7 @@ class LaidOut:
         return self.row.placement == "lanes" or (self.row.placement == "mixed" and name == "m0")
 
     def model(self, name: str) -> Document:
-        """Return a model of the configuration; a server that it is attached to is started."""
+        """Return a model of the configuration; an attached server is started."""
         row, kind, index = self.row, self.kind(name), int(name[1:])
         model: Document = {"engine": kind, "slots": 2}
         if kind == "attached":
@@ -141,28 +144,28 @@ class LaidOut:
         return {**model, **self._tools()}
 
     def job(self, names: list[str], topic: int) -> Document:
-        """Return one in which an agent of each of these models speaks twice."""
+        """Return a job in which an agent of each of these models speaks twice."""
         tools = {"tools": [TOOL]} if self.row.tools != "none" else {}
         agents = [{"id": f"of-{name}", "model": name, "system": f"I-am-{name}.", **tools} for name in names]
         return {"rounds": 2, "agents": agents, "conversations": [{"id": "q", "prompt": f"TOPIC-{topic}."}]}
 
     def answer(self, name: str, topic: int) -> str:
-        """Return what that model's engine says to that job, or at the door."""
+        """Return that model's answer to that job, or at the door."""
         return f"I-am-{name} TOPIC-{topic} "
 
     def number(self, name: str) -> int:
-        """Return what that model's engine calls the tool with."""
+        """Return the argument with which that model's engine calls the tool."""
         return 40 + int(name[1:])
 
     def heard(self, name: str) -> list[Document]:
-        """Return the requests that that model's engines were sent; a server that is not ours is tried beside them."""
+        """Return the requests to that model's engines; a server that is not ours gets trials as well."""
         requests = recorded(self.folder / f"{name}.heard")
         if self.kind(name) != "attached":
             return requests
         return [request for request in requests if request["messages"][-1]["content"] != TRIAL_WORDS]
 
     def lives(self, name: str, what: str) -> list[int]:
-        """Return the pids of that model's engines that have begun, or that SIGTERM has ended."""
+        """Return the pids of that model's engines that have started, or that SIGTERM has ended."""
         file = self.folder / f"{name}.lives"
         lines = file.read_text().splitlines() if file.exists() else []
         return [int(line.split()[1]) for line in lines if line.startswith(what)]

@@ -1,7 +1,7 @@
-"""Models that change places in virtual time, and those that they are compared with: Belady and LRU.
+"""Models that swap in virtual time, compared with Belady and LRU.
 
-Requests of several models arrive at lanes that hold fewer; the decisions are those of a service
-(``workers.policy.placement``). Belady and LRU serve strictly in the order of arrival.
+Requests of several models arrive at fewer lanes; the decisions are those of a service (``workers.policy.placement``).
+Belady and LRU serve strictly in the order of arrival.
 """
 
 import heapq
@@ -42,7 +42,7 @@ class Lane:
     used_at: float = 0.0
 
     def view(self) -> LaneView:
-        """Return it as decisions are made on it."""
+        """Return the lane as decisions see it."""
         return LaneView(
             id=self.id,
             device="gpu",
@@ -57,7 +57,7 @@ class Lane:
 
 @dataclass
 class Outcome:
-    """What came of one run."""
+    """The result of one run."""
 
     swaps: int = 0
     waits: list[tuple[float, float]] = field(default_factory=list)  # each with the work that was there before, in s
@@ -65,7 +65,7 @@ class Outcome:
 
     @property
     def worst(self) -> float:
-        """The longest wait, as a part of the work that arrived before it and of its own load."""
+        """The longest wait, relative to the work that arrived before it and its own load."""
         return max(wait / (before + LOAD_S) for wait, before in self.waits)
 
 
@@ -87,7 +87,7 @@ class Simulation:
         self._pending = [(at, number, "arrival", "", number) for number, (at, _, _) in enumerate(arrivals)]
 
     def run(self) -> Outcome:
-        """Return what came of it."""
+        """Return the result."""
         while self._pending:
             now, _, kind, lane, number = heapq.heappop(self._pending)
             self._take(now, kind, lane, number)
@@ -115,7 +115,7 @@ class Simulation:
             self._lanes[lane].phase, self._lanes[lane].used_at = LanePhase.READY, now
 
     def _act(self, now: float) -> bool:
-        """Do what is to be done at one moment; return whether something may follow from it at once."""
+        """Do what is due at one moment; return whether more may follow from it at once."""
         for lane in self._lanes.values():
             self._start(lane, now)
             if lane.phase is LanePhase.LEAVING and not lane.in_flight:
@@ -170,7 +170,7 @@ class Simulation:
 
 
 def lru(models: Sequence[str], room: int) -> int:
-    """Count the loads of who evicts the least recently used."""
+    """Count the loads of evicting the least recently used model."""
     there: list[str] = []
     loads = 0
     for model in models:
@@ -184,7 +184,7 @@ def lru(models: Sequence[str], room: int) -> int:
 
 
 def belady(models: Sequence[str], room: int) -> int:
-    """Count the loads of who knows the future, and evicts the one that is needed last."""
+    """Count the loads with a known future, evicting the model that is needed last."""
     after: dict[str, deque[int]] = {}
     for place, model in enumerate(models):
         after.setdefault(model, deque()).append(place)
@@ -202,7 +202,7 @@ def belady(models: Sequence[str], room: int) -> int:
 
 
 def mixes(requests: int, models: int, rate: float, seed: int = 1) -> Iterator[tuple[str, list[Arrival]]]:
-    """Yield three mixes: all alike, some liked better, and one that comes in bursts."""
+    """Yield three mixes: equal demand, unequal demand, and demand in bursts."""
     names = [chr(ord("a") + number) for number in range(models)]
     for kind in ("uniform", "skewed", "bursts"):
         chance, at, arrivals, last = random.Random(f"{kind}{seed}"), 0.0, [], names[0]  # noqa: S311

@@ -1,4 +1,4 @@
-"""What has held up an event loop before, as requests to a running service, and a probe of what anybody else notices."""
+"""Requests that once blocked an event loop, for a running service, and a probe of what others notice."""
 
 import json
 import select
@@ -36,7 +36,7 @@ class Seen:
 
 @contextmanager
 def probing(service: "Service") -> Iterator[Seen]:
-    """Ask for /healthz all the time, in a process of its own; what was seen is there when the block is over."""
+    """Request /healthz all the time, from a process of its own; the results are there when the block ends."""
     assert service.process is not None
     seen = Seen(latencies=[], busy=[])
     command = [sys.executable, "-P", str(Path(__file__)), f"{service.url}/healthz", str(service.process.pid)]
@@ -104,7 +104,7 @@ def large_bodies(service: "Service") -> None:
 
 
 def schemas_and_patterns(service: "Service") -> None:
-    """What takes long to check, to compile, and to apply to an answer."""
+    """Schemas and patterns that take long to check, to compile, and to apply to an answer."""
     post(service, one({"json_schema": {"allOf": [{"pattern": f"(a+)+{number}$"} for number in range(2_000)]}}))
     jobs = [
         one({"pattern": "(?:w[0-9]+ ?)+x$"}),

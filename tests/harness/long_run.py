@@ -31,7 +31,7 @@ _never = threading.Event()
 
 @dataclass(slots=True)
 class Seen:
-    """What a run has seen; ``gaps`` are health answers: when, and after how many seconds."""
+    """The observations of a run; ``gaps`` are health answers, each with its time and duration in seconds."""
 
     counts: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
@@ -70,7 +70,7 @@ class LongRun:
         return time.monotonic() - self._began_at
 
     def loops(self, *, upgrades: bool) -> list[Callable[[], None]]:
-        """Return the loops; without ``upgrades`` the process stays the same one."""
+        """Return the loops; without ``upgrades`` the process stays the same."""
         changes = [(12.0, self._kill), (40.0, self._reload), *([(180.0, self._upgrade)] if upgrades else [])]
         return [
             self._every(0.25, self._post, "post"),
@@ -128,7 +128,7 @@ class LongRun:
             self.seen.faults.append(f"{what}: {answer.status_code} {answer.text[:300]}")
 
     def _check(self, http: httpx.Client, _chance: Random) -> None:
-        """Check the jobs that have ended, and delete the oldest."""
+        """Check the ended jobs, and delete the oldest."""
         for job_id, job in list(self._open.items()):
             answer = http.get(f"/v1/jobs/{job_id}")
             if answer.status_code != 200:
@@ -227,7 +227,7 @@ class LongRun:
         self.seen.rss_mib.append((self.now_s, psutil.Process(self.service.process.pid).memory_info().rss / 2**20))
 
     def finish(self) -> None:
-        """Post nothing more, and wait until what was posted has ended."""
+        """Post no more jobs, and wait until all have ended."""
         self._is_closing.set()
         until = time.monotonic() + PATIENCE_S
         while self._open and time.monotonic() < until:
@@ -238,7 +238,7 @@ class LongRun:
 
 
 def faults_of(job: Document, state: str, result: Document, events: str) -> Iterator[str]:
-    """Yield what is wrong with an ended job: each turn is there once, with the words of its own conversation."""
+    """Yield the faults of an ended job: each turn must be there once, with the words of its own conversation."""
     if state != "completed" and (job["name"], state) != ("cancel", "cancelled"):
         yield f"{job['name']} is {state}"
     for talk in result["conversations"]:
@@ -288,7 +288,7 @@ def _tracebacks(log: str) -> list[int]:
 
 @contextmanager
 def long_run(folder: Path, port: int, seed: int, *, upgrades: bool) -> Iterator[LongRun]:
-    """Run everything for a block; afterwards what was posted has ended, and so have the service and its engines."""
+    """Run everything for a block; afterwards all posted jobs have ended, and so have the service and its engines."""
     flags: Document = {"echo": ECHO, "interval": 0.02, "record": str(folder / "record")}
     models = {
         "m": scripted_model(port + 1, replicas=2, slots=4, **flags),

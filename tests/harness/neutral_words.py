@@ -1,4 +1,4 @@
-"""Events, actions and records in words that no rename of a class or a field changes, for digests that are frozen."""
+"""Events, actions and records in words that no rename of a class or a field changes, for frozen digests."""
 
 import hashlib
 from collections.abc import Iterable, Mapping

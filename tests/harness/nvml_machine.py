@@ -1,4 +1,4 @@
-"""The machine of the library that stands in for NVML, and what programs read of it."""
+"""The machine of the stand-in for NVML, and what programs read of it."""
 
 import os
 import subprocess
@@ -64,7 +64,7 @@ def built(folder: Path, *options: str) -> Path:
 
 
 def said_with(libraries: Path, program: str, **environment: str) -> list[str]:
-    """Return the lines that a program prints where the loader looks for libraries in this folder first."""
+    """Return the lines that a program prints if the loader searches this folder first."""
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""A covering array over the words of a job: rows in which each pair of levels that a job may have occurs."""
+"""A covering array over a job's options: rows in which each pair of levels that a job may have occurs."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -24,7 +24,7 @@ def make_rows() -> list[dict[str, str]]:
 
 
 def _row_around(pair: Pair, left: set[Pair]) -> dict[str, str]:
-    """Return a row with a pair and with as many more of those that are left as are found level by level."""
+    """Return a row with a pair and as many more missing ones as are found level by level."""
     row = dict(pair)
     for name in FACTORS:
         if name not in row:
@@ -43,6 +43,6 @@ def pairs_of(row: Mapping[str, str]) -> set[Pair]:
 
 
 def every_pair() -> set[Pair]:
-    """Return the pairs of levels that there are, refused ones too."""
+    """Return all pairs of levels, refused ones too."""
     levels = [(name, level) for name, levels in FACTORS.items() for level in levels]
     return {frozenset((one, other)) for one, other in combinations(levels, 2) if one[0] != other[0]}

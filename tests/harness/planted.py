@@ -1,4 +1,4 @@
-"""Faults that are planted in the service, one at a time, each such as a slip of a hand makes it."""
+"""Faults planted in the service, one at a time, each like a slip of a programmer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

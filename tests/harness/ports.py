@@ -1,4 +1,4 @@
-"""Ports of this machine that are free, for tests and benchmarks that run beside one another."""
+"""Free ports of this machine, for tests and benchmarks that run side by side."""
 
 import itertools
 import os
@@ -12,7 +12,7 @@ _next_port = itertools.cycle(_PORTS[_WORKER * _SHARE + os.getpid() % (_SHARE // 
 
 
 def find_ports(count: int) -> int:
-    """Return the first of so many ports in a row that nobody listens on."""
+    """Return the first of this many successive ports without a listener."""
     run: list[int] = []
     for port in itertools.islice(_next_port, len(_PORTS)):
         with socket.socket() as probe:

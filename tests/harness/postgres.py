@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests, out of a wheel: it listens on a socket of its own folder alone."""
+"""A real PostgreSQL for tests, from a wheel: it listens only on a socket in its own folder."""
 
 import subprocess
 import tempfile
@@ -21,8 +21,8 @@ START_S = 120  # recovery included
 class PostgresServer:
     """One server; each test has a database of its own.
 
-    It does not wait for the disk: what tests kill is the server, never the machine, and to recover
-    hundreds of databases on a busy disk outlasted the ten seconds that the wheel gives a start.
+    It does not wait for the disk: tests kill the server, never the machine, and the recovery of hundreds of databases
+    on a busy disk outlasted the wheel's ten seconds for a start.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -57,7 +57,7 @@ class PostgresServer:
         self._control("stop", "-m", mode)
 
     def start(self) -> None:
-        """Start it again where it was, with the time that it needs."""
+        """Start it again in the same place, with the time that it needs."""
         self._control("restart", "-t", str(START_S), "-l", str(self._server.log))
         self._server.ensure_postgres_running()
 
@@ -65,7 +65,7 @@ class PostgresServer:
         self._server.cleanup()
 
     def dump(self, database: str) -> str:
-        """Return the statements that fill an empty database with what is in one."""
+        """Return the statements that fill an empty database with another's contents."""
         arguments = ("--inserts", "--no-owner", database)
         dumped = pgexec("pg_dump", arguments, bin_path=self._server.bin_path, user=self._server.system_user)
         # Commands of psql begin with a backslash; statements of the dump never do.

@@ -1,4 +1,4 @@
-"""A disk that forgets what was not synced when the power goes: SQLite's files behind a VFS of apsw."""
+"""A disk that forgets unsynced writes when the power fails: SQLite's files behind a VFS of apsw."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ SHARED = ("-shm",)  # memory, not a file, as far as durability goes
 
 
 class Disk(apsw.VFS):
-    """Counts writes; at the one that ``fails_at`` says the power goes, and ``left`` is what a reboot would find."""
+    """Counts writes; at write ``fails_at`` the power fails, and ``left`` is what a reboot would find."""
 
     def __init__(self, fails_at: int, chance: Random) -> None:
         self.files: dict[str, _File] = {}
@@ -70,7 +70,7 @@ class _File(apsw.VFSFile):
         self._pending.clear()
 
     def after_power_loss(self, chance: Random) -> bytes:
-        """Return what is left: all that was synced, some of the rest, the last of it torn."""
+        """Return what is left: all synced writes and some of the rest, the last of them torn."""
         image = bytearray(self._durable)
         kept = self._pending[: chance.randrange(len(self._pending) + 1)]
         for number, (offset, data) in enumerate(kept):
@@ -141,7 +141,7 @@ class ForgetfulConnection:
 
 
 class ForgetfulDatabase:
-    """A ``service.store.databases.database.Database`` on that disk; nobody reads from it before it is restored."""
+    """A ``service.store.databases.database.Database`` on that disk; it is read only after it is restored."""
 
     readers = 1
 

@@ -12,9 +12,9 @@ RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closed at once, so that the other 
 
 
 class CuttingProxy:
-    """Hands on what comes; ``cuts`` says of each connection, in their order, after how many bytes of answers it ends.
+    """Forwards bytes; ``cuts`` gives for each connection, in order, after how many bytes of answers it ends.
 
-    Connections after the last of them are well. ``carried`` counts connections.
+    Connections after the last of them stay open. ``carried`` counts connections.
     """
 
     def __init__(self, target: tuple[str, int]) -> None:
@@ -33,7 +33,7 @@ class CuttingProxy:
         self._run(self._accept)
 
     def cut_all(self) -> None:
-        """End all connections there are; new ones are carried."""
+        """End all present connections; new ones are forwarded."""
         for each in self._open:
             _end(each)
 

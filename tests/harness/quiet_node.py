@@ -1,4 +1,4 @@
-"""A whole node in this process, on the virtual loop, with one scripted engine of 16 slots to which nothing happens."""
+"""A whole node in this process, on the virtual loop, with one scripted engine of 16 slots and no failures."""
 
 import tempfile
 from argparse import Namespace

@@ -1,4 +1,4 @@
-"""An owner of an engine for whom nothing is to be done; tests say what they look at."""
+"""An engine's owner with nothing to do; tests set what they examine."""
 
 from typing_extensions import override
 

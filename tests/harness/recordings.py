@@ -1,4 +1,4 @@
-"""Recorded answers of real servers (``tests/data/streams``), and the answers as they stand on the wire."""
+"""Recorded answers of real servers (``tests/data/streams``), in their form on the wire."""
 
 import json
 from functools import cache
@@ -12,7 +12,7 @@ KEPT_HEADERS: Final = ("content-type", "retry-after")
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """One answer; ``expected`` is what its body plainly says."""
+    """One answer; ``expected`` is the plain meaning of its body."""
 
     id: str
     status: int
@@ -23,17 +23,17 @@ class Recording(msgspec.Struct, frozen=True):
 
     @property
     def error(self) -> dict[str, Any] | None:
-        """The error that it tells."""
+        """The error in it."""
         return self.expected.get("error")
 
     @property
     def is_stream(self) -> bool:
-        """Whether it is a stream of a request that was taken."""
+        """Whether it is a stream of an accepted request."""
         return self.kind == "sse" and self.status == 200
 
     @property
     def told_headers(self) -> dict[str, str]:
-        """The headers that say what the body is."""
+        """The headers that describe the body."""
         headers = {name.lower(): value for name, value in (self.headers or {}).items()}
         return {name: headers[name] for name in KEPT_HEADERS if name in headers}
 

@@ -40,7 +40,7 @@ BODY = b'{"model": "m", "messages": [{"role": "user", "content": "Hello"}]}'
 
 
 def model_of() -> Document:
-    """Return the model of such a store; its engine waits for a file, where a prompt names one."""
+    """Return the model of such a store; its engine waits for a file that a prompt names."""
     return scripted_model(find_ports(1), slots=2, hold=r"/[\w/.-]+/gate")
 
 
@@ -74,7 +74,7 @@ VACUUM = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('VACUUM INTO
 
 
 def _live(folder: Path, url: str) -> Document:
-    """Live through a day of jobs on a store, stop amid two turns, and return the results of the jobs."""
+    """Run jobs on a store, stop amid two turns, and return the results of the jobs."""
     with service_over(folder, url) as service:
         memory = {"keep": {"rounds": 1}, "summary": {"max_tokens": 5}}
         cast = [{**each, "memory": memory} for each in debate()["agents"]]
@@ -105,7 +105,7 @@ def _live(folder: Path, url: str) -> Document:
 
 
 async def _write_rarer(state: Path, url: str, left: JobId) -> None:
-    """Write what needs tools and broken engines: facts of the turns that were at work."""
+    """Write facts that need tools and broken engines, for the turns that were at work."""
     with open_database(StoreConfig(url=url), state, ["m"]) as database, open_store(database) as store:
         await store.claim(["m"], None)
         now, key = datetime.now(UTC), TurnKey(left, "q0", "a", 0)

@@ -1,4 +1,4 @@
-"""A service's configuration, changed where it lies, and read anew."""
+"""A service's configuration, changed in place and reloaded."""
 
 import signal
 from collections.abc import Callable
@@ -13,21 +13,21 @@ from tests.harness.waiting import wait_for
 
 
 def rewrite(service: Service, change: Callable[[Document], object]) -> None:
-    """Change the file; nobody is told."""
+    """Change the file without a reload."""
     document = yaml.safe_load(service.config.read_text())
     change(document)
     service.config.write_text(yaml.safe_dump(document))
 
 
 def post_reload(service: Service, change: Callable[[Document], object] | None = None) -> httpx.Response:
-    """Change the file, and have it read anew over HTTP."""
+    """Change the file, and reload it over HTTP."""
     if change is not None:
         rewrite(service, change)
     return service.http.post("/v1/config/reload")
 
 
 def reload(service: Service, change: Callable[[Document], object] | None = None) -> Document:
-    """Return what a reload has changed, which must succeed."""
+    """Return the changes of a reload, which must succeed."""
     answer = post_reload(service, change)
     assert answer.status_code == 200, answer.text
     document: Document = answer.json()
@@ -35,7 +35,7 @@ def reload(service: Service, change: Callable[[Document], object] | None = None)
 
 
 def hang_up(service: Service) -> None:
-    """Have the file read anew by a signal."""
+    """Reload the file by a signal."""
     assert service.process is not None
     service.process.send_signal(signal.SIGHUP)
 
@@ -46,7 +46,7 @@ def wait_settled(service: Service) -> None:
 
 
 def engines(service: Service) -> dict[str, tuple[int, float]]:
-    """Return the processes of all workers' engines: what each has below it that began first, and when that was."""
+    """Return the processes of all workers' engines: the first descendant of each, with its start time."""
     found: dict[str, tuple[int, float]] = {}
     for worker in service.get("/v1/workers")["workers"]:
         if worker["pid"] is not None:

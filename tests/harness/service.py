@@ -37,7 +37,7 @@ def scripted_model(port: int, *, replicas: int = 1, slots: int = 2, **flags: obj
 
 
 class Service:
-    """One life of ``roundhouse serve`` after another, on the same state."""
+    """``roundhouse serve``, started again and again on the same state."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Service:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, ready: bool = True, limit_s: float = LIMIT_S) -> None:
-        """Start a life; return when it serves, or when every model is ready."""
+        """Start the service; return when it serves, or when every model is ready."""
         environment = {**os.environ, **self.environment}
         with (self.folder / "serve.log").open("ab") as log:
             self.process = subprocess.Popen(
@@ -74,19 +74,19 @@ class Service:
         wait_for(lambda: self._answers(path), "the service is there; see its serve.log", limit_s)
 
     def stop(self) -> int:
-        """End this life as an operator does; return its exit status."""
+        """End the service as an operator does; return its exit status."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(LIMIT_S)
 
     def kill(self) -> None:
-        """End this life as the kernel does."""
+        """Kill the service with SIGKILL."""
         assert self.process is not None
         self.process.kill()
         self.process.wait(LIMIT_S)
 
     def log(self) -> str:
-        """Return what it has logged."""
+        """Return its log."""
         log = self.folder / "serve.log"
         return log.read_text() if log.exists() else ""
 
@@ -139,9 +139,9 @@ def serving(
     limit_s: float = LIMIT_S,
     **sections: Document,
 ) -> Iterator[Service]:
-    """Run a service for a block, which is to be there within ``limit_s``; nothing of it is left.
+    """Run a service for a block, ready within ``limit_s``, and leave no process.
 
-    ``key`` is what we ask with, if not the first of ``api_keys``.
+    ``key`` is used for requests, by default the first of ``api_keys``.
     """
     service = Service(folder, port, models, server, key=key, **sections)
     try:
@@ -186,7 +186,7 @@ def debate(*, conversations: int = 1, rounds: int = 1, model: str = "m", **field
 
 
 def check_debate(transcript: Document, rounds: int) -> None:
-    """Every turn once, completed, and every moderator after its participants."""
+    """Check that every turn is there once, completed, and every moderator's after its participants'."""
     order = [(turn["round"], turn["agent"]) for turn in transcript["turns"]]
     assert sorted(order) == [(number, agent) for number in range(rounds) for agent in "abm"]
     assert {turn["state"] for turn in transcript["turns"]} == {"completed"}
@@ -198,7 +198,7 @@ def check_debate(transcript: Document, rounds: int) -> None:
 
 
 def recorded(file: Path) -> list[Document]:
-    """Return what a recording engine was sent; nothing yet where there is no file."""
+    """Return a recording engine's requests; none without a file."""
     if not file.exists():
         return []
     return [json.loads(line)["request"] for line in file.read_text().splitlines()]

@@ -1,8 +1,8 @@
-"""One whole node in one deterministic process: everything of ours is real, and what a seed draws happens to it.
+"""One whole node in one deterministic process: all our code is real, and a seed draws the events.
 
-The loop's time is virtual, connections are in memory, engines are scripted processes of a made-up machine, and the
-store's thread takes turns with the loop. Engines die, hang and refuse; commits fail, some of them after they were done;
-jobs are cancelled; the node is stopped and killed, and begins anew on its files.
+The loop's time is virtual, connections are in memory, engines are scripted processes of an invented machine, and the
+store's thread alternates with the loop. Engines die, hang and refuse; commits fail, some of them after they were done;
+jobs are cancelled; the node is stopped and killed, and restarts on its files.
 
     PYTHONHASHSEED=0 python -m tests.harness.simulated_node SEED [SEED ...]
 """
@@ -65,7 +65,7 @@ Place = tuple[str, str, int]  # topic, agent, round
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What happens in a run."""
+    """The events of a run."""
 
     models: int
     replicas: int
@@ -104,7 +104,7 @@ class Plan:
 
 
 class Disk:
-    """Whether commits succeed: all that the store meets of a disk."""
+    """Decides whether commits succeed: the store sees nothing else of a disk."""
 
     def __init__(self, chance: Random) -> None:
         self._chance = chance
@@ -151,7 +151,7 @@ class FaultyDatabase(SqliteDatabase):
 
 
 class TalkingEngine(ScriptedEngine):
-    """Says of each turn something that nobody else says, and keeps what it has said whole."""
+    """Gives each turn a unique answer, and keeps complete answers."""
 
     def __init__(self, process: EngineProcess, options: Namespace, world: "World") -> None:
         super().__init__(process, options)
@@ -171,7 +171,7 @@ class TalkingEngine(ScriptedEngine):
 
 
 def place_of(request: dict[str, Any]) -> Place:
-    """Return whose turn a request is."""
+    """Return the turn of a request."""
     messages = request["messages"]
     text = " ".join(str(message["content"]) for message in messages)
     topic, agent = TOPIC.search(text), SAID.search(text)
@@ -182,7 +182,7 @@ def place_of(request: dict[str, Any]) -> Place:
 
 @dataclass(slots=True)
 class Posted:
-    """One job: how it was asked for, and what became of it."""
+    """One job: its request, and its result."""
 
     document: dict[str, Any]
     key: str
@@ -215,7 +215,7 @@ class World:
 
     @property
     def digest(self) -> str:
-        """A digest of all that went into the core and came out of it, and of the records; jobs have numbers in it."""
+        """A digest of the core's input and output and of the records; jobs appear as numbers."""
         text = "\n".join(self.lines)
         for number, name in enumerate(dict.fromkeys(JOB_ID.findall(text))):
             text = text.replace(name, f"j{number}")
@@ -226,7 +226,7 @@ class World:
 
     @contextmanager
     def asking(self, place: Place) -> Iterator[None]:
-        """Note a turn that an engine is asked; no other may be asked it meanwhile."""
+        """Record a turn that an engine is asked; no other engine may be asked it meanwhile."""
         self._asking[place] += 1
         self.note(f"{place} is asked")
         if place[0] and self._asking[place] > 1:
@@ -364,7 +364,7 @@ class World:
             self.note(f"{job.key} is there")
 
     async def _happen(self, node: Node) -> None:
-        """Do to the node and its engines what is drawn, until it is calm."""
+        """Apply the drawn events to the node and its engines, until it is calm."""
         while self.now < CALM_AT_S:
             await pass_time(self.chance.expovariate(1.0))
             dice = self.chance.random()
@@ -449,7 +449,7 @@ class World:
 
 @contextmanager
 def simulated(world: World, *, checks: bool = True) -> Iterator[None]:
-    """Have the service meet the made-up machine and disk, and virtual time, for a block; check its core, if told to."""
+    """Run the service with the invented machine, disk and virtual time for a block; check its core on request."""
     loop, chance = world.machine.loop, world.chance
 
     async def run_here(function: Callable[..., Any], *arguments: object, **_: object) -> Any:  # noqa: ANN401
@@ -511,7 +511,7 @@ def recording(world: World) -> Callable[..., None]:
 
 
 def simulate(seed: int) -> World:
-    """Run what a seed draws; ``faults`` of what is returned is empty where all went as it must."""
+    """Run a seed's events; the result's ``faults`` are empty if all went well."""
     chance = Random(seed)  # noqa: S311
     random.seed(seed)
     loop = VirtualLoop(chance)
@@ -527,7 +527,7 @@ def simulate(seed: int) -> World:
 
 
 def main() -> None:
-    """Run seeds, and tell of those that fail."""
+    """Run seeds, and print those that fail."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seeds", type=int, nargs="+")
     parser.add_argument("--trace", action="store_true", help="print all that has happened")

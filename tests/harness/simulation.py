@@ -1,4 +1,4 @@
-"""The scheduling core on engines of a virtual clock: what an order of turns is worth, in milliseconds of real time.
+"""The scheduling core on engines with a virtual clock: the length of a schedule, in milliseconds of real time.
 
 Used by the property that no schedule is longer than list scheduling allows, and by ``bench/studies/orders.py``.
 """
@@ -24,10 +24,10 @@ Due = tuple[float, int, events.Event]
 
 
 class Cache:
-    """What workers' engines have in their caches: of each agent of a conversation the newest prompt, at one worker.
+    """The caches of workers' engines: for each agent of a conversation the newest prompt, at one worker.
 
-    ``tokens`` is how long a prompt is, ``answer`` an answer, ``token_s`` what reading costs; ``is_told`` whether the
-    core learns of it.
+    ``tokens`` is the length of a prompt, ``answer`` of an answer, ``token_s`` the time to read a token; ``is_told``
+    says whether the core learns of it.
     """
 
     def __init__(self, tokens: Callable[[TurnKey], int], token_s: float, *, is_told: bool, answer: int = 0) -> None:
@@ -38,7 +38,7 @@ class Cache:
         self._known: dict[tuple[JobId, str, str], tuple[str, int]] = {}
 
     def read(self, key: TurnKey, worker: str) -> PromptReading:
-        """Return what a turn has to read there, and let it be known there."""
+        """Return what a turn has to read there, and cache it there."""
         total = self._tokens(key)
         fresh = total - self._cached(key, worker)
         self._known[key[:3]] = worker, total + self._answer
@@ -56,7 +56,7 @@ class Cache:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How a workload went: in seconds, but for the ratio."""
+    """The measurements of a workload, in seconds except for the ratio."""
 
     makespan: float
     bound: float
@@ -65,7 +65,7 @@ class Schedule:
 
     @property
     def ratio(self) -> float:
-        """The makespan, as a multiple of what no schedule can beat."""
+        """The makespan, relative to the lower bound of all schedules."""
         return self.makespan / self.bound
 
 
@@ -78,7 +78,7 @@ def simulate(
     workers: int = 1,
     cache: Cache | None = None,
 ) -> Schedule:
-    """Run jobs that are all there at the start on workers of model ``m``; ``cache`` says what reading costs there."""
+    """Run jobs that are all there at the start on workers of model ``m``; ``cache`` gives the cost of reading."""
     core = SchedulingCore(POLICIES[policy])
     now, numbers = 0.0, count()
     due: list[Due] = []
@@ -118,7 +118,7 @@ def simulate(
 
 
 def _next_moment(due: list[Due]) -> tuple[float, list[events.Event]]:
-    """Take all that happens at the next moment."""
+    """Handle everything of the next moment."""
     now, _, event = heapq.heappop(due)
     happened = [event]
     while due and due[0][0] == now:
@@ -131,7 +131,7 @@ def _completed(key: TurnKey, seconds: float, reading: PromptReading | None) -> e
 
 
 def lower_bound(jobs: Sequence[Job], slots: int, seconds: Durations) -> float:
-    """Return what no schedule can beat: the longest chain of turns, or all work spread over all slots."""
+    """Return a lower bound of all schedules: the longest chain of turns, or all work spread over all slots."""
     work = sum(
         seconds(TurnKey(job.id, conversation.id, agent.id, number))
         for job in jobs
@@ -155,7 +155,7 @@ def chain(job: Job, conversation: Conversation, seconds: Durations) -> float:
 
 
 def drawn(seed: int) -> Durations:
-    """Return durations that are lognormal around each agent's scale, the same for the same seed and turn."""
+    """Return lognormal durations around each agent's scale, the same for the same seed and turn."""
     known: dict[TurnKey, float] = {}
 
     def seconds(key: TurnKey) -> float:

@@ -1,4 +1,4 @@
-"""Models that sleep on lanes: scripted vLLMs, what they were asked, and lanes of workers for them."""
+"""Models that sleep on lanes: scripted vLLMs, their requests, and lanes of workers for them."""
 
 import json
 import os
@@ -39,7 +39,7 @@ Asked = list[tuple[str, str]]  # of which model's engine, and what
 
 
 class Told:
-    """What scripted engines were asked, in the order of it, and the files that make them misbehave."""
+    """The requests to scripted engines in order, and the files that make them misbehave."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,7 +49,7 @@ class Told:
         return {"record": str(self.file), "fault-file": str(self.folder / f"{model}.fault"), **flags}
 
     def checkpoint(self, name: str) -> Path:
-        """Return the folder of a checkpoint that takes a MiB, as far as its files tell."""
+        """Return the folder of a checkpoint of one MiB, by its files."""
         header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
         folder = self.folder / name
         folder.mkdir()
@@ -73,11 +73,11 @@ class Told:
         return [(line["model"], line["asked"]) for line in self.all(*models) if line["asked"] in SWAPS]
 
     def pids(self, model: str) -> list[int]:
-        """Return the processes that were a model's engine, in their order."""
+        """Return the processes that were a model's engine, in order."""
         return list(dict.fromkeys(line["pid"] for line in self.all(model)))
 
     def check_sleepers(self, *models: str) -> None:
-        """Return if no engine was asked for anything while it slept but to wake."""
+        """Check that no engine got a request while it slept except to wake."""
         assert {line["asked"] for line in self.all(*models) if line["asleep"]} <= {WAKE, END}
 
 
@@ -92,7 +92,7 @@ class Lanes(Told):
         self._turns = 0
 
     def note(self, model: str) -> None:
-        """Have a turn wait for a model."""
+        """Make a turn wait for a model."""
         self._turns += 1
         self.fleet.lane_pool.note_waiting({model: Waiting(count=1, first=(self._turns,))})
 

@@ -1,4 +1,4 @@
-"""Libraries that stand in for those of NVIDIA's driver: programs load them as they would load the driver's own."""
+"""Stand-ins for the libraries of NVIDIA's driver: programs load them as they would load the driver's own."""
 
 import ctypes
 import os
@@ -25,10 +25,10 @@ def compiled(source: Path, library: Path, *options: str) -> Path:
 
 
 def take_nvml(library: Path, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
-    """Have the binding ask this library, here and in the processes that are started from now on; return it.
+    """Make the binding use this library, here and in processes started from now on; return it.
 
-    A process's loader reads its environment once, and the binding keeps the first library that it finds, of a machine
-    with GPUs the driver's own. So here it is put in that one's place.
+    A process's loader reads its environment once, and the binding keeps the first library that it finds, on a machine
+    with GPUs the driver's own. So here the stand-in replaces that one.
     """
     loaded = ctypes.CDLL(str(library))
     monkeypatch.setattr("pynvml.nvmlLib", loaded)

@@ -1,4 +1,4 @@
-"""Jobs, turns and usage as a store keeps them, in few words."""
+"""Jobs, turns and usage in their stored form, in short calls."""
 
 from collections.abc import Callable
 from contextlib import closing

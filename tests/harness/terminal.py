@@ -1,4 +1,4 @@
-"""A program on a terminal of its own, as a person has it: what is typed, what is seen, and Ctrl-C."""
+"""A program on a terminal of its own, as a user has it: its input, its output, and Ctrl-C."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ END = "\x04"
 
 
 class Terminal:
-    """Runs a command for a block; nothing of it is left."""
+    """Runs a command for a block; no process of it is left."""
 
     def __init__(self, command: list[str], folder: Path, **environment: str) -> None:
         self._seen = bytearray()
@@ -44,7 +44,7 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """All that has been seen."""
+        """All output so far."""
         assert self.process.stdout is not None
         try:
             while piece := os.read(self.process.stdout.fileno(), 1 << 20):
@@ -54,13 +54,13 @@ class Terminal:
         return self._seen.decode("utf-8", "replace")
 
     def type(self, text: str) -> None:
-        """Type; a line's end is the caller's."""
+        """Type; a line's end is up to the caller."""
         assert self.process.stdin is not None
         self.process.stdin.write(text.encode())
         self.process.stdin.flush()
 
     def wait_for(self, text: str, limit_s: float = LIMIT_S) -> None:
-        """Wait until a text is seen behind those that were waited for before."""
+        """Wait until a text appears after those that were waited for before."""
         wait_for(lambda: text in self.text[self._at :], f"{text!r} is seen; {self.text[self._at :]!r}", limit_s)
         self._at = self.text.index(text, self._at) + len(text)
 

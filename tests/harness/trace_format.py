@@ -1,4 +1,4 @@
-"""Judges a file by the Trace Event Format, as strictly as Perfetto reads it: what it would drop is a fault here."""
+"""Checks a file against the Trace Event Format, as strictly as Perfetto: everything that it would drop is a fault."""
 
 import json
 from collections import defaultdict
@@ -17,7 +17,7 @@ MOST_US: Final = 2**53  # beyond it a reader of JSON rounds
 
 
 def trace_faults(text: str | bytes) -> list[str]:
-    """Return what is wrong with a file; a key that stands twice in an object counts as well."""
+    """Return the faults of a file; a key that stands twice in an object counts as well."""
     document = json.loads(text, object_pairs_hook=_once, parse_constant=_refuse)
     events: list[Event] = document["traceEvents"]
     faults = [f"displayTimeUnit: {document['displayTimeUnit']}"] * (document["displayTimeUnit"] not in {"ms", "ns"})
@@ -68,7 +68,7 @@ def _unnamed(events: list[Event]) -> Iterator[str]:
 
 
 def _crossed(events: list[Event]) -> Iterator[str]:
-    """Yield what begins within another of its thread and ends after it: a reader can nest neither in the other."""
+    """Yield events that begin within another of their thread and end after it: readers cannot nest them."""
     threads: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for event in events:
         if event["ph"] == "X":

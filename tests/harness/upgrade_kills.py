@@ -1,8 +1,8 @@
-"""A service that is killed at chosen moments of its upgrades, life after life on one state.
+"""A service that is killed at chosen moments of its upgrades, again and again on one state.
 
 The moments are swept: kill N of a run aims at one of the stages in turn, and at a fraction of it that fills the whole
-stage more and more densely. What was really met is read from ``/proc`` right before the signal. Every process that a
-life has started carries that life's mark in its environment, so what is left is found whatever became its parent.
+stage more and more densely. The stage that was really hit is read from ``/proc`` right before the signal. Every process
+carries a mark in its environment, so leftovers are found whatever became their parent.
 """
 
 import os
@@ -31,7 +31,7 @@ _NEVER = threading.Event()
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """One kill: where it was aimed, what it met, and for how long anything was left."""
+    """One kill: its aim, what it hit, and for how long any process was left."""
 
     number: int
     aim: str
@@ -41,14 +41,14 @@ class Kill:
 
 @dataclass(kw_only=True)
 class Spans:
-    """How long each stage takes here and now, in seconds; the newest whole upgrade or the stages seen since."""
+    """The length of each stage on this machine in seconds, from the newest whole upgrade or the stages seen since."""
 
     seconds: dict[Stage, float] = field(
         default_factory=lambda: {Stage.ASKED: ASKED_S, Stage.EXEC: EXEC_S, Stage.SERVE: SERVED_S}
     )
 
     def note(self, seen: dict[Stage, float]) -> None:
-        """Take over the stages that were seen from their beginning to that of the next."""
+        """Record the stages that were seen from their beginning to that of the next."""
         for stage, following in pairwise(stage for stage in ORDER if stage in seen):
             if stage not in (Stage.ASKED, Stage.EXEC):
                 self.seconds[stage] = seen[following] - seen[stage]
@@ -83,13 +83,13 @@ class KilledService:
         self._lives = 0
 
     def measure(self) -> None:
-        """Live through one whole upgrade, so that it is known how long each stage takes."""
+        """Run one whole upgrade to measure each stage."""
         self._begin()
         self.spans.note(self._ask().follow(Stage.SERVE))
         self.end()
 
     def kill_once(self, number: int) -> Kill:
-        """Start a life, have it upgraded with turns under way, kill it at the moment of ``number``."""
+        """Start a service, upgrade it with running turns, and kill it at the moment of ``number``."""
         self._begin()
         job = debate()
         self._load.acknowledged[self.service.post_job(job)] = job
@@ -105,14 +105,14 @@ class KilledService:
         return Kill(number=number, aim=stage or "any", met=met, gone_s=gone_s)
 
     def end(self) -> float:
-        """Kill the life; return how many seconds after the signal nothing of it was left."""
+        """Kill the service; return after how many seconds no process of it was left."""
         killed_at = time.monotonic()
         self.service.kill()
         wait_for(lambda: not self._left(), f"nothing of life {self._mark} is left", GONE_S)
         return time.monotonic() - killed_at
 
     def audit(self) -> Counter[str]:
-        """Start once more, and fail unless all that was acknowledged has been done once; return what was counted."""
+        """Start once more, and check that all acknowledged work was done once; return the counts."""
         self._begin()
         counts = audit(self._load, self.service.url)
         self.end()
@@ -120,7 +120,7 @@ class KilledService:
         return counts
 
     def close(self) -> None:
-        """Leave nothing."""
+        """Leave no process."""
         self.service.http.close()
         if self.service.process is not None and self.service.process.poll() is None:
             self.service.kill()
@@ -176,10 +176,10 @@ class KillRun:
         self.counts = Counter[str]()  # of the audits
 
     def perform(self, services: Sequence[KilledService]) -> None:
-        """Do all of it.
+        """Run all kills.
 
         Raises:
-            AssertionError: the first finding; the other services end after the kill that they are at.
+            AssertionError: the first finding; the other services end after their current kill.
         """
         threads = [threading.Thread(target=self._run_guarded, args=(service,)) for service in services]
         for thread in threads:

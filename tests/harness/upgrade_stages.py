@@ -1,4 +1,4 @@
-"""Where an upgrade is, as the kernel and the log of the service tell it: the service itself is not asked."""
+"""The stage of an upgrade, from the kernel and the service's log: the service itself is not asked."""
 
 import threading
 import time
@@ -43,7 +43,7 @@ class UpgradeWatch:
         self._first = _program_of(self._pid)
 
     def follow(self, until: Stage) -> dict[Stage, float]:
-        """Return when a stage has begun, with the monotonic times at which those up to it were first seen."""
+        """Return when a stage has begun, with the monotonic times at which it and those before it were first seen."""
         seen: dict[Stage, float] = {Stage.ASKED: time.monotonic()}
         while (now := self.stage()) is not Stage.SERVE and ORDER.index(now) < ORDER.index(until):
             seen.setdefault(now, time.monotonic())
@@ -55,7 +55,7 @@ class UpgradeWatch:
         return seen
 
     def stage(self) -> Stage:
-        """Return where it is now."""
+        """Return the present stage."""
         is_after = _program_of(self._pid) not in (self._first, b"")
         if _has_document(self._pid):
             return Stage.IMPORT if is_after else Stage.EXEC
@@ -73,7 +73,7 @@ class UpgradeWatch:
 
 
 def environment_of(pid: int) -> bytes:
-    """Return what a process was started with; nothing of one that is gone, or a zombie."""
+    """Return a process's initial environment; nothing for a process that is gone, or a zombie."""
     try:
         return b"\0" + (PROC / str(pid) / "environ").read_bytes()
     except OSError:
@@ -81,7 +81,7 @@ def environment_of(pid: int) -> bytes:
 
 
 def _program_of(pid: int) -> bytes:
-    """Return where the kernel has put the program that a process runs: each exec has another place."""
+    """Return where the kernel has mapped a process's program: each exec has another place."""
     try:
         return (PROC / str(pid) / "auxv").read_bytes()
     except OSError:
@@ -89,7 +89,7 @@ def _program_of(pid: int) -> bytes:
 
 
 def _has_document(pid: int) -> bool:
-    """Whether a process has the file open by which one program tells the next what it leaves."""
+    """Return whether the process has the file open that carries one program's state to the next."""
     with suppress(OSError):
         return any("roundhouse-handover" in _target(link) for link in (PROC / str(pid) / "fd").iterdir())
     return False
@@ -103,7 +103,7 @@ def _target(link: Path) -> str:
 
 
 def _has_check(pid: int) -> bool:
-    """Whether a child of a process is asked if it could take over."""
+    """Return whether a child of the process is checking that it could take over."""
     with suppress(OSError):
         children = [
             int(child) for task in (PROC / str(pid) / "task").glob("*/children") for child in task.read_text().split()

@@ -1,4 +1,4 @@
-"""A service that is upgraded in place again and again, and what a client sees of it meanwhile."""
+"""A service that is upgraded in place again and again, as a client sees it."""
 
 import socket
 import threading
@@ -30,7 +30,7 @@ class Engine:
 
 
 def engines_of(service: Service) -> list[Engine]:
-    """Return the engines that are ready, with the kernel's word for when they were started."""
+    """Return the ready engines, with the kernel's start time of each."""
     workers = service.get("/v1/workers")["workers"]
     return [
         Engine(
@@ -45,7 +45,7 @@ def engines_of(service: Service) -> list[Engine]:
 
 
 def upgrades_of(service: Service) -> dict[str, Any]:
-    """Return what the program that serves says of itself, once one answers."""
+    """Return the running program's own report, once one answers."""
     seen: list[dict[str, Any]] = []
 
     def answers() -> bool:
@@ -58,7 +58,7 @@ def upgrades_of(service: Service) -> dict[str, Any]:
 
 
 def upgrade(service: Service) -> dict[str, Any]:
-    """Upgrade a service; return what the new program says, once its models are ready."""
+    """Upgrade a service; return the new program's report, once its models are ready."""
     before = upgrades_of(service)["upgrades"]
     agreed = service.http.post("/v1/upgrade", timeout=UPGRADE_LIMIT_S)
     assert agreed.status_code == 202, agreed.text
@@ -66,7 +66,7 @@ def upgrade(service: Service) -> dict[str, Any]:
 
 
 def wait_upgraded(service: Service, before: int) -> dict[str, Any]:
-    """Return what the next program says, once its models are ready."""
+    """Return the next program's report, once its models are ready."""
     wait_for(lambda: upgrades_of(service)["upgrades"] == before + 1, "the next program serves", UPGRADE_LIMIT_S)
     wait_for(lambda: service.http.get("/readyz").status_code == 200, "its engines are ready")
     return upgrades_of(service)
@@ -74,7 +74,7 @@ def wait_upgraded(service: Service, before: int) -> dict[str, Any]:
 
 @dataclass(kw_only=True)
 class Probed:
-    """What new connections to ``/healthz`` met; ``gaps`` are the seconds from one that was asked to its answer."""
+    """Results of new connections to ``/healthz``; ``gaps`` are the seconds from each request to its answer."""
 
     gaps: list[float] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Probed:
 
 @contextmanager
 def probing_health(port: int) -> Iterator[Probed]:
-    """Ask for ``/healthz`` on a new connection all the time; each is to be accepted and answered, however late."""
+    """Request ``/healthz`` on a new connection all the time; each must be accepted and answered, however late."""
     probed, is_over = Probed(), threading.Event()
 
     def probe() -> None:

@@ -1,4 +1,4 @@
-"""A virtual clock: hours pass in milliseconds, and only when everybody waits."""
+"""A virtual clock: hours pass in milliseconds, and only when every task waits."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -20,7 +20,7 @@ def virtually(scenario: Callable[[], Awaitable[T]]) -> T:
 
 
 async def pass_time(seconds: float) -> None:
-    """Let time pass that costs none."""
+    """Let virtual time pass."""
     is_virtual = sniffio.current_async_library() == "trio" or isinstance(asyncio.get_running_loop(), VirtualLoop)
     assert is_virtual, "that would be a sleep"
     await anyio.sleep(seconds)

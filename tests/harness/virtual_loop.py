@@ -1,6 +1,6 @@
-"""An asyncio loop of virtual time: hours pass in milliseconds, connections are in memory, threads take turns with it.
+"""An asyncio loop with virtual time: hours pass in milliseconds, connections are in memory, threads alternate with it.
 
-All that happens on it is drawn by one seed, so the same seed is the same run.
+One seed draws all events on it, so the same seed gives the same run.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 class Stuck(Exception):
-    """Nothing is left to happen, and something is waited for."""
+    """No event is left, and a task still waits."""
 
 
 class VirtualSelector(selectors.SelectSelector):
-    """Finds no file ever ready; where the loop would wait, its time goes on."""
+    """Finds no file ever ready; where the loop would wait, its time advances."""
 
     now = 1000.0
 
@@ -75,7 +75,7 @@ class Network:
         self.servers: dict[int, tuple[Handler, Held]] = {}
 
     def listen(self, port: int, handler: Handler) -> Held:
-        """Serve connections at a port; return where all tasks and ends of the server are."""
+        """Serve connections at a port; return all tasks and ends of the server."""
         held: Held = {}
         self.servers[port] = handler, held
         return held
@@ -112,7 +112,7 @@ async def _serve(handler: Handler, reader: asyncio.StreamReader, writer: asyncio
 
 
 class _NoSocket:
-    """What options are set on that nobody needs here."""
+    """Accepts options that have no effect here."""
 
     def setsockopt(self, *_: object) -> None:
         """Set nothing."""
@@ -125,7 +125,7 @@ class _NoSocket:
 
 
 class MemoryTransport(asyncio.Transport):
-    """One end of a connection: what is written at one comes to the other, in its order and a little later."""
+    """One end of a connection: bytes written at one end reach the other in order, a little later."""
 
     peer: "MemoryTransport"
 
@@ -157,7 +157,7 @@ class MemoryTransport(asyncio.Transport):
         return True
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Hold back nothing: all is on its way at once."""
+        """Buffer nothing: all bytes are sent at once."""
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -190,7 +190,7 @@ class MemoryTransport(asyncio.Transport):
         self._end(None)
 
     def reset(self) -> None:
-        """Break, as a connection does whose other end's process has died."""
+        """Break, as a connection does when the other end's process has died."""
         self._end(ConnectionResetError(errno.ECONNRESET, "the process is gone"))
 
     def _end(self, error: Exception | None) -> None:
@@ -216,10 +216,10 @@ class MemoryTransport(asyncio.Transport):
 
 
 class TakingTurns:
-    """Threads of a program that run one at a time, and never beside the loop: ``threading`` and ``queue`` for it.
+    """Threads of a program that run one at a time, and never beside the loop; it replaces ``threading`` and ``queue``.
 
-    A thread has the turn until it waits. The loop's turn comes then, and the thread's again when what it waits for is
-    there, after as long as ``draw_delay`` says.
+    A thread runs until it waits. Then the loop runs, and the thread again when its condition holds, after as long as
+    ``draw_delay`` says.
     """
 
     Empty = queue.Empty
@@ -286,7 +286,7 @@ class Companion:
         self._thread.join()
 
     def wait(self, after_s: float | None) -> None:
-        """Give the turn away until ``wake`` or so many seconds later; in the thread itself."""
+        """Pause until ``wake`` or this many seconds later; called in the thread itself."""
         self._wait = number = next(self._numbers)
         if after_s is not None:
             self._turns.loop.call_later(after_s, self.wake, number)
@@ -296,7 +296,7 @@ class Companion:
 
     @property
     def waits(self) -> int:
-        """Which of its waits it is in, 0 while it is in none."""
+        """The number of its present wait, 0 outside one."""
         return self._wait
 
     def wake(self, number: int) -> None:

@@ -39,7 +39,7 @@ class Machine:
         return process
 
     def look_at_tree(self, root: int) -> KernelView:
-        """Return what a kernel would tell of the processes below a guardian."""
+        """Return the kernel's view of the processes below a guardian."""
         return KernelView(processes=tuple(each.view() for each in self.running if each.guardian_pid == root))
 
     def port_fault(self, _host: str, port: int) -> OSError | None:
@@ -78,7 +78,7 @@ class EngineProcess:
         self.reports.put_nowait(json.dumps(report).encode())
 
     def terminate(self) -> None:
-        """Take SIGTERM: some end soon, some never."""
+        """Handle SIGTERM: some engines end soon, some never."""
         if self._machine.chance.random() < 0.8:
             self._machine.loop.call_later(self._machine.chance.uniform(0, 2), self.end, 0)
 
@@ -86,7 +86,7 @@ class EngineProcess:
         self.end(-signal.SIGKILL)
 
     def end(self, status: int) -> None:
-        """End, with what a parent is told: an exit status, or a signal's number below 0."""
+        """End with the status that a parent sees: an exit status, or a negative signal number."""
         if self.is_over:
             return
         self.is_over = True

@@ -1,4 +1,4 @@
-"""Waiting for conditions under a limit, which is how tests here are kept from sleeping."""
+"""Waiting for conditions under a limit, which replaces sleeps in tests."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ _NEVER = threading.Event()
 
 
 def wait_for(condition: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> float:
-    """Return after how many seconds ``condition`` held; fail, naming ``what``, when it does not in time."""
+    """Return after how many seconds ``condition`` held; fail, naming ``what``, if it does not in time."""
     started_at, pause_s = time.monotonic(), FIRST_PAUSE_S
     looked_at = started_at
     while not condition():
@@ -26,12 +26,12 @@ def wait_for(condition: Callable[[], object], what: str, limit_s: float = LIMIT_
 
 
 async def wait_until(condition: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> None:
-    """Do the same without holding the event loop."""
+    """Do the same without blocking the event loop."""
     await anyio.to_thread.run_sync(wait_for, condition, what, limit_s)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,7 +1,7 @@
-"""Records which lines of the program run on the way of a request: a job, a fork, a caller's words, a completion.
+"""Records which lines of the program run for a request: a job, a fork, a caller's words, a completion.
 
-Requests arrive as bytes at a connection. A job and a fork are recorded to their transcripts. All four are recorded on
-one node that has answered a request of each kind before, so that nothing counts that only a start needs.
+Requests arrive as bytes at a connection. A job and a fork are recorded up to their transcripts. All four are recorded
+on one node that has answered a request of each kind before, so that lines needed only at a start do not count.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ Trace = Any  # what ``sys.settrace`` takes and a trace function returns
 
 
 class Recorder:
-    """Lines of functions of ours; what runs at an import does not count."""
+    """Lines of our functions; lines run by an import do not count."""
 
     def __init__(self) -> None:
         self._lines: set[tuple[str, int]] | None = None

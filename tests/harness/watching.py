@@ -1,4 +1,4 @@
-"""The real watch over an engine that says what a test has it say, on a virtual clock."""
+"""The real watch over an engine that reports what a test sets, on a virtual clock."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -25,7 +25,7 @@ SERVING = Lifecycle(state=WorkerState.READY, incarnation=1)
 
 @dataclass
 class FakeEngine(QuietOwner):
-    """Probes that know what they will say (``workers.health.probes.Probes``), and what the watch did to it."""
+    """Probes with answers set by the test (``workers.health.probes.Probes``), and a record of what the watch did."""
 
     counters: EngineCounters | None = None
     sings: bool = False

@@ -1,1 +1,1 @@
-"""A plain reading of the specification of jobs, which knows nothing of the program: see ``reading``."""
+"""A plain implementation of the specification of jobs that knows nothing of the program: see ``reading``."""

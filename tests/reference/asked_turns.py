@@ -19,7 +19,7 @@ MOST_TRIED = 300  # ways in which inherited turns may have heard others
 
 
 def orders(talk: Talk, turns: Sequence[Document]) -> Iterator[Spoken]:
-    """Yield orders in which words may have been heard: in free mode a caller's may come later than they are told."""
+    """Yield orders in which words may have been heard: in free mode a caller's may come later than recorded."""
     spoken = spoken_in(talk, turns)
     yield spoken
     callers = [place for place in spoken if talk.agents[place[0]].by == "caller"]
@@ -62,7 +62,7 @@ class AskedTurns:
     before: tuple[int, ...]  # how much was heard of in each inherited turn
 
     def of(self, agent: Agent, turns: Sequence[Document], openings: Sequence[Sequence[Opening]]) -> list[AskedTurn]:
-        """Return an agent's turns with what each may have heard."""
+        """Return an agent's turns, each with what it may have heard."""
         made: list[AskedTurn] = []
         for turn, shown in zip(turns, openings, strict=True):
             number, as_asked = turn["round"], self._as_asked(agent, turn["round"])
@@ -75,7 +75,7 @@ class AskedTurns:
         return made
 
     def _choices(self, agent: Agent, turn: Document, turns: Sequence[Document]) -> Sequence[int]:
-        """Return how much of the record a turn may have heard of: from when its agent was queued, to its end."""
+        """Return how much of the record a turn may have heard: from its place in the queue to its end."""
         order, number = list(self.spoken), turn["round"]
         last, own = (agent.id, number - 1), (agent.id, number)
         begun = order.index(last) + 1 if last in order else len(order)
@@ -91,7 +91,7 @@ class AskedTurns:
         return heard_freely(self.known.talk, agent, number, self.spoken, (*before, *upto))
 
     def _as_asked(self, agent: Agent, number: int) -> Agent:
-        """Return an agent as it is asked: a leader names one of those who are there, or says that all is said."""
+        """Return an agent as it is asked: a leader names one of the present agents, or ends the conversation."""
         talk = self.known.talk
         if agent.id != talk.leader:
             return agent

@@ -65,7 +65,7 @@ class Course:
         return None
 
     def _was_not_there(self, agent: Agent, number: int) -> bool:
-        """Whether an heir's agent has no turn in a round, since its source did not have it."""
+        """Return whether an heir's agent has no turn in a round, since its source did not have it."""
         return number < self.joined.get(agent.id, 0) and (agent.id, number) not in self._by_place
 
     def _of(self, turn: Document) -> Agent:
@@ -76,7 +76,7 @@ class Course:
         return turn["inherited"] is not None or (agent.on_failure != "end" and not is_of_all)
 
     def _hold(self, agent: Agent, number: int, turn: Document) -> list[set[str]]:
-        """Note which conditions a turn fulfils by itself; return by whose turns each is fulfilled."""
+        """Record which conditions a turn fulfils by itself; return whose turns fulfil each."""
         if turn["state"] != "completed" or turn["inherited"] is not None:
             return []
         found = [place for place, each in enumerate(self.talk.until) if fulfils(each, agent, turn)]
@@ -89,7 +89,7 @@ class Course:
         return "" if turn is None or turn["state"] != "completed" else plain(judged_words(agent, turn["text"]))
 
     def _judge_round(self, number: int, *, is_unchanged: bool, is_own: bool) -> None:
-        """Judge what is judged at the end of a round."""
+        """Judge the conditions that apply at the end of a round."""
         self._still = self._still + 1 if is_unchanged else 0
         for place, each in enumerate(self.talk.until if is_own else ()):
             is_still = "unchanged" in each and self._still >= each["unchanged"]
@@ -142,7 +142,7 @@ class Course:
                 return
 
     def _awaited(self, agent: Agent, absent: set[str]) -> set[str]:
-        """Return all that an agent waits for in a round, by others as well; nobody waits for who is absent."""
+        """Return all that an agent waits for in a round, directly and indirectly; absent agents are not waited for."""
         found: set[str] = set()
         more = {name for name in agent.after if name not in absent}
         while more:
@@ -199,7 +199,7 @@ class Course:
                 return
 
     def _named(self, leader: Agent, choice: Document) -> str | None:
-        """Return whom a leader has named: in an inherited round whoever spoke there."""
+        """Return the agent that a leader named: in an inherited round the one that spoke."""
         spoke: list[str] = [turn["agent"] for turn in self.turns if turn["round"] == choice["round"]]
         if choice["inherited"] is not None and len(spoke) > 1:
             return next(name for name in spoke if name != leader.id)

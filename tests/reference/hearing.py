@@ -14,7 +14,7 @@ Spoken = Mapping[Place, str | None]  # in the order of the record; None: with th
 
 
 def spoken_in(talk: Talk, turns: Sequence[Document]) -> dict[Place, str | None]:
-    """Return the words of the turns that have ended, in their order; one that came to nothing said none."""
+    """Return the words of ended turns in order; a failed turn said none."""
     spoken: dict[Place, str | None] = {}
     for turn in turns:
         agent = talk.agents[turn["agent"]]
@@ -26,7 +26,7 @@ def spoken_in(talk: Talk, turns: Sequence[Document]) -> dict[Place, str | None]:
 
 
 def in_turn(talk: Talk) -> list[Agent]:
-    """Return the agents, each behind those that it waits for."""
+    """Return the agents, each after those that it waits for."""
     order = list(talk.agents)
     graph = {each.id: sorted(each.after, key=order.index) for each in talk.agents.values()}
     return [talk.agents[name] for name in TopologicalSorter(graph).static_order()]

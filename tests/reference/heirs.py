@@ -1,7 +1,4 @@
-"""What a conversation inherits that is begun from a record.
-
-Source: specification, "Begun from a record".
-"""
+"""What a conversation inherits from a record. Source: specification, "Begun from a record"."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +27,7 @@ Sources = Mapping[tuple[str, str], Known]  # by job and conversation
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """The turns that an heir begins with, and in which round each of its own agents does."""
+    """The turns that an heir begins with, and the round in which each of its own agents begins."""
 
     turns: Sequence[Document] = ()
     joined: Mapping[str, int] = field(default_factory=dict)
@@ -69,12 +66,12 @@ def inherit(talk: Talk, source: Known) -> tuple[Talk, Inherited]:
 
 
 def origin_of(source: Known, turn: Document) -> Document:
-    """Return where a turn of a source was spoken."""
+    """Return where a source's turn was spoken."""
     return turn["inherited"] or {"job": source.job, "conversation": source.talk.id}
 
 
 def _heard(source: Known) -> list[Document]:
-    """Return the turns after which a conversation went on: what ended it is asked for again."""
+    """Return the turns after which a conversation went on: the turn that ended it is asked again."""
     talk, state = source.talk, source.transcript["state"]
     leaving = [turn for turn in source.turns if _leaves(talk, turn)]
     everybody = {each.id for each in talk.agents.values() if not each.is_former}

@@ -1,4 +1,4 @@
-"""A job as its document says it: agents of each conversation, their texts filled in, and what is not said by default.
+"""A job as its document describes it: agents of each conversation, their texts filled in, and the defaults.
 
 Source: specification, "Job documents", "Variables", "Casts".
 """
@@ -41,7 +41,7 @@ class Agent:
         return self.id if self.role == PLAIN_ROLE else f"{self.id} ({self.role})"
 
     def shows(self, reader: str) -> bool:
-        """Whether ``reader`` may read its words in later rounds."""
+        """Return whether ``reader`` may read its words in later rounds."""
         return reader == self.id or self.visible_to is None or reader in self.visible_to
 
 
@@ -87,7 +87,7 @@ def fill(text: str, variables: Document | None) -> str:
 
 
 def talks_of(document: Document, sources: Mapping[tuple[str, str], Talk]) -> dict[str, Talk]:
-    """Return the conversations of a job by their ids; ``sources`` are those with which some of them begin."""
+    """Return the conversations of a job by their ids; some of them begin from one of ``sources``."""
     talks = (_talk(document, place, sources) for place in range(len(document["conversations"])))
     return {talk.id: talk for talk in talks}
 

@@ -1,7 +1,7 @@
-"""A plain reading of the specification of jobs: whether a job's transcripts, and what its engines were asked, agree.
+"""A plain implementation of the specification of jobs, which checks a job's transcripts and its engines' requests.
 
 It sees documents, requests with their answers, and transcripts. It imports nothing of the program, and knows of no
-scheduler: each conversation is walked through turn by turn, as if it had been alone in the world.
+scheduler: it walks through each conversation turn by turn, as if it were alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from tests.reference.words import is_valid, without_thoughts, words_of
 
 @dataclass(slots=True)
 class Reading:
-    """The reading of one conversation; ``faults`` are where it differs from the specification."""
+    """The check of one conversation; ``faults`` are where it differs from the specification."""
 
     known: Known
     inherited: Inherited
@@ -179,7 +179,7 @@ class Reading:
         return sum(each["content"] == (asked.answer or {})["content"] for each in said_by)
 
     def _note_hearing(self, agent: Agent, turns: Sequence[Document], wire: Wire, order: Spoken) -> None:
-        """Keep what each turn had heard of, for who inherits it."""
+        """Keep what each turn had heard, for heirs."""
         places = list(order)
         for place, turn in enumerate(turns):
             if ends := wire.ends.get(place):
@@ -195,7 +195,7 @@ class Reading:
                 self.faults.append(f"{agent.id} has said {turn['text']!r}, which is not valid")
 
     def _check_turn(self, agent: Agent, turn: Document, wire: Wire, ends: Sequence[Standing]) -> None:
-        """Check a turn's record against what its engine has said."""
+        """Check a turn's record against its engine's answer."""
         place = f"{agent.id} in round {turn['round']}"
         if turn["by"] != "model" or turn["role"] != agent.role:
             self.faults.append(f"{place} is told as {turn['by']} and {turn['role']}")

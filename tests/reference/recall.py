@@ -1,6 +1,6 @@
-"""What an agent is shown of the past, and what sums up the rest.
+"""What an agent is shown of the past, and the summaries of the rest.
 
-Source: specification, "Memory". Where a cut is by tokens is told by the record: only the engine counts them.
+Source: specification, "Memory". The record says where a cut by tokens is: only the engine counts them.
 """
 
 import math
@@ -84,12 +84,12 @@ class Recall:
     # What summaries are made of
 
     def is_of_summary(self, asked: Asked) -> bool:
-        """Whether a request is for a summary."""
+        """Return whether a request is for a summary."""
         asks = {_ask_of(agent) for agent in self.known.talk.agents.values()} - {None}
         return any(str(asked.body["messages"][-1]["content"]).endswith(str(ask)) for ask in asks)
 
     def check_summaries(self, asked: Sequence[Asked], is_lost: Callable[[Asked], bool]) -> list[str]:
-        """Return where the requests for summaries differ, and the summaries from their answers."""
+        """Return the faults in the requests for summaries, and in the summaries themselves."""
         faults: list[str] = []
         own = [turn for turn in self._all if turn["kind"] == "summary" and turn["inherited"] is None]
         answers: dict[int, set[str]] = {}

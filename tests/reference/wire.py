@@ -1,4 +1,4 @@
-"""Whether the requests of one agent in one conversation are those that its turns must be asked with, in their order.
+"""Whether the requests of one agent in one conversation are those that its turns require, in order.
 
 Source: specification, "Prompts that were asked", "Answer validation", "Constraints", "Tool loop", "Call journal".
 """
@@ -52,7 +52,7 @@ class AskedTurn:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where an agent stands between two requests."""
+    """An agent's position between two requests."""
 
     place: int = -1  # of its turn
     upto: tuple[int, ...] = ()  # how much of the record was heard of in each turn
@@ -182,7 +182,7 @@ class Wire:
         return 0 if is_stuck else max(0, self.model.iterations - len(at.exchanges))
 
     def _is_last(self, at: Standing) -> bool:
-        """Whether nothing but an answer is expected."""
+        """Return whether only an answer is expected."""
         has_tools = bool(self.agent.tools or self.agent.exit_tools)
         return not has_tools or bool(at.rejected) or at.is_forced or self.iterations_left(at) <= 0
 

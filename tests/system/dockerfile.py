@@ -1,4 +1,4 @@
-"""Does what a Dockerfile says, stage by stage and step by step, in plain roots: what an image of it would hold."""
+"""Carries out a Dockerfile, stage by stage and step by step, in plain roots: the results are what an image holds."""
 
 import json
 import shlex
@@ -16,10 +16,10 @@ COPY_LIMIT_S = 300.0
 
 
 class Image:
-    """What the instructions have made: a place to run in, and what is to run there.
+    """The result of the instructions: a root, and the program to run in it.
 
-    ``unpack`` makes the root of a base that no stage is named after: it is given the base's name and an empty folder.
-    ``arguments`` are those of the build.
+    ``unpack`` makes the root of a base image: it gets the base's name and an empty folder. ``arguments`` are the
+    build's arguments.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Image:
         self.volumes: list[str] = []
 
     def build(self) -> None:
-        """Carry out every instruction of the Dockerfile, in its order."""
+        """Carry out every instruction of the Dockerfile in order."""
         for word, rest in _instructions((self._source / "Dockerfile").read_text()):
             self._do(word, rest)
 
@@ -95,7 +95,7 @@ class Image:
         self._stages[name] = self.place
 
     def _note(self, word: str, rest: str) -> None:
-        """Keep what counts when the image runs."""
+        """Keep the instructions that count when the image runs."""
         match word:
             case "VOLUME":
                 self.volumes += rest.split()
@@ -132,7 +132,7 @@ class Image:
 
 
 def _copy_tree(source: Path, target: Path) -> None:
-    """Copy a folder as it is, owners and modes too."""
+    """Copy a folder unchanged, with owners and modes."""
     command = ["cp", "-a", "--reflink=auto", str(source), str(target)]  # of coreutils
     subprocess.run(command, check=True, timeout=COPY_LIMIT_S)
 

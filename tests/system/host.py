@@ -1,6 +1,6 @@
-"""This machine's sources of packages, handed to a root on it and read again by every run.
+"""This machine's package sources, handed to a root on it and read again by every run.
 
-Nothing of it is written down: it reaches a root as an environment, and as mounts below its ``/run``.
+Nothing of them is stored: they reach a root as environment variables, and as mounts below its ``/run``.
 """
 
 import ast
@@ -21,7 +21,7 @@ def _output(*argv: str) -> str:
 
 
 def debian_archive() -> str:
-    """Return the address that apt has Debian from, in whichever form its sources are written."""
+    """Return the address from which apt gets Debian, in any form of its sources."""
     form = "$(ORIGIN)\t$(LABEL)\t$(COMPONENT)\t$(REPO_URI)"  # the label tells the archive from its updates
     for line in _output("apt-get", "indextargets", "--format", form, "Created-By: Packages").splitlines():
         *what, address = line.split("\t")
@@ -50,14 +50,14 @@ def _pip_settings() -> dict[str, str]:
 
 
 def _folders_of(settings: dict[str, str]) -> set[Path]:
-    """Return the folders that pip's settings name; links of an index lead out of its own, into its parent's."""
+    """Return the folders that pip's settings name; links of an index lead out of its folder, into its parent's."""
     words = " ".join(settings.get(f"PIP_{key}", "") for key in ("INDEX_URL", "EXTRA_INDEX_URL", "FIND_LINKS")).split()
     paths = {Path(unquote(urlsplit(word).path)) for word in words if not word.startswith("http")}
     return {path.parent if path.name == "simple" else path for path in paths if path.is_absolute() and path.exists()}
 
 
 def _bind_files_of(settings: dict[str, str]) -> list[tuple[Path, str]]:
-    """Name the files of constraints as they are called in the root, and return what is to be bound there."""
+    """Name the constraint files as they are called in the root, and return their mounts."""
     binds = []
     words = settings.get("PIP_CONSTRAINT", "").split()
     for number, word in enumerate(words):
@@ -75,7 +75,7 @@ def _certificates() -> Path | None:
 
 
 class Host:
-    """What a step that fetches packages is given: ``environment``, and ``binds`` of our files to places in the root."""
+    """Settings of a step that fetches packages: ``environment``, and ``binds`` of our files to places in the root."""
 
     def __init__(self, folder: Path) -> None:
         settings = _pip_settings()

@@ -1,4 +1,4 @@
-"""Brings up ``lo`` in a network namespace, as ``ip link set lo up`` does, where iproute2 may be missing."""
+"""Brings up ``lo`` in a network namespace, as ``ip link set lo up`` does, without iproute2."""
 
 import fcntl
 import socket

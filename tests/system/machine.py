@@ -1,4 +1,4 @@
-"""A machine for a root: systemd as the first process of namespaces and a cgroup of its own, which all end with it."""
+"""A machine for a root: systemd as the first process of its own namespaces and cgroup, which all end with it."""
 
 import os
 import shlex
@@ -27,19 +27,19 @@ class Machine:
         self._init = init
 
     def run(self, *argv: str, status: int = 0) -> str:
-        """Run a program in it as root; return what it prints, without blanks at the ends."""
+        """Run a program in it as root; return its output, stripped."""
         done = self._place.inside(self._init, argv)
         assert done.returncode == status, f"{argv}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout.strip()
 
     def unit(self, name: str, what: str) -> str:
-        """Return a property of a unit."""
+        """Return a unit's property."""
         return self.run("systemctl", "show", "--property", what, "--value", name)
 
 
 @contextmanager
 def booted(root: Path) -> Iterator[Machine]:
-    """Boot what is in ``root`` for a block; skip where no cgroup of version 2 can be had."""
+    """Boot ``root`` for a block; skip the test without a cgroup of version 2."""
     cgroup = _own_cgroup()
     place = Place(root=root)
     command = ["sh", "-c", f"echo $$ > {cgroup}/cgroup.procs && exec {shlex.join(_command(place))}"]
@@ -89,7 +89,7 @@ def _own_cgroup() -> Path:
 
 
 def _removed(cgroup: Path) -> bool:
-    """Whether the cgroup and those below it are gone; one with processes that still end is not yet."""
+    """Return whether the cgroup and those below it are gone; one with processes that still end is not."""
     for folder, _, _ in os.walk(cgroup, topdown=False):
         try:
             Path(folder).rmdir()
@@ -99,7 +99,7 @@ def _removed(cgroup: Path) -> bool:
 
 
 def _first_process(pid: int, root: Path) -> int:
-    """Return the machine's first process as we see it, once it lives in its root."""
+    """Return the machine's first process as we see it, once it runs in its root."""
     found: list[int] = []
 
     def is_there() -> bool:

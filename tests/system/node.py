@@ -1,6 +1,6 @@
-"""Node with the npm packages that the MCP tests need, set up once in the user's cache folder.
+"""Node with the npm packages of the MCP tests, installed once in the user's cache folder.
 
-``python tests/system/node.py`` prints the folder. Node is out of a wheel: the suite needs a newer one than Debian's.
+``python tests/system/node.py`` prints the folder. Node comes in a wheel: the suite needs a newer one than Debian's.
 """
 
 import json
@@ -20,7 +20,7 @@ LIMIT_S = 600
 
 
 def folder() -> Path:
-    """Return where it all is."""
+    """Return the folder of the installation."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "roundhouse" / "mcp-tests"
 
@@ -36,12 +36,12 @@ def script(package: str, path: str) -> Path:
 
 
 def python() -> Path:
-    """Return the interpreter that has the servers in Python."""
+    """Return the interpreter that has the servers written in Python."""
     return folder() / "python" / "bin" / "python"
 
 
 def install() -> Path:
-    """Set up what is missing; a change of a version above sets up all anew."""
+    """Install missing parts; a change of a version above installs everything again."""
     place = folder()
     wanted = json.dumps([NODE, PACKAGES, SERVERS])
     done = place / "done"

@@ -1,4 +1,4 @@
-"""A plain Debian root, and programs in it: each in mount and PID namespaces of its own, so that nothing can be left."""
+"""A plain Debian root, and programs in it, each in its own mount and PID namespaces, so that none can be left."""
 
 import hashlib
 import json
@@ -41,7 +41,7 @@ def check_machine() -> None:
 
 
 def base_root(packages: tuple[str, ...] = PACKAGES) -> Path:
-    """Return a tar of the smallest root of the suite, by default with a Python: out of the user's cache, or made."""
+    """Return a tar of the suite's smallest root, by default with a Python: from the user's cache, or made."""
     address = debian_archive()
     what = json.dumps([SUITE, packages, address, time.strftime("%Y-%m")])
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roundhouse" / "roots"
@@ -69,7 +69,7 @@ def base_root(packages: tuple[str, ...] = PACKAGES) -> Path:
 
 @dataclass(kw_only=True)
 class Place:
-    """Where and as whom a program runs in a root, as an image says it."""
+    """Where and as which user a program runs in a root, as an image says."""
 
     root: Path
     user: str = "0"
@@ -77,7 +77,7 @@ class Place:
     environment: dict[str, str] = field(default_factory=lambda: {"PATH": PATH})
 
     def identity(self) -> tuple[str, str, str]:
-        """Return the uid, the gid and the home of the user, whose name or number stands in the root's own passwd."""
+        """Return the user's uid, gid and home, from the root's own passwd."""
         for line in (self.root / "etc/passwd").read_text().splitlines():
             name, _, uid, gid, _, home, _ = line.split(":")
             if self.user in {name, uid}:
@@ -95,8 +95,8 @@ class Place:
     ) -> list[str]:
         """Return the command that runs ``argv`` as the first process of its namespaces.
 
-        ``binds`` are seen, ``volumes`` can be written; ``is_alone`` has no network but a loopback of its own, and
-        nothing else to write to but ``/tmp``.
+        ``binds`` are visible, ``volumes`` are writable; ``is_alone`` has only a loopback of its own, and writes nowhere
+        else but to ``/tmp``.
         """
         root = shlex.quote(str(self.root))
         lines = ["set -e", f"mount --bind {root} {root}"]
@@ -126,7 +126,7 @@ class Place:
         ]
 
     def inside(self, init: int, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """Run a program beside one that runs, as ``docker exec`` does; ``init`` is its first process."""
+        """Run a program beside a running one, as ``docker exec`` does; ``init`` is its first process."""
         uid, gid, _ = self.identity()
         enter = ["nsenter", "-t", str(init), "-m", "-p", "-n", "-i", "-u", "--"]
         command = [*enter, "chroot", f"--userspec={uid}:{gid}", str(self.root), *self._with_settings(argv)]
@@ -135,7 +135,7 @@ class Place:
         )
 
     def run(self, argv: Sequence[str], more: Mapping[str, str] | None = None, binds: Sequence[Bind] = ()) -> str:
-        """Run a program to its end, and return what it printed."""
+        """Run a program to its end, and return its output."""
         done = subprocess.run(
             self.command(argv, more=more, binds=binds),
             capture_output=True,

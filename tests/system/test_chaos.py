@@ -1,4 +1,4 @@
-"""PostgreSQL and nodes fail under load: throughput comes back, no work is lost, and no turn runs twice."""
+"""PostgreSQL and nodes fail under load: throughput recovers, no work is lost, and no turn runs twice."""
 
 import json
 import time
@@ -23,7 +23,7 @@ Ports = Callable[[int], int]
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Two nodes on one store, and what their engines were asked."""
+    """Two nodes on one store, and the requests to their engines."""
 
     nodes: list[Service]
     server: PostgresServer
@@ -31,7 +31,7 @@ class Cluster:
     records: list[Path]
 
     def rate(self) -> float:
-        """Count the turns a second that engines were asked for in the last moments."""
+        """Return the requests to engines per second over the last moments."""
         since = time.time() - WINDOW_S
         texts = [record.read_text().rpartition("\n")[0] for record in self.records if record.exists()]  # whole lines
         lines = [line for text in texts for line in text.splitlines()[-500:]]
@@ -60,7 +60,7 @@ def last(seconds: float) -> None:
 
 
 def restart_server(chaos: Cluster) -> None:
-    """It is away for longer than a lease lasts."""
+    """Stop the server for longer than a lease lasts."""
     chaos.server.stop("immediate")
     last(LEASE_S + 2)
     chaos.server.start()
@@ -71,7 +71,7 @@ def kill_backends(chaos: Cluster) -> None:
 
 
 def exhaust_connections(chaos: Cluster) -> None:
-    """Take every connection that is left, have the nodes lose theirs, take those as well, and leave after a while."""
+    """Take every free connection, make the nodes lose theirs, take those too, and release all after a while."""
     with ExitStack() as stack:
 
         def take_all() -> None:
@@ -87,17 +87,17 @@ def exhaust_connections(chaos: Cluster) -> None:
 
 
 def kill_a_node(chaos: Cluster) -> None:
-    """Again and again, each time as soon as it is back."""
+    """Kill a node again and again, each time as soon as it is back."""
     for _ in range(4):
         chaos.nodes[0].kill()
         chaos.nodes[0].start(ready=False)
 
 
 @pytest.mark.parametrize("fault", [restart_server, kill_backends, exhaust_connections, kill_a_node])
-def test_throughput_comes_back_and_nothing_is_lost(
+def test_throughput_recovers_and_nothing_is_lost(
     tmp_path: Path, free_ports: Ports, postgres: PostgresServer, fault: Callable[[Cluster], None]
 ) -> None:
-    """Within 15 s of the fault's end, to the level before; each turn is recorded once."""
+    """Within 15 s of the fault's end it is at the old level; each turn is recorded once."""
     with cluster(tmp_path, free_ports, postgres) as chaos:
         with under_load([node.url for node in chaos.nodes]) as load:
             wait_for(lambda: len(load.acknowledged) > 10, "there is load")

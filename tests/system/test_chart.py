@@ -1,4 +1,4 @@
-"""The Helm chart: rendered for the last five versions of Kubernetes, and what it renders is served."""
+"""The Helm chart: rendered for the last five versions of Kubernetes, and run."""
 
 import base64
 import re
@@ -111,12 +111,12 @@ def valid_for_all(file: Path) -> None:
 
 
 def test_a_sidecar_is_valid_for_the_last_five_versions() -> None:
-    """The example of a pod, as it stands."""
+    """The example of a pod, unchanged."""
     valid_for_all(SIDECAR)
 
 
 def test_an_unknown_field_would_be_found(tmp_path: Path) -> None:
-    """The check itself is one."""
+    """A check that finds no fault at all proves nothing."""
     pods = rendered({}, tmp_path)
     pod_of(pods)["enableServiceLink"] = False
     (tmp_path / "wrong.yaml").write_text(yaml.safe_dump_all(pods))
@@ -135,10 +135,10 @@ def test_wrong_values_are_refused_by_name(values: dict[str, Any], word: str, tmp
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
-def test_the_configuration_of_a_node_of_the_chart_is_valid(
+def test_a_node_of_the_chart_has_a_valid_configuration(
     values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It listens for the pod's network, has a key, knows the Service's names, and ends within the pod's grace."""
+    """It listens on the pod's network, has a key, knows the Service's names, and ends within the pod's grace period."""
     objects = rendered(values, tmp_path)
     pod, effective = pod_of(objects), None
     (tmp_path / "roundhouse.yaml").write_text(one(objects, "ConfigMap")["data"]["roundhouse.yaml"])
@@ -157,8 +157,8 @@ def test_the_configuration_of_a_node_of_the_chart_is_valid(
 
 
 @pytest.mark.parametrize("source", ["chart", "sidecar"])
-def test_no_container_of_ours_may_do_much(source: str, tmp_path: Path) -> None:
-    """No root, no capability, nothing to write but its volumes, no token, and no variables of other Services."""
+def test_no_container_of_ours_has_unneeded_rights(source: str, tmp_path: Path) -> None:
+    """No root, no capability, writable volumes only, no token, and no variables of other Services."""
     if source == "chart":
         pod = pod_of(rendered({}, tmp_path))
     else:
@@ -175,8 +175,8 @@ def test_no_container_of_ours_may_do_much(source: str, tmp_path: Path) -> None:
         }
 
 
-def test_a_key_is_made_where_none_is_given(tmp_path: Path) -> None:
-    """It is long, and the pod reads it from there."""
+def test_a_key_is_generated_if_none_is_given(tmp_path: Path) -> None:
+    """It is long, and the pod reads it from its secret."""
     objects = rendered({}, tmp_path)
     secret = one(objects, "Secret")
     assert len(base64.b64decode(secret["data"]["api-keys"])) >= 32
@@ -188,8 +188,8 @@ def test_a_key_is_made_where_none_is_given(tmp_path: Path) -> None:
     assert not [each for each in rendered(GPU, tmp_path) if each["kind"] == "Secret"]
 
 
-def test_scaling_reads_the_gauge_that_is_exported(tmp_path: Path) -> None:
-    """By either way, of one model or of all; and nothing else then sets the number of nodes."""
+def test_scaling_reads_the_exported_gauge(tmp_path: Path) -> None:
+    """In both ways, for one model or for all; no other setting then sets the number of nodes."""
     hpa = rendered(VALUES["hpa"], tmp_path)
     (metric,) = one(hpa, "HorizontalPodAutoscaler")["spec"]["metrics"]
     assert metric["pods"]["metric"] == {
@@ -203,14 +203,14 @@ def test_scaling_reads_the_gauge_that_is_exported(tmp_path: Path) -> None:
     assert not [each for each in rendered({}, tmp_path) if each["kind"] in {"HorizontalPodAutoscaler", *OTHERS}]
 
 
-def test_the_chart_is_of_the_same_version() -> None:
+def test_the_chart_has_our_version() -> None:
     """Its image's tag is the version that is built here."""
     told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == told
 
 
 def test_a_node_of_the_chart_answers_its_probes(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """The kubelet asks by the pod's address and without a key; the program within has one; all else needs it.
+    """The kubelet asks the pod's address without a key; the command inside has one; all other requests need it.
 
     Readiness follows the engine, and the other probes do not wait for it.
     """
@@ -259,8 +259,8 @@ def test_a_node_of_the_chart_answers_its_probes(tmp_path: Path, free_ports: Call
             assert process.wait(60) == 0, (tmp_path / "log").read_text()
 
 
-def test_the_values_of_the_page_are_taken(tmp_path: Path) -> None:
-    """What docs/how-to/kubernetes.md shows is what the chart knows, each block alone with those before it."""
+def test_the_values_on_the_page_are_accepted(tmp_path: Path) -> None:
+    """The chart knows the values in docs/how-to/kubernetes.md, each block alone with those before it."""
     values: dict[str, Any] = {}
     blocks = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert len(blocks) == 2

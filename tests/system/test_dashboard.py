@@ -1,4 +1,4 @@
-"""The dashboard in a real Chromium: what it shows, at three widths, in light and dark, and when all goes wrong."""
+"""The dashboard in a real Chromium: its contents, at three widths, in light and dark, and with failures."""
 
 import json
 import os
@@ -43,14 +43,14 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
 
 @pytest.fixture
 def shown(service: Service, page: Page) -> Iterator[Page]:
-    """Return the page on the overview, live; nothing may have gone wrong in it when the test has ended."""
+    """Return the page on the overview, live, and check at the end of the test that it had no errors."""
     with on_overview(page, service.url, 1280) as live:
         yield live
 
 
 @pytest.fixture(scope="module")
 def debate(service: Service) -> str:
-    """Return a job that has ended, of two conversations."""
+    """Return an ended job of two conversations."""
     both = [{"id": name, "prompt": "Go."} for name in ("cars", "bikes")]
     job = {"name": "debate", "rounds": 2, "agents": AGENTS, "conversations": both, "metadata": {"study": "A"}}
     job_id = service.post_job(job)
@@ -70,7 +70,7 @@ def picture(page: Page, name: str) -> None:
 
 
 def test_every_view_fits_every_width_and_is_accessible(service: Service, page: Page, debate: str) -> None:
-    """At 390, 1,024 and 1,440 pixels, light and dark: nothing sticks out, axe-core finds nothing, a picture is kept."""
+    """At 390, 1,024 and 1,440 pixels, light and dark: no overflow, no finding of axe-core; pictures are kept."""
     script = axe_script()
     slow = service.post_job(
         {"name": "slow", "agents": [{"id": "a", "model": "slow"}], "conversations": [{"prompt": "Go."}] * 3}
@@ -122,8 +122,8 @@ def test_every_view_fits_every_width_and_is_accessible(service: Service, page: P
     assert page.complaints == []
 
 
-def test_a_job_is_posted_and_grows(shown: Page) -> None:
-    """From the form to the last word, without a reload; the number of what is on the page stays small."""
+def test_a_job_is_posted_and_grows_on_the_page(shown: Page) -> None:
+    """From the form to the last word, without a reload; the number of nodes stays small."""
     shown.click('a[href="#/post"]')
     shown.wait(
         'document.querySelector("#job").value.includes("model: m\\n")', "the example names a model of this service"
@@ -138,7 +138,7 @@ def test_a_job_is_posted_and_grows(shown: Page) -> None:
 
 
 def test_the_timeline_of_a_job_is_drawn(shown: Page, debate: str) -> None:
-    """When it is unfolded, inside the page and under its policy."""
+    """When it is opened, inside the page and under its policy."""
     go(shown, f"#/jobs/{debate}", "Timeline of slots")
     shown.wait_text("Timeline of slots")
     shown.run(
@@ -150,7 +150,7 @@ def test_the_timeline_of_a_job_is_drawn(shown: Page, debate: str) -> None:
 
 
 def test_refusals_are_shown_at_the_form(shown: Page) -> None:
-    """Every fault by its path, as the service names it, and what was written stays; broken JSON as well."""
+    """Every fault by its path, as the service names it, with the input kept; broken JSON as well."""
     go(shown, "#/post", "Post the job")
     wrong = {"agents": [{"id": "a", "model": "m", "rloe": 1}], "conversations": [{"prompt": "Go."}], "moad": HOSTILE}
     shown.write("#job", json.dumps(wrong))
@@ -169,7 +169,7 @@ def test_refusals_are_shown_at_the_form(shown: Page) -> None:
 
 
 def test_hostile_words_stay_words(service: Service, shown: Page) -> None:
-    """Names, words, thoughts, arguments and results of tools are text, wherever they stand."""
+    """Names, words, thoughts, arguments and results of tools are text everywhere."""
     look, done = ({"type": "function", "function": {"name": name, "parameters": {}}} for name in ("look", "done"))
     agent = {"id": "a", "model": "words", "role": HOSTILE, "markup": True, "tools": [look], "exit_tools": [done]}
     job = {"name": HOSTILE, "agents": [agent], "conversations": [{"id": "c", "prompt": HOSTILE}]}
@@ -204,8 +204,8 @@ def test_a_killed_engine_is_shown(service: Service, shown: Page) -> None:
     assert service.get("/v1/workers/m-1")["pid"] != before["pid"]
 
 
-def test_a_broken_network_is_shown_and_heals(service: Service, page: Page) -> None:
-    """The banner says since when; the pauses grow; when the network is back the page goes on by itself."""
+def test_a_broken_network_is_shown_and_recovers(service: Service, page: Page) -> None:
+    """The banner gives the start; pauses grow; when the network is back the page goes on by itself."""
     port = int(service.url.rpartition(":")[2])
     with cutting(port) as proxy:
         address = proxy.url
@@ -225,8 +225,8 @@ def test_a_broken_network_is_shown_and_heals(service: Service, page: Page) -> No
     page.complaints.clear()
 
 
-def test_lists_are_asked_for_again_by_themselves(service: Service, page: Page) -> None:
-    """What is new comes without a click, also to a page that was opened while there was no connection."""
+def test_lists_are_refreshed_by_themselves(service: Service, page: Page) -> None:
+    """New entries come without a click, also on a page that was opened without a connection."""
     with cutting(int(service.url.rpartition(":")[2])) as proxy:
         page.open(f"{proxy.url}/#/jobs")
         page.wait("document.querySelector('#link [data-state=live]')", "the page is live")
@@ -250,7 +250,10 @@ def test_lists_are_asked_for_again_by_themselves(service: Service, page: Page) -
 
 
 def test_the_keyboard_reaches_everything(service: Service, shown: Page) -> None:
-    """The first stop skips to the content; each further one is seen; Enter opens a view and moves the focus to it."""
+    """The first stop skips to the content.
+
+    Each further one is visible; Enter opens a view and moves the focus to it.
+    """
     shown.open("about:blank")
     shown.open(f"{service.url}/#/")
     shown.wait("document.querySelector('h1')?.textContent === 'Overview'", "the page is there")
@@ -268,7 +271,7 @@ def test_the_keyboard_reaches_everything(service: Service, shown: Page) -> None:
 
 
 def test_the_page_is_quick(service: Service, shown: Page) -> None:
-    """The first paint comes within a second; nothing holds the page up later, though all of it changes each second."""
+    """The first paint comes within a second; no task blocks the page later, though all of it changes each second."""
     shown.open("about:blank")
     shown.open(f"{service.url}/#/")
     paint = "performance.getEntriesByType('paint')"
@@ -289,7 +292,7 @@ def test_the_page_is_quick(service: Service, shown: Page) -> None:
 def test_a_killed_service_is_reported_and_comes_back(
     tmp_path: Path, page: Page, free_ports: Callable[[int], int]
 ) -> None:
-    """The page says that it is gone, and continues with the next life by itself; the log counts from 1 again."""
+    """The page reports it, and continues by itself after the restart; the log counts from 1 again."""
     log = "document.querySelector('.log').innerText"
     with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(1))}) as service:
         job_id = service.post_job({"name": "first", "agents": AGENTS, "conversations": [{"prompt": "Go."}]})

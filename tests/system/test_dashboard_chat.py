@@ -1,4 +1,4 @@
-"""The chat of the dashboard in a real Chromium: answers as they come, what they cost, and how they end."""
+"""The chat of the dashboard in a real Chromium: answers as they arrive, their cost, and their ends."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ def messages(service: Service) -> list[tuple[str, str]]:
 
 
 def test_a_conversation_goes_on_and_outlives_the_view(service: Service, shown: Page) -> None:
-    """What an answer cost and how long it waited is below it; parameters and system text go with each."""
+    """Each answer shows its cost and its wait; parameters and system text go with each request."""
     shown.run("document.querySelector('details').open = true")
     for field, value in (("chat-system", "You are MARK-x."), ("chat-temperature", "0.25")):
         shown.run(

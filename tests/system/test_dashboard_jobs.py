@@ -1,4 +1,4 @@
-"""What a reader of results needs of the dashboard: the question, the neighbours, who spoke, and the job once more."""
+"""The dashboard for readers of results: the question, the neighbours, the speakers, and the job posted again."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -45,12 +45,12 @@ def post(service: Service, *prompts: str, name: str = "debate") -> str:
 
 
 def test_an_engine_that_is_down_is_shown_on_the_overview(shown: Page) -> None:
-    """With its cause, and not as a number of workers alone."""
+    """With its cause, not only as a number of workers."""
     shown.wait_text("gone-0 of gone is starting: asked to start; not ready:")
 
 
 def test_a_job_shows_its_speakers_and_its_prompts(service: Service, shown: Page) -> None:
-    """As it was posted; its conversations begin with their prompts."""
+    """In their posted form; conversations begin with their prompts."""
     job_id = post(service, "Should towns ban cars?", "Should homework end?")
     go(shown, f"#/jobs/{job_id}", "Should homework end?")
     for text in ("You argue for it.", "max_tokens: 9", "answers held by choices", "completed"):
@@ -64,8 +64,8 @@ def test_a_job_shows_its_speakers_and_its_prompts(service: Service, shown: Page)
 
 
 @pytest.mark.parametrize("name", ["a\u2028b", "a\u2029b", "\u202eabc"])
-def test_a_name_with_ends_of_lines_of_other_kinds_is_shown(service: Service, shown: Page, name: str) -> None:
-    """A separator of Unicode in somebody's text takes the page from nobody."""
+def test_a_name_with_unusual_line_ends_is_shown(service: Service, shown: Page, name: str) -> None:
+    """A Unicode separator in a text breaks no page."""
     job_id = post(service, "Go.", name=name)
     go(shown, "#/", "Newest jobs")
     shown.wait(f"document.querySelector('a[href=\"#/jobs/{job_id}\"]')", "it is among the newest")
@@ -89,7 +89,7 @@ def test_failed_conversations_are_posted_again(service: Service, shown: Page) ->
 
 
 def test_a_job_is_posted_in_yaml(shown: Page) -> None:
-    """As the pages of the documentation write it; faults are shown with their lines."""
+    """In the documentation's form; faults are shown with their lines."""
     go(shown, "#/post", "Example: a debate")
     text = "name: in yaml\nagents: [{id: a, model: m}]\nconversations:\n  - {id: c, prompt: 'Go: yes'}\n"
     shown.run(f"document.querySelector('#job').value = {json.dumps(text + '  - broken')}")
@@ -104,7 +104,7 @@ def test_a_job_is_posted_in_yaml(shown: Page) -> None:
 
 @pytest.mark.parametrize("kind", ["json", "jsonl", "csv"])
 def test_a_result_is_saved_as_a_file(service: Service, shown: Page, kind: str) -> None:
-    """Named after its job; a browser without a key could follow a link, one with a key cannot."""
+    """It has its job's name; with a key it cannot be a plain link."""
     job_id = post(service, "Go.")
     go(shown, f"#/jobs/{job_id}", "completed")
     shown.run(
@@ -121,7 +121,7 @@ def test_a_result_is_saved_as_a_file(service: Service, shown: Page, kind: str) -
 
 
 def test_a_caller_speaks_in_a_field_beneath_the_conversation(service: Service, shown: Page) -> None:
-    """It is there while the turn is awaited; refusals are shown beside it, and the words stay."""
+    """The field exists while the turn is awaited; refusals are shown beside it, and the words stay."""
     guest = {"id": "guest", "by": "caller", "validation": {"choices": ["yes", "no"]}}
     agents = [guest, {**AGENTS[0], "speak_after_within_round": ["guest"]}]
     job_id = service.post_job({"agents": agents, "rounds": 2, "conversations": [{"id": "talk", "prompt": "Go on?"}]})
@@ -205,7 +205,7 @@ def test_conversations_are_found_and_sorted(service: Service, shown: Page) -> No
 
 
 def test_a_condition_that_ended_a_conversation_is_named(service: Service, shown: Page) -> None:
-    """In the list and on its page, in the words of the job, whichever answer comes last."""
+    """In the list and on its page, as the job words it, in any order of answers."""
     until = [{"agent": "pro", "says": ["yes"]}]
     talk = {"id": "q0", "prompt": "Go, yes"}
     job_id = service.post_job(

@@ -1,6 +1,7 @@
-"""What the dashboard costs the browser while 10,000 conversations run: bounded nodes, little work, and no leak.
+"""The browser's cost while 10,000 conversations run: bounded nodes, little work, and no leak.
 
-``bench/studies/dashboard_page.py`` prints the times of each view; here are bounds for a machine three times as slow.
+``bench/studies/dashboard_page.py`` prints the times of each view; the bounds here are for a machine three times as
+slow.
 """
 
 import json
@@ -79,12 +80,12 @@ def page() -> Iterator[Page]:
 
 
 def views_of(job: str) -> dict[str, str]:
-    """Return the places that such a job fills, each with words that are there when it is drawn."""
+    """Return the views that such a job fills, each with words that show that it is drawn."""
     return {"#/": "many", "#/jobs": "many", f"#/jobs/{job}": "c99", f"#/jobs/{job}/c0": "round", "#/pools": "waits for"}
 
 
 def test_ten_thousand_conversations_cost_the_browser_little(service: Service, page: Page, job: str) -> None:
-    """Each view is painted at once, has few nodes, changes what has changed alone, and never holds the page up."""
+    """Each view is painted at once, has few nodes, updates only changed parts, and never blocks the page."""
     for place, text in views_of(job).items():
         page.open("about:blank")
         page.begin_trace()
@@ -105,8 +106,8 @@ def test_ten_thousand_conversations_cost_the_browser_little(service: Service, pa
             assert page.run("[...document.querySelectorAll('tbody')].at(-1).rows.length") == A_PAGE
 
 
-def test_going_from_view_to_view_leaves_nothing_behind(service: Service, page: Page, job: str) -> None:
-    """Nodes and listeners of views that were left are given back, and so are their streams."""
+def test_changing_views_leaves_nothing_behind(service: Service, page: Page, job: str) -> None:
+    """Nodes, listeners and streams of earlier views are released."""
     page.open(f"{service.url}/#/post")
     page.wait_text("Post the job")
     page.wait(f"{EXAMPLE}.value.includes('model: m\\n')", "the example names a model of this service")
@@ -128,7 +129,7 @@ def test_going_from_view_to_view_leaves_nothing_behind(service: Service, page: P
 
 
 def settled_counts(page: Page) -> dict[str, float]:
-    """Return the counts of a page once they stay: what loading left behind is not given back at the first look."""
+    """Return the counts of a page once they are stable: remains of loading are released a little later."""
     counts = [counts_of(page)]
 
     def is_settled() -> bool:
@@ -140,14 +141,14 @@ def settled_counts(page: Page) -> dict[str, float]:
 
 
 def counts_of(page: Page) -> dict[str, float]:
-    """Return how many nodes and listeners the browser keeps, those that no page shows any more as well."""
+    """Return how many nodes and listeners the browser keeps, including detached ones."""
     page.send("HeapProfiler.collectGarbage")
     told = page.send("Performance.getMetrics")["metrics"]
     return {each["name"]: each["value"] for each in told if each["name"] in {"Nodes", "JSEventListeners"}}
 
 
 def test_a_timeline_of_a_hundred_thousand_attempts_is_read_in_pieces(service: Service, page: Page, job: str) -> None:
-    """No attempt is lost or shown twice, words that look like a boundary stay words, and the page goes on."""
+    """No attempt is lost or shown twice, words that look like a boundary stay words, and the page stays responsive."""
     page.open(f"{service.url}/#/jobs/{job}")
     page.wait_text("Timeline of slots")
     made = page.run(f"({MAKE})({ATTEMPTS}, {json.dumps(TRAP)})")

@@ -1,4 +1,4 @@
-"""Markdown of models and tools in a real Chromium: it is shown, and nothing of it is run, loaded or followed."""
+"""Markdown of models and tools in a real Chromium: it is shown; no code runs, no file loads, no link is followed."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -120,7 +120,7 @@ def shown(service: Service, page: Page) -> Iterator[Page]:
 
 
 def look(page: Page, text: str) -> Document:
-    """Show a text; return what stands on the page then."""
+    """Show a text; return the page's contents."""
     took_ms = page.run(SHOW % json.dumps(text))
     told: Document = {**page.run(LOOK), "took_ms": took_ms}
     assert set(told["tags"]) <= TAGS, told
@@ -141,7 +141,7 @@ def test_markdown_of_models_is_shown(shown: Page) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_markdown_is_text(shown: Page, name: str) -> None:
-    """Nothing is run and nothing asked for; a link leads nowhere but to the web and to people."""
+    """No script runs and no request is sent; links lead only to the web and to mail."""
     told = look(shown, HOSTILE[name])
     assert not {"img", "script", "iframe", "svg", "form", "style"} & set(told["tags"])
     for link in told["links"]:
@@ -151,21 +151,21 @@ def test_hostile_markdown_is_text(shown: Page, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_markdown_that_is_slow_to_read_ends(shown: Page, name: str) -> None:
-    """Within the time of a long task, and no deeper than a page bears."""
+def test_slow_markdown_is_bounded(shown: Page, name: str) -> None:
+    """In the time of a long task, and in depth."""
     told = look(shown, SLOW[name])
     assert told["took_ms"] < 1500, told["took_ms"]
     assert told["depth"] <= 60, told["depth"]
 
 
-def test_a_long_text_stays_as_it_is(shown: Page) -> None:
-    """It would be parsed at each word that comes."""
+def test_a_long_text_is_not_parsed(shown: Page) -> None:
+    """It would be parsed again at each word that arrives."""
     told = look(shown, "**x** " * 4000)
     assert (told["tags"], told["text"].count("**x**")) == ([], 4000)
 
 
-def test_a_transcript_shows_markdown_or_the_very_words(service: Service, shown: Page) -> None:
-    """A reader who must know what was said turns it off."""
+def test_a_transcript_shows_markdown_or_the_exact_words(service: Service, shown: Page) -> None:
+    """A reader who needs the exact words switches it off."""
     job = {"name": "md", "agents": [{"id": "a", "model": "m"}], "conversations": [{"id": "c", "prompt": "Go."}]}
     job_id = service.post_job(job)
     service.wait_ended(job_id)
@@ -178,7 +178,7 @@ def test_a_transcript_shows_markdown_or_the_very_words(service: Service, shown: 
 
 
 def test_an_answer_in_the_chat_is_markdown_that_can_be_copied_and_edited(shown: Page) -> None:
-    """Its code too; editing takes the words back into the field."""
+    """Code can be copied too; editing puts the words back into the field."""
     shown.click('a[href="#/chat"]')
     shown.wait("document.querySelector('#chat-model')?.value === 'm'", "the model is there")
     shown.run("document.querySelector('#chat-text').value = 'Ask.'")

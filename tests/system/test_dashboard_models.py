@@ -1,7 +1,6 @@
-"""The dashboard's views of lanes, devices, swaps, weights and adapters, in a real Chromium, of a service that has them.
+"""The dashboard's views of lanes, devices, swaps, weights and adapters, in a real Chromium.
 
-Two GPUs are played by a library in place of NVML's, the engines on them and vLLM by programs; adapters are the embedded
-engine's.
+A stand-in for NVML provides two GPUs, and programs play their engines and vLLM; adapters are the embedded engine's.
 """
 
 import json
@@ -54,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(machine: Machine, folder: Path, tiny_model: Path, free_ports: Callable[[int], int]) -> Iterator[Service]:
-    """Return a service with three models for two lanes a GPU, one with adapters, and one whose weights change."""
+    """Return a service with three models for two lanes per GPU, one with adapters, and one whose weights change."""
     restart = {"initial_s": 0.1, "max_s": 0.2, "failures": 50}
     tiny = {
         "engine": "embedded", "model": str(tiny_model), "args": {"threads": 1}, "port": free_ports(1), "slots": 2,
@@ -77,7 +76,7 @@ def service(machine: Machine, folder: Path, tiny_model: Path, free_ports: Callab
 
 @pytest.fixture
 def shown(service: Service, page: Page) -> Iterator[Page]:
-    """Return the page on the overview, live; nothing may have gone wrong in it when the test has ended."""
+    """Return the page on the overview, live, and check at the end of the test that it had no errors."""
     with on_overview(page, service.url, 1400) as live:
         yield live
 
@@ -95,7 +94,7 @@ def facts(page: Page, section: str) -> dict[str, str]:
 
 
 def wait_rows(page: Page, caption: str, told: str, *expected: Document) -> None:
-    """Wait until the rows of a table have such cells."""
+    """Wait until the rows of a table have these cells."""
 
     def are_there() -> bool:
         found = rows(page, caption)
@@ -111,7 +110,7 @@ def wait_rows(page: Page, caption: str, told: str, *expected: Document) -> None:
 
 
 def test_lanes_show_models_their_loads_and_the_times(service: Service, shown: Page, machine: Machine) -> None:
-    """Two models speak on two GPUs, a third waits for one of them and gets it; memory is that of the last look."""
+    """Two models speak on two GPUs, a third waits for a lane and gets one; memory is that of the last look."""
     go(shown, "#/lanes", "Lanes, device by device")
     long = service.post_job(talk(["alpha", "beta"], name="long", rounds=1, talks=1))
     shown.wait(f"({ROWS})('{LANES}').filter((row) => row.Phase === 'ready').length === 2", "both are loaded")
@@ -140,8 +139,8 @@ def test_lanes_show_models_their_loads_and_the_times(service: Service, shown: Pa
     assert "Swaps" in shown.text
 
 
-def test_updates_of_weights_show_as_they_go(service: Service, shown: Page, folder: Path) -> None:
-    """Done, under way with its phase, and failed with the error of each worker."""
+def test_updates_of_weights_are_shown_as_they_run(service: Service, shown: Page, folder: Path) -> None:
+    """Done, running with the phase, and failed with the error of each worker."""
     fault = folder / "fault"
     path = f"/v1/models/{UPDATABLE}/weights/update"
     go(shown, "#/models", "No update since the service started.")
@@ -183,7 +182,7 @@ def test_adapters_come_and_go(service: Service, shown: Page, folder: Path) -> No
 
 
 def test_a_model_shows_its_settings_and_is_unloaded_and_loaded(service: Service, shown: Page) -> None:
-    """Engine, file, context, slots, and the memory that its processes have."""
+    """Engine, file, context, slots, and the memory of its processes."""
     go(shown, "#/models", "Engines of tiny")
     told = facts(shown, "tiny")
     assert told["File"].endswith(".gguf")
@@ -203,7 +202,7 @@ def test_a_model_shows_its_settings_and_is_unloaded_and_loaded(service: Service,
 
 
 def test_the_keyboard_reaches_lanes_and_their_tables(shown: Page) -> None:
-    """On a phone, where the row of views and the tables scroll: what has the focus is seen, and so is where one is."""
+    """On a phone the row of views and the tables scroll: the focused element and the current place are visible."""
     shown.resize(360)
     go(shown, "#/lanes", LANES)
     current = "document.querySelector('[aria-current=page]').getBoundingClientRect()"
@@ -224,7 +223,7 @@ def test_the_keyboard_reaches_lanes_and_their_tables(shown: Page) -> None:
 
 
 def look_closely(page: Page, name: str) -> None:
-    """Check and keep a view at each width, light and dark: nothing sticks out, and axe-core finds nothing."""
+    """Check and keep a view at each width, light and dark: no overflow, and no finding of axe-core."""
     script, faults = axe_script(), []
     for scheme in ("light", "dark"):
         page.colour(scheme)

@@ -1,4 +1,4 @@
-"""Dockerfile, compose files and scripts: read by those who know them, and true to what they name."""
+"""Dockerfile, compose files and scripts: checked by their own tools, and consistent with what they name."""
 
 import json
 import re
@@ -23,7 +23,7 @@ SECRETS = {"ROUNDHOUSE_API_KEYS": "a-key-of-mine", "POSTGRES_PASSWORD": "word"}
 
 
 def check(*command: str, status: int = 0) -> str:
-    """Return what a checker says; it must end as it is expected to."""
+    """Return a checker's output and check its exit status."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout
@@ -37,12 +37,12 @@ def conforms(file: Path, status: int = 0) -> str:
 
 
 def test_the_dockerfile_has_no_fault() -> None:
-    """What is passed over says why beside it."""
+    """Exceptions have their reason beside them."""
     assert check(deploy_tools.checker("hadolint"), str(ROOT / "Dockerfile")) == ""
 
 
 def test_the_build_context_has_all_copied_files_and_no_secrets() -> None:
-    """.dockerignore leaves out all but what the Dockerfile copies, and secrets and environments stay out."""
+    """.dockerignore leaves out all files that the Dockerfile does not copy, and secrets and environments stay out."""
     dockerfile = (ROOT / "Dockerfile").read_text()
     let_in = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     copied = [
@@ -56,13 +56,13 @@ def test_the_build_context_has_all_copied_files_and_no_secrets() -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda file: file.name)
 def test_scripts_have_no_fault(script: Path) -> None:
-    """As shellcheck knows them."""
+    """Shellcheck finds none."""
     assert check(deploy_tools.checker("shellcheck"), str(script)) == ""
 
 
 @pytest.mark.parametrize("file", COMPOSE, ids=lambda file: file.name)
 def test_compose_files_are_valid(file: Path, tmp_path: Path) -> None:
-    """One wrong word in a service is found."""
+    """The check finds a single wrong word in a service."""
     conforms(file)
     document = yaml.safe_load(file.read_text())
     next(iter(document["services"].values()))["imagee"] = "x"
@@ -78,7 +78,7 @@ def services_of(file: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("file", COMPOSE, ids=lambda file: file.name)
 def test_services_of_compose_files_can_be_started(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The configuration is there and valid where it is mounted, and a service with a public listener asks for a key."""
+    """The configuration is valid and mounted where it is expected; a public listener requires a key."""
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     services = services_of(file)

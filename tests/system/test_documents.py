@@ -1,4 +1,4 @@
-"""README and tutorial, followed as they stand: every file is saved and every command run, in their order."""
+"""README and tutorial, followed exactly: every file is saved and every command run, in order."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ BEGIN = "set -e\ntrap 'for pid in $(jobs -p); do kill $pid || true; wait $pid ||
 
 
 def script_of(page: Path) -> str:
-    """Return a shell script of a page: files as here-documents, commands as they are."""
+    """Return a shell script of a page: files as here-documents, commands unchanged."""
     parts = [BEGIN]
     for file, language, text in BLOCK.findall(page.read_text(encoding="utf-8")):
         if file:
@@ -28,8 +28,8 @@ def script_of(page: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md"])
-def test_a_page_works_as_it_stands(name: str, tmp_path: Path) -> None:
-    """In a network of its own, since its ports are those that users have."""
+def test_a_page_works_as_written(name: str, tmp_path: Path) -> None:
+    """In a network namespace, since its ports may be in use here."""
     page = ROOT / name
     text = script_of(page)
     assert "END OF FILE" in text

@@ -1,4 +1,4 @@
-"""A full disk: new jobs are refused with the reason, running ones are held, and they go on when there is room."""
+"""A full disk: new jobs are refused with the reason, running ones wait, and go on when there is room."""
 
 import resource
 from collections.abc import Callable
@@ -13,8 +13,8 @@ TALKS = 12  # some three seconds of work, so that the disk is full before all is
 TURNS = TALKS * 9
 
 
-def test_it_goes_on_when_there_is_room(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """No file of the service may grow any more, as on a full disk; nothing is lost and nothing is done twice."""
+def test_a_service_goes_on_when_its_full_disk_has_room_again(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """No file of the service may grow, as on a full disk; nothing is lost or done twice."""
     model = {"m": scripted_model(free_ports(1), tokens=5, interval=0.02)}
     with serving(tmp_path, free_ports(1), model) as service:
         assert service.process is not None
@@ -43,8 +43,8 @@ def test_it_goes_on_when_there_is_room(tmp_path: Path, free_ports: Callable[[int
         assert service.wait_ended(service.post_job(debate()))["state"] == "completed"
 
 
-def test_it_stops_while_the_store_is_in_trouble(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """No stop waits for ever for a disk: unwritten turns run again in the next life."""
+def test_a_service_stops_while_its_store_is_in_trouble(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """No stop waits for ever for a disk: unwritten turns run again after a restart."""
     model = {"m": scripted_model(free_ports(1), tokens=5, interval=0.02)}
     with serving(tmp_path, free_ports(1), model, {"drain_s": 0.5}) as service:
         assert service.process is not None

@@ -1,4 +1,4 @@
-"""The gallery, as a user tries it: each job written by the command, and run on the real small model."""
+"""The gallery, used as by a user: each job is written by the command, and run on the real small model."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def _small_model() -> None:
 
 @pytest.mark.parametrize("file", sorted(GALLERY.glob("*.yaml")), ids=lambda file: file.stem)
 def test_an_example_runs_as_it_is_written(file: Path, tmp_path: Path) -> None:
-    """With the configuration that init writes; it is short, and its head says what to look at."""
+    """With init's configuration; it is short, and its head says what to look at."""
     lines = file.read_text().splitlines()
     assert len(lines) < 40
     assert sum(line.count(". ") + line.endswith(".") for line in lines if line.startswith("# ")) >= 2
@@ -44,7 +44,7 @@ def test_an_example_runs_as_it_is_written(file: Path, tmp_path: Path) -> None:
 
 
 def test_the_gallery_is_listed(tmp_path: Path) -> None:
-    """By name, with what each is; an unknown name is answered with them."""
+    """By name, each with a description; an unknown name is answered with the list."""
     listed = run_command("examples", folder=tmp_path).stdout
     assert [line.split()[0] for line in listed.splitlines()] == sorted(each.stem for each in GALLERY.glob("*.yaml"))
     unknown = run_command("examples", "nothing", folder=tmp_path)

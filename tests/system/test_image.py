@@ -1,4 +1,4 @@
-"""The image, step by step in a plain Debian root: its engine works, and its health check says whether."""
+"""The image, step by step in a plain Debian root: its engine works, and its health check reports it."""
 
 import json
 import os
@@ -40,7 +40,7 @@ print(json.dumps(ask("/" + job + "/result")))
 
 
 def unpack(base: str, root: Path) -> None:
-    """Make a root that is as bare as a base is."""
+    """Make a root as bare as a base image."""
     tar = base_root(PACKAGES if base.startswith("python:") else BARE)
     command = ["tar", "-xf", str(tar), "-C", str(root), "--numeric-owner", "--xattrs", "--exclude=./dev/*"]
     subprocess.run(command, check=True, timeout=300)
@@ -78,7 +78,7 @@ class Container:
         wait_for(self._find_init, "it has begun")
 
     def _find_init(self) -> bool:
-        """Find the process within, since unshare itself takes no SIGTERM."""
+        """Find the process inside, since unshare itself ignores SIGTERM."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         self.init = int(children[0]) if children else 0
         return bool(self.init) and os.path.realpath(f"/proc/{self.init}/root") == str(self._image.place.root.resolve())
@@ -94,7 +94,7 @@ class Container:
 
 
 def _volume(image: Image, place: str, folder: Path) -> Path:
-    """Make a volume as engines for images do: it begins as a copy of what stands in its place, owner and mode too."""
+    """Make a volume as container engines do: it begins as a copy of the folder in its place, with owner and mode."""
     there, volume = image.place.root / place.lstrip("/"), folder / "volume"
     shutil.copytree(there, volume)
     os.chown(volume, there.stat().st_uid, there.stat().st_gid)
@@ -112,7 +112,7 @@ def running(image: Image, folder: Path) -> Iterator[Container]:
 
 
 def test_the_image_serves_and_ends_on_sigterm(image: Image, tmp_path: Path) -> None:
-    """As uid 10001, on a root that is read-only, below an init that reaps; with the tiny model that it makes itself."""
+    """As uid 10001, on a read-only root, under an init that reaps; with the tiny model that it makes itself."""
     with running(image, tmp_path) as container:
         assert container.health().returncode == 1, "it is not ready at once"
         wait_for(lambda: container.health().returncode == 0, "it is healthy", START_S)
@@ -127,14 +127,14 @@ def test_the_image_serves_and_ends_on_sigterm(image: Image, tmp_path: Path) -> N
 
 
 def test_build_tools_are_not_in_the_image(image: Image) -> None:
-    """The second stage has what runs alone: no source, and nothing that its user may change but its state."""
+    """The second stage has only what runs: no source, and its user may change only the state."""
     assert not (image.place.root / "source").exists()
     theirs = [path for path in image.place.root.rglob("*") if path.lstat().st_uid == int(image.place.identity()[0])]
     assert theirs == [image.place.root / "state"]
 
 
 def test_a_base_without_a_python_gets_one() -> None:
-    """As llama.cpp's server image, whose engine is a program of its own."""
+    """For example llama.cpp's server image, whose engine is a separate program."""
     with built(BASE="ghcr.io/ggml-org/llama.cpp:server") as made:
         told = made.place.run([*made.entrypoint, "version"])
         assert told.strip() == tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]["version"]
@@ -143,7 +143,7 @@ def test_a_base_without_a_python_gets_one() -> None:
 
 @pytest.fixture(scope="module")
 def installed(image: Image) -> Place:
-    """The image's root as a machine that Roundhouse was installed on as docs/how-to/systemd.md says."""
+    """The image's root as a machine with Roundhouse installed as docs/how-to/systemd.md says."""
     image.place.user, user = "0", image.place.user
     image.install("systemd", "procps", "dbus")
     image.place.user = user
@@ -158,16 +158,16 @@ def installed(image: Image) -> Place:
 
 
 def test_the_unit_is_valid_and_hardened(installed: Place) -> None:
-    """Systemd reads it without a word, and calls it hardened: an exposure of 2.0 of 10 at most."""
+    """Systemd reads it without a warning, and rates its exposure at 2.0 of 10 or less."""
     run = installed.run
     assert run(["sh", "-c", "systemd-analyze verify --man=no roundhouse.service 2>&1"]) == ""
     run(["systemd-analyze", "security", "--offline=true", "--threshold=20", "roundhouse.service"])
 
 
 def test_systemd_keeps_the_service(installed: Place) -> None:
-    """A machine boots; the service serves a job within its walls, is ended when it hangs, and comes back.
+    """On a booted machine the service runs a job within its restrictions, is ended when it hangs, and restarts.
 
-    Its end is calm, and nothing of it is left.
+    Its stop is clean and leaves no process.
     """
     more = (installed.root / UNIT).with_suffix(".service.d")
     more.mkdir()
@@ -191,8 +191,8 @@ def test_systemd_keeps_the_service(installed: Place) -> None:
         machine.run("pgrep", "--uid", "roundhouse", status=1)
 
 
-def test_without_what_its_engine_needs_it_is_unhealthy(image: Image, tmp_path: Path) -> None:
-    """The service serves, and nothing can be served: the health check says which model has no worker."""
+def test_without_a_running_engine_the_image_is_unhealthy(image: Image, tmp_path: Path) -> None:
+    """The service runs without an engine: the health check names the model that has no worker."""
     image.place.user, user = "0", image.place.user
     image.place.run(["dpkg", "--purge", "libgomp1"])
     image.place.user = user

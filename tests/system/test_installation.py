@@ -1,4 +1,4 @@
-"""Installed by one line in a plain Debian root, from a folder of wheels and without a network; then the demo."""
+"""Installation by one line in a plain Debian root, from a folder of wheels and without a network; then the demo."""
 
 import subprocess
 import tempfile
@@ -35,7 +35,7 @@ class Machine:
     wheels: Path
 
     def run(self, script: str, home: Path, status: int = 0) -> str:
-        """Return what a shell says that has no network, in an empty folder, and nothing of its own but its home."""
+        """Return the output of a shell without a network, in an empty folder, with nothing of its own but its home."""
         command = self.place.command(
             ["sh", "-ec", f"mkdir -p ~/empty; cd ~/empty; {script}"],
             more=OFFLINE,
@@ -85,7 +85,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def check_demo(told: str) -> None:
-    """Check that a real model spoke, that an engine was killed, and that the debates ended in spite of it."""
+    """Check that a real model spoke, that an engine was killed, and that the debates ended nevertheless."""
     assert "debates of 3 agents on two supervised llama.cpp engines with SmolLM2-135M-Instruct" in told
     assert "cars, round 1, " in told
     assert "its engine is killed (SIGKILL" in told
@@ -93,8 +93,8 @@ def check_demo(told: str) -> None:
     assert "census: completed" in told
 
 
-def test_a_missing_package_of_the_system_is_named(machine: Machine, home: Path) -> None:
-    """A Debian root has no libgomp, which llama.cpp computes with: the package that brings it is said."""
+def test_a_missing_system_package_is_named(machine: Machine, home: Path) -> None:
+    """A Debian root has no libgomp, which llama.cpp needs: the message names the package that has it."""
     install = "python3 -m venv ~/v; ~/v/bin/pip install --quiet roundhouse-llm;"
     told = machine.run(f"{install} ~/v/bin/roundhouse demo", home, status=4)
     assert "libgomp.so.1" in told
@@ -120,7 +120,7 @@ def whole(machine: Machine) -> Machine:
     ids=["pip", "pipx", "uv", "uvx"],
 )
 def test_one_line_installs_it_and_the_demo_runs(whole: Machine, home: Path, install: str, command: str) -> None:
-    """Engine and model are in the folder of wheels; nothing is left where it was started."""
+    """Engine and model are in the folder of wheels; no file is left in the working folder."""
     told = whole.run(f"{install}; {command} demo; ls -A ~/empty; {command} --version", home)
     check_demo(told)
     assert list((home / "empty").iterdir()) == []

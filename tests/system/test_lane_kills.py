@@ -1,4 +1,4 @@
-"""Lanes and agents while engines, and the service itself, are killed: what takes long of ``tests/behaviour``."""
+"""Lanes and agents while engines and the service are killed: the slow tests of ``tests/behaviour``."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from tests.harness.service import Service, serving
 from tests.harness.waiting import is_alive, wait_for, wait_until
 
 
-def test_an_engine_of_a_lane_that_is_killed_costs_no_turn(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+def test_a_killed_engine_of_a_lane_costs_no_turn(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """Five kills while three models talk on two lanes: all turns complete, each once."""
     models = {name: placed(tokens=6, interval=0.02) for name in "abc"}
     with serving(tmp_path, free_ports(1), models, gpus=lanes_at(free_ports(2))) as service:
@@ -48,7 +48,7 @@ def kill_engine(service: Service) -> None:
     wait_for(lambda: not is_alive(killed[0]), "it is dead")
 
 
-def test_a_job_goes_on_after_the_service_was_killed(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+def test_a_job_on_lanes_goes_on_after_the_service_was_killed(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """No engine is left, and no turn is lost."""
     models = {name: placed(tokens=6, interval=0.02) for name in "abc"}
     with serving(tmp_path, free_ports(1), models, gpus=lanes_at(free_ports(2))) as service:
@@ -62,7 +62,7 @@ def test_a_job_goes_on_after_the_service_was_killed(tmp_path: Path, free_ports: 
         assert len(turns_of(service, job)) == 2 * 3 * TALKS
 
 
-async def test_lanes_that_are_killed_heal_and_every_answer_is_given_once(
+async def test_killed_lanes_recover_and_every_answer_is_given_once(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
     """Sixteen agents of three checkpoints; engines are killed while they talk."""

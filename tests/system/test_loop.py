@@ -19,7 +19,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int],
 
 
 @pytest.mark.parametrize("load", list(LOADS))
-def test_no_step_holds_the_event_loop(loaded: Service, load: str) -> None:
+def test_no_step_blocks_the_event_loop(loaded: Service, load: str) -> None:
     """Health probes in between are answered without a long delay."""
     with probing(loaded) as probe:
         LOADS[load](loaded)

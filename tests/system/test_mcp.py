@@ -1,7 +1,7 @@
-"""Real MCP: the protocol's own conformance suite, and servers of others, over stdio and HTTP.
+"""Real MCP: the protocol's own conformance suite, and foreign servers, over stdio and HTTP.
 
-Not offered, and so not run: elicitation, sampling and roots (a turn has no user to ask), OAuth (a server's headers are
-configured), and resources and prompts (agents call tools).
+Not offered, and so not tested: elicitation, sampling and roots (a turn has no user to ask), OAuth (a server's headers
+are configured), and resources and prompts (agents call tools).
 """
 
 import json
@@ -44,7 +44,7 @@ def _node() -> None:
 
 @pytest.mark.parametrize(("scenario", "revision"), SCENARIOS)
 def test_the_client_conforms(tmp_path: Path, scenario: str, revision: str) -> None:
-    """Every scenario of what the client offers; a check that fails or warns fails the suite."""
+    """Every scenario that the client supports; a check that fails or warns fails the suite."""
     program = tmp_path / "client"  # the suite cuts its command at blanks
     program.write_text(f"#!/bin/sh\nexec '{sys.executable}' '{CLIENT}' \"$@\"\n")
     program.chmod(0o755)
@@ -62,7 +62,7 @@ def test_the_client_conforms(tmp_path: Path, scenario: str, revision: str) -> No
 
 
 def servers(folder: Path) -> dict[str, tuple[Document, str, Document, str]]:
-    """Return real servers: how each is started, a tool of it, its arguments, and what its answer holds."""
+    """Return real servers: the command of each, one of its tools with arguments, and a part of the answer."""
     (folder / "note.txt").write_text("The cellar is dry.")
     subprocess.run(["git", "init", "-q", str(folder)], check=True)  # noqa: S607 - wherever this machine has it
     of_npm = {

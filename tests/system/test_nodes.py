@@ -42,7 +42,10 @@ def workers_at_work(service: Service) -> int:
 
 
 def test_work_is_shared_and_seen_through_any_node(tmp_path: Path, free_ports: Ports, postgres: PostgresServer) -> None:
-    """Posted to one, run by both, read through the other; each turn once, and prompts stay where they are known."""
+    """A job is posted to one node, run by both, and read through the other.
+
+    Each turn runs once, and prompts stay where they are cached.
+    """
     flags: Document = {"interval": 0.01, "tokens": 10}
     models = [{"m": scripted_model(free_ports(1), **flags)} for _ in range(2)]
     with nodes(tmp_path, free_ports, postgres.new_database(), *models) as (first, second):
@@ -64,7 +67,7 @@ def test_work_is_shared_and_seen_through_any_node(tmp_path: Path, free_ports: Po
 
 
 def test_a_job_is_cancelled_through_another_node(tmp_path: Path, free_ports: Ports, postgres: PostgresServer) -> None:
-    """The node that runs it learns of it at once, or by looking."""
+    """The node that runs it gets a notice at once, or finds it at its next look."""
     models = [
         {"m": scripted_model(free_ports(1), tokens=100_000, interval=0.01)},
         {"other": scripted_model(free_ports(1))},
@@ -109,10 +112,8 @@ def test_the_work_of_a_killed_node_goes_on(tmp_path: Path, free_ports: Ports, po
             check_debate(talk, 3)
 
 
-def test_a_node_that_was_taken_for_dead_writes_nothing(
-    tmp_path: Path, free_ports: Ports, postgres: PostgresServer
-) -> None:
-    """Stopped past its lease and continued, its late results are refused; it starts over, and has work again."""
+def test_a_node_that_counts_as_dead_writes_nothing(tmp_path: Path, free_ports: Ports, postgres: PostgresServer) -> None:
+    """It is stopped past its lease and continued: its late results are refused; it starts over, and gets work again."""
     flags: Document = {"interval": 0.05, "tokens": 10}
     models = [{"m": scripted_model(free_ports(1), **flags)} for _ in range(2)]
     with nodes(tmp_path, free_ports, postgres.new_database(), *models) as (stopped, lives):
@@ -136,7 +137,7 @@ def test_a_node_that_was_taken_for_dead_writes_nothing(
 def test_a_node_that_is_stopped_leaves_its_work_at_once(
     tmp_path: Path, free_ports: Ports, postgres: PostgresServer
 ) -> None:
-    """No lease has to end first; what it cut off stays in the transcript as an attempt."""
+    """No lease has to end first; a turn that it cut off keeps its attempt in the transcript."""
     flags: Document = {"interval": 0.1, "tokens": 10}
     url = postgres.new_database()
     models = [{"m": scripted_model(free_ports(1), **flags)} for _ in range(2)]
@@ -151,10 +152,13 @@ def test_a_node_that_is_stopped_leaves_its_work_at_once(
             check_debate(talk, 2)
 
 
-def test_a_model_that_one_node_will_never_serve_goes_to_another(
+def test_a_model_that_one_node_cannot_serve_goes_to_another(
     tmp_path: Path, free_ports: Ports, postgres: PostgresServer
 ) -> None:
-    """A model whose workers have given up here is another node's; a model that no node has ends with the reason."""
+    """Workers of the model have given up here, and another node has it.
+
+    A model that no node has ends with the reason.
+    """
     broken = {**scripted_model(free_ports(1), exit_at_once=3), "restart": {"failures": 1, "retry_s": None}}
     models = [{"m": broken, "only": broken | {"port": free_ports(1)}}, {"m": scripted_model(free_ports(1))}]
     store = {"url": postgres.new_database(), "lease_s": LEASE_S}
@@ -173,7 +177,7 @@ def test_a_model_that_one_node_will_never_serve_goes_to_another(
 def test_a_turn_that_waits_for_a_missing_node_is_shown(
     tmp_path: Path, free_ports: Ports, postgres: PostgresServer
 ) -> None:
-    """A model that was another node's, which has gone: the status names it, and goes on when it is back."""
+    """Its model was on a node that has gone: the status names the model, and the turn goes on when the node is back."""
     flags: Document = {"interval": 0.1, "tokens": 10}
     models = [{"m": scripted_model(free_ports(1))}, {"other": scripted_model(free_ports(1), **flags)}]
     job = debate(conversations=4, rounds=2)
@@ -203,7 +207,7 @@ def test_no_name_in_a_path_harms_a_node(tmp_path: Path, free_ports: Ports, postg
 
 
 def test_an_adapter_of_one_node_is_known_to_all(tmp_path: Path, free_ports: Ports, postgres: PostgresServer) -> None:
-    """Turns that need it go where it is; loaded on the other as well, they are run by both."""
+    """Turns that need it go there; once the other node has loaded it too, both run them."""
     records = [tmp_path / f"record-{number}.jsonl" for number in range(2)]
     models = [{"m": {**scripted_model(free_ports(1), record=str(file)), "max_adapters": 2}} for file in records]
     poet = {"name": "poet", "path": str(write_gguf_adapter(tmp_path / "poet.gguf", 1))}
@@ -211,7 +215,7 @@ def test_an_adapter_of_one_node_is_known_to_all(tmp_path: Path, free_ports: Port
     job["agents"][1]["model"] = "poet"
 
     def adapted(file: Path) -> int:
-        """Count the requests that asked for it."""
+        """Count the requests for the adapter."""
         asked = (request.get("lora") or [{"scale": 0.0}] for request in recorded(file))
         return sum(each[0]["scale"] == 1.0 for each in asked)
 
@@ -230,7 +234,10 @@ def test_an_adapter_of_one_node_is_known_to_all(tmp_path: Path, free_ports: Port
 
 
 def test_a_caller_speaks_at_any_node(tmp_path: Path, free_ports: Ports, postgres: PostgresServer) -> None:
-    """One of two posts at once is new; the turn is heard by whichever node has the model, and outlives the other."""
+    """One of two simultaneous posts counts.
+
+    The words reach whichever node has the model, and outlive the other node.
+    """
     models = [{"m": scripted_model(free_ports(1))}, {"other": scripted_model(free_ports(1))}]
     agents = [
         {"id": "guest", "by": "caller"},
@@ -258,7 +265,7 @@ def test_a_caller_speaks_at_any_node(tmp_path: Path, free_ports: Ports, postgres
 
 
 def test_a_caller_waits_for_no_node(tmp_path: Path, free_ports: Ports, postgres: PostgresServer) -> None:
-    """Its turn is awaited at whichever node is left; the time in which none was there does not count."""
+    """Its turn is awaited at any remaining node; the time without a node does not count."""
     models = [{"m": scripted_model(free_ports(1))} for _ in range(2)]
     agents = [
         {"id": "guest", "by": "caller", "wait_s": 8.0, "otherwise": "Nothing."},
@@ -281,7 +288,7 @@ def test_a_caller_waits_for_no_node(tmp_path: Path, free_ports: Ports, postgres:
 def test_forks_go_on_over_nodes_and_a_deleted_source(
     tmp_path: Path, free_ports: Ports, postgres: PostgresServer
 ) -> None:
-    """Recorded by one, forked at the other, which is killed; the source is deleted meanwhile.
+    """Recorded on one node and forked on the other, which is killed; the source is deleted meanwhile.
 
     Memory windows stay as well.
     """

@@ -1,4 +1,4 @@
-"""The two distributions as they are built and installed: the client alone, and Roundhouse, which depends on it."""
+"""The two distributions, built and installed: the client alone, and Roundhouse, which depends on it."""
 
 import shutil
 import subprocess
@@ -31,7 +31,7 @@ WRONG_CODE = 'from roundhouse_client import Client\n\nClient().get_job(7).mood\n
 
 
 def run(*command: str | Path, folder: Path | None = None, status: int = 0) -> str:
-    """Return what a command says; it must end as it is expected to."""
+    """Return a command's output and check its exit status."""
     done = subprocess.run(
         [str(each) for each in command],
         cwd=folder,
@@ -45,7 +45,7 @@ def run(*command: str | Path, folder: Path | None = None, status: int = 0) -> st
 
 
 def built(source: Path, folder: Path) -> Path:
-    """Return the wheel of a copy of the tracked files below ``source``, so that nothing is left among them."""
+    """Return the wheel of a copy of the tracked files below ``source``, so that none is left among them."""
     copy = folder / "source"
     for name in run("git", "ls-files", "--cached", "--others", "--exclude-standard", folder=source).splitlines():
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def built(source: Path, folder: Path) -> Path:
 
 
 def installed(wheel: Path, folder: Path, *others: Path) -> Path:
-    """Return the programs of a new environment with wheels and what they need."""
+    """Return the programs of a new environment with wheels and their dependencies."""
     venv.create(folder / "venv", with_pip=True)
     programs = folder / "venv" / "bin"
     run(
@@ -86,7 +86,7 @@ def roundhouse_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_client_is_installed_without_the_service(client_wheel: Path, tmp_path: Path) -> None:
-    """It needs httpx alone, and PyYAML to read YAML; what a caller writes against it is checked by its types."""
+    """It needs httpx alone, and PyYAML for YAML; its types check programs that use it."""
     needed = [each for each in requirements(client_wheel) if "extra ==" not in each]
     assert [each.split(">")[0] for each in needed] == ["httpx"]
     assert [each for each in requirements(client_wheel) if each not in needed] == ['PyYAML>=6.0; extra == "yaml"']
@@ -115,7 +115,7 @@ def test_the_client_is_installed_without_the_service(client_wheel: Path, tmp_pat
 def test_roundhouse_depends_on_the_client_of_its_version(
     roundhouse_wheel: Path, client_wheel: Path, tmp_path: Path
 ) -> None:
-    """It carries no copy of it: the client's values are the documents that the service answers."""
+    """It contains no copy of the client: the client's values are the service's answers."""
     version = metadata(client_wheel)["Version"]
     assert f"roundhouse-client=={version}" in requirements(roundhouse_wheel)
     with zipfile.ZipFile(roundhouse_wheel) as ours, zipfile.ZipFile(client_wheel) as alone:
@@ -128,8 +128,8 @@ def test_roundhouse_depends_on_the_client_of_its_version(
     assert refused == ""
 
 
-def test_roundhouse_carries_the_dashboard(roundhouse_wheel: Path) -> None:
-    """Every file of the page, as it is here."""
+def test_roundhouse_contains_the_dashboard(roundhouse_wheel: Path) -> None:
+    """Every file of the page, as in the repository."""
     with zipfile.ZipFile(roundhouse_wheel) as wheel:
         there = [name for name in wheel.namelist() if name.startswith("service/web/static/")]
         carried = {Path(name).name: wheel.read(name) for name in there}
@@ -138,6 +138,6 @@ def test_roundhouse_carries_the_dashboard(roundhouse_wheel: Path) -> None:
 
 
 def test_both_have_one_version(client_wheel: Path, roundhouse_wheel: Path) -> None:
-    """The version of one says which of the other fits."""
+    """A version of one fits the same version of the other."""
     told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert [metadata(wheel)["Version"] for wheel in (client_wheel, roundhouse_wheel)] == [told, told]

@@ -26,7 +26,7 @@ Sample = dict[str, Any]
 
 
 def checked(*argv: object, text: str | None = None) -> str:
-    """Run promtool; it must be content."""
+    """Run promtool, which must succeed."""
     done = subprocess.run(
         ["/usr/bin/env", "promtool", *map(str, argv)],
         input=text,
@@ -65,7 +65,7 @@ class Prometheus:
 
 
 def configuration(folder: Path, target: str) -> Path:
-    """Return the example with another target, beside the alerts and a key, as an operator has it."""
+    """Return the example with another target, with the alerts and a key, as an operator has it."""
     example = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())
     example["global"]["scrape_interval"] = example["global"]["evaluation_interval"] = f"{SCRAPE_S}s"
     (scrape,) = example["scrape_configs"]
@@ -96,7 +96,7 @@ def service(free_ports: Callable[[int], int], tmp_path_factory: pytest.TempPathF
 def prometheus(
     service: Service, free_ports: Callable[[int], int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prometheus]:
-    """It scrapes each second, before and after jobs and a client's request have run."""
+    """A server that scrapes each second, before and after jobs and a client's request."""
     folder, port = tmp_path_factory.mktemp("prometheus"), free_ports(1)
     file = configuration(folder, service.url.removeprefix("http://"))
     checked("check", "config", file)
@@ -137,12 +137,12 @@ def filled(expression: str) -> str:
 
 @pytest.mark.usefixtures("prometheus")
 def test_the_metrics_of_a_service_are_clean(service: Service) -> None:
-    """``promtool check metrics`` finds nothing to say, once jobs and requests have run."""
+    """``promtool check metrics`` has no complaint, once jobs and requests have run."""
     assert checked("check", "metrics", text=service.http.get("/metrics").text) == ""
 
 
 def test_a_scrape_needs_the_key(prometheus: Prometheus, service: Service) -> None:
-    """The example's credentials are what lets Prometheus in."""
+    """The credentials in the example are accepted."""
     (target,) = prometheus.get("targets")["activeTargets"]
     assert (target["health"], target["lastError"]) == ("up", "")
     assert httpx.get(f"{service.url}/metrics", trust_env=False).status_code == 401
@@ -150,7 +150,7 @@ def test_a_scrape_needs_the_key(prometheus: Prometheus, service: Service) -> Non
 
 @pytest.mark.parametrize("expression", expressions(), ids=range(len(expressions())))
 def test_every_query_of_the_board_finds_data(prometheus: Prometheus, expression: str) -> None:
-    """A misspelt or removed name shows nothing, and would not be noticed."""
+    """A misspelt or removed name would find none, unnoticed."""
     if not ABSENT.search(expression):
         assert prometheus.query(filled(expression)), expression
         return
@@ -159,7 +159,7 @@ def test_every_query_of_the_board_finds_data(prometheus: Prometheus, expression:
     assert set(re.findall(r"roundhouse_\w+", expression)) <= told
 
 
-def test_the_boards_figures_are_the_jobs(prometheus: Prometheus) -> None:
+def test_the_boards_figures_are_the_jobs_figures(prometheus: Prometheus) -> None:
     """26 turns have ended, two of them clients' requests, and every one had a token."""
     assert prometheus.total('roundhouse_turns_total{source="request",outcome="completed"}') == 2
     assert prometheus.total('roundhouse_turns_total{source="job",outcome="completed"}') == 24
@@ -171,7 +171,7 @@ def test_the_boards_figures_are_the_jobs(prometheus: Prometheus) -> None:
 
 
 def test_the_boards_variables_have_values(prometheus: Prometheus) -> None:
-    """Each picks from labels that are there."""
+    """Each selects from existing labels."""
     asked = [each["query"]["query"] for each in board()["templating"]["list"] if each["type"] == "query"]
     for query in asked:
         metric, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", query).groups()  # type: ignore[union-attr]
@@ -179,7 +179,7 @@ def test_the_boards_variables_have_values(prometheus: Prometheus) -> None:
 
 
 def test_every_alert_is_evaluated_and_silent(prometheus: Prometheus) -> None:
-    """A service that is well has none."""
+    """A healthy service has none."""
     (group,) = prometheus.get("rules", type="alert")["groups"]
     names = [rule["alert"] for rule in yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"]]
     assert [rule["name"] for rule in group["rules"]] == names
@@ -233,7 +233,7 @@ QUIET = {
 
 
 def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
-    """``promtool test rules``: by series that raise it, and silent where all is well."""
+    """``promtool test rules``: series that raise it, and silence for healthy ones."""
     rules = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"]
     assert [rule["alert"] for rule in rules] == list(RAISED)
     shutil.copy(DEPLOY / "alerts.yaml", tmp_path)

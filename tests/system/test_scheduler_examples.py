@@ -1,4 +1,4 @@
-"""Nodes under Ray and Slurm, by the examples as they stand: a Ray of one machine, stand-ins for Slurm's programs."""
+"""Nodes under Ray and Slurm, by the unchanged examples: a Ray of one machine, stand-ins for Slurm's programs."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ def workers_at(url: str) -> list[str]:
 
 
 def node_below(process: psutil.Process) -> psutil.Process:
-    """Return the node that a process has started; that there is one must have been waited for."""
+    """Return the node that a process has started; it must have been waited for."""
     (node,) = nodes_below(process)
     return node
 
@@ -91,7 +91,7 @@ def slurm(tmp_path: Path) -> Path:
 def test_a_job_of_slurm_runs_a_node_on_each_machine(
     tmp_path: Path, slurm: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """Each serves with a state of its own, all are listed, and SIGTERM of the batch script drains every one."""
+    """Each has a state of its own, all are listed, and SIGTERM to the batch script drains every one."""
     port, engine_port = free_ports(2), free_ports(2)
     environment = {
         "PATH": f"{slurm}:/usr/bin:/bin",
@@ -121,7 +121,7 @@ def test_a_job_of_slurm_runs_a_node_on_each_machine(
 
 
 def test_a_job_of_slurm_names_missing_programs(tmp_path: Path, slurm: Path) -> None:
-    """Before it takes any machine's time."""
+    """Before it occupies any machine."""
     script = ["bash", str(EXAMPLES / "slurm_nodes.sbatch")]
     environment = {"PATH": f"{slurm}:/usr/bin:/bin", "USER": "somebody", "ROUNDHOUSE_CONFIG": "x"}
     done = subprocess.run(
@@ -131,10 +131,8 @@ def test_a_job_of_slurm_names_missing_programs(tmp_path: Path, slurm: Path) -> N
     assert "ROUNDHOUSE_API_KEYS: a key" in done.stderr
 
 
-def test_nodes_under_ray_are_started_again_and_end_with_their_actors(
-    tmp_path: Path, free_ports: Callable[[int], int]
-) -> None:
-    """A node that is killed comes back; one whose actor is killed ends, and comes back with it; SIGTERM ends all."""
+def test_nodes_under_ray_restart_and_end_with_their_actors(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """A killed node restarts; a node whose actor is killed ends, and restarts with it; SIGTERM ends all."""
     port = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     options = ["--config", str(configuration(tmp_path, free_ports(1))), "--port", str(port), "--address", "local"]

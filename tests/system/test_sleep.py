@@ -42,7 +42,7 @@ class Sleepers(Told):
 
 
 def say(service: Service, model: str) -> Document:
-    """Have a model speak once, at the first try; return the turn."""
+    """Have a model speak once, in one attempt; return the turn."""
     job = service.post_job(talk([model], name=model, rounds=1, talks=1))
     assert service.wait_ended(job)["state"] == "completed"
     (turn,) = turns_of(service, job, 1)
@@ -62,8 +62,8 @@ def service(sleepers: Sleepers, free_ports: Callable[[int], int]) -> Iterator[Se
         yield running
 
 
-def test_two_models_take_turns_on_a_lane_and_each_keeps_its_engine(service: Service, sleepers: Sleepers) -> None:
-    """One sleeps before the other begins or wakes; no turn pays for it, and the engines are those of the start."""
+def test_two_models_alternate_on_a_lane_and_each_keeps_its_engine(service: Service, sleepers: Sleepers) -> None:
+    """One sleeps before the other starts or wakes; no turn suffers, and the engines are those of the start."""
     job = service.post_job(talk(["ada", "bob"], rounds=3, talks=2))
     assert service.wait_ended(job)["state"] == "completed"
     for model in ("ada", "bob", "ada"):
@@ -85,8 +85,8 @@ def test_two_models_take_turns_on_a_lane_and_each_keeps_its_engine(service: Serv
     sleepers.check_sleepers("ada", "bob")
 
 
-def test_an_engine_that_dies_asleep_is_started_when_a_turn_wants_it(service: Service, sleepers: Sleepers) -> None:
-    """Not before, and the model that has the lane meanwhile goes on with its turns."""
+def test_an_engine_that_dies_asleep_is_started_when_a_turn_needs_it(service: Service, sleepers: Sleepers) -> None:
+    """Not before; the model that has the lane meanwhile goes on with its turns."""
     before = say(service, "cid")["incarnation"]
     say(service, "dot")
     (pid,) = sleepers.pids("cid")
@@ -105,7 +105,7 @@ def test_an_engine_that_dies_asleep_is_started_when_a_turn_wants_it(service: Ser
 def test_an_engine_that_does_not_wake_is_started_again(
     service: Service, sleepers: Sleepers, model: str, other: str, do: str
 ) -> None:
-    """Whether it reports that or stays silent for ``start_s``: the turn is charged with nothing."""
+    """It may report the failure or stay silent for ``start_s``: the turn is not charged."""
     say(service, model)
     say(service, other)
     sleepers.misbehave(model, "wake", do)
@@ -120,7 +120,7 @@ def test_an_engine_that_does_not_wake_is_started_again(
 
 
 def test_a_stop_of_the_service_ends_engines_that_sleep(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """As an operator asks for it: both engines of a lane are gone."""
+    """An operator stops it: both engines of a lane end."""
     told = Sleepers(tmp_path)
     with serving(tmp_path / "s", free_ports(1), told.models, gpus=lanes_at(free_ports(1), 1)) as service:
         say(service, "ada")
@@ -136,10 +136,10 @@ def test_a_stop_of_the_service_ends_engines_that_sleep(tmp_path: Path, free_port
 # For agents from Python
 
 
-async def test_agents_hear_nothing_of_an_engine_that_dies_asleep(
+async def test_agents_get_no_notice_of_an_engine_that_dies_asleep(
     tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
-    """The lane is another's, and goes on; the next run of its own agent has another engine."""
+    """The lane belongs to another, which goes on; the next run of its own agent gets another engine."""
     told = Told(tmp_path)
     port = free_ports(1)
     game = engine_for_agents(

@@ -29,7 +29,7 @@ HOST_MIB = sleep.HOST_RESERVE_MIB + 1  # free: the reserve, and what a checkpoin
         ({}, "", False),
     ],
 )
-async def test_an_engine_sleeps_only_where_it_may_and_the_host_has_room(
+async def test_an_engine_sleeps_only_if_allowed_and_if_the_host_has_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: Document, lacks: str, *, sleeps: bool
 ) -> None:
     """Otherwise it is ended, and started when its next turn comes."""
@@ -77,10 +77,10 @@ async def on_card(tmp_path: Path) -> AsyncIterator[tuple[Lanes, Card]]:
         yield told, card
 
 
-async def test_no_engine_is_loaded_before_the_memory_of_the_sleeping_one_is_free(
+async def test_no_engine_is_loaded_before_the_sleeping_ones_memory_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine may answer before its device has all of it back."""
+    """An engine may answer before its device has all of the memory back."""
     monkeypatch.setattr(sleep, "FREE_S", 3 * LIMIT_S)
     async with on_card(tmp_path) as (told, card):
         assert await told.say("a") == "weights-a"
@@ -96,7 +96,7 @@ async def test_no_engine_is_loaded_before_the_memory_of_the_sleeping_one_is_free
         assert await told.say("b") == "weights-b"
 
 
-async def test_the_wait_for_memory_to_come_free_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_wait_for_free_memory_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other programs may use the device as well: the next engine will show whether there is room."""
     monkeypatch.setattr(sleep, "FREE_S", 0.2)
     async with on_card(tmp_path) as (told, card):
@@ -109,10 +109,8 @@ async def test_the_wait_for_memory_to_come_free_has_a_bound(tmp_path: Path, monk
         assert await told.say("b") == "weights-b"
 
 
-async def test_swaps_that_follow_one_another_quickly_wait_for_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was used before a sleep is looked at then: the last look may be older than the engine."""
+async def test_quick_successive_swaps_do_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory used before a sleep is read then: the last look may be older than the engine."""
     monkeypatch.setattr(sleep, "FREE_S", 3 * LIMIT_S)
     async with on_card(tmp_path) as (told, _):
         assert [await told.say(model) for model in "abab"] == ["weights-a", "weights-b"] * 2

@@ -1,4 +1,4 @@
-"""Engines that sleep on lanes of workers: what comes while they sleep, wake or die."""
+"""Engines that sleep on lanes of workers: events while they sleep, wake or die."""
 
 import os
 import signal
@@ -21,8 +21,10 @@ from workers.weights.update import Tensor, UpdateRequest
 
 
 @pytest.mark.parametrize("do", ["fail", "absent", "end", "stall"])
-async def test_an_engine_that_does_not_sleep_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, do: str) -> None:
-    """And the other model has the lane all the same; at the next try it may sleep."""
+async def test_an_engine_on_a_lane_that_cannot_sleep_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, do: str
+) -> None:
+    """The other model gets the lane nevertheless; at the next attempt the engine may sleep."""
     monkeypatch.setattr(sleep, "SLEEP_S", 0.2)
     async with lanes(tmp_path) as told:
         assert await told.say("a") == "weights-a"
@@ -38,7 +40,7 @@ async def test_an_engine_that_does_not_sleep_is_ended(tmp_path: Path, monkeypatc
         told.check_sleepers()
 
 
-async def test_an_update_of_a_model_that_sleeps_is_applied_at_its_load(tmp_path: Path) -> None:
+async def test_an_update_of_a_sleeping_model_is_applied_at_its_load(tmp_path: Path) -> None:
     """Its engine is started again, and takes no turn before it has the new weights."""
     async with lanes(tmp_path) as told:
         assert await told.say("a") == "weights-a"
@@ -55,7 +57,7 @@ async def test_an_update_of_a_model_that_sleeps_is_applied_at_its_load(tmp_path:
 
 
 async def test_an_engine_that_slept_has_its_models_current_adapters(tmp_path: Path) -> None:
-    """One that came while it slept, or went: it is started with what is current; else it wakes with what it has."""
+    """If an adapter was added or removed meanwhile, the engine is started with the current ones; otherwise it wakes."""
     path = {"poet": str(tmp_path / "poet")}
     async with lanes(tmp_path, max_adapters=2) as told:
         await told.want("a")
@@ -70,7 +72,7 @@ async def test_an_engine_that_slept_has_its_models_current_adapters(tmp_path: Pa
 
 
 async def test_changes_during_a_wake_start_the_engine_again(tmp_path: Path) -> None:
-    """An update, and then an adapter: it wakes with the state before them, and is started again."""
+    """An update, and then an adapter: it wakes with the old state, and is started again."""
     async with lanes(tmp_path, max_adapters=2) as told:
         worker = await told.want("a")
         checkpoint = str(told.checkpoint("one"))
@@ -106,8 +108,8 @@ async def test_an_engine_that_falls_asleep_gets_no_update(tmp_path: Path) -> Non
         told.check_sleepers()
 
 
-async def test_an_engine_whose_weights_are_behind_does_not_sleep(tmp_path: Path) -> None:
-    """Nor while it is being brought to them: it would have to be started again."""
+async def test_an_engine_behind_in_weights_does_not_sleep(tmp_path: Path) -> None:
+    """Nor does it during an update: it would have to be started again."""
     async with lanes(tmp_path) as told:
         checkpoint = str(told.checkpoint("one"))
         await told.fleet.weights["a"].update(UpdateRequest(checkpoint=checkpoint))
@@ -121,8 +123,8 @@ async def test_an_engine_whose_weights_are_behind_does_not_sleep(tmp_path: Path)
         assert await told.say("a") == "one"
 
 
-async def test_a_trainers_group_has_no_engine_that_sleeps(tmp_path: Path) -> None:
-    """It would wait for that one's part until its time is over: the group has to be made again without it."""
+async def test_a_trainers_group_has_no_sleeping_engine(tmp_path: Path) -> None:
+    """It would wait for that engine until its time is over: the group has to be formed again without it."""
     policy = WeightsPolicy(receive_s=5, keep=False)
     group = GroupRequest(backend=policy.backend, address="127.0.0.1", port=1, timeout_s=LIMIT_S)
     tensors = UpdateRequest(tensors=(Tensor(name="w", dtype="float32", shape=(1,)),))
@@ -147,14 +149,14 @@ async def test_a_trainers_group_has_no_engine_that_sleeps(tmp_path: Path) -> Non
 
 
 async def test_every_engine_of_a_lane_has_a_number_of_its_own(tmp_path: Path) -> None:
-    """Transcripts, incidents and logs name it by that number; an engine that wakes keeps its own."""
+    """Transcripts, incidents and logs use the number; an engine that wakes keeps its own."""
     async with lanes(tmp_path, "abc") as told:
         numbers = [(await told.want(model)).now.incarnation for model in "abacbd"[:5]]
         assert numbers == [1, 2, 1, 3, 2]
 
 
 async def test_an_engine_that_fails_asleep_for_the_last_time_stays_down(tmp_path: Path) -> None:
-    """Where one failure is enough to give up, the one more try is a turn's to ask for."""
+    """If one failure is enough to give up, a turn has to ask for the one more try."""
     restart = replace(QUICK, failures=1, retry_s=2 * LIMIT_S)
     async with lanes(tmp_path, restart=restart) as told:
         await told.want("a")
@@ -169,7 +171,7 @@ async def test_an_engine_that_fails_asleep_for_the_last_time_stays_down(tmp_path
 
 
 async def test_an_engine_that_dies_before_it_sleeps_leaves_its_lane_to_the_next(tmp_path: Path) -> None:
-    """It waits for a neighbour's start meanwhile, and so does the other model's wake: that is asked for once."""
+    """It waits for a neighbour's start meanwhile, and so does the other model's wake, which is requested once."""
     async with lanes(tmp_path, "abc", count=2) as told:
         told.fleet.lane_pool.demand.hints |= {"a": "lane-0", "b": "lane-0", "c": "lane-1"}
         neighbour = await told.want("c")

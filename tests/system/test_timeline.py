@@ -1,4 +1,4 @@
-"""The file of ``roundhouse timeline`` in a real browser: it draws, zooms, tells, and runs nothing of others."""
+"""The file of ``roundhouse timeline`` in a real browser: it draws, zooms and explains, and runs no foreign script."""
 
 import json
 from collections.abc import Callable
@@ -88,8 +88,8 @@ def shown_range(page: Page) -> str:
 
 @pytest.mark.parametrize("width", [390, 768, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_draws_what_happened(page: Page, written: Path, tmp_path: Path, scheme: str, width: int) -> None:
-    """Answers, failures, waits and the engine's death, in light and dark, at three widths; nothing sticks out."""
+def test_the_file_draws_what_happened(page: Page, written: Path, tmp_path: Path, scheme: str, width: int) -> None:
+    """Answers, failures, waits and the engine's death, in light and dark, at three widths; no overflow."""
     opened(page, written, scheme, width)
     for name in ("completed", "failed", "queue", "incident", "ready"):
         assert pixels(page, name) > 20, name
@@ -99,8 +99,8 @@ def test_it_draws_what_happened(page: Page, written: Path, tmp_path: Path, schem
     assert page.complaints == []
 
 
-def test_names_of_others_are_only_shown(page: Page, written: Path) -> None:
-    """A name that is a script is a text; the policy would stop it besides."""
+def test_foreign_names_are_only_shown(page: Page, written: Path) -> None:
+    """A name that is a script stays text; the policy would stop it as well."""
     opened(page, written)
     assert page.run("document.title") == f"debate {HOSTILE}: timeline"
     assert page.run("document.querySelectorAll('script').length") == 2
@@ -114,7 +114,7 @@ def test_names_of_others_are_only_shown(page: Page, written: Path) -> None:
 
 
 def test_wheel_drag_and_buttons_zoom_and_move(page: Page, written: Path) -> None:
-    """What is under the pointer stays under it; nothing goes beyond the whole."""
+    """The point under the pointer stays there; the view never leaves the whole."""
     opened(page, written)
     whole = shown_range(page)
     assert whole.startswith("all ")
@@ -132,7 +132,7 @@ def test_wheel_drag_and_buttons_zoom_and_move(page: Page, written: Path) -> None
 
 
 def test_the_pointer_shows_what_is_under_it(page: Page, written: Path) -> None:
-    """An attempt's wait, first token and outcome; of a worker the state, and why its engine broke."""
+    """An attempt's wait, first token and outcome; a worker's state, and why its engine broke."""
     opened(page, written)
     tip = "document.querySelector('.tl-tip')"
     mouse(page, "mouseMoved", 170, 22 + 34 + 20 + 9)
@@ -147,7 +147,7 @@ def test_the_pointer_shows_what_is_under_it(page: Page, written: Path) -> None:
     assert page.complaints == []
 
 
-def test_all_of_it_can_be_done_by_keys(page: Page, written: Path) -> None:
+def test_all_of_it_works_by_keys(page: Page, written: Path) -> None:
     """Screen readers get the details of an attempt, too."""
     opened(page, written)
     whole = shown_range(page)

@@ -1,4 +1,4 @@
-"""The trace file of a real job in which engines were killed, against the Trace Event Format."""
+"""The trace file of a real job in which engines were killed, checked against the Trace Event Format."""
 
 import json
 import os
@@ -18,7 +18,7 @@ KILLS = 3
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], int]) -> Iterator[dict[str, Any]]:
-    """The file of the job while it runs and when it has ended, and what the service says of it."""
+    """The file of the job while it runs and after its end, and the service's own timeline."""
     folder = tmp_path_factory.mktemp("trace")
     models = {"m": scripted_model(free_ports(2), replicas=2, slots=2, tokens=20, interval=0.02)}
     with serving(folder, free_ports(1), models) as service:
@@ -53,12 +53,12 @@ def events_of(text: str, phase: str) -> list[Document]:
 
 @pytest.mark.parametrize("moment", ["running", "ended"])
 def test_perfetto_would_drop_nothing_of_it(told: dict[str, Any], moment: str) -> None:
-    """Every event has what its phase needs, every thread a name, and none of a thread crosses another."""
+    """Every event has the fields of its phase, every thread a name, and no two events of a thread cross."""
     assert trace_faults(told[moment]) == []
 
 
 def test_every_attempt_and_every_kill_is_in_it(told: dict[str, Any]) -> None:
-    """At the microsecond and on the row where the service says; what the kills cut off stands as failed."""
+    """At the microsecond and on the row that the service gives; attempts that were killed appear as failed."""
     timeline = told["timeline"]
     pids = {
         event["args"]["name"].partition(" ")[0]: event["pid"]

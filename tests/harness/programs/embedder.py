@@ -1,6 +1,6 @@
-"""A scripted engine that serves one path and refuses all others, such as one of a model that only embeds texts.
+"""A scripted engine that serves one path and refuses all others, for example a model that only embeds texts.
 
-It takes llama-server's flags. Standard library only, as the other one.
+It takes llama-server's flags, and uses the standard library only.
 """
 
 import argparse
@@ -27,10 +27,10 @@ NEVER = threading.Event()
 
 
 class Answer(BaseHTTPRequestHandler):
-    """Answers one request a connection; its front answers probes whatever the rest does."""
+    """Answers one request per connection; its front answers probes in any case."""
 
     def do_GET(self) -> None:
-        """Be ready; tell no counters."""
+        """Report readiness, without counters."""
         self._send(200 if self.path == "/v1/models" else 404, {"data": []})
 
     def do_POST(self) -> None:

@@ -1,7 +1,7 @@
-"""A scripted engine: takes llama-server's flags and speaks its chat API, in the way that a test asks for.
+"""A scripted engine: takes llama-server's flags and speaks its chat API, in the way that a test wants.
 
-Standard library only, so that it starts quickly and under any interpreter. Each fault is one flag; what is not asked
-for behaves as a healthy engine does.
+Standard library only, so that it starts quickly and under any interpreter. Each fault is one flag; without flags it
+behaves as a healthy engine does.
 """
 
 import argparse
@@ -23,7 +23,7 @@ TEMPLATES = {"first": "<think>", "maybe": "{% if not enable_thinking %}<think></
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
-    """Return what a command line asks for."""
+    """Return the options of a command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--host", default="127.0.0.1")
     address = parser.add_mutually_exclusive_group(required=True)
@@ -148,7 +148,7 @@ class Engine:
         os._exit(status)
 
     def take_signal(self, number: signal.Signals) -> None:
-        """Take a signal as a process does that has no handler for it."""
+        """Handle a signal as a process without a handler does."""
         os.kill(os.getpid(), number)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -194,7 +194,7 @@ class Engine:
         await writer.drain()
 
     def _answer_probe(self, path: str, writer: asyncio.StreamWriter) -> None:
-        """Answer what is asked of vLLM alone; of anything else there is nothing."""
+        """Answer vLLM's own probes; for others there is no answer."""
         if path == "/health":
             _send(writer, 200, b"")
         elif path == "/metrics" and self.options.cache_metrics:
@@ -245,7 +245,7 @@ class Engine:
                 slot["is_processing"] = False
 
     async def _show_pace(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        """Answer what measures an engine, which is nobody's request: it is not recorded, and no fault comes of it."""
+        """Answer requests that measure an engine's speed: they are not recorded, and cause no fault."""
         options, tokens = self.options, int(request["max_tokens"])
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
         await asyncio.sleep(options.prefill)
@@ -294,7 +294,7 @@ class Engine:
         writer.write(b"data: [DONE]\n\n")
 
     async def _answer_whole(self, request: dict[str, Any], writer: asyncio.StreamWriter, slot: dict[str, Any]) -> None:
-        """Answer with nothing before all of it."""
+        """Answer once the whole answer is ready."""
         options = self.options
         await self._held(request)
         await self._prefill(writer, slot)
@@ -309,7 +309,7 @@ class Engine:
         _send(writer, 200, json.dumps({"choices": [choice], "usage": usage}).encode())
 
     def _render(self, request: dict[str, Any]) -> str:
-        """Return a prompt as the template ends it; that it was asked for is recorded too."""
+        """Return a prompt as the template ends it; the request is recorded too."""
         self._record(request)
         if self.options.thinks != "never" and _may_not_think(request):
             return "?<think>\n\n</think>\n\n"
@@ -374,7 +374,7 @@ class Engine:
         )
 
     def _break(self) -> bool:
-        """Break as it was asked for; return whether only the request is to be refused."""
+        """Break as configured; return whether only the request is refused."""
         how = self.options.breaks[2]
         if how in {"segv", "kill"}:
             self.take_signal(signal.SIGSEGV if how == "segv" else signal.SIGKILL)
@@ -431,7 +431,7 @@ def _may_not_think(request: dict[str, Any]) -> bool:
 
 
 def _chosen(request: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer that depends on the discussion alone: system messages tell the time."""
+    """Return an answer that depends on the discussion alone: system messages contain the time."""
     messages = request["messages"]
     system = "".join(message["content"] for message in messages if message["role"] == "system")
     held_to = re.findall(r'"([^"]+)"', request.get("grammar") or "")

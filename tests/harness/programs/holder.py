@@ -1,4 +1,4 @@
-"""Starts one program under a guardian, says its pid, and waits to be killed."""
+"""Starts one program under a guardian, prints its pid, and waits to be killed."""
 
 import os
 import sys

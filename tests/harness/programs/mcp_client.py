@@ -1,4 +1,4 @@
-"""Our MCP client under the conformance suite: does what a scenario asks for, with the classes that services use.
+"""Our MCP client under the conformance suite: runs a scenario with the classes that services use.
 
 ``mcp_client.py URL``; the suite names the scenario in ``MCP_CONFORMANCE_SCENARIO``, with further data in
 ``MCP_CONFORMANCE_CONTEXT``. Exit status: 0 done, 1 a call failed or there was no connection.
@@ -29,7 +29,7 @@ CALLS: dict[str, list[Call]] = {
 
 
 def calls(tools: McpTools) -> list[Call]:
-    """Return what the scenario wants to be called."""
+    """Return the calls of the scenario."""
     if SCENARIO != "json-schema-2020-12-preservation":
         return CALLS.get(SCENARIO, [])
     schemas = {tool.name: tool.parameters for tool in tools.listed or ()}

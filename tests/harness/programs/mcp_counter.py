@@ -21,7 +21,7 @@ TOOLS = [{"name": name, "inputSchema": NUMBER} for name in ("count", "late", "ha
 
 
 class Counter:
-    """All that it knows."""
+    """All of its state."""
 
     def __init__(self) -> None:
         self.count = 0

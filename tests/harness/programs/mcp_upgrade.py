@@ -1,7 +1,7 @@
-"""A program that replaces itself by execve while its MCP server stays, as the service does, and tells what it saw.
+"""A program that replaces itself by execve while its MCP server stays, as the service does, and reports what it saw.
 
-``mcp_upgrade.py SCENARIO FOLDER COMMAND...``: the first life calls tools and hands its server over, the second one goes
-on with it. Each prints one JSON line. Scenarios: ``counts``, ``late``, ``halves``, ``broken`` and ``pids``.
+``mcp_upgrade.py SCENARIO FOLDER COMMAND...``: the first program calls tools and hands its server over, and the second
+one continues with it. Each prints one JSON line. Scenarios: ``counts``, ``late``, ``halves``, ``broken`` and ``pids``.
 """
 
 import json
@@ -33,7 +33,7 @@ async def call(tools: McpTools, name: str, **arguments: object) -> Any:  # noqa:
 
 
 async def begin(tools: McpTools) -> object:
-    """Do what the first life does."""
+    """Run the first program's part."""
     if SCENARIO == "pids":
         await call(tools, "learn", tool="later")
         return await call(tools, "own_pid")
@@ -53,7 +53,7 @@ async def begin(tools: McpTools) -> object:
 
 
 async def go_on(tools: McpTools) -> object:
-    """Do what the second life does."""
+    """Run the second program's part."""
     if SCENARIO in ("pids", "counts"):
         vars(tools)["_list_due_at"] = 0.0
         await tools.list_again()
@@ -91,7 +91,7 @@ def _asked() -> int:
 
 
 async def live(left: HeldServer | None) -> None:
-    """Run one life; the first one does not return."""
+    """Run one of the two programs; the first one does not return."""
     server = McpServer(name="kept", command=COMMAND)
     tools = McpTools(server, dict(os.environ), left)
     async with anyio.create_task_group() as tasks:
@@ -107,7 +107,7 @@ async def live(left: HeldServer | None) -> None:
 
 
 def hand_over(tools: McpTools) -> None:
-    """Begin the second life."""
+    """Start the second program."""
     held = tools.hand_over_server("m")
     assert held is not None
     if SCENARIO == "broken":
@@ -119,7 +119,7 @@ def hand_over(tools: McpTools) -> None:
 
 
 def main() -> None:
-    """Run the life whose turn it is."""
+    """Run the part that is due."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     left = None
     if LEFT.exists():

@@ -1,8 +1,8 @@
-"""An OpenAI-compatible server that answers with what real servers have sent. It imports nothing of ours.
+"""An OpenAI-compatible server that answers with real servers' recorded answers.
 
-``--answers`` is a JSON object: a text that stands in a request's messages, and the answer to it as ``{status, headers,
-body}``. Every other request gets "pong", as a stream or whole; with ``--rest TEXT`` it gets the answer of that text.
-With ``--record`` each request's body is kept as a line.
+It imports nothing of ours. ``--answers`` is a JSON object: a text in a request's messages, and its answer as ``{status,
+headers, body}``. Every other request gets "pong", as a stream or whole; with ``--rest TEXT`` it gets the answer of that
+text. With ``--record`` each request's body is kept as a line.
 """
 
 import argparse

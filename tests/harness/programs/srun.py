@@ -1,7 +1,7 @@
-"""Stands in for Slurm's ``srun`` on one machine: starts the command once a task, and passes SIGTERM on to each.
+"""Stands in for Slurm's ``srun`` on one machine: starts the command once per task, and passes SIGTERM on to each.
 
-Options are taken as srun takes them, and must be those that the example gives. ``SRUN_TASKS`` says how many tasks there
-are. Each has ports of its own, since they share a machine: ``ROUNDHOUSE_PORT`` and ``ENGINE_PORT`` count upward.
+Options are read as srun reads them, and must be those of the example. ``SRUN_TASKS`` is the number of tasks. Each has
+ports of its own, since they share a machine: ``ROUNDHOUSE_PORT`` and ``ENGINE_PORT`` count upward.
 """
 
 import os
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def environment(number: int) -> dict[str, str]:
-    """Return what one task sees."""
+    """Return the environment of one task."""
     ports = {name: str(int(os.environ[name]) + number) for name in ("ROUNDHOUSE_PORT", "ENGINE_PORT")}
     return {**os.environ, **ports, "SLURM_PROCID": str(number)}
 

@@ -1,8 +1,7 @@
-"""A Roundhouse in little: keeps one worker in a state directory, says who is who, and waits to be killed.
+"""A minimal Roundhouse: keeps one worker in a state directory, prints its processes, and waits to be killed.
 
-supervisor.py STATE_DIR PORT [--fork] ENGINE [ARGUMENT ...]
-
---fork: it forks a helper, as a pool of the operator's tools would, which outlives it and holds its pipes open.
+supervisor.py STATE_DIR PORT [--fork] ENGINE [ARGUMENT ...] --fork: it forks a helper, as a pool of the operator's tools
+would, which outlives it and keeps its pipes open.
 """
 
 import multiprocessing

@@ -1,1 +1,1 @@
-"""What benchmarks are made of, where it decides something."""
+"""Parts of benchmarks that make decisions."""

@@ -1,4 +1,4 @@
-"""Recorded sessions, made small: what was shared is shared still, and what does not fit is left out."""
+"""Recorded sessions, reduced in size: shared prefixes stay shared, and sessions that do not fit are left out."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ def write(folder: Path, name: str, *requests: dict[str, object]) -> None:
 
 
 def test_prefixes_lengths_and_pauses_are_those_that_were_recorded(tmp_path: Path) -> None:
-    """A block is the same number wherever its hash is, and another in another session."""
+    """A hash has the same block number wherever it occurs, and another number in another session."""
     first = {"in": 192, "out": 300, "hash_ids": [1, 2, 3], "think_time": 0.0}
     more = {"in": 256, "out": 5000, "hash_ids": [1, 2, 3, 9], "think_time": 400.0}
     for name in ("a", "b"):
@@ -25,8 +25,8 @@ def test_prefixes_lengths_and_pauses_are_those_that_were_recorded(tmp_path: Path
     assert [(each.answer, each.pause_s) for each in one] == [(30, 0.0), (96, 3.0)]
 
 
-def test_sessions_that_are_too_long_or_too_short_are_passed_over(tmp_path: Path) -> None:
-    """And a folder without enough of them is said."""
+def test_sessions_that_are_too_long_or_too_short_are_skipped(tmp_path: Path) -> None:
+    """A folder without enough sessions is reported."""
     write(tmp_path, "a", {"out": 1, "hash_ids": list(range(500))})
     write(tmp_path, "b", {"out": 1, "hash_ids": [1]})
     assert [len(each) for each in read_sessions(tmp_path, 1, 1, 1000)] == [1]

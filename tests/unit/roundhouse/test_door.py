@@ -1,4 +1,4 @@
-"""``import roundhouse``, and the distribution that it comes from."""
+"""``import roundhouse``, and the distribution that it belongs to."""
 
 import subprocess
 import sys
@@ -13,8 +13,8 @@ from workers.distribution import NAME, own_version
 PARTS = ("roundhouse_client", "service", "workers", "transport", "anyio", "httpx", "msgspec", "importlib.metadata")
 
 
-def test_the_door_has_what_it_names() -> None:
-    """Each name is looked up where it is asked for; another is an AttributeError, as of any module."""
+def test_the_door_has_the_names_it_exports() -> None:
+    """Each name is imported on first use; an unknown one is an AttributeError, as with any module."""
     values = {"NOT_FOUND", "NO_SLOT_AVAILABLE", "INFER_DONE", "INFER_START", "__version__"}
     for name in roundhouse.__all__:
         found = getattr(roundhouse, name)
@@ -27,7 +27,7 @@ def test_the_door_has_what_it_names() -> None:
 
 
 def test_the_door_alone_imports_nothing() -> None:
-    """A program that imports it pays for what it takes from there."""
+    """A program pays only for the names that it uses."""
     script = "import sys, roundhouse; print(*sys.modules)"
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=20)
     assert {"roundhouse"} == {"roundhouse", *PARTS} & set(told.stdout.split())

@@ -42,21 +42,21 @@ class TestAllocator:
         assert sorted(pin.number for pin in pins[:6]) == list(range(6))
 
     def test_a_hint_comes_first_and_a_checkpoint_has_one_pin(self) -> None:
-        """A second agent of a checkpoint changes nothing."""
+        """A second agent of a checkpoint changes no pin."""
         allocator = Allocator(lanes(2))
         assert allocator.pin("m", None, hint=3).number == 3
         assert allocator.pin("m", None, hint=0).number == 3
 
-    def test_where_there_is_no_place_the_reason_is_told(self) -> None:
-        """A hint that is no lane, and a checkpoint that no device has room for."""
+    def test_without_a_place_the_reason_is_given(self) -> None:
+        """A hint that is no lane, and a checkpoint that fits no device."""
         allocator = Allocator(lanes(1))
         with pytest.raises(NoLane, match="lane_hint: 2 is no lane; there are 0 to 1"):
             allocator.pin("m", None, hint=2)
         with pytest.raises(NoLane, match="m takes 90000 MiB, and the largest device has room for 76000 MiB"):
             allocator.pin("m", 90_000)
 
-    def test_a_checkpoint_whose_files_are_too_large_is_known_before_a_start(self, tmp_path: Path) -> None:
-        """VLLM takes a lane's part whatever it loads, and cannot do without the weights."""
+    def test_a_checkpoint_that_is_too_large_is_refused_before_a_start(self, tmp_path: Path) -> None:
+        """VLLM takes a lane's part in any case, and needs all of the weights."""
         with (tmp_path / "model.safetensors").open("wb") as file:
             file.truncate(3 * 2**30)
         spec = WorkerSpec(engine=EngineKind.VLLM, model=str(tmp_path))
@@ -69,8 +69,8 @@ class TestAllocator:
 
 
 class TestRun:
-    def test_deaths_are_counted_but_for_those_from_outside(self) -> None:
-        """A run that may be their cause is not tried for ever; one that only saw them is."""
+    def test_deaths_count_except_those_from_outside(self) -> None:
+        """A run that may be their cause is not tried for ever; one that was only present goes on."""
         run = waiting_run()
         died = EngineFailed(reason=FailureReason.ENGINE_DIED, detail="it exited", brought_down=True)
         killed = EngineFailed(reason=FailureReason.ENGINE_DIED, detail="", brought_down=True, is_outside=True)
@@ -82,7 +82,7 @@ class TestRun:
             run.judge(died, 1.0, 1.0)
         assert failed.value.reason == "poisoned"
 
-    def test_refusals_are_borne_like_those_of_a_turn(self) -> None:
+    def test_refusals_are_tolerated_like_those_of_a_turn(self) -> None:
         """For their time, or for ever; but not ten times by engines that answer others."""
         refused = EngineFailed(reason=FailureReason.ENGINE_REJECTED, detail="500", brought_down=False)
         run, patient = waiting_run(), waiting_run()
@@ -100,8 +100,8 @@ class TestRun:
 
 
 class TestQueue:
-    async def test_a_run_that_was_cancelled_is_given_nothing(self) -> None:
-        """Its task has not run yet: neither a shutdown nor a free slot at that moment breaks over it."""
+    async def test_a_cancelled_run_gets_no_slot(self) -> None:
+        """Its task has not run yet: a shutdown or a free slot at that moment raises no error."""
         runs = AgentRuns(LanePool(LaneSet()), "fair", LaneNews({}), None, emulates=False)
         waiting = asyncio.create_task(runs.wait_seat(waiting_run()))
         await anyio.lowlevel.checkpoint()
@@ -111,8 +111,8 @@ class TestQueue:
         with pytest.raises(asyncio.CancelledError):
             await waiting
 
-    async def test_a_cancel_behind_a_shutdown_is_a_cancel(self) -> None:
-        """A run that was told of the end and is cancelled then has no slot to give back."""
+    async def test_a_cancel_after_a_shutdown_is_a_cancel(self) -> None:
+        """A run that learned of the end and is then cancelled has no slot to give back."""
         runs = AgentRuns(LanePool(LaneSet()), "fair", LaneNews({}), None, emulates=False)
         waiting = asyncio.create_task(runs.wait_seat(waiting_run()))
         await anyio.lowlevel.checkpoint()
@@ -123,8 +123,8 @@ class TestQueue:
 
 
 class TestNews:
-    async def test_a_reader_that_lags_loses_the_oldest_and_sees_the_end(self) -> None:
-        """Each reader begins with the news after it came; unread news come before the end."""
+    async def test_a_slow_reader_loses_the_oldest_news_and_sees_the_end(self) -> None:
+        """Each reader begins with news from after its start; unread news come before the end."""
         news = LaneNews({})
         behind = news.follow()
         first = asyncio.ensure_future(anext(behind))
@@ -140,8 +140,8 @@ class TestNews:
 
 
 class TestEventLog:
-    def test_all_is_on_the_disk_when_it_is_closed_and_comes_back_in_order(self, tmp_path: Path) -> None:
-        """Over many rotations, of which none is thrown away."""
+    def test_all_events_are_on_the_disk_after_a_close_and_come_back_in_order(self, tmp_path: Path) -> None:
+        """Over many rotations, with no file removed."""
         path = tmp_path / "logs" / "game_logger.jsonl"
         log = EventLog(path, max_bytes=1000)
         for number in range(500):
@@ -150,8 +150,8 @@ class TestEventLog:
         assert len(list(path.parent.iterdir())) > 20
         assert [event["time"] for event in replay(path)] == [float(number) for number in range(500)]
 
-    def test_a_second_life_appends_and_what_a_crash_cut_is_passed_over(self, tmp_path: Path) -> None:
-        """The order is that of the clock, whoever wrote."""
+    def test_a_second_process_appends_and_a_truncated_line_is_skipped(self, tmp_path: Path) -> None:
+        """Events are ordered by the clock, whichever process wrote them."""
         path = tmp_path / "log.jsonl"
         path.write_text('{"event": "EVENT_INFER_DONE", "time": 5.0}\n{"event": "EVENT_INF')
         log = EventLog(path)
