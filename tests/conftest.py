@@ -58,7 +58,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture(autouse=True)
 def clean_environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = set() if "engines" in request.path.parts else DEVICE_VARIABLES  # of GPUs that are there
+    names = set() if "engines" in request.path.parts else DEVICE_VARIABLES  # tests of engines use real GPUs
     for name in list(os.environ):
         if name.startswith("ROUNDHOUSE_") or name in names:
             monkeypatch.delenv(name)

@@ -21,7 +21,7 @@ from tests.harness.service import (
 from tests.harness.terminal import END, INTERRUPT, Terminal
 from tests.harness.waiting import is_alive, wait_for
 
-HOLD = r"HOLD:(\S+) SAY:\w+\"}\]$"  # of the last message alone
+HOLD = r"HOLD:(\S+) SAY:\w+\"}\]$"  # matches the last message alone
 ECHO = r"SAY:(\w+)\"}\]$"
 
 

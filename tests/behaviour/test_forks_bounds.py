@@ -12,8 +12,8 @@ import pytest
 from tests.harness.service import Document, Service, scripted_model, serving
 
 MOST_BYTES = 1_000_000  # ``limits.body_bytes``
-QUEUED = 50  # of the bounded key
-ROUNDS = 20  # of the source that is taken over
+QUEUED = 50  # the bounded key's limit
+ROUNDS = 20  # the inherited source's rounds
 MIB = 1 << 20
 KEYS: list[Document] = [
     {"name": "root", "key": "key-root", "scopes": ["admin"]},

@@ -280,7 +280,7 @@ def test_an_engines_refusal_passes_unchanged(service: Service) -> None:
     [
         (b'{"model": "nobody", "messages": []}', 404, "model_not_found"),
         (b'{"model": "hf:org/Repo", "messages": []}', 404, "model_not_found"),
-        (b'{"messages": []}', 400, "invalid_parameter"),  # of several models
+        (b'{"messages": []}', 400, "invalid_parameter"),  # the service has several models
         (b"{nonsense", 400, "body_malformed"),
         (b"[]", 400, "body_malformed"),
         (b'{"model": "tiny", "n": 0}', 400, "body_malformed"),

@@ -41,7 +41,7 @@ from workers.spec import EngineKind, WorkerSpec
 from workers.states import WorkerState
 from workers.tools.calls import ToolRecord
 
-BEFORE_THE_APP = {"internal": 500, "invalid_parameter": 400, "method_not_allowed": 405}  # of no class of ours
+BEFORE_THE_APP = {"internal": 500, "invalid_parameter": 400, "method_not_allowed": 405}  # codes without a class of ours
 CONFIGURATION = REFERENCE / "configuration.md"
 JOBS = REFERENCE / "jobs.md"
 ERRORS = REFERENCE / "errors.md"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 WIDTH: Final = 64
 LAYERS: Final = 2
-HEADS: Final = 2  # of 32 each: the CPU kernels know no smaller ones
+HEADS: Final = 2  # 32 dimensions each: the CPU kernels have no smaller ones
 FEED_FORWARD: Final = 128
 VOCABULARY: Final = 512  # a multiple of what kernels like; what is beyond the bytes is never said
 END: Final = 256

@@ -11,7 +11,7 @@ from tests.engines.theirs import KEY, ForeignServer, LlamaCppPython, Transformer
 from tests.harness.waiting import LIMIT_S, is_alive, wait_until
 from workers import EngineKind, Worker, WorkerSpec
 
-VLLM_ENVIRONMENT = {  # of vLLM on two cores
+VLLM_ENVIRONMENT = {  # for vLLM on two cores
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",

@@ -13,7 +13,7 @@ from tests.conftest import SHARED
 from workers import WorkerSpec
 from workers.engine.launch import command_for
 
-KEY = "key-of-the-tests"  # of servers that want one, so that tests may ask them as well
+KEY = "key-of-the-tests"  # for servers that require one, so that tests may ask them as well
 Launch = tuple[list[str], dict[str, str]]  # a command, and its whole environment
 
 
@@ -91,7 +91,7 @@ class TransformersServe(KeptServer):
     """Hugging Face's ``transformers serve``, on a checkpoint: it takes no schema, and one request at a time."""
 
     python: Path = field(kw_only=True)
-    home: Path = field(kw_only=True)  # of its hub; without one it answers /v1/models with a 500
+    home: Path = field(kw_only=True)  # its hub's folder; without one it answers /v1/models with a 500
 
     @property
     def model(self) -> str:

@@ -19,7 +19,7 @@ ANSWER = "a" * 200
 TRIED = 5  # how often one condition may run out of time in a job before it is tried no more
 KEYS = [
     {"name": name, "key": f"key-{name}", "scopes": ["read", "submit"]} for name in ("hostile", "honest")
-]  # of nobody above the other
+]  # neither has the scope admin
 Ports = Callable[[int], int]
 
 

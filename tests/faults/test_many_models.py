@@ -23,7 +23,7 @@ from tests.harness.laid_out import LaidOut, ports_of
 
 LIVES, SOAK_LIVES = (5, 6), range(100)
 FEWEST, MOST = 2, 8  # models
-START_S = 60.0  # of vLLM each engine waits for the one before
+START_S = 60.0  # each vLLM engine waits for the one before
 
 
 def row_of(kind: str, life: int) -> Row:

@@ -107,7 +107,7 @@ async def test_a_call_makes_its_round_trip(scripted: Script) -> None:
     ]
     assert "Tool iterations left: 8" in model.bios()[0]
     assert "Tool iterations left: 7" in model.bios()[1]
-    assert told.usage.prompt_tokens == 14  # of both generations
+    assert told.usage.prompt_tokens == 14  # the sum of both generations
 
 
 async def test_the_budget_counts_messages_and_its_end_fails_unless_the_model_answers(scripted: Script) -> None:

@@ -13,10 +13,10 @@ from tests.harness.service import Document, scripted_model
 from tests.harness.upgrade_kills import Kill, KilledService, KillRun
 
 Ports = Callable[[int], int]
-KILLS = (1, 3, 4, 5)  # of a test run: in the check, right before the exec, in the imports, in the adoption
+KILLS = (1, 3, 4, 5)  # in a test run: in the check, right before the exec, in the imports, in the adoption
 AUDIT_EVERY = 25
 SIDE_BY_SIDE = {"scripted": 2, "embedded": 2}
-SHARE = {"scripted": 0.9, "embedded": 0.1}  # of the kills of a soak
+SHARE = {"scripted": 0.9, "embedded": 0.1}  # share of a soak's kills
 
 
 def model_of(kind: str, port: int) -> Document:

@@ -33,7 +33,7 @@ ECHO: Final = r"MARK-\w|TOPIC-\d+|SAY-\w+"  # what the engine says of what it is
 REFUSED: Final = "store: refused, since this node runs"
 SOAK_ROUNDS, ROUNDS = 100, 4
 MOMENTS: Final = 20  # half of them while the new code looks, the others after that
-LEAVING_S: Final = 2.0  # for which a client that has not sent all holds the last phase
+LEAVING_S: Final = 2.0  # how long a client that has not sent all holds the last phase
 LOOK: Final = """
 import os, sys, time
 if "--upgrade-check" in sys.orig_argv:

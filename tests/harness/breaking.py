@@ -63,7 +63,7 @@ class Outcome:
     failed: dict[TurnKey, str] = field(default_factory=dict)
     completed: dict[TurnKey, float] = field(default_factory=dict)
     starts: int = 0
-    own_deaths: int = 0  # of engines, by no turn's fault
+    own_deaths: int = 0  # deaths of engines by no turn's fault
     killer_deaths: int = 0
     gave_up: int = 0
     ended_at: float = 0.0

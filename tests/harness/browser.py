@@ -19,7 +19,7 @@ from tests.harness.processes import running_program
 from tests.harness.waiting import wait_for
 
 LIMIT_S = 30.0
-MOST_BYTES = 64 * 2**20  # of a message: a screenshot is one
+MOST_BYTES = 64 * 2**20  # the largest message is a screenshot
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--mute-audio",
     "--disable-background-networking", "--disable-component-update", "--disable-extensions", "--hide-scrollbars",

@@ -13,8 +13,8 @@ Pair = tuple[tuple[str, object], tuple[str, object]]
 class Row:
     """One configuration, and the change that it is reloaded with. Factors of models apply to all of them."""
 
-    kind: str = "llama-server"  # of the first model
-    beside: str = "llama-server"  # of the others, and of one that a reload adds
+    kind: str = "llama-server"  # the first model's engine
+    beside: str = "llama-server"  # the engine of the others, and of one that a reload adds
     models: int = 2
     replicas: int = 1
     placement: str = "fixed"  # mixed: the first model is on lanes
@@ -25,7 +25,7 @@ class Row:
     store: str = "sqlite"
     tools: str = "none"
     params: str = "none"
-    change: str = "nothing"  # of the last model, but for add
+    change: str = "nothing"  # changes the last model, except for add
 
     def __str__(self) -> str:
         return "-".join(str(value) for value in asdict(self).values())
@@ -85,7 +85,7 @@ REFUSED: Final[Mapping[Pair, str]] = dict(
         (_pair(models=1, change="remove"), "models: dictionary should have at least 1 item"),
     ]
 )
-# Of one model there is no other kind, and no other placement.
+# A single model has no second kind and no second placement.
 MEANINGLESS: Final = _pair(models=1, placement="mixed")
 
 

@@ -113,7 +113,7 @@ class DrawnJob:
     document: Document
     row: Row
     answers: dict[str, list[Document]] = field(default_factory=dict)
-    says: dict[str, list[str]] = field(default_factory=dict)  # of callers
+    says: dict[str, list[str]] = field(default_factory=dict)  # words of callers
     fork: str = "none"
 
 
@@ -151,7 +151,7 @@ class JobDrawer:
         self.agents = [f"a{number}" for number in range(3 if row["mode"] == "led" else chance.choice((2, 3, 3)))]
         self.leader = self.agents[0] if row["mode"] == "led" else None
         self.caller = self.agents[-1] if row["callers"] != "none" else None
-        self.speakers = [name for name in self.agents if name != self.caller]  # of whom models are asked
+        self.speakers = [name for name in self.agents if name != self.caller]  # agents that a model speaks for
         self.judged = [name for name in self.speakers if name != self.leader] or self.speakers
         self.answers: dict[str, list[Document]] = {}
 

@@ -50,8 +50,8 @@ MODELS: Mapping[str, dict[str, Any]] = {
     "m0": {},
     "m1": {"params": {"top_k": 5, "max_tokens": 90}, "bios": {"template": "$context", "quote": "<$who> $words"}},
 }
-HISTORIES = 0.25  # of the turns whose prompts are asked for afterwards
-LAST_WORDS = 3500  # of a run that has failed
+HISTORIES = 0.25  # share of the turns whose prompts are read afterwards
+LAST_WORDS = 3500  # characters shown of a failed run
 SHOWN = ("agent", "round", "kind", "state", "reason", "text", "inherited", "memory")
 
 
@@ -103,7 +103,7 @@ class JobWorld(World):
 
     rows: Sequence[Row] = ()
     drawn: list[DrawnJob] = field(default_factory=list)
-    ids: dict[str, JobId] = field(default_factory=dict)  # of jobs, by their keys
+    ids: dict[str, JobId] = field(default_factory=dict)  # ids of jobs, by their keys
     asked: list[tuple[str, Asked]] = field(default_factory=list)  # by the key of the job
     differences: list[tuple[str, str]] = field(default_factory=list)  # by the key of the job
     told: dict[str, dict[str, Any]] = field(default_factory=dict)  # transcripts, by the keys of jobs

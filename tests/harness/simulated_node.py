@@ -59,7 +59,7 @@ KILLER = "POISON"
 SAID = re.compile(r"agent=(\w+)")
 JOB_ID = re.compile(r"\bjob-[0-9a-f]{16}\b")
 TOPIC = re.compile(r"topic=(\w+)")
-ON_THE_WAY_S = 0.01  # for which an engine may write on after its client has gone
+ON_THE_WAY_S = 0.01  # how long an engine may write on after its client has gone
 Place = tuple[str, str, int]  # topic, agent, round
 
 
@@ -72,12 +72,12 @@ class Plan:
     slots: int
     jobs: int
     policy: str
-    deaths_a_minute: float  # of engines, from outside
-    breaks: str  # of engines by themselves, as the scripted engine takes it
+    deaths_a_minute: float  # kills of engines from outside
+    breaks: str  # how engines break by themselves, as a flag of the scripted engine
     killers: int  # jobs with a conversation that brings its engine down
-    cancels: float  # of jobs
-    bad_commits: float  # of those in a bad minute
-    lives: int  # of the node
+    cancels: float  # share of jobs that are cancelled
+    bad_commits: float  # share of failed commits in a bad minute
+    lives: int  # starts of the node
     load_s: float
     interval_s: float
 

@@ -17,8 +17,8 @@ from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.queue.affinity import PromptReading
 
-SIGMA = 0.8  # of the logarithm of an answer's length
-SCALES = (0.5, 1.0, 2.0)  # of the agents of a conversation
+SIGMA = 0.8  # standard deviation of the logarithm of an answer's length
+SCALES = (0.5, 1.0, 2.0)  # one scale for each agent of a conversation
 Durations = Callable[[TurnKey], float]
 Due = tuple[float, int, events.Event]
 

@@ -35,7 +35,7 @@ SLEEP, WAKE, BEGIN, END = "/sleep?level=1", "/wake_up", "begin", "SIGTERM"
 SWAPS = {SLEEP, WAKE, BEGIN, END}
 
 
-Asked = list[tuple[str, str]]  # of which model's engine, and what
+Asked = list[tuple[str, str]]  # each is a model and the request to its engine
 
 
 class Told:

@@ -173,7 +173,7 @@ class KillRun:
         self._audit_every = audit_every
         self._lock = threading.Lock()
         self._faults: list[BaseException] = []
-        self.counts = Counter[str]()  # of the audits
+        self.counts = Counter[str]()  # counts of the audits
 
     def perform(self, services: Sequence[KilledService]) -> None:
         """Run all kills.

@@ -28,13 +28,13 @@ class Load:
         self.group_by = group_by
         self.core = SchedulingCore(POLICIES[policy], group_by)
         self.slots = {"w0": ("m", 3), "w1": ("m", 6), "w2": ("n", 4)}
-        self.budgets: dict[str, int | None] = {}  # of workers that are ready
+        self.budgets: dict[str, int | None] = {}  # budgets of workers that are ready
         self.jobs = 0
         self.flying: dict[TurnKey, str] = {}
         self.cut_off: set[TurnKey] = set()
         self.held: set[TurnKey] = set()
         self.seen: dict[TurnKey, int] = {}  # the first time that a turn got ready, and its place in that order
-        self.lines: dict[tuple[str, ...], deque[TurnKey]] = {}  # of turns that got ready and were on no slot
+        self.lines: dict[tuple[str, ...], deque[TurnKey]] = {}  # ready turns that were on no slot
         self.fresh: set[TurnKey] = set()  # ready turns that were on no slot
         self.models: dict[TurnKey, str] = {}
         self.admitted: dict[JobId, Job] = {}

@@ -14,7 +14,7 @@ from service.scheduling.core.decide import SchedulingCore
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.queue.affinity import PromptReading
 
-MOST_TOKENS = 1000  # of a turn
+MOST_TOKENS = 1000  # bound for one turn
 SHARES = st.sampled_from((0.5, 1.0, 2.0, 3.0))
 FEW = settings(max_examples=25)
 GROUPS = st.sampled_from((None, GroupBy.PARAMETERS))

@@ -23,7 +23,7 @@ ROWS = make_rows()
 AT_ONCE = 4  # rows of one node
 QUICK = 3  # nodes; the others take too long for every run of the tests
 NODES = range(-(-len(ROWS) // AT_ONCE))
-SEEDS, SOAK_SEEDS = 12, 600  # of some 18 jobs
+SEEDS, SOAK_SEEDS = 12, 600  # some 18 jobs each
 LIMIT_OF_A_SEED_S = 60.0
 ROWS_OF_A_FAULT = 72  # in which it has to be found
 RULES = JobRules(models=("m0", "m1"), limits=Limits())

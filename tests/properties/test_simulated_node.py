@@ -21,7 +21,7 @@ from workers.process.child import Command, run_engine
 from workers.process.identity import EngineExit
 
 QUICK, CHUNKS = 4, 10  # the others take too long for every run of the tests
-SEEDS, SOAK_SEEDS = 5, 500  # of a chunk
+SEEDS, SOAK_SEEDS = 5, 500  # seeds in a chunk
 
 
 @pytest.mark.parametrize(

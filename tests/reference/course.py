@@ -17,7 +17,7 @@ class Course:
     """The walk; ``faults`` are where the record differs, ``joined`` is in which round each agent of an heir begins."""
 
     talk: Talk
-    turns: Sequence[Document]  # of the record, without summaries
+    turns: Sequence[Document]  # turns of the record, without summaries
     joined: Mapping[str, int]
     former_tokens: int = 0
     faults: list[str] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Course:
         if turn["state"] != "completed" or turn["inherited"] is not None:
             return []
         found = [place for place, each in enumerate(self.talk.until) if fulfils(each, agent, turn)]
-        for place in found:  # of several the first in the job is told
+        for place in found:  # the first one in the job is recorded
             by = self.held.get(place, (agent.id, number))[0] or agent.id
             self.held[place] = min(by, agent.id, key=list(self.talk.agents).index), number
         return [{agent.id} for _ in found]

@@ -34,7 +34,7 @@ class Agent:
     on_failure: str = "end"
     memory: Document | None = None
     otherwise: str | None = None
-    is_former: bool = False  # of an heir's source alone
+    is_former: bool = False  # an agent of an heir's source alone
 
     @property
     def who(self) -> str:

@@ -54,13 +54,13 @@ class AskedTurn:
 class Standing:
     """An agent's position between two requests."""
 
-    place: int = -1  # of its turn
+    place: int = -1  # place of its turn
     upto: tuple[int, ...] = ()  # how much of the record was heard of in each turn
     rejected: tuple[tuple[str, str], ...] = ()
     exchanges: tuple[tuple[Document, tuple[Any, ...]], ...] = ()
     is_forced: bool = False  # asked once more, for the answer that was wanted
     spent: int = 0  # tokens of earlier answers of the attempt
-    words: str = ""  # of the newest of them that has any
+    words: str = ""  # words of the newest answer that has any
     said: Asked | None = None  # the last request
 
     @property
@@ -80,7 +80,7 @@ class Wire:
     is_lost: Callable[[Asked], bool]  # whether a request may have been made of words that a kill took away
     faults: list[str] = field(default_factory=list)
     clocks: set[str] = field(default_factory=set)
-    ends: dict[int, list[Standing]] = field(default_factory=dict)  # of each turn: after each whole answer
+    ends: dict[int, list[Standing]] = field(default_factory=dict)  # positions after each whole answer, by turn
     _known: list[tuple[str, Document]] = field(default_factory=list)  # calls that were made in the turn
 
     def follow(self, asked: Sequence[Asked]) -> None:

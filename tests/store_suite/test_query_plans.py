@@ -28,7 +28,7 @@ JOBS, EACH = 30, 100  # with so many awaited turns; the other has one
 SMALL = JobId("small")
 DEMAND = AwaitedTurn(role="guest", wait_s=3600.0)
 TABLES = ("awaited_turns", "conversations", "c")  # the others are empty here, where a walk is the best plan
-SHIFT = "UPDATE awaited_turns SET until"  # of all waits, after a time in which nobody looked
+SHIFT = "UPDATE awaited_turns SET until"  # moves all waits, after a time without a running node
 Plan = tuple[str, str]  # a statement, and how the database goes about it
 
 

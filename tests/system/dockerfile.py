@@ -90,7 +90,7 @@ class Image:
             self._unpack(base, root)
             self.place = Place(root=root)
             if base.startswith("python:"):
-                # That image has a Python of its own in /usr/local; here it is an environment of Debian's.
+                # The image has a Python of its own in /usr/local; here it is an environment of Debian's.
                 self._run(["python3", "-m", "venv", "/usr/local"])
         self._stages[name] = self.place
 
@@ -133,7 +133,7 @@ class Image:
 
 def _copy_tree(source: Path, target: Path) -> None:
     """Copy a folder unchanged, with owners and modes."""
-    command = ["cp", "-a", "--reflink=auto", str(source), str(target)]  # of coreutils
+    command = ["cp", "-a", "--reflink=auto", str(source), str(target)]  # cp is that of coreutils
     subprocess.run(command, check=True, timeout=COPY_LIMIT_S)
 
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "roundhouse"
 PAGE = ROOT / "docs" / "how-to" / "kubernetes.md"
 SIDECAR = ROOT / "deploy" / "examples" / "kubernetes-sidecar.yaml"
-OTHERS = frozenset({"ScaledObject", "ServiceMonitor"})  # of KEDA and of the Prometheus operator
+OTHERS = frozenset({"ScaledObject", "ServiceMonitor"})  # kinds of KEDA and of the Prometheus operator
 DATABASE = {"postgresql": {"existingSecret": "database"}}
 GPU = {
     "replicas": 2,

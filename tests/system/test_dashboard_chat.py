@@ -10,7 +10,7 @@ from tests.harness.browser import Page, on_overview
 from tests.harness.service import Document, Service, recorded, scripted_model, serving
 from tests.harness.waiting import wait_for
 
-HOLD = r"HOLD:(\S+) SAY:\w+\"}\]$"  # of the last message alone
+HOLD = r"HOLD:(\S+) SAY:\w+\"}\]$"  # matches the last message alone
 
 
 @pytest.fixture(scope="module")

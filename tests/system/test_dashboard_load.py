@@ -18,7 +18,7 @@ CONVERSATIONS = 10_000
 A_PAGE = 100  # conversations of a job that are on the page
 SLOW = 3  # times as slow as the machine that the bounds are for
 PAINT_MS, TASK_MS = 1000 * SLOW, 50 * SLOW
-LOOKING_MS = 50  # of CPU, once a view is open: a tenth of that was measured
+LOOKING_MS = 50  # CPU time once a view is open: a tenth of it was measured
 ROUNDS = 3
 # How many elements, texts and attributes have changed in some seconds.
 CHANGES = """(seconds) => new Promise((done) => {

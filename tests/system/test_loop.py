@@ -7,7 +7,7 @@ import pytest
 from tests.harness.loads import LOADS, probing
 from tests.harness.service import Service, scripted_model, serving
 
-STEP_S = 0.05  # of the event loop's processor time, on a machine of its time
+STEP_S = 0.05  # bound for the event loop's CPU time
 SLOWER = 3
 
 

@@ -192,7 +192,7 @@ def test_every_alert_is_evaluated_and_silent(prometheus: Prometheus) -> None:
 
 AT = 'instance="n:1"'
 MODEL = f'{AT},model="m"'
-# Of each alert: series that raise it, as promtool writes them at every minute, and when it must be there.
+# Series that raise each alert, as promtool writes them at every minute, and when it must fire.
 RAISED: dict[str, tuple[dict[str, str], str]] = {
     "RoundhouseDown": ({f'up{{job="roundhouse",{AT}}}': "0x30"}, "3m"),
     "RoundhouseModelWithoutWorker": (

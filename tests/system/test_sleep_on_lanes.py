@@ -130,7 +130,7 @@ async def test_a_trainers_group_has_no_sleeping_engine(tmp_path: Path) -> None:
     tensors = UpdateRequest(tensors=(Tensor(name="w", dtype="float32", shape=(1,)),))
     async with lanes(tmp_path, "ac", count=2, weights=policy) as told:
         weights = told.fleet.weights["a"]
-        told.fleet.lane_pool.note_waiting({"a": Waiting(count=9, first=(1, 2))})  # of more turns than one has slots
+        told.fleet.lane_pool.note_waiting({"a": Waiting(count=9, first=(1, 2))})  # more turns than one engine has slots
         there = [lane.workers["a"] for lane in told.all_lanes]
         await wait_until(lambda: all(worker.now.state is WorkerState.READY for worker in there), "it is on both lanes")
         made = await weights.init(group)

@@ -47,7 +47,7 @@ async def test_a_large_job_follows_in_its_order() -> None:
     stage, whole = Stage(), big(conversations=TURNS_AT_ONCE + 1)
     later = replace(whole, job=replace(whole.job, conversations=big("j", 1).job.conversations))
     stage.admission.admit_piece(whole)
-    stage.admission.admit_piece(later)  # of the same job: behind the rest of it
+    stage.admission.admit_piece(later)  # the same job: it stands behind the rest of it
     async with anyio.create_task_group() as tasks:
         (rest,) = stage.tasks
         tasks.start_soon(lambda: rest)

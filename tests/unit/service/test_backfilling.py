@@ -236,7 +236,7 @@ def test_a_decision_looks_at_few_turns_without_room(
     elif mode is Mode.ROUNDS:
         assert most == LOOKED_AT
     else:
-        assert 1 < most < LOOKED_AT  # of each conversation the first, and the others behind it count as well
+        assert 1 < most < LOOKED_AT  # the first of each conversation; the others behind it count as well
 
 
 def test_no_estimate_is_made_where_no_worker_has_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ def test_the_form_is_that_of_its_version() -> None:
 )
 def test_the_example_contains_every_part(kind: type) -> None:
     """A part that the example lacks would not be frozen."""
-    fields = set(kind.__annotations__) - {"status"}  # of an engine that a signal has ended
+    fields = set(kind.__annotations__) - {"status"}  # an engine ended by a signal has no status
     recorded = json.loads((EXAMPLES / f"{VERSION}.json").read_text())
     assert any(fields <= part.keys() and None not in [part[name] for name in fields] for part in parts(recorded))
 

@@ -129,7 +129,7 @@ def test_no_turn_starves() -> None:
         flying = start.key
         started.append(flying)
     poor = [place for place, key in enumerate(started) if key.job_id == "poor"]
-    older = 2  # of the first job's, that were ready before
+    older = 2  # turns of the first job that were ready before
     assert poor[0] <= AGEING_TURNS * (older + 1)
     assert max(second - first for first, second in pairwise(poor)) <= AGEING_TURNS
 

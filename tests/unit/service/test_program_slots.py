@@ -23,7 +23,7 @@ from service.scheduling.core.events import (
 from service.scheduling.core.policies import POLICIES
 from service.scheduling.core.queue.affinity import PromptReading
 
-TOKENS = 1000  # of every prompt
+TOKENS = 1000  # length of every prompt
 READ_S = 0.01  # a token
 
 

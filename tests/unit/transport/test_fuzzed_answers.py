@@ -21,7 +21,7 @@ from workers.requests.generation import Generation
 
 ANSWERS, SOAK_ANSWERS = 1000, 1_000_000
 MOST_TOKENS = 2**31
-STEP_S = 0.05  # of the event loop; what a soak measures
+STEP_S = 0.05  # CPU time of the event loop, as a soak measures it
 MEMORY_MIB = 200
 TENTH = 10
 

@@ -14,7 +14,7 @@ from workers.engine.incarnation import count_oom_kills
 
 TOTAL_MIB: Final = psutil.virtual_memory().total // MIB
 GIB: Final = 1024 * MIB
-ENDLESS: Final = "9223372036854771712"  # of version 1: none
+ENDLESS: Final = "9223372036854771712"  # how version 1 writes no limit
 V2: Final = "30 23 0:26 / /sys/fs/cgroup rw,nosuid,nodev,noexec,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate"
 V1: Final = [
     "32 31 0:28 / /sys/fs/cgroup/memory rw,nosuid shared:10 - cgroup cgroup rw,memory",
@@ -210,7 +210,7 @@ def test_a_mount_whose_path_has_a_blank_is_found(tmp_path: Path) -> None:
         ([V2], [f"0::/{UNIT}"], {f"{UNIT}/memory.events": "oom 3\noom_kill 2"}, 2),
         (V1, [f"9:memory:/{UNIT}"], {f"memory/{UNIT}/memory.oom_control": "under_oom 0\noom_kill 4"}, 4),
         (DOCKER_V1, IN_DOCKER, {"memory/memory.oom_control": "oom_kill_disable 0\noom_kill 1"}, 1),
-        ([V2], ["0::/"], {}, 9),  # of the machine
+        ([V2], ["0::/"], {}, 9),  # the machine's count
     ],
 )
 def test_out_of_memory_kills_are_those_of_the_own_group(

@@ -58,7 +58,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
     def after(self, event: lifecycle.Event) -> "Lane":
         now, actions = lifecycle.decide(self.now, event, 0.0, LIMITS)
         ends = any(isinstance(action, lifecycle.EndRequests) for action in actions)
-        now = replace(now, failed_at=now.failed_at[:2], paused_at=(), because="")  # of each so many tell the same
+        now = replace(now, failed_at=now.failed_at[:2], paused_at=(), because="")  # a few of each are enough
         return replace(self, now=now, in_flight=self.in_flight and not ends)
 
 

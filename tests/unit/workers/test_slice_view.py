@@ -122,7 +122,7 @@ def test_without_the_library_the_check_passes(tmp_path: Path, monkeypatch: pytes
     check_view(SLICE)
 
 
-# Of the health of devices
+# Health of devices.
 
 
 class Silent:

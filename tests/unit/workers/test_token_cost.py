@@ -27,7 +27,7 @@ WIRE: Final = Path(__file__).parents[1] / "transport" / "wire" / "llama_server_t
 HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 REPEATED: Final = 50
 GATHERED: Final = 8
-TOKENS_A_LOOK: Final = 25  # of 50 a second, with a look each half of a second
+TOKENS_A_LOOK: Final = 25  # at 50 a second, with a look each half second
 REQUESTS: Final = 20
 ADVICE: Final = (
     "{what} now takes {calls:.2f} calls, more than {bound}. Each call is paid for every token of every stream. Take the"

@@ -43,7 +43,7 @@ MIXED: Final = [
         ("GPU-222-a", ["2"]),
         ("GPU-222", ["2"]),
         ("GPU-3,GPU-1", ["1", "3"]),
-        ("GPU-", []),  # that may be any
+        ("GPU-", []),  # it may be any GPU
         ("GPU-777,GPU-222", []),
         ("GPU-222,GPU-222-a", []),
         ("gpu-222", []),
@@ -78,7 +78,7 @@ def test_numbers_count_only_what_a_control_group_leaves(value: str, left: list[s
     [
         (SLICES[1], [SLICES[1]]),
         (f"{SLICES[2]},{SLICES[0]}", [SLICES[0], SLICES[2]]),
-        ("1", SLICES),  # of a GPU in MIG mode its slices
+        ("1", SLICES),  # slices of a GPU in MIG mode
         ("GPU-1111", SLICES),
         (f"{SLICES[0]},{T4}", [SLICES[0], T4]),
         ("MIG-5f3bcbb0-7f6c-5b0a-9f0e-00000000000", []),  # the beginning of three
