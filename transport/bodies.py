@@ -36,7 +36,7 @@ async def read_beginning(answer: httpx.Response, most_bytes: int) -> bytes:
     """
     coding = answer.headers.get("content-encoding", "").strip().lower()
     if coding not in {"", "identity"}:
-        raise UnreadableBody(f"an answer that is packed ({coding[:50]}), which nobody asked for")
+        raise UnreadableBody(f"the answer is compressed ({coding[:50]}), although no compression was requested")
     body = bytearray()
     async for piece in answer.aiter_raw():
         body += piece

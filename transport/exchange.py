@@ -261,7 +261,7 @@ class Exchange(asyncio.Protocol):
         self._has_head = self._status >= _OK
         coding = self._headers.get("content-encoding", "").strip().lower()
         if coding not in {"", "identity"}:
-            raise MalformedFrame(f"the answer is packed ({coding[:50]}), which nobody asked for")
+            raise MalformedFrame(f"the answer is compressed ({coding[:50]}), although no compression was requested")
 
     def on_message_complete(self) -> None:
         """Handle the end of the answer."""

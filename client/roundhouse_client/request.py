@@ -70,7 +70,7 @@ def checked(reply: Reply) -> bytes:
         shown = reply.body[:SHOWN].decode(errors="replace")
         document = {"detail": f"not an answer of Roundhouse: {shown!r}"}
     if reply.status < HTTPStatus.BAD_REQUEST:
-        raise AnswerMalformed(f"an answer of status {reply.status}; Roundhouse sends nobody elsewhere")
+        raise AnswerMalformed(f"an answer of status {reply.status}; Roundhouse sends no redirects")
     raise refusal(reply.status, document, reply.retry_after)
 
 

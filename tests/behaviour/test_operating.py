@@ -191,5 +191,5 @@ def test_an_mcp_server_that_is_down_is_reported(tmp_path: Path, free_ports: Call
         (missing,) = service.get("/readyz")["without"]
         assert (missing["name"], missing["tools"]) == (ill["name"], None)
         told = run_command("top", "--once", "--url", service.url).stdout
-        assert "the MCP server ill of m: Connection closed; it said last: I need a key" in told
+        assert "the MCP server ill of m: Connection closed; its last output: I need a key" in told
         assert "MCP server ill says: I need a key" in service.log()

@@ -108,7 +108,7 @@ def test_a_server_without_ranges_sends_the_whole_file_again(path: Path) -> None:
 
 def test_a_file_with_the_wrong_digest_is_deleted(path: Path) -> None:
     """It is never taken for the model."""
-    with serving(send_rest) as server, pytest.raises(ModelUnavailable, match="another file came"):
+    with serving(send_rest) as server, pytest.raises(ModelUnavailable, match="another file arrived"):
         bring(server, path, sha256="0" * 64)
     assert files(path) == set()
 
@@ -120,7 +120,7 @@ def test_a_file_with_the_wrong_digest_is_deleted(path: Path) -> None:
         (lambda handler: handler.send(401), "127.0.0.1 answers 401 Unauthorized"),
         (lambda handler: handler.send(302, location="/again"), "redirects"),
         (lambda handler: handler.send(302, location="ftp://127.0.0.1/file"), "ftp://"),
-        (lambda handler: handler.send(200, CONTENT + b"!"), f"more than its {len(CONTENT)} bytes came"),
+        (lambda handler: handler.send(200, CONTENT + b"!"), f"more than its {len(CONTENT)} bytes arrived"),
     ],
 )
 def test_a_permanent_error_is_reported_at_once(path: Path, answer: Callable[[Handler], None], because: str) -> None:
@@ -221,7 +221,7 @@ def test_a_wheel_that_no_source_has_is_reported_with_each_source(tmp_path: Path)
     assert f"{tmp_path} has no {WHEEL}" in str(told.value)
     assert f"127.0.0.1:{server.server_port}/other has no {WHEEL}" in str(told.value)
     assert "secret" not in str(told.value)
-    with pytest.raises(ModelUnavailable, match="use no index"):
+    with pytest.raises(ModelUnavailable, match="neither an index nor a folder"):
         found(IndexSettings(no_index=True))
 
 

@@ -162,7 +162,7 @@ def test_a_file_that_differs_from_the_hubs_digest_is_discarded(place: Place, fil
     """It has the same length; its SHA-256 differs, or git's digest for a small file."""
     place.hub.files = dict(files)
     place.hub.send = lambda handler, content: handler.send_rest(content[:-1] + b"?")
-    with pytest.raises(ModelUnavailable, match="another file came than was expected"):
+    with pytest.raises(ModelUnavailable, match="another file arrived than expected"):
         place.bring("hf:o/r")
     assert find_kept(parse_hub_name("hf:o/r"), place.settings.cache) is None
     assert not [each for each in place.settings.cache.rglob("*") if each.is_file() and each.stat().st_size]
@@ -188,7 +188,7 @@ def test_files_that_do_not_fit_the_disk_are_reported_before_any_is_fetched(place
         (lambda handler: handler.send(200, b"<html>"), "lists no files of it"),
         (lambda handler: handler.send(200, b'{"sha": "../..", "siblings": []}'), "lists no files of it"),
         (lambda handler: handler.send(200, b"[" * 100_000), "lists no files of it"),
-        (lambda handler: handler.send(200, b" " * 2000), "says more about it than can be read"),
+        (lambda handler: handler.send(200, b" " * 2000), "about it is too large"),
         (lambda handler: handler.send(503), "does not answer: .*503"),
         (lambda handler: handler.send(302, location="/api/models/o/r/revision/main"), "does not answer: .*redirects"),
         (lambda handler: handler.send(302, location="ftp://127.0.0.1/"), "does not answer: .*ftp"),
@@ -208,7 +208,7 @@ def test_an_unusable_hub_is_reported(
 def test_files_without_a_digest_are_not_fetched(place: Place) -> None:
     """Their content could not be verified."""
     place.hub.edit = lambda files: [{"rfilename": each["rfilename"]} for each in files]
-    with pytest.raises(ModelUnavailable, match=r"tells no digest of m-Q4_K_M\.gguf"):
+    with pytest.raises(ModelUnavailable, match=r"gives no digest of m-Q4_K_M\.gguf"):
         place.bring("hf:o/r")
 
 
@@ -228,7 +228,7 @@ def test_offline_the_hub_is_not_asked(place: Place) -> None:
     asked = place.asked
     offline = HubSettings(endpoint=place.server.url, cache=place.settings.cache, is_offline=True)
     assert place.bring("hf:o/r", offline) == path
-    with pytest.raises(ModelUnavailable, match="HF_HUB_OFFLINE keeps it from being fetched"):
+    with pytest.raises(ModelUnavailable, match="HF_HUB_OFFLINE forbids a fetch"):
         place.bring("hf:o/r:Q8_0", offline)
     assert place.asked == asked
 

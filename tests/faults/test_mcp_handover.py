@@ -75,7 +75,7 @@ def test_a_line_that_was_read_or_written_in_part_is_completed(tmp_path: Path) ->
     lives = Lives("halves", tmp_path, [*COUNTER, str(tmp_path)])
     assert [each["count"] for each in lives.second["seen"]] == [5, 6]
     assert "kept says: a word in two halves" in lives.log
-    assert "this is no message" not in lives.log
+    assert "this is not a message" not in lives.log
 
 
 @pytest.mark.system
@@ -87,7 +87,7 @@ def test_an_unreadable_session_is_started_again(tmp_path: Path) -> None:
     assert before != after
     assert not is_alive(before)
     assert lives.methods.count("initialize") == 2
-    assert "MCP server kept: it is ended, and started anew: " in lives.log
+    assert "MCP server kept: it is ended and started again: " in lives.log
 
 
 @pytest.mark.system

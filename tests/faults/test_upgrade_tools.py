@@ -93,7 +93,7 @@ def test_a_tool_server_keeps_its_process_session_and_count(tmp_path: Path, free_
             wait_for(lambda: is_connected(service), "the servers are connected")
             counts += results_of(service, service.post_job(job_with("kept")))
         assert [each["count"] for each in counts] == [1, 2, 3]
-        whys = {"m/other": "it is to be started otherwise", "m/gone": "it is no longer in the configuration"}
+        whys = {"m/other": "it would be started differently", "m/gone": "it is no longer in the configuration"}
         assert fates == [(["m/kept"], whys), (["m/kept", "m/other"], {})]
         assert len({each["pid"] for each in counts}) == 1
         assert results_of(service, service.post_job(job_with("other")))[0]["count"] == 1

@@ -80,7 +80,7 @@ def decode_counters(metrics: bytes) -> EngineCounters:
     for sample in _samples(metrics, STEPS, PROMPT, OUTPUT, RUNNING):
         values_by_engine.setdefault(sample.labels.get("engine", "0"), {})[sample.name] = _count(sample.value)
     if not values_by_engine:
-        raise MalformedFrame("GET /metrics tells nothing of what vLLM does")
+        raise MalformedFrame("GET /metrics has none of the counters of vLLM")
     # Running requests are not reported as busy slots: a step writes the gauge, so it stands still with the engine.
     return EngineCounters(
         work=tuple(

@@ -51,7 +51,7 @@ async def unload(worker: SupervisedWorker, name: str) -> None:
             await EngineControl(worker.endpoint).unload_adapter(name, worker.adapters.numbers.get(name))
     except (EngineError, TimeoutError) as error:
         if not (isinstance(error, EngineRejected) and error.status == _ABSENT):  # or it has none of that name
-            _break(worker, incarnation, f"it could not be told to forget adapter {name}", error)
+            _break(worker, incarnation, f"it could not unload adapter {name}", error)
             return
     if worker.now.incarnation == incarnation:
         worker.adapters.remove(name)
@@ -68,7 +68,7 @@ async def _tell(worker: SupervisedWorker) -> bool:
         except (EngineRejected, CannotAsk) as error:
             raise AdapterRefused(f"{worker.spec.id} does not take adapter {name}: {error}") from error
         except (EngineError, TimeoutError) as error:
-            _break(worker, incarnation, f"it could not be told of adapter {name}", error)
+            _break(worker, incarnation, f"it could not load adapter {name}", error)
             return False
         if worker.now.incarnation != incarnation:
             return False

@@ -70,7 +70,7 @@ class _Reader:
         self._number("<Q")  # number of tensors, whose names come after the entries
         count = self._number("<Q")
         if count > MAX_ENTRIES:
-            raise InvalidTensors(f"its header tells of {count} entries")
+            raise InvalidTensors(f"its header claims {count} entries")
         entries: dict[str, Value] = {}
         for _ in range(int(count)):
             name = self._text()
@@ -129,4 +129,4 @@ class _Reader:
     def _count(self, size: int) -> None:
         self._left -= size
         if self._left < 0:
-            raise InvalidTensors("its header tells of more than there is")
+            raise InvalidTensors("its header claims more than the file holds")

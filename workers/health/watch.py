@@ -34,7 +34,7 @@ TICKS_A_LIMIT: Final = 8
 CANARY_S: Final = 5.0  # with the last look, a hang is killed within ten seconds of its limit
 LAST_LOOK_S: Final = 3.0
 FROZEN_S: Final = 3.0  # a longer gap between two ticks means that we were stopped
-TOO_LONG: Final = "the answer is longer than one is held: nobody has bounded it"
+TOO_LONG: Final = "the answer exceeds the limit for requests without a bound of their own"
 THAW_S: Final = 2 * POLL_S + 1.0  # two looks make a comparison
 logger = logging.getLogger(__name__)
 

@@ -168,7 +168,7 @@ def _fetch(session: httpx2.Client, remote: RemoteFile, path: Path, progress: Pro
             transfer.run()
         if not remote.is_in(part):
             part.unlink()
-            raise ModelUnavailable(f"{name}: another file came than was expected, by its digest")
+            raise ModelUnavailable(f"{name}: another file arrived than expected, by its digest")
         part.replace(path)
         sync_folder(path.parent)
 
@@ -184,7 +184,7 @@ def _locked(path: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise ModelUnavailable(f"{path.name}: another program fetches it for an hour already") from None
+                    raise ModelUnavailable(f"{path.name}: another program has been fetching it for an hour") from None
                 time.sleep(LOCK_PAUSE_S)
         yield
 
@@ -257,7 +257,7 @@ class _Transfer:
                     rest.seek(there := 0)
                     rest.truncate()
                     if answer.status_code != httpx2.codes.OK:
-                        raise httpx2.RemoteProtocolError("the server has no such rest of it")
+                        raise httpx2.RemoteProtocolError("the server does not have the rest of it")
                 self._write(answer, rest, there, rate)
         except (httpx2.InvalidURL, httpx2.TooManyRedirects, httpx2.UnsupportedProtocol) as error:
             raise self._unavailable(str(error)) from error
@@ -286,14 +286,14 @@ class _Transfer:
             rest.write(piece)
             self._progress(self._name, there, size)
         if size is not None and there < size:
-            raise httpx2.RemoteProtocolError(f"{size - there} of {size} bytes did not come")
+            raise httpx2.RemoteProtocolError(f"{size - there} of {size} bytes are missing")
 
     def _too_large(self, rest: BinaryIO, size: int | None, free: int) -> ModelUnavailable:
         if size is not None:
-            return self._unavailable(f"more than its {size} bytes came")
+            return self._unavailable(f"more than its {size} bytes arrived")
         rest.truncate(0)
         self._part.unlink(missing_ok=True)  # the next try would find the disk just as full
-        text = f"nobody tells its size, and it does not fit into the {_mb(free)} that are free in {self._part.parent}"
+        text = f"its size is unknown, and it does not fit into the {_mb(free)} that are free in {self._part.parent}"
         return self._unavailable(text)
 
     def _unavailable(self, because: str) -> ModelUnavailable:

@@ -91,7 +91,7 @@ def find_model(name: HubName, settings: HubSettings) -> FoundModel:
         ModelUnavailable: it has no such model, or none that this token may read.
     """
     if settings.is_offline:
-        raise HubUnreachable(f"{name}: HF_HUB_OFFLINE keeps it from being fetched, and not all of it is in the cache")
+        raise HubUnreachable(f"{name}: HF_HUB_OFFLINE forbids a fetch, and the cache does not have all of it")
     with _open_session(settings) as session:
         return _find(name, settings, session)
 
@@ -148,7 +148,7 @@ def _find(name: HubName, settings: HubSettings, session: httpx2.Client) -> Found
     chosen = [files[path] for path in choose_files(name, files.keys())]
     unknown = next((file.rfilename for file in chosen if file.digest is None), None)
     if unknown is not None:
-        raise ModelUnavailable(f"{name}: {settings.endpoint} tells no digest of {unknown}")
+        raise ModelUnavailable(f"{name}: {settings.endpoint} gives no digest of {unknown}")
     first = chosen[0].rfilename
     pinned = msgspec.structs.replace(name, revision=listing.sha, file=first if first.endswith(GGUF) else None)
     return FoundModel(name=pinned, files=chosen)
@@ -168,7 +168,7 @@ def _page(name: HubName, answer: httpx2.Response) -> bytes:
     for piece in answer.iter_bytes():
         page += piece
         if len(page) > MOST_PAGE_BYTES:
-            raise ModelUnavailable(f"{name}: {answer.url.host} says more about it than can be read")
+            raise ModelUnavailable(f"{name}: the answer of {answer.url.host} about it is too large")
     return bytes(page)
 
 

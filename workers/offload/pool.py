@@ -117,7 +117,7 @@ class Pool:
         """Run a pickled call; return its result, or raise as ``offload`` does."""
         places = self._places[purpose]
         if purpose is Purpose.DOCUMENTS and places.waiting >= CROWD:
-            raise OffloadCrowded(f"{CROWD} documents are waiting to be looked at")
+            raise OffloadCrowded(f"{CROWD} documents are waiting to be examined")
         async with places.take(asked_for.get()):
             for _ in range(TRIES):
                 try:
@@ -127,7 +127,7 @@ class Pool:
                 except _BROKEN:
                     continue
                 return _unpacked(answer)
-            raise TimeoutError("the processes that were to find out have died, or cannot be started")
+            raise TimeoutError("the processes for this check have died or cannot be started")
 
     async def _ask(self, request: bytes, limit_s: float) -> bytes:
         helper = await self._helper()

@@ -5,9 +5,9 @@ from typing import Final
 
 import msgspec
 
-OTHER_LAUNCH: Final = "it is to be started otherwise"
+OTHER_LAUNCH: Final = "it would be started differently"
 NOT_WANTED: Final = "the configuration has no such worker any more"
-OTHER_ADAPTERS: Final = "its adapters are others"
+OTHER_ADAPTERS: Final = "its adapters have changed"
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):

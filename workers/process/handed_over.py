@@ -182,7 +182,7 @@ class HeldServer(Struct, frozen=True, kw_only=True):
     def fault(self, launch: str) -> str | None:
         """Return why the next program, which would start it as ``launch``, cannot take it over; None if it can."""
         if launch != self.launch:
-            return "it is to be started otherwise"
+            return "it would be started differently"
         return None if self.link.identity.is_alive else "it has died"
 
     def let_go(self) -> None:

@@ -140,7 +140,7 @@ class EngineConstraints:
 
     def _log(self, name: str, *, is_heeded: bool | None) -> None:
         if is_heeded is False:
-            logger.warning("the server passes over %s: models are told of it in words alone", name)
+            logger.warning("the server ignores %s: models are asked for it in words only", name)
 
 
 def _has_form(constraint: Constraint, text: str) -> bool:

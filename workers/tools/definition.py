@@ -98,7 +98,7 @@ class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return await judge(schema_fault, self.parameters, arguments, size=self.schema_chars)
         except TimeoutError:
-            return "it cannot be told in time whether they fit the schema"
+            return "the check against the schema took too long"
 
 
 def _check_keys(place: str, document: Mapping[object, object], known: tuple[str, ...]) -> None:

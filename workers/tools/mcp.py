@@ -197,11 +197,11 @@ class McpTools:
                 trouble = "the connection ended" if has_ended else f"no connection within {CONNECT_LIMIT_S:g} s"
             except Exception as error:  # noqa: BLE001 - a server may fail in any way, and is tried again
                 trouble = _say(error)
-            self._trouble = f"{trouble}; it said last: {words}" if (words := self._stderr.last_words) else trouble
+            self._trouble = f"{trouble}; its last output: {words}" if (words := self._stderr.last_words) else trouble
             if self._connections > before:
                 failures = 0
             elif was_left:
-                logger.error("MCP server %s: it is ended, and started anew: %s", self._server.name, self._trouble)
+                logger.error("MCP server %s: it is ended and started again: %s", self._server.name, self._trouble)
                 continue
             else:
                 self._settled.set()  # waiting callers get the trouble
@@ -358,7 +358,7 @@ def _meta(use: ToolUse) -> "RequestParamsMeta | None":
 def _plain(result: "CallToolResult") -> object:
     texts = [block.text for block in result.content if block.type == "text"]
     if result.is_error:
-        return {"error": "\n".join(texts) or "the tool reports an error and does not say which"}
+        return {"error": "\n".join(texts) or "the tool reports an error without a text"}
     if result.structured_content is not None:
         return result.structured_content
     others = [block.model_dump(mode="json") for block in result.content if block.type != "text"]

@@ -25,7 +25,9 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         coding = answer.headers.get("content-encoding", "").strip().lower()
         if coding not in {"", "identity"}:
             await answer.aclose()
-            raise httpx2.DecodingError(f"an answer that is packed ({coding[:50]}), which nobody asked for")
+            raise httpx2.DecodingError(
+                f"the answer is compressed ({coding[:50]}), although no compression was requested"
+            )
         if not answer.headers.get("content-type", "").lower().startswith(EVENT_STREAM):
             assert isinstance(answer.stream, httpx2.AsyncByteStream)  # noqa: S101 - every such transport gives one
             answer.stream = _Bounded(answer.stream)

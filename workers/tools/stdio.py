@@ -219,7 +219,7 @@ class StdioLink:
             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValueError as error:
             shown = line[:SHOWN_CHARS].decode("utf-8", "replace")
-            logger.warning("MCP server %s: this is no message: %r", self._name, shown)
+            logger.warning("MCP server %s: this is not a message: %r", self._name, shown)
             return error
         if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id is not None:
             own = self._ids.own(message.id)

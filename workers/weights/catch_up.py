@@ -178,7 +178,7 @@ class CatchUp:
                 logger.warning("worker %s: %s", worker.spec.id, self._missing(), extra=line)
                 await anyio.sleep(BRING_AGAIN_S)
         except (TimeoutError, EngineError) as error:
-            because = f"it could not be brought to weights {self._current.now.version}: {str(error) or 'not in time'}"
+            because = f"it could not load weights {self._current.now.version}: {str(error) or 'not in time'}"
             if worker.now.incarnation == incarnation and worker.now.is_serving:
                 worker.break_engine(FailureReason.ENGINE_UNREACHABLE, because, {})
         finally:

@@ -62,7 +62,7 @@ class EnginesGroup:
         except RuntimeError as error:  # not all joined; the service knows which
             document = self._door.look()
             failure = (document["group"] or {}).get("error") or error
-            raise WeightsError(f"the group has not come together: {failure}", "group_missing", document) from error
+            raise WeightsError(f"the group has not formed: {failure}", "group_missing", document) from error
         self._wait_joined(timeout_s)
 
     def make_again(self) -> None:
@@ -90,7 +90,7 @@ class EnginesGroup:
             if group["state"] == "ready":
                 return
             if group["state"] == "broken" or time.monotonic() > until:
-                raise WeightsError(f"the group has not come together: {group['error']}", "group_missing", document)
+                raise WeightsError(f"the group has not formed: {group['error']}", "group_missing", document)
             time.sleep(JOIN_POLL_S)
 
 

@@ -72,7 +72,7 @@ class WeightsDoor:
                 continue
             known = [each for each in document["updates"] if _identity(each) == _identity(update)]
             if not known:
-                detail = f"the service knows nothing of it any more, and has weights {document['version']}"
+                detail = f"the service no longer knows it, and has weights {document['version']}"
                 raise WeightsError(detail, "update_not_found", document)
             update = known[0]
         if update["state"] == "failed":

@@ -43,7 +43,7 @@ def test_another_program_or_environment_is_another_server(other: McpServer) -> N
     """The server is started again."""
     own = ProcessId.of(os.getpid())
     assert own is not None
-    assert held(pid=own.pid, started=own.started).fault(other.launch) == "it is to be started otherwise"
+    assert held(pid=own.pid, started=own.started).fault(other.launch) == "it would be started differently"
 
 
 def test_the_order_of_variables_does_not_count() -> None:

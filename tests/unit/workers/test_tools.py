@@ -72,7 +72,7 @@ class TestDefinitions:
     async def test_no_schema_blocks_the_service(self) -> None:
         """A pattern without end, or a schema that refers to itself, ends the call and not the service."""
         slow = tool("t", q={"type": "string", "pattern": r"(.*),(.*),(.*),(.*),(.*);"})
-        assert "cannot be told in time" in (await slow.faults_of({"q": "a," * 400}) or "")
+        assert "took too long" in (await slow.faults_of({"q": "a," * 400}) or "")
         assert await slow.faults_of({"q": ",,,,;"}) is None
         assert "does not match" in (await slow.faults_of({"q": "?"}) or "")
         schema = {"patternProperties": {"^x+$": {"type": "number"}}, "additionalProperties": False}
