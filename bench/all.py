@@ -3,8 +3,8 @@
     python -m bench.all [--only NAME ...] [--studies] [--least] [--output bench/results.json]
 
 The gates run without arguments, the studies when they are named or with ``--studies``. The file keeps the output of
-those that did not run; ``python -m bench.pages`` writes it into the pages. With ``--least`` each runs with its least
-parameters: that shows whether it still runs, and nothing is kept.
+those that did not run; ``python -m bench.pages`` writes it into the pages. With ``--least`` each runs with its smallest
+parameters: that shows whether it still runs, and no output is kept.
 """
 
 import argparse
@@ -107,8 +107,8 @@ def main() -> None:
     names = [each.name for each in BENCHMARKS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
-    parser.add_argument("--studies", action="store_true", help="the studies, in place of the gates")
-    parser.add_argument("--least", action="store_true", help="only whether each runs")
+    parser.add_argument("--studies", action="store_true", help="run the studies in place of the gates")
+    parser.add_argument("--least", action="store_true", help="only check that each runs")
     parser.add_argument("--output", type=Path, default=ROOT / "bench" / "results.json")
     options = parser.parse_args()
     asked = options.only or [each.name for each in (STUDIES if options.studies else GATES)]

@@ -1,8 +1,8 @@
 """The cost of the dashboard's viewers: the service's CPU with no viewer, with one, and with a hundred.
 
 A job of 10,000 conversations runs meanwhile on a timed engine, 200 turns a second. Phases with and without viewers
-alternate, and the turns' own cost is taken from the phases without: so other work on the machine, and turns that come
-slower for it, count for neither.
+alternate, and the turns' own cost is taken from the phases without: so other work on the machine, and turns slowed down
+by it, count for neither.
 
     python -m bench.dashboard [--seconds N] [--rounds N] [--settle-s N]
 """
@@ -31,9 +31,9 @@ HEAD: Final = b"GET /v1/overview/events HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n"
 def main() -> None:
     """Print the cost of each number of viewers."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of a phase")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of a phase")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--settle-s", type=float, default=SETTLE_S, help="until turns come steadily")
+    parser.add_argument("--settle-s", type=float, default=SETTLE_S, help="seconds until turns end at a steady rate")
     options = parser.parse_args()
     with timed_service() as service:
         post_load(service, options.settle_s)
@@ -50,7 +50,7 @@ def timed_service() -> Iterator[Service]:
 
 
 def post_load(service: Service, settle_s: float = SETTLE_S) -> str:
-    """Post the job; return its id when its turns come steadily."""
+    """Post the job; return its id when its turns end at a steady rate."""
     job = {"rounds": 20, "agents": [{"id": "a", "model": "m"}, {"id": "b", "model": "m"}]}
     job_id = service.post_job({**job, "conversations": [{"prompt": "Go."}] * CONVERSATIONS})
     time.sleep(settle_s)

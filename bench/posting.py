@@ -42,12 +42,12 @@ BODY = json.dumps(JOB).encode()
 
 
 def main() -> None:
-    """Measure the parts that are asked for."""
+    """Measure the chosen parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", nargs="+", choices=("jobs", "queued"), default=("jobs", "queued"))
-    parser.add_argument("--seconds", type=float, default=0.0, help="of a measurement; default: 10, queued 20")
+    parser.add_argument("--seconds", type=float, default=0.0, help="seconds of a measurement; default: 10, queued 20")
     parser.add_argument("--queued", type=int, default=100_000, help="conversations")
-    parser.add_argument("--agents", type=int, default=1, help="of a queued conversation")
+    parser.add_argument("--agents", type=int, default=1, help="agents of a queued conversation")
     options = parser.parse_args()
     if "jobs" in options.part:
         measure_jobs(options.seconds or 10.0)
@@ -99,7 +99,7 @@ def compare_queues(many: int, agents: int, seconds: float) -> None:
 
 
 def _measure_queue(conversations: int, agents: int, seconds: float) -> tuple[float, float]:
-    """Return turns a second and the most megabytes of the service; each conversation has rounds for all the time."""
+    """Return turns a second and the most megabytes of the service; each conversation has rounds for the whole time."""
     job = {
         "rounds": 48 // agents,
         "agents": [{"id": f"a{number}", "model": "m"} for number in range(agents)],

@@ -34,12 +34,12 @@ RIVAL = {"batch_size": 2048, "ubatch_size": 512}
 
 
 def main() -> None:
-    """Measure the parts that are asked for."""
+    """Measure the chosen parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", nargs="+", choices=("reuse", "batches"), default=("reuse", "batches"))
     parser.add_argument("--policies", default="critical_path,progress,fifo", help=", ".join(POLICIES))
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--model", help="of the batches; default: the tiny one")
+    parser.add_argument("--model", help="model for the batches; default: the tiny one")
     parser.add_argument("--pairs", type=int, default=5)
     options = parser.parse_args()
     if "reuse" in options.part:
@@ -89,14 +89,14 @@ def _reuse(conversations: int, agents: int, policy: str, rounds: int) -> float:
 
 
 class Gaps(Generation):
-    """Notes the longest silence before the first token."""
+    """Records the longest silence before the first token."""
 
     def __init__(self) -> None:
         super().__init__(time.monotonic)
         self.longest_s, self._last_at = 0.0, time.monotonic()
 
     def touch(self) -> None:
-        """Note the time since the last bytes."""
+        """Record the time since the last bytes."""
         now = time.monotonic()
         self.longest_s, self._last_at = max(self.longest_s, now - self._last_at), now
         super().touch()

@@ -304,14 +304,14 @@ def _compare_requests(connections: int, requests: int, rounds: int, rivals: Sequ
 
 
 def main() -> None:
-    """Compare, or be one of the parts."""
+    """Compare, or run as one of the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rivals", default=",".join(RIVALS), help=f"{','.join(RIVALS)}, some of them, or none")
     parser.add_argument("--streams", type=int, default=0, help="default: 64, then 256")
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=100, help="on each of 64 connections")
-    parser.add_argument("--only", choices=["streams", "requests"], help="measure these alone")
+    parser.add_argument("--requests", type=int, default=100, help="requests on each of 64 connections")
+    parser.add_argument("--only", choices=["streams", "requests"], help="measure only these")
     parser.add_argument("--ask", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--load", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)

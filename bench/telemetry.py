@@ -1,7 +1,7 @@
 """The cost of telemetry: turns per second, and CPU per turn, beside a service that measures nothing.
 
 Both run at the same time under the same load, so that other work on the machine slows both. One is scraped each second,
-sends its spans to a receiver here, and logs JSON; the other counts nothing. They change places in every second round.
+sends its spans to a receiver here, and logs JSON; the other counts nothing. They swap in every second round.
 The bound: at most 2 % of throughput.
 
     python -m bench.telemetry [--rounds N] [--seconds S] [--load paced | flat-out]

@@ -37,7 +37,7 @@ LATE_S = 60.0  # time for requests still under way at the end
 
 
 def engine_on(folder: Path, devices: int, each: int, first_port: int = 9730) -> InferenceEngine:
-    """Return an engine on made-up devices."""
+    """Return an engine on invented devices."""
     inventory = folder / "devices.json"
     gpus = [{"index": n, "uuid": f"GPU-{n}", "name": "made up", "memory_mib": 80_000} for n in range(devices)]
     inventory.write_text(json.dumps({"devices": gpus}))

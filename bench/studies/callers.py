@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def measure(service: Service, conversations: int, words: int) -> None:
-    """Measure lives of one service: without any, with all of them, and under load."""
+    """Measure one service three times: without callers, with all of them, and under load."""
     empty_s = start(service)
     empty = rested(service)
     job = {"agents": AGENTS, "conversations": [{"prompt": "Go on."}] * conversations}
@@ -62,7 +62,7 @@ def measure(service: Service, conversations: int, words: int) -> None:
 
 
 def start(service: Service) -> float:
-    """Start a life; return the seconds until every model is ready and it lists the turns that wait for callers."""
+    """Start the service; return the seconds until every model is ready and it lists the turns that wait for callers."""
     began_at = time.monotonic()
     service.start()
     service.get("/v1/awaited")

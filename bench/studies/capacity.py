@@ -3,8 +3,8 @@
 ``slots`` takes 4 requests of the whole context, ``tokens`` as many as fit in the same memory, and ``memory`` is the
 bound: as many slots as ``tokens`` has, each with its own memory for the whole context. ``thrown`` is what a user would
 do: an engine started as for ``tokens``, to which all ready turns are sent at once; its own queue orders them. Prompts
-take a quarter of the context on average, with a wide spread. vLLM runs on the CPU with a made checkpoint (a token per
-byte).
+take a quarter of the context on average, with a wide spread. vLLM runs on the CPU with a generated checkpoint (a token
+per byte).
 
     python -m bench.studies.capacity [--engine embedded|llama-server|vllm] [--program PROGRAM] [--conversations 60]
         [--rounds 2] [--ways slots,tokens,memory,thrown] [--times 1] [--policy critical_path|progress|fifo]
@@ -190,8 +190,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--engine", choices=sorted(CONTEXTS), default="embedded")
     parser.add_argument("--program")
-    parser.add_argument("--model", help="of llama.cpp; the tiny one without")
-    parser.add_argument("--context", type=int, help="tokens; each engine has its own without")
+    parser.add_argument("--model", help="model for llama.cpp; default: the tiny one")
+    parser.add_argument("--context", type=int, help="tokens; default: the engine's own")
     parser.add_argument("--ways", default="slots,tokens,memory")
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--policy", default="critical_path")

@@ -42,7 +42,7 @@ class Seen:
 def main() -> None:
     """Print the cost of each view."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="for which each view is watched")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds that each view is watched")
     options = parser.parse_args()
     with timed_service() as service, browsing() as page:
         long_id, job_id = _post(service)

@@ -29,8 +29,8 @@ def main() -> None:
     parser.add_argument("--forks", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--answer", type=int, default=8)
-    parser.add_argument("--vllm", default="python", help="a Python that has vLLM")
-    parser.add_argument("--block", type=int, default=128, help="tokens of a block of vLLM, which keeps whole ones")
+    parser.add_argument("--vllm", default="python", help="a Python with vLLM")
+    parser.add_argument("--block", type=int, default=128, help="tokens of a block of vLLM, which caches whole blocks")
     options = parser.parse_args()
     for way in options.ways.split(","):
         with tempfile.TemporaryDirectory() as name:

@@ -1,8 +1,8 @@
 """Accuracy of an engine's predicted latency: ``predicted_ms`` beside ``latency_ms``, on the real embedded engine.
 
 Two checkpoints on two lanes, one run after the other, with prompts and answers of many lengths; the first round loads
-each. In parallel they would share the cores, and no pace would hold. It prints the median and the 95th percentile of
-|predicted - measured| / measured.
+each. In parallel they would share the cores, and no speed would stay the same. It prints the median and the 95th
+percentile of |predicted - measured| / measured.
 
     python -m bench.studies.latency [--rounds N]
 """

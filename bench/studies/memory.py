@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--answer", type=int, default=16)
     parser.add_argument("--view", choices=["own", "shared"], default="own")
-    parser.add_argument("--summary", type=int, default=60, help="tokens of a summary at most; 0 is without")
+    parser.add_argument("--summary", type=int, default=60, help="tokens of a summary at most; 0 for none")
     parser.add_argument("--keep", default='"auto"', help="as JSON")
     options = parser.parse_args()
     model = {

@@ -1,7 +1,7 @@
 """Client programs on few slots: reused prompt tokens and duration, through the front door and without it.
 
-32 made sessions of 8 requests, each of which extends the one before, on 4 slots of the real embedded engine with the
-tiny model; or four recorded sessions of coding agents on 2 slots with the small model
+32 generated sessions of 8 requests, each of which extends the one before, on 4 slots of the real embedded engine with
+the tiny model; or four recorded sessions of coding agents on 2 slots with the small model
 (``bench/parts/recorded_sessions.py``). Once straight at the engine, all at a time, as agents without a queue do; once
 through the front door. Reused are the tokens, as engines report them, that the session's last request had, prompt and
 answer. Recorded sessions are cut to the small model, and so is llama.cpp's memory for prompts beside its slots: see
@@ -119,11 +119,15 @@ def main() -> None:
     """Compare both ways."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=Path, help="a folder of recorded sessions", metavar="DIR")
-    parser.add_argument("--made", type=int, default=32, help="sessions, where none were recorded")
+    parser.add_argument("--made", type=int, default=32, help="generated sessions, if none are recorded")
     parser.add_argument("--requests", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--cache-ram", type=int, default=CACHE_RAM_MIB, help="llama.cpp's, for recorded sessions", metavar="MIB"
+        "--cache-ram",
+        type=int,
+        default=CACHE_RAM_MIB,
+        help="MiB of llama.cpp's prompt cache, for recorded sessions",
+        metavar="MIB",
     )
     options = parser.parse_args()
     if options.sessions is None:

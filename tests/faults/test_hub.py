@@ -198,7 +198,7 @@ def test_an_unusable_hub_is_reported(
     place: Place, page: Callable[[Handler], None], because: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one sentence, whatever it sends."""
-    if "more" in because:
+    if "too large" in because:
         monkeypatch.setattr(hub, "MOST_PAGE_BYTES", 1000)
     place.hub.page = page
     with pytest.raises(ModelUnavailable, match=because):
