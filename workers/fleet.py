@@ -95,7 +95,7 @@ class Fleet:
 
     @property
     def adapters(self) -> Mapping[str, ModelAdapters]:
-        """The adapters of each model that takes adapters here."""
+        """The adapters of each model, if it can have any here."""
         upkeep = self.roster.upkeep | self._upkeep_of_lanes
         return {name: each.adapters for name, each in upkeep.items() if each.adapters is not None}
 

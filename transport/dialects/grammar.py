@@ -46,7 +46,7 @@ def grammar_of_choices(choices: Iterable[str], thought: Thought = Thought.NONE) 
 
 
 def grammar_of_pattern(pattern: str, thought: Thought = Thought.NONE) -> str | None:
-    """Return the grammar of an answer that a regular expression matches as a whole; None if it has none."""
+    """Return a grammar for answers that a regular expression matches whole; None if no grammar can express it."""
     try:
         parsed = parser.parse(pattern)
         if parsed.state.flags & re.DOTALL:

@@ -43,7 +43,7 @@ def check_peft(folder: Path, model: str | None, most_rank: int | None) -> None:
     """Check that ``folder`` holds a LoRA adapter in PEFT's form, for ``model`` if that is a folder too.
 
     Raises:
-        InvalidAdapter: it does not, and what is wrong with it.
+        InvalidAdapter: it does not; the text has the fault.
     """
     config = _config(folder / CONFIG)
     if config.peft_type.upper() != "LORA":
@@ -64,7 +64,7 @@ def check_gguf(file: Path) -> None:
     """Check that ``file`` is a LoRA adapter in GGUF, as far as its header shows.
 
     Raises:
-        InvalidAdapter: it is not, and what is wrong with it.
+        InvalidAdapter: it is not; the text has the fault.
     """
     try:
         kind = read_gguf_header(file).get("general.type", "model")

@@ -94,7 +94,7 @@ def lanes_of(gpus: Sequence[Gpu], policy: LayoutPolicy, host_memory_mib: int) ->
     """Return the lanes of a machine, device by device; a hidden or lost device has none.
 
     Raises:
-        InvalidLayout: there are none, or too few ports; the message names the key, its value and the mend.
+        InvalidLayout: there are none, or too few ports; the message names the key, its value and the remedy.
     """
     for name in ("max_gpus", "max_agents_per_gpu"):
         if getattr(policy, name) < 1:

@@ -52,7 +52,7 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """One broken incarnation: the decision and its evidence, its end, and its last output.
 
-    An engine that failed at a command and lives on has one too: then ``exit`` is None.
+    An engine that failed a command and still runs gets one too; its ``exit`` is None.
     """
 
     worker: str

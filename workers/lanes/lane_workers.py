@@ -112,7 +112,7 @@ class LaneWorkers:
         return self.turning is self.current
 
     def end_turning(self, worker: SupervisedWorker) -> None:
-        """End a worker's change between sleep and awake, however it went; the lane may be another's by now."""
+        """End a worker's falling asleep or waking, successful or not; another worker may have the lane by now."""
         if self.turning is worker:
             self.turning = None
 

@@ -190,7 +190,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _open_own(path: Path) -> BinaryIO:
-    """Open a file to append to it; replace a link or anything else but a file: it may lead to a file of others."""
+    """Open a file for appending; replace anything that is no plain file: a link may lead to another user's file."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         file = os.fdopen(os.open(path, flags, 0o666), "ab")

@@ -205,6 +205,6 @@ def _check_room(name: HubName, needed: int, cache: Path) -> None:
 def _link(link: Path, blob: Path) -> None:
     link.parent.mkdir(parents=True, exist_ok=True)
     if not link.exists():
-        link.unlink(missing_ok=True)  # it leads nowhere
+        link.unlink(missing_ok=True)  # a link to a missing file
         with suppress(FileExistsError):  # another program's, to the same
             link.symlink_to(os.path.relpath(blob, link.parent))

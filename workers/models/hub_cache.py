@@ -81,7 +81,7 @@ def find_kept(name: HubName, cache: Path) -> Path | None:
 
 
 def is_settled(name: HubName, kept: Path, cache: Path) -> bool:
-    """Whether a file in the cache is what a name means for ever, so that the hub need not be asked."""
+    """Return whether a name means a cached file for ever, so that the hub need not be asked."""
     if not name.is_of_commit:
         return False
     snapshot = folder_of(name, cache) / "snapshots" / name.revision
@@ -90,7 +90,7 @@ def is_settled(name: HubName, kept: Path, cache: Path) -> bool:
 
 
 def note_meaning(name: HubName, commit: str, file: str, cache: Path) -> None:
-    """Keep which file a name was found to mean in a commit; do nothing if the cache is not writable."""
+    """Record which file a name means in a commit, if the cache is writable."""
     if "/" not in (name.file or ""):
         with suppress(OSError):
             replace_file(_meaning_file(name, commit, cache), file.encode())

@@ -115,7 +115,7 @@ def _gguf(name: HubName, kinds: Mapping[str, str | None]) -> str:
 
 
 def _named_files(name: HubName, kinds: Mapping[str, str | None], models: Sequence[str]) -> list[str]:
-    """Return the files that a name spells out, of any folder where it names none; no file means the only one."""
+    """Return the files that a name gives, in any folder if it gives none; without a file name, the only file."""
     if name.file is None:
         return list(models) if len(models) == 1 else []
     if not name.file.endswith(GGUF):

@@ -24,7 +24,7 @@ _SERVING: Final = frozenset({WorkerState.READY, WorkerState.DRAINING})
 
 
 class StartRequested(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine is wanted, with a number above ``after``, the number of another model's engine in its place."""
+    """An engine is wanted, with a number above ``after``: the number of another model's engine on its lane."""
 
     because: str = "asked to start"
     after: int = 0

@@ -25,7 +25,7 @@ from msgspec import Struct
 
 QUIET_SHARE: Final = 0.25  # share of the limit after which a request is silent, and the engine is looked at
 QUIET_MAX_S: Final = 5.0
-VETO_LIMITS: Final = 3.0  # limits for which progress of others may speak for a request that gets nothing
+VETO_LIMITS: Final = 3.0  # how many limits long progress of others may excuse a request without output
 BUSY_FRESH_S: Final = 10.0  # several looks: one of them may come late
 BUSY_CORES: Final = 0.25  # used by a tree that computes, on a shared machine; an idle one uses 0.05
 
@@ -52,7 +52,7 @@ SEVERITY: Final = (
 class Scope(StrEnum):
     """The subject of a stall."""
 
-    ENGINE = "engine"  # nothing of the engine moves
+    ENGINE = "engine"  # the engine shows no progress
     REQUEST = "request"  # the engine works for others, and not for this one
 
 

@@ -22,7 +22,7 @@ MS: Final = 1000.0
 
 
 class Mean:
-    """A mean that is exact at first, and then forgets."""
+    """A mean that is exact at first, and later favours recent values."""
 
     __slots__ = ("count", "value")
 

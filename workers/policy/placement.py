@@ -22,7 +22,7 @@ HALF_LIFE: Final = 8.0  # in requests of all models
 PATIENCE_S: Final = 60.0  # how long ``few`` lets a model wait while others on lanes have turns
 AHEAD: Final = 16  # turns of a model whose places in the order are known
 FIRST: Final = -1  # before every turn that waits
-NEVER: Final = 2**62  # behind every turn
+NEVER: Final = 2**62  # after every turn
 
 
 class Heat:
@@ -118,7 +118,7 @@ class ModelDemand(msgspec.Struct, frozen=True, kw_only=True):
         return self.first[0] if self.first else NEVER
 
     def next_after(self, order: int) -> int:
-        """Return the number of its first turn behind a place in the order of arrival."""
+        """Return the number of its first turn after a place in the order of arrival."""
         return next((each for each in self.first if each > order), NEVER)
 
 

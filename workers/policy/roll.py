@@ -98,7 +98,7 @@ def decide(workers: Sequence[ReplicaView], wanted: Sequence[WantedModel]) -> lis
 
 
 def steps_left(workers: Sequence[ReplicaView], wanted: Sequence[WantedModel]) -> list[str]:
-    """Return in words what is missing until the workers that stay are the wanted ones."""
+    """Describe the steps left until the remaining workers are the wanted ones."""
     counts = {each.model: each.count for each in wanted}
     staying = [worker for worker in workers if not worker.is_leaving]
     stale = [

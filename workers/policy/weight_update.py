@@ -79,8 +79,8 @@ class Failure(StrEnum):
 class WorkerPart(msgspec.Struct, frozen=True, kw_only=True):
     """One worker's part in an update.
 
-    ``is_late`` says that it exceeded a limit by its own doing; ``is_gone`` that its engine has died; ``is_left_out``
-    that there is nothing to take back: it was killed, or nothing was done to it.
+    ``is_late``: it exceeded a limit by its own fault; ``is_gone``: its engine has died; ``is_left_out``: it needs no
+    rollback, since it was killed or never changed.
     """
 
     stage: UpdateStage = UpdateStage.WAITING

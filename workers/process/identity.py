@@ -84,7 +84,7 @@ def kill_exactly(process: ProcessId) -> None:
 
 
 def mark_of(pid: int) -> str:
-    """Return the run of ours whose guardian a process was started below, '' without one.
+    """Return the run of Roundhouse whose guardian a process descends from, '' without one.
 
     Raises:
         CannotLook: it is impossible to tell now.
@@ -104,7 +104,7 @@ def mark_of(pid: int) -> str:
 
 
 def session_of(pid: int) -> int | None:
-    """Return the session of a process, which a zombie has too; None without such a process.
+    """Return a process's session, also for a zombie; None without such a process.
 
     Raises:
         CannotLook: it is impossible to tell now.

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 async def end_orphans(session: int | None = None) -> bool:
-    """Kill and collect orphans until there are none; return False if one does not die, or none can be looked for.
+    """Kill and collect orphans until there are none; return False if one does not die, or they cannot be listed.
 
     ``session`` is that of an engine whose guardian is dead and collected: its members are orphans even without a mark,
     mainly zombies, which have lost theirs.

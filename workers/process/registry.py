@@ -112,7 +112,7 @@ async def sweep(folder: Path) -> int:
 
 
 async def _kill_remains(runs: Sequence["_Run"]) -> set[ProcessId]:
-    """Kill what runs have left until nothing is alive, or the limit is over; return what was found."""
+    """Kill remains of earlier runs until none is alive or the time is up; return those found."""
     killed: set[ProcessId] = set()
     if not runs:
         return killed

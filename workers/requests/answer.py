@@ -13,7 +13,7 @@ from workers.requests.generation import Generation
 from workers.requests.prompts.stack import ToolExchange
 from workers.tools.calls import Signal, ToolRecord
 
-PIECE_CHARS: Final = 8  # counted for each piece of an answer beside its letters
+PIECE_CHARS: Final = 8  # added for each piece of an answer to its characters
 LETTERS_A_TOKEN: Final = 4  # letters per prompt token, if the engine has reported none
 
 

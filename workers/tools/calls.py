@@ -43,8 +43,8 @@ class ToolLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of tools: iterations of one request, seconds of one call, and the form of calls.
 
     ``fallback`` lets a model write a call as text if it gives no structured one. ``arguments`` is the treatment of
-    calls with wrong arguments. After the same calls have brought the same results in ``stuck`` iterations in a row no
-    more calls are allowed; None is never.
+    calls with wrong arguments. After ``stuck`` iterations in a row with the same calls and results no more calls are
+    allowed; None allows them always.
     """
 
     iterations: int = 8

@@ -44,7 +44,7 @@ class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
         """Return the tool of an OpenAI definition: ``{type: function, function: {name, description, parameters}}``.
 
         Raises:
-            InvalidTool: it is none; the message names the place and the mend.
+            InvalidTool: it is invalid; the message names the place and the remedy.
         """
         function = document.get("function") if isinstance(document, Mapping) else None
         if not isinstance(document, Mapping) or not isinstance(function, Mapping):

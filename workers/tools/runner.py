@@ -121,7 +121,7 @@ class ToolRunner(Protocol):
     """Runs one call at a time, several at the same time; it may be cancelled at any moment."""
 
     def knows(self, name: str) -> bool | None:
-        """Whether a call of that name may be given to this runner; None if only a try can tell."""
+        """Return whether this runner has a tool of that name; None if only a call can show it."""
 
     async def run(self, use: ToolUse) -> object:
         """Return the result as any JSON value; a disappointing outcome is a result like any other.

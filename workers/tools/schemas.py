@@ -85,7 +85,7 @@ def postponing() -> Iterator[Asked]:
 
 
 async def find_troubles(asked: Asked) -> bool:
-    """Find out in another process what is wrong with schemas and patterns; return whether anything is.
+    """Check schemas and patterns in another process; return whether any has a fault.
 
     From then on ``schema_trouble`` and ``pattern_trouble`` know the answers.
 
@@ -209,7 +209,7 @@ def _without_dialects(schema: object) -> object:
 
 
 def _schemas_in(schema: object) -> Iterator[dict[str, object]]:
-    """Yield a schema and all possible schemas below it, without instances and names that only look like some."""
+    """Yield a schema and all possible schemas below it, without instances and names that only look like one."""
     if isinstance(schema, list):
         for each in schema:
             yield from _schemas_in(each)

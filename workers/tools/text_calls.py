@@ -52,7 +52,7 @@ Spans = Sequence[tuple[int, int]]
 
 
 class CallsInWords(msgspec.Struct, frozen=True):
-    """The calls of a message, and the text beside them; ``is_open``: the last one has no end of its own."""
+    """The calls of a message, and the text beside them; ``is_open``: the last call has no end mark."""
 
     calls: list[Written]
     beside: str = ""

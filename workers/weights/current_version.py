@@ -22,7 +22,7 @@ def check_checkpoint(folder: Path, model: str | None) -> None:
     """Check that ``folder`` holds whole safetensors, with the tensors of ``model`` if that is a folder too.
 
     Raises:
-        InvalidUpdate: it does not, and what is wrong with it.
+        InvalidUpdate: it does not; the text has the fault.
     """
     if not folder.is_absolute() or not folder.is_dir():
         raise InvalidUpdate(f"checkpoint {folder}: is not a folder with an absolute path")

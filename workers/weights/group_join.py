@@ -25,7 +25,7 @@ async def join_engines(
     """Send engines their ranks; return when all have them. Whether they have joined shows later.
 
     Raises:
-        NoWorkerReady: there is none.
+        NoWorkerReady: no worker's engine is ready.
         EngineError: one cannot be reached.
     """
     if not workers:

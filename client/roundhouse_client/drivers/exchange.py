@@ -13,7 +13,7 @@ from roundhouse_client.request import Reply, Request
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 LIMIT_S: Final = 30.0  # longest silence; an idle stream sends two keep-alives in that time
 CALL_PATIENCE_S: Final = 10.0
-# Errors before a request was sent mean that nothing was done; after it, everything may have been.
+# An error before a request was sent means that it was not carried out; after that it may have been.
 BEFORE: Final = (
     httpx.ConnectError,
     httpx.ConnectTimeout,

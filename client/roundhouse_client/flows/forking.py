@@ -1,4 +1,4 @@
-"""Forks: a job whose conversations begin with recorded turns of another's."""
+"""Forks: jobs whose conversations begin with another job's recorded turns."""
 
 import json
 from collections.abc import Mapping

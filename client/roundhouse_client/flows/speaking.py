@@ -64,7 +64,7 @@ def _turn_meant(
 def _why_not_one(
     job_id: str, conversation_id: str, agent: str | None, known: Sequence[AwaitedTurn], patience_s: float
 ) -> Flow[str]:
-    """Return why not exactly one turn fits, using the job's document where the awaited turns do not tell.
+    """Return why not exactly one turn fits; the job's document helps if the awaited turns do not show it.
 
     Raises:
         NotFound: there is no such conversation.

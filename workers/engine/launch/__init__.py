@@ -40,7 +40,7 @@ def adapted(spec: WorkerSpec, loaded: Collection[str], adapter: str | None) -> t
     ``loaded`` are the engine's adapters, in its order.
 
     Raises:
-        AdapterUnknown: ``adapter`` is none of them; llama-server would answer without it.
+        AdapterUnknown: ``adapter`` is unknown; llama-server would answer without it.
     """
     if adapter is not None and adapter not in loaded:
         raise AdapterUnknown(f"the engine has no adapter {adapter}")
