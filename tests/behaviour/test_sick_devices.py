@@ -173,7 +173,7 @@ async def test_with_all_devices_failed_a_run_waits_for_an_operator(
     assert started_on(log) == [SECOND]
 
 
-async def test_a_start_waits_while_memory_comes_back(
+async def test_a_start_on_a_lane_waits_while_memory_comes_back(
     machine: Machine, tmp_path: Path, free_ports: Callable[[int], int]
 ) -> None:
     """An engine that starts too early finds no room, and fails because of its predecessor."""

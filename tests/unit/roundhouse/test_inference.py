@@ -34,7 +34,7 @@ def lanes(gpus: int, each: int = 2) -> tuple[Lane, ...]:
 
 
 class TestAllocator:
-    def test_devices_are_distinct_until_all_are_used(self) -> None:
+    def test_pins_are_on_distinct_devices_until_all_are_used(self) -> None:
         """Then those with room, then all of them again."""
         allocator = Allocator(lanes(3))
         pins = [allocator.pin(f"m{n}", None) for n in range(8)]

@@ -197,7 +197,7 @@ def test_an_agent_that_speaks_for_long_lags_behind() -> None:
     assert heard(talk, a2, 1) == [("A2", 0), ("A1", 0), ("A3", 0)]  # the information lag
 
 
-def test_a_later_prompt_extends_an_earlier_one() -> None:
+def test_in_free_mode_a_later_prompt_extends_an_earlier_one() -> None:
     """Prefix caches of engines keep an unchanged beginning: an agent's own view only grows."""
     a2 = AGENTS[1]
     talk = Discussion(FREE)
