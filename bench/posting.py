@@ -64,7 +64,7 @@ def measure_jobs(seconds: float) -> None:
             latencies = _post_at_once(seconds, pace)
             rate = len(latencies) / seconds
             cut = quantiles(latencies, n=100)
-            told = "as fast as it goes" if pace is None else f"{pace} a second asked for"
+            told = "as fast as it goes" if pace is None else f"at {pace} a second"
             print(f"{CLIENTS} clients, {told}: {rate:.0f} durable jobs/s, p50 {cut[49] * 1e3:.1f} ms,"
                   f" p99 {cut[98] * 1e3:.1f} ms (bounds 1000/s and 100 ms)", flush=True)  # fmt: skip
         service.stop()

@@ -137,7 +137,7 @@ def _tell(service: Service, tally: Tally) -> None:
     states = Counter(service.wait_ended(job, 600.0)["state"] for job in tally.jobs)
     lost, doubled, cut_off = _counted(service, tally.jobs)
     print(f"{tally.done} upgrades: engines' pids and start times unchanged: {same}; probes refused: {tally.faults}")
-    print(f"jobs: {dict(states)}; turns lost: {lost}, doubled: {doubled}; attempts cut off and asked again: {cut_off}")
+    print(f"jobs: {dict(states)}; turns lost: {lost}, doubled: {doubled}; attempts interrupted and rerun: {cut_off}")
     if not tally.done:
         return
     for stage in SHOWN:

@@ -123,7 +123,7 @@ def measure_flood(seconds: float) -> None:
         alone, _ = run({}, "bob")
         beside, _ = run({"alice": FLOOD}, "bob")
         bound = 2 * _p95(alone) + request_s
-        print(f"waits of who asks now and then, p95: alone {_p95(alone):.3f} s, beside a flood {_p95(beside):.3f} s")
+        print(f"waits of an occasional client, p95: alone {_p95(alone):.3f} s, beside a flood {_p95(beside):.3f} s")
         print(f"  (at most {bound:.3f} s: twice, and a request of {request_s:g} s)")
         _, usage = run(dict.fromkeys(SHARES, FLOOD))
         tokens = {name: usage[name]["answer_tokens"] for name in SHARES}
@@ -177,8 +177,8 @@ async def _use(requests: int, port: int) -> None:
     read = after["prompt_tokens_total"] - before["prompt_tokens_total"]
     written = after["tokens_predicted_total"] - before["tokens_predicted_total"]
     print(f"{requests} requests of {len(told)} keys: {ours}")
-    print(f"read: {ours['prompt_tokens'] - ours['cached_tokens']} told, {read:.0f} counted by the engine")
-    print(f"written: {ours['answer_tokens']} told, {written:.0f} counted by the engine")
+    print(f"read: {ours['prompt_tokens'] - ours['cached_tokens']} reported, {read:.0f} counted by the engine")
+    print(f"written: {ours['answer_tokens']} reported, {written:.0f} counted by the engine")
 
 
 def measure_usage(requests: int) -> None:
