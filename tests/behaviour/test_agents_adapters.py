@@ -115,7 +115,7 @@ async def test_an_agent_is_registered_though_its_server_does_not_start(
     assert {prompt: each.scales for prompt, each in asked(record).items()} == {"first": [0.0], "second": [1.0]}
 
 
-# What is no adapter
+# Invalid adapters
 
 
 async def test_layout_b_serves_no_adapter(tmp_path: Path, free_ports: Callable[[int], int]) -> None:

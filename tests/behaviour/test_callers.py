@@ -258,7 +258,7 @@ def test_a_host_has_one_spelling(written: str, asked: str) -> None:
 def test_a_watcher_is_warned_about_expired_events(tmp_path: Path, free_ports: Ports) -> None:
     """A job keeps its newest events; a request for earlier ones reports the gap."""
     model = {"m": scripted_model(free_ports(1), tokens=2, interval=0.05)}
-    store = {"keep_events": 100, "keep_jobs_s": 10}  # with it, what is old is released now and then
+    store = {"keep_events": 100, "keep_jobs_s": 10}  # old events are dropped now and then
     agents = [{"id": "a", "model": "m"}]
     with serving(tmp_path, free_ports(1), model, store=store) as service:
         job = service.post_job({"agents": agents, "rounds": 100, "conversations": [{"prompt": "Go on."}] * 4})

@@ -73,7 +73,7 @@ def agent(name: str, *waits: str) -> Document:
 
 
 CASES: dict[str, tuple[tuple[Document, ...], int, int, tuple[str, ...]]] = {
-    # agents, conversations, rounds, what is claimed again; the first conversation has the slot
+    # agents, conversations, rounds, states claimed again; the first conversation has the slot
     "in flight": ((agent("a"),), 1, 1, ("c0",)),
     "ready": ((agent("a"),), 2, 1, ("c1",)),
     "in flight and ready": ((agent("a"), agent("b")), 1, 1, ("c0",)),

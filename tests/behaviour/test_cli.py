@@ -378,7 +378,7 @@ class TestRemote:
         emoji = debate(conversations=2, metadata={"face": "\U0001f600", "day": "2024-01-01"})
         job = write_job(tmp_path, emoji, "job.json")
         done = self.ask(service, "submit", job, "--wait")
-        assert re.fullmatch(r"job-\w+\n", done.stdout)  # for whoever goes on with it
+        assert re.fullmatch(r"job-\w+\n", done.stdout)  # for scripts
         assert done.returncode == 0, done.stderr
         job_id = done.stdout.strip()
         assert done.stderr.rstrip().endswith("debate: completed")

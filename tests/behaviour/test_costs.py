@@ -29,7 +29,7 @@ from tests.harness.quiet_node import on_node
 from tests.harness.virtual import pass_time
 
 OURS = tuple(str(Path(__file__).parents[2] / name) + "/" for name in ("service", "workers", "transport"))
-# It is asked fairly, its thoughts are taken off, its findings are told, and its bounds are read by one reader.
+# Shares, markup, findings and bounds are all on the request's way.
 MOST_OF_A_TURN = 741
 MOST_OF_A_REQUEST = 676  # its parameters and headers are known ones
 

@@ -17,7 +17,7 @@ from tests.harness.quiet_node import on_node
 from tests.harness.virtual import pass_time
 
 IDLE_S = 600
-SELDOM_S = 15  # a sign of life now and then is no look at each second
+SELDOM_S = 15  # an occasional sign of life is no look each second
 OF_WAITS = ("awaited_turns", "waits", "conversations", "nodes")
 
 

@@ -97,7 +97,7 @@ def test_sources_are_read_one_at_a_time(service: Service) -> None:
     """A post that takes little from each of many large sources needs the memory of one; the test counts bytes."""
     large: Document = {"agents": [{"id": f"a{n}", "model": "m", "system": LARGE} for n in range(9)]}
     sources = [source(service, **large) for _ in range(40)]
-    fork(service, sources[:1], 2)  # what is imported with the first
+    fork(service, sources[:1], 2)  # the first post imports modules
     forget_peak(service)
     before = memory(service, "VmHWM")
     fork(service, sources, 2)

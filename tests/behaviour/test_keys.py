@@ -255,7 +255,7 @@ def test_the_usage_of_each_key_is_reported(service: Service) -> None:
     rows = {row["agent"]: row for row in read_usage(service, "alice", by="agent,job,model") if row["job"] == mine}
     a, b = rows["a"], rows["b"]
     assert (a["model"], a["turns"], a["attempts"], a["wasted_tokens"]) == ("m", 1, 1, 0)
-    assert (a["prompt_tokens"], a["answer_tokens"]) == (7, 3)  # as the scripted engine tells
+    assert (a["prompt_tokens"], a["answer_tokens"]) == (7, 3)  # figures of the scripted engine
     assert (b["turns"], b["attempts"], b["prompt_tokens"], b["answer_tokens"]) == (0, 2, 0, 0)
     assert b["wasted_tokens"] == 2 * (7 + 3)
     assert float(str(b["slot_s"])) > 0

@@ -57,7 +57,7 @@ def test_every_model_gets_its_turns_and_no_turn_is_ended_for_another(
         assert residents(service) == []  # none is loaded before a turn wants it, and the service is ready
         job = service.post_job(talk("abcd"))
         swaps = [data for _, kind, data in read_events(service, job) if kind == "swap"]
-        assert {swap["model"] for swap in swaps} >= set("bcd")  # the first may be loaded before anybody looks
+        assert {swap["model"] for swap in swaps} >= set("bcd")  # the first may be loaded before the first look
         assert all(swap["lane"] in {"lane-0", "lane-1"} and swap["seconds"] > 0 for swap in swaps)
         assert {swap["because"] for swap in swaps} == {"a turn of it waits"}
         assert service.wait_ended(job)["state"] == "completed"
@@ -116,7 +116,7 @@ def test_a_model_that_cannot_start_keeps_no_lane_from_others(tmp_path: Path, fre
         (turn, *_) = turns_of(service, bad, 1)
         assert turn["reason"] == "engine_unreachable"
         assert "failed on every lane that could hold it: lane-" in turn["detail"]
-        assert "status 3" in turn["detail"]  # and why: what a person looks for
+        assert "status 3" in turn["detail"]  # the reason, which users look for
         assert [lane["barred"] for lane in lanes_of(service)] == [["broken"], ["broken"]]
         assert service.http.get("/readyz").json()["code"] == "not_ready"
 

@@ -62,7 +62,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
         "XDG_STATE_HOME": str(tmp_path / "users"),
         "OPENAI_API_KEY": "paid",
-        "HTTP_PROXY": "http://127.0.0.1:9",  # where nobody is
+        "HTTP_PROXY": "http://127.0.0.1:9",  # an address without a listener
         "http_proxy": "http://127.0.0.1:9",
         "NO_PROXY": "corp.example",
         "ROUNDHOUSE_API_KEY": KEY,

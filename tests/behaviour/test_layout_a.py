@@ -202,7 +202,7 @@ async def test_a_folder_with_a_model_is_no_adapter(tmp_path: Path, free_ports: C
             await register(game, farmer="farm")
 
 
-# What an agent waits for
+# Waits of agents
 
 
 async def test_agents_of_one_server_wait_for_each_other(tmp_path: Path, free_ports: Callable[[int], int]) -> None:

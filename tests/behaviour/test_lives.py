@@ -109,7 +109,7 @@ def test_kills_of_the_service_leave_no_engine_and_lose_no_turn(
         asked = list(map(asked_for, recorded(record)))
         assert len(set(asked)) == 360
         assert told[-1][1]
-        for count, completed in told:  # what was told as completed before a kill is asked of no engine after it
+        for count, completed in told:  # turns completed before a kill are asked of no engine after it
             assert not completed & set(asked[count:])
         assert service.stop() == 0
     finally:
@@ -268,7 +268,7 @@ def test_a_request_that_the_engine_refuses_fails_its_conversation(
 @pytest.mark.system
 def test_a_killed_real_engine_is_replaced(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """SIGKILL of llama.cpp's own server in mid-answer: the turn runs again on the next incarnation."""
-    tokens = 4000  # so many that a test that is kept waiting for a second comes before their end
+    tokens = 4000  # enough that a test delayed by a second comes before their end
     models = {"m": {**embedded_model(free_ports(1), replicas=1, slots=1, max_tokens=tokens), "context": 8192}}
     with serving(tmp_path, free_ports(1), models) as service:
         agents = [{"id": "a", "model": "m", "params": {"ignore_eos": True}}]

@@ -232,7 +232,7 @@ def test_a_model_on_lanes_is_loaded_and_unloaded(tmp_path: Path, free_ports: Por
             wait_for(partial(is_ready, name), "it is loaded")
         assert service.get("/v1/lanes")["lanes"][0]["because"] == "the engine answers"
         assert "loading a in place of b: an operator asked to load it" in service.log()
-        for _ in range(5):  # whatever its engine is doing
+        for _ in range(5):  # in any state of its engine
             ask(service, "a", "unload")
             assert ask(service, "a", "load")[0] == 202
             wait_for(partial(is_ready, "a"), "the last word counts")

@@ -68,7 +68,7 @@ async def test_measured_memory_on_the_cpu_corrects_the_estimate_from_files(
         assert residents(game) == ["a"]
         assert [seen(game)["a"]] == pytest.approx(rss_mib(game), abs=2)
         await say(game, "b")
-        assert residents(game) == ["b"]  # nobody has seen yet that it takes less
+        assert residents(game) == ["b"]  # its smaller use has not been seen yet
         await wait_until(lambda: seen(game).keys() == {"a", "b"}, "the other one is measured")
         await say(game, "a")
         assert residents(game) == ["a", "b"]

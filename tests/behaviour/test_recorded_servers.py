@@ -78,7 +78,7 @@ def test_a_job_reads_an_answer_as_recorded(recording: Recording, turns: dict[str
         assert " ".join(turn["text"].split()) == words_of(recording)
     calls = [(signal["name"], signal["raw"] or signal["arguments"] or {}) for signal in turn["signals"]]
     told = [(call["name"], _read(call["arguments"])) for call in expected.get("tool_calls") or []]
-    # A call that was cut off is none, nor is a signal.
+    # A call that was cut off does not count, nor does a signal.
     assert calls == (told[:-1] if expected.get("finish_reason") == "length" else told)
     assert (turn["finish_reason"] or None) == (expected.get("finish_reason") or None)
 

@@ -433,7 +433,7 @@ def test_an_unknown_path_is_reported_before_anything_else(service: Service, kind
         ("GET", "/v1/chat/completions", "POST"),
         ("DELETE", "/v1/models/tiny", "GET, HEAD"),
         ("DELETE", "/v1/models/tiny/weights/update", "POST"),
-        ("OPTIONS", "/v1/models/tiny/adapters/poet", "DELETE"),  # which is below what a model's own path takes
+        ("OPTIONS", "/v1/models/tiny/adapters/poet", "DELETE"),  # this path lies below the one of a model
     ],
 )
 def test_an_unserved_method_is_refused_with_the_served_ones(

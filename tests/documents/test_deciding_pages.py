@@ -15,7 +15,7 @@ from tests.harness.waiting import wait_for
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
 PAGES = ("let-a-conversation-decide", "put-a-person-or-a-program-in", "from-autogen", "long-conversations")
 WORDS = {"support": "thanks", "approval": "yes", "person": "I approve."}  # the caller's words
-ENDS = {  # what may end each, whatever its models say
+ENDS = {  # possible ends of each, whatever its models say
     "review": {"rounds", "until"}, "jury": {"rounds", "until"}, "desk": {"rounds", "leader"}, "tutors": {"rounds"},
     "support": {"until"}, "approval": {"rounds"}, "reflection": {"rounds", "until"},
     "selector": {"rounds", "leader", "until"}, "person": {"until"}, "village": {"rounds"}, "committee": {"rounds"},

@@ -15,7 +15,7 @@ WIDTH: Final = 64
 LAYERS: Final = 2
 HEADS: Final = 2  # 32 dimensions each: the CPU kernels have no smaller ones
 FEED_FORWARD: Final = 128
-VOCABULARY: Final = 512  # a multiple of what kernels like; what is beyond the bytes is never said
+VOCABULARY: Final = 512  # a multiple that kernels like; tokens beyond the bytes are never produced
 END: Final = 256
 CHAT_TEMPLATE: Final = (
     "{% for m in messages %}{{ '[' + m['role'] + ']\\n' + m['content'] + '\\n' }}{% endfor %}"

@@ -83,7 +83,7 @@ async def test_an_engine_constrains_its_model(subject: Subject) -> None:
                 assert subject.foreign is not None, constraint
                 continue
             answer, outcome = await _answer(worker, Demand(constraint=constraint), max_tokens=400)
-            if not subject.holds:  # its noise is told for what it is, and the model of the demand in words from now on
+            if not subject.holds:  # its noise is recorded as invalid, and later prompts ask the model in words
                 assert answer.constrained_by is None, constraint
                 assert worker.requests.constraints.plan(constraint).is_told
                 continue

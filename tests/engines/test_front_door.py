@@ -17,7 +17,7 @@ from tests.harness.waiting import wait_for
 START_S = 180.0
 SAID: Any = [{"role": "user", "content": "Tell me of roundhouses."}]
 GREEDY: Document = {"temperature": 0, "seed": 3, "max_tokens": 24}
-# What differs from one answer to the next, whoever is asked.
+# Parts that differ between any two answers.
 FLEETING = frozenset(
     {"id", "created", "created_at", "timings", "model", "system_fingerprint", "usage", "cached_tokens"}
 )

@@ -116,7 +116,7 @@ def test_the_door_answers_as_the_server_does(
     if direct.is_success:
         assert answer.is_success, answer.text
         assert lasting(answer.json()) == lasting(direct.json())
-    else:  # what is no request at all we refuse ourselves; theirs answer 500 to it
+    else:  # we refuse an invalid request ourselves; theirs answer 500 to it
         assert answer.status_code in {direct.status_code, 400}, answer.text
         assert answer.json()["error"]["message"]
 

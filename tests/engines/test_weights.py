@@ -27,7 +27,7 @@ PROMPTS = [f"Question {number}?" for number in range(8)]
 CUE = "You are a. It is your turn, in round 1 of 1."  # with a shorter prompt noise says less that tells versions apart
 GREEDY: Document = {"temperature": 0, "ignore_eos": True}
 BUCKETS = {1: 64 * 1024 * 1024, 3: 40_000, 5: 1}  # all in one, some in each, each alone
-SEEDS = (0, 37, 31, 5, 36, 18)  # whose answers begin differently, and with little doubt
+SEEDS = (0, 37, 31, 5, 36, 18)  # their answers begin differently, and with little doubt
 HEAD = 6  # characters that are compared
 SURE = 0.5  # by how much a character's logit leads that is the same in any batch
 
@@ -370,7 +370,7 @@ def test_a_trainer_that_dies_in_mid_broadcast(
     wait_in_rotation(service)
     agrees(say(service, PROMPTS, HEAD), spoken[checkpoints[3]])
     assert {worker["incarnation"] for worker in weights_of(service)["workers"]} == {1}
-    with trainer(service, vllm_python) as tell:  # another trainer makes the group anew
+    with trainer(service, vllm_python) as tell:  # another trainer forms the group again
         assert tell(checkpoint=str(checkpoints[4]), version=version + 1)["state"] == "completed"
     agrees(say(service, PROMPTS, HEAD), spoken[checkpoints[4]])
 

@@ -196,7 +196,7 @@ async def test_an_engine_that_gives_up_ends_the_wait_for_it(scripted_spec: SpecF
             await wait_until(lambda: Hold.ADAPTERS in worker.now.holds, "the worker is held")
             pid = worker.snapshot().pid
             assert pid is not None
-            os.kill(pid, signal.SIGSEGV)  # its own death: a SIGKILL of somebody else's counts towards nothing
+            os.kill(pid, signal.SIGSEGV)  # its own death: a SIGKILL from outside does not count
             await wait_until(
                 lambda: worker.now.state is WorkerState.FAILED and not adapters.changing, "the wait is over"
             )

@@ -251,7 +251,7 @@ def test_a_refused_constraint_is_replaced_by_words(ask: Ask) -> None:
     args = {"reject": 400, "reject-body": body, "reject-first": 1}
     turn, sent = ask([{"content": "yes"}], {"validation": {"choices": ["yes", "no"]}}, args=args)
     assert (turn["state"], turn["text"], len(turn["attempts"])) == ("completed", "yes", 1)
-    (taken,) = sent  # what it refuses it does not record
+    (taken,) = sent  # refused requests are not recorded
     assert "grammar" not in taken
     assert "Answer with exactly one of: yes, no." in taken["messages"][0]["content"]
     assert turn["attempts"][0]["constrained_by"] is None

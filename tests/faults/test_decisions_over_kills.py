@@ -44,11 +44,11 @@ def rounds(seed: int) -> Document:
         {
             "id": "cid", "model": "m", "system": f"ANSWERS: {WORDS}", "validation": fails,
             "on_failure": ("skip", "leave", "end")[seed % 3],
-            # With a conversation that fails whoever is at work is cut off: it speaks last.
+            # If a conversation fails, running agents are cut off: it speaks last.
             "speak_after_within_round": ["ann"] if seed % 3 < 2 else ["ann", "bob", "guest", "mute"],
         },
     ]  # fmt: skip
-    if seed % 3 < 2 and seed % 4 < 2:  # nobody waits for a whole round, so what a failure cut off would be luck
+    if seed % 3 < 2 and seed % 4 < 2:  # no agent waits for a whole round, so which turns a failure cuts off is random
         for agent, readers in zip(agents, (["bob"], [], ["cid"], ["guest"], ["ann"]), strict=True):
             agent["visible_to"] = readers
     talks = [{"id": f"c{n}", "prompt": f"{seed}, {n}?", "until": until} for n, until in enumerate(UNTIL)]

@@ -256,7 +256,7 @@ def test_a_pinned_name_means_the_same_with_any_cache(place: Place) -> None:
         f"hf:o/r@{COMMIT}", offline
     )
     asked = place.asked
-    place.bring(f"hf:o/r@{COMMIT}")  # what it means is kept
+    place.bring(f"hf:o/r@{COMMIT}")  # its meaning is recorded
     assert place.asked == asked
 
 

@@ -328,7 +328,7 @@ async def test_another_error_is_not_mistaken_for_a_full_pool(scripted_spec: Spec
         assert (found.state, found.reason) == (RequestState.FAILED, FailureReason.ENGINE_REJECTED)
 
 
-# What is lent
+# The budget
 
 
 async def test_the_budget_shrinks_when_requests_had_to_give_way(scripted_spec: SpecFactory, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_service_keeps_no_body_of_a_finished_request(service: Service, way: Ca
     """Requests, their runners and their answers once referred to each other, so each body stayed for minutes."""
     assert service.process is not None
     process = psutil.Process(service.process.pid)
-    for _ in range(COUNT):  # the allocator keeps what it had for as many at once
+    for _ in range(COUNT):  # the allocator keeps the memory of as many at once
         way(service)
     before = process.memory_info().rss
     for _ in range(COUNT):

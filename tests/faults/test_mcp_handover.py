@@ -50,7 +50,7 @@ def test_the_session_goes_on_in_the_next_program(tmp_path: Path) -> None:
     assert (lives.first["tools"], lives.second["tools"], lives.second["trouble"]) == (3, 3, None)
     assert lives.methods.count("initialize") == lives.methods.count("notifications/initialized") == 1
     assert lives.methods.count("server/discover") == 1
-    assert lives.methods.count("tools/list") == 2  # the second life's own
+    assert lives.methods.count("tools/list") == 2  # the second program's own
     lives.check_numbers()
     assert not is_alive(seen[0]["pid"])
 

@@ -281,7 +281,7 @@ async def test_an_mcp_server_that_does_not_list_in_time_keeps_its_last_listing(m
             assert tools.state == McpState(name="tests", tools=7, trouble=None)
             monkeypatch.setattr(mcp, "LIST_LIMIT_S", 3 * LIMIT_S)
             with anyio.fail_after(LIMIT_S):
-                await tools.list_again()  # asks nothing: there is nobody to answer
+                await tools.list_again()  # no question: there is no user to answer it
             assert mcp.SPARED_S > 20
             os.kill(pid["result"], signal.SIGCONT)  # type: ignore[index]
             tasks.cancel_scope.cancel()

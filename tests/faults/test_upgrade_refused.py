@@ -29,7 +29,7 @@ from tests.harness.upgrades import UPGRADE_LIMIT_S, upgrades_of
 from tests.harness.waiting import wait_for
 
 Ports = Callable[[int], int]
-ECHO: Final = r"MARK-\w|TOPIC-\d+|SAY-\w+"  # what the engine says of what it is asked
+ECHO: Final = r"MARK-\w|TOPIC-\d+|SAY-\w+"  # the engine's answer to a question
 REFUSED: Final = "store: refused, since this node runs"
 SOAK_ROUNDS, ROUNDS = 100, 4
 MOMENTS: Final = 20  # half of them while the new code looks, the others after that
@@ -334,7 +334,7 @@ class Moments:
             change_file(subject)
             subject.window.let_go()
             return moment
-        with closing(hold()):  # what it has asked is not answered, and the last phase lasts
+        with closing(hold()):  # its requests are not answered, and the last phase lasts
             subject.window.let_go()
             rest(LEAVING_S * late / (MOMENTS // 2))
             change_file(subject)

@@ -262,7 +262,7 @@ async def test_an_engine_whose_own_transfer_fails_is_killed(tmp_path: Path, phas
         await wait_until(lambda: workers.bad.now.incarnation == 2, "it is started again")
         if update.state is UpdateState.FAILED:
             await workers.back("launched")
-        else:  # nobody has kept what was sent: it waits for the next
+        else:  # the sent weights were not kept: it waits for the next update
             await wait_until(lambda: workers.bad.now.state is WorkerState.DRAINING, "it answers")
             assert "no copy of them was kept" in workers.weights.catch_up.waits_for(workers.bad)
             assert (await workers.weights.update(workers.request("two"))).version == 2

@@ -94,7 +94,7 @@ class Worker:
                 case lifecycle.KillEngine():
                     self.world.after(0.0, partial(self.gone, self.now.incarnation))
                 case lifecycle.KeepIncident():
-                    pass  # nobody reads it here
+                    pass  # not read here
                 case lifecycle.EndRequests():
                     self.world.end_requests(self, action)
                 case lifecycle.TerminateEngine():

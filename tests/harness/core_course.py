@@ -136,7 +136,7 @@ class Course:
     def _forget_awaited(self, job_id: JobId, name: str) -> None:
         self.awaited = {key: None for key in self.awaited if key[:2] != (job_id, name)}
 
-    # What is drawn
+    # Drawn events
 
     def run(self, steps: int = STEPS, *, drains: bool = True) -> None:
         """Draw the events, then let everything run to its end."""

@@ -130,7 +130,7 @@ class LaidOut:
             model["placement"] = "lanes"
         elif kind != "attached" and (kind != "vllm" or row.address == "port"):
             model["port"] = self.port + 1 + 2 * index
-        # What a lane or a server that is not ours refuses is left out beside one that takes it, and given otherwise.
+        # A setting that a lane or an attached server refuses is left out beside it, and given otherwise.
         if row.replicas != 1 and not (row.placement == "mixed" and self.is_on_lanes(name)):
             model["replicas"] = row.replicas
         if row.devices == "listed" and not (row.placement == "mixed" and self.is_on_lanes(name)):

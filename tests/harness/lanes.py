@@ -27,7 +27,7 @@ from workers.policy.placement import (
 
 LOAD_S = 2.0
 PART_MIB = 100
-Arrival = tuple[float, str, float]  # when, of which model, and how long it takes
+Arrival = tuple[float, str, float]  # time, model and duration
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Simulation:
         self._waiting: dict[str, deque[int]] = {name: deque() for name in self._names}
         self._since: dict[str, float] = {}
         self._heat = Heat()
-        self._open: dict[int, float] = {}  # what is not over, and what it costs at most
+        self._open: dict[int, float] = {}  # unfinished requests, and their largest cost
         self._before: dict[int, float] = {}
         self._count = len(arrivals)
         self._pending = [(at, number, "arrival", "", number) for number, (at, _, _) in enumerate(arrivals)]

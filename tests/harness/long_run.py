@@ -21,7 +21,7 @@ from tests.harness.reloads import models_of, post_reload
 from tests.harness.service import Document, Service, debate, recorded, scripted_model
 from tests.harness.waiting import LIMIT_S
 
-ECHO: Final = r"MARK-\w|TOPIC-\d+|SAY-[\w-]+"  # what an engine says of what it is asked
+ECHO: Final = r"MARK-\w|TOPIC-\d+|SAY-[\w-]+"  # the engine's answer to a question
 PATIENCE_S: Final = 120.0  # time for a job, over kills and upgrades
 OPEN_JOBS: Final = 8
 KEPT_JOBS: Final = 200  # older ones are deleted, so that the store does not grow for ever
@@ -59,7 +59,7 @@ class LongRun:
         self._seed = seed
         self._began_at = time.monotonic()
         self._is_over = threading.Event()
-        self._is_closing = threading.Event()  # no new work; what is there ends
+        self._is_closing = threading.Event()  # no new work; running work ends
         self._open: dict[str, Document] = {}
         self._ended: list[str] = []
         self._lock = threading.Lock()

@@ -36,7 +36,7 @@ MACHINE: Final = [
     Gpu(index=4, uuid="GPU-44444444-aaaa-4aaa-8aaa-000000000004", name="NVIDIA A30", memory_mib=24576, mig=()),
 ]
 
-# What is in the memory of that machine. One process of GPU 2 does not show its own.
+# Memory of that machine. One process of GPU 2 does not show its own.
 H100, SLICED, T4, GB10, A30 = (gpu.uuid for gpu in MACHINE)
 SLICES: Final = [each.uuid for each in MACHINE[1].mig or ()]
 MEMORY: Final = {

@@ -4,7 +4,7 @@ import itertools
 import os
 import socket
 
-# Each of pytest's processes has ports of its own: one that was found free is taken by nobody before its engine does.
+# Each of pytest's processes has ports of its own, so a free one stays free until its engine takes it.
 _PORTS = range(20000, 32000)
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _SHARE = len(_PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))

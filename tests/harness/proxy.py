@@ -56,7 +56,7 @@ class CuttingProxy:
             left = self.cuts.pop(0) if self.cuts else None
             try:
                 theirs = socket.create_connection(self._target)
-            except OSError:  # nobody is there: the caller is told as the kernel would
+            except OSError:  # no listener: the caller gets the kernel's error
                 _end(ours)
                 continue
             self._open += [ours, theirs]

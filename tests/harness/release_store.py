@@ -35,7 +35,7 @@ from tests.harness.waiting import wait_for
 FOLDER = Path(__file__).parents[1] / "data" / "stores"
 GUEST: Document = {"id": "guest", "by": "caller"}
 HOOKS: Document = {"hosts": ["127.0.0.1"]}
-LEFT = "left"  # what was at work when its node ended goes on
+LEFT = "left"  # turns at work when their node ended go on
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "Hello"}]}'
 
 

@@ -181,7 +181,7 @@ def debate(*, conversations: int = 1, rounds: int = 1, model: str = "m", **field
         {"id": "m", "model": model, "system": "You are MARK-m.", "speak_after_within_round": ["a", "b"]},
     ]
     talks = [{"id": f"q{number}", "prompt": f"TOPIC-{number}."} for number in range(conversations)]
-    words = {"prompts": {"cue": "(Round $round of $rounds)"}}  # so that what was asked can be told apart
+    words = {"prompts": {"cue": "(Round $round of $rounds)"}}  # so that requests can be told apart
     return {"name": "debate", "rounds": rounds, "agents": agents, "conversations": talks, **words, **fields}
 
 

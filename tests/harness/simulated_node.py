@@ -241,7 +241,7 @@ class World:
         if self._asking[place] > 1:
             self.faults.append(f"{place} is asked twice at once")
 
-    # What is configured and asked
+    # Configuration and jobs
 
     def config(self) -> Config:
         options: dict[str, object] = {"load": self.plan.load_s, "interval": self.plan.interval_s}

@@ -19,7 +19,7 @@ class Terminal:
 
     def __init__(self, command: list[str], folder: Path, **environment: str) -> None:
         self._seen = bytearray()
-        self._at = 0  # what was seen before was waited for
+        self._at = 0  # output up to here was waited for
         self.process = subprocess.Popen(
             [sys.executable, "-c", SPAWN, *command],
             stdin=subprocess.PIPE,

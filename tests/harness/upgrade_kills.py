@@ -23,7 +23,7 @@ from tests.harness.upgrade_stages import ORDER, PROC, STAGE_LIMIT_S, Stage, Upgr
 from tests.harness.waiting import wait_for
 
 MARK: Final = "SOAK_LIFE"
-GONE_S: Final = 2.0  # for the whole tree of a life that was killed
+GONE_S: Final = 2.0  # time for the whole tree of a killed service
 ASKED_S, EXEC_S, SERVED_S = 0.02, 0.002, 0.3  # how much of the stages without an end of their own is swept
 DRAIN_S: Final = 0.2
 _NEVER = threading.Event()

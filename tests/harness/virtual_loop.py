@@ -15,7 +15,7 @@ from contextvars import Context
 from random import Random
 from typing import Any
 
-LEAST_S = 1e-9  # between two pieces of one direction: what is due at one moment comes in no order
+LEAST_S = 1e-9  # between two pieces of one direction: events of one moment have no order
 ON_THE_WAY_S = 0.0005  # at most, of one piece
 Held = dict[Any, None]  # in the order in which they came: a set's would be that of their addresses
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -54,7 +54,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: Any,  # noqa: ANN401
         context: Context | None = None,
     ) -> asyncio.Handle:
-        return self.call_soon(callback, *args, context=context)  # whoever calls has the loop's turn
+        return self.call_soon(callback, *args, context=context)  # the caller has the loop's turn
 
     async def create_connection(  # type: ignore[override]
         self,
@@ -348,7 +348,7 @@ class Flag:
         return self._is_set
 
     def set(self) -> None:
-        self._is_set = True  # whoever waits is let run by ``join``
+        self._is_set = True  # a waiting thread is run by ``join``
 
     def wait(self, timeout: float) -> bool:
         if not self._is_set and self._turns.running is not None:

@@ -13,7 +13,7 @@ from tests.harness.virtual_loop import VirtualLoop
 from workers.health.probes import KernelView, ProcessView
 from workers.process import guardian
 
-FIRST_PID = 5_000_000  # above any of a real kernel, so that a signal to one meets nobody
+FIRST_PID = 5_000_000  # above any of a real kernel, so that a signal to one hits no process
 DYING_S = 0.02  # at most, from its end to the guardian's report
 
 

@@ -17,9 +17,9 @@ def wait_for(condition: Callable[[], object], what: str, limit_s: float = LIMIT_
     started_at, pause_s = time.monotonic(), FIRST_PAUSE_S
     looked_at = started_at
     while not condition():
-        # A pause of this process between two looks is nobody's delay: only a look at its time or later tells of one.
+        # A pause of this process between two looks is not the program's delay: only a timely look shows one.
         assert looked_at - started_at < limit_s, f"not within {limit_s:g} s: {what}"
-        _NEVER.wait(pause_s)  # to look may cost a request, and whoever is looked at needs the processor as well
+        _NEVER.wait(pause_s)  # a look may cost a request, and the program needs the processor as well
         pause_s = min(LAST_PAUSE_S, pause_s * 1.1)
         looked_at = time.monotonic()
     return time.monotonic() - started_at

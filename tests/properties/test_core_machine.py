@@ -54,12 +54,12 @@ class Auditor(RuleBasedStateMachine):
         self.is_closing = False
         self.failed: set[TurnKey] = set()
         self.trials: set[TurnKey] = set()
-        self.held: set[TurnKey] = set()  # at any time in this life
+        self.held: set[TurnKey] = set()  # at any time since the restart
         self.cancelled: set[JobId] = set()
         self.waiting: set[TurnKey] = set()  # ready turns
         self.is_paused = False
-        self.tools: dict[TurnKey, int] = {}  # turns whose tools run, and the number of their hold
-        self.timers: set[tuple[TurnKey, int]] = set()  # all that were ever set in this life
+        self.tools: dict[TurnKey, int] = {}  # turns with running tools, and the number of their hold
+        self.timers: set[tuple[TurnKey, int]] = set()  # all that were set since the restart
         self.lent: set[TurnKey] = set()  # turns in flight on no slot
         self.lost: set[TurnKey] = set()
         self.awaited: set[TurnKey] = set()

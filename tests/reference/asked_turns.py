@@ -14,7 +14,7 @@ from tests.reference.job import END, Agent, Document, Talk
 from tests.reference.prompts import Heard, Opening
 from tests.reference.wire import AskedTurn
 
-LATER = 3  # so many turns may be heard before a caller's words that were said before them
+LATER = 3  # how many turns may be heard before a caller's earlier words
 MOST_TRIED = 300  # ways in which inherited turns may have heard others
 
 
@@ -81,7 +81,7 @@ class AskedTurns:
         begun = order.index(last) + 1 if last in order else len(order)
         if turn is turns[0] and last not in order:  # it is queued as the conversation begins
             begun = len(self.inherited.turns) if number else 0
-        # When it was queued after a turn that came to nothing, or as one who is new, the record does not tell.
+        # The record does not show when it was queued after a failed turn, or as a new agent.
         is_told = self.spoken.get(last) or (not number and self.known.talk.source is None)
         if self.known.talk.prompt_at == "queue" and is_told:
             return (begun,)

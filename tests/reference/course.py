@@ -110,7 +110,7 @@ class Course:
     def _walk_rounds(self) -> None:
         everybody = {each.id for each in self.talk.agents.values() if not each.is_former}
         before: dict[str, str] | None = None
-        is_own = False  # whether any turn till now is the conversation's own
+        is_own = False  # whether any turn so far is the conversation's own
         for number in range(self.talk.rounds):
             fulfilled: list[set[str]] = []
             words: dict[str, str] = {}

@@ -12,7 +12,7 @@ class Known:
     """A conversation as it is recorded: ``joined`` is in which round each of its agents began."""
 
     job: str
-    talk: Talk  # with the agents whose words it has inherited
+    talk: Talk  # with the agents of its inherited words
     transcript: Document
     joined: Mapping[str, int] = field(default_factory=dict)
     hearing: dict[Place, frozenset[Place]] = field(default_factory=dict)  # in free mode: what each turn had heard of

@@ -38,7 +38,7 @@ class Reading:
         """Return all differences."""
         self._check_heritage()
         self._check_course()
-        if not self.faults:  # prompts are made of what was said
+        if not self.faults:  # prompts are made of these words
             self._check_requests()
         return [f"{self.known.job}/{self.talk.id}: {fault}" for fault in self.faults]
 
@@ -99,7 +99,7 @@ class Reading:
                     f"of a conversation that failed turns are too many or too few: {sorted(every ^ own)}"
                 )
 
-    # What was asked
+    # Requests
 
     def _check_requests(self) -> None:
         recall = Recall(self.known, self.models, is_told=self._is_told())

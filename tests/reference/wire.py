@@ -116,7 +116,7 @@ class Wire:
         is_again = last.answer is None or last.life != asked.life
         if last.answer is not None:
             verdict, detail = self.verdict(at)
-            is_again = is_again or verdict in ("calls", "again")  # what was to follow may never have come to its engine
+            is_again = is_again or verdict in ("calls", "again")  # the next request may never have reached its engine
             if verdict == "calls":
                 results = tuple(self.results(name, arguments) for name, arguments in detail)
                 self._known += [call for call in detail if call not in self._known]
@@ -186,7 +186,7 @@ class Wire:
         has_tools = bool(self.agent.tools or self.agent.exit_tools)
         return not has_tools or bool(at.rejected) or at.is_forced or self.iterations_left(at) <= 0
 
-    # What it must be
+    # Expected requests
 
     def _differs(self, at: Standing, asked: Asked) -> str | None:
         faults = [self._differs_from(at, opening, asked) for opening in reversed(self.turns[at.place].openings)]

@@ -24,7 +24,7 @@ from tests.harness.jobs import DEBATE, job, key
 from tests.harness.statements import ReportedDatabase
 from tests.harness.stored import NOW, append, post
 
-JOBS, EACH = 30, 100  # with so many awaited turns; the other has one
+JOBS, EACH = 30, 100  # the key with many awaited turns; the other has one
 SMALL = JobId("small")
 DEMAND = AwaitedTurn(role="guest", wait_s=3600.0)
 TABLES = ("awaited_turns", "conversations", "c")  # the others are empty here, where a walk is the best plan

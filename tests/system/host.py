@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 APT = ("acquire::http", "acquire::https", "acquire::ftp", "acquire::check-", "acquire::retries", "acquire::proxy")
-PIP_KEEPS = frozenset({"cert", "require-virtualenv", "user", "target", "prefix", "cache-dir"})  # what is this machine's
+PIP_KEEPS = frozenset({"cert", "require-virtualenv", "user", "target", "prefix", "cache-dir"})  # machine settings
 CERTIFICATES = "/run/host/ca.crt"
 APT_CONFIG = "/run/host/apt.conf"
 
@@ -22,7 +22,7 @@ def _output(*argv: str) -> str:
 
 def debian_archive() -> str:
     """Return the address from which apt gets Debian, in any form of its sources."""
-    form = "$(ORIGIN)\t$(LABEL)\t$(COMPONENT)\t$(REPO_URI)"  # the label tells the archive from its updates
+    form = "$(ORIGIN)\t$(LABEL)\t$(COMPONENT)\t$(REPO_URI)"  # the label separates the archive from its updates
     for line in _output("apt-get", "indextargets", "--format", form, "Created-By: Packages").splitlines():
         *what, address = line.split("\t")
         if what == ["Debian", "Debian", "main"]:

@@ -106,7 +106,7 @@ class Place:
             lines.append(shlex.join([sys.executable, "-I", "-S", str(Path(__file__).with_name("loopback.py"))]))
             lines += [f"mount -t tmpfs -o mode=1777 tmp {root}/tmp", f"mount -o remount,bind,ro {root}"]
         uid, gid, _ = self.identity()
-        # The kernel forgets who is to die with whom when a process changes its user.
+        # The kernel drops parent-death signals when a process changes its user.
         become = ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--init-groups", "--pdeathsig=keep"]
         lines.append("exec " + shlex.join(["chroot", str(self.root), *become, *self._with_settings(argv, more)]))
         network = ["--net"] if is_alone else []

@@ -95,7 +95,7 @@ def test_a_job_is_posted_in_yaml(shown: Page) -> None:
     shown.run(f"document.querySelector('#job').value = {json.dumps(text + '  - broken')}")
     shown.click("form button.main")
     shown.wait_text("conversations[1]")
-    shown.complaints.clear()  # the browser tells of each refusal
+    shown.complaints.clear()  # the browser reports each refusal
     shown.run(f"document.querySelector('#job').value = {json.dumps(text)}")
     shown.click("form button.main")
     shown.wait_text("in yaml")
@@ -135,7 +135,7 @@ def test_a_caller_speaks_in_a_field_beneath_the_conversation(service: Service, s
         shown.run(f"{field}.value = {json.dumps(words)}")
         shown.run(f"{BUTTON % json.dumps('Say it')}.click()")
         shown.wait_text(told)
-        shown.complaints.clear()  # the browser tells of the refusal
+        shown.complaints.clear()  # the browser reports the refusal
         if words == "Perhaps.":
             assert shown.run(f"{field}.value") == words
     shown.wait(f"{field} === null", "there is nothing more to say")

@@ -32,7 +32,7 @@ LANES = "Lanes, device by device"
 UPDATES = "Weight updates of org/vl"
 ADAPTERS = "Adapters of tiny"
 WIDTHS = (360, 768, 1400)
-UPDATABLE = "org/vl"  # a model whose weights change; its name has a slash, as those of many have
+UPDATABLE = "org/vl"  # a model with changing weights; its name has a slash, as many names have
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from workers.models.small_model import ensure_small_model, small_model_path
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^(?:[^\n]*?Save this as `([\w./-]+)`[^\n]*\n\n)?```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LIMIT_S = 300.0
-# What a page leaves running for its reader ends with it.
+# Processes that a page leaves running for its reader end with it.
 BEGIN = "set -e\ntrap 'for pid in $(jobs -p); do kill $pid || true; wait $pid || true; done' EXIT"
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="need
 DEPLOY = ROOT / "deploy"
 KEY = "key-of-this-test-alone"
 SCRAPE_S = 1
-# What a service on one embedded model has none of: each panel that may be empty shows one of these.
+# A service on one embedded model lacks these: each panel that may be empty shows one of them.
 ABSENT = re.compile(r"_kv_|_lane_|_tool_calls_|_webhook_|_restarts_|_incidents_")
 Sample = dict[str, Any]
 
@@ -220,7 +220,7 @@ RAISED: dict[str, tuple[dict[str, str], str]] = {
 }
 QUIET = {
     f'up{{job="roundhouse",{AT}}}': "1x30",
-    f'roundhouse_worker_ready{{{MODEL},worker="m-0"}}': "0x30",  # nobody wants it
+    f'roundhouse_worker_ready{{{MODEL},worker="m-0"}}': "0x30",  # no turn wants it
     f"roundhouse_slots_wanted{{{MODEL}}}": "0x30",
     f"roundhouse_oldest_ready_turn_seconds{{{AT}}}": "5x30",
     f'roundhouse_worker_restarts_total{{{MODEL},worker="m-0",reason="asked"}}': "0+1x30",

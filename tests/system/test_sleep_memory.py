@@ -14,7 +14,7 @@ from workers.devices.device import DeviceMemory, Gpu
 from workers.devices.device_health import DeviceHealth
 from workers.lanes import sleep
 
-HOST_MIB = sleep.HOST_RESERVE_MIB + 1  # free: the reserve, and what a checkpoint takes here
+HOST_MIB = sleep.HOST_RESERVE_MIB + 1  # free: the reserve, and the size of a checkpoint here
 
 
 @pytest.mark.parametrize(

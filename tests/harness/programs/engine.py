@@ -497,7 +497,7 @@ async def _main(options: argparse.Namespace) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     else:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    # Whoever finds the port open may signal at once, so the handlers stand first.
+    # A client that finds the port open may signal at once, so the handlers are installed first.
     if options.uds:
         server: asyncio.Server = await asyncio.start_unix_server(engine.serve, options.uds)
     else:

@@ -25,7 +25,7 @@ from workers.tools.runner import ToolUse
 SCENARIO, FOLDER, COMMAND = sys.argv[1], Path(sys.argv[2]), tuple(sys.argv[3:])
 LEFT = FOLDER / "left"
 MORE_THAN_A_PIPE = 200_000
-LATE = 8  # calls of the second life, so that their numbers would meet those of the first
+LATE = 8  # calls of the second program, so that their numbers would meet those of the first
 
 
 async def call(tools: McpTools, name: str, **arguments: object) -> Any:  # noqa: ANN401 - whatever the server says

@@ -254,8 +254,8 @@ class TestFollowing:
         assert [line.number for line in world.given] == [7, 9, 2]
         assert [path.partition("?")[2] for path in world.asked] == [
             "tail=7&after=0",
-            "tail=10000&after=7", "tail=1&after=0", "tail=1&after=0", "tail=10000&after=7",  # the same life
-            "tail=10000&after=9", "tail=1&after=0", "tail=10000&after=0",  # another, which counts anew
+            "tail=10000&after=7", "tail=1&after=0", "tail=1&after=0", "tail=10000&after=7",  # the same incarnation
+            "tail=10000&after=9", "tail=1&after=0", "tail=10000&after=0",  # another one, which counts from 1 again
         ]  # fmt: skip
         assert world.pauses == [0.5, 0.1, 0.1, 0.5, 0.1]
 

@@ -79,7 +79,7 @@ def test_tensors_are_sent_in_order(told: list[Any]) -> None:
     assert group.is_made
     told.clear()
     group.broadcast([Tensor("a"), Tensor("b")], 5, 7.0)  # type: ignore[list-item]
-    assert told[0] == told[-1] == "synchronize"  # what the trainer computed is there, and what was sent has gone
+    assert told[0] == told[-1] == "synchronize"  # the trainer's tensors are computed, and sent ones are complete
     assert [each[1] for each in told[1:-1]] == [("a", "cuda:1"), ("b", "cuda:1")]
     assert {each[2] for each in told[1:-1]} == {0}
     group.leave()

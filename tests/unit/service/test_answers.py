@@ -138,7 +138,7 @@ async def test_no_validation_blocks_the_event_loop(name: str) -> None:
     schema, answer = HARD[name]
     validation = Validation(retries=0, json_schema=schema, schema_chars=len(json.dumps(schema)))
     async with offloading():
-        await fault_of(validation, answer)  # its process is there, and what is imported late
+        await fault_of(validation, answer)  # starts the process, and imports what is imported late
         spent = time.thread_time()
         fault = await fault_of(validation, answer)
         assert time.thread_time() - spent < 0.05

@@ -13,7 +13,7 @@ from service.scheduling.core.policies.critical_path import AGEING_TURNS
 from service.scheduling.core.room_keeper import LOOKED_AT, PASSES, RoomKeeper
 from tests.harness.capacity import admit, asks, core_of, done, names, ready, reserved, seated, turn
 
-# Who may start ahead of one that has no room
+# Turns ahead of one that has no room
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -196,7 +196,7 @@ def test_the_room_keeper_forgets_a_dropped_turn() -> None:
         assert not core.view.capacity().passed
 
 
-# What a decision costs
+# The cost of a decision
 
 
 @pytest.mark.parametrize("mode", [Mode.ROUNDS, Mode.FREE])

@@ -195,7 +195,7 @@ def test_a_worker_that_dies_under_load_gets_fewer_slots_and_later_more_again() -
     assert limits.lower("w", 3) == 2
     raised = [limits.learn_from_end("w", 2, 4) for _ in range(2 * PROBATION)]
     assert raised == [None] * (2 * PROBATION - 1) + [3]
-    assert [limits.learn_from_end("w", 2, 4) for _ in range(500)] == [None] * 500  # never full: it tells nothing
+    assert [limits.learn_from_end("w", 2, 4) for _ in range(500)] == [None] * 500  # never full: it proves nothing
     assert limits.lower("w", 3) == 2
     raised = [limits.learn_from_end("w", 2, 4) for _ in range(4 * PROBATION)]
     assert raised[-1] == 3

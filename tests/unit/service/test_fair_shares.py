@@ -33,7 +33,7 @@ def test_a_charge_is_corrected_by_what_the_turn_used() -> None:
     assert times.time("alice") == 300.0
     times.arrive("bob")
     assert times.time("bob") == 150.0  # where alice began her last turn
-    assert times.start("bob") == 300.0  # as anybody's turns so far
+    assert times.start("bob") == 300.0  # like any turn so far
     fair = FairShares({})
     fair.times("m").arrive("alice")
     fair.start(key("a"), "m", "alice")
@@ -53,7 +53,7 @@ def test_a_key_that_enters_a_second_queue_has_not_come_back() -> None:
     times.leave_queue("alice")
     times.leave_queue("alice")
     times.leave_queue("bob")
-    times.start("bob")  # nobody else waits
+    times.start("bob")  # no other key waits
     times.arrive("alice")
     assert times.time("alice") == 5.0
 

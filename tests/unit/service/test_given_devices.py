@@ -189,7 +189,7 @@ def test_a_machine_whose_driver_fails_runs_models_on_the_cpu(
     specs = specs_of(tmp_path, model)
     assert all(spec.accelerators == () and placed(spec, {}).on_cpu for spec in specs)
     is_told = any("no GPU is used; reboot" in each for each in caplog.messages)
-    assert is_told == (model not in (EMBEDDED, ON_CPU))  # these ask nobody
+    assert is_told == (model not in (EMBEDDED, ON_CPU))  # these ask no driver
 
 
 @pytest.mark.parametrize("model", [VLLM, {**LLAMA, "devices": [0]}, {**LLAMA, "placement": "lanes"}])

@@ -108,7 +108,7 @@ def test_a_turn_reserves_whole_blocks() -> None:
     assert not kv.fits("w", KvNeed(prompt=20, answer=13))
 
 
-# What an engine tells of a prompt
+# Counts of prompts by an engine
 
 
 def test_a_counted_prompt_replaces_its_estimate() -> None:
@@ -145,7 +145,7 @@ def test_a_counted_first_prompt_is_learned_once(times: int) -> None:
     for number, (chars, tokens) in enumerate([(100, 300), (200, 400), (400, 900), (700, 950)]):
         key, conversation = turn("j", conversation=number), replace(EMPTY, prompt="p" * chars)
         once.add(chars, tokens)
-        told_times = times * (number + 1) if number != 2 else 0  # told so unequally, any but one count would show
+        told_times = times * (number + 1) if number != 2 else 0  # with counts so unequal, counting twice would show
         for _ in range(told_times):
             needs.tell(key, agent, conversation, tokens)
         if told_times:

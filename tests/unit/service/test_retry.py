@@ -31,7 +31,7 @@ def refused(
         ([refusal()] * 5, WELL, REJECTED),
         ([refusal(), refusal(UNREACHABLE)] * 2 + [refusal(UNREACHABLE)], WELL, UNREACHABLE),
         ([refusal(proved=False)] * 99, WELL, None),
-        ([refusal(FailureReason.ENGINE_DIED)] * 99, WELL, None),  # killed for another's silence
+        ([refusal(FailureReason.ENGINE_DIED)] * 99, WELL, None),  # killed for another turn's silence
         ([refusal()] * 9, TurnRecord(), None),  # nothing is known of the engine yet
         ([refusal()] * 10, TurnRecord(), REJECTED),
         ([refusal()] * 6, TurnRecord(acquitted=100, unexplained=40), None),  # it refuses a third of all requests

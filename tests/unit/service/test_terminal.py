@@ -27,10 +27,10 @@ def pace_of(*seen: tuple[float, int]) -> Pace:
         ([(0, 0), (4, 100)], None),  # too soon
         ([(0, 0), (50, 9)], None),  # too few
         ([(0, 0), (5, 10)], 2.0),
-        ([(0, 50), (10, 70)], 2.0),  # what an earlier life has done is nobody's pace
+        ([(0, 50), (10, 70)], 2.0),  # turns from before a restart count for no pace
         ([(0, 0), (30, 300), (90, 420)], 2.0),  # the last minute counts, and no more
         ([(0, 0), (30, 300), (90, 300)], None),  # nothing ends any more
-        ([(0, 900), (10, 1000), (11, 3), (21, 23)], 2.0),  # the service was started anew
+        ([(0, 900), (10, 1000), (11, 3), (21, 23)], 2.0),  # the service was restarted
     ],
 )
 def test_a_pace_is_shown_once_it_is_known(seen: list[tuple[float, int]], rate: float | None) -> None:

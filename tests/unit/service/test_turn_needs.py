@@ -169,7 +169,7 @@ def test_a_reservation_equals_what_the_prompt_takes(mode: Mode, waits: list[set[
 
     Besides the template, only words of its own round are counted in excess: those of agents it does not wait for.
     """
-    own = 300  # tokens of a system prompt, that no estimate knows before a first prompt has told
+    own = 300  # tokens of a system prompt, unknown to any estimate before a first prompt is counted
     agents = tuple(
         replace(
             speaker(f"a{number}", 1),

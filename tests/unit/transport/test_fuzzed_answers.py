@@ -66,7 +66,7 @@ async def play(seed: int, *, is_relayed: bool) -> tuple[Usage, float]:
     assert finished.done(), f"answer {seed} has not ended"
     error = finished.exception()
     assert error is None or isinstance(error, EngineError), f"answer {seed}"
-    await anyio.lowlevel.checkpoint()  # what was held is let go by a callback
+    await anyio.lowlevel.checkpoint()  # a callback frees held memory
     return generation.usage or generation.seen, longest
 
 

@@ -99,7 +99,7 @@ def test_a_slot_that_still_reads_for_a_cancelled_request_is_left_alone() -> None
         (ON_CPU, 1.0, False, 120 + BUSY_S),  # it spins
         (ON_CPU, 0.0, False, 120),  # it sleeps
         (ON_CPU, 0.05, False, 120),  # its server's threads turn over
-        (ON_CPU, 1.0, True, 60),  # nobody's prompt is being read: no batch is long in a decode
+        (ON_CPU, 1.0, True, 60),  # no prompt is being read: no batch is long in a decode
         (WorkerTimeouts(busy_stall_s=0), 16.0, False, 120),  # on a GPU an engine that hangs spins
     ],
     ids=["spins", "sleeps", "idles", "spins while it decodes", "spins on a GPU"],

@@ -66,7 +66,7 @@ def tree(root: Path, mounts: list[str], groups: list[str], files: Mapping[str, s
         ([V2], ["0::/system.slice/job_7/step_0"], {"system.slice/job_7/memory.max": str(3 * GIB)}, 3072, None),
         # a container sees its own group as the root
         ([V2], ["0::/"], {"memory.max": str(GIB), "cpu.max": "50000 100000"}, 1024, 0.5),
-        # and one without a namespace is told the host's path of it, which is not there
+        # a process without a namespace gets the host's path of it, which does not exist there
         ([V2], ["0::/kubepods.slice/pod1/c0ffee"], {"memory.max": str(GIB)}, 1024, None),
         (
             [V2.replace(" / /sys", " /kubepods/c0ffee /sys")],

@@ -138,7 +138,7 @@ def test_a_repository_without_gguf_files_is_refused_for_llama_cpp() -> None:
         ("hf:o/r", ORNITH, "ornith-9b-kl-Q4_K_M.gguf"),
         ("hf:o/ornith-MTP-GGUF:Q8_0", BAKED, "ornith-9b-mtp-kl-Q8_0.gguf"),
         ("hf:o/r:Q8_0", BAKED, "ornith-9b-mtp-kl-Q8_0.gguf"),
-        ("hf:o/r:mtp-ornith-9b-kl-Q8_0.gguf", ORNITH, "mtp-ornith-9b-kl-Q8_0.gguf"),  # whoever says so has it
+        ("hf:o/r:mtp-ornith-9b-kl-Q8_0.gguf", ORNITH, "mtp-ornith-9b-kl-Q8_0.gguf"),  # it is selected by name
         ("hf:o/r:Q8_0", GEMMA, "gemma-E2B-Q8_0.gguf"),
         ("hf:o/r", GEMMA, "gemma-E2B-Q4_K_M.gguf"),
         ("hf:o/r", ["m.gguf", "m-mtp.gguf"], "m.gguf"),

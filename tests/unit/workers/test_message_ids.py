@@ -14,7 +14,7 @@ def test_the_first_program_uses_its_own_numbers() -> None:
 def test_the_next_program_goes_on_after_the_last_number() -> None:
     """Requests, their cancels and answers are all counted from there; a server may answer with a string."""
     ids = MessageIds(base=7)
-    assert ids.last == 7  # where it asks nothing, the one after it goes on from there as well
+    assert ids.last == 7  # a program that asks nothing passes the number on
     assert [ids.told(number) for number in (1, 2)] == [8, 9]
     assert ids.last == 9
     assert ids.cancelled({"requestId": 2}) == {"requestId": 9}

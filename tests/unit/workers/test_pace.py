@@ -73,7 +73,7 @@ def test_an_engine_that_reports_nothing_is_served_all_the_same() -> None:
         watching = Watching()
         spec = dataclasses.replace(ON_LANE, warm_up="", context=512, max_tokens_per_step=1)
         await EngineCalibration(spec, watching.engine, watching.watch.observations).run()
-        assert watching.engine.calibrated_with == [(62, 16)]  # it fits, and tells of the rate
+        assert watching.engine.calibrated_with == [(62, 16)]  # it fits, and shows the rate
         assert watching.watch.observations.pace == EnginePace()
         assert watching.engine.read == []
 

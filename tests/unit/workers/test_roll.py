@@ -51,7 +51,7 @@ def test_a_removed_model_leaves_with_all_its_workers() -> None:
     [
         ([worker(0, in_use=2), worker(1, in_use=1), worker(2, in_use=2)], 1),
         ([worker(0), worker(1), worker(2)], 2),  # the newest of those that are alike
-        ([worker(0), worker(1, in_use=1, is_ready=False), worker(2)], 1),  # nobody misses it
+        ([worker(0), worker(1, in_use=1, is_ready=False), worker(2)], 1),  # it is missed least
         ([old(0, in_use=2), worker(1), worker(2)], 0),  # it would have to leave anyhow
     ],
 )
