@@ -66,9 +66,9 @@ def clean_environment(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 @pytest.fixture(autouse=True)
 def no_process_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail the test that leaves a process behind; what is being killed has a second to die.
+    """Fail a test that leaves a process behind; a killed process has a second to die.
 
-    Running engines has made this process a subreaper: what a killed supervisor leaves is ours to collect.
+    Running engines makes this process a subreaper: it collects what a killed supervisor leaves.
     """
     if "service" in request.fixturenames:  # it outlives the test, and its own fixture sees to its end
         yield

@@ -35,7 +35,7 @@ def vllm(
     program: Sequence[str] = (),
     **fields: Any,  # noqa: ANN401
 ) -> InferenceEngine:
-    """Return an engine with so many lanes on the CPU, or with one for so many checkpoints in layout A."""
+    """Return an engine with this many lanes on the CPU, or with one for this many checkpoints in layout A."""
     first = ports(count)
     return engine_for_agents(
         command=(python, *(program or ("-m", "vllm.entrypoints.openai.api_server"))),
@@ -59,7 +59,7 @@ def fronts() -> Mapping[str, psutil.Process]:
 
 @pytest.fixture
 def others() -> set[int]:
-    """The processes that are there before a test: servers of others go on from test to test."""
+    """The processes from before a test: foreign servers go on from test to test."""
     return processes()
 
 

@@ -26,7 +26,7 @@ class ForeignServer:
 
     @property
     def model(self) -> str:
-        """What it calls its model."""
+        """The server's name of its model."""
         return str(self.spec.name)
 
     @property

@@ -62,7 +62,7 @@ class Page:
             self._note(message)
 
     def begin_trace(self) -> None:
-        """Begin to note every task of the browser."""
+        """Begin to record every task of the browser."""
         self._traced.clear()
         self.send("Tracing.start", transferMode="ReportEvents", traceConfig={"includedCategories": ["toplevel"]})
 

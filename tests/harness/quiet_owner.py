@@ -11,7 +11,7 @@ from workers.states import Hold, WorkerState
 
 
 class QuietOwner(EngineOwner):
-    """Its engine serves, and whoever breaks it is at fault."""
+    """Its engine serves, and a request that breaks it is at fault."""
 
     now: Lifecycle = Lifecycle(state=WorkerState.READY, incarnation=1)
     owns_engine: bool = True

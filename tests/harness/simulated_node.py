@@ -500,7 +500,7 @@ def checking(world: World) -> Callable[..., list[events.Action]]:
 
 
 def recording(world: World) -> Callable[..., None]:
-    """Return a ``Store.append_nowait`` that notes the records."""
+    """Return a ``Store.append_nowait`` that keeps the records."""
     append = Store.append_nowait
 
     def note_and_append(store: Store, told: Sequence[Record], on_durable: Callable[[], None]) -> None:

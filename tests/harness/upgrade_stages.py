@@ -17,7 +17,7 @@ _NEVER = threading.Event()
 
 
 class Stage(StrEnum):
-    """What an upgrade does, as the kernel and the log tell it."""
+    """A stage of an upgrade, as the kernel and the log show it."""
 
     ASKED = "asked"  # the signal is sent
     CHECK = "check"  # the child with the new code is there

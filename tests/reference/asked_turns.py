@@ -38,9 +38,9 @@ def orders(talk: Talk, turns: Sequence[Document]) -> Iterator[Spoken]:
 def heard_before(
     known: Known, agent: Agent, rounds: int, spoken: Spoken, *, is_told: bool
 ) -> Iterator[tuple[int, ...]]:
-    """Yield how much may have been heard of in each inherited turn; of one that said nothing that is told by the next.
+    """Yield how much may have been heard in each inherited turn; the next turn shows it for one that said nothing.
 
-    Where it ``is_told`` that is one answer: what was heard there.
+    With ``is_told`` there is one answer: what was heard there.
     """
     counts = []
     for number in range(rounds):

@@ -67,7 +67,7 @@ def _order(talk: Talk, agent: Agent, number: int) -> Iterator[Place]:
 def heard_freely(
     talk: Talk, agent: Agent, number: int, spoken: Spoken, upto: Sequence[int], first: int = 0
 ) -> list[Heard]:
-    """Return the same in free mode; ``upto`` says how many turns it had heard of in each of its turns till now."""
+    """Return the same in free mode; ``upto`` is how many turns it had heard in each of its turns so far."""
     record = list(spoken.items())
     words: list[Heard] = []
     if talk.view == "shared":

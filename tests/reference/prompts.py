@@ -60,7 +60,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The words of one turn that another agent reads; None tells that the agent has left."""
+    """The words of one turn that another agent reads; None means that the agent has left."""
 
     agent: Agent
     round: int
@@ -200,7 +200,7 @@ class Prompts:
     # The parameters
 
     def params(self, rejections: int, *, is_constrained: bool) -> dict[str, Any]:
-        """Return the parameters of a request after so many rejected answers."""
+        """Return the parameters of a request after this many rejected answers."""
         agent, model = self._agent, self._model
         params: dict[str, Any] = {**model.params}
         if not any(name in {**params, **agent.params} for name in BOUNDS):
@@ -229,13 +229,13 @@ class Prompts:
 
     @property
     def is_told(self) -> bool:
-        """Whether the model is told in words what its answer has to be."""
+        """Return whether the prompt says what the answer has to be."""
         wanted = self._wanted()
         return bool(wanted.get("json_schema")) and self._agent.markup
 
     @property
     def is_held(self) -> bool:
-        """Whether the engine is sent a constraint where nothing but an answer is expected."""
+        """Return whether the engine gets a constraint if only an answer is expected."""
         return bool(self._constraint()) or any(name in self._agent.params for name in OWN_CONSTRAINTS)
 
     def _wanted(self) -> Document:
@@ -254,7 +254,7 @@ class Prompts:
         return {"grammar": "..."} if wanted.get("pattern") is not None else {}
 
     def tools(self) -> list[dict[str, Any]]:
-        """Return the definitions that stand beside the messages."""
+        """Return the tool definitions sent with the messages."""
         documents = [*self._agent.tools, *self._agent.exit_tools]
         return [{name: each[name] for name in ("type", "function") if name in each} for each in documents]
 

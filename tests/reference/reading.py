@@ -145,7 +145,7 @@ class Reading:
         return first
 
     def _is_told(self) -> bool:
-        """Whether the prompts of its source tell how much was heard of in each inherited turn.
+        """Return whether the prompts of its source show how much was heard in each inherited turn.
 
         After a restart, and of a turn that was tried again, the times in a source's record, by which an heir goes, need
         not be those of its prompts. And what an agent was not shown there does not tell what it had heard of.
@@ -160,9 +160,9 @@ class Reading:
         return all(there[name].visible_to == here[name].visible_to for name in there.keys() & here.keys())
 
     def _is_lost(self, asked: Asked) -> bool:
-        """Whether a request may have been made of an answer that was lost with a life of the service.
+        """Return whether a request may follow an answer that was lost with an earlier run of the service.
 
-        Such a one came whole, and is in no record; a later life has asked again.
+        Such an answer was complete and is not recorded; a later run has asked again.
         """
         last = max((each.life for each in self.asked), default=0)
         before = [e for e in self.asked if e.life == asked.life and e.answer is not None and e.done_at <= asked.at]

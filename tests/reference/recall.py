@@ -29,7 +29,7 @@ class Recall:
     faults: list[str] = field(default_factory=list)
 
     def openings(self, agent: Agent, turns: Sequence[Document]) -> list[list[Opening]]:
-        """Return what each turn is not shown; where the cuts are is told, and judged where it is plain.
+        """Return what each turn is not shown; the record has the cuts, which are judged where they are certain.
 
         In a shared view another turn may cut the past of a round after this one was asked; it is asked again with less.
         """
@@ -55,7 +55,7 @@ class Recall:
         )
 
     def _expected(self, agent: Agent, number: int, first: int, told: int) -> int:
-        """Return from which round on a turn must be shown the past, as far as that is plain."""
+        """Return from which round on a turn must be shown the past, as far as that is certain."""
         keep = (agent.memory or {}).get("keep", "all")
         if keep == "all":
             return 0

@@ -21,7 +21,7 @@ Results = Callable[[str, Mapping[str, Any]], Any]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request to an engine: ``answer`` is what it was answered whole, None where it was cut off.
+    """One request to an engine: ``answer`` is its complete answer, None if it was cut off.
 
     ``life`` is the service's, ``at`` and ``done_at`` are seconds; ``tokens`` those of the answer.
     """
@@ -152,7 +152,7 @@ class Wire:
         return len(at.rejected) < retries
 
     def verdict(self, at: Standing) -> tuple[str, Any]:
-        """Return what becomes of the last answer, which came whole: and the calls that run, or the words."""
+        """Return the verdict on the last answer, which was complete, and the calls that run, or the words."""
         assert at.said is not None
         assert at.said.answer is not None
         calls, text = calls_in(self.agent, at.said.answer)
@@ -225,7 +225,7 @@ class Wire:
         return {**message, "content": NOW.sub(SOME_TIME, message["content"])}
 
     def _without_journal(self, seen: list[Message], last: int) -> list[Message]:
-        """Take off what tells of calls that the turn has made before."""
+        """Remove the text about calls that the turn has made before."""
         if not self.agent.tools or last >= len(seen) or JOURNAL not in seen[last]["content"]:
             return seen
         text, _, told = seen[last]["content"].partition(JOURNAL)

@@ -61,7 +61,7 @@ class Counter:
         put(1, answer(number, {"count": self.count, "pid": os.getpid()}))
 
     def go(self) -> None:
-        """Say what was held back."""
+        """Send the messages that were held back."""
         for fd, rest in self.rests:
             os.write(fd, rest)
         for number, n in self.late:

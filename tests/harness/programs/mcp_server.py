@@ -30,7 +30,7 @@ def fail() -> str:
 
 @server.tool()
 def leave() -> int:
-    """Leave a child behind, and tell its pid."""
+    """Leave a child behind, and return its pid."""
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
     return subprocess.Popen([sys.executable, "-I", "-S", "-c", code], start_new_session=True).pid
 
@@ -44,7 +44,7 @@ def wait() -> str:
 
 @server.tool()
 def own_pid() -> int:
-    """Tell the server's pid."""
+    """Return the server's pid."""
     return os.getpid()
 
 
