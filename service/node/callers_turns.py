@@ -11,7 +11,9 @@ from typing import Final
 
 import anyio
 
+from service.conversations.document.job_document import with_conversations
 from service.conversations.document.job_faults import said_faults
+from service.conversations.document.reading import read_stored
 from service.conversations.job.job import SpokenBy, TurnKey
 from service.conversations.job.states import ENDED_CONVERSATIONS, ConversationState, TurnState
 from service.conversations.job.validation import read_words
@@ -24,6 +26,7 @@ from service.scheduling.asking.judging import TOO_LONG, judge_answer, judge_cond
 from service.scheduling.scheduler import Scheduler
 from service.store import awaited_turns, job_rows, waits
 from service.store.awaited_turns import Awaited, OpenTurn, Which
+from service.store.databases.database import Connection
 from service.store.store import Store
 from workers.log_context import line_about
 from workers.offload.pool import asked_for
@@ -84,7 +87,10 @@ class CallersTurns:
         if isinstance(found, Turn):
             return _known(found, text), False
         if isinstance(found, ConversationState):
-            raise NotAwaited(key.agent_id, key.round, _why_not(found))
+            why = f"its conversation is {found}"
+            if found not in ENDED_CONVERSATIONS:
+                why = await self._store.read(_why_not_yet, key)
+            raise NotAwaited(key.agent_id, key.round, why)
         turn, demand = found
         fault = next(said_faults(text), None)
         if fault is None and demand.validation is not None:
@@ -198,7 +204,13 @@ def _known(turn: Turn, text: str) -> Turn:
     return turn
 
 
-def _why_not(state: ConversationState) -> str:
-    if state in ENDED_CONVERSATIONS:
-        return f"its conversation is {state}"
-    return "no caller speaks it, or it is not this agent's turn"
+def _why_not_yet(connection: Connection, key: TurnKey) -> str:
+    """Return why a turn of a conversation that goes on does not wait for a caller."""
+    document = job_rows.document(connection, key.job_id)
+    alone = with_conversations(document, (key.conversation_id,), are_named=True).decode()
+    speakers = {agent.id: agent.by for agent in read_stored(alone).agents}
+    if key.agent_id not in speakers:
+        return "the job has no such agent"
+    if speakers[key.agent_id] is SpokenBy.MODEL:
+        return "a model speaks for its agent"
+    return "its order has not come"

@@ -74,14 +74,15 @@ def test_a_caller_speaks_and_the_conversation_goes_on(service: Service, tmp_path
 @pytest.mark.parametrize(
     ("place", "text", "status", "code", "told"),
     [
-        ("c/turns/guest/1", "x", 409, "not_awaited", "not this agent's turn yet"),
-        ("c/turns/ann/0", "x", 409, "not_awaited", "no caller's"),
+        ("c/turns/guest/1", "x", 409, "not_awaited", "its order has not come"),
+        ("c/turns/ann/0", "x", 409, "not_awaited", "a model speaks for its agent"),
+        ("c/turns/bob/0", "x", 409, "not_awaited", "no such agent"),
         ("d/turns/guest/0", "x", 404, "conversation_not_found", "d"),
         ("c/turns/guest/0", "maybe", 422, "invalid_words", "exactly one of: yes, no"),
         ("c/turns/guest/0", "<answer>yes</answer> no", 422, "invalid_words", "it holds no and yes"),
         ("c/turns/guest/0", "yes" * 30_000, 422, "invalid_words", "more than 65536"),
         ("c/turns/guest/0", 5, 422, "invalid_words", "text"),
-        ("c/turns/guest/99999999999999999999", "yes", 409, "not_awaited", "not this agent's turn yet"),
+        ("c/turns/guest/99999999999999999999", "yes", 409, "not_awaited", "its order has not come"),
     ],
 )
 def test_invalid_words_are_refused(

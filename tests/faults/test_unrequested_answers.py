@@ -43,7 +43,8 @@ class TwiceServer:
 
     def hang_up(self) -> None:
         for connection in list(self._open):
-            connection.shutdown(socket.SHUT_WR)
+            with suppress(OSError):  # the other side may have closed it
+                connection.shutdown(socket.SHUT_WR)
 
     @property
     def is_alone(self) -> bool:

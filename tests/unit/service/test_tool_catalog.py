@@ -107,7 +107,7 @@ async def test_a_job_without_references_is_unchanged() -> None:
 def test_a_callables_parameters_come_from_its_annotations() -> None:
     """The key that Roundhouse passes is left out; a parameter without annotation accepts anything."""
     function = callable_tool("now", now).definition["function"]
-    assert function["description"] == "Tell the time."
+    assert function["description"] == "Give the time, with a long description."
     assert function["parameters"]["required"] == ["zone"]
     assert function["parameters"]["properties"]["zone"]["type"] == "string"
     assert function["parameters"]["properties"]["offset"]["default"] == 0
