@@ -23,6 +23,7 @@ from roundhouse.inference.lane_agents import AgentPrompts, LaneAgent, Step, word
 from roundhouse.inference.lane_news import LaneNews, News
 from roundhouse.inference.runs import AgentRuns, Order
 from service.config.inventory import lanes_for
+from service.errors import ConfigError
 from workers.devices.device_health import DeviceHealth
 from workers.devices.layout import Lane, Layout, LayoutPolicy
 from workers.devices.readers import MachineReader
@@ -84,6 +85,8 @@ class InferenceEngine:
             raise ValueError(f"scheduler_policy: {scheduler_policy!r} is none; give 'fair' or 'fcfs'")
         if max_tokens_per_step < 1:
             raise ValueError(f"max_tokens_per_step: {max_tokens_per_step!r} is no number of tokens; give 1 or more")
+        if layout not in list(Layout):
+            raise ValueError(f"layout: {layout!r} is none; give {' or '.join(repr(str(each)) for each in Layout)}")
         policy = LayoutPolicy(
             layout=Layout(layout),
             max_gpus=max_gpus,
@@ -99,7 +102,7 @@ class InferenceEngine:
         self._prompts = AgentPrompts(replace(spec, model="-"), system)
         self._base = self._prompts.warmed()
         devices = Path(inventory) if inventory is not None else None
-        self.lanes: tuple[Lane, ...] = lanes_for([self._base], devices, Path.cwd(), policy)
+        self.lanes: tuple[Lane, ...] = _lanes(self._base, devices, policy)
         health = DeviceHealth(MachineReader()) if inventory is None else None
         self._agents: dict[str, LaneAgent] = {}
         self._news = LaneNews(self._agents)
@@ -190,10 +193,15 @@ class InferenceEngine:
         in their order. ``params`` are generation parameters of this run, over the agent's.
 
         Raises:
+            ValueError: a step or a number of tokens is none, or ``params`` names the latter again.
             UnknownAgent: it is not registered.
             InferenceFailed: there is no answer, or none within ``deadline_s`` of the call.
             EngineClosed: it was shut down.
         """
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens: {max_tokens!r} is no number of tokens; give 1 or more")
+        if "max_tokens" in (params or {}):
+            raise ValueError("params.max_tokens: max_tokens of the run says it")
         if step not in ("think", "plan", "act"):
             raise ValueError(f"step: {step!r} is none; give 'think', 'plan' or 'act'")
         await self._start()
@@ -291,6 +299,13 @@ class InferenceEngine:
             self._runs.close(f"the engine has ended by a defect of Roundhouse: {type(cause).__name__}: {cause}")
         finally:
             is_up.set()
+
+
+def _lanes(spec: WorkerSpec, inventory: Path | None, policy: LayoutPolicy) -> tuple[Lane, ...]:
+    try:
+        return lanes_for([spec], inventory, Path.cwd(), policy)
+    except ConfigError as error:  # it names keys of a configuration file, which are keywords here
+        raise ConfigError(str(error).removeprefix("gpus.")) from error
 
 
 async def _end_engine(worker: SupervisedWorker) -> None:

@@ -428,7 +428,7 @@ class TestRemote:
             assert any(b"listening" in line for line in lines)
             pid = service.get("/v1/workers/slow-0")["pid"]
             os.kill(pid, signal.SIGKILL)
-            assert any(b"[roundhouse] ready -> backoff: the engine killed by SIGKILL" in line for line in lines)
+            assert any(b"[roundhouse] ready -> backoff: the engine was killed by SIGKILL" in line for line in lines)
             assert any(b"listening" in line for line in lines)
         finally:
             follower.send_signal(signal.SIGINT)

@@ -197,7 +197,9 @@ async def test_a_store_of_an_older_version_is_migrated_and_a_file_is_copied_firs
             assert copy.execute("SELECT max(number) FROM migrations").fetchone() == (len(steps),)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres", "sqlite without a table of migrations"])
+@pytest.mark.parametrize(
+    "kind", ["sqlite", "postgres", "sqlite without a table of migrations", "sqlite with a rollback journal"]
+)
 def test_a_store_from_before_the_first_release_is_refused_and_does_not_change(
     tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
@@ -207,7 +209,11 @@ def test_a_store_from_before_the_first_release_is_refused_and_does_not_change(
     if kind.endswith("migrations"):
         with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:
             connection.execute("DROP TABLE migrations")
-    before = rows_of_before(database)
+    if kind.endswith("journal"):
+        with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:
+            connection.execute("PRAGMA journal_mode=DELETE")
+    file = tmp_path / FILE_NAME
+    before, content = rows_of_before(database), file.read_bytes() if file.exists() else b""
     with pytest.raises(StateUnusable) as refused:
         database.prepare()
     assert str(refused.value) == database.schema_fault() == WRITTEN_BEFORE_RELEASE
@@ -215,6 +221,7 @@ def test_a_store_from_before_the_first_release_is_refused_and_does_not_change(
         "This store was written before 1.0.0: read its results with the version that wrote it (`roundhouse result`), "
         "or give an empty state_dir."
     )
+    assert not content or file.read_bytes() == content
     assert rows_of_before(database) == before
     assert list(tmp_path.glob(f"{FILE_NAME}.before-*")) == []
 

@@ -128,7 +128,7 @@ async def test_a_killed_engine_is_replaced_and_its_requests_keep_their_text(scri
 
             async def expect_death() -> None:
                 outcome, text = await ask(worker, answer=answer)
-                because = "the engine killed by SIGKILL"
+                because = "the engine was killed by SIGKILL"
                 assert outcome == EngineFailed(
                     reason=FailureReason.ENGINE_DIED, detail=because, brought_down=True, is_outside=True
                 )

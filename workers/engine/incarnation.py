@@ -196,7 +196,7 @@ class Incarnation:
             async with adopt_engine(held.process, self._log.add_output) as self._engine:
                 limit_s = ANSWER_LIMIT_S if held.was_ready else None
                 ended = await self._watch(self._engine, on_ready, limit_s)
-        return f"the engine {ended}" if ended else f"the engine that was taken over has not answered in {limit_s:g} s"
+        return _described(ended) if ended else f"the engine that was taken over has not answered in {limit_s:g} s"
 
     async def _run(self, command: Command, on_begun: Callable[[], None], on_ready: Callable[[], None]) -> str:
         if self._held is not None:
@@ -216,7 +216,7 @@ class Incarnation:
                 ended = await self._serve(command, ready)
         finally:
             turn.release()
-        return f"the engine {ended}"
+        return _described(ended)
 
     async def _serve(self, command: Command, on_ready: Callable[[], None]) -> EngineExit:
         async with run_engine(command, self._log.add_output) as self._engine:
@@ -381,3 +381,7 @@ def operators_key(spec: WorkerSpec) -> str | None:
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidSpec(f"args.api-key-file: {file}: cannot be read: {error}") from error
     return spec.env.get(VARIABLES[spec.engine])
+
+
+def _described(ended: EngineExit) -> str:
+    return f"the engine {'was ' if ended.signal is not None else ''}{ended}"

@@ -369,10 +369,9 @@ def _fail(gone: Lifecycle, because: str, at: float, jitter: float, limits: Lifec
         waiting = _move(gone, WorkerState.BACKOFF, because)
         failures = max(1, len(paused_at) - TRIED_AT_ONCE) if gone.is_deferred else len(paused_at)
         return waiting, (StartTimer(timer=waiting.timer, after_s=restart.delay_s(failures, jitter)),)
-    text = f"gave up after {len(failed_at)} failures in {limits.restart.window_s:g} s, the last: {because}"
-    if gone.is_half_open:
-        text = f"gave up again: {because}"
-    return _await_retry(_move(gone, WorkerState.FAILED, text), limits)
+    counted = "1 failure" if len(failed_at) == 1 else f"{len(failed_at)} failures"
+    times = "again" if gone.is_half_open else f"after {counted} in {limits.restart.window_s:g} s, the last"
+    return _await_retry(_move(gone, WorkerState.FAILED, f"gave up {times}: {because}"), limits)
 
 
 def _await_retry(failed: Lifecycle, limits: LifecycleLimits) -> Decision:

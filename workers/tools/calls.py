@@ -187,7 +187,7 @@ class MessageTools:
 
     async def _check(self, call: ToolCall, fallback: Fallback | None, *, is_cut_off: bool) -> ToolUse:
         if is_cut_off:
-            text = f"{call.name}: the call was cut off: at the bound of tokens (max_tokens), or by a filter"
+            text = f"{call.name}: the call was cut off: at its limit of tokens (max_tokens), or by a filter"
             raise ToolTrouble(FailureReason.TOOL_ARGUMENTS, text)
         tool = self._tools.get(call.name)
         if tool is None:

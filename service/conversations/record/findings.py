@@ -24,7 +24,7 @@ class Finding(StrEnum):
 
 SENTENCES: Final[Mapping[str, str]] = {
     Finding.NO_FINISH_REASON: "the server did not say that the answer is whole",
-    Finding.CUT_OFF: "the answer was cut off at its bound of tokens",
+    Finding.CUT_OFF: "the answer was cut off at its limit of tokens",
     Finding.FILTERED: "the server's filter ended the answer",
     Finding.REFUSAL: "the model declined to answer",
     Finding.NOTHING_SAID: "nothing was said",

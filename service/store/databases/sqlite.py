@@ -137,10 +137,12 @@ class SqliteDatabase(Database):
             StoreError: it is damaged, no database, of a newer version, or cannot be read or written.
         """
         try:
+            if self._path.exists() and self._path.stat().st_size:
+                with closing(self.connect_reader()) as connection:  # a writer would change the file's journal mode
+                    if _is_before_release(connection):
+                        raise StateUnusable(WRITTEN_BEFORE_RELEASE)
             with closing(self.connect_writer()) as connection:
                 self._check(connection)
-                if _is_before_release(connection):
-                    raise StateUnusable(WRITTEN_BEFORE_RELEASE)
                 migrate(connection, migrations_of("sqlite"), connection.execute_script, before=self._back_up)
         except sqlite3.Error as error:
             raise StoreError(self.trouble_of(error) or f"{self._path}: {error}") from error

@@ -11,7 +11,7 @@ const MOST = 20_000; // shown characters of one text; a button shows the rest
 
 const FINDINGS = {
   no_finish_reason: "the server did not say that the answer is whole",
-  cut_off: "the answer was cut off at its bound of tokens",
+  cut_off: "the answer was cut off at its limit of tokens",
   filtered: "the server's filter ended the answer",
   refusal: "the model declined to answer",
   nothing_said: "nothing was said",
