@@ -106,8 +106,8 @@ def _plain(kind: type) -> str:
     return PLAIN.get(kind, kind.__name__)
 
 
-def _words(words: Iterable[str]) -> str:
-    return f"Literal[{', '.join(map(json.dumps, words))}]"
+def _words(words: Iterable[str | bool]) -> str:
+    return f"Literal[{', '.join(repr(word) if isinstance(word, bool) else json.dumps(word) for word in words)}]"
 
 
 if __name__ == "__main__":

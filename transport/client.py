@@ -4,6 +4,7 @@ import asyncio
 import errno
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 import anyio
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from transport.answer_bound import bound_of
 from transport.bodies import LITTLE_AHEAD, UNPACKED, UnreadableBody, read_beginning, read_body
 from transport.counters import EngineCounters, KvCache
-from transport.dialects.dialect import Dialect, EngineQuery
+from transport.dialects.dialect import BegunReading, Dialect, EngineQuery
 from transport.dialects.llama_server import LLAMA_SERVER
 from transport.dialects.openai import CHAT_PATH, MODELS_PATH
 from transport.endpoint import Endpoint
@@ -141,6 +142,19 @@ class EngineClient:
             return None
         async with open_http(self.endpoint, self._tls) as client:
             return query.decode(await _get(client, self.endpoint, query.path, chat))
+
+    async def read_begun(self, request: ChatRequest) -> BegunReading:
+        """Return how the engine would read the beginning of an answer that it is to go on with.
+
+        Raises:
+            EngineError: it does not answer, or does not know.
+        """
+        query, begun = self.dialect.begun, request.begun
+        if query is None or begun is None:
+            return BegunReading(fault="engines of its kind do not go on with half an answer")
+        without, whole = self.dialect.encode(replace(request, begun=None)), self.dialect.encode(request)
+        async with open_http(self.endpoint, self._tls) as client:
+            return await query.read(partial(_get, client, self.endpoint), begun, without, whole)
 
     async def read_version(self) -> bytes:
         """Return the engine's answer to GET /version.

@@ -60,6 +60,22 @@ class Usage(Struct, frozen=True, gc=False):
     completion_tokens: int
     cached_tokens: int
 
+    def __add__(self, other: "Usage") -> "Usage":
+        """Return the cost of both."""
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+        )
+
+    def __sub__(self, part: "Usage") -> "Usage":
+        """Return the cost without a part of it; no number falls below 0."""
+        return Usage(
+            max(0, self.prompt_tokens - part.prompt_tokens),
+            max(0, self.completion_tokens - part.completion_tokens),
+            max(0, self.cached_tokens - part.cached_tokens),
+        )
+
 
 class PartialUsage(Struct, frozen=True, gc=False):
     """The cost of a prompt or of an answer, from an engine that reports them apart; the other is None.

@@ -1,5 +1,6 @@
 """One chat request as its caller means it, before a dialect encodes it."""
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal
@@ -48,13 +49,40 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     thought: Thought = Thought.NONE
 
 
+class BegunAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The beginning of an answer that the model is to go on with; one without ``text`` is still in its thought."""
+
+    text: str = ""
+    reasoning: str = ""
+
+    def is_end_of(self, prompt: str, before: str) -> bool:
+        """Whether a rendered ``prompt`` is the one ``before`` this beginning, and then these words as they are.
+
+        Marks of a thought and blanks around it may stand between them.
+        """
+        if not prompt.startswith(before):
+            return False
+        words = prompt.removeprefix(before)
+        if self.reasoning:
+            thought = re.escape(self.reasoning.strip())
+            found = re.match(rf"\s*(?:<think>)?\s*{thought}", words)
+            if found is None:
+                return False
+            words = words[found.end() :]
+            if not self.text:
+                return not words.strip()
+            words = re.sub(r"^\s*</think>\s*", "", words)
+        return words == self.text
+
+
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A chat for the model to continue.
 
     ``params`` is an open mapping of generation parameters (specification, "Generation parameters"): those that the
     dialect does not own reach the engine untouched. ``tools`` are OpenAI tool definitions. An engine that knows cache
     scopes shares prefixes only within one ``cache_scope``. Without ``is_watched`` no reader follows the stream, so it
-    may come in larger pieces. The engine enforces ``constraint`` as far as its dialect can express it.
+    may come in larger pieces. The engine enforces ``constraint`` as far as its dialect can express it. With ``begun``
+    the model goes on with the beginning of its answer.
     """
 
     model: str
@@ -64,3 +92,4 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_scope: str | None = None
     is_watched: bool = True
     constraint: Constraint | None = None
+    begun: BegunAnswer | None = None

@@ -23,6 +23,7 @@ from workers.health.watch import HealthWatch
 from workers.loaded import LoadedWeights
 from workers.outcome import Completed, EngineFailed, Outcome
 from workers.requests.answer import Answer
+from workers.requests.answer_begins import AnswerBegins
 from workers.requests.constraints import TRIAL_S, TRIAL_WORDS, EngineConstraints
 from workers.requests.generation import Generation
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
@@ -94,7 +95,9 @@ class RequestRunner:
         self.constraints = EngineConstraints(client.dialect, self._ask_trial, time.monotonic)
         self.pool = _pool_of(spec, client, self._in_flight) if spec.shares_pool else None
         thoughts = EngineThoughts(client, lambda: supervisor.now.incarnation)
+        self.begins = AnswerBegins(spec.id, client, lambda: supervisor.now.incarnation)
         self._settings = RequestSettings(
+            begins=self.begins,
             adapted=adapted,
             bios=seed_words(spec.bios),
             context=CONTEXT if spec.bios.context is None else spec.bios.context,

@@ -12,6 +12,7 @@ from transport.answer_bound import bound_of, bounds_in, laid_over
 from transport.endpoint import Endpoint
 from workers.devices.layout import Device, DeviceChoice, Lane, variables_of
 from workers.errors import InvalidSpec
+from workers.policy.continuation import Continuation
 from workers.policy.limits import Configured, Seconds
 from workers.policy.liveness import StallLimits
 from workers.policy.params import param_faults
@@ -128,6 +129,7 @@ class WorkerSpec:
     slots: int = 4
     context: int = 4096
     max_answer: int | None = None
+    continuation: Continuation = Continuation.ON
     command: Sequence[str] = ()
     args: Mapping[str, Flag] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
@@ -163,13 +165,14 @@ class WorkerSpec:
     kv_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        """Convert plain names of engine and capacity, and name the worker after its model.
+        """Convert plain names of engine, capacity and continuation, and name the worker after its model.
 
         Raises:
             InvalidSpec: values are invalid; the message names each.
         """
         object.__setattr__(self, "engine", EngineKind(self.engine))
         object.__setattr__(self, "capacity", Capacity(self.capacity))
+        object.__setattr__(self, "continuation", Continuation(self.continuation))
         object.__setattr__(self, "id", self.id or WorkerId(f"{self.name}-0"))
         faults = list(self._faults())
         if faults:

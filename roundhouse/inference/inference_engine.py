@@ -193,15 +193,13 @@ class InferenceEngine:
         in their order. ``params`` are generation parameters of this run, over the agent's.
 
         Raises:
-            ValueError: a step or a number of tokens is none, or ``params`` names the latter again.
+            ValueError: a step or a number of tokens is none.
             UnknownAgent: it is not registered.
             InferenceFailed: there is no answer, or none within ``deadline_s`` of the call.
             EngineClosed: it was shut down.
         """
         if max_tokens < 1:
             raise ValueError(f"max_tokens: {max_tokens!r} is no number of tokens; give 1 or more")
-        if "max_tokens" in (params or {}):
-            raise ValueError("params.max_tokens: max_tokens of the run says it")
         if step not in ("think", "plan", "act"):
             raise ValueError(f"step: {step!r} is none; give 'think', 'plan' or 'act'")
         await self._start()

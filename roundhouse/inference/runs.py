@@ -24,8 +24,10 @@ from service.scheduling.core.deaths import MOST_DEATHS
 from service.scheduling.endings import FailureEvidence, Move, decide
 from workers.lanes.lane_pool import LanePool
 from workers.outcome import Completed, EngineFailed, Outcome, RequestFailed
+from workers.policy.continuation import Continuation
 from workers.policy.placement import AHEAD, Waiting
 from workers.requests.answer import Answer
+from workers.requests.halves import HalfAnswer
 from workers.requests.request import Request
 from workers.requests.slots import Lease
 from workers.states import WorkerState
@@ -46,6 +48,7 @@ class WaitingRun:
         self.model = agent.served.model
         self.lane = ""  # where it was asked last
         self.charges = Charges()
+        self.half: HalfAnswer | None = None  # what its next attempt goes on from
         self.seat: asyncio.Future[Seat]  # the slot that it waits for
 
     def judge(self, outcome: Outcome, asked_s: float, refusal_s: float | None) -> None:
@@ -121,6 +124,7 @@ class AgentRuns:
                 self._news.report_move(agent.id, run.lane, worker)
             run.lane = agent.last_lane = worker.spec.id
             answer, outcome = await self._attempt(run, request, worker, lease, asked_at)
+            run.half = answer.half if worker.spec.continuation is not Continuation.OFF else None
             if isinstance(outcome, Completed):
                 return answer
             run.judge(outcome, time.monotonic() - answer.started_at, refusal_s)
@@ -193,6 +197,8 @@ class AgentRuns:
         self._write(INFER_START, place, prompt_len=len(request.conversation[0].content))
         try:
             with lease:
+                if run.half:
+                    answer.go_on_from(run.half)
                 outcome = await worker.requests.perform(request, answer)
                 if self._emulates and isinstance(outcome, Completed) and answer.predicted_ms is not None:
                     await self._hold_until(began_at + answer.predicted_ms / MS)

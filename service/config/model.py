@@ -13,6 +13,7 @@ from service.conversations.document.spec import Phrase
 from service.conversations.job.wording import leaves_out, quote_fault
 from service.formats.faults import Rules, StrictModel, rules
 from workers.devices.visible import DEVICE_VARIABLES
+from workers.policy.continuation import Continuation, continuation_of
 from workers.policy.limits import Seconds
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.restart import RestartPolicy
@@ -162,6 +163,7 @@ class ModelConfig(StrictModel):
     kv_tokens: int | None = Field(default=None, ge=1)
     context: int = Field(default=CONTEXT, ge=16)
     max_answer: int | None = Field(default=None, ge=1)
+    continuation: Annotated[Continuation, BeforeValidator(continuation_of)] = Continuation.ON
     params: dict[str, object] = Field(default_factory=dict)
     door: DoorConfig = Field(default_factory=DoorConfig)
     timeouts: WorkerTimeouts = Field(default_factory=WorkerTimeouts)

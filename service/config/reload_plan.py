@@ -105,6 +105,7 @@ EFFECTS: Final[Mapping[str, Effect]] = {
     "models.NAME.kv_tokens": _ROLL,
     "models.NAME.context": _ROLL,
     "models.NAME.max_answer": _ROLL,
+    "models.NAME.continuation": _ROLL,
     "models.NAME.params": _ROLL,
     "models.NAME.door": _NOW,
     "models.NAME.timeouts": _ROLL,

@@ -244,6 +244,7 @@ def _spec(name: str, model: ModelConfig, base: Path, state_dir: Path) -> WorkerS
         kv_tokens=model.kv_tokens,
         context=model.context,
         max_answer=model.max_answer,
+        continuation=model.continuation,
         command=_command(model.command),
         folder=None if engine is EngineKind.ATTACHED else base.resolve(),
         args={key: _flag(value) for key, value in model.args.items()},

@@ -13,8 +13,10 @@ from service.conversations.record.measures import AttemptMeasures, UsageCounts
 from service.scheduling.core.events import TurnSpent
 from service.scheduling.core.queue.affinity import PromptReading
 from service.store.records import UsageKey
+from transport.events import Usage
 from workers.outcome import Cancelled, CancelReason
-from workers.requests.answer import Answer
+from workers.requests.answer import NOTHING, Answer
+from workers.requests.halves import HalfAnswer
 from workers.requests.in_flight import InFlightRequest
 
 LEAST_TOKENS: Final = 2  # answer tokens from which the time per token is known
@@ -35,6 +37,7 @@ class RunningAttempt:
         self.cancelled: Cancelled | None = None  # set if the service cancelled it
         self.seconds = 0.0  # slot time, once it has ended
         self.lent_s = 0.0  # time in which others had its slot, while its tools or its summary ran
+        self.half: HalfAnswer | None = None  # what the next attempt goes on from, once this one has broken off
         self.summary: RunningAttempt | None = None  # the summary of the past, made on its slot
         self.loses_summary = False  # the summary's usage is not counted elsewhere
 
@@ -88,7 +91,7 @@ class RunningAttempt:
             fresh_tokens=fresh_tokens,
             seconds=seconds,
             context_tokens=usage.prompt_tokens + usage.completion_tokens,
-            answer_tokens=usage.completion_tokens,
+            answer_tokens=usage.completion_tokens - generation.carried,
             answer_s=answer_s,
         )
 
@@ -97,6 +100,8 @@ class RunningAttempt:
     def spent(self, key: TurnKey) -> TurnSpent:
         """Return the tokens and the slot time that it used, its summary's included."""
         cost, nothing = self.answer.cost, TurnSpent(key=key, fresh_tokens=0, answer_tokens=0)
+        if self.answer.is_continued:
+            cost -= self.answer.apart[0]
         made = nothing if self.summary is None else self.summary.spent(key)
         return TurnSpent(
             key=key,
@@ -108,19 +113,37 @@ class RunningAttempt:
 
     def measures(self, model: str, outcome: TurnState, reason: str | None) -> AttemptMeasures:
         """Return its measures and its usage; the tokens of an answer that does not count are wasted."""
-        first_at, cost, slot_s = self.answer.first_token_at, self.answer.told_cost, self.slots * self.seconds
+        first_at, slot_s = self.answer.first_token_at, self.slots * self.seconds
+        cost, inherited, strayed = self.answer.told_cost, NOTHING, NOTHING
+        if self.answer.is_continued:
+            inherited, strayed = self.answer.apart
+            cost -= inherited
         usage = (cost.prompt_tokens, cost.cached_tokens, cost.completion_tokens)
         if outcome is TurnState.COMPLETED:
-            prompt, cached, answer = usage
+            kept = cost - strayed if self.answer.is_continued else cost
             used = UsageCounts(
-                turns=1, attempts=1, prompt_tokens=prompt, cached_tokens=cached, answer_tokens=answer, slot_s=slot_s
+                turns=1,
+                attempts=1,
+                prompt_tokens=kept.prompt_tokens,
+                cached_tokens=kept.cached_tokens,
+                answer_tokens=kept.completion_tokens,
+                wasted_tokens=_fresh(strayed) if self.answer.is_continued else 0,
+                slot_s=slot_s,
             )
         else:
-            wasted = max(0, cost.prompt_tokens - cost.cached_tokens + cost.completion_tokens)
-            used = UsageCounts(attempts=1, wasted_tokens=wasted, slot_s=slot_s)
+            kept = NOTHING if self.half is None else self.half.kept - inherited
+            wasted = _fresh(cost - kept)
+            used = UsageCounts(
+                attempts=1,
+                prompt_tokens=kept.prompt_tokens,
+                cached_tokens=kept.cached_tokens,
+                answer_tokens=kept.completion_tokens,
+                wasted_tokens=wasted,
+                slot_s=slot_s,
+            )
             if self.summary is not None and self.loses_summary:
-                lost = self.summary.measures(model, outcome, reason).used
-                both = {"wasted_tokens": wasted + lost.wasted_tokens, "slot_s": slot_s + lost.slot_s}
+                summed = self.summary.measures(model, outcome, reason).used
+                both = {"wasted_tokens": wasted + summed.wasted_tokens, "slot_s": slot_s + summed.slot_s}
                 used = replace(used, **both)
         return AttemptMeasures(
             model=model,
@@ -144,9 +167,14 @@ def usage_key(agent: Agent, owner: str | None, job_id: str = "") -> UsageKey:
     return UsageKey(day=day, key_name=owner or "", job_id=job_id, agent=agent.id, model=agent.model)
 
 
+def _fresh(cost: Usage) -> int:
+    return max(0, cost.prompt_tokens - cost.cached_tokens + cost.completion_tokens)
+
+
 def _token_s(answer: Answer) -> float | None:
     generation = answer.generation
     first_at, usage = generation.first_token_at, generation.usage
-    if first_at is None or usage is None or usage.completion_tokens < LEAST_TOKENS:
+    tokens = 0 if usage is None else usage.completion_tokens - generation.carried
+    if first_at is None or tokens < LEAST_TOKENS:
         return None
-    return max(0.0, generation.last_progress_at - first_at) / (usage.completion_tokens - 1)
+    return max(0.0, generation.last_progress_at - first_at) / (tokens - 1)

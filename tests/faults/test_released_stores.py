@@ -29,6 +29,15 @@ SCHEMA = {
 RARE = {"kept_turns"}  # turns of deleted jobs
 
 
+def known(shown: object, kept: object) -> object:
+    """Return what is shown without the fields that a later version has added."""
+    if isinstance(shown, dict) and isinstance(kept, dict):
+        return {name: known(value, kept[name]) for name, value in shown.items() if name in kept}
+    if isinstance(shown, list) and isinstance(kept, list):
+        return [known(*pair) for pair in zip(shown, kept, strict=True)]
+    return shown
+
+
 class Released:
     """The store of a version in one of the two databases."""
 
@@ -91,7 +100,7 @@ def test_the_jobs_of_a_released_store_are_read_and_go_on(
     models = {"m": scripted_model(free_ports(1))}
     with serving(tmp_path, free_ports(1), models, store={"url": released.url}, webhooks=HOOKS) as service:
         for result in released.kept["results"].values():
-            assert service.get(f"/v1/jobs/{result['id']}/result") == result
+            assert known(service.get(f"/v1/jobs/{result['id']}/result"), result) == result
         said = service.http.post(
             f"/v1/jobs/{released.kept['waits']}/conversations/q0/turns/guest/0", json={"text": "Here I am."}
         )

@@ -1,13 +1,13 @@
 """The form of a dialect: how engines differ on the wire."""
 
-from collections.abc import Callable, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
 from transport.counters import EngineCounters, KvCache
 from transport.dialects.openai import MODELS_PATH, body_of, respond_in_format
-from transport.request import ChatRequest, Constraint, Thought
+from transport.request import BegunAnswer, ChatRequest, Constraint, Thought
 
 T_co = TypeVar("T_co", covariant=True)
 Params = Mapping[str, object]
@@ -46,6 +46,30 @@ class CountQuery(msgspec.Struct, frozen=True, kw_only=True):
     decode: Callable[[bytes], int]
 
 
+Post = Callable[[str, bytes], Awaitable[bytes]]  # path and body to the body of the engine's answer
+
+
+class BegunReading(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine's reading of the beginning of an answer: its tokens, or why it would not go on with these words."""
+
+    tokens: int = 0
+    fault: str | None = None
+
+
+class BegunQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """The query for how an engine would read the beginning of an answer, before it is asked to go on with it.
+
+    ``read`` takes the beginning and the bodies of the request without it and with it. An engine that ``echoes`` sends
+    the beginning before what follows. ``read`` raises ``MalformedFrame`` for an answer it cannot read.
+    """
+
+    read: Callable[[Post, BegunAnswer, bytes, bytes], Awaitable[BegunReading]]
+    echoes: bool = False
+
+
+REWRITTEN: Final = BegunReading(fault="its chat template writes the beginning of an answer in other words")
+
+
 def encode_plainly(request: ChatRequest) -> bytes:
     """Return the JSON body without fields that only some engines know."""
     return msgspec.json.encode(body_of(request))
@@ -58,9 +82,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     ``constrain`` gives the parameters that enforce a constraint, None if none can express it; an engine that
     ``always_constrains`` enforces or refuses a constraint and never ignores it. ``thoughts`` is for engines that
     constrain an answer from its first token, and so must know the text before it. ``count`` is for engines that fail
-    all requests when their shared cache is full. An engine that ``keeps_connections`` ties up nothing for an idle
-    connection; llama.cpp's server ties up one of its few threads. One that ``tells_reason`` gives a finish reason with
-    each answer.
+    all requests when their shared cache is full. ``begun`` is for engines that go on with half an answer. An engine
+    that ``keeps_connections`` ties up nothing for an idle connection; llama.cpp's server ties up one of its few
+    threads. One that ``tells_reason`` gives a finish reason with each answer.
     """
 
     name: str
@@ -74,6 +98,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     always_constrains: bool = True
     thoughts: ThoughtQuery | None = None
     count: CountQuery | None = None
+    begun: BegunQuery | None = None
     keeps_connections: bool = True
     tells_reason: bool = True
 

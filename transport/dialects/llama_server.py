@@ -10,11 +10,20 @@ import msgspec
 from msgspec import Struct
 
 from transport.counters import EngineCounters, SlotWork
-from transport.dialects.dialect import CountQuery, Dialect, EngineQuery, ThoughtQuery
+from transport.dialects.dialect import (
+    REWRITTEN,
+    BegunQuery,
+    BegunReading,
+    CountQuery,
+    Dialect,
+    EngineQuery,
+    Post,
+    ThoughtQuery,
+)
 from transport.dialects.grammar import grammar_of_choices, grammar_of_pattern
 from transport.dialects.openai import MODELS_PATH, MOST_TOKENS, body_of, respond_in_format
 from transport.errors import UNDECODABLE, MalformedFrame
-from transport.request import ChatRequest, Constraint, Thought
+from transport.request import BegunAnswer, ChatRequest, Constraint, Thought
 
 MOST_SLOTS: Final = 1_000_000
 SLOTS_PATH: Final = "/slots"
@@ -65,6 +74,10 @@ def encode(request: ChatRequest) -> bytes:
     """Return the JSON body."""
     body = body_of(request)
     body["return_progress"] = True  # the heartbeat of a long prefill
+    if request.begun is not None:
+        body["echo"] = True  # what older builds always do
+        if not request.begun.text:
+            body["continue_final_message"] = "reasoning_content"
     return msgspec.json.encode(body)
 
 
@@ -125,6 +138,22 @@ def decode_count(answer: bytes) -> int:
     return count
 
 
+async def read_begun(post: Post, begun: BegunAnswer, without: bytes, whole: bytes) -> BegunReading:
+    """Return the tokens of the beginning of an answer, if the template writes it as it is."""
+    before, prompt = [_prompt_in(await post(RENDER_PATH, body)) for body in (without, whole)]
+    if not begun.is_end_of(prompt, before):
+        return REWRITTEN
+    fewer, tokens = [decode_count(await post(COUNT_PATH, body)) for body in (without, whole)]
+    return BegunReading(tokens=max(1, tokens - fewer))
+
+
+def _prompt_in(rendered: bytes) -> str:
+    try:
+        return _decode_rendered(rendered).prompt
+    except UNDECODABLE as error:
+        raise MalformedFrame(f"POST {RENDER_PATH}: {error}: {rendered[:200]!r}") from error
+
+
 def decode_counters(slots: bytes) -> EngineCounters:
     """Decode the answer to GET /slots; other builds may leave fields out, or give an object for a list.
 
@@ -157,6 +186,7 @@ LLAMA_SERVER: Final = Dialect(
     capacity=EngineQuery(paths=(PROPS_PATH,), decode=decode_capacity),
     canary_params={"max_tokens": 1, "cache_prompt": False},
     constrain=constrain,
+    begun=BegunQuery(read=read_begun, echoes=True),
     count=CountQuery(path=COUNT_PATH, decode=decode_count),
     thoughts=ThoughtQuery(render_path=RENDER_PATH, path=PROPS_PATH, params=_SHAPES_PROMPT, decode=decode_thought),
 )

@@ -29,7 +29,7 @@ from transport.events import (
     ToolCallDelta,
     Usage,
 )
-from transport.request import ChatRequest, Constraint, Message, Thought
+from transport.request import BegunAnswer, ChatRequest, Constraint, Message, Thought
 from transport.sse import MOST_OBJECTS
 
 CHAT_PATH: Final = "/v1/chat/completions"
@@ -117,6 +117,7 @@ class _Chunk(_Accounts, gc=False):
 _HALVES: Final = re.compile(
     rb"(?P<whole>\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
 )
+GO_ON: Final[Mapping[str, object]] = {"continue_final_message": True, "add_generation_prompt": False}
 _OTHER: Final = _Choice(delta=_Delta())  # an answer that is not read
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
@@ -125,7 +126,11 @@ def body_of(request: ChatRequest) -> dict[str, object]:
     """Return the body that every engine accepts: the caller's parameters, overridden by ours."""
     body: dict[str, object] = dict(request.params)
     body["model"] = request.model
-    body["messages"] = [message_document(message) for message in request.messages]
+    messages = [message_document(message) for message in request.messages]
+    body["messages"] = messages
+    if request.begun is not None:
+        messages.append(_begun_document(request.begun))
+        body |= GO_ON
     body.pop("tools", None)  # ours, even if there are none
     if request.tools:
         body["tools"] = request.tools
@@ -244,6 +249,11 @@ def add_progress(given: ProgressDocument, events: list[Event]) -> None:
 
 def _are_times(*milliseconds: float) -> bool:
     return all(0 <= each <= MOST_MS for each in milliseconds)
+
+
+def _begun_document(begun: BegunAnswer) -> dict[str, object]:
+    thought = {"reasoning_content": begun.reasoning} if begun.reasoning else {}
+    return {"role": "assistant", "content": begun.text, **thought}
 
 
 def message_document(message: Message) -> dict[str, object]:

@@ -14,14 +14,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from transport.counters import EngineCounters, KvCache, SlotWork
-from transport.dialects.dialect import Dialect, EngineQuery
+from transport.dialects.dialect import REWRITTEN, BegunQuery, BegunReading, Dialect, EngineQuery, Post
 from transport.dialects.grammar import without_anchors
 from transport.dialects.openai import MODELS_PATH, body_of
 from transport.errors import UNDECODABLE, MalformedFrame
-from transport.request import ChatRequest, Constraint, Thought
+from transport.request import BegunAnswer, ChatRequest, Constraint, Thought
 
 HEALTH_PATH: Final = "/health"
 METRICS_PATH: Final = "/metrics"
+TOKENIZE_PATH: Final = "/tokenize"
+DETOKENIZE_PATH: Final = "/detokenize"
 STEPS: Final = "vllm:iteration_tokens_total_count"  # one per step of the engine
 PROMPT: Final = "vllm:prompt_tokens_total"
 OUTPUT: Final = "vllm:generation_tokens_total"
@@ -42,6 +44,20 @@ class _Models(Struct, gc=False):
     data: list[_Model] = []
 
 
+class _Asked(Struct, gc=False):
+    model: str
+
+
+class _Tokens(Struct, gc=False):
+    tokens: list[int]
+
+
+class _Text(Struct, gc=False):
+    prompt: str
+
+
+_decode_tokens = msgspec.json.Decoder(_Tokens).decode
+_decode_text = msgspec.json.Decoder(_Text).decode
 _decode_models = msgspec.json.Decoder(_Models).decode
 
 
@@ -68,6 +84,33 @@ def constrain(constraint: Constraint) -> Mapping[str, object] | None:
     answer = "|".join(map(re.escape, constraint.choices)) if pattern is None else without_anchors(pattern)
     thought = THOUGHT if may_think else ""
     return {"structured_outputs": {"regex": f"{thought}({answer})"}}
+
+
+async def read_begun(post: Post, begun: BegunAnswer, without: bytes, whole: bytes) -> BegunReading:
+    """Return the tokens of the beginning of an answer, if the template writes it as it is."""
+    before, prompt = [_tokens_in(await post(TOKENIZE_PATH, body)) for body in (without, whole)]
+    model = msgspec.json.decode(whole, type=_Asked).model
+    texts = []
+    for tokens in (before, prompt):
+        body = msgspec.json.encode({"model": model, "tokens": tokens})
+        texts.append(_text_in(await post(DETOKENIZE_PATH, body)))
+    if not begun.is_end_of(texts[1], texts[0]):
+        return REWRITTEN
+    return BegunReading(tokens=max(1, len(prompt) - len(before)))
+
+
+def _tokens_in(answer: bytes) -> list[int]:
+    try:
+        return _decode_tokens(answer).tokens
+    except UNDECODABLE as error:
+        raise MalformedFrame(f"POST {TOKENIZE_PATH}: {error}: {answer[:200]!r}") from error
+
+
+def _text_in(answer: bytes) -> str:
+    try:
+        return _decode_text(answer).prompt
+    except UNDECODABLE as error:
+        raise MalformedFrame(f"POST {DETOKENIZE_PATH}: {error}: {answer[:200]!r}") from error
 
 
 def decode_counters(metrics: bytes) -> EngineCounters:
@@ -184,4 +227,5 @@ VLLM: Final = Dialect(
     capacity=EngineQuery(paths=(METRICS_PATH, MODELS_PATH), decode=decode_capacity),
     kv_cache=EngineQuery(paths=(METRICS_PATH,), decode=decode_kv_cache),
     constrain=constrain,
+    begun=BegunQuery(read=read_begun),
 )

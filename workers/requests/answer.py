@@ -7,13 +7,15 @@ from typing import Final
 from anyio import CancelScope
 
 from transport.events import Usage
-from transport.request import Thought
+from transport.request import ChatRequest, Thought
 from workers.policy.repetition import Repetition, RepetitionLimits
-from workers.requests.generation import Generation
+from workers.requests.generation import ContinuedGeneration, Generation
+from workers.requests.halves import GoingOn, HalfAnswer
 from workers.requests.prompts.stack import ToolExchange
 from workers.tools.calls import Signal, ToolRecord
 
 PIECE_CHARS: Final = 8  # added for each piece of an answer to its characters
+NOTHING: Final = Usage(0, 0, 0)
 LETTERS_A_TOKEN: Final = 4  # letters per prompt token, if the engine has reported none
 
 
@@ -120,27 +122,75 @@ class Answer:
         self.has_unread_call = False  # in the text of its newest message
         self.is_mute = False  # its engine sends nothing before the whole answer
         self.deadline: CancelScope | None = None  # the time limit around the request
+        self.asked: ChatRequest | None = None  # the request for the newest message
+        self.is_continued = False  # it goes on from an earlier attempt's
+        self.begins_with: HalfAnswer | None = None  # an earlier attempt's, until its first message is asked for
+        self._inherited = 0  # generations of an earlier attempt, which this answer goes on from
 
     def __repr__(self) -> str:
         return f"<Answer {self.phase} generations={len(self._ended) + 1} {self.generation!r}>"
 
-    def begin_generation(self, limits: RepetitionLimits, prompt_chars: int) -> Generation:
+    def go_on_from(self, half: HalfAnswer) -> None:
+        """Take over the messages of an earlier attempt."""
+        self.is_continued, self.begins_with = True, half
+        self._ended, self._inherited = list(half.ended), len(half.ended)
+        self.exchanges, self.tool_calls, self.signals = list(half.exchanges), list(half.tool_calls), list(half.signals)
+        self.iterations_used, self._words = half.iterations_used, half.words
+        self.first_version = half.first_version
+
+    @property
+    def apart(self) -> tuple[Usage, Usage]:
+        """The parts of its cost that are not its own: an earlier attempt's, and that of words that are not used."""
+        own, ended = self._generations[self._inherited :], self._ended[: self._inherited]
+        inherited = sum((each.usage or each.seen for each in ended), NOTHING)
+        strayed = sum((each.usage or each.seen for each in own if each.has_strayed), NOTHING)
+        return inherited + Usage(0, sum(each.carried for each in own), 0), strayed
+
+    @property
+    def half(self) -> HalfAnswer:
+        """The answer so far, for another attempt to go on from; an ended or a constrained message is left out."""
+        generation, is_whole = self.generation, self.generation.finish_reason is not None
+        text, reasoning = generation.pieces
+        if any(call.iteration >= self.iterations_used for call in self.tool_calls):
+            return HalfAnswer()  # its calls were cut off: whether they took effect is not known
+        is_lost = is_whole or generation.is_refusal or self.constrained_by is not None
+        if is_lost or (generation.tool_call_fragments and not text):
+            text = reasoning = ()
+        return HalfAnswer(
+            text=text,
+            reasoning=reasoning,
+            tokens=generation.output_tokens if text or reasoning else 0,
+            ended=tuple(self._ended),
+            exchanges=tuple(self.exchanges),
+            tool_calls=tuple(self.tool_calls),
+            signals=tuple(self.signals),
+            iterations_used=self.iterations_used,
+            words=self._words,
+            asked=self.asked,
+            first_version=self.first_version,
+        )
+
+    def begin_generation(
+        self, limits: RepetitionLimits, prompt_chars: int, going_on: GoingOn | None = None
+    ) -> Generation:
         """Start the engine's next answer and return it; ``prompt_chars`` is the size of its prompt."""
         if self.was_asked:
             self._ended.append(self.generation)
         self.was_asked, self._is_read = True, False
         self.prompt_tokens, self.counted_tokens = 0, None
         self.generation = Generation(self._clock)
+        if going_on is not None:
+            self.generation = ContinuedGeneration(self._clock, going_on.begun, going_on.tokens, echoes=going_on.echoes)
         self.prompt_chars = prompt_chars
         self.loops.begin_search(self.generation, limits)
         self.phase = Phase.ENGINE
         return self.generation
 
-    def begin_again(self, limits: RepetitionLimits, prompt_chars: int) -> None:
+    def begin_again(self, limits: RepetitionLimits, prompt_chars: int, going_on: GoingOn | None = None) -> None:
         """Restart the newest generation with its room in a cache, unless the engine is answering it."""
         if self.phase is not Phase.ENGINE:
             tokens = self.prompt_tokens, self.counted_tokens
-            self.begin_generation(limits, prompt_chars)
+            self.begin_generation(limits, prompt_chars, going_on)
             self.prompt_tokens, self.counted_tokens = tokens
 
     def take_words(self, words: str) -> None:
@@ -173,24 +223,13 @@ class Answer:
         """The cost of all generations, as far as the engine has reported it."""
         if not self._ended:
             return self.generation.usage
-        known = [each.usage for each in self._generations if each.usage is not None]
-        if not known:
-            return None
-        return Usage(
-            sum(usage.prompt_tokens for usage in known),
-            sum(usage.completion_tokens for usage in known),
-            sum(usage.cached_tokens for usage in known),
-        )
+        known = [each.usage for each in self._generations if each.usage is not None and not each.has_strayed]
+        return sum(known, NOTHING) if known else None
 
     @property
     def cost(self) -> Usage:
         """Tokens of all generations: reported, or estimated if the engine has not reported them."""
-        costs = [each.usage or each.seen for each in self._generations]
-        return Usage(
-            sum(cost.prompt_tokens for cost in costs),
-            sum(cost.completion_tokens for cost in costs),
-            sum(cost.cached_tokens for cost in costs),
-        )
+        return sum((each.usage or each.seen for each in self._generations), NOTHING)
 
     @property
     def told_cost(self) -> Usage:
@@ -250,14 +289,18 @@ class Answer:
     @property
     def started_at(self) -> float:
         """The time of the first request to the engine, in the clock's seconds."""
-        return self._generations[0].started_at
+        return self._own[0].started_at
 
     @property
     def first_token_at(self) -> float | None:
         """The time of the first token, None if there was none."""
         if not self._ended:
             return self.generation.first_token_at
-        return next((each.first_token_at for each in self._generations if each.first_token_at is not None), None)
+        return next((each.first_token_at for each in self._own if each.first_token_at is not None), None)
+
+    @property
+    def _own(self) -> list[Generation]:
+        return self._generations[self._inherited :]
 
     @property
     def _generations(self) -> list[Generation]:

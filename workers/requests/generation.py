@@ -5,6 +5,8 @@ This is the end of the token path: one call per event, no task woken, nothing jo
 
 from collections.abc import Callable
 
+from typing_extensions import override
+
 from transport.events import (
     Advance,
     Event,
@@ -18,6 +20,7 @@ from transport.events import (
     ToolCallDelta,
     Usage,
 )
+from transport.request import BegunAnswer
 
 
 class Generation:
@@ -34,8 +37,10 @@ class Generation:
         "_reported_prompt",
         "_text",
         "begun_at",
+        "carried",
         "finish_reason",
         "first_token_at",
+        "has_strayed",
         "is_refusal",
         "last_byte_at",
         "last_progress_at",
@@ -57,6 +62,8 @@ class Generation:
         self.begun_at: float | None = None
         self.first_token_at: float | None = None
         self._events = 0
+        self.carried = 0  # tokens of its beginning, which an earlier request has generated
+        self.has_strayed = False  # its engine has not gone on with that beginning
         self.prompt_progress: PromptProgress | None = None
         self.tool_call_fragments: list[ToolCallDelta] = []
         self.finish_reason: str | None = None
@@ -112,10 +119,22 @@ class Generation:
         return "".join(text), "".join(reasoning), len(self._text), len(self._reasoning)
 
     @property
+    def pieces(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The pieces of the text and of the reasoning, each of one token or more."""
+        return tuple(self._text), tuple(self._reasoning)
+
+    @property
     def tokens_per_s(self) -> float:
         """The pace of the answer, from its first token to its last."""
         seconds = self.last_progress_at - self.first_token_at if self.first_token_at is not None else 0.0
-        return (self.output_tokens - 1) / seconds if seconds > 0 else 0.0
+        return (self.output_tokens - self.carried - 1) / seconds if seconds > 0 else 0.0
+
+    def without_words(self) -> "Generation":
+        """Return a generation that has only the cost of this one: its words are not used."""
+        empty = Generation(self._clock)
+        empty.has_strayed = True
+        empty.usage = (self.usage or self.seen) - Usage(0, self.carried, 0)
+        return empty
 
     def begin_stream(self) -> None:
         """Record that the engine has accepted the request."""
@@ -189,3 +208,63 @@ class Generation:
         self.last_progress_at = self.last_byte_at
         if self.first_token_at is None:
             self.first_token_at = self.last_byte_at
+
+
+class ContinuedGeneration(Generation):
+    """A generation that goes on with the beginning of an answer; the engine counts that as part of its prompt.
+
+    ``carried`` are the tokens of the beginning. An engine that ``echoes`` sends the beginning before its own words.
+    """
+
+    __slots__ = ("_begun", "_unheard")
+
+    def __init__(self, clock: Callable[[], float], begun: BegunAnswer, carried: int, *, echoes: bool) -> None:
+        super().__init__(clock)
+        self._begun = begun
+        self._text, self._reasoning = ([words] if words else [] for words in (begun.text, begun.reasoning))
+        self.carried = self._events = carried
+        self._unheard = {TextDelta: begun.text, ReasoningDelta: begun.reasoning} if echoes else {}
+
+    @property
+    @override
+    def seen(self) -> Usage:
+        seen = super().seen
+        return Usage(max(0, seen.prompt_tokens - self.carried), seen.completion_tokens, seen.cached_tokens)
+
+    @property
+    @override
+    def prompt_tokens(self) -> int | None:
+        tokens = super().prompt_tokens
+        return tokens if tokens is None or self.usage is not None else max(0, tokens - self.carried)
+
+    @override
+    def receive(self, event: Event) -> None:
+        if isinstance(event, TextDelta | ReasoningDelta):
+            said = self._unheard.pop(type(event), "")
+            if said:
+                rest = self._without_echo(event.text, said)
+                if rest is None:
+                    self._unheard[type(event)] = said.removeprefix(event.text)
+                elif rest:
+                    super().receive(type(event)(rest))
+                return
+            if self.first_token_at is None:
+                self.has_strayed |= isinstance(event, ReasoningDelta) and bool(self._begun.text)
+        super().receive(event)
+
+    def _without_echo(self, text: str, said: str) -> str | None:
+        """Return the text of a piece after the echo; None while the echo goes on."""
+        if text.startswith(said):
+            return text.removeprefix(said)
+        if said.startswith(text):
+            return None
+        self.has_strayed = True
+        return text
+
+    @override
+    def _take_usage(self, reported: Usage | PartialUsage) -> None:
+        super()._take_usage(reported)
+        if isinstance(reported, Usage):
+            prompt = max(0, reported.prompt_tokens - self.carried)
+            cached = min(reported.cached_tokens, prompt)
+            self.usage = Usage(prompt, reported.completion_tokens + self.carried, cached)

@@ -25,7 +25,6 @@ CONSTRAINTS: Final = frozenset(
         "guided_grammar",
     }
 )
-BOUNDS: Final = frozenset({"max_tokens", "max_completion_tokens", "n_predict", "min_tokens", "n"})
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):

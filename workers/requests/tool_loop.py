@@ -25,8 +25,10 @@ from workers.errors import AdapterUnknown
 from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.policy.repetition import RepetitionLimits
 from workers.requests.answer import Answer, Finish, Phase
+from workers.requests.answer_begins import AnswerBegins
 from workers.requests.asking import Excuse, ask_fairly
 from workers.requests.bios_words import BiosFrame, BiosWords
+from workers.requests.halves import GoingOn, HalfAnswer
 from workers.requests.prompts.render import ToolBudget, fallback_of, note_after, render_messages
 from workers.requests.prompts.stack import RECORDED, ToolExchange
 from workers.requests.request import CONSTRAINTS, Demand, Request, SlotHolder
@@ -70,6 +72,7 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True):
     forces_calls: bool  # else the engine itself makes a model call a tool when it must
     now: Callable[[], datetime]
     cache_scope: Callable[[str | None], str | None]  # scope of shared prefixes: of an owner, or of all
+    begins: AnswerBegins  # whether its engine goes on with half an answer
     is_others: bool  # the server is attached: a connection is kept for one owner
     excuse: Excuse | None = None  # finds out whether the engine serves others
     admit: Admit | None = None
@@ -151,25 +154,44 @@ class ToolLoop:
             # The use of a shared cache is counted by the tokens that have come.
             is_watched=self._request.is_watched or self._settings.admit is not None,
         )
-        self._answer.begin_generation(self._settings.repetition, _chars_of(chat))
+        half, self._answer.begins_with = self._answer.begins_with, None  # only the first message goes on
+        if half is not None and self._answer.constrained_by is None:
+            outcome = await self._go_on(chat, half)
+            if outcome is not None:
+                return outcome
+        return await self._generate(chat)
+
+    async def _go_on(self, chat: ChatRequest, half: HalfAnswer) -> Outcome | None:
+        """Return how a message that an earlier attempt has begun ended; None if it is asked for from its beginning."""
+        begins = self._settings.begins
+        asked = await begins.prepare(chat, half) if half.is_answer_to(chat) else None
+        if asked is None:
+            return None
+        outcome = await self._generate(*asked)
+        if is_refused(outcome) or self._answer.generation.has_strayed:
+            begins.note_refused(outcome)
+            self._answer.generation = self._answer.generation.without_words()
+            return None
+        return outcome
+
+    async def _generate(self, chat: ChatRequest, going_on: GoingOn | None = None) -> Outcome:
+        chars = _chars_of(chat)
+        self._answer.begin_generation(self._settings.repetition, chars, going_on)
+        self._answer.asked = chat
         outcome = None if self._settings.admit is None else await self._settings.admit(self._answer, chat)
         if outcome is None:
-            shares_cache = self._settings.admit is not None
-            scope = self._request.owner or "" if self._settings.is_others else None
-            outcome = await self._ask_engine(chat, scope, shares_cache=shares_cache)
+            outcome = await self._ask_engine(chat, chars, going_on)
         self._answer.phase = Phase.US
         loop = self._answer.loops.find_loop(is_over=True) if isinstance(outcome, Completed) else None
         return outcome if loop is None else loop_failure(loop)
 
-    async def _ask_engine(self, chat: ChatRequest, scope: str | None, *, shares_cache: bool) -> Outcome:
-        """Return how one generation ended; its connection is kept for requests of the same ``scope``.
-
-        ``shares_cache`` says that the pool manages its room in the engine's cache: then a full cache is no fault.
-        """
+    async def _ask_engine(self, chat: ChatRequest, chars: int, going_on: GoingOn | None) -> Outcome:
+        """Return how one generation ended; ``chars`` is the size of its prompt."""
         answer, settings = self._answer, self._settings
+        scope = self._request.owner or "" if settings.is_others else None  # connections are kept by scope
 
         async def ask() -> None:
-            answer.begin_again(settings.repetition, _chars_of(chat))
+            answer.begin_again(settings.repetition, chars, going_on)
             try:
                 await self._client.stream(chat, answer.generation, scope)
             finally:
@@ -183,7 +205,7 @@ class ToolLoop:
             return Completed(finish_reason=answer.generation.finish_reason or "unknown")
         if not isinstance(error, EngineRejected):
             return broken_off(error)
-        if shares_cache and isinstance(error, CacheFull):
+        if settings.admit is not None and isinstance(error, CacheFull):  # the pool manages its room: no fault
             return Cancelled(reason=CancelReason.CACHE_FULL)
         return rejected(error, is_about_the_request=error.is_about_the_request)
 
@@ -316,7 +338,8 @@ async def _is_met(demand: Demand, text: str) -> bool:
 
 
 def _chars_of(chat: ChatRequest) -> int:
-    return sum(len(message.content) for message in chat.messages)
+    begun = 0 if chat.begun is None else len(chat.begun.text) + len(chat.begun.reasoning)
+    return begun + sum(len(message.content) for message in chat.messages)
 
 
 def broken_off(error: EngineError) -> Outcome:
@@ -325,6 +348,11 @@ def broken_off(error: EngineError) -> Outcome:
         return RequestFailed(reason=FailureReason.ENGINE_REJECTED, detail=str(error))
     reason = FailureReason.ENGINE_REJECTED if isinstance(error, UnreadableFrame) else FailureReason.ENGINE_UNREACHABLE
     return EngineFailed(reason=reason, detail=str(error), brought_down=False)
+
+
+def is_refused(outcome: Outcome) -> bool:
+    """Whether the engine has refused the request."""
+    return isinstance(outcome, RequestFailed) and outcome.reason is FailureReason.ENGINE_REJECTED
 
 
 def loop_failure(what: str) -> RequestFailed:

@@ -8,6 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, Required, TypedDict
 
 
+class OverWeightsDocument(TypedDict, total=False):
+    """Answers that go on with weights that have changed meanwhile."""
+
+    over_weights: Required[Literal[True]]
+
+
 class PromptsDocument(TypedDict, total=False):
     """Words of the author's own in place of Roundhouse's; each is a ``string.Template``."""
 
@@ -142,6 +148,7 @@ class JobDocument(TypedDict, total=False):
     leader: str | None
     prompt_at: Literal["start", "queue"]
     view: Literal["own", "shared"]
+    continuation: Literal["on", "off"] | OverWeightsDocument | None
     system: str
     prompts: PromptsDocument
     rounds: int

@@ -36,6 +36,15 @@ class Attempt(Value):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Continued(Value):
+    """A break in an answer: the tokens before it, why it broke off there, and the worker that went on."""
+
+    at_tokens: int
+    because: str | None
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inherited(Value):
     """The job and conversation in which an inherited turn was spoken; the job may be deleted."""
 
@@ -88,6 +97,7 @@ class Turn(Value):
     inherited: Inherited | None = None
     memory: TurnMemory | None = None
     findings: tuple[str, ...] = ()
+    continued: tuple[Continued, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

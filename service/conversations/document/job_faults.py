@@ -18,6 +18,7 @@ from service.conversations.document.spec import (
     REFERENCES,
     AgentSpec,
     JobSpec,
+    OverWeightsSpec,
     ValidationSpec,
     cast_specs,
     is_tool_reference,
@@ -222,6 +223,10 @@ def _mode_faults(spec: JobSpec) -> Checks:
     is_vain = not is_free and "prompt_at" in spec.model_fields_set
     yield is_vain, "prompt_at", "only mode: free has it; in others a prompt is made when its turn starts"
     yield is_stray, "leader", "only mode: led has one"
+    is_over = isinstance(spec.continuation, OverWeightsSpec)
+    for index, conversation in enumerate(spec.conversations):
+        why = f"conversations[{index}].weights: pinned keeps one version of the weights"
+        yield is_over and conversation.weights is not None, "continuation.over_weights", why
     message = "in mode: free there is no round to wait in; the order of the agents is the order of the queue"
     for index, agent in enumerate(spec.agents):
         yield is_free and agent.speak_after_within_round, f"agents[{index}].speak_after_within_round", message

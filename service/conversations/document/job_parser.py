@@ -19,6 +19,7 @@ from service.conversations.document.spec import (
     ConversationSpec,
     JobSpec,
     MemorySpec,
+    OverWeightsSpec,
     ValidationSpec,
     cast_specs,
     is_tool_reference,
@@ -30,6 +31,7 @@ from service.conversations.job.validation import Validation, folded
 from service.conversations.job.variables import fill, written
 from service.conversations.job.wording import Phrases
 from transport.answer_bound import laid_over
+from workers.policy.continuation import Continuation
 from workers.requests.request import parse_tools
 from workers.tools.definition import ToolDefinition
 from workers.tools.schemas import postponing
@@ -81,10 +83,15 @@ def _job(spec: JobSpec, conversations: tuple[Conversation, ...], job_id: JobId, 
         priority=spec.priority,
         system=spec.system,
         view=spec.view,
+        continuation=None if spec.continuation is None else _continuation(spec.continuation),
         prompts=Phrases(**spec.prompts.model_dump()),
         metadata=spec.metadata,
         webhook=None if spec.webhook is None else Webhook(url=str(spec.webhook.url), secret=spec.webhook.secret),
     )
+
+
+def _continuation(given: str | OverWeightsSpec) -> Continuation:
+    return Continuation.OVER_WEIGHTS if isinstance(given, OverWeightsSpec) else Continuation(given)
 
 
 def _agent(spec: AgentSpec, adapters: Mapping[str, str], memory: MemorySpec | None) -> Agent:

@@ -6,7 +6,7 @@ Source: specification, "Job documents".
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field, HttpUrl, TypeAdapter, ValidationError, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, HttpUrl, TypeAdapter, ValidationError, ValidationInfo
 
 from service.conversations.job.job import Mode, OnFailure, PromptAt, SpokenBy, View
 from service.conversations.job.validation import folded
@@ -14,6 +14,7 @@ from service.conversations.job.variables import written
 from service.conversations.job.wording import DEFAULT_ROLE, phrase_fault
 from service.formats.faults import Rules, StrictModel, rules
 from transport.answer_bound import laid_over
+from workers.policy.continuation import Continuation, continuation_of
 from workers.tools.schemas import pattern_trouble, schema_trouble
 
 NO_CONTROLS: Final = r"[^\x00-\x1f\x7f-\x9f]"
@@ -258,6 +259,23 @@ class WebhookSpec(StrictModel):
     secret: str | None = None
 
 
+class OverWeightsSpec(StrictModel):
+    """Answers that go on with weights that have changed meanwhile."""
+
+    over_weights: Literal[True]
+
+
+def _known_continuation(given: object) -> object:
+    """Check it before the union, which would report a fault once per member; YAML reads on and off as booleans."""
+    if given is None or isinstance(given, OverWeightsSpec):
+        return given
+    known = continuation_of(given)
+    return {"over_weights": True} if known is Continuation.OVER_WEIGHTS else known.value
+
+
+GoesOn = Annotated[Literal["on", "off"] | OverWeightsSpec, BeforeValidator(_known_continuation)]
+
+
 class JobSpec(StrictModel):
     """A job: agents, and the conversations that they are to hold."""
 
@@ -267,6 +285,7 @@ class JobSpec(StrictModel):
     leader: str | None = None
     prompt_at: PromptAt = PromptAt.START
     view: View = View.OWN
+    continuation: GoesOn | None = None
     system: str = ""
     prompts: PromptsSpec = Field(default_factory=PromptsSpec)
     rounds: int = Field(default=1, ge=1, strict=True)

@@ -15,6 +15,7 @@ from service.conversations.job.memory import Memory
 from service.conversations.job.until import Until
 from service.conversations.job.validation import Validation
 from service.conversations.job.wording import Phrases
+from workers.policy.continuation import Continuation
 from workers.requests.request import CONSTRAINTS
 from workers.tools.definition import ToolDefinition
 
@@ -226,7 +227,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Agents and their conversations; ``system`` comes before every agent's own.
 
     In ``mode: led`` the ``leader`` names the next speaker. ``owner`` is the name of the key that posted it, None
-    without keys.
+    without keys. ``continuation`` counts in place of its models' own.
     """
 
     id: JobId
@@ -241,6 +242,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     webhook: Webhook | None = None
     system: str = ""
     view: View = View.OWN
+    continuation: Continuation | None = None
     prompts: Phrases = msgspec.field(default_factory=Phrases)
     owner: str | None = None
 

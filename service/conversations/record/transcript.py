@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
@@ -70,6 +71,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: tuple[ToolRecord, ...] = ()
     constrained_by: str | None = None
     prompt: PromptRecord | None = None
+    continued_at: int = 0  # tokens of an earlier attempt's answer that it went on from
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,8 +147,13 @@ def turn_document(turn: Turn) -> dict[str, object]:
     fields = msgspec.to_builtins(turn, builtin_types=(datetime,))
     for name in OF_DECISIONS:
         del fields[name]
+    fields["continued"] = [
+        {"at_tokens": attempt.continued_at, "because": before.reason, "worker": attempt.worker}
+        for before, attempt in pairwise(turn.attempts)
+        if attempt.continued_at
+    ]
     for attempt in fields["attempts"]:
-        del attempt["prompt"]  # it has a route of its own
+        del attempt["prompt"], attempt["continued_at"]  # the prompt has a route of its own
         _write_times(attempt, TIMES_OF_ATTEMPTS)
     _write_times(fields, TIMES)
     if turn.answer is not msgspec.UNSET:

@@ -1,6 +1,7 @@
 """The stored part of a prompt: only what job, words and turns do not determine."""
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any
 
 from msgspec import Struct
@@ -29,7 +30,8 @@ class PromptRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     that the demand on the answer was said in words, ``addition`` is what was said at the end. ``iterations``,
     ``has_fallback`` and ``stuck`` are the model's limits on tools, ``defaults`` its parameters, ``changes`` those that
     a retry changed. ``thought`` is what could come before a constrained answer. ``from_round`` is the first round of
-    the memory window; ``is_summed`` says that a summary replaced the rounds before it.
+    the memory window; ``is_summed`` says that a summary replaced the rounds before it. ``made_at`` is set for an
+    attempt that goes on with the prompt of an earlier one.
     """
 
     heard: int | None = None
@@ -45,6 +47,7 @@ class PromptRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_summed: bool = False
     exchanges: tuple[ExchangeRecord, ...] = ()
     thought: Thought = Thought.NONE
+    made_at: datetime | None = None
 
 
 def keep_exchanges(exchanges: Iterable[ToolExchange]) -> tuple[ExchangeRecord, ...]:

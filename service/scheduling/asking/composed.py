@@ -6,7 +6,8 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
 from typing import Final
 
 import anyio
@@ -34,11 +35,20 @@ from transport.request import Constraint
 from workers.log_context import line_about
 from workers.offload.pool import asked_for
 from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed
+from workers.policy.continuation import Continuation
+from workers.requests.halves import HalfAnswer
 from workers.requests.request import CONSTRAINTS, Demand
 from workers.requests.slots import Lease
+from workers.requests.tool_loop import is_refused
 from workers.supervised import SupervisedWorker
 
 MOST_JUDGED: Final = 64  # answers of a key judged without a slot at once; more turns would pile up
+# The ends after which the next attempt starts over: its words are not kept.
+STARTS_OVER: Final[Mapping[Continuation, Collection[str]]] = {
+    Continuation.ON: frozenset({FailureReason.INVALID_ANSWER, FailureReason.WEIGHTS_CHANGED}),
+    Continuation.OVER_WEIGHTS: frozenset({FailureReason.INVALID_ANSWER}),
+    Continuation.OFF: frozenset(FailureReason),
+}
 STORE_PAUSE_S: Final = 1.0  # seconds before a turn is ready again after its tool calls could not be read
 logger = logging.getLogger(__name__)
 
@@ -69,6 +79,10 @@ class ComposedAsking:
         self.fulfils: tuple[int, ...] = ()
         self.whole: None = None  # the record has the words of its answer
         self._attempt: RunningAttempt  # the newest one
+        self._continuation = Continuation.ON
+        self._half: HalfAnswer | None = None  # what the attempt goes on from
+        self._made_at: datetime | None = None  # the time of the prompt that ``_half`` answers
+        self._described: Sequence[StoredToolCall] = ()  # the calls that this prompt describes
         self._rejected: Sequence[Rejected] = ()  # the turn's rejected answers so far
         self._slot: TurnSlot | None = None  # set while the attempt runs
         self._has_left = False  # the slot was given to others while the answer is judged
@@ -80,6 +94,14 @@ class ComposedAsking:
     def forget_attempt(self) -> None:
         """Forget the prompt of the previous attempt."""
         self.prompt = None
+
+    def keep_half(self, reason: str) -> HalfAnswer | None:
+        """Keep what the attempt has written, for the next one to go on from; None if that one starts over."""
+        is_over = reason in STARTS_OVER[self._continuation]
+        self._half = None if is_over else self._attempt.answer.half or None
+        if self._half is None:
+            self._made_at = None
+        return self._half
 
     def take_fault(self) -> str | None:
         """Return the fault of the judged answer, None if it is valid; reset it for the next answer."""
@@ -140,6 +162,9 @@ class ComposedAsking:
 
     async def _ask(self, worker: SupervisedWorker) -> Outcome:
         version = worker.weights.version if worker.weights else None
+        self._continuation = self._prompts.job.continuation or worker.spec.continuation
+        if self._half is not None and self._continuation is Continuation.ON and self._half.first_version != version:
+            self._half = self._made_at = None
         fault = self._prompts.check_weights(self._key, version)
         if fault is not None:
             return RequestFailed(reason=FailureReason.WEIGHTS_CHANGED, detail=fault)
@@ -162,7 +187,7 @@ class ComposedAsking:
         answer = self._attempt.answer
         if plan.is_sent and isinstance(outcome, Completed) and answer.constrained_by is not None:
             worker.requests.constraints.note_answer(constraint, answer.text)
-        if answer.constrained_by is not None and _is_refused(outcome):
+        if answer.constrained_by is not None and is_refused(outcome):
             without = await self._perform(worker, earlier, None, is_told=True)
             if isinstance(without, Completed):
                 logger.warning("turn %s: its constraint is only said in words: %s", self._key, outcome)
@@ -185,7 +210,7 @@ class ComposedAsking:
     ) -> Outcome:
         attempt, key, prompts, outlet = self._attempt, self._key, self._prompts, self._around.outlet
         owner = prompts.job.owner if self._around.has_several_keys() else None
-        if self._agent.memory is not None:
+        if self._agent.memory is not None and self._half is None:
             ending = await cut_memory(prompts, key, attempt, worker, outlet.append, owner)
             if ending is not None:
                 return ending
@@ -193,10 +218,17 @@ class ComposedAsking:
             return attempt.cancelled
         journal = addition = None
         if self._agent.tools:
-            journal, addition = TurnCalls(key, earlier, outlet.append), describe_calls(earlier)
+            if self._made_at is None:
+                self._described = earlier
+            kept = () if self._half is None else self._half.tool_calls
+            journal, addition = TurnCalls(key, earlier, outlet.append, kept), describe_calls(self._described)
+        made_at = self._made_at or attempt.started_at
         request, self.prompt = prompts.request(
-            key, self._rejected, attempt.started_at, worker.spec, is_told=is_told, addition=addition
+            key, self._rejected, made_at, worker.spec, is_told=is_told, addition=addition
         )
+        if self._made_at is not None:
+            self.prompt = replace(self.prompt, made_at=made_at)
+        self._made_at = made_at
         attempt.answer.own_tokens = None if owner is None else prompts.own_tokens(key)
         asked = replace(
             request,
@@ -207,9 +239,7 @@ class ComposedAsking:
             is_watched=outlet.is_followed(key.job_id),
             slot=self._slot,
         )
+        if self._half is not None and not attempt.answer.is_continued:
+            attempt.answer.go_on_from(self._half)
         attempt.request = worker.requests.prepare(asked.job_name, attempt.answer)
         return await worker.requests.perform(asked, attempt.answer, attempt.request)
-
-
-def _is_refused(outcome: Outcome) -> bool:
-    return isinstance(outcome, RequestFailed) and outcome.reason is FailureReason.ENGINE_REJECTED

@@ -170,6 +170,9 @@ class RecordedAsking:
         self.whole = None
         self._asked.forget_answer()
 
+    def keep_half(self, reason: str) -> None:
+        """Keep nothing: the next attempt starts over."""
+
     def take_fault(self) -> None:
         """Return no fault: the client judges the answer."""
 

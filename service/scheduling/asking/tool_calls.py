@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -12,6 +12,7 @@ from service.conversations.job.job import TurnKey
 from service.store.records import Record, StoredToolCall, ToolCallEnded, ToolCallStarted
 from workers.errors import JournalClosed
 from workers.tools.call_journal import Begun, Unverified
+from workers.tools.calls import ToolRecord
 
 EARLIER: Final = (
     "You began this turn before, and were interrupted or asked to answer again. "
@@ -25,15 +26,17 @@ class TurnCalls:
 
     Calls are the same if they are the n-th with a name and arguments in their attempts. They then have the same key,
     whatever other calls the attempts make. ``append`` returns False if the facts were refused because another node runs
-    the turn.
+    the turn. ``kept`` are calls of an earlier attempt that this one goes on from.
     """
 
-    def __init__(self, key: TurnKey, earlier: Sequence[StoredToolCall], append: Append) -> None:
+    def __init__(
+        self, key: TurnKey, earlier: Sequence[StoredToolCall], append: Append, kept: Iterable[ToolRecord] = ()
+    ) -> None:
         self._turn = key
         self._earlier = {call.call: call for call in earlier}
         self._numbers = len(earlier)
         self._append = append
-        self._made: Counter[bytes] = Counter()
+        self._made: Counter[bytes] = Counter(_digest_of(each.name, each.arguments)[0] for each in kept)
 
     def __repr__(self) -> str:
         return f"<TurnCalls {self._turn} earlier={len(self._earlier)} made={self._made.total()}>"
@@ -44,8 +47,7 @@ class TurnCalls:
         Raises:
             JournalClosed: another node runs this turn now.
         """
-        encoded = msgspec.json.encode(arguments, order="sorted")
-        what = name.encode() + b"\0" + encoded
+        what, encoded = _digest_of(name, arguments)
         self._made[what] += 1
         place = msgspec.json.encode([*self._turn, self._made[what]])
         key = hashlib.sha256(place + b"\0" + what).hexdigest()[:32]
@@ -75,6 +77,11 @@ class TurnCalls:
     async def _write(self, record: Record) -> None:
         if not await self._append([record]):
             raise JournalClosed("another node runs this turn by now")
+
+
+def _digest_of(name: str, arguments: object) -> tuple[bytes, bytes]:
+    encoded = msgspec.json.encode(arguments, order="sorted")
+    return name.encode() + b"\0" + encoded, encoded
 
 
 def describe_calls(calls: Sequence[StoredToolCall]) -> str | None:

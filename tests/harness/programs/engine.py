@@ -91,6 +91,12 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
         choices=list(TEMPLATES),
         help="know POST /apply-template, and a template that begins a thought, leaves it to the model, or has none",
     )
+    parser.add_argument(
+        "--goes-on",
+        choices=["kept", "rewritten", "unlike", "refused"],
+        help="know how to go on with half an answer: as it is, after a template that writes it in other words, with "
+        "other words although the template keeps it, or not at all although the template keeps it",
+    )
     parser.add_argument("--script", type=Path, help="answer the n-th request with the n-th entry of this JSON list")
     parser.add_argument("--never-ready", action="store_true", help="load for ever")
     parser.add_argument("--mute", action="store_true", help="accept requests and never answer")
@@ -179,8 +185,9 @@ class Engine:
         elif path == "/props" and (options.props_slots or options.thinks):
             props = {"total_slots": options.props_slots, "chat_template": TEMPLATES.get(options.thinks, "")}
             _send(writer, 200, json.dumps(props).encode())
-        elif path == "/apply-template" and options.thinks:
-            _send(writer, 200, json.dumps({"prompt": self._render(json.loads(body))}).encode())
+        elif path == "/apply-template" and (options.goes_on or options.thinks):
+            render = self._template if options.goes_on else self._render
+            _send(writer, 200, json.dumps({"prompt": render(json.loads(body))}).encode())
         elif path == "/v1/chat/completions/input_tokens":
             self._count(json.loads(body), writer)
         elif path != "/v1/chat/completions":
@@ -204,13 +211,15 @@ class Engine:
 
     def _count(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         options = self.options
+        if options.goes_on:
+            tokens = options.prompt_tokens + len(_pieces(_begun(request)))
+            return _send(writer, 200, json.dumps({"input_tokens": tokens}).encode())
         self._record(request)
         if options.count_busy is not None and not options.count_busy.exists():
             options.count_busy.touch()
-            _send(writer, 503, b"{}")
-            return
+            return _send(writer, 503, b"{}")
         counted = {} if options.counts is None else {"input_tokens": options.counts}
-        _send(writer, 200 if counted else options.count_status, json.dumps(counted).encode())
+        return _send(writer, 200 if counted else options.count_status, json.dumps(counted).encode())
 
     def _may_reject(self, body: bytes) -> bool:
         if self.options.reject_on is not None and self.options.reject_on.encode() not in body:
@@ -267,9 +276,10 @@ class Engine:
             self.exit(1)
         if options.stop_on and options.stop_on in messages and self._may_die():
             self.take_signal(signal.SIGSTOP)
+        if _begun(request) and options.goes_on == "refused":
+            return _send(writer, 400, b'{"error": {"code": 400, "message": "no prefill", "type": "invalid_request"}}')
         if not request.get("stream"):
-            await self._answer_whole(request, writer, slot)
-            return
+            return await self._answer_whole(request, writer, slot)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
         await writer.drain()
         await self._held(request)
@@ -289,9 +299,11 @@ class Engine:
         reason = "tool_calls" if any("tool_calls" in delta for delta in deltas) else "stop"
         reason = next((delta.pop("finish") for delta in deltas if "finish" in delta), reason)
         _event(writer, {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
-        usage = {"prompt_tokens": options.prompt_tokens, "completion_tokens": len(deltas)}
+        begun = _begun(request)
+        tokens = options.prompt_tokens + len(_pieces(begun))
+        usage = {"prompt_tokens": tokens, "completion_tokens": len(deltas) - bool(begun)}
         _event(writer, {"choices": [], "usage": usage})
-        writer.write(b"data: [DONE]\n\n")
+        return writer.write(b"data: [DONE]\n\n")
 
     async def _answer_whole(self, request: dict[str, Any], writer: asyncio.StreamWriter, slot: dict[str, Any]) -> None:
         """Answer once the whole answer is ready."""
@@ -307,6 +319,13 @@ class Engine:
         usage = {"prompt_tokens": options.prompt_tokens, "completion_tokens": len(deltas)}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         _send(writer, 200, json.dumps({"choices": [choice], "usage": usage}).encode())
+
+    def _template(self, request: dict[str, Any]) -> str:
+        """Return a prompt that ends with the half answer, if there is one."""
+        begun = _begun(request)
+        asked = request["messages"][:-1] if begun else request["messages"]
+        half = begun.upper() if self.options.goes_on == "rewritten" else begun
+        return "".join(f"<{each['role']}>{each['content']}" for each in asked) + f"<assistant>{half}"
 
     def _render(self, request: dict[str, Any]) -> str:
         """Return a prompt as the template ends it; the request is recorded too."""
@@ -395,6 +414,8 @@ class Engine:
     def _deltas(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         if self.options.repeat:
             return []
+        if self.options.goes_on:
+            return self._rest(request)
         if self.options.script:
             script = json.loads(self.options.script.read_text())
             entry = script[min(self.requests, len(script)) - 1]
@@ -407,6 +428,20 @@ class Engine:
         if self.options.calls and request.get("tools") and request["messages"][-1]["role"] != "tool":
             return _scripted({"tool_calls": [self.options.calls]})
         return [{"content": word} for word in self._words(request)]
+
+    def _rest(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the answer, with a half that it goes on with as its first piece."""
+        text, begun = " ".join(f"word{number}" for number in range(self.options.tokens)), _begun(request)
+        entry: dict[str, Any] = {"content": text}
+        if self.options.script:
+            script = json.loads(self.options.script.read_text())
+            calls = sum(message["role"] == "tool" for message in request["messages"])
+            entry = script[min(calls, len(script) - 1)]
+        rest = _pieces(entry.get("content", "").removeprefix(begun))
+        rest = rest[: request.get("max_tokens")]
+        first = [{"content": begun if self.options.goes_on != "unlike" else begun[::-1]}] if begun else []
+        words = [{"content": piece} for piece in rest]
+        return [*first, *words, *_scripted({**entry, "content": ""})]
 
     def _words(self, request: dict[str, Any]) -> list[str]:
         if self.options.echo:
@@ -443,6 +478,16 @@ def _chosen(request: dict[str, Any]) -> dict[str, Any]:
     if word.startswith("CALL "):
         return {"tool_calls": [{"name": word[5:], "arguments": "{}"}]}
     return {"content": word}
+
+
+def _begun(request: dict[str, Any]) -> str:
+    """Return the half answer that a request goes on with, empty without one."""
+    return str(request["messages"][-1]["content"]) if request.get("continue_final_message") else ""
+
+
+def _pieces(text: str) -> list[str]:
+    """Return the tokens of a text: words with the blanks before them, as models write them."""
+    return re.findall(r"\s*\S+", text)
 
 
 def _scripted(entry: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,0 +1,145 @@
+"""Half an answer, written before its attempt broke off: what another attempt goes on with. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import structs
+
+from transport.answer_bound import bounds_in
+from transport.events import Usage
+from transport.request import BegunAnswer, ChatRequest
+from workers.requests.generation import Generation
+from workers.requests.prompts.stack import ToolExchange
+from workers.tools.calls import Signal, ToolRecord
+
+# They depend on the words that the engine itself has generated, or on all of an answer; 0 or none turns them off.
+INEXACT: Final = frozenset(
+    {
+        "best_of",
+        "frequency_penalty",
+        "logprobs",
+        "mirostat",
+        "presence_penalty",
+        "prompt_logprobs",
+        "reasoning_budget",
+        "thinking_budget",
+        "thinking_budget_tokens",
+        "thinking_token_budget",
+        "top_logprobs",
+        "use_beam_search",
+    }
+)
+SEEDS: Final = 2**31  # engines take seeds below it
+
+
+class HalfAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of an answer that was written before its attempt broke off.
+
+    ``text`` and ``reasoning`` are the pieces of the message that was being written, ``tokens`` their number. ``ended``
+    are the generations of the messages before it, whose calls have been answered (``exchanges``).
+    """
+
+    text: tuple[str, ...] = ()
+    reasoning: tuple[str, ...] = ()
+    tokens: int = 0
+    ended: tuple[Generation, ...] = ()
+    exchanges: tuple[ToolExchange, ...] = ()
+    tool_calls: tuple[ToolRecord, ...] = ()
+    signals: tuple[Signal, ...] = ()
+    iterations_used: int = 0
+    words: str = ""
+    first_version: int | None = None
+    asked: ChatRequest | None = None
+
+    def is_answer_to(self, chat: ChatRequest) -> bool:
+        """Whether the same words were asked of the same model; only then may its answer go on."""
+        asked = self.asked
+        return asked is not None and (asked.model, asked.messages, asked.tools) == (
+            chat.model,
+            chat.messages,
+            chat.tools,
+        )
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to go on with."""
+        return bool(self.text or self.reasoning or self.exchanges)
+
+    @property
+    def kept(self) -> Usage:
+        """The cost of all that is kept."""
+        return sum((each.usage or each.seen for each in self.ended), Usage(0, self.tokens, 0))
+
+    def shortened(self) -> "HalfAnswer":
+        """Return it without its last piece."""
+        if self.text:
+            return structs.replace(self, text=self.text[:-1])
+        return structs.replace(self, reasoning=self.reasoning[:-1])
+
+    def begun(self, stops: Sequence[str]) -> BegunAnswer | None:
+        """Return the beginning of the unfinished message, None without one.
+
+        It ends where a token ends. Templates cut off blanks at the end, and a stop word may have begun there: the
+        engine writes both again.
+        """
+        text = _cut_end(self.text, stops)
+        if self.text:
+            return BegunAnswer(text=text, reasoning="".join(self.reasoning)) if text else None
+        reasoning = _cut_end(self.reasoning, stops)
+        return BegunAnswer(reasoning=reasoning) if reasoning else None
+
+
+class GoingOn(msgspec.Struct, frozen=True, kw_only=True):
+    """The way in which an engine is asked to go on: the beginning, its tokens, and whether the engine repeats it."""
+
+    begun: BegunAnswer
+    tokens: int
+    echoes: bool
+
+
+def _cut_end(pieces: Sequence[str], stops: Sequence[str]) -> str:
+    text = "".join(pieces)
+    for piece in reversed(pieces):
+        is_whole = text == text.rstrip() and not any(_ends_in_beginning(text, stop) for stop in stops)
+        if is_whole:
+            break
+        text = text[: len(text) - len(piece)]
+    return text
+
+
+def _ends_in_beginning(text: str, stop: str) -> bool:
+    return any(text.endswith(stop[:size]) for size in range(1, len(stop) + 1))
+
+
+def stops_in(params: Mapping[str, object]) -> list[str]:
+    """Return the stop words among generation parameters."""
+    given = params.get("stop")
+    words = given if isinstance(given, list | tuple) else [given]
+    return [word for word in words if isinstance(word, str) and word]
+
+
+def obstacle_in(params: Mapping[str, object]) -> str | None:
+    """Return a parameter with which half an answer would not go on as if it had not broken off; None without one."""
+    named = (name for name in sorted(INEXACT & params.keys()) if params[name])
+    several = "n" if params.get("n") not in (None, 1) else None
+    return next(named, several)
+
+
+def rest_of(params: Mapping[str, object], tokens: int) -> dict[str, object] | None:
+    """Return the parameters for the rest of an answer with ``tokens`` so far; None if it has no tokens left.
+
+    A seed gives another one, since the engine's generator of random numbers starts at its beginning.
+    """
+    rest = dict(params)
+    for name, bound in bounds_in(params).items():
+        if isinstance(bound, int | float) and bound >= 1:
+            if bound <= tokens:
+                return None
+            rest[name] = int(bound) - tokens
+    least = params.get("min_tokens")
+    if isinstance(least, int):
+        rest["min_tokens"] = max(0, least - tokens)
+    seed = params.get("seed")
+    if isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0:
+        rest["seed"] = (seed + tokens) % SEEDS
+    return rest
