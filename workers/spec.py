@@ -170,6 +170,9 @@ class WorkerSpec:
         Raises:
             InvalidSpec: values are invalid; the message names each.
         """
+        for name in ("args", "env", "params", "headers", "adapters"):
+            if not isinstance(given := getattr(self, name), Mapping):
+                raise InvalidSpec(f"{name}: {given!r} is no mapping")
         object.__setattr__(self, "engine", EngineKind(self.engine))
         object.__setattr__(self, "capacity", Capacity(self.capacity))
         object.__setattr__(self, "continuation", Continuation(self.continuation))

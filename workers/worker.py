@@ -19,6 +19,7 @@ from workers.health.incident import Evidence
 from workers.offload.pool import offloading
 from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
 from workers.policy.liveness import Verdict
+from workers.policy.params import refuse_params
 from workers.process.child import LEAVE_LIMIT_S
 from workers.process.orphans import patrol
 from workers.process.registry import open_registry
@@ -249,12 +250,17 @@ class Worker(SupervisedWorker):
 
         Raises:
             InvalidTool: a definition is unusable, or two tools have one name.
+            TypeError: a prompt is no text, or ``params`` no mapping.
+            ValueError: ``params`` has one that may not be set.
         """
+        for name, text in (("job_name", job_name), ("system_prompt", system_prompt), ("user_prompt", user_prompt)):
+            if not isinstance(text, str):
+                raise TypeError(f"{name}: {text!r} is no text")
         request = Request(
             job_name=job_name,
             system=system_prompt,
             conversation=user_conversation(user_prompt),
-            params=params or {},
+            params=refuse_params(params),
             tools=self._tools if tools is None else parse_tools(tools),
             exit_tools=self._exit_tools if exit_tools is None else parse_tools(exit_tools),
             markup=markup,

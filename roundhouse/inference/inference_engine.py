@@ -32,6 +32,7 @@ from workers.errors import InvalidSpec, StopTimedOut
 from workers.lanes.lane_pool import LanePool, LaneSet
 from workers.offload.pool import offloading
 from workers.outcome import FailureReason
+from workers.policy.params import refuse_params
 from workers.process.orphans import patrol
 from workers.process.registry import open_registry
 from workers.spec import EngineKind, WorkerSpec
@@ -154,12 +155,13 @@ class InferenceEngine:
             ModelUnavailable: it cannot be fetched.
             EngineClosed: it was shut down.
         """
+        given = refuse_params(params)
         await self._start()
         async with self._registering:
             if agent_id in self._agents:
                 raise AgentExists(agent_id)
             served = await self._checkpoints.serve(str(model_ckpt), lane_hint, memory_mib)
-            self._agents[agent_id] = LaneAgent(agent_id, served, params or {})
+            self._agents[agent_id] = LaneAgent(agent_id, served, given)
 
     async def resume_lane(self, lane: int) -> None:
         """Use the device of a lane again, which was left alone: somebody has seen to it.
@@ -193,20 +195,23 @@ class InferenceEngine:
         in their order. ``params`` are generation parameters of this run, over the agent's.
 
         Raises:
-            ValueError: a step or a number of tokens is none.
+            ValueError: an argument cannot be used; the message names it.
             UnknownAgent: it is not registered.
             InferenceFailed: there is no answer, or none within ``deadline_s`` of the call.
             EngineClosed: it was shut down.
         """
         if max_tokens < 1:
             raise ValueError(f"max_tokens: {max_tokens!r} is no number of tokens; give 1 or more")
+        given = refuse_params(params)
+        if deadline_s is not None and deadline_s <= 0:
+            raise ValueError(f"deadline_s: {deadline_s!r} leaves no time")
         if step not in ("think", "plan", "act"):
             raise ValueError(f"step: {step!r} is none; give 'think', 'plan' or 'act'")
         await self._start()
         agent = self._agents.get(agent_id)
         if agent is None:
             raise UnknownAgent(agent_id)
-        request = self._prompts.request(agent, prompt, step, max_tokens, params or {})
+        request = self._prompts.request(agent, prompt, step, max_tokens, given)
         try:
             async with asyncio.timeout(deadline_s), agent.turn:
                 answer = await self._runs.ask(agent, request, self._base.timeouts.refusal_s)

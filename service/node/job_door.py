@@ -19,6 +19,7 @@ from service.conversations.document.reading import check_tools, read_document, r
 from service.conversations.document.spec import JobSpec
 from service.conversations.job.client_request import PostedRequest
 from service.conversations.job.job import Agent, Job, new_job_id
+from service.conversations.job.wording import DEFAULT_ROLE
 from service.errors import Fault, InvalidJob, NoSlotAvailable, ShuttingDown, StoreUnavailable
 from service.formats.documents import digest_of
 from service.node.intake import Intake
@@ -179,7 +180,8 @@ def _written(document: object, posted: Mapping[str, PostedRequest]) -> tuple[byt
     """
     hashed = digest_of(document)
     for name, request in sorted(posted.items()):
-        hashed = hashlib.sha256(f"{hashed} {name} {request.path} ".encode() + request.body).hexdigest()
+        about = f"{hashed} {name} {request.path} {request.is_streamed} "
+        hashed = hashlib.sha256(about.encode() + request.body).hexdigest()
     return msgspec.json.encode(document), hashed
 
 
@@ -190,15 +192,42 @@ def _with_bodies(job: Job, posted: Mapping[str, PostedRequest]) -> Job:
         InvalidJob: it has anything that a body makes void, or no conversation for a body.
     """
     (agent, *others), rounds = job.agents, max(each.rounds for each in job.conversations)
-    plain = Agent(id=agent.id, role=agent.role, model=agent.model, system="", adapter=agent.adapter, slots=agent.slots)
-    if others or rounds > 1 or agent != plain or job.system:
+    plain = Agent(
+        id=agent.id, role=DEFAULT_ROLE, model=agent.model, system="", adapter=agent.adapter, slots=agent.slots
+    )
+    bare = Job(
+        id=job.id,
+        name=job.name,
+        agents=job.agents,
+        conversations=job.conversations,
+        priority=job.priority,
+        metadata=job.metadata,
+        webhook=job.webhook,
+        owner=job.owner,
+    )
+    if others or rounds > 1 or agent != plain or job != bare:
         message = "one agent with nothing but a model speaks once, where a body is asked with"
         raise InvalidJob([Fault(path="agents", message=message)])
     known = {each.id: each for each in job.conversations}
     faults = [
         Fault(path="conversations", message=f"{name}: a body, for which there is no plain conversation")
         for name in posted
-        if name not in known or known[name].until or known[name].cast or known[name].heritage.source is not None
+        if name not in known
+        or known[name].until
+        or known[name].cast
+        or known[name].variables
+        or known[name].heritage.source is not None
+    ]
+    faults += [
+        Fault(path="conversations", message=f"{name}: {fault}")
+        for name, request in posted.items()
+        for is_broken, fault in (
+            (request.model != agent.model, f"its body is for {request.model}, and the agent's model is {agent.model}"),
+            (request.adapter != agent.adapter, "its body and the agent name two adapters"),
+            (request.priority != 0, "the job has the priority of a recorded body"),
+            (request.wait_s is not None, "a recorded body waits for as long as it takes"),
+        )
+        if is_broken
     ]
     if faults:
         raise InvalidJob(faults)

@@ -18,6 +18,7 @@ from service.errors import InvalidJob, JobNotFound
 from service.scheduling.admission import Piece
 from service.store import conversation_rows, heirs, job_rows, turn_rows
 from service.store.databases.database import Connection
+from service.store.records import StoredJob
 from workers.log_context import line_about
 
 # A document with an agent that a caller speaks for. Its conversations may be claimed one by one for a long time, and
@@ -88,36 +89,38 @@ def read_resumed_jobs(
             logger.warning("job %s was deleted as it was claimed", job_id, extra=line_about(of_job(job_id)))
             continue
         try:
-            read, is_whole = known.get(job_id), True
-            if read is None:
-                document = job_rows.document(connection, job_id)
-                is_whole = BY_CALLER not in document
-                needed = document if is_whole else with_conversations(document, names, are_named=True).decode()
-                read = replace(parse_stored(needed, job_id, adapters), owner=stored.owner)
-        except InvalidJob as error:
+            resumed.append(_read(connection, stored, names, known.get(job_id), adapters))
+        except (InvalidJob, msgspec.MsgspecError) as error:
             line = line_about(of_job(job_id))
             logger.error("job %s waits for a version of Roundhouse that can read it: %s", job_id, error, extra=line)  # noqa: TRY400
-            continue
-        mine = frozenset(names)
-        heritages = heirs.heritages(connection, job_id, mine)
-        before = heirs.inherited(connection, job_id, heritages) if heritages else []
-        posted = conversation_rows.posted(connection, job_id, mine)
-        conversations = (_with_its_rows(each, heritages, posted) for each in read.conversations if each.id in mine)
-        resumed.append(
-            ResumedJob(
-                whole=read if is_whole else None,
-                piece=Piece(
-                    job=replace(read, conversations=tuple(conversations)),
-                    ended=[*before, *turn_rows.ended(connection, job_id, names)],
-                    unfinished=turn_rows.unfinished(connection, job_id, names),
-                    words=conversation_rows.words(connection, job_id, names),
-                    is_cancelled=stored.is_cancel_requested,
-                    cuts=turn_rows.memory_cuts(connection, job_id, mine),
-                    given_up=job_rows.given_up(connection, job_id),
-                ),
-            )
-        )
     return resumed
+
+
+def _read(
+    connection: Connection, stored: StoredJob, names: Sequence[str], read: Job | None, adapters: Mapping[str, str]
+) -> ResumedJob:
+    job_id, mine, is_whole = stored.id, frozenset(names), True
+    if read is None:
+        document = job_rows.document(connection, job_id)
+        is_whole = BY_CALLER not in document
+        needed = document if is_whole else with_conversations(document, names, are_named=True).decode()
+        read = replace(parse_stored(needed, job_id, adapters), owner=stored.owner)
+    heritages = heirs.heritages(connection, job_id, mine)
+    before = heirs.inherited(connection, job_id, heritages) if heritages else []
+    posted = conversation_rows.posted(connection, job_id, mine)
+    conversations = (_with_its_rows(each, heritages, posted) for each in read.conversations if each.id in mine)
+    return ResumedJob(
+        whole=read if is_whole else None,
+        piece=Piece(
+            job=replace(read, conversations=tuple(conversations)),
+            ended=[*before, *turn_rows.ended(connection, job_id, names)],
+            unfinished=turn_rows.unfinished(connection, job_id, names),
+            words=conversation_rows.words(connection, job_id, names),
+            is_cancelled=stored.is_cancel_requested,
+            cuts=turn_rows.memory_cuts(connection, job_id, mine),
+            given_up=job_rows.given_up(connection, job_id),
+        ),
+    )
 
 
 def _with_its_rows(

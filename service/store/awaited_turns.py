@@ -25,6 +25,7 @@ _SAY: Final = (
     " WHERE job_id = ? AND conversation_id = ? AND agent = ? AND round = ? AND is_said = 0 AND EXISTS"
     " (SELECT 1 FROM conversations WHERE conversations.job_id = awaited_turns.job_id"
     " AND conversations.id = awaited_turns.conversation_id AND conversations.state IN ('queued', 'running'))"
+    " AND EXISTS (SELECT 1 FROM jobs WHERE jobs.id = awaited_turns.job_id AND jobs.is_cancel_requested = 0)"
 )
 _IS_SAID: Final = (
     "SELECT is_said FROM awaited_turns WHERE job_id = ? AND conversation_id = ? AND agent = ? AND round = ?"

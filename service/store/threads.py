@@ -209,21 +209,21 @@ class Readers:
         """Run a query in one transaction, so that its result comes from one snapshot."""
         try:
             connection.begin()
-            try:
-                return query(connection)
-            finally:
-                connection.rollback()
-                self._spare.append(connection)
+            result = query(connection)
+            connection.rollback()
+        except ServiceError:  # a query has found out that something is not there
+            connection.rollback()
+            self._spare.append(connection)
+            raise
         except Exception as error:
-            if self._database.trouble_of(error) is None:
-                raise
+            # A query that fails between two rows holds its snapshot until its cursor is collected.
             with suppress(Exception):
                 connection.close()
-            if connection in self._spare:
-                self._spare.remove(connection)
-            if is_new:
+            if is_new or self._database.trouble_of(error) is None:
                 raise
             raise _Stale from error
+        self._spare.append(connection)
+        return result
 
 
 class _Stale(Exception):

@@ -324,6 +324,28 @@ def test_a_store_from_before_the_first_release_ends_the_start(tmp_path: Path, fr
 
 
 @pytest.mark.system
+def test_a_job_with_an_unreadable_row_stops_no_other(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
+    """It waits for a version that can read it, the log names it, and the service starts without it."""
+    agents = [{"id": "a", "model": "m"}]
+    gate = tmp_path / "gate"
+    model = scripted_model(free_ports(1), hold=r"/[\w/.-]+/gate")
+    with serving(tmp_path, free_ports(1), {"m": model}) as service:
+        talks = [{"id": "c", "prompt": "Go."}, {"id": "d", "prompt": f"Wait for {gate}."}]
+        broken = service.post_job({"agents": agents, "rounds": 2, "conversations": talks})
+        ended = f"/v1/jobs/{broken}/conversations/c"
+        wait_for(lambda: service.http.get(ended).json().get("state") == "completed", "one has ended")
+        service.kill()
+        with contextlib.closing(sqlite3.connect(tmp_path / "state" / FILE_NAME)) as database, database:
+            database.execute("UPDATE turns SET conversation_id = 'd', record = '{broken' WHERE round = 0")
+        gate.touch()
+        service.start()
+        other = service.post_job({"agents": agents, "conversations": [{"prompt": "Go."}]})
+        assert service.wait_ended(other)["state"] == "completed"
+        assert service.get(f"/v1/jobs/{broken}")["state"] == "running"
+        assert f"job {broken} waits for a version of Roundhouse that can read it" in service.log()
+
+
+@pytest.mark.system
 def test_an_idle_service_uses_no_cpu(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
     """No loop polls without work: context switches stay few."""
     with serving(tmp_path, free_ports(1), {"m": scripted_model(free_ports(2), replicas=2)}) as service:

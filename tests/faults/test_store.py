@@ -13,6 +13,7 @@ from service.conversations.job.states import ConversationState, JobState
 from service.errors import StateUnusable, StoreError, StoreUnavailable
 from service.store import event_rows, job_rows, turn_rows
 from service.store.databases import postgres, sqlite
+from service.store.databases.database import Connection
 from service.store.databases.migrations import WRITTEN_BEFORE_RELEASE, Migration, migrations_of
 from service.store.databases.postgres import PostgresDatabase
 from service.store.databases.sqlite import FILE_NAME, WRITER_PRAGMAS, SqliteConnection, SqliteDatabase
@@ -21,7 +22,7 @@ from service.store.state_folder import own_folder
 from service.store.store import open_store
 from tests.harness.jobs import DEBATE, job
 from tests.harness.power import Disk, ForgetfulDatabase
-from tests.harness.stored import J, all_usage, append, ended, moved, new, used, write_before_release
+from tests.harness.stored import J, all_usage, append, ended, moved, new, post, used, write_before_release
 from tests.harness.waiting import LIMIT_S, wait_until
 
 TRIALS, SOAK_TRIALS = 10, 100
@@ -143,6 +144,25 @@ async def test_a_broken_commit_is_neither_lost_nor_doubled(tmp_path: Path, break
         assert [event.number for event in events] == list(range(1, len(events) + 1))
         assert [counts.attempts for _, counts in await store.read(all_usage)] == [3]
     assert any(isinstance(event, StoreTroubled) for event in told)
+
+
+@pytest.mark.anyio
+async def test_a_read_that_fails_between_two_rows_holds_no_snapshot(tmp_path: Path) -> None:
+    """Its traceback may live on with the cursor; later reads see what was written since."""
+    database = SqliteDatabase(tmp_path / FILE_NAME)
+    database.prepare()
+
+    def fail(connection: Connection) -> None:
+        rows = iter(connection.execute("SELECT number FROM migrations UNION ALL SELECT 2"))
+        next(rows)
+        raise ValueError("a row that cannot be read")
+
+    with open_store(database) as store:
+        with pytest.raises(ValueError, match="cannot be read") as kept:
+            await store.read(fail)
+        await post(store, job(*DEBATE))
+        assert (await store.read(job_rows.job, J)).id == J
+        assert kept.tb is not None
 
 
 @pytest.mark.anyio

@@ -129,6 +129,21 @@ async def test_sampling_parameters_reach_the_engine_except_reserved_ones(
     assert system["content"].startswith("Several agents take part; ")
 
 
+async def test_arguments_that_break_the_count_of_slots_are_refused(scripted_spec: SpecFactory) -> None:
+    """Each further answer would take a slot unseen; what is no text or no mapping is the program's own fault."""
+    async with working(scripted_spec()) as worker:
+        for name in ("n", "n_cmpl", "id_slot"):
+            with pytest.raises(ValueError, match=f"params.{name}"):
+                await worker.submit("a", "b", "c", {name: 3})
+        with pytest.raises(TypeError, match="params"):
+            await worker.submit("a", "b", "c", "max")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="user_prompt"):
+            await worker.submit("a", "b", None)  # type: ignore[arg-type]
+        assert worker.snapshot().slots_in_use == 0
+    with pytest.raises(InvalidSpec, match="args"):
+        WorkerSpec(engine="embedded", model="m.gguf", args=["--jinja"])  # type: ignore[arg-type]
+
+
 # Engines that answer badly
 
 

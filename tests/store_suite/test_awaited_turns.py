@@ -84,14 +84,15 @@ async def test_a_conversation_that_only_callers_move_is_claimed_with_their_words
 
 
 async def test_a_cancelled_job_is_claimed_to_be_ended(store: Store) -> None:
-    """A caller's words of that moment are recorded."""
+    """Words from before the cancel are recorded, and later ones are refused: nobody would answer them."""
     await post(store, job(*DEBATE))
-    await append(store, awaits())
-    store.release_nowait({PLACE: ()}, {PLACE: [key("a")]})
+    await append(store, awaits(), awaits(name="b"))
+    store.release_nowait({PLACE: ()}, {PLACE: [key("a"), key("b")]})
     await store.flush()
+    await store.say(words())
     await store.request_cancel(J)
     assert len(await store.claim(["m"], 10)) == 1
-    await store.say(words())
+    assert await store.say(words(name="b")) is None
     cut = replace(turn("a", TurnState.CANCELLED), by=SpokenBy.CALLER, attempts=())
     await append(store, TurnEnded(turn=cut, at=NOW), moved(ConversationState.CANCELLED))
     assert await store.read(turn_rows.ended, J, ["c0"]) == [words()]

@@ -20,6 +20,23 @@ FIXED: Final[Mapping[str, tuple[int | None, str]]] = {  # parameters with one al
     "stream": (None, OURS),
     "stream_options": (None, OURS),
 }
+COUNTED: Final = frozenset({"n", "n_cmpl", "id_slot"})
+
+
+def refuse_params(params: Mapping[str, object] | None) -> dict[str, object]:
+    """Return parameters of one request; fields that Roundhouse sets itself are replaced later.
+
+    Raises:
+        TypeError: they are no mapping.
+        ValueError: some would break the count of slots; the message names each.
+    """
+    if params is not None and not isinstance(params, Mapping):
+        raise TypeError(f"params: {params!r} is no mapping")
+    counted = {name: value for name, value in (params or {}).items() if name in COUNTED}
+    faults = "; ".join(f"params.{name}: {message}" for name, message in param_faults(counted))
+    if faults:
+        raise ValueError(faults)
+    return dict(params or {})
 
 
 def param_faults(params: Mapping[str, object]) -> Iterator[tuple[str, str]]:

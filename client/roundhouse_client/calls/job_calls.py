@@ -59,6 +59,8 @@ def post_jobs(
 def _posting(
     body: bytes, media_type: str, read: Callable[[bytes], T], key: str | None, *, queue: bool = True
 ) -> Call[T]:
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise ValueError(f"idempotency_key: {key!r} is not plain ASCII text, which a header needs")
     headers = {"Content-Type": media_type} | ({} if key is None else {"Idempotency-Key": key})
     query = {} if queue else {"queue": False}
     request = Request(method="POST", path=JOBS, query=query, headers=headers, body=body)

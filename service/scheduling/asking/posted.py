@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 from service.conversations.job.client_request import PostedRequest, WholeAnswer
@@ -12,7 +11,7 @@ from service.conversations.job.job import Agent, Conversation, Job, JobId, TurnK
 from service.conversations.job.until import Until
 from service.conversations.record.transcript import UnfinishedTurn
 from service.scheduling.attempt import RunningAttempt
-from transport.dialects.openai import decode_whole
+from transport.dialects.openai import CHAT_PATH, decode_whole
 from transport.errors import EngineRejected, UnreadableFrame
 from transport.events import Event, Finished, ReasoningDelta, RefusalDelta, TextDelta
 from transport.relay import MAX_BODY_BYTES
@@ -26,6 +25,7 @@ from workers.supervised import SupervisedWorker
 AGENT: Final = "request"  # one agent for all requests, so their costs are learned together
 CONVERSATION: Final = "0"
 OK: Final = 200
+CHATS: Final = frozenset({CHAT_PATH, "/v1/completions"})  # paths whose answers are read as words
 WORDS: Final = (TextDelta, ReasoningDelta, RefusalDelta, Finished)
 
 
@@ -190,18 +190,25 @@ class RecordedAsking:
         self.whole = self._asked.take_stream() or self._asked.whole
         if isinstance(outcome, Completed):
             generation = attempt.answer.generation
-            if self._asked.whole is not None:
-                _add_words(self._asked.whole.body, generation)
+            fault = None if self._asked.whole is None else _add_words(self._asked.whole.body, generation)
+            is_chat = self._posted.path in CHATS
+            if is_chat and self._asked.whole is None and not generation.finish_reason and worker.owns_engine:
+                fault = "the stream ended before the engine had finished"
+            if fault is not None and is_chat:
+                return RequestFailed(reason=FailureReason.ENGINE_REJECTED, detail=fault)
             # A relay ends an answer without a reason with an empty one; in a record that is a finding.
             generation.finish_reason = generation.finish_reason or None
         return outcome
 
 
-def _add_words(body: bytes, generation: Generation) -> None:
-    """Add the words of an unstreamed answer, of which the passage has only read the cost."""
+def _add_words(body: bytes, generation: Generation) -> str | None:
+    """Add the words of an unstreamed answer, of which only the cost was read; return why it has none, or None."""
     found: list[Event] = []
-    with suppress(UnreadableFrame, EngineRejected):  # an answer of another form, such as a vector
+    try:
         decode_whole(body, found)
+    except (UnreadableFrame, EngineRejected) as error:  # for other paths an answer such as a vector
+        return f"the answer cannot be read: {error}"
     for event in found:
         if isinstance(event, WORDS):
             generation.receive(event)
+    return None if found else "the answer has no words and no calls"

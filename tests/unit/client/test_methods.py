@@ -25,6 +25,13 @@ def public(modules: tuple[ModuleType, ...]) -> dict[str, object]:
     }
 
 
+@pytest.mark.parametrize("key", ["a\nb", "ü"], ids=repr)
+def test_an_idempotency_key_that_no_header_can_hold_is_refused(key: str) -> None:
+    """It is refused before anything is sent."""
+    with pytest.raises(ValueError, match="idempotency_key"):
+        job_calls.post_jobs([], idempotency_key=key)
+
+
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_every_call_and_every_flow_is_a_method(kind: type[Client] | type[AsyncClient]) -> None:
     """With the same name, parameters and docstring."""
