@@ -20,10 +20,11 @@ ROOT: Final = Path(__file__).parent.parent
 SOURCE: Final = ("roundhouse", "service", "workers", "transport", "client")
 APART: Final = "client"  # a separate distribution, which may repeat names
 MAX_LINES: Final = 400
-# Central files that are still being divided: a limit must not choose where.
+# Central files that are still being divided: a limit must not choose where. The last is copied as one.
 UNLIMITED: Final = {
     *("service/scheduling/scheduler.py", "service/scheduling/core/decide.py"),
     "workers/supervised.py",
+    "service/cli/engine_probe.py",
 }
 MOST_FILES: Final = 8  # files in a folder without a contract of layers in pyproject.toml
 NO_NAMES: Final = {"utils", "util", "helpers", "common", "manager", "misc"}
@@ -48,7 +49,7 @@ EMPTY: Final = (
     "How ",
 )  # beginnings of docstrings without a noun of the field as subject
 Counts = dict[str, dict[str, Any]]
-STDLIB_ONLY: Final = ("workers/process/guardian.py",)
+STDLIB_ONLY: Final = ("workers/process/guardian.py", "service/cli/engine_probe.py")
 # Absolute paths of a machine, and hosts of package indexes; written so that this file does not match itself.
 FOREIGN: Final = re.compile(r"(?:^|[^\w.])/(?:work|farm|home|root)/|p[y]pi\.org|p[y]thonhosted|registry\.n[p]mjs")
 

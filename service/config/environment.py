@@ -18,6 +18,7 @@ OF_COMMANDS: Final = (
     "ROUNDHOUSE_DEMO_HTTP_PORT",
     "ROUNDHOUSE_URL",
     "ROUNDHOUSE_API_KEY",
+    "ROUNDHOUSE_PROBE_KEY",
     "ROUNDHOUSE_DEBUG",
 )
 # Set by a service for its children or by ``launch`` for an agent, or read by the examples for schedulers.

@@ -17,6 +17,7 @@ from service.cli.commands.launch import launch
 from service.cli.commands.remote import reload, tools
 from service.cli.commands.show_timeline import timeline
 from service.cli.commands.upgrade import upgrade
+from service.cli.commands.watch_engine import probe, watch_engine
 from service.cli.conventions import Panel
 from service.cli.displays.top import top
 from service.conversations.callers import USUAL_SCOPES, KeyScope
@@ -43,7 +44,7 @@ def key(
 _TABLE: Final[Mapping[Panel, tuple[Any, ...]]] = {
     Panel.RUN: (chat, launch, examples),
     Panel.LOOK: (top, timeline, tools, gpus),
-    Panel.OPERATE: (reload, upgrade, key),
+    Panel.OPERATE: (reload, upgrade, key, probe, watch_engine),
 }
 
 
