@@ -343,15 +343,23 @@ def ask_canary(target: Target, look: Look, owed_since: float) -> None:
         return
     left_s = owed_since + target.limit_s - time.monotonic()
     _send_canary(target, look, min(CANARY_S, left_s) if left_s > LEAST_CANARY_S else CANARY_S)
-    if look.engine == "vllm" and look.canary == REFUSED and ask(target, "/health", ASK_S, look).status == 503:  # noqa: PLR2004
-        look.canary, look.is_dead = SILENT, True
-    if look.engine == "vllm" and look.canary == SILENT:
-        state = ask(target, "/is_sleeping", ASK_S, look)
-        look.asleep = "it is paused or asleep" if b"true" in state.body and state.status == 200 else ""  # noqa: PLR2004
+    if look.engine == "vllm" and look.canary != ANSWERED:
+        _ask_vllm(target, look)
     counters = look.counters
     if look.canary in {ANSWERED, SILENT} and look.path is not None and counters is not None:
         decode_counts(ask(target, look.path, ASK_S, look), look)
         look.has_moved = look.counters != counters
+
+
+def _ask_vllm(target: Target, look: Look) -> None:
+    """Ask whether its core is dead, or paused; the words on the canary stay."""
+    note = look.note
+    if look.canary == REFUSED and ask(target, "/health", ASK_S, look).status == 503:  # noqa: PLR2004
+        look.canary, look.is_dead = SILENT, True
+    if look.canary == SILENT:
+        state = ask(target, "/is_sleeping", ASK_S, look)
+        look.asleep = "it is paused or asleep" if b"true" in state.body and state.status == 200 else ""  # noqa: PLR2004
+    look.note = note
 
 
 def _send_canary(target: Target, look: Look, limit_s: float) -> None:
@@ -455,7 +463,10 @@ def decode_counts(answer: HttpAnswer, look: Look) -> bool:
         look.counters = dict(_counts_of_slots(slots))
         look.engine, look.requests = "llama.cpp", sum(slot.get("is_processing") is True for slot in slots)
         return True
-    states = decoded.get("internal_states") if isinstance(decoded, dict) else None
+    return _decode_state(decoded.get("internal_states") if isinstance(decoded, dict) else None, look)
+
+
+def _decode_state(states: object, look: Look) -> bool:
     ranks = [state for state in states if isinstance(state, dict)] if isinstance(states, list) else []
     speeds = {str(rank): state.get("last_gen_throughput") for rank, state in enumerate(ranks)}
     look.counters = {rank: float(speed) for rank, speed in speeds.items() if isinstance(speed, int | float)} or None

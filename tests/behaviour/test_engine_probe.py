@@ -333,6 +333,13 @@ def test_an_engine_that_only_seems_to_hang_is_left_alone(engine: Engine, way: st
     assert reading.verdict == verdict, reading.reason
 
 
+def test_a_refusal_is_named_with_its_status(engine: Engine) -> None:
+    """An operator sees at once what the engine said to the canary."""
+    engine.metrics(VLLM)
+    engine.pages |= {"/v1/completions": (429, ""), "/health": (200, "")}
+    assert "/v1/completions: HTTP 429" in examined(engine, 0.0).reason
+
+
 def test_a_canary_names_the_model_and_sends_the_key(engine: Engine) -> None:
     """Some servers refuse a request without either."""
     engine.key = "secret"
