@@ -60,10 +60,10 @@ def test_names_and_labels_of_metrics_are_frozen(service: Service) -> None:
 def test_the_help_of_commands_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts of users have these options."""
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setenv("TERMINAL_WIDTH", "120")
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 120)  # read at its import, perhaps by an earlier test
     monkeypatch.setenv("NO_COLOR", "1")
     group = typer.main.get_command(command_line)
-    context = typer.Context(group)
+    context = typer.Context(group, **group.context_settings)
     assert isinstance(group, typer.core.TyperGroup)
     texts = []
     for name in ["", *group.list_commands(context)]:

@@ -252,7 +252,7 @@ def test_every_command_option_and_variable_is_on_its_page() -> None:
     shared = set(names(section(page, "Options of commands that speak to a service")))
     all_variables = {str(each.envvar) for each in group.params if each.envvar}
     assert isinstance(group, Commands)
-    context = typer.Context(group)
+    context = typer.Context(group, **group.context_settings)
     commands = {name: group.get_command(context, name) for name in group.list_commands(context)}
     assert {"serve", "top", "upgrade"} <= set(commands)
     for name, command in commands.items():
