@@ -31,7 +31,7 @@ from transport.exchange import Exchange, Receiver
 from transport.gathering import Gathering
 from transport.kept import KeptConnections
 from transport.relay import Passage, RelayExchange, RelayReceiver
-from transport.request import ChatRequest, Thought
+from transport.request import BegunAnswer, ChatRequest, Thought
 from transport.stream import ChatStream
 
 T = TypeVar("T")
@@ -143,16 +143,15 @@ class EngineClient:
         async with open_http(self.endpoint, self._tls) as client:
             return query.decode(await _get(client, self.endpoint, query.path, chat))
 
-    async def read_begun(self, request: ChatRequest) -> BegunReading:
-        """Return how the engine would read the beginning of an answer that it is to go on with.
+    async def read_begun(self, begun: BegunAnswer, without: bytes, whole: bytes) -> BegunReading:
+        """Return how the engine would read the beginning of an answer, from a chat's bodies without it and with it.
 
         Raises:
             EngineError: it does not answer, or does not know.
         """
-        query, begun = self.dialect.begun, request.begun
-        if query is None or begun is None:
+        query = self.dialect.begun
+        if query is None:
             return BegunReading(fault="engines of its kind do not go on with half an answer")
-        without, whole = self.dialect.encode(replace(request, begun=None)), self.dialect.encode(request)
         async with open_http(self.endpoint, self._tls) as client:
             return await query.read(partial(_get, client, self.endpoint), begun, without, whole)
 

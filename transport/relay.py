@@ -87,6 +87,7 @@ class RelayExchange(Exchange):
         self._content_type = ""
         self._is_sized = False  # by a length or by chunks, which mark its end
         self._has_passed = False
+        self._unfinished = b""  # a frame that is not whole yet: another answer cannot go on from half a frame
         finished.add_done_callback(self._let_go)
 
     @override
@@ -108,6 +109,7 @@ class RelayExchange(Exchange):
         if (
             self._has_passed
             and len(unread) < READ_AT_ONCE
+            and not self._unfinished
             and body.startswith(_TOKENS)
             and body[-2:] == b"\n\n"
             and b"[DONE]" not in body  # nothing may follow it, not even the end of the body
@@ -127,7 +129,7 @@ class RelayExchange(Exchange):
         failure = self._stream.failure
         if failure is None or self._has_passed:
             self._has_passed = True
-            self._passage.pass_frames(self._content_type, body)
+            self._pass(body, is_last=failure is not None)
             if isinstance(failure, EngineRejected) and _ERROR.search(body) is None:  # in a form that no client reads
                 self._passage.pass_frames(self._content_type, b"\n\ndata: %b\n\n" % encode_error(failure))
         elif isinstance(failure, EngineRejected) and is_about_the_request(failure):
@@ -135,6 +137,15 @@ class RelayExchange(Exchange):
             self._passage.pass_whole(failure.status, JSON, encode_error(failure))
         if self._stream.is_over:
             self._settle()
+
+    def _pass(self, body: bytes, *, is_last: bool) -> None:
+        """Pass on whole frames; the rest waits for its end, unless it is the last of the stream."""
+        body = self._unfinished + body
+        end = len(body) if is_last else max(body.rfind(b"\n\n") + 2, body.rfind(b"\n\r\n") + 3)
+        end = end if end > 2 else 0  # noqa: PLR2004 - nothing was found
+        self._unfinished = body[end:]
+        if end:
+            self._passage.pass_frames(self._content_type, body[:end])
 
     def _read(self, body: bytes = b"") -> None:
         """Read the pieces that were passed on unread, then ``body``."""
@@ -170,6 +181,8 @@ class RelayExchange(Exchange):
         elif not self._has_passed and self._stream.failure is None:
             self._fail(TruncatedStream("the stream ended before it had begun"))
         else:
+            if self._unfinished:
+                self._pass(b"", is_last=True)
             self._close_stream(None)
 
     @override

@@ -203,8 +203,8 @@ class InferenceEngine:
         if max_tokens < 1:
             raise ValueError(f"max_tokens: {max_tokens!r} is no number of tokens; give 1 or more")
         given = refuse_params(params)
-        if deadline_s is not None and deadline_s <= 0:
-            raise ValueError(f"deadline_s: {deadline_s!r} leaves no time")
+        if deadline_s is not None and deadline_s < 0:
+            raise ValueError(f"deadline_s: {deadline_s!r} is no time; give 0 or more")
         if step not in ("think", "plan", "act"):
             raise ValueError(f"step: {step!r} is none; give 'think', 'plan' or 'act'")
         await self._start()

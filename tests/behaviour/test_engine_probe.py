@@ -447,7 +447,7 @@ def test_the_command_and_the_file_have_the_same_options() -> None:
     """The command reads them before it imports anything; --help is the other commands'."""
     group = typer.main.get_command(command_line)
     assert isinstance(group, typer.core.TyperGroup)
-    command = group.get_command(typer.Context(group), "probe")
+    command = group.get_command(typer.Context(group, **group.context_settings), "probe")
     assert command is not None
     options = {option for each in command.params for option in each.opts if option.startswith("--")}
     assert options - {"--help"} == {

@@ -139,7 +139,7 @@ def test_a_turn_that_waits_in_vain_is_an_error(tmp_path: Path, free_ports: Calla
         (talk,) = service.get(f"/v1/jobs/{job}/result")["conversations"]
         assert talk["reason"] == "engine_unreachable"
         (failed,) = (turn for turn in talk["turns"] if turn["state"] == "failed")
-        assert "gone-0 is failed: gave up after 1 failures" in failed["detail"]
+        assert "gone-0 is failed: gave up after 1 failure in" in failed["detail"]
 
 
 def _top(service: Service, *flags: str) -> subprocess.CompletedProcess[str]:

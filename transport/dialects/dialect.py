@@ -60,9 +60,11 @@ class BegunQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The query for how an engine would read the beginning of an answer, before it is asked to go on with it.
 
     ``read`` takes the beginning and the bodies of the request without it and with it. An engine that ``echoes`` sends
-    the beginning before what follows. ``read`` raises ``MalformedFrame`` for an answer it cannot read.
+    the beginning before what follows. ``ask`` adds the fields that ask for it to those of a chat's body. ``read``
+    raises ``MalformedFrame`` for an answer it cannot read.
     """
 
+    ask: Callable[[dict[str, object], BegunAnswer], None]
     read: Callable[[Post, BegunAnswer, bytes, bytes], Awaitable[BegunReading]]
     echoes: bool = False
 

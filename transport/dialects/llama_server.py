@@ -21,7 +21,7 @@ from transport.dialects.dialect import (
     ThoughtQuery,
 )
 from transport.dialects.grammar import grammar_of_choices, grammar_of_pattern
-from transport.dialects.openai import MODELS_PATH, MOST_TOKENS, body_of, respond_in_format
+from transport.dialects.openai import MODELS_PATH, MOST_TOKENS, ask_to_go_on, body_of, respond_in_format
 from transport.errors import UNDECODABLE, MalformedFrame
 from transport.request import BegunAnswer, ChatRequest, Constraint, Thought
 
@@ -75,9 +75,7 @@ def encode(request: ChatRequest) -> bytes:
     body = body_of(request)
     body["return_progress"] = True  # the heartbeat of a long prefill
     if request.begun is not None:
-        body["echo"] = True  # what older builds always do
-        if not request.begun.text:
-            body["continue_final_message"] = "reasoning_content"
+        ask_to_echo(body, request.begun)
     return msgspec.json.encode(body)
 
 
@@ -138,6 +136,14 @@ def decode_count(answer: bytes) -> int:
     return count
 
 
+def ask_to_echo(body: dict[str, object], begun: BegunAnswer) -> None:
+    """Ask to go on with an answer, and to repeat its beginning, as older builds always do."""
+    ask_to_go_on(body, begun)
+    body["echo"] = True
+    if not begun.text:
+        body["continue_final_message"] = "reasoning_content"
+
+
 async def read_begun(post: Post, begun: BegunAnswer, without: bytes, whole: bytes) -> BegunReading:
     """Return the tokens of the beginning of an answer, if the template writes it as it is."""
     before, prompt = [_prompt_in(await post(RENDER_PATH, body)) for body in (without, whole)]
@@ -186,7 +192,7 @@ LLAMA_SERVER: Final = Dialect(
     capacity=EngineQuery(paths=(PROPS_PATH,), decode=decode_capacity),
     canary_params={"max_tokens": 1, "cache_prompt": False},
     constrain=constrain,
-    begun=BegunQuery(read=read_begun, echoes=True),
+    begun=BegunQuery(ask=ask_to_echo, read=read_begun, echoes=True),
     count=CountQuery(path=COUNT_PATH, decode=decode_count),
     thoughts=ThoughtQuery(render_path=RENDER_PATH, path=PROPS_PATH, params=_SHAPES_PROMPT, decode=decode_thought),
 )

@@ -126,11 +126,7 @@ def body_of(request: ChatRequest) -> dict[str, object]:
     """Return the body that every engine accepts: the caller's parameters, overridden by ours."""
     body: dict[str, object] = dict(request.params)
     body["model"] = request.model
-    messages = [message_document(message) for message in request.messages]
-    body["messages"] = messages
-    if request.begun is not None:
-        messages.append(_begun_document(request.begun))
-        body |= GO_ON
+    body["messages"] = [message_document(message) for message in request.messages]
     body.pop("tools", None)  # ours, even if there are none
     if request.tools:
         body["tools"] = request.tools
@@ -251,9 +247,13 @@ def _are_times(*milliseconds: float) -> bool:
     return all(0 <= each <= MOST_MS for each in milliseconds)
 
 
-def _begun_document(begun: BegunAnswer) -> dict[str, object]:
+def ask_to_go_on(body: dict[str, object], begun: BegunAnswer) -> None:
+    """Add the beginning of an answer to a chat's body, as the model's own message that goes on."""
     thought = {"reasoning_content": begun.reasoning} if begun.reasoning else {}
-    return {"role": "assistant", "content": begun.text, **thought}
+    messages = body["messages"]
+    assert isinstance(messages, list)  # noqa: S101 - a chat has them
+    body["messages"] = [*messages, {"role": "assistant", "content": begun.text, **thought}]
+    body |= GO_ON
 
 
 def message_document(message: Message) -> dict[str, object]:

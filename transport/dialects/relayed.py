@@ -23,7 +23,7 @@ from transport.dialects.openai import (
 )
 from transport.dialects.refusals import SERVER_ERROR, Refusal, refusal_in, rejection, tells_words
 from transport.errors import UNDECODABLE, EngineRejected, UnreadableFrame
-from transport.events import Advance, Event, Finished, PartialUsage, ReasoningDelta, TextDelta
+from transport.events import Advance, Event, Finished, PartialUsage, ReasoningDelta, TextDelta, ToolCallDelta
 
 BEGIN: Final = "message_start"  # its count of answer tokens is only a start value
 ENDS: Final = frozenset({"message_stop", "response.completed", "response.incomplete"})
@@ -39,6 +39,8 @@ class _Delta(Struct, gc=False):
     reasoning_content: str | None = None
     text: str | None = None  # Anthropic's field
     stop_reason: str | None = None
+    tool_calls: msgspec.Raw = msgspec.Raw()
+    function_call: msgspec.Raw = msgspec.Raw()
 
 
 class _Choice(Struct, gc=False):
@@ -90,6 +92,7 @@ class _Body(Struct, gc=False):
 
 
 _NO_DELTA = _Delta()
+_NO_CALLS: Final = frozenset({b"", b"null", b"[]"})
 _decode_frame = msgspec.json.Decoder(_Frame).decode
 _decode_words = msgspec.json.Decoder(_Words).decode
 _decode_body = msgspec.json.Decoder(_Body).decode
@@ -175,8 +178,10 @@ def _add_choice(choice: _Choice, events: list[Event]) -> bool:
     text = delta.content or choice.text
     reasoning = delta.reasoning or delta.reasoning_content
     if choice.index or not (text or reasoning):
-        if choice.delta is not None or choice.text is not None:
-            events.append(Advance())  # another answer of the same request, a call's arguments, a role
+        if not choice.index and not _NO_CALLS.issuperset((bytes(delta.tool_calls), bytes(delta.function_call))):
+            events.append(ToolCallDelta(0, None, None, ""))  # its words are for the client alone
+        elif choice.delta is not None or choice.text is not None:
+            events.append(Advance())  # another answer of the same request, a role
     elif text:
         events.append(TextDelta(text))
     elif reasoning:

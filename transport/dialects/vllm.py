@@ -16,7 +16,7 @@ from prometheus_client.samples import Sample
 from transport.counters import EngineCounters, KvCache, SlotWork
 from transport.dialects.dialect import REWRITTEN, BegunQuery, BegunReading, Dialect, EngineQuery, Post
 from transport.dialects.grammar import without_anchors
-from transport.dialects.openai import MODELS_PATH, body_of
+from transport.dialects.openai import MODELS_PATH, ask_to_go_on, body_of
 from transport.errors import UNDECODABLE, MalformedFrame
 from transport.request import BegunAnswer, ChatRequest, Constraint, Thought
 
@@ -65,6 +65,8 @@ def encode(request: ChatRequest) -> bytes:
     """Return the JSON body; prefixes are shared only among requests of the same ``cache_scope``."""
     body = body_of(request)
     body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    if request.begun is not None:
+        ask_to_go_on(body, request.begun)
     if not request.is_watched:
         body.setdefault("stream_interval", UNWATCHED_INTERVAL)
     if request.cache_scope is not None:
@@ -227,5 +229,5 @@ VLLM: Final = Dialect(
     capacity=EngineQuery(paths=(METRICS_PATH, MODELS_PATH), decode=decode_capacity),
     kv_cache=EngineQuery(paths=(METRICS_PATH,), decode=decode_kv_cache),
     constrain=constrain,
-    begun=BegunQuery(read=read_begun),
+    begun=BegunQuery(ask=ask_to_go_on, read=read_begun),
 )

@@ -5,6 +5,7 @@ from enum import Enum, StrEnum, auto
 from typing import Final
 
 from anyio import CancelScope
+from msgspec.structs import replace
 
 from transport.events import Usage
 from transport.request import ChatRequest, Thought
@@ -149,6 +150,8 @@ class Answer:
     @property
     def half(self) -> HalfAnswer:
         """The answer so far, for another attempt to go on from; an ended or a constrained message is left out."""
+        if self.begins_with is not None:
+            return self.begins_with
         generation, is_whole = self.generation, self.generation.finish_reason is not None
         text, reasoning = generation.pieces
         if any(call.iteration >= self.iterations_used for call in self.tool_calls):
@@ -176,11 +179,12 @@ class Answer:
         """Start the engine's next answer and return it; ``prompt_chars`` is the size of its prompt."""
         if self.was_asked:
             self._ended.append(self.generation)
-        self.was_asked, self._is_read = True, False
+        self.was_asked, self._is_read, self.begins_with = True, False, None
         self.prompt_tokens, self.counted_tokens = 0, None
         self.generation = Generation(self._clock)
         if going_on is not None:
-            self.generation = ContinuedGeneration(self._clock, going_on.begun, going_on.tokens, echoes=going_on.echoes)
+            begun = replace(going_on.begun, text=going_on.begun.text + going_on.surplus)
+            self.generation = ContinuedGeneration(self._clock, begun, going_on.tokens, going_on.unheard)
         self.prompt_chars = prompt_chars
         self.loops.begin_search(self.generation, limits)
         self.phase = Phase.ENGINE

@@ -7,13 +7,16 @@ answer without a word. What an incarnation refuses is not tried again.
 import logging
 from collections.abc import Callable
 
+import msgspec
 from msgspec.structs import replace
 
 from transport.client import EngineClient
-from transport.errors import EngineError, EngineRejected
-from transport.request import ChatRequest
+from transport.dialects.openai import CHAT_PATH
+from transport.dialects.refusals import SERVER_ERROR
+from transport.errors import EngineProtocolError, EngineRejected
+from transport.request import BegunAnswer, ChatRequest
 from workers.outcome import Outcome, RequestFailed
-from workers.requests.halves import GoingOn, HalfAnswer, obstacle_in, rest_of, stops_in
+from workers.requests.halves import GoingOn, HalfAnswer, constraint_in, obstacle_in, rest_of, stops_in
 
 logger = logging.getLogger(__name__)
 
@@ -32,33 +35,78 @@ class AnswerBegins:
     def __repr__(self) -> str:
         return f"<AnswerBegins {self._worker} fault={self.fault}>"
 
-    async def prepare(self, chat: ChatRequest, half: HalfAnswer) -> tuple[ChatRequest, GoingOn] | None:
-        """Return the request to go on with half an answer; None if the engine must write it from its beginning."""
-        if self._refused_by != self._incarnation():
-            self._refused_by = self.fault = None
-        query, fault = self._client.dialect.begun, self.fault or obstacle_in(chat.params)
-        stops = stops_in(chat.params)
-        while query is not None and fault is None and (begun := half.begun(stops)) is not None:
-            asked = replace(chat, begun=begun)
-            try:
-                reading = await self._client.read_begun(asked)
-            except EngineError as error:
-                fault = str(error)
-                if isinstance(error, EngineRejected):
-                    self._switch_off(fault)
+    async def prepare_chat(self, chat: ChatRequest, half: HalfAnswer) -> tuple[ChatRequest, GoingOn] | None:
+        """Return the request to go on with half an answer; None if the engine must write it from its beginning.
+
+        Raises:
+            EngineError: the engine does not answer.
+        """
+        encode, params, fault = self._client.dialect.encode, chat.params, obstacle_in(chat.params)
+        for shorter in (half, half.shortened()):  # all tokens may have come, but not the end of the answer
+            begun = shorter.begun(stops_in(params))
+            if fault is not None or begun is None:
                 break
-            fault = reading.fault
-            rest = rest_of(chat.params, reading.tokens)
+            asked = replace(chat, begun=begun)
+            tokens, fault = await self._read(begun, encode(chat), encode(asked))
+            rest = rest_of(params, tokens)
             if fault is None and rest is not None:
-                going_on = GoingOn(begun=begun, tokens=reading.tokens, echoes=query.echoes)
-                return replace(asked, params=rest), going_on
-            half = half.shortened()  # all tokens had come, but not the end of the answer
-        if half.text or half.reasoning:
-            self.refusals += 1
-            logger.info("worker %s: half an answer is written from its beginning: %s", self._worker, fault)
+                return replace(asked, params=rest), self._going_on(begun, tokens)
+        self._refuse(half, fault)
         return None
 
-    def note_refused(self, outcome: Outcome) -> None:
+    async def prepare_body(self, body: bytes, path: str, half: HalfAnswer) -> tuple[bytes, GoingOn] | None:
+        """Return the body of a streamed chat to go on with half its answer; None if the engine cannot.
+
+        Its client has all of the half. Where a template cuts off blanks at its end, the engine writes them again.
+
+        Raises:
+            EngineError: the engine does not answer.
+        """
+        fields, query = msgspec.json.decode(body), self._client.dialect.begun
+        fault = obstacle_in(fields) or constraint_in(fields)
+        begins = dict.fromkeys((half.whole, half.begun(()))) if path == CHAT_PATH and query is not None else {}
+        for begun in begins if fault is None else ():
+            if begun is None or query is None:
+                break
+            asked = dict(fields)
+            query.ask(asked, begun)
+            tokens, fault = await self._read(begun, body, msgspec.json.encode(asked))
+            rest = rest_of(asked, tokens)
+            if fault is None and rest is not None:
+                surplus = half.whole.text.removeprefix(begun.text)
+                return msgspec.json.encode(rest), replace(self._going_on(begun, tokens), surplus=surplus)
+        self._refuse(half, fault)
+        return None
+
+    async def _read(self, begun: BegunAnswer, without: bytes, whole: bytes) -> tuple[int, str | None]:
+        """Return the tokens of a beginning, and why the engine does not go on with it, or None.
+
+        Raises:
+            EngineError: it does not answer.
+        """
+        if self._refused_by != self._incarnation():
+            self._refused_by = self.fault = None
+        if self.fault is not None:
+            return 0, self.fault
+        try:
+            reading = await self._client.read_begun(begun, without, whole)
+        except (EngineRejected, EngineProtocolError) as error:
+            if isinstance(error, EngineRejected) and error.status >= SERVER_ERROR:
+                raise
+            self._switch_off(str(error))
+            return 0, str(error)
+        return reading.tokens, reading.fault
+
+    def _going_on(self, begun: BegunAnswer, tokens: int) -> GoingOn:
+        query = self._client.dialect.begun
+        return GoingOn(begun=begun, tokens=tokens, echoes=query is not None and query.echoes)
+
+    def _refuse(self, half: HalfAnswer, fault: str | None) -> None:
+        if half.text or half.reasoning:
+            self.refusals += 1
+            logger.info("worker %s: half an answer does not go on: %s", self._worker, fault)
+
+    def note_refused(self, outcome: Outcome | None) -> None:
         """Record that the present engine refused to go on, or went on with other words."""
         self.refusals += 1
         strayed = "the engine goes on with other words than the beginning of the answer"

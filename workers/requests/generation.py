@@ -213,17 +213,17 @@ class Generation:
 class ContinuedGeneration(Generation):
     """A generation that goes on with the beginning of an answer; the engine counts that as part of its prompt.
 
-    ``carried`` are the tokens of the beginning. An engine that ``echoes`` sends the beginning before its own words.
+    ``carried`` are the tokens of the beginning. The engine sends ``unheard``, text and reasoning, before anything new.
     """
 
     __slots__ = ("_begun", "_unheard")
 
-    def __init__(self, clock: Callable[[], float], begun: BegunAnswer, carried: int, *, echoes: bool) -> None:
+    def __init__(self, clock: Callable[[], float], begun: BegunAnswer, carried: int, unheard: tuple[str, str]) -> None:
         super().__init__(clock)
         self._begun = begun
         self._text, self._reasoning = ([words] if words else [] for words in (begun.text, begun.reasoning))
         self.carried = self._events = carried
-        self._unheard = {TextDelta: begun.text, ReasoningDelta: begun.reasoning} if echoes else {}
+        self._unheard = dict(zip((TextDelta, ReasoningDelta), unheard, strict=True))
 
     @property
     @override

@@ -11,6 +11,7 @@ from transport.events import Usage
 from transport.request import BegunAnswer, ChatRequest
 from workers.requests.generation import Generation
 from workers.requests.prompts.stack import ToolExchange
+from workers.requests.request import CONSTRAINTS
 from workers.tools.calls import Signal, ToolRecord
 
 # They depend on the words that the engine itself has generated, or on all of an answer; 0 or none turns them off.
@@ -66,6 +67,11 @@ class HalfAnswer(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.text or self.reasoning or self.exchanges)
 
     @property
+    def whole(self) -> BegunAnswer:
+        """All words of the unfinished message."""
+        return BegunAnswer(text="".join(self.text), reasoning="".join(self.reasoning))
+
+    @property
     def kept(self) -> Usage:
         """The cost of all that is kept."""
         return sum((each.usage or each.seen for each in self.ended), Usage(0, self.tokens, 0))
@@ -90,11 +96,21 @@ class HalfAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GoingOn(msgspec.Struct, frozen=True, kw_only=True):
-    """The way in which an engine is asked to go on: the beginning, its tokens, and whether the engine repeats it."""
+    """The way in which an engine is asked to go on: the beginning, its tokens, and whether the engine repeats it.
+
+    ``surplus`` follows the beginning in what was passed on already; the engine writes it again.
+    """
 
     begun: BegunAnswer
     tokens: int
     echoes: bool
+    surplus: str = ""
+
+    @property
+    def unheard(self) -> tuple[str, str]:
+        """The text and the reasoning that the engine sends before anything new."""
+        text, reasoning = (self.begun.text, self.begun.reasoning) if self.echoes else ("", "")
+        return text + self.surplus, reasoning
 
 
 def _cut_end(pieces: Sequence[str], stops: Sequence[str]) -> str:
@@ -123,6 +139,13 @@ def obstacle_in(params: Mapping[str, object]) -> str | None:
     named = (name for name in sorted(INEXACT & params.keys()) if params[name])
     several = "n" if params.get("n") not in (None, 1) else None
     return next(named, several)
+
+
+def constraint_in(fields: Mapping[str, object]) -> str | None:
+    """Return the field of a client's body that constrains its answer from the first token on; None without one."""
+    named = (name for name in sorted(CONSTRAINTS & fields.keys()) if fields[name] not in (None, "", {"type": "text"}))
+    is_forced = fields.get("tool_choice") not in (None, "auto", "none")
+    return next(named, "tool_choice" if is_forced else None)
 
 
 def rest_of(params: Mapping[str, object], tokens: int) -> dict[str, object] | None:

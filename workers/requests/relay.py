@@ -9,15 +9,20 @@ import msgspec
 from transport.client import EngineClient
 from transport.dialects.openai import CHAT_PATH
 from transport.dialects.refusals import encode_error
-from transport.errors import CacheFull, EngineError, EngineRejected, RequestAtFault
+from transport.errors import CacheFull, EngineError, EngineRejected, RequestAtFault, without_frames
 from transport.relay import JSON, Passage, is_about_the_request
 from workers.errors import AdapterUnknown
 from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed
 from workers.requests.answer import Answer, Phase
 from workers.requests.asking import ask_fairly
 from workers.requests.cache_veil import CacheVeil, WholeLines
+from workers.requests.halves import GoingOn, HalfAnswer
+from workers.requests.splice import Splice
 from workers.requests.tool_loop import RequestSettings, broken_off, rejected
 
+NOT_CONTINUED: Final = RequestFailed(
+    reason=FailureReason.ENGINE_UNREACHABLE, detail="its engine broke off, and the next one cannot go on with it"
+)
 UNBOUNDED: Final = 1 << 30  # more tokens than any request may have
 
 
@@ -37,6 +42,8 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
     the worker's own ``request_s``. ``most_tokens`` bounds the sum of its answers, if they are bounded. An engine that
     knows scopes shares prefixes only among requests of one ``cache_owner``; no more than ``own_tokens`` are shown as
     cached, None shows all. ``owner`` is the key it belongs to: connections to an attached server are kept per owner.
+    With ``half`` the stream of an earlier attempt goes on, whose frames repeat the fields of ``head``. If it cannot,
+    the request ends as ``broken``, the reason of that attempt.
     """
 
     job_name: str
@@ -52,6 +59,9 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
     cache_owner: str | None = None
     owner: str | None = None
     own_tokens: int | None = None
+    half: HalfAnswer | None = None
+    head: Mapping[str, object] = {}
+    broken: RequestFailed | None = None
 
 
 async def relay(client: EngineClient, settings: RequestSettings, request: Relay, answer: Answer) -> Outcome:
@@ -74,7 +84,13 @@ async def _ask(client: EngineClient, settings: RequestSettings, request: Relay, 
     ours = params if scope is None else {**params, "cache_salt": scope}
     body = request.body if model == request.model and not ours else _translated(request.body, {**ours, "model": model})
     answer.is_mute = not request.is_streamed
-    answer.begin_generation(settings.repetition, request.chars)
+    going_on = None
+    if request.half is not None:
+        prepared = await _prepare(settings, request, request.half, body)
+        if not isinstance(prepared, tuple):
+            return prepared
+        body, going_on = prepared
+    answer.begin_generation(settings.repetition, request.chars, going_on)
     if settings.admit_prompt is not None:
         later = 0 if request.is_streamed else request.most_tokens or UNBOUNDED
         chat = body if request.path == CHAT_PATH else None
@@ -85,8 +101,8 @@ async def _ask(client: EngineClient, settings: RequestSettings, request: Relay, 
     held_back: list[CacheVeil | Renaming] = []
 
     async def ask() -> None:
-        passage = _passage_for(request, model, held_back)
-        answer.begin_again(settings.repetition, request.chars)
+        passage = _passage_for(request, model, held_back, going_on)
+        answer.begin_again(settings.repetition, request.chars, going_on)
         try:
             await client.relay(request.path, body, answer.generation, passage, whose)
         finally:
@@ -96,14 +112,27 @@ async def _ask(client: EngineClient, settings: RequestSettings, request: Relay, 
         return request.passage.has_begun or answer.generation.first_token_at is not None
 
     failed = await ask_fairly(ask, has_begun, settings.excuse, is_others=settings.is_others, is_passed_on=True)
-    if failed is not None:
-        return _failure_of(failed, settings, request.passage)
+    if failed is not None or answer.generation.has_strayed:
+        return _failure_of(failed, settings, request)
     for each in held_back:
         each.flush()
     return Completed(finish_reason=answer.generation.finish_reason or "unknown")
 
 
-def _passage_for(request: Relay, model: str, held_back: "list[CacheVeil | Renaming]") -> Passage:
+async def _prepare(
+    settings: RequestSettings, request: Relay, half: HalfAnswer, body: bytes
+) -> tuple[bytes, GoingOn] | Outcome:
+    """Return the body for an engine, and how it goes on with half an answer, or the outcome if it cannot."""
+    try:
+        prepared = await settings.begins.prepare_body(body, request.path, half)
+    except EngineError as error:
+        return broken_off(without_frames(error))
+    return prepared or request.broken or NOT_CONTINUED
+
+
+def _passage_for(
+    request: Relay, model: str, held_back: "list[CacheVeil | Renaming]", going_on: GoingOn | None
+) -> Passage:
     """Return the passage for one answer; ``held_back`` is replaced by the parts that hold pieces back."""
     held_back.clear()
     passage: Passage = request.passage
@@ -113,10 +142,15 @@ def _passage_for(request: Relay, model: str, held_back: "list[CacheVeil | Renami
     if model != request.model:
         held_back.insert(0, renaming := Renaming(passage, model, request.model))
         passage = renaming
-    return passage
+    return passage if going_on is None else Splice(passage, dict(request.head), going_on)
 
 
-def _failure_of(error: EngineError, settings: RequestSettings, passage: Passage) -> Outcome:
+def _failure_of(error: EngineError | None, settings: RequestSettings, request: Relay) -> Outcome:
+    """Return the ending for an error, or for an engine that has not gone on with its answer."""
+    passage = request.passage
+    if error is None:
+        settings.begins.note_refused(None)
+        return request.broken or NOT_CONTINUED
     if not isinstance(error, EngineRejected):
         return broken_off(error)
     if isinstance(error, RequestAtFault):

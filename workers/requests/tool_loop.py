@@ -19,6 +19,7 @@ from transport.errors import (
     EngineOverloaded,
     EngineRejected,
     UnreadableFrame,
+    without_frames,
 )
 from transport.request import ChatRequest, Constraint, Thought, ToolCall
 from workers.errors import AdapterUnknown
@@ -154,7 +155,7 @@ class ToolLoop:
             # The use of a shared cache is counted by the tokens that have come.
             is_watched=self._request.is_watched or self._settings.admit is not None,
         )
-        half, self._answer.begins_with = self._answer.begins_with, None  # only the first message goes on
+        half = self._answer.begins_with  # only the first message goes on
         if half is not None and self._answer.constrained_by is None:
             outcome = await self._go_on(chat, half)
             if outcome is not None:
@@ -164,7 +165,10 @@ class ToolLoop:
     async def _go_on(self, chat: ChatRequest, half: HalfAnswer) -> Outcome | None:
         """Return how a message that an earlier attempt has begun ended; None if it is asked for from its beginning."""
         begins = self._settings.begins
-        asked = await begins.prepare(chat, half) if half.is_answer_to(chat) else None
+        try:
+            asked = await begins.prepare_chat(chat, half) if half.is_answer_to(chat) else None
+        except EngineError as error:
+            return broken_off(without_frames(error))
         if asked is None:
             return None
         outcome = await self._generate(*asked)

@@ -16,7 +16,12 @@ from service.errors import InvalidParameter
 from service.formats.faults import unknown
 
 PREFIX: Final = "x-roundhouse-"
-OF_RELAYED: Final = ("X-Roundhouse-Priority", "X-Roundhouse-Wait-S", "X-Roundhouse-Deadline-S")
+OF_RELAYED: Final = (
+    "X-Roundhouse-Priority",
+    "X-Roundhouse-Wait-S",
+    "X-Roundhouse-Deadline-S",
+    "X-Roundhouse-Continue",
+)
 
 
 def check_parameters(request: Request) -> None:

@@ -92,11 +92,34 @@ class RelayedAnswer:
         else:
             await self._start(send, self._own_headers())
         request.asked.stream_to(writer.write_nowait)
-        await request.changed.wait_until(lambda: request.is_over)
+        while not await self._passes_on():
+            await self._wait_for_another(writer)
         error = self._last_error()
         if error is not None:
             writer.write_nowait(error.event(self._path))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _passes_on(self) -> bool:
+        """Return True at the end of the answer, or False once its engine has broken off."""
+        request = self._request
+        await request.changed.wait_until(lambda: request.is_over or request.is_waiting)
+        return request.is_over
+
+    async def _wait_for_another(self, writer: BodyWriter) -> None:
+        """Keep a stream open until another engine goes on with it."""
+        request, posted = self._request, self._request.posted
+        self._tell_waiting(writer)
+        while request.is_waiting:
+            left_s = self._heartbeat_s
+            if posted.wait_s is not None:
+                if request.waited_s >= posted.wait_s:
+                    self._withdraw(request, _timed_out(posted.wait_s, self._trouble()))
+                    break
+                left_s = min(left_s, posted.wait_s - request.waited_s)
+            changed = request.changed.next
+            await _wait_for(changed, left_s)
+            if not changed.is_set():
+                self._tell_waiting(writer)
 
     async def _wait(self, send: Send, writer: BodyWriter) -> bool:
         """Wait until there is something to send; return whether headers have gone out meanwhile."""

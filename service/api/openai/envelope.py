@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from service.api.errors.forms import CHAT, NATIVE, NEEDS, RESPONSES
-from service.errors import BodyMalformed
+from service.errors import BodyMalformed, InvalidParameter
 from transport.answer_bound import laid_over
 from transport.errors import UNDECODABLE
 
@@ -230,3 +230,14 @@ def _marks(
         if number >= count - MOST_MARKS:  # older marks are not looked up
             marks.append(root.digest())
     yield from reversed(marks)
+
+
+def may_continue(header: str | None) -> bool:
+    """Whether a stream may go on when its engine has broken off.
+
+    Raises:
+        InvalidParameter: the header is neither on nor off.
+    """
+    if header not in (None, "on", "off"):
+        raise InvalidParameter(f"x-roundhouse-continue: {header[:40]!r} is neither on nor off")
+    return header != "off"

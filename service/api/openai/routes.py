@@ -28,7 +28,7 @@ from service.api.errors.forms import (
 )
 from service.api.errors.problems import ANSWERS, problem, refusal, refused
 from service.api.openai.answer import RelayedAnswer
-from service.api.openai.envelope import SMALL_BYTES, Envelope, fill_body, open_envelope
+from service.api.openai.envelope import SMALL_BYTES, Envelope, fill_body, may_continue, open_envelope
 from service.config.schema import ServerConfig
 from service.conversations.callers import Caller
 from service.conversations.document.limits import Limits
@@ -192,7 +192,6 @@ class Relays:
         filled = await self._fill(body, path, model)
         if filled is not body:
             body, envelope = filled, await self._open(filled, path, session, caller.name)
-        limit_s, wait_s = _seconds(request, "x-roundhouse-deadline-s"), _seconds(request, "x-roundhouse-wait-s")
         posted = PostedRequest(
             path=path,
             body=body,
@@ -206,10 +205,11 @@ class Relays:
             priority=_priority(request, caller),
             owner=caller.name,
             marks=envelope.marks,
-            limit_s=limit_s,
-            wait_s=_least(wait_s, self._server.wait_s),
+            limit_s=_seconds(request, "x-roundhouse-deadline-s"),
+            wait_s=_least(_seconds(request, "x-roundhouse-wait-s"), self._server.wait_s),
             trace_parent=request.headers.get("traceparent"),
             is_apart=self._has_several_keys and caller.name is not None,
+            continues=envelope.is_streamed and may_continue(request.headers.get("x-roundhouse-continue")),
         )
         counted = await self._counts.ask(posted) if path in SLOTLESS else None
         if counted is not None:

@@ -12,7 +12,7 @@ class PostedRequest(msgspec.Struct, frozen=True, kw_only=True):
     ``marks`` identify its program, the most certain first; later requests are found by the first. ``owner`` is the name
     of its key. ``limit_s`` bounds its time on slots, ``wait_s`` its time in the queue; None is no bound.
     ``trace_parent`` is the header of that name (W3C Trace Context). With ``is_apart`` prompt caches are separate by
-    key.
+    key. A stream that ``continues`` goes on when its engine has broken off.
     """
 
     path: str
@@ -31,6 +31,7 @@ class PostedRequest(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float | None = None
     trace_parent: str | None = None
     is_apart: bool = False
+    continues: bool = False
 
 
 class WholeAnswer(msgspec.Struct, frozen=True, kw_only=True):

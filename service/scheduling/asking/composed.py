@@ -95,10 +95,10 @@ class ComposedAsking:
         """Forget the prompt of the previous attempt."""
         self.prompt = None
 
-    def keep_half(self, reason: str) -> HalfAnswer | None:
+    def keep_half(self, attempt: RunningAttempt, reason: str) -> HalfAnswer | None:
         """Keep what the attempt has written, for the next one to go on from; None if that one starts over."""
         is_over = reason in STARTS_OVER[self._continuation]
-        self._half = None if is_over else self._attempt.answer.half or None
+        self._half = None if is_over else attempt.answer.half or None
         if self._half is None:
             self._made_at = None
         return self._half

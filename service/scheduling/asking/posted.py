@@ -17,9 +17,12 @@ from transport.events import Event, Finished, ReasoningDelta, RefusalDelta, Text
 from transport.relay import MAX_BODY_BYTES
 from workers.notifier import Notifier
 from workers.outcome import Completed, FailureReason, Outcome, RequestFailed
+from workers.requests.answer import Answer
 from workers.requests.generation import Generation
+from workers.requests.halves import HalfAnswer
 from workers.requests.relay import Relay
 from workers.requests.slots import Lease
+from workers.requests.splice import head_of
 from workers.supervised import SupervisedWorker
 
 AGENT: Final = "request"  # one agent for all requests, so their costs are learned together
@@ -68,6 +71,9 @@ class PostedAsking:
         self._buffered: list[bytes] = []
         self._buffered_bytes = 0
         self._write: Callable[[bytes], None] | None = None
+        self._head: bytes | None = None  # the first frames of the stream
+        self.broken: RequestFailed | None = None  # why its stream broke off
+        self.half: HalfAnswer | None = None  # the part of a stream that its client has, and that another engine goes on
 
     def __repr__(self) -> str:
         return f"<PostedAsking {self._job_id} {self._posted.path}>"
@@ -84,7 +90,7 @@ class PostedAsking:
 
     def forget_answer(self) -> None:
         """Drop the answer of the last attempt: another begins, and no client has a part of it."""
-        self.content_type = self.whole = None
+        self.content_type = self.whole = self._head = None
         self.is_too_large = False
         self._take_buffered()
 
@@ -94,8 +100,18 @@ class PostedAsking:
             return None
         return WholeAnswer(status=OK, content_type=self.content_type, body=self._take_buffered())
 
+    def keep_half(self, answer: Answer) -> HalfAnswer | None:
+        """Keep what the client has of a stream, for another attempt to go on with; None if it cannot go on."""
+        half = answer.half
+        is_whole = bool(half) and not answer.generation.tool_call_fragments
+        is_chat = self._posted.path == CHAT_PATH and self._posted.answers == 1
+        self.half = half if is_whole and is_chat else None
+        return self.half
+
     def pass_frames(self, content_type: str, frames: bytes) -> None:
         """Pass on a piece of the engine's stream."""
+        if self._head is None:
+            self._head = frames
         if self._write is not None:
             self._write(frames)
             return
@@ -143,6 +159,9 @@ class PostedAsking:
             owner=posted.owner,
             own_tokens=attempt.answer.own_tokens,
             most_tokens=None if posted.most_tokens is None else posted.most_tokens * posted.answers,
+            half=self.half,
+            broken=self.broken,
+            head={} if self.half is None else head_of(self._head or b""),
         )
 
 
@@ -170,7 +189,7 @@ class RecordedAsking:
         self.whole = None
         self._asked.forget_answer()
 
-    def keep_half(self, reason: str) -> None:
+    def keep_half(self, attempt: RunningAttempt, reason: str) -> None:
         """Keep nothing: the next attempt starts over."""
 
     def take_fault(self) -> None:

@@ -20,7 +20,8 @@ from service.scheduling.core.blame import Trial
 from service.scheduling.work import End, OnSlot
 from service.store.records import Record, RequestUsed
 from workers.notifier import Notifier
-from workers.outcome import EngineFailed, FailureReason, Outcome
+from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
+from workers.policy.continuation import Continuation
 from workers.requests.slots import Lease
 from workers.supervised import SupervisedWorker
 
@@ -38,6 +39,7 @@ AGAIN: Final = frozenset(
         FailureReason.INTERNAL,
     }
 )
+NEW_WEIGHTS: Final = Cancelled(reason=CancelReason.WEIGHTS)
 REFUSED: Final = frozenset({FailureReason.ENGINE_REJECTED, FailureReason.CONTEXT_OVERFLOW})
 
 
@@ -75,6 +77,7 @@ class RelayedRequest(OnSlot):
         self.is_over = False
         self.changed = Notifier()
         self.asked = PostedAsking(job_id, posted, self.changed)
+        self._continuation = Continuation.ON
         self._is_proved = False  # the newest refusal concerns this request alone
         self._waiting_since: float | None = time.monotonic()
         self._waited_s = 0.0
@@ -118,6 +121,12 @@ class RelayedRequest(OnSlot):
         self.attempt = RunningAttempt(worker.spec.id, worker.now.incarnation, slots)
         self.attempt.answer.own_tokens = self.own_tokens if self.posted.is_apart else None
         self.asked.whole = None
+        self._continuation, half = worker.spec.continuation, self.asked.half
+        if half is not None and self._continuation is Continuation.ON:
+            version = worker.weights.version if worker.weights else None
+            self.asked.half = half = half if half.first_version == version else None
+        if half is not None:
+            self.attempt.answer.go_on_from(half)
         self.attempt.request = worker.requests.prepare(self.key.job_id, self.attempt.answer)
         self.changed.notify()
 
@@ -133,13 +142,19 @@ class RelayedRequest(OnSlot):
 
     @property
     def may_run_again(self) -> bool:
-        """Whether it may run again: not once its client has a part of the answer, or only this request is refused."""
+        """Whether it may run again: not if only this request is refused, or a begun stream cannot go on."""
         whole = self.asked.whole
         has_last_word = self._is_proved and whole is not None and whole.status not in OVERLOADED
-        return not (self.asked.has_begun or has_last_word)
+        if self.asked.has_begun:
+            return self.attempt.half is not None
+        return not has_last_word
 
     @override
     async def run(self, worker: SupervisedWorker, lease: Lease) -> Outcome:
+        if self.attempts > 1 and self.asked.has_begun and self.asked.half is None:
+            with lease:
+                detail = "its engine broke off, and the weights have changed since"
+                return RequestFailed(reason=FailureReason.WEIGHTS_CHANGED, detail=detail)
         return await self.asked.run(self.attempt, self.on_slots_s, worker, lease)
 
     @override
@@ -147,6 +162,10 @@ class RelayedRequest(OnSlot):
         self._is_proved = isinstance(outcome, EngineFailed) and outcome.is_proved
         self.attempt.end()
         self.on_slots_s += self.attempt.seconds
+        if self.posted.continues and not isinstance(outcome, Completed) and self.asked.has_begun:
+            is_changed = outcome == NEW_WEIGHTS and self._continuation is not Continuation.OVER_WEIGHTS
+            if self._continuation is not Continuation.OFF and not is_changed:
+                self.attempt.half = self.asked.keep_half(self.attempt.answer)
 
     @override
     def complete(self) -> End:
@@ -159,6 +178,7 @@ class RelayedRequest(OnSlot):
     @override
     def run_again(self, reason: str, detail: str, trial: Trial | None) -> End:
         used = self._measure(TurnState.FAILED, reason)
+        self.asked.broken = RequestFailed(reason=FailureReason(reason), detail=detail)
         self.note_ready()
         self.changed.notify()
         return End(event=events.TurnInterrupted(key=self.key, trial=trial), records=used)

@@ -199,7 +199,7 @@ class JobTurn(OnSlot):
     def run_again(self, reason: str, detail: str, trial: Trial | None) -> End:
         if reason != FailureReason.INVALID_ANSWER:
             logger.warning("turn %s: %s: %s; it runs again", self.key, reason, detail)
-        self.attempt.half = self._asked.keep_half(reason)
+        self.attempt.half = self._asked.keep_half(self.attempt, reason)
         measures = self._measures()
         requeued = records.TurnRequeued(
             key=self.key,

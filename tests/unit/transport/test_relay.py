@@ -8,7 +8,7 @@ import pytest
 
 from transport.dialects.relayed import decode_body, decode_frame
 from transport.errors import EngineError, EngineRejected, TruncatedStream
-from transport.events import Advance, Event, Finished, PartialUsage, ReasoningDelta, TextDelta, Usage
+from transport.events import Advance, Event, Finished, PartialUsage, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 from transport.relay import READ_AT_ONCE, RelayExchange
 from workers.requests.generation import Generation
 
@@ -241,7 +241,7 @@ async def test_a_refusal_is_passed_on_and_is_a_failure() -> None:
         (b'{"choices": [{"index": 1, "delta": {"content": "x"}}]}', [Advance()]),
         (b'{"choices": [{"index": 0, "text": "x"}]}', [TextDelta("x")]),
         (b'{"choices": [{"index": 0, "delta": {"reasoning_content": "x"}}]}', [ReasoningDelta("x")]),
-        (b'{"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0}]}}]}', [Advance()]),
+        (b'{"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0}]}}]}', [ToolCallDelta(0, None, None, "")]),
         (b'{"type": "response.output_text.delta", "delta": "x"}', [TextDelta("x")]),
         (b'{"type": "response.reasoning_text.delta", "delta": "x"}', [Advance()]),
         (b'{"type": "content_block_delta", "delta": {"type": "text_delta", "text": "x"}}', [TextDelta("x")]),

@@ -1,0 +1,85 @@
+"""A client's stream goes on where its engine broke off: one opening, each word once, one end, one account."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.test_continued_answers import ANSWER, TOKENS, chats, dying
+from tests.harness.service import Document, Service, serving
+from tests.harness.waiting import wait_for
+
+Ports = Callable[[int], int]
+BODY: Document = {
+    "model": "m",
+    "stream": True,
+    "max_tokens": 40,
+    "stream_options": {"include_usage": True},
+    "messages": [{"role": "user", "content": "Go."}],
+}
+
+
+def streamed(service: Service, **changed: object) -> tuple[list[dict[str, Any]], str]:
+    """Return the documents of a stream, and all of its text."""
+    headers = {"x-roundhouse-continue": str(changed.pop("header"))} if "header" in changed else {}
+    answer = service.http.post("/v1/chat/completions", json={**BODY, **changed}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    frames = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+    return [json.loads(frame) for frame in frames], answer.text
+
+
+def words_of(frames: list[dict[str, Any]]) -> str:
+    return "".join(each["delta"].get("content") or "" for frame in frames for each in frame.get("choices", ()))
+
+
+def test_a_stream_goes_on_after_its_engine_has_died(tmp_path: Path, free_ports: Ports) -> None:
+    """The client hears a comment, and no error."""
+    with serving(tmp_path, free_ports(1), {"m": dying(tmp_path, free_ports(1))}) as service:
+        frames, text = streamed(service)
+
+        def answered() -> int:
+            return sum(row["answer_tokens"] for row in service.get("/v1/usage")["usage"])
+
+        wait_for(lambda: answered() == TOKENS, "each token counts once")
+    assert words_of(frames) == ANSWER
+    assert not any("error" in frame for frame in frames)
+    ends = [each["finish_reason"] for frame in frames for each in frame["choices"] if each.get("finish_reason")]
+    assert ends == ["stop"]
+    (usage,) = [frame["usage"] for frame in frames if frame.get("usage")]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (7, TOKENS)
+    assert text.count("data: [DONE]") == 1
+    assert "\n: waiting\n" in text
+    first, second = chats(tmp_path / "record")
+    assert second["messages"] == [*first["messages"], {"role": "assistant", "content": ANSWER.partition(" word7")[0]}]
+    assert second["max_tokens"] == 33
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"header": "off"}, id="the client wants none"),
+        pytest.param({"response_format": {"type": "json_object"}}, id="a constraint"),
+        pytest.param({"frequency_penalty": 0.5}, id="a penalty on its own words"),
+        pytest.param({"logprobs": True}, id="logprobs"),
+    ],
+)
+def test_a_stream_that_cannot_go_on_ends_with_an_error(
+    tmp_path: Path, free_ports: Ports, changed: dict[str, object]
+) -> None:
+    """As before: the client is told, and gets no word twice."""
+    with serving(tmp_path, free_ports(1), {"m": dying(tmp_path, free_ports(1))}) as service:
+        frames, text = streamed(service, **changed)
+    assert words_of(frames) == ANSWER.partition(" word7")[0]
+    assert "error" in frames[-1]
+    assert "[DONE]" not in text
+
+
+@pytest.mark.parametrize("how", ["rewritten", "unlike", "refused"])
+def test_an_engine_that_does_not_go_on_ends_a_stream_with_an_error(tmp_path: Path, free_ports: Ports, how: str) -> None:
+    """Not one word of another answer reaches the client."""
+    with serving(tmp_path, free_ports(1), {"m": dying(tmp_path, free_ports(1), goes_on=how)}) as service:
+        frames, _ = streamed(service)
+    assert words_of(frames) == ANSWER.partition(" word7")[0]
+    assert "error" in frames[-1]
