@@ -6,6 +6,7 @@ import re
 import signal
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
@@ -27,6 +28,9 @@ from workers import NO_SLOT_AVAILABLE, PythonTools, RequestState, ToolLimits, Ve
 from workers.engine.embedded.tiny_model import CHAT_TEMPLATE
 from workers.outcome import Completed
 from workers.requests.answer import Answer
+from workers.requests.bios_words import BiosFrame
+from workers.requests.halves import HalfAnswer
+from workers.requests.prompts.bios import seed_words
 from workers.requests.request import Demand, Request, user_conversation
 
 WORDS = {"transformers": 6000, "litellm": 2000, "llama-cpp-python": 1000}  # a given-up prompt is read to its end
@@ -89,6 +93,34 @@ async def test_an_engine_constrains_its_model(subject: Subject) -> None:
                 continue
             assert outcome.finish_reason == "length" or re.fullmatch(form, answer.text.strip(), re.DOTALL), answer.text
             assert outcome.finish_reason == "stop" or constraint.thought is not Thought.NONE or constraint.json_schema
+
+
+async def test_half_an_answer_goes_on_where_it_was(subject: Subject) -> None:
+    """The words and the account are those of one answer; an attached server writes it from its beginning."""
+    async with subject.working() as worker:
+        frame = BiosFrame(words=seed_words(worker.spec.bios), context="", now=datetime(2026, 11, 27, tzinfo=UTC))
+        params = {"temperature": 0, "max_tokens": 24, **subject.endless}
+        asked = Request(job_name="a job", system="", conversation=user_conversation("Go."), params=params, frame=frame)
+        whole, rest = Answer(time.monotonic), Answer(time.monotonic)
+        with worker.lease_nowait():
+            assert isinstance(await worker.requests.perform(asked, whole), Completed)
+            text, _ = whole.generation.pieces
+            half = HalfAnswer(text=text[:10], tokens=10, asked=whole.asked)
+            rest.go_on_from(half)
+            assert isinstance(await worker.requests.perform(asked, rest), Completed)
+        goes_on = not subject.foreign
+        assert worker.requests.begins.refusals == (not goes_on)
+        begun = half.begun(())
+        assert begun is not None
+        assert rest.text.startswith(begun.text)
+        assert (rest.generation.carried > 0) is goes_on
+        if subject.counts:
+            first, second = whole.usage, rest.usage
+            assert first is not None
+            assert second is not None
+            assert (second.prompt_tokens, second.completion_tokens) == (first.prompt_tokens, 24)
+        if subject.name == "vllm":
+            assert rest.text == whole.text, "one request at a time it computes the same"
 
 
 async def _answer(worker: Worker, demand: Demand, **params: object) -> tuple[Answer, Completed]:
