@@ -51,8 +51,7 @@ class SupervisedWorker(EngineOwner):
     ``count_pools`` gives the numbers of waiting and running turns, for incidents. Workers of one id share a ``diary``.
     ``health`` watches the devices of lanes.
 
-    Callers ask ``slots`` for a place, ``requests`` to run a request, ``supervisor`` about the engine's life, ``watch``
-    about its health.
+    Callers use ``slots``, ``requests``, ``supervisor`` for the engine's life and ``watch`` for its health.
     """
 
     def __init__(
@@ -198,6 +197,7 @@ class SupervisedWorker(EngineOwner):
             tokens_per_s=self.in_flight.tokens_per_s,
             weight_version=self.weights.version if self.weights else None,
             ignored=self.requests.constraints.ignored,
+            not_continued=self.requests.begins.fault,
         )
 
     # Requests

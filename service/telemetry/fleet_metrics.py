@@ -156,6 +156,9 @@ class FleetCollector(Collector):
         slots = GaugeMetricFamily("roundhouse_worker_slots", "Turns that may be in flight on the worker.", labels=names)
         in_use = GaugeMetricFamily("roundhouse_worker_slots_in_use", "Turns in flight on the worker.", labels=names)
         starts = CounterMetricFamily("roundhouse_worker_starts", "Engines that the worker has started.", labels=names)
+        lost = CounterMetricFamily(
+            "roundhouse_worker_continuations_refused", "Half answers that did not go on.", labels=names
+        )
         version = GaugeMetricFamily("roundhouse_worker_weight_version", "Version of its weights.", labels=names)
         prefill = GaugeMetricFamily(
             "roundhouse_worker_prefill_token_seconds", "Measured time per prompt token.", labels=names
@@ -197,6 +200,7 @@ class FleetCollector(Collector):
             slots.add_metric(place, worker.slots.total)
             in_use.add_metric(place, worker.slots.in_use)
             starts.add_metric(place, worker.now.incarnation)
+            lost.add_metric(place, worker.requests.begins.refusals)
             for each in WorkerState:
                 state.add_metric((*place, each.value), float(worker.now.state is each))
             if worker.kv.budget is not None:
@@ -205,7 +209,8 @@ class FleetCollector(Collector):
                 preemptions.add_metric(place, worker.kv.cache.preemptions)
             if worker.weights is not None:
                 version.add_metric(place, worker.weights.version)
-        return ready, slots, in_use, starts, version, prefill, decode, error, budget, used, reserved, preemptions, state
+        of_cache = (budget, used, reserved, preemptions)
+        return ready, slots, in_use, starts, lost, version, prefill, decode, error, *of_cache, state
 
     def _engines(self) -> Iterable[Metric]:
         names = ("model", "worker")

@@ -170,3 +170,4 @@ class WorkerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float
     weight_version: int | None
     ignored: tuple[str, ...] = ()  # parameters that an attached server was found to ignore
+    not_continued: str | None = None  # why its engine is not asked to go on with half an answer

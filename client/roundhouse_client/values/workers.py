@@ -107,6 +107,7 @@ class Worker(Value):
     kv: KvCache | None
     weight_version: int | None
     ignored: tuple[str, ...] = ()
+    not_continued: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

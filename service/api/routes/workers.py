@@ -213,6 +213,7 @@ def shown_worker(view: Callable[[], PoolsView], worker: SupervisedWorker, *, is_
         kv=_kv(worker.kv, pools.reserved(now.id)),
         weight_version=now.weight_version,
         ignored=now.ignored,
+        not_continued=now.not_continued,
     )
 
 
