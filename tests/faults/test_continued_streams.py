@@ -1,6 +1,8 @@
 """A client's stream goes on where its engine broke off: one opening, each word once, one end, one account."""
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,3 +85,41 @@ def test_an_engine_that_does_not_go_on_ends_a_stream_with_an_error(tmp_path: Pat
         frames, _ = streamed(service)
     assert words_of(frames) == ANSWER.partition(" word7")[0]
     assert "error" in frames[-1]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Go."}]}),
+        ("/v1/completions", {"prompt": "Once upon a time"}),
+    ],
+)
+def test_a_real_engine_goes_on_with_a_stream(
+    tmp_path: Path, free_ports: Ports, tiny_model: Path, path: str, asked: Document
+) -> None:
+    """llama.cpp is killed twice in the middle; the client counts every token once."""
+    model = {"engine": "embedded", "model": str(tiny_model), "port": free_ports(1), "slots": 1, "args": {"threads": 1}}
+    model |= {"context": 2048, "restart": {"initial_s": 0.1, "max_s": 0.2}}
+    tokens = 600
+    body = {**asked, "model": "m", "stream": True, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    body["stream_options"] = {"include_usage": True}
+    frames: list[dict[str, Any]] = []
+    with serving(tmp_path, free_ports(1), {"m": model}) as service:
+        kills = [400, 100]
+        with service.http.stream("POST", path, json=body) as answer:
+            assert answer.status_code == 200
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    frames.append(json.loads(line[6:]))
+                if kills and len(frames) > kills[-1]:
+                    kills.pop()
+                    (worker,) = service.get("/v1/workers")["workers"]
+                    os.kill(worker["pid"], signal.SIGKILL)
+    assert kills == []
+    assert [frame["error"] for frame in frames if "error" in frame] == []
+    assert len({frame["id"] for frame in frames}) == 1
+    (usage,) = [frame["usage"] for frame in frames if frame.get("usage")]
+    assert usage["completion_tokens"] == tokens
+    ends = [each["finish_reason"] for frame in frames for each in frame["choices"] if each.get("finish_reason")]
+    assert ends == ["length"]

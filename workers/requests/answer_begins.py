@@ -6,6 +6,7 @@ answer without a word. What an incarnation refuses is not tried again.
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -18,6 +19,7 @@ from transport.request import BegunAnswer, ChatRequest
 from workers.outcome import Outcome, RequestFailed
 from workers.requests.halves import GoingOn, HalfAnswer, constraint_in, obstacle_in, rest_of, stops_in
 
+COMPLETIONS_PATH: Final = "/v1/completions"
 logger = logging.getLogger(__name__)
 
 
@@ -55,15 +57,20 @@ class AnswerBegins:
         return None
 
     async def prepare_body(self, body: bytes, path: str, half: HalfAnswer) -> tuple[bytes, GoingOn] | None:
-        """Return the body of a streamed chat to go on with half its answer; None if the engine cannot.
+        """Return the body of a stream to go on with half its answer; None if the engine cannot.
 
-        Its client has all of the half. Where a template cuts off blanks at its end, the engine writes them again.
+        Its client has all of the half. Where a template cuts off blanks at its end, the engine writes them again. A
+        completion has no template: its prompt gets longer.
 
         Raises:
             EngineError: the engine does not answer.
         """
         fields, query = msgspec.json.decode(body), self._client.dialect.begun
         fault = obstacle_in(fields) or constraint_in(fields)
+        if path == COMPLETIONS_PATH and query is not None and fault is None and isinstance(fields.get("prompt"), str):
+            rest = rest_of({**fields, "prompt": fields["prompt"] + half.whole.text}, half.tokens)
+            if rest is not None and not fields.get("echo") and not fields.get("suffix"):
+                return msgspec.json.encode(rest), GoingOn(begun=half.whole, tokens=half.tokens, echoes=False)
         begins = dict.fromkeys((half.whole, half.begun(()))) if path == CHAT_PATH and query is not None else {}
         for begun in begins if fault is None else ():
             if begun is None or query is None:

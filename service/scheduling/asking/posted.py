@@ -104,8 +104,8 @@ class PostedAsking:
         """Keep what the client has of a stream, for another attempt to go on with; None if it cannot go on."""
         half = answer.half
         is_whole = bool(half) and not answer.generation.tool_call_fragments
-        is_chat = self._posted.path == CHAT_PATH and self._posted.answers == 1
-        self.half = half if is_whole and is_chat else None
+        goes_on = self._posted.path in CHATS and self._posted.answers == 1
+        self.half = half if is_whole and goes_on else None
         return self.half
 
     def pass_frames(self, content_type: str, frames: bytes) -> None:
