@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from transport.dialects.refusals import SERVER_ERROR, Refusal, decode_error, encode_error, refusal_in, rejection
 from transport.dialects.relayed import account_of, decode_body, decode_frame
-from transport.errors import UNDECODABLE, AnswerTooLarge, EngineRejected, TruncatedStream, UnreadableFrame
+from transport.errors import UNDECODABLE, AnswerTooLarge, EngineError, EngineRejected, TruncatedStream, UnreadableFrame
 from transport.events import Finished
 from transport.exchange import MAX_ERROR_BODY_BYTES, ORDINARY_BYTES, Exchange, Receiver
 from transport.stream import ChatStream
@@ -26,6 +26,7 @@ _TOKENS: Final = (b"data: {", b"event: content_block_delta\n", b"event: response
 _DOCUMENT: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*[{\[]")  # JSON, perhaps after a byte order mark
 SHOWN: Final = 80  # bytes shown of an answer that is not JSON
 JSON: Final = "application/json"
+_ENDS: Final = (b"\n\n", b"\n\r\n")  # each ends a frame
 _ERROR: Final = re.compile(rb'data:[^\n]*"error"\s*:')
 FLAT: Final = frozenset(
     {"message", "msg", "detail", "code", "status", "status_code", "raw_status_code", "type", "param"}
@@ -87,7 +88,7 @@ class RelayExchange(Exchange):
         self._content_type = ""
         self._is_sized = False  # by a length or by chunks, which mark its end
         self._has_passed = False
-        self._unfinished = b""  # a frame that is not whole yet: another answer cannot go on from half a frame
+        self._unfinished = bytearray()  # a frame that is not whole yet: another answer cannot go on from half a frame
         finished.add_done_callback(self._let_go)
 
     @override
@@ -126,7 +127,12 @@ class RelayExchange(Exchange):
             self._hold(body)
             return
         self._read(body)
-        failure = self._stream.failure
+        self._pass_read(body, self._stream.failure)
+        if self._stream.is_over:
+            self._settle()
+
+    def _pass_read(self, body: bytes, failure: EngineError | None) -> None:
+        """Pass on a piece of a stream that was read; an engine's refusal before any of it is an answer of its own."""
         if failure is None or self._has_passed:
             self._has_passed = True
             self._pass(body, is_last=failure is not None)
@@ -135,17 +141,19 @@ class RelayExchange(Exchange):
         elif isinstance(failure, EngineRejected) and is_about_the_request(failure):
             # vLLM refuses in a stream that it began with 200: clients get a refusal like any other.
             self._passage.pass_whole(failure.status, JSON, encode_error(failure))
-        if self._stream.is_over:
-            self._settle()
 
     def _pass(self, body: bytes, *, is_last: bool) -> None:
         """Pass on whole frames; the rest waits for its end, unless it is the last of the stream."""
-        body = self._unfinished + body
-        end = len(body) if is_last else max(body.rfind(b"\n\n") + 2, body.rfind(b"\n\r\n") + 3)
-        end = end if end > 2 else 0  # noqa: PLR2004 - nothing was found
-        self._unfinished = body[end:]
-        if end:
-            self._passage.pass_frames(self._content_type, body[:end])
+        held, end = self._unfinished, len(body)
+        if not is_last:  # a long frame is not searched again with each piece
+            edge = bytes(held[-2:])
+            joined = edge + body
+            end = max((joined.rfind(mark) + len(mark) for mark in _ENDS if mark in joined), default=0) - len(edge)
+        if end <= 0:
+            held += body
+            return
+        self._unfinished = bytearray(body[end:])
+        self._passage.pass_frames(self._content_type, bytes(held) + body[:end])
 
     def _read(self, body: bytes = b"") -> None:
         """Read the pieces that were passed on unread, then ``body``."""

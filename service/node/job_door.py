@@ -191,6 +191,15 @@ def _with_bodies(job: Job, posted: Mapping[str, PostedRequest]) -> Job:
     Raises:
         InvalidJob: it has anything that a body makes void, or no conversation for a body.
     """
+    faults = list(_beside_bodies(job)) or list(_faults_of_bodies(job, posted))
+    if faults:
+        raise InvalidJob(faults)
+    asked = (each.with_posted(posted[each.id]) if each.id in posted else each for each in job.conversations)
+    return replace(job, conversations=tuple(asked))
+
+
+def _beside_bodies(job: Job) -> Iterator[Fault]:
+    """Yield the fault of a job that has anything that a body makes void."""
     (agent, *others), rounds = job.agents, max(each.rounds for each in job.conversations)
     plain = Agent(
         id=agent.id, role=DEFAULT_ROLE, model=agent.model, system="", adapter=agent.adapter, slots=agent.slots
@@ -207,32 +216,22 @@ def _with_bodies(job: Job, posted: Mapping[str, PostedRequest]) -> Job:
     )
     if others or rounds > 1 or agent != plain or job != bare:
         message = "one agent with nothing but a model speaks once, where a body is asked with"
-        raise InvalidJob([Fault(path="agents", message=message)])
-    known = {each.id: each for each in job.conversations}
-    faults = [
-        Fault(path="conversations", message=f"{name}: a body, for which there is no plain conversation")
-        for name in posted
-        if name not in known
-        or known[name].until
-        or known[name].cast
-        or known[name].variables
-        or known[name].heritage.source is not None
-    ]
-    faults += [
-        Fault(path="conversations", message=f"{name}: {fault}")
-        for name, request in posted.items()
-        for is_broken, fault in (
+        yield Fault(path="agents", message=message)
+
+
+def _faults_of_bodies(job: Job, posted: Mapping[str, PostedRequest]) -> Iterator[Fault]:
+    known, agent = {each.id: each for each in job.conversations}, job.agents[0]
+    for name, request in posted.items():
+        place = known.get(name)
+        is_plain = place is not None and not (place.until or place.cast or place.variables or place.heritage.source)
+        rules = (
+            (not is_plain, "a body, for which there is no plain conversation"),
             (request.model != agent.model, f"its body is for {request.model}, and the agent's model is {agent.model}"),
             (request.adapter != agent.adapter, "its body and the agent name two adapters"),
             (request.priority != 0, "the job has the priority of a recorded body"),
             (request.wait_s is not None, "a recorded body waits for as long as it takes"),
         )
-        if is_broken
-    ]
-    if faults:
-        raise InvalidJob(faults)
-    asked = (each.with_posted(posted[each.id]) if each.id in posted else each for each in job.conversations)
-    return replace(job, conversations=tuple(asked))
+        yield from (Fault(path="conversations", message=f"{name}: {fault}") for is_broken, fault in rules if is_broken)
 
 
 def _rewritten(document: Mapping[str, object], before: JobSpec, after: JobSpec) -> bytes:

@@ -145,8 +145,7 @@ class PromptHistory:
                 discussion.make_prompt(key.agent_id, key.round, record.heard)
             opened = prompts.memories.opened(reader, record, stored.words.models[agent.model])
             place, heard = (opened, agent, key.round), hear(record.from_round)
-            made_at = record.made_at or attempt.started_at
-            request = agent_request(stored.job, place, stored.words, heard, rejected, record, made_at)
+            request = agent_request(stored.job, place, stored.words, heard, rejected, record, attempt.prompted_at)
             signals = frozenset(tool.name for tool in agent.exit_tools)
             exchanges = restore_exchanges(record.exchanges, attempt.tool_calls or all_calls, signals)
             assert request.frame is not None  # noqa: S101 - an agent's request has one

@@ -178,7 +178,7 @@ def _add_choice(choice: _Choice, events: list[Event]) -> bool:
     text = delta.content or choice.text
     reasoning = delta.reasoning or delta.reasoning_content
     if choice.index or not (text or reasoning):
-        if not choice.index and not _NO_CALLS.issuperset((bytes(delta.tool_calls), bytes(delta.function_call))):
+        if not choice.index and _has_calls(delta):
             events.append(ToolCallDelta(0, None, None, ""))  # its words are for the client alone
         elif choice.delta is not None or choice.text is not None:
             events.append(Advance())  # another answer of the same request, a role
@@ -193,6 +193,10 @@ def _add_choice(choice: _Choice, events: list[Event]) -> bool:
         events.append(Finished(choice.finish_reason))
         return True
     return False
+
+
+def _has_calls(delta: _Delta) -> bool:
+    return not _NO_CALLS.issuperset((bytes(delta.tool_calls), bytes(delta.function_call)))
 
 
 def _add_native(read: _Frame, frame: bytes, events: list[Event]) -> bool:

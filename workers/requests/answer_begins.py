@@ -5,7 +5,7 @@ answer without a word. What an incarnation refuses is not tried again.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -67,9 +67,9 @@ class AnswerBegins:
         """
         fields, query = msgspec.json.decode(body), self._client.dialect.begun
         fault = obstacle_in(fields) or constraint_in(fields)
-        if path == COMPLETIONS_PATH and query is not None and fault is None and isinstance(fields.get("prompt"), str):
-            rest = rest_of({**fields, "prompt": fields["prompt"] + half.whole.text}, half.tokens)
-            if rest is not None and not fields.get("echo") and not fields.get("suffix"):
+        if path == COMPLETIONS_PATH and query is not None and fault is None:
+            rest = _longer(fields, half)
+            if rest is not None:
                 return msgspec.json.encode(rest), GoingOn(begun=half.whole, tokens=half.tokens, echoes=False)
         begins = dict.fromkeys((half.whole, half.begun(()))) if path == CHAT_PATH and query is not None else {}
         for begun in begins if fault is None else ():
@@ -122,3 +122,11 @@ class AnswerBegins:
     def _switch_off(self, fault: str) -> None:
         self._refused_by, self.fault = self._incarnation(), fault
         logger.warning("worker %s: answers that break off do not go on: %s", self._worker, fault)
+
+
+def _longer(fields: Mapping[str, object], half: HalfAnswer) -> dict[str, object] | None:
+    """Return the fields of a completion whose prompt has the text so far; None if they make that another request."""
+    prompt = fields.get("prompt")
+    if not isinstance(prompt, str) or fields.get("echo") or fields.get("suffix"):
+        return None
+    return rest_of({**fields, "prompt": prompt + half.whole.text}, half.tokens)

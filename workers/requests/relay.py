@@ -18,7 +18,7 @@ from workers.requests.asking import ask_fairly
 from workers.requests.cache_veil import CacheVeil, WholeLines
 from workers.requests.halves import GoingOn, HalfAnswer
 from workers.requests.splice import Splice
-from workers.requests.tool_loop import RequestSettings, broken_off, rejected
+from workers.requests.tool_loop import AdmitPrompt, RequestSettings, broken_off, rejected
 
 NOT_CONTINUED: Final = RequestFailed(
     reason=FailureReason.ENGINE_UNREACHABLE, detail="its engine broke off, and the next one cannot go on with it"
@@ -91,12 +91,9 @@ async def _ask(client: EngineClient, settings: RequestSettings, request: Relay, 
             return prepared
         body, going_on = prepared
     answer.begin_generation(settings.repetition, request.chars, going_on)
-    if settings.admit_prompt is not None:
-        later = 0 if request.is_streamed else request.most_tokens or UNBOUNDED
-        chat = body if request.path == CHAT_PATH else None
-        outcome = await settings.admit_prompt(answer, request.chars, chat, later)
-        if outcome is not None:
-            return outcome
+    refused = None if settings.admit_prompt is None else await _admit(settings.admit_prompt, request, answer, body)
+    if refused is not None:
+        return refused
     whose = request.owner or "" if settings.is_others else None
     held_back: list[CacheVeil | Renaming] = []
 
@@ -117,6 +114,11 @@ async def _ask(client: EngineClient, settings: RequestSettings, request: Relay, 
     for each in held_back:
         each.flush()
     return Completed(finish_reason=answer.generation.finish_reason or "unknown")
+
+
+async def _admit(admit: AdmitPrompt, request: Relay, answer: Answer, body: bytes) -> Outcome | None:
+    later = 0 if request.is_streamed else request.most_tokens or UNBOUNDED
+    return await admit(answer, request.chars, body if request.path == CHAT_PATH else None, later)
 
 
 async def _prepare(

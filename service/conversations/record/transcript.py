@@ -73,6 +73,11 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     prompt: PromptRecord | None = None
     continued_at: int = 0  # tokens of an earlier attempt's answer that it went on from
 
+    @property
+    def prompted_at(self) -> datetime:
+        """The time at which its prompt was made."""
+        return self.started_at if self.prompt is None else self.prompt.made_at or self.started_at
+
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """The conversation in which an inherited turn was spoken."""

@@ -244,9 +244,7 @@ def _prompted_at(attempts: Sequence[Attempt]) -> datetime | None:
     """Return when the newest prompt was made; after a rejected answer that is the first rejected attempt's."""
     rejected = (each for each in attempts if each.reason == FailureReason.INVALID_ANSWER)
     made = next(rejected, attempts[-1] if attempts else None)
-    if made is None:
-        return None
-    return made.started_at if made.prompt is None else made.prompt.made_at or made.started_at
+    return None if made is None else made.prompted_at
 
 
 def _heard(attempts: Sequence[Attempt], ends: Sequence[datetime], made_at: datetime) -> int:

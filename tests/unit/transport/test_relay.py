@@ -6,8 +6,9 @@ import time
 import msgspec
 import pytest
 
+from tests.harness.waiting import LIMIT_S
 from transport.dialects.relayed import decode_body, decode_frame
-from transport.errors import EngineError, EngineRejected, TruncatedStream
+from transport.errors import EngineRejected, TruncatedStream
 from transport.events import Advance, Event, Finished, PartialUsage, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 from transport.relay import READ_AT_ONCE, RelayExchange
 from workers.requests.generation import Generation
@@ -94,6 +95,25 @@ async def test_a_stream_ends_with_done_whatever_comes_with_it(between: bytes, be
     assert made.finished.result() is None
     assert passed.frames.endswith(b"[DONE]\n\n" + behind)
     assert generation.text == ("w0 w1 " if between else "w0 ")
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"], ids=repr)
+async def test_half_a_frame_is_never_passed_on(end: bytes) -> None:
+    """Another engine can go on from whole frames; a long one that comes in many pieces costs its length once."""
+    made, generation, passed = exchange()
+    long = b"x" * 4_000_000
+    frame = b'data: {"choices": [{"index": 0, "delta": {"content": "%b"}}]}' % long + end
+    made.data_received(STREAM_HEAD + chunked(FRAMES[:1]))
+    began_s = time.process_time()
+    for at in range(0, len(frame) - 1, 16_384):
+        made.data_received(chunked([frame[at : min(at + 16_384, len(frame) - 1)]]))
+        assert passed.frames == FRAMES[0]
+    made.data_received(chunked([frame[-1:]]))
+    assert passed.frames == FRAMES[0] + frame
+    made.data_received(chunked([FRAMES[2][:20]]))
+    assert time.process_time() - began_s < LIMIT_S
+    assert passed.frames == FRAMES[0] + frame
+    assert generation.text == long.decode()
 
 
 async def test_comments_are_no_progress() -> None:
