@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.waiting import LIMIT_S
 from transport.dialects.relayed import decode_body, decode_frame
-from transport.errors import EngineRejected, TruncatedStream
+from transport.errors import EngineError, EngineRejected, TruncatedStream
 from transport.events import Advance, Event, Finished, PartialUsage, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 from transport.relay import READ_AT_ONCE, RelayExchange
 from workers.requests.generation import Generation
