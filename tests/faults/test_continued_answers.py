@@ -20,7 +20,7 @@ def look() -> int:
 ANSWER = " ".join(f"word{number}" for number in range(TOKENS))
 
 
-def job(**agent: object) -> Document:
+def job(continuation: object = "on", **agent: object) -> Document:
     params = {"max_tokens": 40, "seed": 5}
     return {
         "agents": [{"id": "a", "model": "m", "params": params, **agent}],
@@ -71,6 +71,7 @@ def test_an_answer_goes_on_after_its_engine_has_died(tmp_path: Path, free_ports:
         pytest.param({"goes_on": "unlike"}, {}, id="an engine that goes on with other words"),
         pytest.param({"goes_on": "refused"}, {}, id="an engine that refuses it"),
         pytest.param({}, {"params": {"presence_penalty": 0.5}}, id="a penalty on its own words"),
+        pytest.param({}, {"continuation": "off"}, id="a job that wants none"),
     ],
 )
 def test_an_answer_that_cannot_go_on_starts_over(

@@ -11,8 +11,14 @@ from typing import Any
 import pytest
 
 from tests.faults.test_continued_answers import ANSWER, TOKENS, chats, dying
-from tests.harness.service import Document, Service, serving
+from tests.harness.service import Document, Service, scripted_model, serving
 from tests.harness.waiting import wait_for
+from transport.events import ReasoningDelta, TextDelta
+from transport.relay import Passage
+from transport.request import BegunAnswer
+from workers.requests.generation import ContinuedGeneration
+from workers.requests.halves import GoingOn
+from workers.requests.splice import Splice
 
 UNKNOWN = 2**30  # no process has this id
 Ports = Callable[[int], int]
@@ -87,6 +93,53 @@ def test_an_engine_that_does_not_go_on_ends_a_stream_with_an_error(tmp_path: Pat
         frames, _ = streamed(service)
     assert words_of(frames) == ANSWER.partition(" word7")[0]
     assert "error" in frames[-1]
+
+
+def test_a_stream_that_the_service_leaves_ends_with_an_error(tmp_path: Path, free_ports: Ports) -> None:
+    """A service that stops runs no attempt again: its client does not wait for one."""
+    model = scripted_model(free_ports(1), goes_on="kept", tokens=10_000, interval=0.01)
+    lines: list[str] = []
+    body = {**BODY, "max_tokens": 10_000}
+    with (
+        serving(tmp_path, free_ports(1), {"m": model}, {"drain_s": 0.1}) as service,
+        service.http.stream("POST", "/v1/chat/completions", json=body) as answer,
+    ):
+        for line in answer.iter_lines():
+            lines.append(line)
+            if len(lines) == 20:
+                assert service.process is not None
+                service.process.send_signal(signal.SIGTERM)
+    (error,) = [json.loads(line[6:])["error"] for line in lines if line.startswith("data: ") and '"error"' in line]
+    assert error["code"] == "shutdown"
+
+
+FRAME = b'data: {"id": "2", "choices": [{"index": 0, "delta": {%b}}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("begun", "delta"),
+    [
+        (BegunAnswer(text="So"), b'"reasoning_content": "Hm"'),
+        (BegunAnswer(reasoning="Hm"), b'"content": "So"'),
+    ],
+    ids=["a thought after words", "words in a thought"],
+)
+def test_words_of_another_kind_than_the_half_are_not_passed_on(begun: BegunAnswer, delta: bytes) -> None:
+    """The engine's parser has lost its place: a thought would be shown as the answer, or the reverse."""
+    passed: list[bytes] = []
+
+    class Client(Passage):
+        def pass_frames(self, content_type: str, frames: bytes) -> None:
+            passed.append(content_type.encode() + frames)
+
+        def pass_whole(self, status: int, content_type: str, body: bytes) -> None:
+            raise AssertionError((status, content_type, body))
+
+    generation = ContinuedGeneration(lambda: 0.0, begun, 1, ("", ""))
+    generation.receive(ReasoningDelta("Hm") if begun.text else TextDelta("So"))
+    assert generation.has_strayed
+    Splice(Client(), {}, GoingOn(begun=begun, tokens=1, echoes=False)).pass_frames("x", FRAME % delta)
+    assert passed == []
 
 
 @pytest.mark.system

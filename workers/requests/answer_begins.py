@@ -1,7 +1,7 @@
 """Whether one engine goes on with half an answer, and how it is asked to.
 
 What its template makes of the beginning is read before each request: a template that rewrites it would change the
-answer without a word. What an incarnation refuses is not tried again.
+answer without a word. An incarnation that knows no such question, or goes on with other words, is not asked again.
 """
 
 import logging
@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from transport.client import EngineClient
 from transport.dialects.openai import CHAT_PATH
-from transport.dialects.refusals import SERVER_ERROR
-from transport.errors import EngineProtocolError, EngineRejected
+from transport.errors import EngineError, EngineRejected, EngineUnreachable
 from transport.request import BegunAnswer, ChatRequest
 from workers.outcome import Outcome, RequestFailed
 from workers.requests.halves import GoingOn, HalfAnswer, constraint_in, obstacle_in, rest_of, stops_in
 
+UNKNOWN_PATH: Final = frozenset({404, 405, 501})
 COMPLETIONS_PATH: Final = "/v1/completions"
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class AnswerBegins:
         """Return the request to go on with half an answer; None if the engine must write it from its beginning.
 
         Raises:
-            EngineError: the engine does not answer.
+            EngineUnreachable: the engine is gone.
         """
         encode, params, fault = self._client.dialect.encode, chat.params, obstacle_in(chat.params)
         for shorter in (half, half.shortened()):  # all tokens may have come, but not the end of the answer
@@ -63,7 +63,7 @@ class AnswerBegins:
         completion has no template: its prompt gets longer.
 
         Raises:
-            EngineError: the engine does not answer.
+            EngineUnreachable: the engine is gone.
         """
         fields, query = msgspec.json.decode(body), self._client.dialect.begun
         fault = obstacle_in(fields) or constraint_in(fields)
@@ -89,7 +89,7 @@ class AnswerBegins:
         """Return the tokens of a beginning, and why the engine does not go on with it, or None.
 
         Raises:
-            EngineError: it does not answer.
+            EngineUnreachable: it is gone.
         """
         if self._refused_by != self._incarnation():
             self._refused_by = self.fault = None
@@ -97,11 +97,12 @@ class AnswerBegins:
             return 0, self.fault
         try:
             reading = await self._client.read_begun(begun, without, whole)
-        except (EngineRejected, EngineProtocolError) as error:
-            if isinstance(error, EngineRejected) and error.status >= SERVER_ERROR:
-                raise
-            self._switch_off(str(error))
-            return 0, str(error)
+        except EngineUnreachable:
+            raise
+        except EngineError as error:
+            if isinstance(error, EngineRejected) and error.status in UNKNOWN_PATH:
+                self._switch_off(str(error))
+            return 0, str(error)  # about this prompt: too long, say, or one that the template refuses
         return reading.tokens, reading.fault
 
     def _going_on(self, begun: BegunAnswer, tokens: int) -> GoingOn:

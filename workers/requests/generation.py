@@ -248,8 +248,8 @@ class ContinuedGeneration(Generation):
                 elif rest:
                     super().receive(type(event)(rest))
                 return
-            if self.first_token_at is None:
-                self.has_strayed |= isinstance(event, ReasoningDelta) and bool(self._begun.text)
+            if self.first_token_at is None:  # a thought after words, or words in a thought: they are read wrongly
+                self.has_strayed |= isinstance(event, TextDelta) is not bool(self._begun.text)
         super().receive(event)
 
     def _without_echo(self, text: str, said: str) -> str | None:

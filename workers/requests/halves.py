@@ -18,6 +18,8 @@ from workers.tools.calls import Signal, ToolRecord
 INEXACT: Final = frozenset(
     {
         "best_of",
+        "continue_final_message",  # a client's own
+        "echo",
         "frequency_penalty",
         "logprobs",
         "mirostat",
@@ -28,6 +30,7 @@ INEXACT: Final = frozenset(
         "thinking_budget_tokens",
         "thinking_token_budget",
         "top_logprobs",
+        "truncate_prompt_tokens",
         "use_beam_search",
     }
 )

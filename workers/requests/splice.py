@@ -37,6 +37,8 @@ class Splice:
         self._tokens = going_on.tokens
         text, reasoning = going_on.unheard
         self._unheard = {"content": text, "reasoning_content": reasoning, "reasoning": reasoning}
+        self._is_in_words = bool(going_on.begun.text)
+        self._has_words = False  # new ones
         self._has_strayed = False
 
     def __repr__(self) -> str:
@@ -76,6 +78,9 @@ class Splice:
         delta.pop("role", None)
         for name in [name for name in self._unheard if isinstance(delta.get(name), str)]:
             delta[name] = self._rest(name, delta[name])
+            if delta[name] and not self._has_words:
+                self._has_words = True
+                self._has_strayed |= (name == "content") is not self._is_in_words
         return bool(choice.get("finish_reason")) or any(value not in (None, "", []) for value in delta.values())
 
     def _rest(self, name: str, text: str) -> str:

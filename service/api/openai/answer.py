@@ -109,16 +109,16 @@ class RelayedAnswer:
         """Keep a stream open until another engine goes on with it."""
         request, posted = self._request, self._request.posted
         self._tell_waiting(writer)
-        while request.is_waiting:
+        while request.is_silent and not request.is_over:
             left_s = self._heartbeat_s
-            if posted.wait_s is not None:
+            if posted.wait_s is not None and request.is_waiting:
                 if request.waited_s >= posted.wait_s:
                     self._withdraw(request, _timed_out(posted.wait_s, self._trouble()))
                     break
                 left_s = min(left_s, posted.wait_s - request.waited_s)
             changed = request.changed.next
             await _wait_for(changed, left_s)
-            if not changed.is_set():
+            if self._request.is_silent and not changed.is_set():
                 self._tell_waiting(writer)
 
     async def _wait(self, send: Send, writer: BodyWriter) -> bool:

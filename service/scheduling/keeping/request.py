@@ -39,6 +39,8 @@ AGAIN: Final = frozenset(
         FailureReason.INTERNAL,
     }
 )
+# The service itself goes, or may have lost the request to another node: its client learns it at once.
+LEAVING: Final = (Cancelled(reason=CancelReason.SHUTDOWN), Cancelled(reason=CancelReason.LEASE_LOST))
 NEW_WEIGHTS: Final = Cancelled(reason=CancelReason.WEIGHTS)
 REFUSED: Final = frozenset({FailureReason.ENGINE_REJECTED, FailureReason.CONTEXT_OVERFLOW})
 
@@ -95,6 +97,11 @@ class RelayedRequest(OnSlot):
     def is_waiting(self) -> bool:
         """Whether it waits for a slot."""
         return self._waiting_since is not None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it waits, or its newest attempt has no token yet."""
+        return self.is_waiting or self.attempt.answer.first_token_at is None
 
     @property
     def worker(self) -> str | None:
@@ -164,7 +171,7 @@ class RelayedRequest(OnSlot):
         self.on_slots_s += self.attempt.seconds
         if self.posted.continues and not isinstance(outcome, Completed) and self.asked.has_begun:
             is_changed = outcome == NEW_WEIGHTS and self._continuation is not Continuation.OVER_WEIGHTS
-            if self._continuation is not Continuation.OFF and not is_changed:
+            if self._continuation is not Continuation.OFF and not is_changed and outcome not in LEAVING:
                 self.attempt.half = self.asked.keep_half(self.attempt.answer)
 
     @override
