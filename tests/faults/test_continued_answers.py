@@ -23,6 +23,7 @@ ANSWER = " ".join(f"word{number}" for number in range(TOKENS))
 def job(continuation: object = "on", **agent: object) -> Document:
     params = {"max_tokens": 40, "seed": 5}
     return {
+        "continuation": continuation,
         "agents": [{"id": "a", "model": "m", "params": params, **agent}],
         "conversations": [{"id": "c", "prompt": "Go."}],
     }
