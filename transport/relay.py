@@ -149,9 +149,9 @@ class RelayExchange(Exchange):
             edge = bytes(held[-2:])
             joined = edge + body
             end = max((joined.rfind(mark) + len(mark) for mark in _ENDS if mark in joined), default=0) - len(edge)
-        if end <= 0:
-            held += body
-            return
+            if end <= 0:
+                held += body
+                return
         self._unfinished = bytearray(body[end:])
         self._passage.pass_frames(self._content_type, bytes(held) + body[:end])
 
@@ -189,9 +189,15 @@ class RelayExchange(Exchange):
         elif not self._has_passed and self._stream.failure is None:
             self._fail(TruncatedStream("the stream ended before it had begun"))
         else:
-            if self._unfinished:
-                self._pass(b"", is_last=True)
             self._close_stream(None)
+
+    @override
+    def _close_stream(self, cause: Exception | None) -> None:
+        for event in self._stream.close():
+            self._receiver.receive(event)
+        if self._unfinished and self._stream.failure is None:  # a last frame without its blank line
+            self._pass(b"", is_last=True)
+        self._settle(cause)
 
     @override
     def _hold(self, body: bytes) -> None:

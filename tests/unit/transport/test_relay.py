@@ -207,6 +207,33 @@ async def test_a_stream_without_a_final_event_is_truncated(last: bytes, *, is_wh
     assert is_whole or isinstance(made.finished.exception(), TruncatedStream)
 
 
+@pytest.mark.parametrize("is_marked", [True, False], ids=["chunks", "close"])
+@pytest.mark.parametrize("last", [b"data: [DONE]", b"data: [DONE]\n", FRAMES[-2][:-2], FRAMES[-2][:-1]], ids=repr)
+async def test_a_last_frame_without_its_blank_line_passes(last: bytes, *, is_marked: bool) -> None:
+    """Some servers end so; the client gets their last bytes too."""
+    made, _, passed = exchange()
+    frames = [FRAMES[0], FRAMES[2], last]
+    if is_marked:
+        made.data_received(STREAM_HEAD + chunked(frames) + b"0\r\n\r\n")
+    else:
+        made.data_received(STREAM_HEAD.replace(b"Transfer-Encoding: chunked\r\n", b"") + b"".join(frames))
+        made.connection_lost(None)
+    assert made.finished.result() is None
+    assert passed.frames == b"".join(frames)
+
+
+@pytest.mark.parametrize("is_marked", [True, False], ids=["chunks", "close"])
+async def test_a_stream_that_ends_within_a_frame_passes_none_of_it(*, is_marked: bool) -> None:
+    """Whether its end is marked or not, the next engine goes on after the last whole frame."""
+    made, _, passed = exchange()
+    frames = [FRAMES[0], FRAMES[2], FRAMES[3][:30]]
+    made.data_received(STREAM_HEAD + chunked(frames) + (b"0\r\n\r\n" if is_marked else b""))
+    if not is_marked:
+        made.connection_lost(None)
+    assert isinstance(made.finished.exception(), EngineError)
+    assert passed.frames == b"".join(frames[:2])
+
+
 @pytest.mark.parametrize(
     ("head", "is_whole"),
     [(b"Content-Length: 60\r\n", False), (b"Transfer-Encoding: chunked\r\n", False), (b"", True)],
