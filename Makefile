@@ -7,31 +7,34 @@ READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.demo
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ./client --editable
 
-.PHONY: demo test test-slow test-system test-engines soak lint types bench dist clean
+.PHONY: demo test test-slow test-system test-engines soak lint types bench dist clean compiled
 .DELETE_ON_ERROR:
 
 demo: $(DEMO_READY)
 	$(BIN)/roundhouse demo
 
-test: $(READY)
+# The tests start hundreds of our processes. Where Python writes no bytecode by itself, each would compile all of ours.
+compiled: $(READY)
+	@$(BIN)/python -m compileall -q roundhouse service workers transport client/roundhouse_client tests bench
+
+test: compiled
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not system" --ignore tests/system
 
 # What takes long because a whole system is tried: several nodes, PostgreSQL restarted under load, a full disk, and the
 # image's steps in a plain Debian root, which needs root and one package: apt-get install mmdebstrap. The checkers of
 # chart, compose files and scripts are set up in the user's cache folder.
 # The dashboard is tried in a browser, the board and the alerts in a real Prometheus: apt-get install chromium prometheus
-test-system: $(READY) test-slow
+test-system: compiled test-slow
 	$(BIN)/python -m pytest -n 2 --dist loadfile -o faulthandler_timeout=0 tests/system
 
 # What else takes over 2 s a test.
-test-slow: $(READY)
+test-slow: compiled
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m system --ignore tests/system
 
 # The faults of a test run a thousand times over, at random moments: some three hours. With
 # SOAK="--soak-record FOLDER" kills of upgrades are kept there, and another run goes on after them; --soak-kills N is how
-# many. Ours are compiled first, as an installation's are: they are started thousands of times.
-soak: $(READY)
-	$(BIN)/python -m compileall -q roundhouse service workers transport client/roundhouse_client
+# many.
+soak: compiled
 	$(BIN)/python -m pytest --soak -s -o faulthandler_timeout=0 tests/faults/test_rings.py \
 	  tests/faults/test_kills.py tests/faults/test_fences.py tests/faults/test_store.py tests/faults/test_breaking.py \
 	  tests/faults/test_slow_commits.py tests/unit/transport/test_fuzzed_answers.py tests/faults/test_upgrade_kills.py \
@@ -42,7 +45,7 @@ soak: $(READY)
 # The engine suites against the real programs. They are set up in the user's cache folder, where every clone finds them;
 # the first time builds llama-server and llama-cpp-python and brings vLLM for the CPU, with transformers, and LiteLLM:
 # some twelve minutes on two cores.
-test-engines: $(READY)
+test-engines: compiled
 	engines="$$($(BIN)/python tests/engines/install.py)" && $(BIN)/python -m pytest -o faulthandler_timeout=600 tests/engines $$engines
 
 lint: $(READY) types

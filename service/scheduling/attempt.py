@@ -91,7 +91,7 @@ class RunningAttempt:
             fresh_tokens=fresh_tokens,
             seconds=seconds,
             context_tokens=usage.prompt_tokens + usage.completion_tokens,
-            answer_tokens=usage.completion_tokens - generation.carried,
+            answer_tokens=usage.completion_tokens - (generation.carried - generation.rewritten),
             answer_s=answer_s,
         )
 
@@ -100,13 +100,15 @@ class RunningAttempt:
     def spent(self, key: TurnKey) -> TurnSpent:
         """Return the tokens and the slot time that it used, its summary's included."""
         cost, nothing = self.answer.cost, TurnSpent(key=key, fresh_tokens=0, answer_tokens=0)
+        rewritten = 0
         if self.answer.is_continued:
-            cost -= self.answer.apart[0]
+            inherited, _, rewritten = self.answer.apart
+            cost -= inherited
         made = nothing if self.summary is None else self.summary.spent(key)
         return TurnSpent(
             key=key,
             fresh_tokens=max(0, cost.prompt_tokens - cost.cached_tokens) + made.fresh_tokens,
-            answer_tokens=cost.completion_tokens + made.answer_tokens,
+            answer_tokens=cost.completion_tokens + rewritten + made.answer_tokens,
             seconds=self.seconds + made.seconds,
             is_told=self.answer.is_told and made.is_told,
         )
@@ -114,9 +116,9 @@ class RunningAttempt:
     def measures(self, model: str, outcome: TurnState, reason: str | None) -> AttemptMeasures:
         """Return its measures and its usage; the tokens of an answer that does not count are wasted."""
         first_at, slot_s = self.answer.first_token_at, self.slots * self.seconds
-        cost, inherited, strayed = self.answer.told_cost, NOTHING, NOTHING
+        cost, inherited, strayed, rewritten = self.answer.told_cost, NOTHING, NOTHING, 0
         if self.answer.is_continued:
-            inherited, strayed = self.answer.apart
+            inherited, strayed, rewritten = self.answer.apart
             cost -= inherited
         usage = (cost.prompt_tokens, cost.cached_tokens, cost.completion_tokens)
         if outcome is TurnState.COMPLETED:
@@ -127,12 +129,12 @@ class RunningAttempt:
                 prompt_tokens=kept.prompt_tokens,
                 cached_tokens=kept.cached_tokens,
                 answer_tokens=kept.completion_tokens,
-                wasted_tokens=_fresh(strayed) if self.answer.is_continued else 0,
+                wasted_tokens=_fresh(strayed) + rewritten,
                 slot_s=slot_s,
             )
         else:
             kept = NOTHING if self.half is None else self.half.kept - inherited
-            wasted = _fresh(cost - kept)
+            wasted = _fresh(cost - kept) + rewritten
             used = UsageCounts(
                 attempts=1,
                 prompt_tokens=kept.prompt_tokens,
@@ -174,7 +176,7 @@ def _fresh(cost: Usage) -> int:
 def _token_s(answer: Answer) -> float | None:
     generation = answer.generation
     first_at, usage = generation.first_token_at, generation.usage
-    tokens = 0 if usage is None else usage.completion_tokens - generation.carried
+    tokens = 0 if usage is None else usage.completion_tokens - (generation.carried - generation.rewritten)
     if first_at is None or tokens < LEAST_TOKENS:
         return None
     return max(0.0, generation.last_progress_at - first_at) / (tokens - 1)

@@ -30,8 +30,8 @@ from tests.harness.virtual import pass_time
 
 OURS = tuple(str(Path(__file__).parents[2] / name) + "/" for name in ("service", "workers", "transport"))
 # Shares, markup, findings and bounds are all on the request's way.
-MOST_OF_A_TURN = 741
-MOST_OF_A_REQUEST = 676  # its parameters and headers are known ones
+MOST_OF_A_TURN = 737
+MOST_OF_A_REQUEST = 674  # its parameters and headers are known ones
 
 
 class Calls:

@@ -1,5 +1,7 @@
 """Stock clients on real engines: the same requests to the engine and to the door, llama.cpp's binary and vLLM."""
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -104,6 +106,76 @@ def test_responses_and_messages_are_asked(service: Service, client: openai.OpenA
             model="m", max_tokens=8, messages=[{"role": "user", "content": "Tell me."}]
         ) as stream:
             assert stream.get_final_message().usage.output_tokens == 8
+
+
+FORMS = ["chat", "completions", "messages", "responses"]
+LONG = 1200  # tokens, of which some are written when the engine is killed
+
+
+def told_by(service: Service, form: str, most: int = LONG) -> Iterator[str]:
+    """Ask as a stock client does; give each piece of the text, and check the account at the end."""
+    with (
+        openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0, timeout=300) as ours,
+        anthropic.Anthropic(base_url=service.url, api_key="none", max_retries=0, timeout=300) as theirs,
+    ):
+        tokens = 0
+        unbounded: Any = {"extra_body": {"temperature": 0, "ignore_eos": True}}
+        more: Any = {"temperature": 0, **unbounded}
+        counted: Any = {**more, "stream": True, "max_tokens": most, "stream_options": {"include_usage": True}}
+        if form == "chat":
+            for frame in ours.chat.completions.create(model="m", messages=SAID, **counted):
+                yield from (choice.delta.content or "" for choice in frame.choices)
+                tokens = frame.usage.completion_tokens if frame.usage else 0
+        elif form == "completions":
+            for frame in ours.completions.create(model="m", prompt="Once upon", **counted):
+                yield from (choice.text for choice in frame.choices)
+                tokens = frame.usage.completion_tokens if frame.usage else 0
+        elif form == "messages":
+            with theirs.messages.stream(model="m", max_tokens=most, messages=SAID, **unbounded) as stream:
+                yield from stream.text_stream
+                message = stream.get_final_message()
+            tokens = message.usage.output_tokens
+            assert len(message.content) == 1
+            yield END + getattr(message.content[0], "text", "")
+        else:
+            response: Any = None
+            asked: Any = {"max_output_tokens": most, "input": "Tell me.", **more}
+            for event in ours.responses.create(model="m", stream=True, **asked):
+                if event.type == "response.output_text.delta":
+                    yield event.delta
+                if event.type in ("response.completed", "response.incomplete"):
+                    response = event.response
+            tokens = response.usage.output_tokens if response.usage else 0
+            assert len(response.output) == 1
+            yield END + response.output_text
+        assert tokens == most
+
+
+KILLED_AT = 2  # pieces
+END = "\0"  # before a whole text, as its client put it together
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_stock_client_hears_of_no_killed_engine(service: Service, form: str) -> None:
+    """Its stream goes on: each word comes once, in one block, and the account is that of one answer."""
+
+    def spent() -> tuple[int, int]:
+        rows = service.get("/v1/usage")["usage"]
+        return sum(row["answer_tokens"] for row in rows), sum(row["attempts"] for row in rows)
+
+    wait_for(lambda: service.http.get("/readyz").is_success, "the engine is ready", START_S)
+    tokens, attempts = spent()
+    assert list(told_by(service, form, 4)), "its client is prepared, and reads as fast as the engine writes"
+    wait_for(lambda: spent() == (tokens + 4, attempts + 1), "the first answer counts")
+    pieces: list[str] = []
+    (engine,) = engines_of(service)
+    for piece in told_by(service, form):
+        pieces.append(piece)
+        if len(pieces) == KILLED_AT:
+            os.kill(engine.pid, signal.SIGKILL)
+    text, _, whole = "".join(pieces).partition(END)
+    assert whole in ("", text)
+    wait_for(lambda: spent() == (tokens + 4 + LONG, attempts + 3), "each token counts once")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from transport.relay import Passage
 from transport.request import BegunAnswer
 from workers.requests.generation import ContinuedGeneration
 from workers.requests.halves import GoingOn
+from workers.requests.sent import SentStream
 from workers.requests.splice import Splice
 
 UNKNOWN = 2**30  # no process has this id
@@ -66,33 +67,76 @@ def test_a_stream_goes_on_after_its_engine_has_died(tmp_path: Path, free_ports: 
     assert second["max_tokens"] == 33
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        pytest.param({"header": "off"}, id="the client wants none"),
-        pytest.param({"response_format": {"type": "json_object"}}, id="a constraint"),
-        pytest.param({"frequency_penalty": 0.5}, id="a penalty on its own words"),
-        pytest.param({"logprobs": True}, id="logprobs"),
-    ],
-)
-def test_a_stream_that_cannot_go_on_ends_with_an_error(
-    tmp_path: Path, free_ports: Ports, changed: dict[str, object]
-) -> None:
-    """As before: the client is told, and gets no word twice."""
+def test_a_stream_whose_client_wants_no_continuation_ends_with_an_error(tmp_path: Path, free_ports: Ports) -> None:
+    """The client is told, and gets no word twice."""
     with serving(tmp_path, free_ports(1), {"m": dying(tmp_path, free_ports(1))}) as service:
-        frames, text = streamed(service, **changed)
+        frames, text = streamed(service, header="off")
     assert words_of(frames) == ANSWER.partition(" word7")[0]
     assert "error" in frames[-1]
     assert "[DONE]" not in text
 
 
-@pytest.mark.parametrize("how", ["rewritten", "unlike", "refused"])
-def test_an_engine_that_does_not_go_on_ends_a_stream_with_an_error(tmp_path: Path, free_ports: Ports, how: str) -> None:
-    """Not one word of another answer reaches the client."""
+@pytest.mark.parametrize(
+    ("how", "changed"),
+    [
+        pytest.param("kept", {"response_format": {"type": "json_object"}}, id="a constraint"),
+        pytest.param("kept", {"frequency_penalty": 0.5}, id="a penalty on its own words"),
+        pytest.param("kept", {"logprobs": True}, id="logprobs"),
+        pytest.param("rewritten", {}, id="a template that rewrites the half"),
+        pytest.param("unlike", {}, id="an engine that repeats another half"),
+        pytest.param("refused", {}, id="an engine that refuses the half"),
+    ],
+)
+def test_an_answer_is_written_again_unseen_where_no_half_can_be_asked_for(
+    tmp_path: Path, free_ports: Ports, how: str, changed: dict[str, object]
+) -> None:
+    """The engine writes it from its beginning; the client gets the rest, since the beginning is the same."""
     with serving(tmp_path, free_ports(1), {"m": dying(tmp_path, free_ports(1), goes_on=how)}) as service:
+        frames, text = streamed(service, **changed)
+
+        def counted() -> dict[str, int]:
+            (row,) = service.get("/v1/usage")["usage"]
+            return {name: row[name] for name in ("turns", "answer_tokens")}
+
+        wait_for(lambda: counted() == {"turns": 1, "answer_tokens": TOKENS}, "each token counts once")
+        (row,) = service.get("/v1/usage")["usage"]
+    assert words_of(frames) == ANSWER
+    assert text.count("data: [DONE]") == 1
+    assert not any("error" in frame for frame in frames)
+    (usage,) = [frame["usage"] for frame in frames if frame.get("usage")]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (7, TOKENS)
+    assert row["wasted_tokens"] >= 7, "those that were written again"
+    assert "continue_final_message" not in chats(tmp_path / "record")[-1]
+
+
+def test_an_engine_that_writes_another_answer_ends_a_stream_with_an_error(tmp_path: Path, free_ports: Ports) -> None:
+    """Not one word of another answer reaches the client, and the loss is counted."""
+    with serving(tmp_path, free_ports(1), {"m": dying(tmp_path, free_ports(1), goes_on="other")}) as service:
         frames, _ = streamed(service)
+        (worker,) = service.get("/v1/workers")["workers"]
+        metrics = service.http.get("/metrics").text
     assert words_of(frames) == ANSWER.partition(" word7")[0]
     assert "error" in frames[-1]
+    assert "no prefill" in worker["not_continued"]
+    assert 'roundhouse_worker_continuations_refused_total{model="m",worker="m-0"} 1.0' in metrics
+
+
+def test_a_call_whose_pieces_went_out_is_written_again_unseen(tmp_path: Path, free_ports: Ports) -> None:
+    """The text before it goes on; the new call begins with the pieces that were sent, and the rest follows."""
+    arguments = json.dumps({"city": "Paris", "days": list(range(40))})
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps([{"content": "I look.", "tool_calls": [{"name": "look", "arguments": arguments}]}]))
+    model = dying(tmp_path, free_ports(1), script=str(script), die_after=4)
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    with serving(tmp_path, free_ports(1), {"m": model}) as service:
+        frames, _ = streamed(service, tools=[tool])
+    deltas = [each["delta"] for frame in frames for each in frame.get("choices", ())]
+    calls = [call for delta in deltas for call in delta.get("tool_calls") or ()]
+    assert words_of(frames) == "I look."
+    assert [call["id"] for call in calls if call.get("id")] == ["c0"]
+    assert [call["function"]["name"] for call in calls if call["function"].get("name")] == ["look"]
+    assert "".join(call["function"].get("arguments") or "" for call in calls) == arguments
+    assert not any("error" in frame for frame in frames)
 
 
 def test_a_stream_that_the_service_leaves_ends_with_an_error(tmp_path: Path, free_ports: Ports) -> None:
@@ -138,7 +182,10 @@ def test_words_of_another_kind_than_the_half_are_not_passed_on(begun: BegunAnswe
     generation = ContinuedGeneration(lambda: 0.0, begun, 1, ("", ""))
     generation.receive(ReasoningDelta("Hm") if begun.text else TextDelta("So"))
     assert generation.has_strayed
-    Splice(Client(), {}, GoingOn(begun=begun, tokens=1, echoes=False)).pass_frames("x", FRAME % delta)
+    sent = SentStream("/v1/chat/completions")
+    sent.add(FRAME % (b'"content": "So"' if begun.text else b'"reasoning_content": "Hm"'))
+    sent.catch_up()
+    Splice(Client(), sent, GoingOn(begun=begun, tokens=1, echoes=False)).pass_frames("x", FRAME % delta)
     assert passed == []
 
 

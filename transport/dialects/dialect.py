@@ -59,12 +59,13 @@ class BegunReading(msgspec.Struct, frozen=True, kw_only=True):
 class BegunQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The query for how an engine would read the beginning of an answer, before it is asked to go on with it.
 
-    ``read`` takes the beginning and the bodies of the request without it and with it. An engine that ``echoes`` sends
-    the beginning before what follows. ``ask`` adds the fields that ask for it to those of a chat's body. ``read``
-    raises ``MalformedFrame`` for an answer it cannot read.
+    ``read`` takes the beginning and the bodies of a chat without it and with it. An engine that ``echoes`` sends the
+    beginning before what follows. ``ask`` adds the fields that ask for it to those of a chat's body, ``asks`` to those
+    of bodies for other paths. ``read`` raises ``MalformedFrame`` for an answer it cannot read.
     """
 
     ask: Callable[[dict[str, object], BegunAnswer], None]
+    asks: Mapping[str, Callable[[dict[str, object], BegunAnswer], None]] = {}
     read: Callable[[Post, BegunAnswer, bytes, bytes], Awaitable[BegunReading]]
     echoes: bool = False
 

@@ -20,6 +20,7 @@ from transport.dialects.dialect import (
     Post,
     ThoughtQuery,
 )
+from transport.dialects.frame_parts import MESSAGES_PATH, RESPONSES_PATH
 from transport.dialects.grammar import grammar_of_choices, grammar_of_pattern
 from transport.dialects.openai import MODELS_PATH, MOST_TOKENS, ask_to_go_on, body_of, respond_in_format
 from transport.errors import UNDECODABLE, MalformedFrame
@@ -144,6 +145,22 @@ def ask_to_echo(body: dict[str, object], begun: BegunAnswer) -> None:
         body["continue_final_message"] = "reasoning_content"
 
 
+def ask_messages_to_go_on(body: dict[str, object], begun: BegunAnswer) -> None:
+    """Ask in Anthropic's form, in which a last message of the model's is the beginning of the next."""
+    messages = body["messages"]
+    assert isinstance(messages, list)  # noqa: S101 - Messages has them
+    body["messages"] = [*messages, {"role": "assistant", "content": begun.text}]
+
+
+def ask_response_to_go_on(body: dict[str, object], begun: BegunAnswer) -> None:
+    """Ask in the form of Responses, in which it may be unfinished as well."""
+    given = body["input"]
+    items = given if isinstance(given, list) else [{"type": "message", "role": "user", "content": given}]
+    said = {"type": "output_text", "text": begun.text, "annotations": []}
+    begins = {"type": "message", "role": "assistant", "status": "in_progress", "content": [said]}
+    body["input"] = [*items, begins]
+
+
 async def read_begun(post: Post, begun: BegunAnswer, without: bytes, whole: bytes) -> BegunReading:
     """Return the tokens of the beginning of an answer, if the template writes it as it is."""
     before, prompt = [_prompt_in(await post(RENDER_PATH, body)) for body in (without, whole)]
@@ -192,7 +209,12 @@ LLAMA_SERVER: Final = Dialect(
     capacity=EngineQuery(paths=(PROPS_PATH,), decode=decode_capacity),
     canary_params={"max_tokens": 1, "cache_prompt": False},
     constrain=constrain,
-    begun=BegunQuery(ask=ask_to_echo, read=read_begun, echoes=True),
+    begun=BegunQuery(
+        ask=ask_to_echo,
+        asks={MESSAGES_PATH: ask_messages_to_go_on, RESPONSES_PATH: ask_response_to_go_on},
+        read=read_begun,
+        echoes=True,
+    ),
     count=CountQuery(path=COUNT_PATH, decode=decode_count),
     thoughts=ThoughtQuery(render_path=RENDER_PATH, path=PROPS_PATH, params=_SHAPES_PROMPT, decode=decode_thought),
 )

@@ -28,6 +28,7 @@ from transport.events import Advance, Event, Finished, PartialUsage, ReasoningDe
 BEGIN: Final = "message_start"  # its count of answer tokens is only a start value
 ENDS: Final = frozenset({"message_stop", "response.completed", "response.incomplete"})
 FAILURES: Final = frozenset({"error", "response.failed"})
+THOUGHTS: Final = frozenset({"response.reasoning_text.delta", "response.reasoning_summary_text.delta"})
 SMALL_BODY_BYTES: Final = 64 * 1024
 NEAR_BYTES: Final = 4096  # searched at either end of a large body for its account
 _ACCOUNT: Final = re.compile(rb'"usage"\s*:\s*\{(?:[^{}]|\{[^{}]*\})*\}')  # with one level of details
@@ -37,7 +38,9 @@ class _Delta(Struct, gc=False):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    text: str | None = None  # Anthropic's field
+    text: str | None = None  # Anthropic's fields
+    thinking: str | None = None
+    partial_json: str | None = None
     stop_reason: str | None = None
     tool_calls: msgspec.Raw = msgspec.Raw()
     function_call: msgspec.Raw = msgspec.Raw()
@@ -219,11 +222,10 @@ def _add_typed(read: _Frame, kind: str, events: list[Event]) -> bool:
     if kind in FAILURES:
         raise _failure_of(read)
     delta = read.delta
-    text = delta if isinstance(delta, str) else delta.text if delta is not None else None
-    if text and kind in ("response.output_text.delta", "content_block_delta"):
-        events.append(TextDelta(text))
+    if isinstance(delta, str):
+        _add_words(kind, delta, events)
     elif delta is not None:
-        events.append(Advance())
+        _add_block(delta, events)
     inner = read.response or (read.message if isinstance(read.message, _Answer) else None)
     usage = inner.usage if inner is not None else None
     if usage is not None and kind == BEGIN:
@@ -235,6 +237,30 @@ def _add_typed(read: _Frame, kind: str, events: list[Event]) -> bool:
         events.append(Finished(""))
         return True
     return False
+
+
+def _add_words(kind: str, words: str, events: list[Event]) -> None:
+    """Add a piece of Responses."""
+    if kind == "response.output_text.delta" and words:
+        events.append(TextDelta(words))
+    elif kind in THOUGHTS and words:
+        events.append(ReasoningDelta(words))
+    elif kind == "response.function_call_arguments.delta":
+        events.append(ToolCallDelta(0, None, None, ""))
+    else:
+        events.append(Advance())
+
+
+def _add_block(delta: _Delta, events: list[Event]) -> None:
+    """Add a piece of Messages."""
+    if delta.text:
+        events.append(TextDelta(delta.text))
+    elif delta.thinking:
+        events.append(ReasoningDelta(delta.thinking))
+    elif delta.partial_json:
+        events.append(ToolCallDelta(0, None, None, ""))
+    else:
+        events.append(Advance())
 
 
 def _failure_of(read: _Frame) -> EngineRejected:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from transport.events import Usage
 from transport.request import ChatRequest, Thought
 from workers.policy.repetition import Repetition, RepetitionLimits
-from workers.requests.generation import ContinuedGeneration, Generation
+from workers.requests.generation import ContinuedGeneration, Generation, RepeatedGeneration
 from workers.requests.halves import GoingOn, HalfAnswer
 from workers.requests.prompts.stack import ToolExchange
 from workers.tools.calls import Signal, ToolRecord
@@ -140,12 +140,16 @@ class Answer:
         self.first_version = half.first_version
 
     @property
-    def apart(self) -> tuple[Usage, Usage]:
-        """The parts of its cost that are not its own: an earlier attempt's, and that of words that are not used."""
+    def apart(self) -> tuple[Usage, Usage, int]:
+        """The parts of its cost that are not its own.
+
+        They are an earlier attempt's, that of words that are not used, and the tokens that were generated once more.
+        """
         own, ended = self._generations[self._inherited :], self._ended[: self._inherited]
         inherited = sum((each.usage or each.seen for each in ended), NOTHING)
         strayed = sum((each.usage or each.seen for each in own if each.has_strayed), NOTHING)
-        return inherited + Usage(0, sum(each.carried for each in own), 0), strayed
+        rewritten = sum(each.rewritten for each in own)
+        return inherited + Usage(0, sum(each.carried for each in own), 0), strayed, rewritten
 
     @property
     def half(self) -> HalfAnswer:
@@ -184,7 +188,8 @@ class Answer:
         self.generation = Generation(self._clock)
         if going_on is not None:
             begun = replace(going_on.begun, text=going_on.begun.text + going_on.surplus)
-            self.generation = ContinuedGeneration(self._clock, begun, going_on.tokens, going_on.unheard)
+            kind = RepeatedGeneration if going_on.is_again else ContinuedGeneration
+            self.generation = kind(self._clock, begun, going_on.tokens, going_on.unheard)
         self.prompt_chars = prompt_chars
         self.loops.begin_search(self.generation, limits)
         self.phase = Phase.ENGINE

@@ -12,14 +12,16 @@ import msgspec
 from msgspec.structs import replace
 
 from transport.client import EngineClient
+from transport.dialects.frame_parts import COMPLETIONS_PATH
 from transport.dialects.openai import CHAT_PATH
 from transport.errors import EngineError, EngineRejected, EngineUnreachable
 from transport.request import BegunAnswer, ChatRequest
 from workers.outcome import Outcome, RequestFailed
 from workers.requests.halves import GoingOn, HalfAnswer, constraint_in, obstacle_in, rest_of, stops_in
+from workers.requests.sent import SentStream
 
 UNKNOWN_PATH: Final = frozenset({404, 405, 501})
-COMPLETIONS_PATH: Final = "/v1/completions"
+ANYTHING: Final = {"role": "user", "content": "."}  # a prompt for a template
 logger = logging.getLogger(__name__)
 
 
@@ -56,8 +58,8 @@ class AnswerBegins:
         self._refuse(half, fault)
         return None
 
-    async def prepare_body(self, body: bytes, path: str, half: HalfAnswer) -> tuple[bytes, GoingOn] | None:
-        """Return the body of a stream to go on with half its answer; None if the engine cannot.
+    async def prepare_body(self, body: bytes, half: HalfAnswer, sent: SentStream) -> tuple[bytes, GoingOn]:
+        """Return the body of a stream to go on with half its answer, or to write all of it again.
 
         Its client has all of the half. Where a template cuts off blanks at its end, the engine writes them again. A
         completion has no template: its prompt gets longer.
@@ -66,24 +68,27 @@ class AnswerBegins:
             EngineUnreachable: the engine is gone.
         """
         fields, query = msgspec.json.decode(body), self._client.dialect.begun
-        fault = obstacle_in(fields) or constraint_in(fields)
-        if path == COMPLETIONS_PATH and query is not None and fault is None:
+        fault = obstacle_in(fields) or constraint_in(fields) or _obstacle_to(half, sent)
+        if sent.path == COMPLETIONS_PATH and query is not None and fault is None:
             rest = _longer(fields, half)
             if rest is not None:
                 return msgspec.json.encode(rest), GoingOn(begun=half.whole, tokens=half.tokens, echoes=False)
-        begins = dict.fromkeys((half.whole, half.begun(()))) if path == CHAT_PATH and query is not None else {}
-        for begun in begins if fault is None else ():
-            if begun is None or query is None:
+        asks = {} if query is None else {CHAT_PATH: query.ask, **query.asks}
+        begins = dict.fromkeys((half.whole, half.begun(()))) if sent.path in asks and fault is None else {}
+        for begun in begins:
+            if query is None or begun is None or not (begun.text or begun.reasoning):
                 break
             asked = dict(fields)
-            query.ask(asked, begun)
-            tokens, fault = await self._read(begun, body, msgspec.json.encode(asked))
+            asks[sent.path](asked, begun)
+            chat = fields if sent.path == CHAT_PATH else {"model": fields.get("model"), "messages": [ANYTHING]}
+            whole = dict(chat)
+            query.ask(whole, begun)
+            tokens, fault = await self._read(begun, msgspec.json.encode(chat), msgspec.json.encode(whole))
             rest = rest_of(asked, tokens)
             if fault is None and rest is not None:
                 surplus = half.whole.text.removeprefix(begun.text)
                 return msgspec.json.encode(rest), replace(self._going_on(begun, tokens), surplus=surplus)
-        self._refuse(half, fault)
-        return None
+        return body, again(half)
 
     async def _read(self, begun: BegunAnswer, without: bytes, whole: bytes) -> tuple[int, str | None]:
         """Return the tokens of a beginning, and why the engine does not go on with it, or None.
@@ -111,18 +116,44 @@ class AnswerBegins:
 
     def _refuse(self, half: HalfAnswer, fault: str | None) -> None:
         if half.text or half.reasoning:
-            self.refusals += 1
-            logger.info("worker %s: half an answer does not go on: %s", self._worker, fault)
+            self.note_lost(str(fault))
 
     def note_refused(self, outcome: Outcome | None) -> None:
-        """Record that the present engine refused to go on, or went on with other words."""
+        """Record that half an answer was lost: the present engine refused to go on, or went on with other words."""
         self.refusals += 1
+        self.stop_asking(outcome)
+
+    def note_lost(self, fault: str) -> None:
+        """Record that half an answer was lost."""
+        self.refusals += 1
+        logger.info("worker %s: half an answer does not go on: %s", self._worker, fault)
+
+    def stop_asking(self, outcome: Outcome | None) -> None:
+        """Ask the present engine no more to go on: it has refused, or went on with other words."""
         strayed = "the engine goes on with other words than the beginning of the answer"
         self._switch_off(outcome.detail if isinstance(outcome, RequestFailed) else strayed)
 
     def _switch_off(self, fault: str) -> None:
         self._refused_by, self.fault = self._incarnation(), fault
         logger.warning("worker %s: answers that break off do not go on: %s", self._worker, fault)
+
+
+def again(half: HalfAnswer) -> GoingOn:
+    """Return the way for an engine that writes all of an answer again."""
+    return GoingOn(begun=half.whole, tokens=half.tokens, echoes=True, is_again=True)
+
+
+def _obstacle_to(half: HalfAnswer, sent: SentStream) -> str | None:
+    """Return the part of a stream after which no engine goes on from its words; None without one."""
+    if sent.ended:
+        return "its last words were said"
+    texts, thoughts = sent.words_where(are_thoughts=False), sent.words_where(are_thoughts=True)
+    if texts != [half.whole.text] * bool(half.text) or set(thoughts) - {half.whole.reasoning}:
+        return "its client has other words"
+    if half.reasoning and sent.path != CHAT_PATH:
+        return "it has a thought"
+    has_calls = len(sent.words) > len(texts) + len(thoughts)
+    return "it has a call before words" if has_calls and not half.text else None
 
 
 def _longer(fields: Mapping[str, object], half: HalfAnswer) -> dict[str, object] | None:

@@ -37,8 +37,10 @@ async def ask_fairly(
     answers all callers alike.
     """
     first = await _error_of(ask)
+    if first is None or excuse is None:
+        return first
     words = _words_of(first, has_begun=has_begun(), is_passed_on=is_passed_on)
-    if first is None or words is None or excuse is None:
+    if words is None:
         return first
     is_unreadable = isinstance(first, UnreadableFrame)
     for pause_s in UNREADABLE_PAUSES_S if is_unreadable else PAUSES_S:

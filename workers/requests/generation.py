@@ -4,6 +4,7 @@ This is the end of the token path: one call per event, no task woken, nothing jo
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from typing_extensions import override
 
@@ -21,6 +22,8 @@ from transport.events import (
     Usage,
 )
 from transport.request import BegunAnswer
+
+PIECES: Final = (TextDelta, ReasoningDelta, RefusalDelta, ToolCallDelta, Advance)  # each of a token or more
 
 
 class Generation:
@@ -45,6 +48,7 @@ class Generation:
         "last_byte_at",
         "last_progress_at",
         "prompt_progress",
+        "rewritten",
         "started_at",
         "timings",
         "tool_call_fragments",
@@ -63,6 +67,7 @@ class Generation:
         self.first_token_at: float | None = None
         self._events = 0
         self.carried = 0  # tokens of its beginning, which an earlier request has generated
+        self.rewritten = 0  # tokens of that beginning that its engine has generated once more
         self.has_strayed = False  # its engine has not gone on with that beginning
         self.prompt_progress: PromptProgress | None = None
         self.tool_call_fragments: list[ToolCallDelta] = []
@@ -124,10 +129,17 @@ class Generation:
         return tuple(self._text), tuple(self._reasoning)
 
     @property
+    def word_tokens(self) -> int:
+        """The tokens of the answer so far, without pieces that hold no words, such as a role."""
+        if self.usage is not None:
+            return self.usage.completion_tokens
+        return len(self._text) + len(self._reasoning) + len(self.tool_call_fragments)
+
+    @property
     def tokens_per_s(self) -> float:
         """The pace of the answer, from its first token to its last."""
         seconds = self.last_progress_at - self.first_token_at if self.first_token_at is not None else 0.0
-        return (self.output_tokens - self.carried - 1) / seconds if seconds > 0 else 0.0
+        return (self.output_tokens - (self.carried - self.rewritten) - 1) / seconds if seconds > 0 else 0.0
 
     def without_words(self) -> "Generation":
         """Return a generation that has only the cost of this one: its words are not used."""
@@ -216,26 +228,33 @@ class ContinuedGeneration(Generation):
     ``carried`` are the tokens of the beginning. The engine sends ``unheard``, text and reasoning, before anything new.
     """
 
-    __slots__ = ("_begun", "_unheard")
+    __slots__ = ("_begun", "_in_prompt", "_unheard")
 
     def __init__(self, clock: Callable[[], float], begun: BegunAnswer, carried: int, unheard: tuple[str, str]) -> None:
         super().__init__(clock)
         self._begun = begun
         self._text, self._reasoning = ([words] if words else [] for words in (begun.text, begun.reasoning))
-        self.carried = self._events = carried
+        self.carried = self._events = self._in_prompt = carried
         self._unheard = dict(zip((TextDelta, ReasoningDelta), unheard, strict=True))
 
     @property
     @override
     def seen(self) -> Usage:
         seen = super().seen
-        return Usage(max(0, seen.prompt_tokens - self.carried), seen.completion_tokens, seen.cached_tokens)
+        return Usage(max(0, seen.prompt_tokens - self._in_prompt), seen.completion_tokens, seen.cached_tokens)
 
     @property
     @override
     def prompt_tokens(self) -> int | None:
         tokens = super().prompt_tokens
-        return tokens if tokens is None or self.usage is not None else max(0, tokens - self.carried)
+        return tokens if tokens is None or self.usage is not None else max(0, tokens - self._in_prompt)
+
+    @property
+    @override
+    def word_tokens(self) -> int:
+        if self.usage is not None:
+            return self.usage.completion_tokens
+        return super().word_tokens + self.carried - bool(self._begun.text) - bool(self._begun.reasoning)
 
     @override
     def receive(self, event: Event) -> None:
@@ -264,7 +283,34 @@ class ContinuedGeneration(Generation):
     @override
     def _take_usage(self, reported: Usage | PartialUsage) -> None:
         super()._take_usage(reported)
-        if isinstance(reported, Usage):
-            prompt = max(0, reported.prompt_tokens - self.carried)
-            cached = min(reported.cached_tokens, prompt)
-            self.usage = Usage(prompt, reported.completion_tokens + self.carried, cached)
+        if reported.completion_tokens is not None:
+            prompt = self.seen.prompt_tokens
+            if isinstance(reported, Usage):
+                prompt = max(0, reported.prompt_tokens - self._in_prompt)
+            cached = min(reported.cached_tokens if isinstance(reported, Usage) else self.seen.cached_tokens, prompt)
+            self.usage = Usage(prompt, reported.completion_tokens + self._in_prompt, cached)
+
+
+class RepeatedGeneration(ContinuedGeneration):
+    """A generation whose engine writes an answer again from its first token, beginning with words that are known."""
+
+    __slots__ = ()
+
+    def __init__(self, clock: Callable[[], float], begun: BegunAnswer, carried: int, unheard: tuple[str, str]) -> None:
+        super().__init__(clock, begun, carried, unheard)
+        self._in_prompt = 0
+
+    @override
+    def receive(self, event: Event) -> None:
+        before, is_piece = self._events, isinstance(event, PIECES)
+        if is_piece:
+            self.advance()
+        super().receive(event)
+        if is_piece and self.rewritten < self.carried:
+            self.rewritten, self._events = self.rewritten + 1, before
+
+    @override
+    def _take_usage(self, reported: Usage | PartialUsage) -> None:
+        super()._take_usage(reported)
+        if self.usage is not None:
+            self.rewritten = min(self.carried, self.usage.completion_tokens)

@@ -101,13 +101,15 @@ class HalfAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class GoingOn(msgspec.Struct, frozen=True, kw_only=True):
     """The way in which an engine is asked to go on: the beginning, its tokens, and whether the engine repeats it.
 
-    ``surplus`` follows the beginning in what was passed on already; the engine writes it again.
+    ``surplus`` follows the beginning in what was passed on already; the engine writes it again. With ``is_again`` it
+    writes the whole answer again, unseen, and goes on if the words are the same.
     """
 
     begun: BegunAnswer
     tokens: int
     echoes: bool
     surplus: str = ""
+    is_again: bool = False
 
     @property
     def unheard(self) -> tuple[str, str]:
@@ -147,8 +149,11 @@ def obstacle_in(params: Mapping[str, object]) -> str | None:
 def constraint_in(fields: Mapping[str, object]) -> str | None:
     """Return the field of a client's body that constrains its answer from the first token on; None without one."""
     named = (name for name in sorted(CONSTRAINTS & fields.keys()) if fields[name] not in (None, "", {"type": "text"}))
-    is_forced = fields.get("tool_choice") not in (None, "auto", "none")
-    return next(named, "tool_choice" if is_forced else None)
+    choice = fields.get("tool_choice")
+    is_forced = (choice.get("type") if isinstance(choice, dict) else choice) not in (None, "auto", "none")
+    text = fields.get("text")  # as Responses writes it
+    is_shaped = isinstance(text, dict) and text.get("format") not in (None, {"type": "text"})
+    return next(named, "tool_choice" if is_forced else "text.format" if is_shaped else None)
 
 
 def rest_of(params: Mapping[str, object], tokens: int) -> dict[str, object] | None:
@@ -157,7 +162,8 @@ def rest_of(params: Mapping[str, object], tokens: int) -> dict[str, object] | No
     A seed gives another one, since the engine's generator of random numbers starts at its beginning.
     """
     rest = dict(params)
-    for name, bound in bounds_in(params).items():
+    responses = {name: params[name] for name in ("max_output_tokens",) if name in params}
+    for name, bound in (*bounds_in(params).items(), *responses.items()):
         if isinstance(bound, int | float) and bound >= 1:
             if bound <= tokens:
                 return None

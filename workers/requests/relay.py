@@ -14,11 +14,13 @@ from transport.relay import JSON, Passage, is_about_the_request
 from workers.errors import AdapterUnknown
 from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed
 from workers.requests.answer import Answer, Phase
+from workers.requests.answer_begins import again
 from workers.requests.asking import ask_fairly
 from workers.requests.cache_veil import CacheVeil, WholeLines
-from workers.requests.halves import GoingOn, HalfAnswer
+from workers.requests.halves import HalfAnswer
+from workers.requests.sent import SentStream
 from workers.requests.splice import Splice
-from workers.requests.tool_loop import AdmitPrompt, RequestSettings, broken_off, rejected
+from workers.requests.tool_loop import AdmitPrompt, RequestSettings, broken_off, is_refused, rejected
 
 NOT_CONTINUED: Final = RequestFailed(
     reason=FailureReason.ENGINE_UNREACHABLE, detail="its engine broke off, and the next one cannot go on with it"
@@ -42,8 +44,8 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
     the worker's own ``request_s``. ``most_tokens`` bounds the sum of its answers, if they are bounded. An engine that
     knows scopes shares prefixes only among requests of one ``cache_owner``; no more than ``own_tokens`` are shown as
     cached, None shows all. ``owner`` is the key it belongs to: connections to an attached server are kept per owner.
-    With ``half`` the stream of an earlier attempt goes on, whose frames repeat the fields of ``head``. If it cannot,
-    the request ends as ``broken``, the reason of that attempt.
+    With ``half`` the stream of an earlier attempt goes on, of which the client has ``sent``. If it cannot, the request
+    ends as ``broken``, the reason of that attempt.
     """
 
     job_name: str
@@ -60,60 +62,107 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
     owner: str | None = None
     own_tokens: int | None = None
     half: HalfAnswer | None = None
-    head: Mapping[str, object] = {}
+    sent: SentStream | None = None
     broken: RequestFailed | None = None
 
 
 async def relay(client: EngineClient, settings: RequestSettings, request: Relay, answer: Answer) -> Outcome:
     """Return how ``request`` ended; ``answer`` holds the parts that were read along the way."""
-    limits = [limit for limit in (request.limit_s, settings.request_s) if limit is not None]
-    if not limits:
-        return await _ask(client, settings, request, answer)
-    limit_s = min(limits)
+    try:
+        asking = _Asking(client, settings, request, answer)
+    except AdapterUnknown as error:
+        return RequestFailed(reason=FailureReason.ADAPTER_UNLOADED, detail=str(error))
+    limit_s = request.limit_s if settings.request_s is None else settings.request_s
+    if limit_s is None:
+        return await (asking.ask() if request.half is None else asking.go_on())
+    if request.limit_s is not None:
+        limit_s = min(limit_s, request.limit_s)
     with anyio.move_on_after(limit_s) as answer.deadline:
-        return await _ask(client, settings, request, answer)
+        return await (asking.ask() if request.half is None else asking.go_on())
     return RequestFailed(reason=FailureReason.DEADLINE, detail=f"not answered within {limit_s:g} s on a slot")
 
 
-async def _ask(client: EngineClient, settings: RequestSettings, request: Relay, answer: Answer) -> Outcome:
-    try:
+class _Asking:
+    """The asking for one relayed answer, from its beginning or from where an earlier attempt broke off."""
+
+    def __init__(self, client: EngineClient, settings: RequestSettings, request: Relay, answer: Answer) -> None:
         model, params = settings.adapted(request.adapter)
-    except AdapterUnknown as error:
-        return RequestFailed(reason=FailureReason.ADAPTER_UNLOADED, detail=str(error))
-    scope = settings.cache_scope(request.cache_owner)
-    ours = params if scope is None else {**params, "cache_salt": scope}
-    body = request.body if model == request.model and not ours else _translated(request.body, {**ours, "model": model})
-    answer.is_mute = not request.is_streamed
-    going_on = None
-    if request.half is not None:
-        prepared = await _prepare(settings, request, request.half, body)
-        if not isinstance(prepared, tuple):
-            return prepared
-        body, going_on = prepared
-    answer.begin_generation(settings.repetition, request.chars, going_on)
-    refused = None if settings.admit_prompt is None else await _admit(settings.admit_prompt, request, answer, body)
-    if refused is not None:
-        return refused
-    whose = request.owner or "" if settings.is_others else None
-    held_back: list[CacheVeil | Renaming] = []
+        scope = settings.cache_scope(request.cache_owner)
+        ours = params if scope is None else {**params, "cache_salt": scope}
+        has_own = model == request.model and not ours
+        self._client = client
+        self._settings = settings
+        self._request = request
+        self._answer = answer
+        self._model = model
+        self._body = request.body if has_own else _translated(request.body, {**ours, "model": model})
+        self._held_back: list[CacheVeil | Renaming] = []  # parts of the passage that hold pieces back
 
-    async def ask() -> None:
-        passage = _passage_for(request, model, held_back, going_on)
-        answer.begin_again(settings.repetition, request.chars, going_on)
+    async def go_on(self) -> Outcome:
+        """Go on with half an answer; if the engine cannot, let it write all of it again, and pass on the rest."""
+        begins, half, sent = self._settings.begins, self._request.half, self._request.sent
+        assert half is not None  # noqa: S101 - both are there, or none
+        assert sent is not None  # noqa: S101
         try:
-            await client.relay(request.path, body, answer.generation, passage, whose)
-        finally:
-            answer.phase = Phase.US  # until it is asked again the engine's silence means nothing
+            longer, going_on = await begins.prepare_body(self._body, half, sent)
+        except EngineError as error:
+            return broken_off(without_frames(error))
+        outcome = await self.ask(Splice(self._request.passage, sent, going_on), longer)
+        if not going_on.is_again and (self._answer.generation.has_strayed or is_refused(outcome)):
+            begins.stop_asking(outcome)
+            self._answer.generation = self._answer.generation.without_words()
+            outcome = await self.ask(Splice(self._request.passage, sent, again(half)))
+        if self._answer.generation.has_strayed:
+            begins.note_lost("its engine writes another answer")
+            return self._request.broken or NOT_CONTINUED
+        return outcome
 
-    def has_begun() -> bool:
-        return request.passage.has_begun or answer.generation.first_token_at is not None
+    async def ask(self, splice: Splice | None = None, longer: bytes | None = None) -> Outcome:
+        """Ask once, with ``splice`` for the rest of an answer; return how it ended."""
+        body = longer or self._body
+        settings, request, answer = self._settings, self._request, self._answer
+        going_on = None if splice is None else splice.going_on
+        answer.is_mute = not request.is_streamed
+        answer.begin_generation(settings.repetition, request.chars, going_on)
+        refused = None if settings.admit_prompt is None else await _admit(settings.admit_prompt, request, answer, body)
+        if refused is not None:
+            return refused
+        whose = request.owner or "" if settings.is_others else None
 
-    failed = await ask_fairly(ask, has_begun, settings.excuse, is_others=settings.is_others, is_passed_on=True)
-    if failed is not None or answer.generation.has_strayed:
-        return _failure_of(failed, settings, request)
-    for each in held_back:
-        each.flush()
-    return Completed(finish_reason=answer.generation.finish_reason or "unknown")
+        async def ask() -> None:
+            answer.begin_again(settings.repetition, request.chars, going_on)
+            passage = self._passage_to(request.passage if splice is None else splice)
+            try:
+                if splice is None:
+                    return await self._client.relay(request.path, body, answer.generation, passage, whose)
+                with anyio.CancelScope() as scope:
+                    splice.stop = scope.cancel
+                    return await self._client.relay(request.path, body, answer.generation, passage, whose)
+            finally:
+                answer.phase = Phase.US  # until it is asked again the engine's silence means nothing
+
+        def has_begun() -> bool:
+            return request.passage.has_begun or answer.generation.first_token_at is not None
+
+        failed = await ask_fairly(ask, has_begun, settings.excuse, is_others=settings.is_others, is_passed_on=True)
+        if failed is not None:
+            return _failure_of(failed, settings, request)
+        for each in self._held_back:
+            each.flush()
+        if splice is not None:
+            answer.generation.has_strayed |= splice.has_strayed
+        return Completed(finish_reason=answer.generation.finish_reason or "unknown")
+
+    def _passage_to(self, passage: Passage) -> Passage:
+        """Return the passage for one answer."""
+        self._held_back = []
+        if self._request.own_tokens is not None:
+            self._held_back.append(veil := CacheVeil(passage, self._request.own_tokens))
+            passage = veil
+        if self._model != self._request.model:
+            self._held_back.insert(0, renaming := Renaming(passage, self._model, self._request.model))
+            passage = renaming
+        return passage
 
 
 async def _admit(admit: AdmitPrompt, request: Relay, answer: Answer, body: bytes) -> Outcome | None:
@@ -121,38 +170,9 @@ async def _admit(admit: AdmitPrompt, request: Relay, answer: Answer, body: bytes
     return await admit(answer, request.chars, body if request.path == CHAT_PATH else None, later)
 
 
-async def _prepare(
-    settings: RequestSettings, request: Relay, half: HalfAnswer, body: bytes
-) -> tuple[bytes, GoingOn] | Outcome:
-    """Return the body for an engine, and how it goes on with half an answer, or the outcome if it cannot."""
-    try:
-        prepared = await settings.begins.prepare_body(body, request.path, half)
-    except EngineError as error:
-        return broken_off(without_frames(error))
-    return prepared or request.broken or NOT_CONTINUED
-
-
-def _passage_for(
-    request: Relay, model: str, held_back: "list[CacheVeil | Renaming]", going_on: GoingOn | None
-) -> Passage:
-    """Return the passage for one answer; ``held_back`` is replaced by the parts that hold pieces back."""
-    held_back.clear()
-    passage: Passage = request.passage
-    if request.own_tokens is not None:
-        held_back.append(veil := CacheVeil(passage, request.own_tokens))
-        passage = veil
-    if model != request.model:
-        held_back.insert(0, renaming := Renaming(passage, model, request.model))
-        passage = renaming
-    return passage if going_on is None else Splice(passage, dict(request.head), going_on)
-
-
-def _failure_of(error: EngineError | None, settings: RequestSettings, request: Relay) -> Outcome:
-    """Return the ending for an error, or for an engine that has not gone on with its answer."""
+def _failure_of(error: EngineError, settings: RequestSettings, request: Relay) -> Outcome:
+    """Return the ending for an error."""
     passage = request.passage
-    if error is None:
-        settings.begins.note_refused(None)
-        return request.broken or NOT_CONTINUED
     if not isinstance(error, EngineRejected):
         return broken_off(error)
     if isinstance(error, RequestAtFault):

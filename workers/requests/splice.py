@@ -1,100 +1,141 @@
-"""Frames of an answer that goes on, as part of the stream that broke off.
+"""Frames of another answer to the same request, as part of the stream that broke off.
 
-Source: OpenAI's API reference, streamed chat completions.
+Source: the API references that ``transport/dialects/frame_parts.py`` names.
 """
 
-from collections.abc import MutableMapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
+from transport.dialects.frame_parts import FrameParts, Part, Sign, UnknownPart, is_text, is_thought
 from transport.errors import UNDECODABLE
 from transport.relay import Passage
 from workers.requests.halves import GoingOn
+from workers.requests.sent import SentStream
 
-SAME: Final = ("id", "created", "model", "system_fingerprint")  # in every frame of one stream
 DATA: Final = b"data: "
-
-
-def head_of(frames: bytes) -> dict[str, object]:
-    """Return the fields that every frame of a stream repeats, from its first ones."""
-    for line in frames.splitlines():
-        if line.startswith(DATA + b"{"):
-            try:
-                document = msgspec.json.decode(line.removeprefix(DATA))
-            except UNDECODABLE:
-                break
-            return {name: document[name] for name in SAME if name in document}
-    return {}
+ACCOUNTS: Final = ("usage", "response", "message")
+PROMPT: Final = ("prompt_tokens", "input_tokens")
+ANSWER: Final = ("completion_tokens", "output_tokens")
 
 
 class Splice:
-    """A passage that joins a second answer to a stream: one opening, no word twice, one account of tokens."""
+    """A passage that joins a second answer to a stream: one opening, no word twice, one account of tokens.
 
-    def __init__(self, passage: Passage, head: MutableMapping[str, object], going_on: GoingOn) -> None:
+    Nothing more is passed once it ``has_strayed``: the answer has other words than its client has.
+    """
+
+    def __init__(self, passage: Passage, sent: SentStream, going_on: GoingOn) -> None:
         self._passage = passage
-        self._head = head
-        self._tokens = going_on.tokens
-        text, reasoning = going_on.unheard
-        self._unheard = {"content": text, "reasoning_content": reasoning, "reasoning": reasoning}
+        self._sent = sent
+        self.going_on = going_on
+        self.stop: Callable[[], None] = lambda: None  # called once nothing more is passed
+        self._parts = FrameParts(sent.path)
+        self._tokens = 0 if going_on.is_again else going_on.tokens
+        self._unheard = sent.words
+        self._number = sent.last_number
+        self._is_again = going_on.is_again
         self._is_in_words = bool(going_on.begun.text)
         self._has_words = False  # new ones
-        self._has_strayed = False
+        self.has_strayed = False
+        if not going_on.is_again:
+            text, reasoning = going_on.unheard
+            for block in self._unheard:
+                if is_text(block) or is_thought(block):
+                    self._unheard[block] = text if is_text(block) else reasoning
 
     def __repr__(self) -> str:
-        return f"<Splice after {self._tokens} tokens>"
+        return f"<Splice after {self._tokens} tokens strayed={self.has_strayed}>"
 
     def pass_frames(self, content_type: str, frames: bytes) -> None:
         """Pass on the frames that hold anything new."""
-        kept = [self._joined(frame) for frame in frames.split(b"\n\n")]
+        kept = [self._joined(frame) for frame in frames.replace(b"\r\n", b"\n").split(b"\n\n")]
         joined = b"".join(frame + b"\n\n" for frame in kept if frame)
-        if joined and not self._has_strayed:
+        if self.has_strayed:
+            self.stop()
+        elif joined:
             self._passage.pass_frames(content_type, joined)
 
     def pass_whole(self, status: int, content_type: str, body: bytes) -> None:
-        """Pass on a refusal."""
-        self._passage.pass_whole(status, content_type, body)
+        """Pass on a refusal, unless it may be one of the way that was asked."""
+        if self._is_again:
+            self._passage.pass_whole(status, content_type, body)
 
     def _joined(self, frame: bytes) -> bytes:
-        if not frame.startswith(DATA + b"{"):
-            return frame.strip(b"\r\n")
+        """Return the new part of a frame, empty without any."""
+        before, mark, data = frame.strip(b"\n").rpartition(DATA)
+        if not data.startswith(b"{"):
+            self.has_strayed |= data == b"[DONE]" and any(self._unheard.values())
+            return before + mark + data
         try:
-            document = msgspec.json.decode(frame.removeprefix(DATA))
-        except UNDECODABLE:
-            return frame
-        has_usage = isinstance(document.get("usage"), dict)
-        if has_usage:
-            self._correct(document["usage"])
-        choices = document.get("choices")
-        new = [choice for choice in choices or () if self._is_new(choice)]
-        is_new = has_usage or not choices or bool(new)
-        return DATA + msgspec.json.encode({**document, **self._head}) if is_new else b""
+            document = msgspec.json.decode(data)
+            parts = self._parts.split(document)
+        except (UnknownPart, *UNDECODABLE):
+            self.has_strayed = True
+            return b""
+        news = [part for part in parts if self._is_new(part)]
+        if parts and not news:
+            return b""
+        for name in ACCOUNTS:
+            self._correct(document.get(name))
+        if "choices" in document:
+            document |= self._sent.head
+        if self._number is not None and "sequence_number" in document:
+            self._number += 1
+            document["sequence_number"] = self._number
+        names = dict(zip(self._parts.ids, self._sent.ids, strict=False))
+        return before + mark + msgspec.json.encode(_renamed(document, names) if names else document)
 
-    def _is_new(self, choice: Any) -> bool:  # noqa: ANN401 - JSON of an engine
-        """Take what the client has out of a choice; return whether anything is left."""
-        delta = choice.get("delta")
-        if not isinstance(delta, dict):
-            return True
-        delta.pop("role", None)
-        for name in [name for name in self._unheard if isinstance(delta.get(name), str)]:
-            delta[name] = self._rest(name, delta[name])
-            if delta[name] and not self._has_words:
-                self._has_words = True
-                self._has_strayed |= (name == "content") is not self._is_in_words
-        return bool(choice.get("finish_reason")) or any(value not in (None, "", []) for value in delta.values())
+    def _is_new(self, part: Part) -> bool:
+        """Take what the client has out of a part; return whether anything is left."""
+        if part.sign is Sign.SAYS:
+            return self._says_more(part)
+        if part.sign is Sign.OPENS:
+            known = self._sent.opened.get(part.block)
+            if known is None:
+                return True
+            self.has_strayed |= known != part.label
+            for name in ("id", "type", "role"):
+                part.holder.pop(name, None)
+            part.holder.get("function", {}).pop("name", None)
+            return False
+        size = len(part.block)  # 0 at the end of the answer
+        self.has_strayed |= any(words and block[:size] == part.block for block, words in self._unheard.items())
+        return part.label not in self._sent.ended if part.sign is Sign.ENDS else part.block not in self._sent.closed
 
-    def _rest(self, name: str, text: str) -> str:
-        unheard = self._unheard[name]
-        if unheard.startswith(text):
-            self._unheard[name] = unheard.removeprefix(text)
-            return ""
-        self._has_strayed |= not text.startswith(unheard)
-        self._unheard[name] = ""
-        return text.removeprefix(unheard)
+    def _says_more(self, part: Part) -> bool:
+        words, said = part.holder[part.field], self._unheard.get(part.block, "")
+        if said.startswith(words):
+            self._unheard[part.block] = said[len(words) :]
+            part.holder[part.field] = ""
+            return False
+        rest = words.removeprefix(said)
+        self._unheard[part.block] = ""
+        self.has_strayed |= not words.startswith(said) or (part.is_whole and bool(said))
+        self.has_strayed |= not self._sent.closed.isdisjoint((part.block, part.block[:-1]))
+        if not self._has_words and not self._is_again:  # a thought after words, or the reverse: they are read wrongly
+            self._has_words = True
+            self.has_strayed |= self._is_in_words and is_thought(part.block)
+            self.has_strayed |= not self._is_in_words and is_text(part.block)
+        part.holder[part.field] = rest
+        return True
 
-    def _correct(self, usage: dict[str, Any]) -> None:
+    def _correct(self, account: Any) -> None:  # noqa: ANN401 - JSON of an engine
         """Count the beginning as part of the answer, and not of the prompt."""
-        prompt, answer = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        if isinstance(prompt, int) and isinstance(answer, int):
-            usage["prompt_tokens"] = max(0, prompt - self._tokens)
-            usage["completion_tokens"] = answer + self._tokens
+        usage = account.get("usage", account) if isinstance(account, dict) else {}
+        for names, change in ((PROMPT, -self._tokens), (ANSWER, self._tokens)):
+            for name in names:
+                if isinstance(usage, dict) and isinstance(usage.get(name), int):
+                    usage[name] = max(0, usage[name] + change)
+
+
+def _renamed(value: Any, names: dict[str, str]) -> Any:  # noqa: ANN401 - JSON of an engine
+    """Return a document in which the names that the second server made up are those that the client has."""
+    if isinstance(value, str):
+        return names.get(value, value)
+    if isinstance(value, dict):
+        return {name: _renamed(each, names) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_renamed(each, names) for each in value]
+    return value

@@ -11,6 +11,7 @@ from service.conversations.job.job import Agent, Conversation, Job, JobId, TurnK
 from service.conversations.job.until import Until
 from service.conversations.record.transcript import UnfinishedTurn
 from service.scheduling.attempt import RunningAttempt
+from transport.dialects.frame_parts import FORMS
 from transport.dialects.openai import CHAT_PATH, decode_whole
 from transport.errors import EngineRejected, UnreadableFrame
 from transport.events import Event, Finished, ReasoningDelta, RefusalDelta, TextDelta
@@ -21,8 +22,8 @@ from workers.requests.answer import Answer
 from workers.requests.generation import Generation
 from workers.requests.halves import HalfAnswer
 from workers.requests.relay import Relay
+from workers.requests.sent import SentStream
 from workers.requests.slots import Lease
-from workers.requests.splice import head_of
 from workers.supervised import SupervisedWorker
 
 AGENT: Final = "request"  # one agent for all requests, so their costs are learned together
@@ -71,7 +72,8 @@ class PostedAsking:
         self._buffered: list[bytes] = []
         self._buffered_bytes = 0
         self._write: Callable[[bytes], None] | None = None
-        self._head: bytes | None = None  # the first frames of the stream
+        can_be_joined = posted.continues and posted.answers == 1 and posted.path in FORMS
+        self._sent = SentStream(posted.path) if can_be_joined else None  # what its client has of a stream
         self.broken: RequestFailed | None = None  # why its stream broke off
         self.half: HalfAnswer | None = None  # the part of a stream that its client has, and that another engine goes on
 
@@ -90,7 +92,8 @@ class PostedAsking:
 
     def forget_answer(self) -> None:
         """Drop the answer of the last attempt: another begins, and no client has a part of it."""
-        self.content_type = self.whole = self._head = None
+        self.content_type = self.whole = None
+        self._sent = None if self._sent is None else SentStream(self._posted.path)
         self.is_too_large = False
         self._take_buffered()
 
@@ -102,16 +105,21 @@ class PostedAsking:
 
     def keep_half(self, answer: Answer) -> HalfAnswer | None:
         """Keep what the client has of a stream, for another attempt to go on with; None if it cannot go on."""
-        half = answer.half
-        is_whole = bool(half) and not answer.generation.tool_call_fragments
-        goes_on = self._posted.path in CHATS and self._posted.answers == 1
-        self.half = half if is_whole and goes_on else None
+        if self._sent is not None:
+            self._sent.catch_up()
+        if self._sent is None or self._sent.fault is not None:
+            self.half = None
+        elif answer.was_asked:  # else it has the half of an earlier attempt
+            generation = answer.generation
+            text, reasoning = generation.pieces
+            tokens, version = generation.word_tokens, answer.first_version
+            self.half = HalfAnswer(text=text, reasoning=reasoning, tokens=tokens, first_version=version)
         return self.half
 
     def pass_frames(self, content_type: str, frames: bytes) -> None:
         """Pass on a piece of the engine's stream."""
-        if self._head is None:
-            self._head = frames
+        if self._sent is not None:
+            self._sent.add(frames)
         if self._write is not None:
             self._write(frames)
             return
@@ -161,7 +169,7 @@ class PostedAsking:
             most_tokens=None if posted.most_tokens is None else posted.most_tokens * posted.answers,
             half=self.half,
             broken=self.broken,
-            head={} if self.half is None else head_of(self._head or b""),
+            sent=self._sent,
         )
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 CALIBRATION = re.compile(r"[0-9a-f]{8} (word )+")
+OTHER_AT = 5  # the word that another answer has in place of its own
 TEMPLATES = {"first": "<think>", "maybe": "{% if not enable_thinking %}<think></think>{% endif %}", "never": ""}
 
 
@@ -93,9 +94,10 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--goes-on",
-        choices=["kept", "rewritten", "unlike", "refused"],
+        choices=["kept", "rewritten", "unlike", "refused", "other"],
         help="know how to go on with half an answer: as it is, after a template that writes it in other words, with "
-        "other words although the template keeps it, or not at all although the template keeps it",
+        "other words although the template keeps it, or not at all although the template keeps it; the last writes "
+        "another answer once it has died",
     )
     parser.add_argument("--script", type=Path, help="answer the n-th request with the n-th entry of this JSON list")
     parser.add_argument("--never-ready", action="store_true", help="load for ever")
@@ -276,7 +278,7 @@ class Engine:
             self.exit(1)
         if options.stop_on and options.stop_on in messages and self._may_die():
             self.take_signal(signal.SIGSTOP)
-        if _begun(request) and options.goes_on == "refused":
+        if _begun(request) and options.goes_on in {"refused", "other"}:
             return _send(writer, 400, b'{"error": {"code": 400, "message": "no prefill", "type": "invalid_request"}}')
         if not request.get("stream"):
             return await self._answer_whole(request, writer, slot)
@@ -431,7 +433,11 @@ class Engine:
 
     def _rest(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the answer, with a half that it goes on with as its first piece."""
-        text, begun = " ".join(f"word{number}" for number in range(self.options.tokens)), _begun(request)
+        is_other = self.options.goes_on == "other" and self.options.die_once.exists()
+        numbered = [f"word{number}" for number in range(self.options.tokens)]
+        if is_other:
+            numbered[OTHER_AT] = "other"
+        text, begun = " ".join(numbered), _begun(request)
         entry: dict[str, Any] = {"content": text}
         if self.options.script:
             script = json.loads(self.options.script.read_text())

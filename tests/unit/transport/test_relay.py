@@ -290,7 +290,7 @@ async def test_a_refusal_is_passed_on_and_is_a_failure() -> None:
         (b'{"choices": [{"index": 0, "delta": {"reasoning_content": "x"}}]}', [ReasoningDelta("x")]),
         (b'{"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0}]}}]}', [ToolCallDelta(0, None, None, "")]),
         (b'{"type": "response.output_text.delta", "delta": "x"}', [TextDelta("x")]),
-        (b'{"type": "response.reasoning_text.delta", "delta": "x"}', [Advance()]),
+        (b'{"type": "response.reasoning_text.delta", "delta": "x"}', [ReasoningDelta("x")]),
         (b'{"type": "content_block_delta", "delta": {"type": "text_delta", "text": "x"}}', [TextDelta("x")]),
         (b'{"type": "ping"}', []),
         (b'{"index": 0, "content": "x", "stop": false}', [TextDelta("x")]),
