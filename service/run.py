@@ -161,6 +161,7 @@ async def run_jobs(
             for file, folder in zip(files, folders, strict=True)
         }
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(node.keep_halves)
             tasks.start_soon(node.callers.run)  # not the intake: other interrupted jobs on this output are left alone
             views = await _until_ended(node, posted, show)
             tasks.cancel_scope.cancel()

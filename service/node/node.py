@@ -1,12 +1,12 @@
 """One Roundhouse, put together: the only place that knows all its parts."""
 
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import msgspec
@@ -31,6 +31,7 @@ from service.node.store_news import StoreNews, StoreOutlet
 from service.node.timelines import Timelines
 from service.node.tool_catalog import ToolCatalog, ToolRunnersOfModel
 from service.scheduling.core.policies import POLICIES
+from service.scheduling.half_keeper import keep_halves
 from service.scheduling.scheduler import Scheduler
 from service.store.news import Alone, Neighbours, NodeReport, StoreEvent, Tell
 from service.store.state_folder import own_folder
@@ -83,6 +84,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     catalog: ToolCatalog
     lock_fd: int  # holds the state directory
     adoption: Adoption | None  # the fate of engines that were already running
+    keep_halves: Callable[[], Coroutine[Any, Any, None]]  # runs until cancelled
 
     async def unclaimed(self) -> dict[str, str]:
         """Return the reason why conversations wait unclaimed, by each model that they need next."""
@@ -253,6 +255,7 @@ async def open_node(
                     catalog=catalog,
                     lock_fd=lock_fd,
                     adoption=adoption,
+                    keep_halves=partial(keep_halves, scheduler.turns, scheduler.pauses, outlet),
                 )
             tasks.cancel_scope.cancel()
 

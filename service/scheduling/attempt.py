@@ -103,7 +103,7 @@ class RunningAttempt:
         rewritten = 0
         if self.answer.is_continued:
             inherited, _, rewritten = self.answer.apart
-            cost -= inherited
+            cost -= NOTHING if self.answer.counts_half else inherited
         made = nothing if self.summary is None else self.summary.spent(key)
         return TurnSpent(
             key=key,
@@ -119,6 +119,7 @@ class RunningAttempt:
         cost, inherited, strayed, rewritten = self.answer.told_cost, NOTHING, NOTHING, 0
         if self.answer.is_continued:
             inherited, strayed, rewritten = self.answer.apart
+            inherited = NOTHING if self.answer.counts_half else inherited
             cost -= inherited
         usage = (cost.prompt_tokens, cost.cached_tokens, cost.completion_tokens)
         if outcome is TurnState.COMPLETED:

@@ -36,8 +36,8 @@ def apply_fact(connection: Connection, membership: Membership, fact: Fact, fence
             job_rows.give_up(connection, fact)
         case records.TurnMoved():
             return _move_turn(connection, membership, fact, events)
-        case records.TurnRequeued():
-            turn_rows.requeue(connection, fact, events)
+        case records.TurnRequeued() | records.HalfWritten():
+            return turn_rows.requeue(connection, fact, events)
         case records.TurnEnded():
             turn_rows.end(connection, fact, events)
         case records.ToolCallStarted():

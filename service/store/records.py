@@ -147,6 +147,12 @@ class TurnRequeued(TurnFact, frozen=True, kw_only=True):
     measures: AttemptMeasures | None = None
 
 
+class HalfWritten(TurnFact, frozen=True, kw_only=True):
+    """A turn in flight has written a part of its answer; ``so_far`` has it, and the running attempt as cut off."""
+
+    so_far: UnfinishedTurn
+
+
 class RequestUsed(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt of a client's request has ended; it has no conversation, and only its usage is stored."""
 
@@ -183,6 +189,7 @@ Fact = (
     | TurnMoved
     | TurnEnded
     | TurnRequeued
+    | HalfWritten
     | ToolCallStarted
     | ToolCallEnded
 )

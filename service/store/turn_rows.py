@@ -12,7 +12,15 @@ from service.conversations.record.transcript import Turn, UnfinishedTurn
 from service.store import event_rows
 from service.store.databases.database import FEW, Connection, some_of, value_of
 from service.store.event_rows import Events
-from service.store.records import MemoryCut, TurnEnded, TurnRequeued, decode_turn, decode_unfinished, encode_turn
+from service.store.records import (
+    HalfWritten,
+    MemoryCut,
+    TurnEnded,
+    TurnRequeued,
+    decode_turn,
+    decode_unfinished,
+    encode_turn,
+)
 from service.timeline.spans import TurnTimes
 
 TURNS_A_PAGE: Final = 500
@@ -110,11 +118,14 @@ def end(connection: Connection, fact: TurnEnded, events: Events) -> None:
     event_rows.add_turn_event(events, turn.key, fact.at, **ended)
 
 
-def requeue(connection: Connection, fact: TurnRequeued, events: Events) -> None:
-    """Write the attempts of a turn that runs again."""
+def requeue(connection: Connection, fact: TurnRequeued | HalfWritten, events: Events) -> bool:
+    """Write the attempts of a turn that runs again, or may have to; return whether that is an event."""
     connection.execute(_REQUEUE, (*fact.key, encode_turn(fact.so_far)))
+    if isinstance(fact, HalfWritten):
+        return False
     failed = {"state": "ready", "worker": fact.worker, "reason": fact.reason, "detail": fact.detail}
     event_rows.add_turn_event(events, fact.key, fact.at, **failed)
+    return True
 
 
 def cut_memory(connection: Connection, fact: MemoryCut) -> None:

@@ -125,6 +125,7 @@ class Answer:
         self.deadline: CancelScope | None = None  # the time limit around the request
         self.asked: ChatRequest | None = None  # the request for the newest message
         self.is_continued = False  # it goes on from an earlier attempt's
+        self.counts_half = False  # no usage has the tokens that it goes on from
         self.begins_with: HalfAnswer | None = None  # an earlier attempt's, until its first message is asked for
         self._inherited = 0  # generations of an earlier attempt, which this answer goes on from
 
@@ -137,7 +138,7 @@ class Answer:
         self._ended, self._inherited = list(half.ended), len(half.ended)
         self.exchanges, self.tool_calls, self.signals = list(half.exchanges), list(half.tool_calls), list(half.signals)
         self.iterations_used, self._words = half.iterations_used, half.words
-        self.first_version = half.first_version
+        self.first_version, self.counts_half = half.first_version, not half.is_counted
 
     @property
     def apart(self) -> tuple[Usage, Usage, int]:

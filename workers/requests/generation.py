@@ -222,6 +222,17 @@ class Generation:
             self.first_token_at = self.last_byte_at
 
 
+class EndedGeneration(Generation):
+    """A generation of an earlier life of the service."""
+
+    __slots__ = ()
+
+    def __init__(self, clock: Callable[[], float], text: str, reasoning: str, usage: Usage) -> None:
+        super().__init__(clock)
+        self._text, self._reasoning, self.usage = [text], [reasoning], usage
+        self.finish_reason = "tool_calls"  # only messages with answered calls are kept as ended
+
+
 class ContinuedGeneration(Generation):
     """A generation that goes on with the beginning of an answer; the engine counts that as part of its prompt.
 

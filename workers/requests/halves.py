@@ -41,7 +41,8 @@ class HalfAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The part of an answer that was written before its attempt broke off.
 
     ``text`` and ``reasoning`` are the pieces of the message that was being written, ``tokens`` their number. ``ended``
-    are the generations of the messages before it, whose calls have been answered (``exchanges``).
+    are the generations of the messages before it, whose calls have been answered (``exchanges``). A half from a store
+    has the ``digest`` of the request in place of ``asked``; unless it ``is_counted``, its tokens are in no usage yet.
     """
 
     text: tuple[str, ...] = ()
@@ -55,15 +56,8 @@ class HalfAnswer(msgspec.Struct, frozen=True, kw_only=True):
     words: str = ""
     first_version: int | None = None
     asked: ChatRequest | None = None
-
-    def is_answer_to(self, chat: ChatRequest) -> bool:
-        """Whether the same words were asked of the same model; only then may its answer go on."""
-        asked = self.asked
-        return asked is not None and (asked.model, asked.messages, asked.tools) == (
-            chat.model,
-            chat.messages,
-            chat.tools,
-        )
+    digest: str | None = None
+    is_counted: bool = True
 
     def __bool__(self) -> bool:
         """Whether there is anything to go on with."""

@@ -33,6 +33,7 @@ from workers.requests.halves import GoingOn, HalfAnswer
 from workers.requests.prompts.render import ToolBudget, fallback_of, note_after, render_messages
 from workers.requests.prompts.stack import RECORDED, ToolExchange
 from workers.requests.request import CONSTRAINTS, Demand, Request, SlotHolder
+from workers.requests.stored_half import is_answer_to
 from workers.tools.call_parser import Fallback, ParsedMessage, read_message
 from workers.tools.calls import MessageTools, ToolLimits, read_arguments, signal_of
 from workers.tools.definition import ToolDefinition
@@ -166,7 +167,7 @@ class ToolLoop:
         """Return how a message that an earlier attempt has begun ended; None if it is asked for from its beginning."""
         begins = self._settings.begins
         try:
-            asked = await begins.prepare_chat(chat, half) if half.is_answer_to(chat) else None
+            asked = await begins.prepare_chat(chat, half) if is_answer_to(half, chat) else None
         except EngineError as error:
             return broken_off(without_frames(error))
         if asked is None:

@@ -13,6 +13,7 @@ from service.conversations.job.states import ConversationState, TurnState
 from service.conversations.job.until import Ending
 from service.conversations.job.wording import DEFAULT_ROLE
 from service.conversations.talk.prompt_record import PromptRecord
+from workers.requests.stored_half import StoredHalf
 from workers.tools.calls import Signal, ToolRecord
 
 TURNS_A_PIECE: Final = 100
@@ -131,7 +132,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 class UnfinishedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """The attempts and charges of a turn that will run again.
 
-    ``rejected`` holds its answers that were not valid, with the reasons.
+    ``rejected`` holds its answers that were not valid, with the reasons. The next attempt goes on from ``half``.
     """
 
     key: TurnKey
@@ -140,6 +141,7 @@ class UnfinishedTurn(msgspec.Struct, frozen=True, kw_only=True):
     charges: Charges = Charges()
     queued_at: datetime
     started_at: datetime | None = None
+    half: StoredHalf | None = None
 
 
 def rfc3339(at: datetime | None) -> str | None:

@@ -39,6 +39,7 @@ from workers.policy.continuation import Continuation
 from workers.requests.halves import HalfAnswer
 from workers.requests.request import CONSTRAINTS, Demand
 from workers.requests.slots import Lease
+from workers.requests.stored_half import StoredHalf, from_store, to_store
 from workers.requests.tool_loop import is_refused
 from workers.supervised import SupervisedWorker
 
@@ -65,7 +66,8 @@ class AskingSurroundings(msgspec.Struct, frozen=True, kw_only=True):
 class ComposedAsking:
     """The requests of one turn; ``prompt`` is the record of the attempt's prompt, once made.
 
-    ``fulfils`` are the conditions of ``until`` that the judged answer meets on its own.
+    ``half`` is what the attempt, or the next one, goes on from. ``fulfils`` are the conditions of ``until`` that the
+    judged answer meets on its own.
     """
 
     def __init__(self, key: TurnKey, agent: Agent, prompts: JobPrompts, around: AskingSurroundings) -> None:
@@ -80,8 +82,8 @@ class ComposedAsking:
         self.whole: None = None  # the record has the words of its answer
         self._attempt: RunningAttempt  # the newest one
         self._continuation = Continuation.ON
-        self._half: HalfAnswer | None = None  # what the attempt goes on from
-        self._made_at: datetime | None = None  # the time of the prompt that ``_half`` answers
+        self.half: HalfAnswer | None = None
+        self._made_at: datetime | None = None  # the time of the prompt that ``half`` answers
         self._described: Sequence[StoredToolCall] = ()  # the calls that this prompt describes
         self._rejected: Sequence[Rejected] = ()  # the turn's rejected answers so far
         self._slot: TurnSlot | None = None  # set while the attempt runs
@@ -98,10 +100,27 @@ class ComposedAsking:
     def keep_half(self, attempt: RunningAttempt, reason: str) -> HalfAnswer | None:
         """Keep what the attempt has written, for the next one to go on from; None if that one starts over."""
         is_over = reason in STARTS_OVER[self._continuation]
-        self._half = None if is_over else attempt.answer.half or None
-        if self._half is None:
+        self.half = None if is_over else attempt.answer.half or None
+        if self.half is None:
             self._made_at = None
-        return self._half
+        return self.half
+
+    def restore(self, kept: StoredHalf) -> None:
+        """Go on from half an answer of an earlier life of the service."""
+        self.half, self._made_at = from_store(kept), kept.made_at
+
+    @property
+    def kept(self) -> StoredHalf | None:
+        """The half that the next attempt goes on from, for the store."""
+        half, made_at = self.half, self._made_at
+        return None if half is None or made_at is None else to_store(half, made_at, is_counted=True)
+
+    def half_so_far(self, attempt: RunningAttempt) -> StoredHalf | None:
+        """Return the half that the running attempt has written, for the store; None if the next starts over."""
+        made_at, half = self._made_at, attempt.answer.half
+        if made_at is None or not half or self._continuation is Continuation.OFF:
+            return None
+        return to_store(half, made_at, is_counted=False)
 
     def take_fault(self) -> str | None:
         """Return the fault of the judged answer, None if it is valid; reset it for the next answer."""
@@ -163,8 +182,8 @@ class ComposedAsking:
     async def _ask(self, worker: SupervisedWorker) -> Outcome:
         version = worker.weights.version if worker.weights else None
         self._continuation = self._prompts.job.continuation or worker.spec.continuation
-        if self._half is not None and self._continuation is Continuation.ON and self._half.first_version != version:
-            self._half = self._made_at = None
+        if self.half is not None and self._continuation is Continuation.ON and self.half.first_version != version:
+            self.half = self._made_at = None
         fault = self._prompts.check_weights(self._key, version)
         if fault is not None:
             return RequestFailed(reason=FailureReason.WEIGHTS_CHANGED, detail=fault)
@@ -210,7 +229,7 @@ class ComposedAsking:
     ) -> Outcome:
         attempt, key, prompts, outlet = self._attempt, self._key, self._prompts, self._around.outlet
         owner = prompts.job.owner if self._around.has_several_keys() else None
-        if self._agent.memory is not None and self._half is None:
+        if self._agent.memory is not None and self.half is None:
             ending = await cut_memory(prompts, key, attempt, worker, outlet.append, owner)
             if ending is not None:
                 return ending
@@ -220,7 +239,7 @@ class ComposedAsking:
         if self._agent.tools:
             if self._made_at is None:
                 self._described = earlier
-            kept = () if self._half is None else self._half.tool_calls
+            kept = () if self.half is None else self.half.tool_calls
             journal, addition = TurnCalls(key, earlier, outlet.append, kept), describe_calls(self._described)
         made_at = self._made_at or attempt.started_at
         request, self.prompt = prompts.request(
@@ -239,7 +258,7 @@ class ComposedAsking:
             is_watched=outlet.is_followed(key.job_id),
             slot=self._slot,
         )
-        if self._half is not None and not attempt.answer.is_continued:
-            attempt.answer.go_on_from(self._half)
+        if self.half is not None and not attempt.answer.is_continued:
+            attempt.answer.go_on_from(self.half)
         attempt.request = worker.requests.prepare(asked.job_name, attempt.answer)
         return await worker.requests.perform(asked, attempt.answer, attempt.request)

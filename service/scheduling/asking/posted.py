@@ -24,6 +24,7 @@ from workers.requests.halves import HalfAnswer
 from workers.requests.relay import Relay
 from workers.requests.sent import SentStream
 from workers.requests.slots import Lease
+from workers.requests.stored_half import StoredHalf
 from workers.supervised import SupervisedWorker
 
 AGENT: Final = "request"  # one agent for all requests, so their costs are learned together
@@ -182,6 +183,8 @@ class RecordedAsking:
     prompt: Final = None  # the body is the prompt
     until: Final[Until] = ()
     fulfils: Final[tuple[int, ...]] = ()
+    half: Final[HalfAnswer | None] = None
+    kept: Final[StoredHalf | None] = None
 
     def __init__(self, key: TurnKey, posted: PostedRequest) -> None:
         self._key = key
@@ -199,6 +202,12 @@ class RecordedAsking:
 
     def keep_half(self, attempt: RunningAttempt, reason: str) -> None:
         """Keep nothing: the next attempt starts over."""
+
+    def restore(self, kept: StoredHalf) -> None:
+        """Forget a half: there is none."""
+
+    def half_so_far(self, attempt: RunningAttempt) -> None:
+        """Return None: the next attempt starts over."""
 
     def take_fault(self) -> None:
         """Return no fault: the client judges the answer."""

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -25,10 +26,12 @@ from service.scheduling.endings import ending_of
 from service.scheduling.turn_record import record_so_far, said_in, with_answer
 from service.scheduling.work import End, OnSlot, RunCounters
 from service.store import records
-from workers.outcome import Completed, FailureReason, Outcome
+from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome
 from workers.requests.slots import Lease
 from workers.supervised import SupervisedWorker
 
+KEEP_S: Final = 1.0  # seconds after which what an attempt has written is stored
+KEEP_TOKENS: Final = 256  # tokens after which it is stored sooner
 logger = logging.getLogger(__name__)
 
 
@@ -75,6 +78,9 @@ class JobTurn(OnSlot):
         self._queued_at = so_far.queued_at
         self.ready_at = queued_at  # for the running attempt, or for the next one
         self._started_at = so_far.started_at or attempt.started_at
+        self._kept_tokens, self._kept_s = 0, 0.0  # the durable part of the running attempt; 0 before the first look
+        if so_far.half is not None:
+            self._asked.restore(so_far.half)
 
     def __repr__(self) -> str:
         return f"<JobTurn {self.key} attempts={len(self.attempts)} {self.attempt!r}>"
@@ -87,6 +93,7 @@ class JobTurn(OnSlot):
     def begin_attempt(self, attempt: RunningAttempt) -> None:
         """Begin another attempt."""
         self.attempt = attempt
+        self._kept_tokens, self._kept_s = 0, 0.0
         self._asked.forget_attempt()
 
     # Looking
@@ -101,7 +108,23 @@ class JobTurn(OnSlot):
             charges=self.charges,
             queued_at=self._queued_at,
             started_at=self._started_at,
+            half=None if self._asked.half is None else self._asked.kept,
         )
+
+    def take_half(self, now_s: float) -> records.HalfWritten | None:
+        """Return the half that the running attempt has written, if it is due; ``now_s`` is a monotonic time."""
+        self._kept_s = self._kept_s or now_s
+        new = self.attempt.answer.output_tokens - self._kept_tokens
+        if new <= 0 or (now_s - self._kept_s < KEEP_S and new < KEEP_TOKENS):
+            return None
+        self._kept_tokens, self._kept_s = self._kept_tokens + new, now_s
+        half = self._asked.half_so_far(self.attempt)
+        if half is None:
+            return None
+        state, reason, detail = ending_of(Cancelled(reason=CancelReason.SHUTDOWN))
+        running = replace(self.attempt_so_far, outcome=state, reason=reason, detail=detail)
+        so_far = replace(self.so_far, attempts=(*self.attempts, running), half=half)
+        return records.HalfWritten(key=self.key, so_far=so_far)
 
     @property
     def attempt_so_far(self) -> Attempt:

@@ -1,0 +1,129 @@
+"""An answer goes on where it was when the service itself ends: by SIGKILL, by a drain, by an upgrade."""
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.faults.test_continued_answers import LOOK, job
+from tests.harness.service import Document, Service, recorded, scripted_model, serving
+from tests.harness.upgrades import upgrade
+from tests.harness.waiting import wait_for
+
+Ports = Callable[[int], int]
+TOKENS = 40
+ANSWER = " ".join(f"word{number}" for number in range(TOKENS))
+PACE = {"goes_on": "kept", "tokens": TOKENS, "interval": 0.08}
+
+
+def model(folder: Path, port: int, **flags: object) -> Document:
+    return {**scripted_model(port), "args": {**PACE, "record": str(folder / "record"), **flags}}
+
+
+def half_of(folder: Path) -> dict[str, Any]:
+    """Return the half that the store has, empty without one."""
+    (file,) = folder.rglob("roundhouse.db")
+    with sqlite3.connect(f"file:{file}?mode=ro", uri=True) as store:
+        rows = store.execute("SELECT record FROM unfinished_turns").fetchall()
+    kept = [msgspec.json.decode(row[0])["half"] for row in rows]
+    return kept[0] or {} if kept else {}
+
+
+def posted(service: Service, document: Document) -> str:
+    """Post a job, and wait until half its answer is durable."""
+    job_id = service.post_job(document)
+    wait_for(lambda: len(half_of(service.folder).get("text", ())) >= 5, "a half is durable")
+    return job_id
+
+
+def ended(service: Service, job_id: str) -> dict[str, Any]:
+    assert service.wait_ended(job_id)["state"] == "completed"
+    turn: dict[str, Any]
+    (turn,) = service.get(f"/v1/jobs/{job_id}/conversations/c")["turns"]
+    return turn
+
+
+def check(service: Service, turn: dict[str, Any], folder: Path, *, tools: int = 0) -> None:
+    """The words are whole, each token counts once, and the record says where the answer went on."""
+    assert turn["text"] == ANSWER
+    assert turn["usage"]["completion_tokens"] >= TOKENS
+    (place,) = turn["continued"]
+    assert 5 <= place["at_tokens"] < TOKENS + tools
+    assert place["because"] == "shutdown"
+    assert [each["outcome"] for each in turn["attempts"]] == ["cancelled", "completed"]
+    last = [each for each in recorded(folder / "record") if each.get("stream")][-1]
+    assert ANSWER.startswith(last["messages"][-1]["content"])
+    assert last["continue_final_message"]
+    counted = sum(row["answer_tokens"] for row in service.get("/v1/usage")["usage"])
+    assert counted == turn["usage"]["completion_tokens"]
+    assert half_of(folder) == {}
+
+
+@pytest.mark.system
+def test_an_answer_goes_on_after_the_service_was_killed(tmp_path: Path, free_ports: Ports) -> None:
+    """At most a second of it, or 256 tokens, is written again."""
+    with serving(tmp_path, free_ports(1), {"m": model(tmp_path, free_ports(1))}) as service:
+        job_id = posted(service, job())
+        service.kill()
+        kept = half_of(tmp_path)
+        service.start()
+        turn = ended(service, job_id)
+        check(service, turn, tmp_path)
+        assert turn["continued"][0]["at_tokens"] == kept["tokens"]
+        assert turn["attempts"][0]["text"] == "".join(kept["text"])
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("how", ["stop", "upgrade"])
+def test_an_answer_goes_on_after_a_drain(tmp_path: Path, free_ports: Ports, how: str) -> None:
+    """None of it is written again: what a cancelled attempt has written is durable with its end."""
+    server, pace = {"drain_s": 0.1}, {"stop": 0.08, "upgrade": 0.3}  # the next program is checked first
+    slow = model(tmp_path, free_ports(1), interval=pace[how])
+    with serving(tmp_path, free_ports(1), {"m": slow}, server) as service:
+        job_id = posted(service, job())
+        if how == "stop":
+            service.stop()
+            service.start()
+        else:
+            upgrade(service)
+        check(service, ended(service, job_id), tmp_path)
+
+
+@pytest.mark.system
+def test_calls_of_an_earlier_life_are_not_made_again(tmp_path: Path, free_ports: Ports) -> None:
+    """The message after them goes on; their message, its thoughts and their results are in the record."""
+    script = [{"content": "I look.", "tool_calls": [{"name": "look", "arguments": "{}"}]}, {"content": ANSWER}]
+    (tmp_path / "script").write_text(msgspec.json.encode(script).decode())
+    (tmp_path / "mytools.py").write_text(LOOK.format(ran=tmp_path / "ran"))
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    own = model(tmp_path, free_ports(1), script=str(tmp_path / "script"))
+    own["tools"] = {"python": {"look": "mytools:look"}}
+    with serving(tmp_path, free_ports(1), {"m": own}) as service:
+        job_id = posted(service, job(tools=[tool], params={"max_tokens": 40, "seed": 5}))
+        service.kill()
+        service.start()
+        turn = ended(service, job_id)
+        check(service, turn, tmp_path, tools=5)
+    assert (tmp_path / "ran").read_text().splitlines() == ["ran"]
+    assert [call["name"] for call in turn["tool_calls"]] == ["look"]
+
+
+@pytest.mark.system
+def test_a_job_that_wants_none_starts_over(tmp_path: Path, free_ports: Ports) -> None:
+    """Nothing is stored of its halves."""
+    with serving(tmp_path, free_ports(1), {"m": model(tmp_path, free_ports(1))}) as service:
+        job_id = service.post_job(job("off"))
+        wait_for(lambda: written(service, job_id) > 20, "it has written for more than a second")
+        assert half_of(tmp_path) == {}
+        service.kill()
+        service.start()
+        turn = ended(service, job_id)
+    assert (turn["text"], turn["continued"]) == (ANSWER, [])
+
+
+def written(service: Service, job_id: str) -> int:
+    turns = service.get(f"/v1/jobs/{job_id}/conversations/c")["turns"]
+    return max((len(turn["text"].split()) for turn in turns), default=0)

@@ -1,0 +1,116 @@
+"""Half an answer in the form in which a store keeps it, for the next life of the service. Pure."""
+
+import hashlib
+import time
+from datetime import datetime
+
+import msgspec
+
+from transport.events import Usage
+from transport.request import ChatRequest
+from workers.requests.generation import EndedGeneration
+from workers.requests.halves import HalfAnswer
+from workers.requests.prompts.stack import ToolExchange
+from workers.tools.calls import Signal, ToolRecord
+
+
+class EndedMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message with calls that have been answered, and its cost in tokens."""
+
+    text: str
+    reasoning: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class StoredHalf(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a ``HalfAnswer``, with a digest in place of the request that it answers.
+
+    ``made_at`` is the time in that request's prompt. The tokens of a half that is not ``is_counted`` are in no usage
+    yet: the attempt that wrote it has left no other record.
+    """
+
+    text: tuple[str, ...] = ()
+    reasoning: tuple[str, ...] = ()
+    tokens: int = 0
+    ended: tuple[EndedMessage, ...] = ()
+    exchanges: tuple[ToolExchange, ...] = ()
+    tool_calls: tuple[ToolRecord, ...] = ()
+    signals: tuple[Signal, ...] = ()
+    iterations_used: int = 0
+    words: str = ""
+    first_version: int | None = None
+    asked: str
+    made_at: datetime
+    is_counted: bool
+
+
+def digest_of(chat: ChatRequest) -> str:
+    """Return a digest of what a request asks: model, messages and tools."""
+    asked = msgspec.json.encode([chat.model, chat.messages, chat.tools], order="sorted")
+    return hashlib.sha256(asked).hexdigest()
+
+
+def to_store(half: HalfAnswer, made_at: datetime, *, is_counted: bool) -> StoredHalf | None:
+    """Return the form of a half for a store; None if nothing was asked yet."""
+    digest = half.digest if half.asked is None else digest_of(half.asked)
+    if digest is None:
+        return None
+    ended = []
+    for each in half.ended:
+        cost = each.usage or each.seen
+        ended.append(
+            EndedMessage(
+                text=each.text,
+                reasoning=each.reasoning,
+                prompt_tokens=cost.prompt_tokens,
+                completion_tokens=cost.completion_tokens,
+                cached_tokens=cost.cached_tokens,
+            )
+        )
+    return StoredHalf(
+        text=half.text,
+        reasoning=half.reasoning,
+        tokens=half.tokens,
+        ended=tuple(ended),
+        exchanges=half.exchanges,
+        tool_calls=half.tool_calls,
+        signals=half.signals,
+        iterations_used=half.iterations_used,
+        words=half.words,
+        first_version=half.first_version,
+        asked=digest,
+        made_at=made_at,
+        is_counted=is_counted and half.is_counted,
+    )
+
+
+def from_store(kept: StoredHalf) -> HalfAnswer:
+    """Return a stored half as the next attempt goes on from it."""
+    ended = []
+    for each in kept.ended:
+        usage = Usage(each.prompt_tokens, each.completion_tokens, each.cached_tokens)
+        ended.append(EndedGeneration(time.monotonic, each.text, each.reasoning, usage))
+    return HalfAnswer(
+        text=kept.text,
+        reasoning=kept.reasoning,
+        tokens=kept.tokens,
+        ended=tuple(ended),
+        exchanges=kept.exchanges,
+        tool_calls=kept.tool_calls,
+        signals=kept.signals,
+        iterations_used=kept.iterations_used,
+        words=kept.words,
+        first_version=kept.first_version,
+        digest=kept.asked,
+        is_counted=kept.is_counted,
+    )
+
+
+def is_answer_to(half: HalfAnswer, chat: ChatRequest) -> bool:
+    """Whether the same words were asked of the same model; only then may its answer go on."""
+    asked = half.asked
+    if asked is None:
+        return half.digest == digest_of(chat)
+    return (asked.model, asked.messages, asked.tools) == (chat.model, chat.messages, chat.tools)
