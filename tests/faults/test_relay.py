@@ -47,10 +47,10 @@ def test_before_the_first_byte_another_incarnation_answers(
 
 
 def test_after_the_first_byte_the_stream_ends_with_an_error(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """No engine can continue half an answer; the client gets the error in the stream, and its slot is free."""
+    """Its client wants no continuation: it gets the error in the stream, and its slot is free."""
     model = scripted_model(free_ports(1), slots=1, tokens=10_000, interval=0.01)
     with serving(tmp_path, free_ports(1), {"m": model}) as service:
-        caller = Caller(service, "Go.", stream=True)
+        caller = Caller(service, "Go.", stream=True, headers={"x-roundhouse-continue": "off"})
         wait_for(lambda: "word3" in caller.text, "some of it has come")
         kill_engine(service, "m-0")
         caller.join(LIMIT_S)

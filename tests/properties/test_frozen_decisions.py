@@ -13,7 +13,7 @@ from tests.harness.frozen import digests_of, frozen, run_seeds
 COURSES, CHUNKS = 30, 5
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", [0, *(pytest.param(chunk, marks=pytest.mark.system) for chunk in range(1, CHUNKS))])
 def test_the_core_decides_as_before(chunk: int) -> None:
     """Events in, actions out, in 150 runs: turns, tools, callers, programs, heirs, trials, lost models, restarts."""
     seeds = range(chunk * COURSES, (chunk + 1) * COURSES)

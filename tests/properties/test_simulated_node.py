@@ -20,7 +20,7 @@ from workers.process import child
 from workers.process.child import Command, run_engine
 from workers.process.identity import EngineExit
 
-QUICK, CHUNKS = 4, 10  # the others take too long for every run of the tests
+QUICK, CHUNKS = 1, 10  # the others take too long for every run of the tests
 SEEDS, SOAK_SEEDS = 5, 500  # seeds in a chunk
 
 
