@@ -20,7 +20,8 @@ from starlette.types import ASGIApp
 
 from service.api.app import Front, build_app
 from service.api.door.connections import most_connections
-from service.api.door.http_server import BACKLOG, HttpServer, server_config
+from service.api.door.http_server import BACKLOG, Accepted, HttpServer, server_config
+from service.api.openai.resumed import resume_stream
 from service.config.source import LoadedConfig
 from service.conversations.callers import shares_of
 from service.errors import ConfigError
@@ -145,7 +146,7 @@ async def serve(
                 reloader = Reloader(node, loaded, load)
                 upgrader = Upgrader(node, listener.fileno(), inherited, lambda: fingerprint(reloader.loaded.files))
                 front = Front(_app_of(node, loaded, reloader, upgrader))
-                accepted = inherited.handover.connections if inherited else ()
+                accepted = _accepted(node, loaded, inherited)
                 server = HttpServer(server_config(front, _connections_of(loaded)), listener, accepted)
                 reloader.follow(partial(_prepare, node, front, webhooks, server, reloader, upgrader))
                 status = "serving at http://{}:{}".format(*listener.getsockname()[:2])
@@ -251,6 +252,15 @@ def _prepare(
         server.config.limit_concurrency = _connections_of(new)
 
     return put_in_force
+
+
+def _accepted(node: Node, loaded: LoadedConfig, inherited: Inherited | None) -> list[Accepted]:
+    """Return the connections of an earlier program, those of streams each with the rest of its answer."""
+    if inherited is None:
+        return []
+    idle: list[Accepted] = [(fd, None) for fd in inherited.handover.connections]
+    heartbeat_s, streams = loaded.config.server.heartbeat_s, inherited.handover.streams
+    return [*idle, *((each.fd, resume_stream(node, heartbeat_s, each.request)) for each in streams)]
 
 
 def _connections_of(loaded: LoadedConfig) -> int:

@@ -41,6 +41,7 @@ class CancelReason(StrEnum):
     CONVERSATION_ENDED = "cancelled"  # no caller wants the answer any more
     SHUTDOWN = "shutdown"
     LEASE_LOST = "lease_lost"  # another node may run it by now
+    UPGRADE = "upgrade"  # the next program of this process runs it
     STORE_LOST = "store_lost"  # the records that it needs cannot be read
     CACHE_FULL = "cache_full"  # the KV cache that it shares has no room for it now
     SLOT_LOST = "slot_lost"  # its slot was lent while its tools ran, and the engine has gone since

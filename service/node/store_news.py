@@ -19,6 +19,7 @@ from service.scheduling.work import Pause, SchedulerStore
 from service.store import news, tool_rows
 from service.store.records import Record, StoredToolCall
 from service.store.store import Store
+from workers.outcome import CancelReason
 
 LEASE_ENDING = "the lease of this node to be renewed: another may take over at any moment"
 
@@ -120,7 +121,7 @@ class StoreNews:
                 self._intake.hint(is_work=True)
             case news.LeaseEnding():
                 self._scheduler.pauses.pause(Pause.LEASE, LEASE_ENDING)
-                self._scheduler.works.interrupt_all()
+                self._scheduler.works.interrupt_all(CancelReason.LEASE_LOST)
             case news.LeaseRenewed():
                 self._scheduler.pauses.unpause(Pause.LEASE)
                 self._scheduler.look_elsewhere()

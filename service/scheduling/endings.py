@@ -20,7 +20,8 @@ WHY: Final[Mapping[CancelReason, str | None]] = {
     CancelReason.CACHE_FULL: "the KV cache had no room for it beside the others; the youngest gives way",
     CancelReason.SLOT_LOST: "it had lent its slot while its tools ran, and the engine is not there any more",
     CancelReason.STORE_LOST: "the store could not be read",
-    CancelReason.LEASE_LOST: "it runs again: this node could not renew its lease, or is upgraded in place",
+    CancelReason.LEASE_LOST: "it runs again: this node could not renew its lease",
+    CancelReason.UPGRADE: "it goes on: Roundhouse is upgraded in place",
 }
 CANCELLED: Final[Mapping[CancelReason, FailureReason]] = {
     CancelReason.CONVERSATION_ENDED: FailureReason.CANCELLED,

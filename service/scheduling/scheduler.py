@@ -41,6 +41,7 @@ from service.scheduling.works import Works
 from service.store.records import Record
 from workers.fleet import Fleet
 from workers.notifier import Notifier
+from workers.outcome import CancelReason
 
 Args = TypeVarTuple("Args")
 KV_LOOK_S: Final = 0.5  # seconds between two looks at the KV cache of turns in flight
@@ -188,7 +189,7 @@ class Scheduler:
         self._core.handle(events.Paused())
         self._is_forgetting = True
         try:
-            self.works.interrupt_all()
+            self.works.interrupt_all(CancelReason.LEASE_LOST)
             await self.wait_idle()
             self.admission.clear()
             self.counters.conversations -= self.view.conversations - len(self.requests)  # counted again on return

@@ -17,7 +17,7 @@ from service.scheduling.attempt import RunningAttempt
 from service.scheduling.core import events
 from service.scheduling.core.blame import Finding, Trial
 from service.store.records import Record, StoredToolCall
-from workers.outcome import FailureReason, Outcome
+from workers.outcome import CancelReason, FailureReason, Outcome
 from workers.requests.slots import Lease
 from workers.supervised import SupervisedWorker
 
@@ -147,7 +147,7 @@ class Work(Protocol):
     def cut_off_attempt(self, key: TurnKey) -> None:
         """End the attempt of a turn; if it has just ended, its own end follows."""
 
-    def interrupt_all(self) -> None:
+    def interrupt_all(self, why: CancelReason) -> None:
         """End all running attempts; their turns run again."""
 
     def abandon(self, key: TurnKey, detail: str) -> Sequence[Record]:

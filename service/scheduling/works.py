@@ -8,6 +8,7 @@ from service.scheduling.keeping.job_turns import JobTurns
 from service.scheduling.keeping.requests import RelayedRequests
 from service.scheduling.work import OnSlot, Work
 from service.store.records import UsageKey
+from workers.outcome import CancelReason
 
 
 class Works:
@@ -59,10 +60,10 @@ class Works:
         work = self.of(key.job_id)
         return usage_key(work.agent_of(key), work.owner_of(key.job_id), "" if work is self._requests else key.job_id)
 
-    def interrupt_all(self) -> None:
+    def interrupt_all(self, why: CancelReason) -> None:
         """End all running attempts; their turns are ready again, without charges."""
         for work in self:
-            work.interrupt_all()
+            work.interrupt_all(why)
 
     def clear_charges(self, keys: Sequence[TurnKey]) -> None:
         """Clear turns of charges for deaths that another turn explains."""

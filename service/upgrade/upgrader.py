@@ -28,7 +28,8 @@ from service.upgrade.handover import Inherited, replace_program
 from service.upgrade.verdict import Facts, UpgradeVerdict
 from workers.handover import hand_over_engines, unsettled
 from workers.notifier import Notifier
-from workers.process.handed_over import Handover
+from workers.outcome import CancelReason
+from workers.process.handed_over import Handover, HeldStream
 
 INTERRUPT_S: Final = 10.0  # time for interrupted attempts to end
 SETTLE_S: Final = 15.0  # least time for work that only this program can finish
@@ -60,6 +61,9 @@ class RestingServer(Protocol):
 
     def resting(self) -> list[int]:
         """Return the descriptors of connections without an open request."""
+
+    def held_streams(self) -> list[HeldStream]:
+        """Return the connections whose streams the next program goes on with."""
 
     async def resume(self) -> None:
         """Accept requests again."""
@@ -231,7 +235,7 @@ class Upgrader:
                 await anyio.sleep(POLL_S)
         if (detail := unsettled(fleet)) is not None:
             raise UpgradeRefused(detail)
-        scheduler.works.interrupt_all()
+        scheduler.works.interrupt_all(CancelReason.UPGRADE)
         with anyio.move_on_after(INTERRUPT_S):
             await scheduler.wait_idle()
             return
@@ -242,7 +246,7 @@ class Upgrader:
         """Answer clients' requests, then accept none for a block; new ones wait in their sockets."""
         followers, requests = self._node.jobs.watch, self._node.scheduler.requests
         followers.close()
-        requests.close(PAUSED)
+        requests.close(PAUSED, keeps=True)
         try:
             await front.wait_answered(ANSWER_S)
             await front.quiesce(QUIET_S)
@@ -299,6 +303,7 @@ class Upgrader:
                 listener_fd=self._listener_fd,
                 lock_fd=self._node.lock_fd,
                 connections=front.resting(),
+                streams=front.held_streams(),
                 fleet=hand_over_engines(self._node.fleet),
                 servers=self._node.tools.hand_over_servers(),
             )

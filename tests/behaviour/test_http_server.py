@@ -83,7 +83,8 @@ async def test_another_server_takes_over_connections(free_ports: Callable[[int],
         lost, _ = listener.accept()
         gone.close()
         listener.setblocking(False)
-        server = HttpServer(server_config(application(anyio.Event()), 100), listener, [ours.detach(), lost.detach()])
+        accepted = [(ours.detach(), None), (lost.detach(), None)]
+        server = HttpServer(server_config(application(anyio.Event()), 100), listener, accepted)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.run_until_told)
             with closing(theirs):

@@ -21,11 +21,11 @@ Ports = Callable[[int], int]
 
 @pytest.mark.system
 def test_requests_of_clients_are_answered_before_the_program_ends(tmp_path: Path, free_ports: Ports) -> None:
-    """A client with part of its answer gets the error event, a waiting one a 503 with the time to retry."""
+    """A client with a part that is not to go on gets the error event, a waiting one a 503 with the time to retry."""
     port = free_ports(2)
     model = scripted_model(port + 1, slots=1, tokens=10_000, interval=0.01)
     with serving(tmp_path / "a", port, {"m": model}, {"drain_s": 0.2}) as service:
-        talking = Caller(service, "Go.", stream=True)
+        talking = Caller(service, "Go.", stream=True, headers={"x-roundhouse-continue": "off"})
         wait_for(lambda: "word3" in talking.text, "some of it has come")
         waiting = Caller(service, "Me too.")
         wait_for(lambda: service.get("/v1/status")["pools"]["ready"] == 1, "the other one waits")

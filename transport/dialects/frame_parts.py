@@ -66,7 +66,7 @@ class FrameParts:
     def __init__(self, path: str) -> None:
         by_path = {MESSAGES_PATH: self._read_message, RESPONSES_PATH: self._read_response}
         self._read: Callable[[Document], Iterator[Part]] = by_path.get(path, self._read_choices)
-        self._items: dict[str, int] = {}
+        self.items: dict[str, int] = {}  # numbers of the items of Responses, by their names
         self.ids: list[str] = []
 
     def __repr__(self) -> str:
@@ -150,7 +150,7 @@ class FrameParts:
                 raise UnknownPart(document["type"])
             return
         item = document.get("item") or {}
-        at = self._items.setdefault(item.get("id") or document["item_id"], len(self._items))
+        at = self.items.setdefault(item.get("id") or document["item_id"], len(self.items))
         block = (base, at, document.get("content_index") or document.get("summary_index") or 0)
         if last == "added":
             for name in ("id", "call_id"):

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from workers.process.identity import EngineExit, ProcessId
 
-VERSION: Final = 3  # version of the document's form; another one is refused before anything is handed over
+VERSION: Final = 4  # version of the document's form; another one is refused before anything is handed over
 
 
 class HeldGuardian(Struct, frozen=True, kw_only=True):
@@ -191,10 +191,18 @@ class HeldServer(Struct, frozen=True, kw_only=True):
             os.close(fd)
 
 
+class HeldStream(Struct, frozen=True, kw_only=True):
+    """A connection in the middle of a streamed answer; ``request`` is JSON of the service."""
+
+    fd: int
+    request: bytes
+
+
 class Handover(Struct, frozen=True, kw_only=True):
     """The whole document; ``upgrades`` counts upgrades, this one included, ``at`` is its time in monotonic seconds.
 
     ``lock_fd`` holds the state directory. ``connections`` are those of idle clients.
+    Clients of ``streams`` have the beginning of an answer.
     """
 
     version: int = VERSION
@@ -204,6 +212,7 @@ class Handover(Struct, frozen=True, kw_only=True):
     listener_fd: int
     lock_fd: int
     connections: list[int]
+    streams: list[HeldStream] = []
     fleet: HeldFleet
     servers: list[HeldServer]  # MCP servers over stdio
 
@@ -211,4 +220,5 @@ class Handover(Struct, frozen=True, kw_only=True):
     def descriptors(self) -> list[int]:
         """The descriptors that must stay open."""
         of_servers = [fd for server in self.servers for fd in server.link.descriptors]
-        return [self.listener_fd, self.lock_fd, *self.connections, *self.fleet.descriptors, *of_servers]
+        streams = [stream.fd for stream in self.streams]
+        return [self.listener_fd, self.lock_fd, *self.connections, *streams, *self.fleet.descriptors, *of_servers]

@@ -12,6 +12,19 @@ MOST_UNREAD_BYTES: Final = 512 * 1024  # frames of some 2,000 tokens; most strea
 SAME: Final = ("id", "created", "model", "system_fingerprint")  # in every frame of a stream of completions
 
 
+class HeldFrames(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a ``SentStream``, for another program."""
+
+    head: dict[str, object]
+    opened: list[tuple[Block, str]]
+    closed: list[Block]
+    ended: list[str]
+    words: list[tuple[Block, str]]
+    ids: list[str]
+    items: dict[str, int]
+    last_number: int | None
+
+
 class SentStream:
     """The frames of one stream that its client has; they are read when another answer is to be joined to them.
 
@@ -48,6 +61,28 @@ class SentStream:
         for data in self._decoder.feed(frames):
             if self.fault is None and data.startswith(b"{"):
                 self._take(data)
+
+    def hand_over(self) -> HeldFrames:
+        """Return its parts so far."""
+        self.catch_up()
+        return HeldFrames(
+            head=self.head,
+            opened=list(self.opened.items()),
+            closed=list(self.closed),
+            ended=list(self.ended),
+            words=list(self.words.items()),
+            ids=self.ids,
+            items=self._parts.items,
+            last_number=self.last_number,
+        )
+
+    def take_over(self, held: HeldFrames) -> None:
+        """Take over the parts that an earlier program has sent."""
+        self.head, self.last_number = held.head, held.last_number
+        self.opened, self.closed, self.ended = dict(held.opened), set(held.closed), set(held.ended)
+        self._words = {block: [words] for block, words in held.words}
+        self._parts.ids.extend(held.ids)
+        self._parts.items.update(held.items)
 
     @property
     def ids(self) -> list[str]:

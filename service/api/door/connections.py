@@ -278,41 +278,6 @@ class Door(HttpToolsProtocol):
         if self._backlog.silent_s >= self.UNREAD_S:
             self._backlog.cut_off(f"a client has taken nothing of its answer for {self.UNREAD_S:g} s")
 
-    # Handover to the next program of this process
-
-    @property
-    def is_at_rest(self) -> bool:
-        """Whether no request is under way and all answers are sent."""
-        is_between = self._stage is NOTHING or (self._stage is HEAD and not self._overhead)
-        return (
-            is_between
-            and not self._is_busy()
-            and not self.pipeline
-            and not self.transport.is_closing()
-            and not self.transport.get_write_buffer_size()
-        )
-
-    def rest(self) -> bool:
-        """Stop reading if the connection is at rest; return whether it is."""
-        is_resting = self.is_at_rest
-        if is_resting and self.transport.is_reading():
-            self.transport.pause_reading()
-        return is_resting
-
-    def end_rest(self) -> None:
-        """Resume reading."""
-        if not self.transport.is_closing() and not self.transport.is_reading():
-            self.transport.resume_reading()
-
-    def rest_is_over(self) -> None:
-        """Treat a connection that an earlier program accepted as one that has been answered."""
-        self._expect(NOTHING, 0)
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
-
-    def fileno(self) -> int:
-        """Return its descriptor."""
-        return int(self.transport.get_extra_info("socket").fileno())
-
     def _is_busy(self) -> bool:
         """Whether the last request with a complete head still waits for its answer or the answer's end."""
         return self._request is not None and not self._request.response_complete

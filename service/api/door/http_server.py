@@ -13,13 +13,15 @@ from typing import Any, Final
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import uvicorn
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.door.connections import Door
+from service.api.door.leaving import LeavingDoor
 from service.api.door.writer import WRITER, BodyWriter
 from service.telemetry.telemetry import trace_parent
+from workers.process.handed_over import HeldStream
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER: Final = "other"  # label for an unknown route or method
@@ -30,6 +32,7 @@ KEEP_ALIVE_S: Final = 60  # longer than clients keep an idle connection for reus
 TICKS_A_SECOND: Final = 10  # rate of uvicorn's main loop
 BACKLOG: Final = 2048
 POLL_S: Final = 0.005
+Accepted = tuple[int, ASGIApp | None]  # a connection's descriptor, and the rest of an answer that has begun
 
 
 class Measuring:
@@ -69,7 +72,7 @@ def server_config(app: ASGIApp, most: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         lifespan="off",
-        http=Door,
+        http=LeavingDoor,
         ws="none",  # an upgrade would bypass the door
         limit_concurrency=most,
         proxy_headers=False,  # no proxy between us and a client is trusted
@@ -85,10 +88,10 @@ def server_config(app: ASGIApp, most: int) -> uvicorn.Config:
 class HttpServer(uvicorn.Server):
     """The server of one listening socket, which its caller owns.
 
-    ``connections`` are descriptors of connections that an earlier program of this process accepted.
+    ``connections`` are those that an earlier program of this process accepted.
     """
 
-    def __init__(self, config: uvicorn.Config, listener: socket.socket, connections: Sequence[int] = ()) -> None:
+    def __init__(self, config: uvicorn.Config, listener: socket.socket, connections: Sequence[Accepted] = ()) -> None:
         super().__init__(config)
         self._listener = listener
         self._inherited = list(connections)
@@ -125,11 +128,15 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         loop = asyncio.get_running_loop()
         while self._inherited:
-            accepted = socket.socket(fileno=self._inherited.pop())
+            fd, answer = self._inherited.pop()
+            accepted = socket.socket(fileno=fd)
             accepted.setblocking(False)
             with contextlib.suppress(OSError):  # its client has gone meanwhile
                 _, door = await loop.connect_accepted_socket(self._door, accepted)
-                door.rest_is_over()
+                if answer is None:
+                    door.rest_is_over()
+                else:
+                    door.go_on(answer)
 
     async def on_tick(self, counter: int) -> bool:
         """Tick each connection once a second; uvicorn calls this ten times a second."""
@@ -141,7 +148,7 @@ class HttpServer(uvicorn.Server):
     async def wait_answered(self, limit_s: float) -> None:
         """Return at a moment when no request is under way, or at the limit; new requests are accepted meanwhile."""
         with anyio.move_on_after(limit_s):
-            while not all(door.is_at_rest for door in self._doors()):  # noqa: ASYNC110 - no single event marks the moment
+            while not all(door.is_at_rest or door.held for door in self._doors()):  # noqa: ASYNC110 - no single event marks the moment
                 await anyio.sleep(POLL_S)
 
     async def quiesce(self, limit_s: float) -> None:
@@ -157,7 +164,12 @@ class HttpServer(uvicorn.Server):
 
     def resting(self) -> list[int]:
         """Return the descriptors of connections without a request under way or bytes to send."""
-        return [door.fileno() for door in self._doors() if door.rest()]
+        return [door.fileno() for door in self._doors() if door.is_at_rest and door.rest()]
+
+    def held_streams(self) -> list[HeldStream]:
+        """Return the connections whose streams the next program goes on with."""
+        held = [(door.fileno(), request) for door in self._doors() if (request := door.held) is not None]
+        return [HeldStream(fd=fd, request=msgspec.json.encode(request.hand_over())) for fd, request in held]
 
     async def resume(self) -> None:
         """Accept and read again."""
@@ -168,11 +180,11 @@ class HttpServer(uvicorn.Server):
         for door in self._doors():
             door.end_rest()
 
-    def _doors(self) -> list[Door]:
-        return [connection for connection in self.server_state.connections if isinstance(connection, Door)]
+    def _doors(self) -> list[LeavingDoor]:
+        return [connection for connection in self.server_state.connections if isinstance(connection, LeavingDoor)]
 
-    def _door(self, *_arguments: Any) -> Door:  # noqa: ANN401 - a loop's arguments for a factory
-        door: Door = self.config.http_protocol_class(  # type: ignore[call-arg, assignment]
+    def _door(self, *_arguments: Any) -> LeavingDoor:  # noqa: ANN401 - a loop's arguments for a factory
+        door: LeavingDoor = self.config.http_protocol_class(  # type: ignore[call-arg, assignment]
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
         return door

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
+import msgspec
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from service.api.door.backlog import Backlog
@@ -12,6 +13,17 @@ from service.api.door.backlog import Backlog
 WRITER: Final = "roundhouse.writer"  # key in an ASGI scope
 MOST_BUFFERED: Final = 8 * 1024 * 1024  # unread bytes of a client, some 30,000 tokens
 logger = logging.getLogger(__name__)
+
+
+class Holdable(Protocol):
+    """A request whose stream may go on in the next program of this process."""
+
+    @property
+    def can_be_held(self) -> bool:
+        """Whether it can at this moment."""
+
+    def hand_over(self) -> msgspec.Struct:
+        """Return its state, as JSON has it."""
 
 
 class BodyWriter:
@@ -25,6 +37,7 @@ class BodyWriter:
         self._cycle = cycle
         self._backlog = backlog
         self._gone: Callable[[], None] | None = None
+        self.request: Holdable | None = None  # set for a stream that may go on elsewhere
 
     def __repr__(self) -> str:
         return f"<BodyWriter begun={self._cycle.response_started} over={self._cycle.response_complete}>"
@@ -38,7 +51,7 @@ class BodyWriter:
 
     def forget_gone(self) -> None:
         """Drop the callback: with the scope it forms a reference cycle that would keep body and answer."""
-        self._gone = None
+        self._gone = self.request = None
 
     def note_gone(self) -> None:
         """Report that the client has gone; waiting for ``receive`` would take one more task per request."""

@@ -74,6 +74,8 @@ class RelayedAnswer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, unless the client leaves first; in any case the request holds no slot afterwards."""
         scope[WRITER].on_gone(partial(self._withdraw, self._request, None))
+        if self._request.posted.continues:
+            scope[WRITER].request = self._request
         try:
             await self._answer(scope, receive, send)
         finally:
@@ -82,14 +84,15 @@ class RelayedAnswer:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, writer = self._request, scope[WRITER]
+        is_resumed = request.has_headers and request.asked.has_begun
         has_started = await self._wait(send, writer)
         if not has_started and not request.asked.has_begun:
             await self._whole()(scope, receive, send)
             return
-        if has_started:
+        if has_started and not is_resumed:
             place = f"worker={request.worker} wait_ms={_ms(request.waited_s)} attempts={request.attempts}"
             writer.write_nowait(b": roundhouse %b\n\n" % place.encode())
-        else:
+        elif not has_started:
             await self._start(send, self._own_headers())
         request.asked.stream_to(writer.write_nowait)
         while not await self._passes_on():
@@ -124,7 +127,7 @@ class RelayedAnswer:
     async def _wait(self, send: Send, writer: BodyWriter) -> bool:
         """Wait until there is something to send; return whether headers have gone out meanwhile."""
         request, posted = self._request, self._request.posted
-        has_started, beat_at = False, time.monotonic() + self._heartbeat_s
+        has_started, beat_at = request.has_headers, time.monotonic() + self._heartbeat_s
         while self._is_silent():
             changed, left_s = request.changed.next, None
             if request.is_waiting and posted.wait_s is not None:
@@ -155,6 +158,7 @@ class RelayedAnswer:
         return not (self._request.asked.has_begun or self._request.is_over)
 
     async def _start(self, send: Send, headers: Mapping[str, str]) -> None:
+        self._request.has_headers = True
         fields = {
             "Content-Type": self._request.asked.content_type or EVENT_STREAM,
             "Cache-Control": "no-store",

@@ -6,6 +6,8 @@
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from service.conversations.job.client_request import PostedRequest, WholeAnswer
 from service.conversations.job.job import Agent, Conversation, Job, JobId, TurnKey
 from service.conversations.job.until import Until
@@ -22,7 +24,7 @@ from workers.requests.answer import Answer
 from workers.requests.generation import Generation
 from workers.requests.halves import HalfAnswer
 from workers.requests.relay import Relay
-from workers.requests.sent import SentStream
+from workers.requests.sent import HeldFrames, SentStream
 from workers.requests.slots import Lease
 from workers.requests.stored_half import StoredHalf
 from workers.supervised import SupervisedWorker
@@ -55,6 +57,17 @@ def job_of(posted: PostedRequest, job_id: JobId) -> Job:
         priority=posted.priority,
         owner=posted.owner,
     )
+
+
+class HeldAsking(msgspec.Struct, frozen=True, kw_only=True):
+    """A ``PostedAsking`` between two attempts: what its client has, in all and as pieces of words."""
+
+    content_type: str | None
+    sent: HeldFrames | None
+    text: tuple[str, ...] = ()
+    reasoning: tuple[str, ...] = ()
+    tokens: int = 0
+    first_version: int | None = None
 
 
 class PostedAsking:
@@ -90,6 +103,33 @@ class PostedAsking:
         """Ask a worker, and give the slot back; earlier attempts took ``on_slots_s`` seconds."""
         with lease:
             return await worker.requests.perform(self.to_relay(attempt, on_slots_s), attempt.answer, attempt.request)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another attempt can go on from what its client has."""
+        return not self.has_begun or self.half is not None
+
+    def hand_over(self) -> HeldAsking:
+        """Return the state for the next program of this process."""
+        half = self.half or HalfAnswer()
+        return HeldAsking(
+            content_type=self.content_type,
+            sent=None if self._sent is None else self._sent.hand_over(),
+            text=half.text,
+            reasoning=half.reasoning,
+            tokens=half.tokens,
+            first_version=half.first_version,
+        )
+
+    def take_over(self, held: HeldAsking) -> None:
+        """Take over the state of an earlier program."""
+        self.content_type = held.content_type
+        if self._sent is not None and held.sent is not None:
+            self._sent.take_over(held.sent)
+        if held.content_type is not None:
+            self.half = HalfAnswer(
+                text=held.text, reasoning=held.reasoning, tokens=held.tokens, first_version=held.first_version
+            )
 
     def forget_answer(self) -> None:
         """Drop the answer of the last attempt: another begins, and no client has a part of it."""

@@ -26,7 +26,7 @@ from service.scheduling.work import RunCounters, SchedulerStore, Work
 from service.store import records
 from service.store.records import Record
 from workers.fleet import Fleet
-from workers.outcome import FailureReason
+from workers.outcome import CancelReason, FailureReason
 from workers.requests.bios_words import BiosPolicy
 from workers.supervised import SupervisedWorker
 
@@ -181,9 +181,9 @@ class JobTurns(Work):
     def cut_off_attempt(self, key: TurnKey) -> None:
         self.turns.cut_off_attempt(key)
 
-    def interrupt_all(self) -> None:
+    def interrupt_all(self, why: CancelReason) -> None:
         """End all running attempts; their turns are ready again, without charges."""
-        self.turns.interrupt_all()
+        self.turns.interrupt_all(why)
 
     @override
     def abandon(self, key: TurnKey, detail: str) -> Sequence[Record]:

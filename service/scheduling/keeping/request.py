@@ -13,7 +13,7 @@ from service.conversations.job.job import Agent, JobId, TurnKey
 from service.conversations.job.states import TurnState
 from service.conversations.record.measures import AttemptMeasures, RequestMeasures
 from service.conversations.record.transcript import Charges
-from service.scheduling.asking.posted import AGENT, CONVERSATION, PostedAsking, job_of
+from service.scheduling.asking.posted import AGENT, CONVERSATION, HeldAsking, PostedAsking, job_of
 from service.scheduling.attempt import RunningAttempt, usage_key
 from service.scheduling.core import events
 from service.scheduling.core.blame import Trial
@@ -53,6 +53,14 @@ class RelayFailure(msgspec.Struct, frozen=True, kw_only=True):
     after_s: int | None = None
 
 
+class HeldRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A streamed request between two attempts, for the next program of this process."""
+
+    posted: PostedRequest
+    attempts: int
+    asked: HeldAsking
+
+
 class RelayedRequest(OnSlot):
     """A request in the queue or on a slot; written by ``RelayedRequests`` and the runner of its attempts.
 
@@ -83,6 +91,7 @@ class RelayedRequest(OnSlot):
         self._is_proved = False  # the newest refusal concerns this request alone
         self._waiting_since: float | None = time.monotonic()
         self._waited_s = 0.0
+        self.has_headers = False  # its client has those of a stream
 
     def __repr__(self) -> str:
         state = "over" if self.is_over else "waits" if self._waiting_since is not None else f"on {self.worker}"
@@ -112,6 +121,23 @@ class RelayedRequest(OnSlot):
     def waited_s(self) -> float:
         """The time that it has waited for slots so far, in seconds."""
         return self._waited_s + (time.monotonic() - self._waiting_since if self._waiting_since is not None else 0.0)
+
+    # Handover to the next program of this process
+
+    @property
+    def can_be_held(self) -> bool:
+        """Whether its stream can go on in the next program."""
+        is_between = self.is_waiting and not self.is_over and self.posted.continues and self.has_headers
+        return is_between and self.asked.can_go_on
+
+    def hand_over(self) -> HeldRequest:
+        """Return its state; it ``can_be_held``."""
+        return HeldRequest(posted=self.posted, attempts=self.attempts, asked=self.asked.hand_over())
+
+    def take_over(self, held: HeldRequest) -> None:
+        """Take over its state from an earlier program."""
+        self.attempts, self.has_headers = held.attempts, True
+        self.asked.take_over(held.asked)
 
     # Moving
 

@@ -19,7 +19,7 @@ from service.errors import ShuttingDown
 from service.scheduling.core import events
 from service.scheduling.core.blame import Blame
 from service.scheduling.core.queue.affinity import CacheLocation
-from service.scheduling.keeping.request import AGAIN_S, RelayedRequest, RelayFailure
+from service.scheduling.keeping.request import AGAIN_S, HeldRequest, RelayedRequest, RelayFailure
 from service.scheduling.keeping.request_queue import QueueRules, RequestQueue
 from service.scheduling.work import RunCounters, Work
 from service.store.records import Record
@@ -117,8 +117,10 @@ class RelayedRequests(Work):
 
     # Clients
 
-    def submit(self, posted: PostedRequest, slots: int) -> RelayedRequest:
+    def submit(self, posted: PostedRequest, slots: int, held: HeldRequest | None = None) -> RelayedRequest:
         """Submit a request; the returned object shows its progress. ``slots`` are those of its model.
+
+        ``held`` is its state in an earlier program of this process.
 
         Raises:
             QueueFull: too many requests or bytes wait, and most of them belong to the same key.
@@ -129,6 +131,8 @@ class RelayedRequests(Work):
         for newest, failure in self.queue.make_room(posted, slots):
             self.withdraw(newest, failure)
         request = RelayedRequest(JobId(f"{self._prefix}{next(self._numbers):08x}"), posted, self._learn_from)
+        if held is not None:
+            request.take_over(held)
         self.queue.add(request)
         known = self._programs.find(posted.marks)
         cached = {} if known is None else {request.key: known.place}
@@ -157,10 +161,14 @@ class RelayedRequests(Work):
         """Accept requests again."""
         self._closed_by = None
 
-    def close(self, detail: str) -> None:
-        """Accept no more requests, and end the waiting ones: they are not recorded for the next life of the service."""
+    def close(self, detail: str, *, keeps: bool = False) -> None:
+        """Accept no more requests, and end the waiting ones: they are not recorded for the next life of the service.
+
+        Those that can be handed over to the next program are kept if it ``keeps`` them.
+        """
         self._closed_by = detail
-        for request in [each for each in self._requests.values() if each.is_waiting]:
+        waiting = [each for each in self._requests.values() if each.is_waiting]
+        for request in [each for each in waiting if not (keeps and each.can_be_held)]:
             self.withdraw(request, RelayFailure(reason=FailureReason.SHUTDOWN, detail=detail, after_s=AGAIN_S))
 
     # Work
@@ -211,10 +219,10 @@ class RelayedRequests(Work):
         if key in self._on_slots:
             self._on_slots[key].attempt.cancel(CancelReason.CONVERSATION_ENDED)
 
-    def interrupt_all(self) -> None:
-        """End all running attempts; requests run again, unless their clients have a part of the answer."""
+    def interrupt_all(self, why: CancelReason) -> None:
+        """End all running attempts; requests run again, unless their clients have a part that cannot go on."""
         for request in self._on_slots.values():
-            request.attempt.cancel(CancelReason.LEASE_LOST)
+            request.attempt.cancel(why)
 
     def abandon(self, key: TurnKey, detail: str) -> Sequence[Record]:
         """Fail a request that waits for a model without workers."""

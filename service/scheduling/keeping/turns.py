@@ -88,10 +88,10 @@ class Turns:
 
     # Moving
 
-    def interrupt_all(self) -> None:
+    def interrupt_all(self, why: CancelReason) -> None:
         """End all running attempts."""
         for key in self._in_flight:
-            self._runs[key].attempt.cancel(CancelReason.LEASE_LOST)
+            self._runs[key].attempt.cancel(why)
 
     def forget_conversation(self, job_id: JobId, conversation_id: str) -> set[TurnKey]:
         """Forget the turns of a conversation that goes on elsewhere, and return them; none is in flight."""

@@ -25,6 +25,7 @@ from service.store.news import (
     WritesFailed,
 )
 from service.store.store import Store
+from workers.outcome import CancelReason
 
 JOBS = frozenset({JobId("j")})
 
@@ -48,7 +49,8 @@ class Recorder:
     def committed(self, job_ids: frozenset[JobId]) -> None:
         self.told.append(f"wake {', '.join(job_ids)}")
 
-    def interrupt_all(self) -> None:
+    def interrupt_all(self, why: CancelReason) -> None:
+        assert why is CancelReason.LEASE_LOST
         self.told.append("interrupt")
 
     def look_elsewhere(self) -> None:

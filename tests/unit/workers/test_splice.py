@@ -4,6 +4,7 @@ import json
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 
 from transport.dialects.frame_parts import COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH
@@ -11,7 +12,7 @@ from transport.dialects.openai import CHAT_PATH
 from transport.request import BegunAnswer
 from workers.requests.answer_begins import again
 from workers.requests.halves import GoingOn, HalfAnswer
-from workers.requests.sent import SentStream
+from workers.requests.sent import HeldFrames, SentStream
 from workers.requests.splice import Splice
 
 Frame = dict[str, Any]
@@ -146,11 +147,16 @@ class Client:
         return splice
 
 
+@pytest.mark.parametrize("is_handed_over", [False, True], ids=["the same program", "the next program"])
 @pytest.mark.parametrize(("path", "at"), BREAKS)
-def test_an_answer_that_is_written_again_goes_on_after_any_frame(path: str, at: int) -> None:
+def test_an_answer_that_is_written_again_goes_on_after_any_frame(path: str, at: int, *, is_handed_over: bool) -> None:
     """The client has the first stream, frame for frame, with the names that the first server made up."""
     first, second = STREAMS[path]
     client = Client(path, first[:at])
+    if is_handed_over:
+        document = msgspec.json.encode(client.sent.hand_over())
+        client.sent = SentStream(path)
+        client.sent.take_over(msgspec.json.decode(document, type=HeldFrames))
     assert not client.join(second, again(NOTHING)).has_strayed
     received = json.dumps(decoded(client.bytes))
     for ours, others in NAMES.items():
@@ -158,6 +164,9 @@ def test_an_answer_that_is_written_again_goes_on_after_any_frame(path: str, at: 
         received = received.replace(others, ours)
     got = [each for each in json.loads(received) if not is_empty(each)]
     assert got == [each for each in first if not is_empty(each)]
+    client.sent.catch_up()
+    assert client.sent.words == Client(path, first).sent.words
+    assert client.sent.closed == Client(path, first).sent.closed
 
 
 def is_empty(frame: Frame) -> bool:

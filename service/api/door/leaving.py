@@ -1,0 +1,83 @@
+"""Connections that the next program of this process goes on with: idle ones, and streams in the middle of an answer."""
+
+import asyncio
+from typing import Any
+
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from service.api.door.connections import HEAD, NOTHING, Door
+from service.api.door.writer import WRITER, BodyWriter, Holdable
+
+
+class LeavingDoor(Door):
+    """A connection that can be handed over to the next program of this process."""
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether no request is under way and all answers are sent."""
+        is_between = self._stage is NOTHING or (self._stage is HEAD and not self._overhead)
+        return (
+            is_between
+            and not self._is_busy()
+            and not self.pipeline
+            and not self.transport.is_closing()
+            and not self.transport.get_write_buffer_size()
+        )
+
+    @property
+    def held(self) -> Holdable | None:
+        """The request whose stream the next program can go on with; None without one."""
+        cycle, transport = self._request, self.transport
+        if cycle is None or not self._is_busy() or self.pipeline or transport.is_closing():
+            return None
+        request: Holdable | None = cycle.scope[WRITER].request  # type: ignore[typeddict-item]
+        has_begun = cycle.response_started and cycle.chunked_encoding and not transport.get_write_buffer_size()
+        return request if has_begun and request is not None and request.can_be_held else None
+
+    def go_on(self, answer: ASGIApp) -> None:
+        """Go on with the answer to a request that an earlier program has taken and begun to answer."""
+        self._expect(NOTHING, 0)
+        scope: Any = {"type": "http", "method": "POST", "headers": []}
+        self.cycle = self._request = cycle = RequestResponseCycle(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=True,
+            on_response=self.on_response_complete,
+        )
+        cycle.response_started = cycle.chunked_encoding = True
+        cycle.more_body = False
+        scope[WRITER] = BodyWriter(cycle, self._backlog)
+        self._open = [cycle]
+        self._crowd.idle.pop(self, None)
+        task = self.loop.create_task(cycle.run_asgi(answer))  # type: ignore[arg-type]
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+    def rest(self) -> bool:
+        """Stop reading if the connection is at rest, or can be held; return whether it is."""
+        is_resting = self.is_at_rest or self.held is not None
+        if is_resting and self.transport.is_reading():
+            self.transport.pause_reading()
+        return is_resting
+
+    def end_rest(self) -> None:
+        """Resume reading."""
+        if not self.transport.is_closing() and not self.transport.is_reading():
+            self.transport.resume_reading()
+
+    def rest_is_over(self) -> None:
+        """Treat a connection that an earlier program accepted as one that has been answered."""
+        self._expect(NOTHING, 0)
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def fileno(self) -> int:
+        """Return its descriptor."""
+        return int(self.transport.get_extra_info("socket").fileno())

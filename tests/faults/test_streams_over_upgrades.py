@@ -1,0 +1,131 @@
+"""Streams of clients go on over an upgrade of the service, on the same connection."""
+
+import json
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.faults.test_continued_streams import words_of
+from tests.harness.service import Document, Service, scripted_model, serving
+from tests.harness.upgrades import upgrade
+from tests.harness.waiting import LIMIT_S, wait_for
+
+Ports = Callable[[int], int]
+TOKENS = 60
+ANSWER = " ".join(f"word{number}" for number in range(TOKENS))
+SERVER = {"drain_s": 0.1, "heartbeat_s": 0.3}
+BODY: Document = {
+    "model": "m",
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "messages": [{"role": "user", "content": "Go."}],
+}
+
+
+def model(port: int, **flags: object) -> Document:
+    given = {"goes_on": "kept", "tokens": TOKENS, "interval": 0.1, **flags}
+    return {**scripted_model(port), "args": given}
+
+
+class Client(threading.Thread):
+    """A client that asks on one connection, reads a stream to its end, and then asks for the models on it."""
+
+    def __init__(self, service: Service, **changed: object) -> None:
+        super().__init__()
+        self.text = ""
+        self.fault: httpx.HTTPError | None = None
+        self.models = 0
+        self._url = service.url
+        self._headers = {"x-roundhouse-continue": str(changed.pop("header", "on"))}
+        self._body = {**BODY, **changed}
+        self.start()
+
+    def run(self) -> None:
+        """Ask."""
+        limits = httpx.Limits(max_connections=1)
+        try:
+            with httpx.Client(base_url=self._url, timeout=60, trust_env=False, limits=limits) as http:
+                with http.stream("POST", "/v1/chat/completions", json=self._body, headers=self._headers) as answer:
+                    for piece in answer.iter_text():
+                        self.text += piece
+                self.models = http.get("/v1/models").status_code
+        except httpx.HTTPError as error:
+            self.fault = error
+
+    @property
+    def frames(self) -> list[dict[str, Any]]:
+        """The documents of the stream so far."""
+        lines = [line[6:] for line in self.text.splitlines() if line.startswith("data: {") and line.endswith("}")]
+        return [json.loads(line) for line in lines]
+
+    def ended(self) -> list[dict[str, Any]]:
+        """Return the documents of the whole stream, after its end."""
+        self.join(LIMIT_S * 3)
+        assert not self.is_alive()
+        assert self.fault is None, self.fault
+        return self.frames
+
+
+@pytest.mark.system
+def test_streams_go_on_in_the_next_program(tmp_path: Path, free_ports: Ports) -> None:
+    """One is in the middle of its answer, others wait for the slot: each gets whole words, and its connection stays."""
+    with serving(tmp_path, free_ports(1), {"m": {**model(free_ports(1)), "slots": 1}}, SERVER) as service:
+        first = Client(service)
+        wait_for(lambda: "word9" in first.text, "it is in the middle of its answer")
+        second, third = Client(service), Client(service, max_tokens=5)
+        wait_for(lambda: ": waiting" in second.text and ": waiting" in third.text, "the others wait")
+        upgrade(service)
+        for client, words in ((first, ANSWER), (second, ANSWER), (third, ANSWER[: ANSWER.index(" word5")])):
+            frames = client.ended()
+            assert words_of(frames) == words
+            assert not any("error" in frame for frame in frames)
+            (usage,) = [frame["usage"] for frame in frames if frame.get("usage")]
+            assert usage["completion_tokens"] == len(words.split())
+            assert client.text.count("data: [DONE]") == 1
+            assert client.text.count('"finish_reason": "') + client.text.count('"finish_reason":"') == 1
+            assert client.models == 200, "on the same connection"
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("how", ["stop", "header"])
+def test_other_streams_end_with_an_error(tmp_path: Path, free_ports: Ports, how: str) -> None:
+    """A stop hands nothing over; a client that wants no continuation hears so."""
+    with serving(tmp_path, free_ports(1), {"m": {**model(free_ports(1)), "slots": 1}}, SERVER) as service:
+        client = Client(service, header="off" if how == "header" else "on")
+        wait_for(lambda: "word9" in client.text, "it is in the middle of its answer")
+        if how == "header":
+            upgrade(service)
+        else:
+            assert service.process is not None
+            service.process.send_signal(signal.SIGTERM)
+        client.join(LIMIT_S)
+        assert client.frames[-1]["error"]["code"] == "shutdown"
+        assert words_of(client.frames) != ANSWER
+
+
+@pytest.mark.system
+def test_a_client_that_leaves_meanwhile_frees_its_place(tmp_path: Path, free_ports: Ports) -> None:
+    """The next program finds its connection closed, and asks no engine for it."""
+    with serving(tmp_path, free_ports(1), {"m": {**model(free_ports(1)), "slots": 1}}, SERVER) as service:
+        with (
+            httpx.Client(base_url=service.url, timeout=60, trust_env=False) as http,
+            http.stream("POST", "/v1/chat/completions", json=BODY) as answer,
+        ):
+            lines = answer.iter_lines()
+            assert any("word9" in line for line in lines)
+            agreed = service.http.post("/v1/upgrade", timeout=60)
+            assert agreed.status_code == 202
+        wait_for(lambda: _is_free(service), "its slot is free", 60)
+
+
+def _is_free(service: Service) -> bool:
+    try:
+        told = service.get("/v1/upgrade"), service.get("/v1/workers/m-0")
+    except httpx.TransportError:
+        return False
+    return bool(told[0]["upgrades"] == 1 and told[1]["slots"]["in_use"] == 0)
