@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from transport.answer_bound import bound_of
 from transport.bodies import LITTLE_AHEAD, UNPACKED, UnreadableBody, read_beginning, read_body
 from transport.counters import EngineCounters, KvCache
-from transport.dialects.dialect import BegunReading, Dialect, EngineQuery
+from transport.dialects.dialect import BegunQuery, Dialect, EngineQuery, Post
 from transport.dialects.llama_server import LLAMA_SERVER
 from transport.dialects.openai import CHAT_PATH, MODELS_PATH
 from transport.endpoint import Endpoint
@@ -31,7 +31,7 @@ from transport.exchange import Exchange, Receiver
 from transport.gathering import Gathering
 from transport.kept import KeptConnections
 from transport.relay import Passage, RelayExchange, RelayReceiver
-from transport.request import BegunAnswer, ChatRequest, Thought
+from transport.request import ChatRequest, Thought
 from transport.stream import ChatStream
 
 T = TypeVar("T")
@@ -143,17 +143,17 @@ class EngineClient:
         async with open_http(self.endpoint, self._tls) as client:
             return query.decode(await _get(client, self.endpoint, query.path, chat))
 
-    async def read_begun(self, begun: BegunAnswer, without: bytes, whole: bytes) -> BegunReading:
-        """Return how the engine would read the beginning of an answer, from a chat's bodies without it and with it.
+    async def ask_about_beginnings(self, ask: Callable[[BegunQuery, Post], Awaitable[T]]) -> T | None:
+        """Return the engine's answer about beginnings of answers; None from engines that do not go on with them.
 
         Raises:
             EngineError: it does not answer, or does not know.
         """
         query = self.dialect.begun
         if query is None:
-            return BegunReading(fault="engines of its kind do not go on with half an answer")
+            return None
         async with open_http(self.endpoint, self._tls) as client:
-            return await query.read(partial(_get, client, self.endpoint), begun, without, whole)
+            return await ask(query, partial(_get, client, self.endpoint))
 
     async def read_version(self) -> bytes:
         """Return the engine's answer to GET /version.

@@ -4,8 +4,10 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import anyio
@@ -22,10 +24,12 @@ from workers.health.recovery import Recovery
 from workers.health.watch import HealthWatch
 from workers.loaded import LoadedWeights
 from workers.outcome import Completed, EngineFailed, Outcome
+from workers.policy.continuation import Continuation
 from workers.requests.answer import Answer
 from workers.requests.answer_begins import AnswerBegins
 from workers.requests.constraints import TRIAL_S, TRIAL_WORDS, EngineConstraints
 from workers.requests.generation import Generation
+from workers.requests.halves import HalfAnswer
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
 from workers.requests.kv_pool import KvPool
 from workers.requests.prompts.bios import CONTEXT, seed_words
@@ -36,6 +40,7 @@ from workers.spec import EngineKind, WorkerSpec
 
 KNOWN: Final = 100  # prompt-shaping parameter sets whose thought is remembered
 OWNER_BYTES: Final = 8
+MODEL_FILES: Final = frozenset({"chat-template-file", "control-vector", "lora", "lora-scaled", "mmproj", "model-draft"})
 logger = logging.getLogger(__name__)
 
 
@@ -91,6 +96,8 @@ class RequestRunner:
         self._recovery = recovery
         self._in_flight = recovery.in_flight
         self._weights = weights
+        self._source_of = -1  # the incarnation of ``source``
+        self.source = ""  # names the model of the newest engine that was asked
         self.latency = LatencyRecord(watch.observations, spec.max_tokens_per_step)
         self.constraints = EngineConstraints(client.dialect, self._ask_trial, time.monotonic)
         self.pool = _pool_of(spec, client, self._in_flight) if spec.shares_pool else None
@@ -137,6 +144,13 @@ class RequestRunner:
                 return None
         return None if limit.cancelled_caught else generation
 
+    def may_go_on_with(self, half: HalfAnswer, continuation: Continuation) -> bool:
+        """Whether the present engine may go on with half an answer: the same model with the same weights wrote it."""
+        incarnation = self._supervisor.now.incarnation
+        if incarnation != self._source_of:
+            self._source_of, self.source = incarnation, _source(self._spec)
+        return half.may_go_on(continuation, self._weights.version if self._weights else None, self.source)
+
     def prepare(self, job_name: str, answer: Answer) -> InFlightRequest:
         """Return a request with its id, not yet in flight."""
         shown = job_name.encode("utf-8", "replace").decode()  # the name appears in logs, incidents and answers
@@ -150,6 +164,9 @@ class RequestRunner:
         running = own or self.prepare(request.job_name, answer)
         worker, incarnation, began_at = self._spec.id, self._supervisor.now.incarnation, time.monotonic()
         logger.debug("worker %s: request %d of %s begins", worker, running.id, running.job_name)
+        if incarnation != self._source_of:
+            self._source_of, self.source = incarnation, _source(self._spec)
+        answer.source = self.source
         with self._in_flight.admit(running):
             try:
                 with running.scope:
@@ -190,6 +207,17 @@ class RequestRunner:
             return
         name = running.job_name
         logger.warning("worker %s: request %d of %s: %s: %s", worker, running.id, name, ending.reason, ending.detail)
+
+
+def _source(spec: WorkerSpec) -> str:
+    """Return a name for the model that an engine has loaded: another file under the same path is another model."""
+    facts: list[object] = [spec.engine, spec.model, spec.url, sorted(spec.args.items(), key=str)]
+    of_model = (value for name, value in spec.args.items() if name.replace("_", "-") in MODEL_FILES)
+    for place in (spec.model, *(value for value in of_model if isinstance(value, str))):
+        with suppress(OSError, TypeError, ValueError):
+            found = Path(place or "").stat()
+            facts.append((found.st_size, found.st_mtime_ns))
+    return hashlib.blake2b(repr(facts).encode(), digest_size=OWNER_BYTES).hexdigest()
 
 
 def _cache_scope(engine: EngineKind, weights: LoadedWeights | None, owner: str | None) -> str | None:

@@ -102,8 +102,8 @@ class RunningAttempt:
         cost, nothing = self.answer.cost, TurnSpent(key=key, fresh_tokens=0, answer_tokens=0)
         rewritten = 0
         if self.answer.is_continued:
-            inherited, _, rewritten = self.answer.apart
-            cost -= NOTHING if self.answer.counts_half else inherited
+            inherited, _, rewritten, _ = self.answer.apart
+            cost -= inherited
         made = nothing if self.summary is None else self.summary.spent(key)
         return TurnSpent(
             key=key,
@@ -118,8 +118,7 @@ class RunningAttempt:
         first_at, slot_s = self.answer.first_token_at, self.slots * self.seconds
         cost, inherited, strayed, rewritten = self.answer.told_cost, NOTHING, NOTHING, 0
         if self.answer.is_continued:
-            inherited, strayed, rewritten = self.answer.apart
-            inherited = NOTHING if self.answer.counts_half else inherited
+            inherited, strayed, rewritten, _ = self.answer.apart
             cost -= inherited
         usage = (cost.prompt_tokens, cost.cached_tokens, cost.completion_tokens)
         if outcome is TurnState.COMPLETED:

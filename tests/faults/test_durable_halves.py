@@ -77,6 +77,47 @@ def test_an_answer_goes_on_after_the_service_was_killed(tmp_path: Path, free_por
 
 
 @pytest.mark.system
+def test_tokens_count_once_over_deaths_of_engine_and_service(tmp_path: Path, free_ports: Ports) -> None:
+    """The half that the crash leaves has a part that was counted with the engine's death, and one that was not."""
+    own = model(tmp_path, free_ports(1), die_after=7, die_once=str(tmp_path / "died"))
+    with serving(tmp_path, free_ports(1), {"m": own}) as service:
+        job_id = service.post_job(job())
+        wait_for(lambda: half_of(tmp_path).get("tokens", 0) > 15, "a half of the second attempt is durable")
+        service.kill()
+        service.start()
+        turn = ended(service, job_id)
+        counted = sum(row["answer_tokens"] for row in service.get("/v1/usage")["usage"])
+    assert turn["text"] == ANSWER
+    assert [place["because"] for place in turn["continued"]] == ["engine_died", "shutdown"]
+    assert counted == TOKENS
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("what", ["file", "setting"])
+def test_a_half_of_another_model_or_against_the_settings_is_dropped(
+    tmp_path: Path, free_ports: Ports, what: str
+) -> None:
+    """No answer is joined from those of two models; ``continuation: off`` holds for stored halves too."""
+    (tmp_path / "a.gguf").write_text("one")
+    own = {**model(tmp_path, free_ports(1)), "model": str(tmp_path / "a.gguf")}
+    port = free_ports(1)
+    with serving(tmp_path, port, {"m": own}) as service:
+        document = job()
+        del document["continuation"]
+        job_id = posted(service, document)
+        service.kill()
+        if what == "file":
+            (tmp_path / "a.gguf").write_text("another one")
+        else:
+            own["continuation"] = "off"
+        service.http.close()
+    with serving(tmp_path, port, {"m": own}) as service:
+        turn = ended(service, job_id)
+    assert (turn["text"], turn["continued"]) == (ANSWER, [])
+    assert "continue_final_message" not in [each for each in recorded(tmp_path / "record") if each.get("stream")][-1]
+
+
+@pytest.mark.system
 @pytest.mark.parametrize("how", ["stop", "upgrade"])
 def test_an_answer_goes_on_after_a_drain(tmp_path: Path, free_ports: Ports, how: str) -> None:
     """None of it is written again: what a cancelled attempt has written is durable with its end."""

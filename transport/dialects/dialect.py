@@ -61,12 +61,14 @@ class BegunQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     ``read`` takes the beginning and the bodies of a chat without it and with it. An engine that ``echoes`` sends the
     beginning before what follows. ``ask`` adds the fields that ask for it to those of a chat's body, ``asks`` to those
-    of bodies for other paths. ``read`` raises ``MalformedFrame`` for an answer it cannot read.
+    of bodies for other paths. ``count`` gives the tokens of a text. ``read`` and ``count`` raise ``MalformedFrame`` for
+    an answer that they cannot read.
     """
 
     ask: Callable[[dict[str, object], BegunAnswer], None]
     asks: Mapping[str, Callable[[dict[str, object], BegunAnswer], None]] = {}
     read: Callable[[Post, BegunAnswer, bytes, bytes], Awaitable[BegunReading]]
+    count: Callable[[Post, object, str], Awaitable[int]]
     echoes: bool = False
 
 

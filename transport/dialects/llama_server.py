@@ -30,6 +30,7 @@ MOST_SLOTS: Final = 1_000_000
 SLOTS_PATH: Final = "/slots"
 PROPS_PATH: Final = "/props"
 RENDER_PATH: Final = "/apply-template"
+TOKENIZE_PATH: Final = "/tokenize"
 COUNT_PATH: Final = "/v1/chat/completions/input_tokens"
 _SHAPES_PROMPT: Final = frozenset({"chat_template_kwargs", "reasoning_format", "reasoning_effort", "enable_thinking"})
 _BEGIN, _END = "<think>", "</think>"
@@ -46,6 +47,10 @@ class _Props(Struct, gc=False):
 
 class _Rendered(Struct, gc=False):
     prompt: str
+
+
+class _Tokens(Struct, gc=False):
+    tokens: list[int]
 
 
 class _Count(Struct, gc=False):
@@ -67,6 +72,7 @@ class _Slot(Struct, gc=False):
 
 _decode_props = msgspec.json.Decoder(_Props).decode
 _decode_rendered = msgspec.json.Decoder(_Rendered).decode
+_decode_tokens = msgspec.json.Decoder(_Tokens).decode
 _decode_count = msgspec.json.Decoder(_Count).decode
 _decode_slots = msgspec.json.Decoder(list[_Slot]).decode
 
@@ -161,6 +167,15 @@ def ask_response_to_go_on(body: dict[str, object], begun: BegunAnswer) -> None:
     body["input"] = [*items, begins]
 
 
+async def count_text(post: Post, _model: object, text: str) -> int:
+    """Return the tokens of a text."""
+    answer = await post(TOKENIZE_PATH, msgspec.json.encode({"content": text, "add_special": False}))
+    try:
+        return len(_decode_tokens(answer).tokens)
+    except UNDECODABLE as error:
+        raise MalformedFrame(f"POST {TOKENIZE_PATH}: {error}: {answer[:200]!r}") from error
+
+
 async def read_begun(post: Post, begun: BegunAnswer, without: bytes, whole: bytes) -> BegunReading:
     """Return the tokens of the beginning of an answer, if the template writes it as it is."""
     before, prompt = [_prompt_in(await post(RENDER_PATH, body)) for body in (without, whole)]
@@ -213,6 +228,7 @@ LLAMA_SERVER: Final = Dialect(
         ask=ask_to_echo,
         asks={MESSAGES_PATH: ask_messages_to_go_on, RESPONSES_PATH: ask_response_to_go_on},
         read=read_begun,
+        count=count_text,
         echoes=True,
     ),
     count=CountQuery(path=COUNT_PATH, decode=decode_count),

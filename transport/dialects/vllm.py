@@ -88,6 +88,12 @@ def constrain(constraint: Constraint) -> Mapping[str, object] | None:
     return {"structured_outputs": {"regex": f"{thought}({answer})"}}
 
 
+async def count_text(post: Post, model: object, text: str) -> int:
+    """Return the tokens of a text."""
+    body = msgspec.json.encode({"model": model, "prompt": text, "add_special_tokens": False})
+    return len(_tokens_in(await post(TOKENIZE_PATH, body)))
+
+
 async def read_begun(post: Post, begun: BegunAnswer, without: bytes, whole: bytes) -> BegunReading:
     """Return the tokens of the beginning of an answer, if the template writes it as it is."""
     before, prompt = [_tokens_in(await post(TOKENIZE_PATH, body)) for body in (without, whole)]
@@ -229,5 +235,5 @@ VLLM: Final = Dialect(
     capacity=EngineQuery(paths=(METRICS_PATH, MODELS_PATH), decode=decode_capacity),
     kv_cache=EngineQuery(paths=(METRICS_PATH,), decode=decode_kv_cache),
     constrain=constrain,
-    begun=BegunQuery(ask=ask_to_go_on, read=read_begun),
+    begun=BegunQuery(ask=ask_to_go_on, read=read_begun, count=count_text),
 )

@@ -125,7 +125,8 @@ class Answer:
         self.deadline: CancelScope | None = None  # the time limit around the request
         self.asked: ChatRequest | None = None  # the request for the newest message
         self.is_continued = False  # it goes on from an earlier attempt's
-        self.counts_half = False  # no usage has the tokens that it goes on from
+        self.source = ""  # names the model that writes it
+        self._counted: Usage | None = None  # the cost that some usage has of a half; None: all of it
         self.begins_with: HalfAnswer | None = None  # an earlier attempt's, until its first message is asked for
         self._inherited = 0  # generations of an earlier attempt, which this answer goes on from
 
@@ -138,19 +139,22 @@ class Answer:
         self._ended, self._inherited = list(half.ended), len(half.ended)
         self.exchanges, self.tool_calls, self.signals = list(half.exchanges), list(half.tool_calls), list(half.signals)
         self.iterations_used, self._words = half.iterations_used, half.words
-        self.first_version, self.counts_half = half.first_version, not half.is_counted
+        self.first_version, self._counted = half.first_version, half.counted
 
     @property
-    def apart(self) -> tuple[Usage, Usage, int]:
+    def apart(self) -> tuple[Usage, Usage, int, int]:
         """The parts of its cost that are not its own.
 
-        They are an earlier attempt's, that of words that are not used, and the tokens that were generated once more.
+        They are an earlier attempt's, as far as some usage has it, that of words that are not used, the tokens that
+        were generated once more, and the tokens that it goes on from.
         """
         own, ended = self._generations[self._inherited :], self._ended[: self._inherited]
         inherited = sum((each.usage or each.seen for each in ended), NOTHING)
         strayed = sum((each.usage or each.seen for each in own if each.has_strayed), NOTHING)
         rewritten = sum(each.rewritten for each in own)
-        return inherited + Usage(0, sum(each.carried for each in own), 0), strayed, rewritten
+        carried = inherited + Usage(0, sum(each.carried for each in own), 0)
+        counted = carried if self._counted is None else self._counted
+        return counted, strayed, rewritten, carried.completion_tokens
 
     @property
     def half(self) -> HalfAnswer:
@@ -176,6 +180,7 @@ class Answer:
             words=self._words,
             asked=self.asked,
             first_version=self.first_version,
+            source=self.source,
         )
 
     def begin_generation(

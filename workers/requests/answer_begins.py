@@ -69,10 +69,13 @@ class AnswerBegins:
         """
         fields, query = msgspec.json.decode(body), self._client.dialect.begun
         fault = obstacle_in(fields) or constraint_in(fields) or _obstacle_to(half, sent)
+        if sent.path != CHAT_PATH and _has_own_beginning(fields):  # a template shows it for chats
+            fault = "its client has begun the answer itself"
         if sent.path == COMPLETIONS_PATH and query is not None and fault is None:
-            rest = _longer(fields, half)
+            tokens = max(half.tokens, await self._count(fields, half.whole.text))
+            rest = _longer(fields, half, tokens)
             if rest is not None:
-                return msgspec.json.encode(rest), GoingOn(begun=half.whole, tokens=half.tokens, echoes=False)
+                return msgspec.json.encode(rest), GoingOn(begun=half.whole, tokens=tokens, echoes=False)
         asks = {} if query is None else {CHAT_PATH: query.ask, **query.asks}
         begins = dict.fromkeys((half.whole, half.begun(()))) if sent.path in asks and fault is None else {}
         for begun in begins:
@@ -101,14 +104,28 @@ class AnswerBegins:
         if self.fault is not None:
             return 0, self.fault
         try:
-            reading = await self._client.read_begun(begun, without, whole)
+            reading = await self._client.ask_about_beginnings(
+                lambda query, post: query.read(post, begun, without, whole)
+            )
         except EngineUnreachable:
             raise
         except EngineError as error:
             if isinstance(error, EngineRejected) and error.status in UNKNOWN_PATH:
                 self._switch_off(str(error))
             return 0, str(error)  # about this prompt: too long, say, or one that the template refuses
+        if reading is None:
+            return 0, "engines of its kind do not go on with half an answer"
         return reading.tokens, reading.fault
+
+    async def _count(self, fields: Mapping[str, object], text: str) -> int:
+        """Return the tokens of a text: a piece of it may have several."""
+        try:
+            model = fields.get("model")
+            return await self._client.ask_about_beginnings(lambda query, post: query.count(post, model, text)) or 0
+        except EngineUnreachable:
+            raise
+        except EngineError:
+            return 0  # its pieces are counted
 
     def _going_on(self, begun: BegunAnswer, tokens: int) -> GoingOn:
         query = self._client.dialect.begun
@@ -156,9 +173,16 @@ def _obstacle_to(half: HalfAnswer, sent: SentStream) -> str | None:
     return "it has a call before words" if has_calls and not half.text else None
 
 
-def _longer(fields: Mapping[str, object], half: HalfAnswer) -> dict[str, object] | None:
+def _has_own_beginning(fields: Mapping[str, object]) -> bool:
+    """Whether a client's body ends with a beginning of the answer: a second one cannot follow it."""
+    given = fields.get("messages", fields.get("input"))
+    last = given[-1] if isinstance(given, list) and given else None
+    return isinstance(last, dict) and last.get("role") == "assistant"
+
+
+def _longer(fields: Mapping[str, object], half: HalfAnswer, tokens: int) -> dict[str, object] | None:
     """Return the fields of a completion whose prompt has the text so far; None if they make that another request."""
     prompt = fields.get("prompt")
     if not isinstance(prompt, str) or fields.get("echo") or fields.get("suffix"):
         return None
-    return rest_of({**fields, "prompt": prompt + half.whole.text}, half.tokens)
+    return rest_of({**fields, "prompt": prompt + half.whole.text}, tokens)

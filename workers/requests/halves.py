@@ -9,6 +9,7 @@ from msgspec import structs
 from transport.answer_bound import bounds_in
 from transport.events import Usage
 from transport.request import BegunAnswer, ChatRequest
+from workers.policy.continuation import Continuation
 from workers.requests.generation import Generation
 from workers.requests.prompts.stack import ToolExchange
 from workers.requests.request import CONSTRAINTS
@@ -42,7 +43,8 @@ class HalfAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     ``text`` and ``reasoning`` are the pieces of the message that was being written, ``tokens`` their number. ``ended``
     are the generations of the messages before it, whose calls have been answered (``exchanges``). A half from a store
-    has the ``digest`` of the request in place of ``asked``; unless it ``is_counted``, its tokens are in no usage yet.
+    has the ``digest`` of the request in place of ``asked``. ``source`` names the model that wrote it. ``counted`` is
+    the part of its cost that some usage has, None for all of it.
     """
 
     text: tuple[str, ...] = ()
@@ -56,8 +58,14 @@ class HalfAnswer(msgspec.Struct, frozen=True, kw_only=True):
     words: str = ""
     first_version: int | None = None
     asked: ChatRequest | None = None
+    source: str = ""
     digest: str | None = None
-    is_counted: bool = True
+    counted: Usage | None = None
+
+    def may_go_on(self, continuation: Continuation, version: int | None, source: str) -> bool:
+        """Whether a worker may go on with it, whose weights have this version and whose model this source."""
+        is_same = continuation is Continuation.OVER_WEIGHTS or self.first_version == version
+        return continuation is not Continuation.OFF and is_same and self.source == source
 
     def __bool__(self) -> bool:
         """Whether there is anything to go on with."""

@@ -107,12 +107,17 @@ class _Asking:
             longer, going_on = await begins.prepare_body(self._body, half, sent)
         except EngineError as error:
             return broken_off(without_frames(error))
-        outcome = await self.ask(Splice(self._request.passage, sent, going_on), longer)
-        if not going_on.is_again and (self._answer.generation.has_strayed or is_refused(outcome)):
-            begins.stop_asking(outcome)
+        splice = Splice(self._request.passage, sent, going_on)
+        outcome = await self.ask(splice, longer)
+        has_strayed = self._answer.generation.has_strayed  # in words that it was given
+        if not going_on.is_again and (has_strayed or splice.has_strayed or is_refused(outcome)):
+            if has_strayed or (is_refused(outcome) and sent.path == CHAT_PATH):
+                begins.stop_asking(outcome)
             self._answer.generation = self._answer.generation.without_words()
-            outcome = await self.ask(Splice(self._request.passage, sent, again(half)))
-        if self._answer.generation.has_strayed:
+            splice = Splice(self._request.passage, sent, again(half))
+            outcome = await self.ask(splice)
+        if self._answer.generation.has_strayed or splice.has_strayed:
+            self._answer.generation.has_strayed = True
             begins.note_lost("its engine writes another answer")
             return self._request.broken or NOT_CONTINUED
         return outcome
@@ -149,8 +154,6 @@ class _Asking:
             return _failure_of(failed, settings, request)
         for each in self._held_back:
             each.flush()
-        if splice is not None:
-            answer.generation.has_strayed |= splice.has_strayed
         return Completed(finish_reason=answer.generation.finish_reason or "unknown")
 
     def _passage_to(self, passage: Passage) -> Passage:

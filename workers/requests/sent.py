@@ -106,6 +106,8 @@ class SentStream:
         except (UnknownPart, *UNDECODABLE) as error:
             self.fault = f"its client has frames of another form: {error}"
             return
+        if document.get("error"):
+            self.fault = "its client has an error of the engine's"
         if not self.head:
             self.head = {name: document[name] for name in SAME if name in document}
         self.last_number = document.get("sequence_number", self.last_number)

@@ -17,6 +17,8 @@ from workers.requests.sent import SentStream
 DATA: Final = b"data: "
 ACCOUNTS: Final = ("usage", "response", "message")
 PROMPT: Final = ("prompt_tokens", "input_tokens")
+APART: Final = "cache_read_input_tokens"
+ROLES: Final = frozenset({("role",)})  # not every server repeats it
 ANSWER: Final = ("completion_tokens", "output_tokens")
 
 
@@ -34,6 +36,7 @@ class Splice:
         self._parts = FrameParts(sent.path)
         self._tokens = 0 if going_on.is_again else going_on.tokens
         self._unheard = sent.words
+        self._unopened = set(sent.opened) - ROLES
         self._number = sent.last_number
         self._is_again = going_on.is_again
         self._is_in_words = bool(going_on.begun.text)
@@ -64,17 +67,23 @@ class Splice:
 
     def _joined(self, frame: bytes) -> bytes:
         """Return the new part of a frame, empty without any."""
-        before, mark, data = frame.strip(b"\n").rpartition(DATA)
-        if not data.startswith(b"{"):
-            self.has_strayed |= data == b"[DONE]" and any(self._unheard.values())
-            return before + mark + data
+        lines = frame.strip(b"\n").split(b"\n")
+        data = [line.removeprefix(b"data:").removeprefix(b" ") for line in lines if line.startswith(b"data:")]
+        if not data:
+            return frame.strip(b"\n")  # a comment
+        if data == [b"[DONE]"]:
+            self.has_strayed |= self._owes
+            return DATA + data[0]
         try:
-            document = msgspec.json.decode(data)
+            (whole,) = data
+            document = msgspec.json.decode(whole)
             parts = self._parts.split(document)
-        except (UnknownPart, *UNDECODABLE):
+        except (UnknownPart, ValueError, *UNDECODABLE):
             self.has_strayed = True
             return b""
         news = [part for part in parts if self._is_new(part)]
+        if news or any(part.sign is Sign.ENDS for part in parts):  # first comes all that the client has
+            self.has_strayed |= self._owes
         if parts and not news:
             return b""
         for name in ACCOUNTS:
@@ -85,7 +94,13 @@ class Splice:
             self._number += 1
             document["sequence_number"] = self._number
         names = dict(zip(self._parts.ids, self._sent.ids, strict=False))
-        return before + mark + msgspec.json.encode(_renamed(document, names) if names else document)
+        others = b"".join(line + b"\n" for line in lines if not line.startswith(b"data:"))
+        return others + DATA + msgspec.json.encode(_renamed(document, names) if names else document)
+
+    @property
+    def _owes(self) -> bool:
+        """Whether the client has words or blocks that this answer has not had so far."""
+        return bool(self._unopened) or any(self._unheard.values())
 
     def _is_new(self, part: Part) -> bool:
         """Take what the client has out of a part; return whether anything is left."""
@@ -93,6 +108,7 @@ class Splice:
             return self._says_more(part)
         if part.sign is Sign.OPENS:
             known = self._sent.opened.get(part.block)
+            self._unopened.discard(part.block)
             if known is None:
                 return True
             self.has_strayed |= known != part.label
@@ -100,9 +116,11 @@ class Splice:
                 part.holder.pop(name, None)
             part.holder.get("function", {}).pop("name", None)
             return False
-        size = len(part.block)  # 0 at the end of the answer
+        if part.sign is Sign.ENDS:
+            return part.label not in self._sent.ended
+        size = len(part.block)
         self.has_strayed |= any(words and block[:size] == part.block for block, words in self._unheard.items())
-        return part.label not in self._sent.ended if part.sign is Sign.ENDS else part.block not in self._sent.closed
+        return part.block not in self._sent.closed
 
     def _says_more(self, part: Part) -> bool:
         words, said = part.holder[part.field], self._unheard.get(part.block, "")
@@ -124,10 +142,26 @@ class Splice:
     def _correct(self, account: Any) -> None:  # noqa: ANN401 - JSON of an engine
         """Count the beginning as part of the answer, and not of the prompt."""
         usage = account.get("usage", account) if isinstance(account, dict) else {}
-        for names, change in ((PROMPT, -self._tokens), (ANSWER, self._tokens)):
-            for name in names:
-                if isinstance(usage, dict) and isinstance(usage.get(name), int):
-                    usage[name] = max(0, usage[name] + change)
+        if not isinstance(usage, dict):
+            return
+        left = self._tokens
+        for name in PROMPT:
+            if isinstance(usage.get(name), int):
+                left = max(0, self._tokens - usage[name])
+                usage[name] = max(0, usage[name] - self._tokens)
+                _limit_cached(usage, usage[name])
+        if isinstance(usage.get(APART), int):  # the cached part of a prompt, which Messages counts beside the rest
+            usage[APART] = max(0, usage[APART] - left)
+        for name in ANSWER:
+            if isinstance(usage.get(name), int):
+                usage[name] += self._tokens
+
+
+def _limit_cached(usage: dict[str, Any], prompt: int) -> None:
+    for name in ("prompt_tokens_details", "input_tokens_details"):
+        details = usage.get(name)
+        if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
+            details["cached_tokens"] = min(details["cached_tokens"], prompt)
 
 
 def _renamed(value: Any, names: dict[str, str]) -> Any:  # noqa: ANN401 - JSON of an engine

@@ -27,8 +27,8 @@ class EndedMessage(msgspec.Struct, frozen=True, kw_only=True):
 class StoredHalf(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a ``HalfAnswer``, with a digest in place of the request that it answers.
 
-    ``made_at`` is the time in that request's prompt. The tokens of a half that is not ``is_counted`` are in no usage
-    yet: the attempt that wrote it has left no other record.
+    ``made_at`` is the time in that request's prompt. ``counted`` are the prompt's, the answer's and the cached tokens
+    that some usage has, None for all: the attempt that wrote the rest has left no other record.
     """
 
     text: tuple[str, ...] = ()
@@ -42,8 +42,9 @@ class StoredHalf(msgspec.Struct, frozen=True, kw_only=True):
     words: str = ""
     first_version: int | None = None
     asked: str
+    source: str
     made_at: datetime
-    is_counted: bool
+    counted: tuple[int, int, int] | None
 
 
 def digest_of(chat: ChatRequest) -> str:
@@ -52,7 +53,7 @@ def digest_of(chat: ChatRequest) -> str:
     return hashlib.sha256(asked).hexdigest()
 
 
-def to_store(half: HalfAnswer, made_at: datetime, *, is_counted: bool) -> StoredHalf | None:
+def to_store(half: HalfAnswer, made_at: datetime, counted: Usage | None) -> StoredHalf | None:
     """Return the form of a half for a store; None if nothing was asked yet."""
     digest = half.digest if half.asked is None else digest_of(half.asked)
     if digest is None:
@@ -82,7 +83,8 @@ def to_store(half: HalfAnswer, made_at: datetime, *, is_counted: bool) -> Stored
         first_version=half.first_version,
         asked=digest,
         made_at=made_at,
-        is_counted=is_counted and half.is_counted,
+        source=half.source,
+        counted=None if counted is None else (counted.prompt_tokens, counted.completion_tokens, counted.cached_tokens),
     )
 
 
@@ -104,7 +106,8 @@ def from_store(kept: StoredHalf) -> HalfAnswer:
         words=kept.words,
         first_version=kept.first_version,
         digest=kept.asked,
-        is_counted=kept.is_counted,
+        source=kept.source,
+        counted=None if kept.counted is None else Usage(*kept.counted),
     )
 
 

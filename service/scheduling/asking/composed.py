@@ -36,6 +36,7 @@ from workers.log_context import line_about
 from workers.offload.pool import asked_for
 from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed
 from workers.policy.continuation import Continuation
+from workers.requests.answer import NOTHING
 from workers.requests.halves import HalfAnswer
 from workers.requests.request import CONSTRAINTS, Demand
 from workers.requests.slots import Lease
@@ -100,10 +101,11 @@ class ComposedAsking:
     def keep_half(self, attempt: RunningAttempt, reason: str) -> HalfAnswer | None:
         """Keep what the attempt has written, for the next one to go on from; None if that one starts over."""
         is_over = reason in STARTS_OVER[self._continuation]
-        self.half = None if is_over else attempt.answer.half or None
-        if self.half is None:
+        half = None if is_over else attempt.answer.half or None
+        self.half = None if half is None else replace(half, counted=None)  # by the record of this attempt
+        if half is None:
             self._made_at = None
-        return self.half
+        return half
 
     def restore(self, kept: StoredHalf) -> None:
         """Go on from half an answer of an earlier life of the service."""
@@ -113,14 +115,15 @@ class ComposedAsking:
     def kept(self) -> StoredHalf | None:
         """The half that the next attempt goes on from, for the store."""
         half, made_at = self.half, self._made_at
-        return None if half is None or made_at is None else to_store(half, made_at, is_counted=True)
+        return None if half is None or made_at is None else to_store(half, made_at, half.counted)
 
     def half_so_far(self, attempt: RunningAttempt) -> StoredHalf | None:
         """Return the half that the running attempt has written, for the store; None if the next starts over."""
         made_at, half = self._made_at, attempt.answer.half
         if made_at is None or not half or self._continuation is Continuation.OFF:
             return None
-        return to_store(half, made_at, is_counted=False)
+        counted = attempt.answer.apart[0] if attempt.answer.is_continued else NOTHING
+        return to_store(half, made_at, counted)
 
     def take_fault(self) -> str | None:
         """Return the fault of the judged answer, None if it is valid; reset it for the next answer."""
@@ -182,7 +185,7 @@ class ComposedAsking:
     async def _ask(self, worker: SupervisedWorker) -> Outcome:
         version = worker.weights.version if worker.weights else None
         self._continuation = self._prompts.job.continuation or worker.spec.continuation
-        if self.half is not None and self._continuation is Continuation.ON and self.half.first_version != version:
+        if self.half is not None and not worker.requests.may_go_on_with(self.half, self._continuation):
             self.half = self._made_at = None
         fault = self._prompts.check_weights(self._key, version)
         if fault is not None:
@@ -191,6 +194,8 @@ class ComposedAsking:
         if self._agent.tools:  # read once: calls of this attempt are not earlier ones
             with anyio.CancelScope() as self._attempt.scope:
                 earlier = await self._around.outlet.calls_of(self._key)
+            if self.half is not None and len(earlier) > len(self.half.tool_calls):
+                self.half = self._made_at = None  # a call came after it: the prompt must tell of that
         is_own = not CONSTRAINTS.isdisjoint(worker.spec.params)  # the operator's own constraint takes precedence
         constraint = None if is_own else constraint_of(self._agent)
         has_tools = bool(self._agent.tools or self._agent.exit_tools)

@@ -68,6 +68,7 @@ class HeldAsking(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: tuple[str, ...] = ()
     tokens: int = 0
     first_version: int | None = None
+    source: str = ""
 
 
 class PostedAsking:
@@ -119,6 +120,7 @@ class PostedAsking:
             reasoning=half.reasoning,
             tokens=half.tokens,
             first_version=half.first_version,
+            source=half.source,
         )
 
     def take_over(self, held: HeldAsking) -> None:
@@ -128,7 +130,11 @@ class PostedAsking:
             self._sent.take_over(held.sent)
         if held.content_type is not None:
             self.half = HalfAnswer(
-                text=held.text, reasoning=held.reasoning, tokens=held.tokens, first_version=held.first_version
+                text=held.text,
+                reasoning=held.reasoning,
+                tokens=held.tokens,
+                first_version=held.first_version,
+                source=held.source,
             )
 
     def forget_answer(self) -> None:
@@ -153,8 +159,13 @@ class PostedAsking:
         elif answer.was_asked:  # else it has the half of an earlier attempt
             generation = answer.generation
             text, reasoning = generation.pieces
-            tokens, version = generation.word_tokens, answer.first_version
-            self.half = HalfAnswer(text=text, reasoning=reasoning, tokens=tokens, first_version=version)
+            self.half = HalfAnswer(
+                text=text,
+                reasoning=reasoning,
+                tokens=generation.word_tokens,
+                first_version=answer.first_version,
+                source=answer.source,
+            )
         return self.half
 
     def pass_frames(self, content_type: str, frames: bytes) -> None:

@@ -155,9 +155,8 @@ class RelayedRequest(OnSlot):
         self.attempt.answer.own_tokens = self.own_tokens if self.posted.is_apart else None
         self.asked.whole = None
         self._continuation, half = worker.spec.continuation, self.asked.half
-        if half is not None and self._continuation is Continuation.ON:
-            version = worker.weights.version if worker.weights else None
-            self.asked.half = half = half if half.first_version == version else None
+        if half is not None and not worker.requests.may_go_on_with(half, self._continuation):
+            self.asked.half = half = None
         if half is not None:
             self.attempt.answer.go_on_from(half)
         self.attempt.request = worker.requests.prepare(self.key.job_id, self.attempt.answer)
@@ -186,7 +185,7 @@ class RelayedRequest(OnSlot):
     async def run(self, worker: SupervisedWorker, lease: Lease) -> Outcome:
         if self.attempts > 1 and self.asked.has_begun and self.asked.half is None:
             with lease:
-                detail = "its engine broke off, and the weights have changed since"
+                detail = "its engine broke off, and the model has changed since"
                 return RequestFailed(reason=FailureReason.WEIGHTS_CHANGED, detail=detail)
         return await self.asked.run(self.attempt, self.on_slots_s, worker, lease)
 

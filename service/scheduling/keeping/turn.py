@@ -79,6 +79,7 @@ class JobTurn(OnSlot):
         self.ready_at = queued_at  # for the running attempt, or for the next one
         self._started_at = so_far.started_at or attempt.started_at
         self._kept_tokens, self._kept_s = 0, 0.0  # the durable part of the running attempt; 0 before the first look
+        self._has_stored = so_far.half is not None
         if so_far.half is not None:
             self._asked.restore(so_far.half)
 
@@ -119,8 +120,9 @@ class JobTurn(OnSlot):
             return None
         self._kept_tokens, self._kept_s = self._kept_tokens + new, now_s
         half = self._asked.half_so_far(self.attempt)
-        if half is None:
+        if half is None and not self._has_stored:
             return None
+        self._has_stored = half is not None
         state, reason, detail = ending_of(Cancelled(reason=CancelReason.SHUTDOWN))
         running = replace(self.attempt_so_far, outcome=state, reason=reason, detail=detail)
         so_far = replace(self.so_far, attempts=(*self.attempts, running), half=half)

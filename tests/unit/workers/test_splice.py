@@ -17,6 +17,7 @@ from workers.requests.splice import Splice
 
 Frame = dict[str, Any]
 NOTHING = HalfAnswer()
+DETAILS, CACHED = "prompt_tokens_details", "cache_read_input_tokens"
 
 
 def chat(delta: Frame, finish: str | None = None) -> Frame:
@@ -224,11 +225,20 @@ def test_no_word_of_another_answer_is_passed(path: str) -> None:
         (CHAT_PATH, [chat({"content": "Okay"}), chat({}, "stop")]),
         (CHAT_PATH, [call("", id="c2", name="listen")]),
         (CHAT_PATH, [chat({"audio": {"data": "x"}})]),
+        (CHAT_PATH, [*chats("2", "c2")[:3], chat({"content": "Okay, let us"})]),
         (MESSAGES_PATH, [block(0, "text", "text_delta", ["Hm"], text="")[0]]),
         (MESSAGES_PATH, [*block(0, "thinking", "thinking_delta", ["Let"], thinking="")]),
         (RESPONSES_PATH, [{"type": "response.failed", "response": {}}]),
     ],
-    ids=["it ends too soon", "another call", "an unknown part", "another block", "a shorter block", "a failure"],
+    ids=[
+        "it ends too soon",
+        "another call",
+        "an unknown part",
+        "more words before a call",
+        "another block",
+        "a shorter block",
+        "a failure",
+    ],
 )
 def test_an_answer_of_another_form_strays(path: str, shorter: list[Frame]) -> None:
     """Nothing is guessed: what cannot be compared is not joined."""
@@ -237,6 +247,81 @@ def test_an_answer_of_another_form_strays(path: str, shorter: list[Frame]) -> No
     before = client.bytes
     assert client.join(shorter, again(NOTHING)).has_strayed
     assert client.bytes == before
+
+
+@pytest.mark.parametrize(
+    ("path", "opened", "end"),
+    [
+        (CHAT_PATH, [chat({"content": "So"}), call("", id="c1", name="look")], [chat({}, "stop")]),
+        (CHAT_PATH, [chat({"content": "So"}), call("", id="c1", name="look")], [chat({"content": " be it"})]),
+        (
+            MESSAGES_PATH,
+            [messages("1", "")[0], *block(0, "tool_use", "input_json_delta", [], id="t", name="look")[:1]],
+            messages("2", "")[-2:],
+        ),
+    ],
+)
+def test_a_call_of_which_only_the_name_was_sent_is_not_dropped(
+    path: str, opened: list[Frame], end: list[Frame]
+) -> None:
+    """Its client would wait for the rest, or take it for a whole one."""
+    client = Client(path, opened)
+    before = client.bytes
+    said = [chat({"content": "So"})] if path == CHAT_PATH else []
+    assert client.join([*said, *end], again(NOTHING)).has_strayed
+    assert client.bytes == before
+
+
+@pytest.mark.parametrize("data", [b'data:{"choices": []}', b"data: x", b'data: {"choices": []}\ndata: {}'], ids=repr)
+def test_frames_are_read_as_the_format_allows_or_not_joined(data: bytes) -> None:
+    """The blank after the colon is optional; what is no document is never passed unread."""
+    client = Client(CHAT_PATH, [chat({"content": "So"})])
+    splice = client.join([chat({"content": "So"})], again(NOTHING))
+    splice.pass_frames("text/event-stream", b'data:{"choices":[{"index":0,"delta":{"content":" it"}}]}\n\n')
+    assert decoded(client.bytes)[-1]["choices"][0]["delta"] == {"content": " it"}
+    before = client.bytes
+    splice.pass_frames("text/event-stream", data + b"\n\n")
+    assert splice.has_strayed == (data != b'data:{"choices": []}')
+    assert client.bytes == before or not splice.has_strayed
+
+
+def test_nothing_is_joined_to_an_error_of_the_engine() -> None:
+    """It is the last event of a stream; clients stop there."""
+    client = Client(CHAT_PATH, [chat({"content": "So"})])
+    client.pass_frames("text/event-stream", encoded([{"error": {"message": "Compute error."}}]))
+    client.sent.catch_up()
+    assert client.sent.fault is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "account", "shown"),
+    [
+        (
+            CHAT_PATH,
+            {
+                "choices": [],
+                "usage": {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}},
+            },
+            {"prompt_tokens": 7, "completion_tokens": 5, DETAILS: {"cached_tokens": 7}},
+        ),
+        (
+            MESSAGES_PATH,
+            {
+                "type": "message_delta",
+                "delta": {},
+                "usage": {"input_tokens": 1, "cache_read_input_tokens": 8, "output_tokens": 3},
+            },
+            {"input_tokens": 0, CACHED: 7, "output_tokens": 5},
+        ),
+    ],
+)
+def test_no_more_of_a_prompt_is_cached_than_it_has(path: str, account: Frame, shown: Frame) -> None:
+    """The engine that goes on may have the half in its cache, which is no part of the prompt."""
+    opening = [chat({"content": "So"})] if path == CHAT_PATH else messages("1", "")[:1]
+    client = Client(path, opening)
+    begun = BegunAnswer(text="So" if path == CHAT_PATH else "")
+    client.join([*opening[path == CHAT_PATH :], account], GoingOn(begun=begun, tokens=2, echoes=False))
+    assert decoded(client.bytes)[-1]["usage"] == shown
 
 
 @pytest.mark.parametrize("repeats", [True, False])
