@@ -328,7 +328,7 @@ def test_an_engine_stays_while_a_tool_of_its_turn_runs(tmp_path: Path, ports: in
     (tmp_path / "mytools.py").write_text(TOOL)
     (tmp_path / "script").write_text(json.dumps([CALL, {"content": "Done."}]))
     model = {
-        **scripted_model(ports + 1, script=str(tmp_path / "script")),
+        **scripted_model(ports + 1, script=str(tmp_path / "script"), goes_on="kept"),
         "tools": {"python": {"look": "mytools:look"}},
     }
     with serving(tmp_path, ports, {"m": model}) as service:

@@ -100,7 +100,7 @@ def test_a_stream_that_stalls_ends_with_an_error(tmp_path: Path, free_ports: Cal
     model = scripted_model(free_ports(1), slots=1, stall_after=2)
     model["timeouts"] = {"decode_stall_s": 1, "prefill_stall_s": 1}
     with serving(tmp_path, free_ports(1), {"m": model}) as service:
-        caller = Caller(service, "Go.", stream=True)
+        caller = Caller(service, "Go.", stream=True, headers={"x-roundhouse-continue": "off"})
         caller.join(LIMIT_S)
         (error,) = errors(caller.text)
         assert error["code"] == "stalled_decode"

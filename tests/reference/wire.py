@@ -1,6 +1,7 @@
 """Whether the requests of one agent in one conversation are those that its turns require, in order.
 
-Source: specification, "Prompts that were asked", "Answer validation", "Constraints", "Tool loop", "Call journal".
+Source: specification, "Prompts that were asked", "Answer validation", "Constraints", "Tool loop", "Call journal", "Half
+an answer".
 """
 
 import json
@@ -130,6 +131,8 @@ class Wire:
             else:
                 yield from self._begun(at)
         if is_again:
+            if at.exchanges:  # the next attempt goes on after the calls that have results
+                yield at
             kept = range(len(at.rejected), -1, -1) if last.life != asked.life else (len(at.rejected),)
             for count in kept:
                 same = replace(at, rejected=at.rejected[:count], exchanges=(), is_forced=False, spent=0, words="")
