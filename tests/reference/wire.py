@@ -131,16 +131,21 @@ class Wire:
             else:
                 yield from self._begun(at)
         if is_again:
-            if at.exchanges:  # the next attempt goes on after the calls that have results
-                yield at
-            kept = range(len(at.rejected), -1, -1) if last.life != asked.life else (len(at.rejected),)
-            for count in kept:
-                same = replace(at, rejected=at.rejected[:count], exchanges=(), is_forced=False, spent=0, words="")
-                yield same
-                if not count:
-                    yield from (replace(same, upto=(*at.upto[:-1], n)) for n in self.turns[at.place].choices)
-            if last.answer is None:
-                yield from self._begun(at)
+            yield from self._asked_again(at, asked)
+
+    def _asked_again(self, at: Standing, asked: Asked) -> Iterator[Standing]:
+        last = at.said
+        assert last is not None
+        if at.exchanges:  # the next attempt goes on after the calls that have results
+            yield at
+        kept = range(len(at.rejected), -1, -1) if last.life != asked.life else (len(at.rejected),)
+        for count in kept:
+            same = replace(at, rejected=at.rejected[:count], exchanges=(), is_forced=False, spent=0, words="")
+            yield same
+            if not count:
+                yield from (replace(same, upto=(*at.upto[:-1], n)) for n in self.turns[at.place].choices)
+        if last.answer is None:
+            yield from self._begun(at)
 
     def _begun(self, at: Standing) -> Iterator[Standing]:
         upto = at.upto

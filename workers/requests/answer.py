@@ -127,6 +127,7 @@ class Answer:
         self.is_continued = False  # it goes on from an earlier attempt's
         self.source = ""  # names the model that writes it
         self._counted: Usage | None = None  # the cost that some usage has of a half; None: all of it
+        self._half_tokens = 0  # those of the message that it goes on with
         self.begins_with: HalfAnswer | None = None  # an earlier attempt's, until its first message is asked for
         self._inherited = 0  # generations of an earlier attempt, which this answer goes on from
 
@@ -139,7 +140,7 @@ class Answer:
         self._ended, self._inherited = list(half.ended), len(half.ended)
         self.exchanges, self.tool_calls, self.signals = list(half.exchanges), list(half.tool_calls), list(half.signals)
         self.iterations_used, self._words = half.iterations_used, half.words
-        self.first_version, self._counted = half.first_version, half.counted
+        self.first_version, self._counted, self._half_tokens = half.first_version, half.counted, half.tokens
 
     @property
     def apart(self) -> tuple[Usage, Usage, int, int]:
@@ -152,9 +153,10 @@ class Answer:
         inherited = sum((each.usage or each.seen for each in ended), NOTHING)
         strayed = sum((each.usage or each.seen for each in own if each.has_strayed), NOTHING)
         rewritten = sum(each.rewritten for each in own)
-        carried = inherited + Usage(0, sum(each.carried for each in own), 0)
-        counted = carried if self._counted is None else self._counted
-        return counted, strayed, rewritten, carried.completion_tokens
+        carried = sum(each.carried for each in own)  # as this engine counts them; that of the half counted its pieces
+        known = inherited + Usage(0, self._half_tokens if carried else 0, 0)
+        counted = known if self._counted is None else self._counted
+        return counted, strayed, rewritten, inherited.completion_tokens + carried
 
     @property
     def half(self) -> HalfAnswer:
