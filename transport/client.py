@@ -144,16 +144,14 @@ class EngineClient:
             return query.decode(await _get(client, self.endpoint, query.path, chat))
 
     async def ask_about_beginnings(self, ask: Callable[[BegunQuery, Post], Awaitable[T]]) -> T | None:
-        """Return the engine's answer about beginnings of answers; None from engines that do not go on with them.
+        """Return the engine's answer about beginnings of answers; None from engines that go on with none.
 
         Raises:
-            EngineError: it does not answer, or does not know.
+            EngineError: it does not answer.
         """
         query = self.dialect.begun
-        if query is None:
-            return None
         async with open_http(self.endpoint, self._tls) as client:
-            return await ask(query, partial(_get, client, self.endpoint))
+            return None if query is None else await ask(query, partial(_get, client, self.endpoint))
 
     async def read_version(self) -> bytes:
         """Return the engine's answer to GET /version.
@@ -284,6 +282,10 @@ class EngineClient:
         try:
             await exchange.finished
             is_kept = keeps and exchange.leaves_open
+        except asyncio.CancelledError:
+            if isinstance(exchange, RelayExchange):
+                exchange.read_rest()
+            raise
         finally:
             exchange.stop_gathering()
             if is_kept:

@@ -169,6 +169,11 @@ class RelayExchange(Exchange):
         if events:
             self._barren_bytes = 0
 
+    def read_rest(self) -> None:
+        """Read what was passed on unread: another answer may have to go on from it."""
+        if not self.finished.done() or self.finished.cancelled():
+            self._read()
+
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         self._read()

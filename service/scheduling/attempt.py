@@ -38,6 +38,7 @@ class RunningAttempt:
         self.seconds = 0.0  # slot time, once it has ended
         self.lent_s = 0.0  # time in which others had its slot, while its tools or its summary ran
         self.half: HalfAnswer | None = None  # what the next attempt goes on from, once this one has broken off
+        self.lost_tokens = 0  # those of a half that was counted, and that this attempt does not go on from
         self.summary: RunningAttempt | None = None  # the summary of the past, made on its slot
         self.loses_summary = False  # the summary's usage is not counted elsewhere
 
@@ -102,7 +103,7 @@ class RunningAttempt:
         cost, nothing = self.answer.cost, TurnSpent(key=key, fresh_tokens=0, answer_tokens=0)
         rewritten = 0
         if self.answer.is_continued:
-            inherited, _, rewritten, _ = self.answer.apart
+            inherited, _, rewritten, *_ = self.answer.apart
             cost -= inherited
         made = nothing if self.summary is None else self.summary.spent(key)
         return TurnSpent(
@@ -117,8 +118,10 @@ class RunningAttempt:
         """Return its measures and its usage; the tokens of an answer that does not count are wasted."""
         first_at, slot_s = self.answer.first_token_at, self.slots * self.seconds
         cost, inherited, strayed, rewritten = self.answer.told_cost, NOTHING, NOTHING, 0
+        lost = self.lost_tokens
         if self.answer.is_continued:
-            inherited, strayed, rewritten, _ = self.answer.apart
+            inherited, strayed, rewritten, _, again = self.answer.apart
+            lost += again
             cost -= inherited
         usage = (cost.prompt_tokens, cost.cached_tokens, cost.completion_tokens)
         if outcome is TurnState.COMPLETED:
@@ -128,18 +131,18 @@ class RunningAttempt:
                 attempts=1,
                 prompt_tokens=kept.prompt_tokens,
                 cached_tokens=kept.cached_tokens,
-                answer_tokens=kept.completion_tokens,
-                wasted_tokens=_fresh(strayed) + rewritten,
+                answer_tokens=max(0, kept.completion_tokens - lost),
+                wasted_tokens=_fresh(strayed) + rewritten + lost,
                 slot_s=slot_s,
             )
         else:
             kept = NOTHING if self.half is None else self.half.kept - inherited
-            wasted = _fresh(cost - kept) + rewritten
+            wasted = _fresh(cost - kept) + rewritten + lost
             used = UsageCounts(
                 attempts=1,
                 prompt_tokens=kept.prompt_tokens,
                 cached_tokens=kept.cached_tokens,
-                answer_tokens=kept.completion_tokens,
+                answer_tokens=max(0, kept.completion_tokens - lost),
                 wasted_tokens=wasted,
                 slot_s=slot_s,
             )

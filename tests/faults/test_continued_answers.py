@@ -87,6 +87,14 @@ def test_an_answer_that_cannot_go_on_starts_over(
     assert "continue_final_message" not in chats(tmp_path / "record")[-1]
 
 
+def test_tokens_that_are_not_gone_on_with_are_wasted(tmp_path: Path, free_ports: Ports) -> None:
+    """They counted as the answer's when the engine died; the attempt that starts over takes them back."""
+    with serving(tmp_path, free_ports(1), {"m": dying(tmp_path, free_ports(1), goes_on="rewritten")}) as service:
+        turn_of(service, job())
+        (row,) = service.get("/v1/usage")["usage"]
+    assert (row["answer_tokens"], row["wasted_tokens"]) == (TOKENS, 7)
+
+
 def test_words_that_may_begin_a_stop_word_are_not_kept(tmp_path: Path, free_ports: Ports) -> None:
     """The engine writes them again: it would not find a stop word that begins before the break."""
     with serving(tmp_path, free_ports(1), {"m": dying(tmp_path, free_ports(1))}) as service:

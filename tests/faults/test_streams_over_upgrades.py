@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.faults.test_continued_streams import words_of
-from tests.harness.service import Document, Service, scripted_model, serving
+from tests.harness.service import Document, Service, recorded, scripted_model, serving
 from tests.harness.upgrades import upgrade
 from tests.harness.waiting import LIMIT_S, wait_for
 
@@ -74,7 +74,8 @@ class Client(threading.Thread):
 @pytest.mark.system
 def test_streams_go_on_in_the_next_program(tmp_path: Path, free_ports: Ports) -> None:
     """One is in the middle of its answer, others wait for the slot: each gets whole words, and its connection stays."""
-    with serving(tmp_path, free_ports(1), {"m": {**model(free_ports(1)), "slots": 1}}, SERVER) as service:
+    own = {**model(free_ports(1), record=str(tmp_path / "record")), "slots": 1}
+    with serving(tmp_path, free_ports(1), {"m": own}, SERVER) as service:
         first = Client(service)
         wait_for(lambda: "word9" in first.text, "it is in the middle of its answer")
         second, third = Client(service), Client(service, max_tokens=5)
@@ -89,6 +90,11 @@ def test_streams_go_on_in_the_next_program(tmp_path: Path, free_ports: Ports) ->
             assert client.text.count("data: [DONE]") == 1
             assert client.text.count('"finish_reason": "') + client.text.count('"finish_reason":"') == 1
             assert client.models == 200, "on the same connection"
+    halves = [
+        each["messages"][-1]["content"] for each in recorded(tmp_path / "record") if "continue_final_message" in each
+    ]
+    assert halves, "it went on with its half"
+    assert all(ANSWER.startswith(half) and len(half.split()) > 9 for half in halves)
 
 
 @pytest.mark.system

@@ -20,6 +20,14 @@ HOSTILE = '<img src=x onerror="window.harmed=1"><script>window.harmed=1</script>
 AGENTS = [{"id": "pro", "model": "m"}, {"id": "con", "model": "m", "role": "opponent"}]
 MOST_NODES = 5000
 FIRST_PAINT_MS, LONGEST_TASK_MS = 1000, 50
+# A task of a fixed size: on a slower machine all tasks take longer. The least of some runs is the machine's own time.
+SAMPLE_MS = 20.0  # its time on the machine for which the bound was set
+SAMPLE_TASK = """Math.min(...[...Array(7)].map(() => {
+  const began = performance.now();
+  const words = {};
+  for (let i = 0; i < 100000; i++) words[`w${i % 5000}`] = (words[`w${i % 5000}`] ?? "") + "x";
+  return performance.now() - began;
+}))"""
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +95,7 @@ def test_every_view_fits_every_width_and_is_accessible(service: Service, page: P
         "asked": (f"#/jobs/{asked}/talk", "guest speaks in round 1"),
         "failed": (f"#/jobs/{failed}", "No answer was valid, over all retries."),
         "compare": (f"#/compare/{debate}/cars/{debate}/bikes", "turns,"),
-        "fork": (f"#/post/{debate}/cars/con:1", "It takes over what was said before"),
+        "fork": (f"#/post/{debate}/cars/con:1", "It begins with the words before con in round 2"),
         "jobs": ("#/jobs", "debate"),
         "job": (f"#/jobs/{debate}", "bikes"),
         "conversation": (f"#/jobs/{debate}/cars", "opponent, round 2"),
@@ -286,7 +294,9 @@ def test_the_page_is_quick(service: Service, shown: Page) -> None:
     assert shown.run("[...document.querySelectorAll('table')].at(-1).querySelectorAll('tbody tr').length") == 100
     shown.run("[...document.querySelectorAll('button')].find((each) => each.textContent === 'Next').click()")
     shown.wait_text("c199")
-    assert shown.end_trace().longest_cpu_ms <= LONGEST_TASK_MS  # by the clock other programs' work would count
+    longest_ms, slowness = shown.end_trace().longest_cpu_ms, shown.run(SAMPLE_TASK) / SAMPLE_MS
+    print(longest_ms, slowness)
+    assert longest_ms <= LONGEST_TASK_MS * max(1.0, slowness)  # by the clock other programs' work would count
 
 
 def test_a_killed_service_is_reported_and_comes_back(

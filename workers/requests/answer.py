@@ -143,11 +143,12 @@ class Answer:
         self.first_version, self._counted, self._half_tokens = half.first_version, half.counted, half.tokens
 
     @property
-    def apart(self) -> tuple[Usage, Usage, int, int]:
+    def apart(self) -> tuple[Usage, Usage, int, int, int]:
         """The parts of its cost that are not its own.
 
         They are an earlier attempt's, as far as some usage has it, that of words that are not used, the tokens that
-        were generated once more, and the tokens that it goes on from.
+        were generated once more, the tokens that it goes on from, and those of a half that some usage has although its
+        message was written from its beginning.
         """
         own, ended = self._generations[self._inherited :], self._ended[: self._inherited]
         inherited = sum((each.usage or each.seen for each in ended), NOTHING)
@@ -156,7 +157,12 @@ class Answer:
         carried = sum(each.carried for each in own)  # as this engine counts them; that of the half counted its pieces
         known = inherited + Usage(0, self._half_tokens if carried else 0, 0)
         counted = known if self._counted is None else self._counted
-        return counted, strayed, rewritten, inherited.completion_tokens + carried
+        full = counted.completion_tokens
+        lost = 0
+        if self.begins_with is None and not carried:
+            lost = self._half_tokens if self._counted is None else max(0, full - inherited.completion_tokens)
+            counted = inherited if full > inherited.completion_tokens else counted
+        return counted, strayed, rewritten, inherited.completion_tokens + carried, lost
 
     @property
     def half(self) -> HalfAnswer:

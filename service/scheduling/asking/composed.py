@@ -31,6 +31,7 @@ from service.scheduling.turn_record import said_in
 from service.scheduling.work import SchedulerStore
 from service.store import records
 from service.store.records import StoredToolCall
+from transport.events import Usage
 from transport.request import Constraint
 from workers.log_context import line_about
 from workers.offload.pool import asked_for
@@ -122,7 +123,11 @@ class ComposedAsking:
         made_at, half = self._made_at, attempt.answer.half
         if made_at is None or not half or self._continuation is Continuation.OFF:
             return None
-        counted = attempt.answer.apart[0] if attempt.answer.is_continued else NOTHING
+        counted = NOTHING
+        if attempt.answer.is_continued:
+            counted, _, _, _, lost = attempt.answer.apart
+            counted += Usage(0, lost, 0)
+        counted += Usage(0, attempt.lost_tokens, 0)
         return to_store(half, made_at, counted)
 
     def take_fault(self) -> str | None:
@@ -186,7 +191,7 @@ class ComposedAsking:
         version = worker.weights.version if worker.weights else None
         self._continuation = self._prompts.job.continuation or worker.spec.continuation
         if self.half is not None and not worker.requests.may_go_on_with(self.half, self._continuation):
-            self.half = self._made_at = None
+            self._drop_half()
         fault = self._prompts.check_weights(self._key, version)
         if fault is not None:
             return RequestFailed(reason=FailureReason.WEIGHTS_CHANGED, detail=fault)
@@ -195,7 +200,7 @@ class ComposedAsking:
             with anyio.CancelScope() as self._attempt.scope:
                 earlier = await self._around.outlet.calls_of(self._key)
             if self.half is not None and len(earlier) > len(self.half.tool_calls):
-                self.half = self._made_at = None  # a call came after it: the prompt must tell of that
+                self._drop_half()  # a call came after it: the prompt must tell of that
         is_own = not CONSTRAINTS.isdisjoint(worker.spec.params)  # the operator's own constraint takes precedence
         constraint = None if is_own else constraint_of(self._agent)
         has_tools = bool(self._agent.tools or self._agent.exit_tools)
@@ -218,6 +223,12 @@ class ComposedAsking:
                 worker.requests.constraints.note_refused(constraint)
             return without
         return outcome
+
+    def _drop_half(self) -> None:
+        if self.half is not None:
+            counted = self.half.kept if self.half.counted is None else self.half.counted
+            self._attempt.lost_tokens += counted.completion_tokens
+        self.half = self._made_at = None
 
     def _demand(self, constraint: Constraint | None, *, is_own: bool = False) -> Demand | None:
         """Return the demand on the answer: ``constraint``, or that of the author's or the model's parameters.
