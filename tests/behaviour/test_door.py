@@ -243,11 +243,11 @@ def test_a_body_of_unknown_length_with_an_upgrade_header_is_refused(service: Ser
 SLOW = """
 import asyncio, sys
 import uvicorn
-from service.api.door.connections import Door
+from service.api.door.leaving import LeavingDoor
 from service.api.door.http_server import HttpServer
 from service.serve import listen
 
-class Quick(Door):
+class Quick(LeavingDoor):
     HEAD_S, BODY_S, CLOSING_S, GIVES_WAY_S = 1.0, 1.0, 1.0, 0.2
 
 async def app(scope, receive, send):

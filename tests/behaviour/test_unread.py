@@ -22,11 +22,11 @@ DOOR = """
 import asyncio, sys
 import uvicorn
 from service.api.app import Measuring
-from service.api.door.connections import Door
+from service.api.door.leaving import LeavingDoor
 from service.api.door.http_server import HttpServer
 from service.serve import listen
 
-class Small(Door):
+class Small(LeavingDoor):
     UNREAD_S, UNREAD_BYTES = 2.0, 40 * 1024 * 1024
 
 async def app(scope, receive, send):
