@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectSendStream
 from starlette.types import ASGIApp
@@ -258,9 +259,14 @@ def _accepted(node: Node, loaded: LoadedConfig, inherited: Inherited | None) -> 
     """Return the connections of an earlier program, those of streams each with the rest of its answer."""
     if inherited is None:
         return []
-    idle: list[Accepted] = [(fd, None) for fd in inherited.handover.connections]
-    heartbeat_s, streams = loaded.config.server.heartbeat_s, inherited.handover.streams
-    return [*idle, *((each.fd, resume_stream(node, heartbeat_s, each.request)) for each in streams)]
+    accepted: list[Accepted] = [(fd, None) for fd in inherited.handover.connections]
+    for each in inherited.handover.streams:
+        try:
+            accepted.append((each.fd, resume_stream(node, loaded.config.server.heartbeat_s, each.request)))
+        except msgspec.MsgspecError as error:  # one stream is not worth all engines
+            logger.warning("a stream of the earlier program cannot be read, and ends: %s", error)
+            os.close(each.fd)
+    return accepted
 
 
 def _connections_of(loaded: LoadedConfig) -> int:

@@ -32,6 +32,11 @@ class Pauses:
         return bool(self._details)
 
     @property
+    def may_write(self) -> bool:
+        """Whether facts of turns in flight may be written: the store is there, and the turns are this node's."""
+        return self._details.keys().isdisjoint((Pause.STORE, Pause.LEASE))
+
+    @property
     def is_closing(self) -> bool:
         """Whether no turn starts until the next life of the service."""
         return Pause.CLOSING in self._details

@@ -1,5 +1,6 @@
 """An answer goes on where it was when the service itself ends: by SIGKILL, by a drain, by an upgrade."""
 
+import signal
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +75,22 @@ def test_an_answer_goes_on_after_the_service_was_killed(tmp_path: Path, free_por
         check(service, turn, tmp_path)
         assert turn["continued"][0]["at_tokens"] == kept["tokens"]
         assert turn["attempts"][0]["text"] == "".join(kept["text"])
+
+
+@pytest.mark.system
+def test_an_answer_goes_on_after_a_kill_in_the_middle_of_a_drain(tmp_path: Path, free_ports: Ports) -> None:
+    """Container runtimes kill what has not stopped in time; until then halves are stored as before."""
+    slow = model(tmp_path, free_ports(1), interval=0.2)
+    with serving(tmp_path, free_ports(1), {"m": slow}, {"drain_s": 60}) as service:
+        job_id = posted(service, job())
+        assert service.process is not None
+        service.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: "draining" in service.log(), "it drains")
+        before = half_of(tmp_path)["tokens"]
+        wait_for(lambda: half_of(tmp_path)["tokens"] > before + 5, "the half grows in the store")
+        service.kill()
+        service.start()
+        check(service, ended(service, job_id), tmp_path)
 
 
 @pytest.mark.system

@@ -95,15 +95,21 @@ def test_a_request_that_kills_engines_is_poisoned(tmp_path: Path, free_ports: Ca
 
 
 @pytest.mark.system
-def test_a_stream_that_stalls_ends_with_an_error(tmp_path: Path, free_ports: Callable[[int], int]) -> None:
-    """Liveness is judged as for turns: no progress within decode_stall_s, no counter, no canary."""
+@pytest.mark.parametrize(("goes_on", "code"), [("off", "stalled_decode"), ("on", "poisoned")])
+def test_a_stream_that_stalls_ends_with_an_error(
+    tmp_path: Path, free_ports: Callable[[int], int], goes_on: str, code: str
+) -> None:
+    """Liveness is judged as for turns: no progress within decode_stall_s, no counter, no canary.
+
+    A stream that goes on is convicted as a turn is, once engine after engine has stalled with it.
+    """
     model = scripted_model(free_ports(1), slots=1, stall_after=2)
     model["timeouts"] = {"decode_stall_s": 1, "prefill_stall_s": 1}
     with serving(tmp_path, free_ports(1), {"m": model}) as service:
-        caller = Caller(service, "Go.", stream=True, headers={"x-roundhouse-continue": "off"})
-        caller.join(LIMIT_S)
+        caller = Caller(service, "Go.", stream=True, headers={"x-roundhouse-continue": goes_on})
+        caller.join(LIMIT_S * 2)
         (error,) = errors(caller.text)
-        assert error["code"] == "stalled_decode"
+        assert error["code"] == code
         assert "word1" in caller.text
 
 

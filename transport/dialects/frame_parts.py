@@ -27,7 +27,7 @@ THOUGHTS: Final = frozenset(
 _IDLE: Final[tuple[object, ...]] = (None, "", [], {})
 _CHAT_WORDS: Final = frozenset({"content", "reasoning", "reasoning_content", "refusal"})
 _DELTAS: Final = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
-_LEAST_NOISE: Final = frozenset({"ping", "response.queued"})
+_NOISE: Final = frozenset({"ping", "response.queued"})
 
 
 class UnknownPart(ValueError):
@@ -135,7 +135,7 @@ class FrameParts:
             yield Part(Sign.CLOSES, ("block", index))
         elif kind in ("message_delta", "message_stop"):
             yield Part(Sign.ENDS, label=kind)
-        elif kind not in _LEAST_NOISE:
+        elif kind not in _NOISE:
             raise UnknownPart(kind)
 
     def _read_response(self, document: Document) -> Iterator[Part]:
@@ -146,7 +146,7 @@ class FrameParts:
                 yield Part(Sign.OPENS, (base, last))
             elif last in ("completed", "incomplete"):
                 yield Part(Sign.ENDS, label=last)
-            elif document["type"] not in _LEAST_NOISE:
+            elif document["type"] not in _NOISE:
                 raise UnknownPart(document["type"])
             return
         item = document.get("item") or {}

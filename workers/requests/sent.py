@@ -61,6 +61,8 @@ class SentStream:
         for data in self._decoder.feed(frames):
             if self.fault is None and data.startswith(b"{"):
                 self._take(data)
+        if self._decoder.failure is not None and self.fault is None:
+            self.fault = f"its frames cannot be read: {self._decoder.failure}"
 
     def hand_over(self) -> HeldFrames:
         """Return its parts so far."""

@@ -32,7 +32,7 @@ from service.scheduling.work import SchedulerStore
 from service.store import records
 from service.store.records import StoredToolCall
 from transport.events import Usage
-from transport.request import Constraint
+from transport.request import ChatRequest, Constraint
 from workers.log_context import line_about
 from workers.offload.pool import asked_for
 from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome, RequestFailed
@@ -41,7 +41,7 @@ from workers.requests.answer import NOTHING
 from workers.requests.halves import HalfAnswer
 from workers.requests.request import CONSTRAINTS, Demand
 from workers.requests.slots import Lease
-from workers.requests.stored_half import StoredHalf, from_store, to_store
+from workers.requests.stored_half import StoredHalf, digest_of, from_store, to_store
 from workers.requests.tool_loop import is_refused
 from workers.supervised import SupervisedWorker
 
@@ -85,6 +85,7 @@ class ComposedAsking:
         self._attempt: RunningAttempt  # the newest one
         self._continuation = Continuation.ON
         self.half: HalfAnswer | None = None
+        self._digested: tuple[ChatRequest | None, str] = (None, "")  # the newest request whose half was stored
         self._made_at: datetime | None = None  # the time of the prompt that ``half`` answers
         self._described: Sequence[StoredToolCall] = ()  # the calls that this prompt describes
         self._rejected: Sequence[Rejected] = ()  # the turn's rejected answers so far
@@ -123,6 +124,10 @@ class ComposedAsking:
         made_at, half = self._made_at, attempt.answer.half
         if made_at is None or not half or self._continuation is Continuation.OFF:
             return None
+        if half.asked is not None:
+            if self._digested[0] is not half.asked:
+                self._digested = half.asked, digest_of(half.asked)
+            half = replace(half, asked=None, digest=self._digested[1])
         counted = NOTHING
         if attempt.answer.is_continued:
             counted, _, _, _, lost = attempt.answer.apart

@@ -97,7 +97,7 @@ class PostedAsking:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a piece of the answer was passed on: then no other attempt can take over."""
+        """Whether a piece of a stream was passed on: another attempt can only go on from it."""
         return self.content_type is not None
 
     async def run(self, attempt: RunningAttempt, on_slots_s: float, worker: SupervisedWorker, lease: Lease) -> Outcome:
@@ -255,7 +255,7 @@ class RecordedAsking:
         """Keep nothing: the next attempt starts over."""
 
     def restore(self, kept: StoredHalf) -> None:
-        """Forget a half: there is none."""
+        """Start over: a posted body has no stored half."""
 
     def half_so_far(self, attempt: RunningAttempt) -> None:
         """Return None: the next attempt starts over."""

@@ -58,6 +58,8 @@ class HeldRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     posted: PostedRequest
     attempts: int
+    waited_s: float  # in queues so far
+    on_slots_s: float
     asked: HeldAsking
 
 
@@ -132,11 +134,18 @@ class RelayedRequest(OnSlot):
 
     def hand_over(self) -> HeldRequest:
         """Return its state; it ``can_be_held``."""
-        return HeldRequest(posted=self.posted, attempts=self.attempts, asked=self.asked.hand_over())
+        return HeldRequest(
+            posted=self.posted,
+            attempts=self.attempts,
+            waited_s=self.waited_s,
+            on_slots_s=self.on_slots_s,
+            asked=self.asked.hand_over(),
+        )
 
     def take_over(self, held: HeldRequest) -> None:
         """Take over its state from an earlier program."""
         self.attempts, self.has_headers = held.attempts, True
+        self._waited_s, self.on_slots_s = held.waited_s, held.on_slots_s
         self.asked.take_over(held.asked)
 
     # Moving
