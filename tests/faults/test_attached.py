@@ -93,9 +93,10 @@ async def test_a_stalled_request_ends_alone(scripted_spec: SpecFactory) -> None:
 
 
 @pytest.mark.system
-async def test_a_server_that_queues_stalls_no_request(scripted_spec: SpecFactory) -> None:
-    """Like Ollama with OLLAMA_NUM_PARALLEL=1: a later request gets no byte until the one before has ended."""
-    server = scripted_spec(parallel=1, tokens=20, interval=0.05, slots=4)
+@pytest.mark.parametrize("accepts_first", [False, True])
+async def test_a_server_that_queues_stalls_no_request(scripted_spec: SpecFactory, accepts_first: bool) -> None:
+    """Ollama with OLLAMA_NUM_PARALLEL=1 sends no byte before its turn; ``transformers serve`` sends the headers."""
+    server = scripted_spec(parallel=1, accepts_first=accepts_first, tokens=20, interval=0.05, slots=4)
     limits = WorkerTimeouts(prefill_stall_s=0.7, decode_stall_s=0.7)
     with served(server), anyio.fail_after(2 * LIMIT_S):
         async with Worker(attached(server, timeouts=limits)) as worker:

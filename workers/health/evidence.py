@@ -198,7 +198,7 @@ class Observations:
             is_mute=running.answer.is_mute,
             has_token=generation.first_token_at is not None,
             progress_at=generation.last_progress_at,
-            has_begun=generation.begun_at is not None,
+            has_begun=generation.has_progressed,
             is_passed_over=self._is_passed_over(running),
             prefill_left_s=self.pace.seconds_for(max(0.0, left)),
         )

@@ -7,8 +7,8 @@ Evidence of progress, in order of strength:
 * a compiler below the engine vetoes too: the first request of its shape waits until its kernels are made;
 * CPU ticks of an engine on the CPU veto while a batch may be running, up to a limit of their own: it reports nothing
   meanwhile, not even to a canary, and a batch may take minutes; but one that hangs may spin as well;
-* answers to others veto, up to the same limit, if the server is attached and a request has got nothing yet: it may
-  silently hold back requests beyond its slots;
+* answers to others veto, up to the same limit, if the server is attached and has not progressed with a request yet: it
+  may silently hold back requests beyond its slots, with or without having sent headers;
 * bytes without content of the model's (SSE comments) and a growing log are shown but decide nothing: a hung engine can
   ping and complain, and a healthy one can sleep.
 
@@ -74,7 +74,7 @@ class RequestObservations(Struct, frozen=True, kw_only=True, gc=False):
     has_token: bool
     progress_at: float
     is_mute: bool = False  # it shows nothing before the whole answer
-    has_begun: bool = True  # a byte of its answer has come, be it a header's
+    has_begun: bool = True  # the model has shown progress with it
     is_passed_over: bool = False  # progress in the engine's slots is others'
     prefill_left_s: float = 0.0  # estimate for the rest of the prompt at the measured rate
 
@@ -143,8 +143,9 @@ def _limit_s(limits: StallLimits, request: RequestObservations) -> float | None:
 
 
 def _may_be_queued(request: RequestObservations, engine: EngineObservations, now: float, limit_s: float) -> bool:
-    """Whether a request without a byte may wait behind others: Ollama, for one, holds back those beyond its slots.
+    """Whether a request without progress may wait behind others in the server.
 
+    Ollama holds back requests beyond its slots without a byte; ``transformers serve`` and vLLM send the headers first.
     From the end of the one before, it has the whole limit, like any request that has begun.
     """
     return not request.has_begun and engine.answering_at is not None and now - engine.answering_at < limit_s

@@ -84,6 +84,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--deaf-after", type=int, help="live on and listen no more after so many answers")
     parser.add_argument("--html", action="store_true", help="answer requests with a 200 of HTML")
     parser.add_argument("--parallel", type=int, default=4, help="slots; a request beyond them waits without a byte")
+    parser.add_argument("--accepts-first", action="store_true", help="send the headers before a slot is free")
     parser.add_argument("--props-slots", type=int, help="tell so many slots in GET /props; otherwise there is none")
     parser.add_argument("--cache-metrics", type=Path, help="answer GET /metrics with what is in this file")
     parser.add_argument("--no-slots", action="store_true", help="know no GET /slots")
@@ -241,6 +242,8 @@ class Engine:
             return _send(writer, 500, options.reject_body.encode())
         if self.is_wedged:
             await asyncio.Event().wait()
+        if options.accepts_first and request.get("stream"):
+            await _begin_stream(writer)
         async with self.free:
             slot = next(slot for slot in self.slots if not slot["is_processing"])
             slot.update(
@@ -258,7 +261,7 @@ class Engine:
     async def _show_pace(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         """Answer requests that measure an engine's speed: they are not recorded, and cause no fault."""
         options, tokens = self.options, int(request["max_tokens"])
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        await _begin_stream(writer)
         await asyncio.sleep(options.prefill)
         for number in range(tokens):
             _event(writer, {"choices": [{"index": 0, "delta": {"content": f"word{number} "}}]})
@@ -282,8 +285,8 @@ class Engine:
             return _send(writer, 400, b'{"error": {"code": 400, "message": "no prefill", "type": "invalid_request"}}')
         if not request.get("stream"):
             return await self._answer_whole(request, writer, slot)
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
-        await writer.drain()
+        if not options.accepts_first:
+            await _begin_stream(writer)
         await self._held(request)
         await self._prefill(writer, slot)
         deltas = self._deltas(request)
@@ -465,6 +468,11 @@ def _note(file: Path | None, what: str) -> None:
 
 def _is_there(path: str) -> bool:
     return Path(path).exists()
+
+
+async def _begin_stream(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+    await writer.drain()
 
 
 def _may_not_think(request: dict[str, Any]) -> bool:
