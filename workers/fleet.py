@@ -21,7 +21,7 @@ from workers.process.orphans import patrol
 from workers.process.registry import open_registry
 from workers.roster import UNLOADED, Roster
 from workers.spec import EngineKind, WorkerId, WorkerSpec
-from workers.states import WorkerState
+from workers.states import Hold, WorkerState
 from workers.supervised import SupervisedWorker
 from workers.upkeep import ModelUpkeep
 from workers.weights.model_weights import ModelWeights
@@ -158,7 +158,7 @@ class Fleet:
         if model in self.lanes.models:
             return self.lanes.is_lost(model)
         workers = self.roster.workers_of(model)
-        return bool(workers) and all(map(_has_given_up, workers))
+        return bool(workers) and all(_is_idle_spare(each) or _has_given_up(each) for each in workers)
 
     def trouble_of(self, model: str) -> str:
         """Return why no worker of a model is ready."""
@@ -177,7 +177,7 @@ class Fleet:
         Raises:
             StartFailed: all workers of a model have given up.
         """
-        hopeful = {worker.spec.name for worker in self.roster if worker.now.state is not WorkerState.FAILED}
+        hopeful = {worker.spec.name for worker in self.roster if not (_is_idle_spare(worker) or _has_failed(worker))}
         hopeful |= {model for model in self.lanes.models if self.lanes.has_room(model)}
         for worker in self.every:
             if worker.spec.name not in hopeful:
@@ -206,7 +206,7 @@ class Fleet:
                 tasks.cancel_scope.cancel()
 
     async def wait_ready(self, *, first_try_only: bool = False) -> None:
-        """Return when every worker of a fixed model is ready; lanes load models when turns want them.
+        """Return when every worker of a fixed model but its spares is ready; lanes load models when turns want them.
 
         With ``first_try_only`` attached servers are not waited for: they have no first start.
 
@@ -214,9 +214,9 @@ class Fleet:
             StartFailed: a worker will not become ready.
         """
         for worker in self.roster:
-            if first_try_only and worker.spec.engine is EngineKind.ATTACHED:
-                continue
-            await worker.supervisor.wait_ready(first_try_only=first_try_only)
+            is_waited_for = not first_try_only or worker.spec.engine is not EngineKind.ATTACHED
+            if is_waited_for and Hold.SPARE not in worker.now.holds:
+                await worker.supervisor.wait_ready(first_try_only=first_try_only)
 
     def drain_nowait(self, because: str) -> None:
         """Let no worker admit new requests, and load no model."""
@@ -251,9 +251,18 @@ class Fleet:
             subscriber(worker)
 
 
+def _has_failed(worker: SupervisedWorker) -> bool:
+    return worker.now.state is WorkerState.FAILED
+
+
+def _is_idle_spare(worker: SupervisedWorker) -> bool:
+    """Whether a worker waits without an engine until its model has room for a spare."""
+    return Hold.SPARE in worker.now.holds and not worker.now.is_wanted
+
+
 def _has_given_up(worker: SupervisedWorker) -> bool:
     """Whether a worker has failed for good: only an operator starts it again."""
-    is_over = worker.now.state is WorkerState.FAILED and not worker.now.has_process
+    is_over = _has_failed(worker) and not worker.now.has_process
     return is_over and worker.spec.restart.retry_s is None
 
 

@@ -12,6 +12,7 @@ from workers.engine.launch import command_for
 from workers.engine.launch.devices import placed
 from workers.fleet import Fleet
 from workers.loaded import LAUNCHED
+from workers.members import WantedReplicas
 from workers.policy.adoption import Adoption, Launch, plan_adoption
 from workers.process.handed_over import HeldFleet, HeldWorker
 from workers.process.identity import ProcessId
@@ -105,8 +106,11 @@ def launch_of(spec: WorkerSpec, environment: Mapping[str, str], adapters: Mappin
 
 
 def launches_of(specs: Sequence[WorkerSpec], environment: Mapping[str, str]) -> list[Launch]:
-    """Return the launches of all workers that have an engine of ours."""
-    return [launch_of(spec, environment) for spec in specs if spec.owns_engine]
+    """Return the launches of all workers that have an engine of ours, and of the spares that may have one."""
+    fixed = WantedReplicas(specs)
+    of_models = [spec for model in fixed.by_model for spec in fixed.of_model(model)]
+    on_lanes = [spec for spec in specs if spec.lane is not None]
+    return [launch_of(spec, environment) for spec in (*of_models, *on_lanes) if spec.owns_engine]
 
 
 def launch_of_held(held: HeldWorker) -> Launch:

@@ -2,9 +2,7 @@
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -12,27 +10,24 @@ from typing import Final
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from workers.devices.layout import choose_devices
-from workers.engine.launch.vllm import socket_of
 from workers.engine.start_gate import StartGate
-from workers.errors import StopTimedOut
+from workers.members import RosterMember, WantedReplicas, families, first_members, is_in_excess, on_devices
 from workers.notifier import Notifier
 from workers.policy.roll import (
     REPLACED,
     REPLACED_S,
-    Address,
     Join,
     Leave,
     LeaveReason,
     Replacements,
     ReplicaView,
-    WantedModel,
     decide,
     steps_left,
 )
 from workers.process.registry import ProcessRegistry
-from workers.spec import MAX_PORT, WorkerId, WorkerSpec
-from workers.states import Hold
+from workers.spare_engines import SpareEngines
+from workers.spec import WorkerId, WorkerSpec
+from workers.states import HELD, Hold
 from workers.supervised import SupervisedWorker
 from workers.upkeep import ModelUpkeep
 
@@ -44,94 +39,6 @@ LEFT_ALONE: Final = (
 )
 UNLOADED: Final = "unloaded by an operator"
 logger = logging.getLogger(__name__)
-
-
-class _Member:
-    """One worker; ``spec`` is the wanted one, before devices were chosen."""
-
-    def __init__(self, worker: SupervisedWorker, spec: WorkerSpec, number: int, upkeep: ModelUpkeep) -> None:
-        self.worker = worker
-        self.spec = spec
-        self.number = number
-        self.upkeep = upkeep
-        self.leaves: LeaveReason | None = None
-        self.is_there = anyio.Event()  # its tasks run
-        self.scope: anyio.CancelScope | None = None  # scope of its tasks
-
-    def __repr__(self) -> str:
-        return f"<_Member {self.worker!r} leaves={self.leaves}>"
-
-    def view(self, wanted: WorkerSpec | None, *, is_left_alone: bool) -> ReplicaView:
-        """Return it in the form that decisions use; ``wanted`` are the wanted settings for its number, if any."""
-        now = self.worker.now
-        return ReplicaView(
-            model=self.worker.spec.name,
-            number=self.number,
-            is_current=self.spec == wanted,
-            is_leaving=self.leaves is not None,
-            is_ready=now.is_available or (Hold.OPERATOR in now.holds and not now.is_coming),
-            is_left_alone=is_left_alone,
-            in_use=self.worker.slots.in_use,
-            address=_address_of(self.spec),
-        )
-
-    async def supervise(
-        self,
-        *,
-        registry: ProcessRegistry,
-        gate: StartGate,
-        task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
-    ) -> None:
-        """Own the worker's tasks until cancelled, or until it has left."""
-        with anyio.CancelScope() as self.scope:
-            await self.worker.run(registry, gate, task_status=task_status)
-
-    async def wait_idle(self) -> None:
-        """Return when its last request has ended: each has limits of its own, and some may have lent their slots."""
-        await self.worker.slots.wait_empty()
-        await self.worker.in_flight.left.wait_until(lambda: not len(self.worker.in_flight))
-
-    async def end_engine(self) -> None:
-        """End its engine; nothing is started in its place before the processes have died."""
-        while True:
-            try:
-                await self.worker.end_engine(str(self.leaves))
-            except StopTimedOut:
-                logger.exception("worker %s could not be stopped, and is tried again", self.worker.spec.id)
-                await anyio.sleep(STUCK_S)
-            else:
-                return
-
-
-class WantedReplicas:
-    """The wanted workers of fixed models, by model, in the configuration's order."""
-
-    def __init__(self, specs: Iterable[WorkerSpec]) -> None:
-        self.by_model: dict[str, list[WorkerSpec]] = {}
-        for spec in specs:
-            if spec.lane is None:
-                self.by_model.setdefault(spec.name, []).append(spec)
-
-    def __repr__(self) -> str:
-        return f"<WantedReplicas {list(self.by_model)}>"
-
-    def counts(self) -> list[WantedModel]:
-        """Return the wanted number of each model's workers."""
-        return [
-            WantedModel(model=model, count=len(replicas), first=_address_of(replicas[0]))
-            for model, replicas in self.by_model.items()
-        ]
-
-    def spec(self, model: str, number: int) -> WorkerSpec | None:
-        """Return the wanted settings for a model's worker with a number; None if there are none."""
-        first = self.by_model[model][0] if model in self.by_model else None
-        if first is None or number == 0:
-            return first
-        if first.port + number > MAX_PORT:
-            return None
-        worker_id = WorkerId(f"{model}-{number}")
-        socket = socket_of(first.socket.parent, worker_id) if first.socket else None
-        return replace(first, id=worker_id, port=first.port + number, socket=socket)
 
 
 class Roster:
@@ -153,15 +60,7 @@ class Roster:
         self._look_after = look_after
         self.wanted = WantedReplicas(specs)
         self.upkeep: dict[str, ModelUpkeep] = {}  # only wanted models
-        self._members: dict[WorkerId, _Member] = {}
-        made: list[SupervisedWorker] = []
-        for model, replicas in self.wanted.by_model.items():
-            for spec in replicas:
-                made.append(make(_on_devices(spec, made, others_on)))
-            workers = made[-len(replicas) :]
-            upkeep = self.upkeep[model] = look_after(workers)
-            for number, (spec, worker) in enumerate(zip(replicas, workers, strict=True)):
-                self._members[spec.id] = _Member(worker, spec, number, upkeep)
+        self._members = first_members(self.wanted, make, look_after, others_on, self.upkeep)
         self._last_engine: dict[WorkerId, int] = {}  # last engine numbers of workers that have left
         self._drained: dict[WorkerId, str] = {}  # drained by an operator before they were replaced
         # With their models: an operator unloaded them, and no engine is started until an operator asks for it.
@@ -171,15 +70,20 @@ class Roster:
         self._changed = Notifier()
         self._is_closed = False
 
+        self._spares = SpareEngines(
+            lambda: families(self.wanted, self._members.values(), self.unloaded),
+            self._start,
+            self._changed,
+            has_lanes=bool(others_on),
+        )
+
     def __repr__(self) -> str:
         return f"<Roster {list(self._members)} of {self.wanted!r}>"
 
     def __iter__(self) -> Iterator[SupervisedWorker]:
         """Iterate over the workers in the configuration's order; those of removed models come last."""
         places = {model: place for place, model in enumerate(self.wanted.by_model)}
-        order = sorted(
-            self._members.values(), key=lambda each: (places.get(each.worker.spec.name, len(places)), each.number)
-        )
+        order = sorted(self._members.values(), key=lambda each: (places.get(each.spec.name, len(places)), each.number))
         return iter([member.worker for member in order])
 
     def get(self, worker_id: str) -> SupervisedWorker | None:
@@ -220,7 +124,7 @@ class Roster:
         self.unloaded = {worker: name for worker, name in self.unloaded.items() if name != model}
         for member in [each for each in self._members.values() if each.worker.spec.name == model]:
             self.forgive(member.spec.id)
-            if member.leaves is None:  # else its replacement is started
+            if member.leaves is None and not member.is_spare:  # a replacement is started, and spares follow
                 member.worker.resume_nowait("an operator asked to load it")
 
     @property
@@ -277,19 +181,22 @@ class Roster:
         """Start every worker, and keep the workers the wanted ones, until cancelled."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
-            supervise = partial(_Member.supervise, registry=registry, gate=gate)
+            supervise = partial(RosterMember.supervise, registry=registry, gate=gate)
             for upkeep in self.upkeep.values():
                 await tasks.start(upkeep.run)
             for member in self._members.values():
                 await tasks.start(supervise, member)
             for member in self._members.values():
-                self._start(member.worker, "asked to start")
+                if not member.is_spare or member.worker.now.is_adopting:
+                    self._start(member.worker, "asked to start")
                 member.is_there.set()
             task_status.started()
+            tasks.start_soon(self._spares.run)
             while not self._is_closed:
                 changed = self._changed.next  # the steps below change states themselves
                 for step in decide(self._views(), self.wanted.counts()):
                     self._act(step, tasks, supervise)
+                self._spares.assign()
                 await changed.wait()
 
     def close(self) -> None:
@@ -298,21 +205,17 @@ class Roster:
         self._changed.notify()
 
     def _views(self) -> list[ReplicaView]:
-        views = []
-        for each in self._members.values():
-            wanted = self.wanted.spec(each.worker.spec.name, each.number)
-            is_left_alone = wanted == each.spec and self._replacements.leaves_alone(each.spec.id, each.spec)
-            views.append(each.view(wanted, is_left_alone=is_left_alone))
-        return views
+        def view(each: RosterMember) -> ReplicaView:
+            is_left_alone = self._replacements.leaves_alone(each.spec.id, each.spec)
+            return each.view(self.wanted.spec(each.worker.spec.name, each.number), is_left_alone=is_left_alone)
+
+        return [view(each) for each in self._members.values()]
 
     def _act(self, step: Leave | Join, tasks: TaskGroup, supervise: Supervise) -> None:
         match step:
             case Leave():
-                member = next(
-                    each
-                    for each in self._members.values()
-                    if (each.worker.spec.name, each.number) == (step.model, step.number)
-                )
+                those = (each for each in self._members.values() if each.spec.name == step.model)
+                member = next(each for each in those if each.number == step.number)
                 member.leaves = step.because
                 if step.because is LeaveReason.CHANGED and member.spec == self.wanted.spec(step.model, step.number):
                     self._replacements.note(member.spec.id, member.spec, time.monotonic())
@@ -322,19 +225,19 @@ class Roster:
                 assert spec is not None  # noqa: S101 - it was decided on the same wanted workers
                 if step.model in self.unloaded_models:  # new replicas of an unloaded model are unloaded too
                     self.unloaded[spec.id] = step.model
-                worker = self._make(_on_devices(spec, self, self._others_on))
+                worker = self._make(on_devices(spec, self, self._others_on))
                 known = self.upkeep.get(step.model)
                 is_new = known is None or not known.fits(spec)
                 upkeep = self._look_after([worker]) if known is None or is_new else known
                 self.upkeep[step.model] = upkeep
-                member = _Member(worker, spec, step.number, upkeep)
+                member = RosterMember(worker, spec, step.number, upkeep)
                 self._members[spec.id] = member
                 if self._replacements.leaves_alone(spec.id, spec):
                     worker.supervisor.remark = LEFT_ALONE
                     logger.error("worker %s: %s", spec.id, LEFT_ALONE)
                 tasks.start_soon(self._bring, member, is_new, tasks, supervise)
 
-    async def _bring(self, member: _Member, is_new: bool, tasks: TaskGroup, supervise: Supervise) -> None:
+    async def _bring(self, member: RosterMember, is_new: bool, tasks: TaskGroup, supervise: Supervise) -> None:
         worker, upkeep = member.worker, member.upkeep
         logger.info("worker %s joins", worker.spec.id)
         if is_new:
@@ -343,8 +246,11 @@ class Roster:
             async with upkeep.lock:
                 upkeep.add(worker)
         await tasks.start(supervise, member)
-        # A caller that names an engine by number must not take this one for an earlier worker's.
-        self._start(worker, "it is in the configuration")
+        if is_in_excess(member, self.wanted, self._members.values()):
+            worker.drain_nowait(HELD[Hold.SPARE], Hold.SPARE)
+            self._changed.notify()
+        else:
+            self._start(worker, "it is in the configuration")
         if worker.spec.id in self._drained:
             worker.drain_nowait(self._drained.pop(worker.spec.id))
         member.is_there.set()
@@ -355,15 +261,16 @@ class Roster:
             worker.supervisor.remark = UNLOADED
             self._changed.notify()  # its state is the same, and the next step may follow
         else:
+            # A caller that names an engine by number must not take this one for an earlier worker's.
             worker.start_nowait(because, after=self._last_engine.get(worker.spec.id, 0))
 
-    async def _end_unloaded(self, member: _Member, because: str) -> None:
+    async def _end_unloaded(self, member: RosterMember, because: str) -> None:
         worker = member.worker
         await member.wait_idle()
         if member.spec.id in self.unloaded:  # no operator has asked for it since
             worker.stop_nowait(because)
 
-    async def _see_off(self, member: _Member) -> None:
+    async def _see_off(self, member: RosterMember) -> None:
         """Let a worker finish its turns, then end it."""
         worker, upkeep = member.worker, member.upkeep
         await member.is_there.wait()
@@ -384,16 +291,3 @@ class Roster:
             if self.upkeep.get(worker.spec.name) is upkeep:
                 del self.upkeep[worker.spec.name]
         self._changed.notify()
-
-
-def _on_devices(spec: WorkerSpec, there: Iterable[SupervisedWorker], others_on: Mapping[str, int]) -> WorkerSpec:
-    """Return a specification with the devices for its engine: those with the fewest engines now."""
-    if spec.device_choice is None:
-        return spec
-    engines_on = Counter(others_on)
-    engines_on.update(device.uuid for worker in there for device in worker.spec.devices)
-    return replace(spec, devices=choose_devices(spec.device_choice, engines_on))
-
-
-def _address_of(spec: WorkerSpec) -> Address | None:
-    return None if spec.socket is not None or not spec.owns_engine else (spec.host, spec.port)

@@ -130,6 +130,8 @@ class WorkerSpec:
     context: int = 4096
     max_answer: int | None = None
     continuation: Continuation = Continuation.ON
+    # How many spares the model has is no setting of its workers; None is one where it is worth its memory.
+    spares: int | None = field(default=0, compare=False)
     command: Sequence[str] = ()
     args: Mapping[str, Flag] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)

@@ -30,12 +30,13 @@ class Hold(StrEnum):
     STALE_WEIGHTS = "stale_weights"
     OPERATOR = "operator"
     REFUSING = "refusing"
+    SPARE = "spare"
     SWAP = "swap"
     UPDATE = "update"
 
 
 # Holds that the next program of this process takes over; the reasons for the others end with this program.
-LASTING: Final = frozenset({Hold.ADAPTERS, Hold.STALE_WEIGHTS, Hold.OPERATOR})
+LASTING: Final = frozenset({Hold.ADAPTERS, Hold.STALE_WEIGHTS, Hold.OPERATOR, Hold.SPARE})
 HELD: Final[Mapping[Hold, str]] = {
     Hold.ADAPTERS: "its adapters are being changed",
     Hold.ASLEEP: "it sleeps, and its lane is free for another model",
@@ -43,6 +44,7 @@ HELD: Final[Mapping[Hold, str]] = {
     Hold.STALE_WEIGHTS: "its weights are not the model's current ones",
     Hold.OPERATOR: "drained by an operator",
     Hold.REFUSING: "it refused a request and a probe of ours, and is asked until it answers one",
+    Hold.SPARE: "a spare, for the place of a worker of its model that is down",
     Hold.SWAP: "its lane is wanted for another model, or was idle",
     Hold.UPDATE: "its weights are being changed",
 }

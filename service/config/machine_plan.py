@@ -75,8 +75,9 @@ def _share_devices(specs: Sequence[WorkerSpec], config: Config, base: Path) -> l
 
 def _share_memory(specs: Sequence[WorkerSpec], devices: int) -> list[WorkerSpec]:
     """Give each vLLM engine its part of the memory that such engines share on its device."""
-    sharing = {spec.id for spec in specs if spec.device_choice is not None and spec.engine is EngineKind.VLLM}
-    each = -(-len(sharing) // max(1, devices))  # engines per device
+    sharing = {spec.id: spec for spec in specs if spec.device_choice is not None and spec.engine is EngineKind.VLLM}
+    spares = sum({spec.name: spec.spares or 0 for spec in sharing.values()}.values())
+    each = -(-(len(sharing) + spares) // max(1, devices))  # engines per device
     return [
         replace(spec, args={**spec.args, MEMORY: VLLM_PERCENT // each / 100})
         if each > 1 and spec.id in sharing and MEMORY not in named(spec.args)

@@ -17,6 +17,7 @@ from workers.policy.continuation import Continuation, continuation_of
 from workers.policy.limits import Seconds
 from workers.policy.repetition import RepetitionLimits
 from workers.policy.restart import RestartPolicy
+from workers.policy.spares import MOST_AUTO
 from workers.policy.weights import WeightsPolicy
 from workers.requests.bios_words import Clock
 from workers.spec import LOOPBACK, Capacity, WorkerTimeouts
@@ -153,6 +154,7 @@ class ModelConfig(StrictModel):
     memory_mib: int | None = Field(default=None, ge=1, le=2**31)
     devices: Devices = None
     replicas: int = Field(default=1, ge=1, le=256)
+    spares: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = 0
     host: Text = "127.0.0.1"
     port: Port = 9100
     socket_dir: Folder = None
@@ -176,6 +178,11 @@ class ModelConfig(StrictModel):
     max_adapters: int | None = Field(default=None, ge=1, le=4096)
 
     @property
+    def most_spares(self) -> int:
+        """The number of spares that the model may have."""
+        return MOST_AUTO if self.spares == "auto" else self.spares
+
+    @property
     def is_portless(self) -> bool:
         """Whether no fixed port is listened on: attached, on a lane, or on a UNIX socket, vLLM's default."""
         is_on_socket = self.engine == "vllm" and self.socket_dir is not False
@@ -188,7 +195,9 @@ class ModelConfig(StrictModel):
             (self.url is not None) is not is_attached,
             "engine attached needs url: http://...; other engines refuse url",
         )
-        vain = ", ".join(unlike_default(self, "args", "command", "devices", "env", "host", "port", "replicas"))
+        vain = ", ".join(
+            unlike_default(self, "args", "command", "devices", "env", "host", "port", "replicas", "spares")
+        )
         yield is_attached and vain, f"{vain}: not for an attached engine, which Roundhouse does not start"
         yield self.headers and not is_attached, "headers: only for an attached engine"
         has_adapters = self.adapters or self.max_adapters
@@ -258,7 +267,7 @@ class ModelConfig(StrictModel):
         is_on_lane, by_lane = self.placement == "lanes", "set by the lane; leave it out, or give placement: fixed"
         on_lane = "an attached engine cannot be on lanes; use placement: fixed"
         yield is_on_lane and self.engine == "attached", f"placement: {on_lane}"
-        for key in unlike_default(self, "devices", "host", "port", "replicas"):
+        for key in unlike_default(self, "devices", "host", "port", "replicas", "spares"):
             yield is_on_lane, f"{key}: {by_lane}"
         for name in sorted(DEVICE_VARIABLES & self.env.keys()):
             yield is_on_lane, f"env.{name}: {by_lane}"
@@ -269,5 +278,5 @@ class ModelConfig(StrictModel):
 
     @rules
     def _ports_exist(self) -> Rules:
-        more = self.replicas - 1
+        more = self.replicas + self.most_spares - 1
         yield self.port + more > LAST_PORT, f"port {self.port} and the {more} ports after it exceed {LAST_PORT}"

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from service.config.machine_plan import MEMORY
+from service.config.model import ModelConfig
 from service.config.schema import Config
 from service.config.source import LoadedConfig
 from service.errors import Fault
@@ -95,6 +96,7 @@ EFFECTS: Final[Mapping[str, Effect]] = {
     "models.NAME.memory_mib": _RESTART,
     "models.NAME.devices": _ROLL,
     "models.NAME.replicas": Effect.RESIZE,
+    "models.NAME.spares": Effect.RESIZE,
     "models.NAME.host": _ROLL,
     "models.NAME.port": _ROLL,
     "models.NAME.socket_dir": _ROLL,
@@ -171,7 +173,7 @@ def plan_reload(old: LoadedConfig, new: LoadedConfig, adapters: Mapping[str, str
     both = _without(after, added)
     first_before, first_after = _first_specs(old), _first_specs(new)
     restarted = [name for name in both if first_before.get(name) != first_after.get(name)]
-    resized = [name for name in both if before[name].replicas != after[name].replicas]
+    resized = [name for name in both if _size(before[name]) != _size(after[name])]
     changed = [each.path for each in settings if each.effect is _NOW or _means_nothing(each, restarted)]
     if old.callers != new.callers and not any(path.startswith(("server.keys", "server.api_keys")) for path in changed):
         changed.append("server.keys_file")  # its content
@@ -186,6 +188,10 @@ def plan_reload(old: LoadedConfig, new: LoadedConfig, adapters: Mapping[str, str
         unchanged=_without(both, {*touched, *restarted}),
         refused=tuple(refused),
     )
+
+
+def _size(model: ModelConfig) -> tuple[int, int | str]:
+    return model.replicas, model.spares
 
 
 def _without(names: Iterable[str], others: Container[str | None]) -> tuple[str, ...]:

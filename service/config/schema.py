@@ -179,12 +179,12 @@ class Config(StrictModel):
         owners[_address(self.server.host), self.server.port] = "server"
         listening = {name: model for name, model in self.models.items() if not model.is_portless}
         for name, model in listening.items():
-            for index in range(model.replicas):
+            for index in range(model.replicas + model.most_spares):
                 port = model.port + index
                 owner = owners.setdefault((_address(model.host), port), f"models.{name}")
                 message = (
-                    f"models.{name}.port: port {port} of replica {index} is already {owner}'s; "
-                    "give one of them another (replicas take the ports that follow)"
+                    f"models.{name}.port: port {port} of {'replica' if index < model.replicas else 'spare'} {index} is "
+                    f"already {owner}'s; give one of them another (replicas and spares take the ports that follow)"
                 )
                 yield owner != f"models.{name}", message
 

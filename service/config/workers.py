@@ -245,6 +245,7 @@ def _spec(name: str, model: ModelConfig, base: Path, state_dir: Path) -> WorkerS
         context=model.context,
         max_answer=model.max_answer,
         continuation=model.continuation,
+        spares=None if model.spares == "auto" else model.spares,
         command=_command(model.command),
         folder=None if engine is EngineKind.ATTACHED else base.resolve(),
         args={key: _flag(value) for key, value in model.args.items()},

@@ -128,6 +128,11 @@ class Incarnation:
         return None if self._fault is None else f"{self._fault} since {self._fault_since:%Y-%m-%d %H:%M:%S} UTC"
 
     @property
+    def was_ready(self) -> bool:
+        """Whether an earlier program handed it over ready: it answers in a moment, or has died."""
+        return self._held is not None and self._held.was_ready
+
+    @property
     def is_gone(self) -> bool:
         """Whether no process of it is left, or ever was."""
         return self._engine is None or self._engine.is_gone

@@ -12,15 +12,11 @@ from msgspec.structs import replace
 
 from workers.outcome import FailureReason
 from workers.policy.lifecycle_state import Lifecycle, LifecycleLimits
-from workers.states import HELD, Hold, WorkerState, check_move
+from workers.states import SERVING, Hold, WorkerState, check_move
 
 TRIED_AT_ONCE: Final = 2  # deaths after the first that lengthen no pause while trials explain them: others wait for it
 KILL_LIMIT_S: Final = 30.0  # from SIGKILL to an empty tree; beyond it a process hangs in the kernel (a driver, a disk)
-
-
-# Events
-_RUNNING: Final = frozenset({WorkerState.STARTING, WorkerState.READY, WorkerState.DRAINING})
-_SERVING: Final = frozenset({WorkerState.READY, WorkerState.DRAINING})
+_RUNNING: Final = SERVING | {WorkerState.STARTING}
 
 
 class StartRequested(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +121,7 @@ class TimerElapsed(msgspec.Struct, frozen=True, kw_only=True):
     timer: int
 
 
+# Events
 Request = StartRequested | StopRequested | DrainRequested | ResumeRequested | RestartRequested
 News = EngineBegun | EngineReady | EngineBroken | EngineGone | EngineAnswered
 Event = Request | News | EngineExited | TimerElapsed | FailureCounted | FailureExplained
@@ -220,7 +217,7 @@ def _news(now: Lifecycle, event: News, at: float, limits: LifecycleLimits) -> De
             return _ready(now), ()
         case EngineAnswered():
             return replace(now, paused_at=()), ()
-        case EngineBroken() if now.state in _SERVING:
+        case EngineBroken() if now.state in SERVING:
             end = EndRequests(reason=event.reason, because=event.because, suspects=event.suspects)
             return _kill(replace(now, is_deferred=event.is_deferred), end)
         case EngineGone() if now.has_process:
@@ -239,19 +236,22 @@ def _ready(now: Lifecycle) -> Lifecycle:
     ready = replace(now, is_half_open=False)
     if not now.holds:
         return _move(ready, WorkerState.READY, "the engine answers")
-    reasons = "; ".join(HELD[hold] for hold in sorted(now.holds))
-    return _move(ready, WorkerState.DRAINING, f"the engine answers; {reasons}")
+    return _move(ready, WorkerState.DRAINING, f"the engine answers; {now.held_because}")
 
 
 def _drain(now: Lifecycle, event: DrainRequested) -> Decision:
     held = replace(now, holds=now.holds | {event.hold})
-    return (_move(held, WorkerState.DRAINING, event.because) if now.state is WorkerState.READY else held), ()
+    if now.state is WorkerState.READY:
+        return _move(held, WorkerState.DRAINING, event.because), ()
+    is_more = now.state is WorkerState.DRAINING and event.hold not in now.holds
+    return replace(held, because=f"{now.because}; {event.because}" if is_more else now.because), ()
 
 
 def _resume(now: Lifecycle, event: ResumeRequested) -> Decision:
     free = replace(now, holds=now.holds - {event.hold})
     if now.state is WorkerState.DRAINING:
-        return (free if free.holds else _move(free, WorkerState.READY, event.because)), ()
+        held = replace(free, because=free.held_because)
+        return (held if free.holds else _move(free, WorkerState.READY, event.because)), ()
     return _start_for_operator(free, event.because) if event.hold is Hold.OPERATOR else (free, ())
 
 
@@ -339,7 +339,7 @@ def _gone(now: Lifecycle, event: EngineGone, at: float, limits: LifecycleLimits)
         return _spawn(gone, now.because)
     if now.state is WorkerState.STOPPING:
         return _fail(gone, now.because, at, event.jitter, limits)
-    counts_not = now.state in _SERVING and (event.is_outside or event.is_deferred)
+    counts_not = now.state in SERVING and (event.is_outside or event.is_deferred)
     failed, actions = _fail(replace(gone, is_deferred=counts_not), event.because, at, event.jitter, limits)
     end = EndRequests(
         reason=FailureReason.ENGINE_DIED, because=event.because, brought_down=True, is_outside=event.is_outside

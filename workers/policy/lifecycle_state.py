@@ -3,7 +3,7 @@
 import msgspec
 
 from workers.policy.restart import RestartPolicy
-from workers.states import PASSING, SERVING, Hold, WorkerState
+from workers.states import HELD, PASSING, SERVING, Hold, WorkerState
 
 
 class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +29,11 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
     def is_serving(self) -> bool:
         """Whether there is an engine that is ready, and awake."""
         return self.state in SERVING and Hold.ASLEEP not in self.holds
+
+    @property
+    def held_because(self) -> str:
+        """Why it gets no new requests, by its holds."""
+        return "; ".join(HELD[hold] for hold in sorted(self.holds))
 
     @property
     def is_starting(self) -> bool:

@@ -28,8 +28,8 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     """One present worker.
 
     ``is_current`` says that it has the wanted settings, ``is_ready`` that it takes requests or is drained by an
-    operator. ``is_left_alone`` says that it is not replaced, whatever settings are wanted. ``address`` is where it
-    listens, None if no other could listen there.
+    operator; an ``is_spare`` is ready unless its engine is coming. ``is_left_alone`` says that it is not replaced,
+    whatever settings are wanted. ``address`` is where it listens, None if no other could listen there.
     """
 
     model: str
@@ -37,16 +37,21 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     is_current: bool = True
     is_leaving: bool = False
     is_ready: bool = True
+    is_spare: bool = False
     is_left_alone: bool = False
     in_use: int = 0
     address: Address | None = None
 
 
 class WantedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The wanted number of a model's workers; ``first`` is the address of number 0, and the others follow."""
+    """The wanted number of a model's workers, ``spares`` included.
+
+    ``first`` is the address of number 0, and the others follow.
+    """
 
     model: str
     count: int
+    spares: int = 0
     first: Address | None = None
 
     def address(self, number: int) -> Address | None:
@@ -99,16 +104,19 @@ def decide(workers: Sequence[ReplicaView], wanted: Sequence[WantedModel]) -> lis
 
 def steps_left(workers: Sequence[ReplicaView], wanted: Sequence[WantedModel]) -> list[str]:
     """Describe the steps left until the remaining workers are the wanted ones."""
-    counts = {each.model: each.count for each in wanted}
+    counts = {each.model: each.count - each.spares for each in wanted}
     staying = [worker for worker in workers if not worker.is_leaving]
     stale = [
         f"{worker.model}-{worker.number} waits for its turn to have other settings"
         for worker in staying
         if worker.model in counts and not worker.is_current
     ]
-    ready = Counter(worker.model for worker in staying if worker.is_ready)
-    return stale + [
-        f"{model} has {ready[model]} of {count} replicas" for model, count in counts.items() if ready[model] < count
+    coming = [f"{each.model}-{each.number} will be a spare" for each in staying if each.is_spare and not each.is_ready]
+    ready = Counter(worker.model for worker in staying if worker.is_ready and not worker.is_spare)
+    return [
+        *stale,
+        *coming,
+        *(f"{model} has {ready[model]} of {count} replicas" for model, count in counts.items() if ready[model] < count),
     ]
 
 
@@ -132,7 +140,10 @@ def _leaves(
     staying = [worker for worker in here if not worker.is_leaving]
     excess = len(staying) - wanted.count
     if excess > 0:
-        order = sorted(staying, key=lambda each: (each not in old, each.is_ready, each.in_use, -each.number))
+        order = sorted(
+            staying,
+            key=lambda each: (each not in old, each.is_ready, not each.is_spare, each.in_use, -each.number),
+        )
         return [_leave(worker, LeaveReason.FEWER) for worker in order[:excess]]
     idle = [worker for worker in old if not worker.is_ready]
     if idle:  # they serve nothing that their leaving could cost
