@@ -93,6 +93,7 @@ STUDIES: tuple[Benchmark, ...] = (
     Benchmark(name="orders", module="studies.orders", least=("--seeds", "1", "--rounds", "1")),
     Benchmark(name="programs", module="studies.programs"),
     Benchmark(name="replicas", module="studies.replicas", least=("--seeds", "1")),
+    Benchmark(name="spares", module="studies.spares", least=("--kills", "1")),
     Benchmark(name="sparse", module="studies.sparse"),
     Benchmark(name="summaries", module="studies.summaries"),
     Benchmark(name="swaps", module="studies.swaps", least=("--requests", "200")),

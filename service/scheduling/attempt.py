@@ -103,8 +103,9 @@ class RunningAttempt:
         cost, nothing = self.answer.cost, TurnSpent(key=key, fresh_tokens=0, answer_tokens=0)
         rewritten = 0
         if self.answer.is_continued:
-            inherited, _, rewritten, *_ = self.answer.apart
-            cost -= inherited
+            parts = self.answer.cost_parts
+            rewritten = parts.rewritten
+            cost -= parts.earlier
         made = nothing if self.summary is None else self.summary.spent(key)
         return TurnSpent(
             key=key,
@@ -120,8 +121,9 @@ class RunningAttempt:
         cost, inherited, strayed, rewritten = self.answer.told_cost, NOTHING, NOTHING, 0
         lost = self.lost_tokens
         if self.answer.is_continued:
-            inherited, strayed, rewritten, _, again = self.answer.apart
-            lost += again
+            parts = self.answer.cost_parts
+            inherited, strayed, rewritten = parts.earlier, parts.strayed, parts.rewritten
+            lost += parts.dropped
             cost -= inherited
         usage = (cost.prompt_tokens, cost.cached_tokens, cost.completion_tokens)
         if outcome is TurnState.COMPLETED:

@@ -69,7 +69,7 @@ def record_so_far(attempt: RunningAttempt, prompt: PromptRecord | None) -> Attem
         tool_calls=tuple(answer.tool_calls),
         constrained_by=answer.constrained_by,
         prompt=prompt,
-        continued_at=answer.apart[3] if answer.is_continued else 0,
+        continued_at=answer.cost_parts.at_tokens if answer.is_continued else 0,
     )
 
 

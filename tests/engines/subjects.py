@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio
 
-from tests.engines.theirs import KEY, ForeignServer, LlamaCppPython, TransformersServe
+from tests.engines.theirs import KEY, ForeignServer, LiteLlmProxy, LlamaCppPython, TransformersServe
 from tests.harness.waiting import LIMIT_S, is_alive, wait_until
 from workers import EngineKind, Worker, WorkerSpec
 
@@ -100,13 +100,16 @@ def attached_subject(name: str, spec: WorkerSpec, server: ForeignServer) -> Subj
         headers={"Authorization": f"Bearer {KEY}"},
     )
     subject = Subject(name, told, slow_prefill={"batch_size": 4, "ubatch_size": 4}, foreign=server, start_limit_s=180.0)
+    patient = replace(told, timeouts=replace(told.timeouts, prefill_stall_s=5.0, decode_stall_s=5.0))
     match server:
         case TransformersServe():  # it is greedy, and nothing it has to say ends
-            return replace(subject, endless={}, holds=False, caches=False)
+            return replace(subject, spec=patient, endless={}, holds=False, caches=False)
         case LlamaCppPython():
             endless = {"logit_bias": {"2": -100}}  # the end, in the tiny model
             one = replace(told, slots=1)
             return replace(subject, spec=one, endless=endless, holds=False, caches=False, counts=False)
+        case LiteLlmProxy():
+            return replace(subject, spec=patient)
         case _:
             return subject
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from enum import Enum, StrEnum, auto
-from typing import Final
+from typing import Final, NamedTuple
 
 from anyio import CancelScope
 from msgspec.structs import replace
@@ -93,6 +93,21 @@ class LoopSearch:
         return None
 
 
+class CostParts(NamedTuple):
+    """The parts of an answer's cost that are not its own.
+
+    ``earlier`` is an earlier attempt's, as far as some usage has it, ``strayed`` that of words that are not used,
+    ``rewritten`` the tokens that were generated once more, ``at_tokens`` the tokens that it goes on from, and
+    ``dropped`` those of a half that some usage has although its message was written from its beginning.
+    """
+
+    earlier: Usage
+    strayed: Usage
+    rewritten: int
+    at_tokens: int
+    dropped: int
+
+
 class Answer:
     """The answer of one request: written by its runner, read by all."""
 
@@ -143,13 +158,8 @@ class Answer:
         self.first_version, self._counted, self._half_tokens = half.first_version, half.counted, half.tokens
 
     @property
-    def apart(self) -> tuple[Usage, Usage, int, int, int]:
-        """The parts of its cost that are not its own.
-
-        They are an earlier attempt's, as far as some usage has it, that of words that are not used, the tokens that
-        were generated once more, the tokens that it goes on from, and those of a half that some usage has although its
-        message was written from its beginning.
-        """
+    def cost_parts(self) -> CostParts:
+        """The parts of its cost that are not its own."""
         own, ended = self._generations[self._inherited :], self._ended[: self._inherited]
         inherited = sum((each.usage or each.seen for each in ended), NOTHING)
         strayed = sum((each.usage or each.seen for each in own if each.has_strayed), NOTHING)
@@ -162,7 +172,7 @@ class Answer:
         if self.begins_with is None and not carried:
             lost = self._half_tokens if self._counted is None else max(0, full - inherited.completion_tokens)
             counted = inherited if full > inherited.completion_tokens else counted
-        return counted, strayed, rewritten, inherited.completion_tokens + carried, lost
+        return CostParts(counted, strayed, rewritten, inherited.completion_tokens + carried, lost)
 
     @property
     def half(self) -> HalfAnswer:

@@ -1,7 +1,7 @@
 """Half an answer, written before its attempt broke off: what another attempt goes on with. Pure."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import structs
@@ -38,27 +38,38 @@ INEXACT: Final = frozenset(
 SEEDS: Final = 2**31  # engines take seeds below it
 
 
-class HalfAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of an answer that was written before its attempt broke off.
+class Pieces(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that was being written: its pieces of text and of reasoning, and the number of their tokens.
 
-    ``text`` and ``reasoning`` are the pieces of the message that was being written, ``tokens`` their number. ``ended``
-    are the generations of the messages before it, whose calls have been answered (``exchanges``). A half from a store
-    has the ``digest`` of the request in place of ``asked``. ``source`` names the model that wrote it. ``counted`` is
-    the part of its cost that some usage has, None for all of it.
+    ``first_version`` is that of the weights that wrote it, ``source`` names the model.
     """
 
     text: tuple[str, ...] = ()
     reasoning: tuple[str, ...] = ()
     tokens: int = 0
-    ended: tuple[Generation, ...] = ()
+    first_version: int | None = None
+    source: str = ""
+
+
+class Written(Pieces, frozen=True, kw_only=True):
+    """A message that was being written, after others whose calls have been answered (``exchanges``)."""
+
     exchanges: tuple[ToolExchange, ...] = ()
     tool_calls: tuple[ToolRecord, ...] = ()
     signals: tuple[Signal, ...] = ()
     iterations_used: int = 0
     words: str = ""
-    first_version: int | None = None
+
+
+class HalfAnswer(Written, frozen=True, kw_only=True):
+    """The part of an answer that was written before its attempt broke off.
+
+    ``ended`` are the generations of the messages before the unfinished one. A half from a store has the ``digest`` of
+    the request in place of ``asked``. ``counted`` is the part of its cost that some usage has, None for all of it.
+    """
+
+    ended: tuple[Generation, ...] = ()
     asked: ChatRequest | None = None
-    source: str = ""
     digest: str | None = None
     counted: Usage | None = None
 
@@ -98,6 +109,11 @@ class HalfAnswer(msgspec.Struct, frozen=True, kw_only=True):
             return BegunAnswer(text=text, reasoning="".join(self.reasoning)) if text else None
         reasoning = _cut_end(self.reasoning, stops)
         return BegunAnswer(reasoning=reasoning) if reasoning else None
+
+
+def fields_of(kind: type[Pieces], half: Pieces) -> dict[str, Any]:
+    """Return the fields of ``kind``, a base of ``half``'s class, by name."""
+    return {name: getattr(half, name) for name in kind.__struct_fields__}
 
 
 class GoingOn(msgspec.Struct, frozen=True, kw_only=True):

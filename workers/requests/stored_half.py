@@ -9,9 +9,7 @@ import msgspec
 from transport.events import Usage
 from transport.request import ChatRequest
 from workers.requests.generation import EndedGeneration
-from workers.requests.halves import HalfAnswer
-from workers.requests.prompts.stack import ToolExchange
-from workers.tools.calls import Signal, ToolRecord
+from workers.requests.halves import HalfAnswer, Written, fields_of
 
 
 class EndedMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,25 +22,15 @@ class EndedMessage(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
 
 
-class StoredHalf(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a ``HalfAnswer``, with a digest in place of the request that it answers.
+class StoredHalf(Written, frozen=True, kw_only=True):
+    """A ``HalfAnswer`` with a digest in place of the request that it answers.
 
     ``made_at`` is the time in that request's prompt. ``counted`` are the prompt's, the answer's and the cached tokens
     that some usage has, None for all: the attempt that wrote the rest has left no other record.
     """
 
-    text: tuple[str, ...] = ()
-    reasoning: tuple[str, ...] = ()
-    tokens: int = 0
     ended: tuple[EndedMessage, ...] = ()
-    exchanges: tuple[ToolExchange, ...] = ()
-    tool_calls: tuple[ToolRecord, ...] = ()
-    signals: tuple[Signal, ...] = ()
-    iterations_used: int = 0
-    words: str = ""
-    first_version: int | None = None
     asked: str
-    source: str
     made_at: datetime
     counted: tuple[int, int, int] | None
 
@@ -71,19 +59,10 @@ def to_store(half: HalfAnswer, made_at: datetime, counted: Usage | None) -> Stor
             )
         )
     return StoredHalf(
-        text=half.text,
-        reasoning=half.reasoning,
-        tokens=half.tokens,
+        **fields_of(Written, half),
         ended=tuple(ended),
-        exchanges=half.exchanges,
-        tool_calls=half.tool_calls,
-        signals=half.signals,
-        iterations_used=half.iterations_used,
-        words=half.words,
-        first_version=half.first_version,
         asked=digest,
         made_at=made_at,
-        source=half.source,
         counted=None if counted is None else (counted.prompt_tokens, counted.completion_tokens, counted.cached_tokens),
     )
 
@@ -95,18 +74,9 @@ def from_store(kept: StoredHalf) -> HalfAnswer:
         usage = Usage(each.prompt_tokens, each.completion_tokens, each.cached_tokens)
         ended.append(EndedGeneration(time.monotonic, each.text, each.reasoning, usage))
     return HalfAnswer(
-        text=kept.text,
-        reasoning=kept.reasoning,
-        tokens=kept.tokens,
+        **fields_of(Written, kept),
         ended=tuple(ended),
-        exchanges=kept.exchanges,
-        tool_calls=kept.tool_calls,
-        signals=kept.signals,
-        iterations_used=kept.iterations_used,
-        words=kept.words,
-        first_version=kept.first_version,
         digest=kept.asked,
-        source=kept.source,
         counted=None if kept.counted is None else Usage(*kept.counted),
     )
 

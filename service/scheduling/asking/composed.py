@@ -130,8 +130,8 @@ class ComposedAsking:
             half = replace(half, asked=None, digest=self._digested[1])
         counted = NOTHING
         if attempt.answer.is_continued:
-            counted, _, _, _, lost = attempt.answer.apart
-            counted += Usage(0, lost, 0)
+            parts = attempt.answer.cost_parts
+            counted = parts.earlier + Usage(0, parts.dropped, 0)
         counted += Usage(0, attempt.lost_tokens, 0)
         return to_store(half, made_at, counted)
 

@@ -6,8 +6,6 @@
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from service.conversations.job.client_request import PostedRequest, WholeAnswer
 from service.conversations.job.job import Agent, Conversation, Job, JobId, TurnKey
 from service.conversations.job.until import Until
@@ -22,7 +20,7 @@ from workers.notifier import Notifier
 from workers.outcome import Completed, FailureReason, Outcome, RequestFailed
 from workers.requests.answer import Answer
 from workers.requests.generation import Generation
-from workers.requests.halves import HalfAnswer
+from workers.requests.halves import HalfAnswer, Pieces, fields_of
 from workers.requests.relay import Relay
 from workers.requests.sent import HeldFrames, SentStream
 from workers.requests.slots import Lease
@@ -59,16 +57,11 @@ def job_of(posted: PostedRequest, job_id: JobId) -> Job:
     )
 
 
-class HeldAsking(msgspec.Struct, frozen=True, kw_only=True):
+class HeldAsking(Pieces, frozen=True, kw_only=True):
     """A ``PostedAsking`` between two attempts: what its client has, in all and as pieces of words."""
 
     content_type: str | None
     sent: HeldFrames | None
-    text: tuple[str, ...] = ()
-    reasoning: tuple[str, ...] = ()
-    tokens: int = 0
-    first_version: int | None = None
-    source: str = ""
 
 
 class PostedAsking:
@@ -116,11 +109,7 @@ class PostedAsking:
         return HeldAsking(
             content_type=self.content_type,
             sent=None if self._sent is None else self._sent.hand_over(),
-            text=half.text,
-            reasoning=half.reasoning,
-            tokens=half.tokens,
-            first_version=half.first_version,
-            source=half.source,
+            **fields_of(Pieces, half),
         )
 
     def take_over(self, held: HeldAsking) -> None:
@@ -129,13 +118,7 @@ class PostedAsking:
         if self._sent is not None and held.sent is not None:
             self._sent.take_over(held.sent)
         if held.content_type is not None:
-            self.half = HalfAnswer(
-                text=held.text,
-                reasoning=held.reasoning,
-                tokens=held.tokens,
-                first_version=held.first_version,
-                source=held.source,
-            )
+            self.half = HalfAnswer(**fields_of(Pieces, held))
 
     def forget_answer(self) -> None:
         """Drop the answer of the last attempt: another begins, and no client has a part of it."""
