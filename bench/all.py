@@ -81,6 +81,7 @@ STUDIES: tuple[Benchmark, ...] = (
     Benchmark(name="agents_kills", module="studies.agents", arguments=("kills",)),
     Benchmark(name="beside", module="studies.beside"),
     Benchmark(name="bodies", module="studies.bodies"),
+    Benchmark(name="breaks", module="studies.breaks", least=("--minutes", "0.5", "--kill-s", "5")),
     Benchmark(name="callers", module="studies.callers"),
     Benchmark(name="capacity", module="studies.capacity"),
     Benchmark(name="capacity_gpu", module="studies.capacity_gpu", least=("--conversations", "8", "--rounds", "1")),

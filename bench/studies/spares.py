@@ -1,8 +1,8 @@
 """What an engine's death costs the reader of a stream, with a spare and without; and the memory of a spare.
 
-A stream of the small model is read, and its engine gets a SIGKILL in the middle: the seconds until the next words, beside
-the seconds that an idle engine needs for the first token of a prompt of that length. Then the memory of the spare, by the
-kernel, beside the buffers that its log names.
+A stream of the small model is read, and its engine gets a SIGKILL in the middle: the seconds until the next words,
+beside the seconds that an idle engine needs for the first token of a prompt of that length. Then the memory of the
+spare, by the kernel, beside the buffers that its log names.
 
     python -m bench.studies.spares [--kills 10] [--engine embedded|llama-server|vllm] [--command PROGRAM ...]
         [--model FILE] [--words 200]
@@ -73,6 +73,7 @@ def _model(options: argparse.Namespace, spares: int) -> Document:
         "repetition": None,
         "restart": {"initial_s": 1, "failures": 1000},
         **({"command": options.command} if options.command else {}),
+        **({"args": {"verbosity": 4}} if options.engine == "llama-server" else {}),  # its log names the buffers
         **({"env": VLLM, "args": {"enforce_eager": True, "dtype": "bfloat16"}} if is_vllm else {}),
     }
     return model if is_vllm else {**model, "port": find_ports(2)}

@@ -1,7 +1,6 @@
 """The decisions of a worker's supervisor: a state and an event in, a state and actions out. Pure.
 
-Every event about an engine carries its incarnation, and every timer its number, so that late news of a former engine
-changes nothing.
+Events carry their engine's incarnation, and timers a number, so that late news of a former engine changes nothing.
 """
 
 from collections.abc import Mapping
@@ -202,7 +201,7 @@ def _asked(now: Lifecycle, event: Request, limits: LifecycleLimits) -> Decision:
         case StopRequested():
             return _stop(now, event, limits)
         case DrainRequested():
-            return _drain(now, event)
+            return _drain(now, event, limits)
         case ResumeRequested():
             return _resume(now, event)
         case RestartRequested():
@@ -234,13 +233,14 @@ def _incident(now: Lifecycle, exited: EngineExited) -> tuple[KeepIncident, ...]:
 
 def _ready(now: Lifecycle) -> Lifecycle:
     ready = replace(now, is_half_open=False)
-    if not now.holds:
-        return _move(ready, WorkerState.READY, "the engine answers")
-    return _move(ready, WorkerState.DRAINING, f"the engine answers; {now.held_because}")
+    because = f"the engine answers; {now.held_because}" if now.holds else "the engine answers"
+    return _move(ready, WorkerState.DRAINING if now.holds else WorkerState.READY, because)
 
 
-def _drain(now: Lifecycle, event: DrainRequested) -> Decision:
+def _drain(now: Lifecycle, event: DrainRequested, limits: LifecycleLimits) -> Decision:
     held = replace(now, holds=now.holds | {event.hold})
+    if now.state is WorkerState.BACKOFF and event.hold is Hold.SPARE:
+        return _wait(held, limits.restart.spare_delay_s(len(now.paused_at)))
     if now.state is WorkerState.READY:
         return _move(held, WorkerState.DRAINING, event.because), ()
     is_more = now.state is WorkerState.DRAINING and event.hold not in now.holds
@@ -273,8 +273,7 @@ def _start_for_operator(now: Lifecycle, because: str) -> Decision:
 
 def _move(now: Lifecycle, state: WorkerState, because: str) -> Lifecycle:
     check_move(now.state, state)
-    # A new number disarms every timer of the former state.
-    return replace(now, state=state, because=because, timer=now.timer + 1)
+    return replace(now, state=state, because=because, timer=now.timer + 1)  # disarms the timers of the former state
 
 
 def _start(now: Lifecycle, because: str) -> Decision:
@@ -375,10 +374,12 @@ def _fail(gone: Lifecycle, because: str, at: float, jitter: float, limits: Lifec
 
 
 def _await_retry(failed: Lifecycle, limits: LifecycleLimits) -> Decision:
-    if limits.restart.retry_s is None:
-        return failed, ()
-    waiting = replace(failed, timer=failed.timer + 1)
-    return waiting, (StartTimer(timer=waiting.timer, after_s=limits.restart.retry_s),)
+    return (failed, ()) if limits.restart.retry_s is None else _wait(failed, limits.restart.retry_s)
+
+
+def _wait(now: Lifecycle, after_s: float) -> Decision:
+    waiting = replace(now, timer=now.timer + 1)
+    return waiting, (StartTimer(timer=waiting.timer, after_s=after_s),)
 
 
 def _elapsed(now: Lifecycle, limits: LifecycleLimits) -> Decision:

@@ -9,6 +9,7 @@ from annotated_types import Ge
 from workers.policy.limits import Configured, Seconds
 
 MOST_DOUBLINGS = 62
+SPARE_S = 5.0
 
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,3 +53,7 @@ class RestartPolicy(Configured):
         together.
         """
         return Backoff(first_s=self.initial_s, last_s=self.max_s).after(failures) * (1.0 - 0.5 * jitter)
+
+    def spare_delay_s(self, failures: int) -> float:
+        """Return the pause if a spare has taken the place: it reads its prompts before another engine loads."""
+        return max(SPARE_S, self.delay_s(failures, 0.0))

@@ -437,7 +437,8 @@ class Engine:
     def _rest(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the answer, with a half that it goes on with as its first piece."""
         is_other = self.options.goes_on == "other" and self.options.die_once.exists()
-        numbered = [f"word{number}" for number in range(self.options.tokens)]
+        topic = re.search(self.options.echo, json.dumps(request["messages"])) if self.options.echo else None
+        numbered = [f"{topic[0] if topic else ''}word{number}" for number in range(self.options.tokens)]
         if is_other:
             numbered[OTHER_AT] = "other"
         text, begun = " ".join(numbered), _begun(request)

@@ -7,6 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from workers.policy.lifecycle import DrainRequested, StartTimer, TimerElapsed, decide
+from workers.policy.lifecycle_state import Lifecycle, LifecycleLimits
+from workers.policy.restart import RestartPolicy
 from workers.policy.spares import (
     EngineMemory,
     HostMemory,
@@ -16,6 +19,7 @@ from workers.policy.spares import (
     auto_fault,
     decide_spares,
 )
+from workers.states import Hold, WorkerState
 
 ACTIVE = SpareView(number=0, takes_turns=True, is_wanted=True)
 DOWN = SpareView(number=0, is_wanted=True)
@@ -107,6 +111,17 @@ def test_the_steps_come_to_rest_with_as_many_workers_at_turns_as_can_be(
     assert len(serving) <= max(replicas, 0)
     assert sum(each.takes_turns for each in serving) >= min(replicas, able)
     assert sum(each.is_spare and each.is_wanted for each in workers) <= spares
+
+
+def test_a_broken_engine_starts_later_if_a_spare_has_taken_its_place() -> None:
+    """The spare reads the halves of all streams first; a longer pause stays."""
+    for failures, after_s in ((1, 5.0), (4, 8.0)):
+        limits = LifecycleLimits(start_s=60, stop_grace_s=5, restart=RestartPolicy())
+        waits = Lifecycle(state=WorkerState.BACKOFF, paused_at=(0.0,) * failures, timer=7)
+        held, actions = decide(waits, DrainRequested(because="a spare", hold=Hold.SPARE), 0.0, limits)
+        assert (held.timer, actions) == (8, (StartTimer(timer=8, after_s=after_s),))
+        assert decide(held, TimerElapsed(timer=7), 0.0, limits)[0].state is WorkerState.BACKOFF
+        assert decide(held, TimerElapsed(timer=8), 0.0, limits)[0].state is WorkerState.STARTING
 
 
 ENGINE = EngineMemory(own_mib=1000, mapped_mib=4000, weights_mib=4000)
