@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from service.api.app import Front, build_app
 from service.api.door.connections import most_connections
 from service.api.door.http_server import BACKLOG, Accepted, HttpServer, server_config
-from service.api.openai.resumed import resume_stream
+from service.api.openai.resumed import resume_request
 from service.config.source import LoadedConfig
 from service.conversations.callers import shares_of
 from service.errors import ConfigError
@@ -256,16 +256,18 @@ def _prepare(
 
 
 def _accepted(node: Node, loaded: LoadedConfig, inherited: Inherited | None) -> list[Accepted]:
-    """Return the connections of an earlier program, those of streams each with the rest of its answer."""
+    """Return the connections of an earlier program, each with the answer to its request, if it has one."""
     if inherited is None:
         return []
-    accepted: list[Accepted] = [(fd, None) for fd in inherited.handover.connections]
+    accepted = [Accepted(fd) for fd in inherited.handover.connections]
     for each in inherited.handover.streams:
         try:
-            accepted.append((each.fd, resume_stream(node, loaded.config.server.heartbeat_s, each.request)))
-        except msgspec.MsgspecError as error:  # one stream is not worth all engines
-            logger.warning("a stream of the earlier program cannot be read, and ends: %s", error)
+            answer = resume_request(node, loaded.config.server.heartbeat_s, each.request)
+        except msgspec.MsgspecError as error:  # one request is not worth all engines
+            logger.warning("a request of the earlier program cannot be read, and ends: %s", error)
             os.close(each.fd)
+        else:
+            accepted.append(Accepted(each.fd, answer, answer.has_begun))
     return accepted
 
 

@@ -9,7 +9,7 @@ import anyio
 import anyio.to_thread
 from fastapi import FastAPI
 
-from service.api.door.http_server import HttpServer, server_config
+from service.api.door.http_server import Accepted, HttpServer, server_config
 from service.serve import listen
 from tests.harness.waiting import LIMIT_S, wait_until
 
@@ -83,7 +83,7 @@ async def test_another_server_takes_over_connections(free_ports: Callable[[int],
         lost, _ = listener.accept()
         gone.close()
         listener.setblocking(False)
-        accepted = [(ours.detach(), None), (lost.detach(), None)]
+        accepted = [Accepted(ours.detach()), Accepted(lost.detach())]
         server = HttpServer(server_config(application(anyio.Event()), 100), listener, accepted)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.run_until_told)

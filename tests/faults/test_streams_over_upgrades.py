@@ -97,6 +97,55 @@ def test_streams_go_on_in_the_next_program(tmp_path: Path, free_ports: Ports) ->
     assert all(ANSWER.startswith(half) and len(half.split()) > 9 for half in halves)
 
 
+class WholeClient(threading.Thread):
+    """A client of an unstreamed request, which then asks for the models on the same connection."""
+
+    def __init__(self, service: Service, path: str = "/v1/chat/completions", **headers: str) -> None:
+        super().__init__()
+        self.answer: httpx.Response | None = None
+        self.models = 0
+        self._url, self._path, self._headers = service.url, path, headers
+        self.start()
+
+    def run(self) -> None:
+        """Ask."""
+        limits = httpx.Limits(max_connections=1)
+        with httpx.Client(base_url=self._url, timeout=60, trust_env=False, limits=limits) as http:
+            self.answer = http.post(self._path, json={**BODY, "stream": False}, headers=self._headers)
+            self.models = http.get("/v1/models").status_code
+
+    def ended(self) -> httpx.Response:
+        self.join(LIMIT_S * 3)
+        assert self.answer is not None
+        return self.answer
+
+
+@pytest.mark.system
+def test_requests_without_an_answer_wait_for_the_next_program(tmp_path: Path, free_ports: Ports) -> None:
+    """Streams that have not begun and whole answers; a page of another origin needs headers of its own program."""
+    own = {**model(free_ports(1)), "slots": 1}
+    with serving(tmp_path, free_ports(1), {"m": own}, {**SERVER, "heartbeat_s": 30.0}) as service:
+        running = WholeClient(service)
+        wait_for(lambda: service.get("/v1/workers/m-0")["slots"]["in_use"] == 1, "one is on the slot")
+        queued = [WholeClient(service), WholeClient(service, **{"x-roundhouse-continue": "off"})]
+        streams = [Client(service, max_tokens=5), Client(service, max_tokens=5, header="off")]
+        foreign = WholeClient(service, origin=service.url)
+        wait_for(lambda: service.get("/v1/status")["pools"]["ready"] == 5, "the others wait")
+        upgrade(service)
+        for client in (running, *queued):
+            answer = client.ended()
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["choices"][0]["message"]["content"] == ANSWER
+            assert answer.headers["x-roundhouse-attempts"] == ("2" if client is running else "1")
+            assert client.models == 200
+        for stream in streams:
+            assert words_of(stream.ended()) == ANSWER[: ANSWER.index(" word5")]
+            assert stream.models == 200
+        answer = foreign.ended()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutdown")
+        assert answer.headers["retry-after"]
+
+
 @pytest.mark.system
 @pytest.mark.parametrize("how", ["stop", "header"])
 def test_other_streams_end_with_an_error(tmp_path: Path, free_ports: Ports, how: str) -> None:

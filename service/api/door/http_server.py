@@ -9,7 +9,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import anyio
 import anyio.lowlevel
@@ -32,7 +32,14 @@ KEEP_ALIVE_S: Final = 60  # longer than clients keep an idle connection for reus
 TICKS_A_SECOND: Final = 10  # rate of uvicorn's main loop
 BACKLOG: Final = 2048
 POLL_S: Final = 0.005
-Accepted = tuple[int, ASGIApp | None]  # a connection's descriptor, and the rest of an answer that has begun
+
+
+class Accepted(NamedTuple):
+    """A connection by its descriptor, and the answer to its request; only its rest if its headers are sent."""
+
+    fd: int
+    answer: ASGIApp | None = None
+    has_begun: bool = False
 
 
 class Measuring:
@@ -128,15 +135,15 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         loop = asyncio.get_running_loop()
         while self._inherited:
-            fd, answer = self._inherited.pop()
-            accepted = socket.socket(fileno=fd)
+            inherited = self._inherited.pop()
+            accepted = socket.socket(fileno=inherited.fd)
             accepted.setblocking(False)
             with contextlib.suppress(OSError):  # its client has gone meanwhile
                 _, door = await loop.connect_accepted_socket(self._door, accepted)
-                if answer is None:
+                if inherited.answer is None:
                     door.rest_is_over()
                 else:
-                    door.go_on(answer)
+                    door.go_on(inherited.answer, has_begun=inherited.has_begun)
 
     async def on_tick(self, counter: int) -> bool:
         """Tick each connection once a second; uvicorn calls this ten times a second."""
@@ -167,8 +174,9 @@ class HttpServer(uvicorn.Server):
         return [door.fileno() for door in self._doors() if door.is_at_rest and door.rest()]
 
     def held_streams(self) -> list[HeldStream]:
-        """Return the connections whose streams the next program goes on with."""
+        """Return the connections whose requests the next program answers, the one that has waited longest last."""
         held = [(door.fileno(), request) for door in self._doors() if (request := door.held) is not None]
+        held.sort(key=lambda each: each[1].waited_s)
         return [HeldStream(fd=fd, request=msgspec.json.encode(request.hand_over())) for fd, request in held]
 
     async def resume(self) -> None:

@@ -1,4 +1,4 @@
-"""Connections that the next program of this process goes on with: idle ones, and streams in the middle of an answer."""
+"""Connections that the next program of this process goes on with: idle ones, and those with a request."""
 
 import asyncio
 from typing import Any
@@ -27,16 +27,17 @@ class LeavingDoor(Door):
 
     @property
     def held(self) -> Holdable | None:
-        """The request whose stream the next program can go on with; None without one."""
+        """The request whose answer the next program can give, or go on with; None without one."""
         cycle, transport = self._request, self.transport
         if cycle is None or not self._is_busy() or self.pipeline or transport.is_closing():
             return None
         request: Holdable | None = cycle.scope[WRITER].request  # type: ignore[typeddict-item]
-        has_begun = cycle.response_started and cycle.chunked_encoding and not transport.get_write_buffer_size()
-        return request if has_begun and request is not None and request.can_be_held else None
+        if request is None or not request.can_be_held or transport.get_write_buffer_size():
+            return None
+        return request if cycle.chunked_encoding or not cycle.response_started else None
 
-    def go_on(self, answer: ASGIApp) -> None:
-        """Go on with the answer to a request that an earlier program has taken and begun to answer."""
+    def go_on(self, answer: ASGIApp, *, has_begun: bool) -> None:
+        """Give the answer to a request that an earlier program has taken; its headers are sent if it ``has_begun``."""
         self._expect(NOTHING, 0)
         scope: Any = {"type": "http", "method": "POST", "headers": []}
         self.cycle = self._request = cycle = RequestResponseCycle(
@@ -52,7 +53,8 @@ class LeavingDoor(Door):
             keep_alive=True,
             on_response=self.on_response_complete,
         )
-        cycle.response_started = cycle.chunked_encoding = True
+        if has_begun:
+            cycle.response_started = cycle.chunked_encoding = True
         cycle.more_body = False
         scope[WRITER] = BodyWriter(cycle, self._backlog)
         self._open = [cycle]

@@ -16,11 +16,15 @@ logger = logging.getLogger(__name__)
 
 
 class Holdable(Protocol):
-    """A request whose stream may go on in the next program of this process."""
+    """A request that the next program of this process may answer, or go on with."""
 
     @property
     def can_be_held(self) -> bool:
         """Whether it can at this moment."""
+
+    @property
+    def waited_s(self) -> float:
+        """The time that it has waited so far, in seconds."""
 
     def hand_over(self) -> msgspec.Struct:
         """Return its state, as JSON has it."""
@@ -37,7 +41,7 @@ class BodyWriter:
         self._cycle = cycle
         self._backlog = backlog
         self._gone: Callable[[], None] | None = None
-        self.request: Holdable | None = None  # set for a stream that may go on elsewhere
+        self.request: Holdable | None = None  # set for one that the next program may answer
 
     def __repr__(self) -> str:
         return f"<BodyWriter begun={self._cycle.response_started} over={self._cycle.response_complete}>"

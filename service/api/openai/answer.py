@@ -71,11 +71,16 @@ class RelayedAnswer:
         self._withdraw = withdraw
         self._heartbeat_s = heartbeat_s
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether its headers are sent."""
+        return self._request.has_headers
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, unless the client leaves first; in any case the request holds no slot afterwards."""
         scope[WRITER].on_gone(partial(self._withdraw, self._request, None))
-        if self._request.posted.continues:
-            scope[WRITER].request = self._request
+        scope[WRITER].request = self._request
+        self._request.headers = scope["headers"]
         try:
             await self._answer(scope, receive, send)
         finally:

@@ -1,4 +1,4 @@
-"""Streams whose clients an earlier program of this process has begun to answer."""
+"""Requests that an earlier program of this process has taken, and has not answered whole."""
 
 from functools import partial
 from typing import Final
@@ -16,8 +16,8 @@ LOST: Final = JobId("request-lost")  # a request that is in no queue
 decode: Final = msgspec.json.Decoder(HeldRequest).decode
 
 
-def resume_stream(node: Node, heartbeat_s: float, document: bytes) -> RelayedAnswer:
-    """Take a handed-over request to the queue; return the rest of its answer as an application.
+def resume_request(node: Node, heartbeat_s: float, document: bytes) -> RelayedAnswer:
+    """Take a handed-over request to the queue; return its answer, or the rest of it, as an application.
 
     Raises:
         msgspec.MsgspecError: it cannot be read.

@@ -1,7 +1,7 @@
 """One request of a client: its state so far, and the effect of each end of an attempt. It is not recorded."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -54,13 +54,14 @@ class RelayFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A streamed request between two attempts, for the next program of this process."""
+    """A request that waits, or is between two attempts, for the next program of this process."""
 
     posted: PostedRequest
     attempts: int
     waited_s: float  # in queues so far
     on_slots_s: float
     asked: HeldAsking
+    has_headers: bool = True
 
 
 class RelayedRequest(OnSlot):
@@ -94,6 +95,7 @@ class RelayedRequest(OnSlot):
         self._waiting_since: float | None = time.monotonic()
         self._waited_s = 0.0
         self.has_headers = False  # its client has those of a stream
+        self.headers: Sequence[tuple[bytes, bytes]] = ()  # its client's
 
     def __repr__(self) -> str:
         state = "over" if self.is_over else "waits" if self._waiting_since is not None else f"on {self.worker}"
@@ -128,9 +130,14 @@ class RelayedRequest(OnSlot):
 
     @property
     def can_be_held(self) -> bool:
-        """Whether its stream can go on in the next program."""
-        is_between = self.is_waiting and not self.is_over and self.posted.continues and self.has_headers
-        return is_between and self.asked.can_go_on
+        """Whether the next program can answer it, or go on with its stream."""
+        can_go_on = not self.asked.has_begun or (self.posted.continues and self.asked.can_go_on)
+        return self.is_waiting and not self.is_over and can_go_on and (self.has_headers or not self._is_bound)
+
+    @property
+    def _is_bound(self) -> bool:
+        """Whether only this program can begin its answer: with headers for a page of another origin."""
+        return any(name == b"origin" for name, _ in self.headers)
 
     def hand_over(self) -> HeldRequest:
         """Return its state; it ``can_be_held``."""
@@ -140,11 +147,12 @@ class RelayedRequest(OnSlot):
             waited_s=self.waited_s,
             on_slots_s=self.on_slots_s,
             asked=self.asked.hand_over(),
+            has_headers=self.has_headers,
         )
 
     def take_over(self, held: HeldRequest) -> None:
         """Take over its state from an earlier program."""
-        self.attempts, self.has_headers = held.attempts, True
+        self.attempts, self.has_headers = held.attempts, held.has_headers
         self._waited_s, self.on_slots_s = held.waited_s, held.on_slots_s
         self.asked.take_over(held.asked)
 

@@ -164,9 +164,9 @@ class RelayedRequests(Work):
     def close(self, detail: str, *, keeps: bool = False) -> None:
         """Accept no more requests, and end the waiting ones: they are not recorded for the next life of the service.
 
-        Those that can be handed over to the next program are kept if it ``keeps`` them.
+        If it ``keeps`` those that can be handed over to the next program, new ones wait for it as well.
         """
-        self._closed_by = detail
+        self._closed_by = None if keeps else detail
         waiting = [each for each in self._requests.values() if each.is_waiting]
         for request in [each for each in waiting if not (keeps and each.can_be_held)]:
             self.withdraw(request, RelayFailure(reason=FailureReason.SHUTDOWN, detail=detail, after_s=AGAIN_S))
