@@ -43,12 +43,13 @@ class RosterMember:
     def view(self, wanted: WorkerSpec | None, *, is_left_alone: bool) -> ReplicaView:
         """Return it in the form that decisions use; ``wanted`` are the wanted settings for its number, if any."""
         now = self.worker.now
+        is_kept = Hold.OPERATOR in now.holds or (self.is_spare and self.is_there.is_set())
         return ReplicaView(
             model=self.worker.spec.name,
             number=self.number,
             is_current=self.spec == wanted,
             is_leaving=self.leaves is not None,
-            is_ready=now.is_available or ((self.is_spare or Hold.OPERATOR in now.holds) and not now.is_coming),
+            is_ready=now.is_available or (is_kept and not now.is_coming),
             is_spare=self.is_spare,
             is_left_alone=is_left_alone and self.spec == wanted,
             in_use=self.worker.slots.in_use,

@@ -194,9 +194,9 @@ class Roster:
             tasks.start_soon(self._spares.run)
             while not self._is_closed:
                 changed = self._changed.next  # the steps below change states themselves
+                self._spares.assign()  # first: a spare that starts is waited for
                 for step in decide(self._views(), self.wanted.counts()):
                     self._act(step, tasks, supervise)
-                self._spares.assign()
                 await changed.wait()
 
     def close(self) -> None:
@@ -248,12 +248,12 @@ class Roster:
         await tasks.start(supervise, member)
         if is_in_excess(member, self.wanted, self._members.values()):
             worker.drain_nowait(HELD[Hold.SPARE], Hold.SPARE)
-            self._changed.notify()
         else:
             self._start(worker, "it is in the configuration")
         if worker.spec.id in self._drained:
             worker.drain_nowait(self._drained.pop(worker.spec.id))
         member.is_there.set()
+        self._changed.notify()  # a spare may start now
 
     def _start(self, worker: SupervisedWorker, because: str) -> None:
         if worker.spec.id in self.unloaded:

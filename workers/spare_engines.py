@@ -51,7 +51,9 @@ class SpareEngines:
             count, because = self._allowed(family)
             members = {each.number: each for each in family.members}
             for step in decide_spares([each.spare_view for each in family.members], family.replicas, count):
-                self._act(members[step.number].worker, step.change, because)
+                member = members[step.number]
+                if step.change is not SpareChange.START or member.is_there.is_set():  # else its tasks do not run yet
+                    self._act(member.worker, step.change, because)
             for each in family.members:
                 if because and each.is_spare and not each.worker.now.is_wanted:
                     each.worker.supervisor.remark = f"a spare without an engine: {because}"

@@ -174,9 +174,9 @@ class HttpServer(uvicorn.Server):
         return [door.fileno() for door in self._doors() if door.is_at_rest and door.rest()]
 
     def held_streams(self) -> list[HeldStream]:
-        """Return the connections whose requests the next program answers, the one that has waited longest last."""
+        """Return the connections whose requests the next program answers, the one that has waited longest first."""
         held = [(door.fileno(), request) for door in self._doors() if (request := door.held) is not None]
-        held.sort(key=lambda each: each[1].waited_s)
+        held.sort(key=lambda each: -each[1].waited_s)
         return [HeldStream(fd=fd, request=msgspec.json.encode(request.hand_over())) for fd, request in held]
 
     async def resume(self) -> None:

@@ -83,6 +83,7 @@ class RelayedRequest(OnSlot):
         self.charges = Charges()
         self.own_tokens = 0  # prompt tokens that its program sent before
         self.attempts = 0
+        self._was_asked = False  # by this program
         self.tries: list[AttemptMeasures] = []  # ended attempts
         self.posted_at = datetime.now(UTC)
         self.on_slots_s = 0.0  # slot time of ended attempts
@@ -114,12 +115,12 @@ class RelayedRequest(OnSlot):
     @property
     def is_silent(self) -> bool:
         """Whether it waits, or its newest attempt has no token yet."""
-        return self.is_waiting or self.attempt.answer.first_token_at is None
+        return self.is_waiting or not self._was_asked or self.attempt.answer.first_token_at is None
 
     @property
     def worker(self) -> str | None:
         """The worker of the newest attempt."""
-        return self.attempt.worker if self.attempts else None
+        return self.attempt.worker if self._was_asked else None
 
     @property
     def waited_s(self) -> float:
@@ -166,7 +167,7 @@ class RelayedRequest(OnSlot):
     def begin_attempt(self, worker: SupervisedWorker) -> None:
         """Begin an attempt on a worker's slot."""
         self._waited_s, self._waiting_since = self.waited_s, None
-        self.attempts += 1
+        self.attempts, self._was_asked = self.attempts + 1, True
         slots = min(self.posted.answers, worker.slots.total)
         self.attempt = RunningAttempt(worker.spec.id, worker.now.incarnation, slots)
         self.attempt.answer.own_tokens = self.own_tokens if self.posted.is_apart else None
