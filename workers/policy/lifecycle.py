@@ -240,7 +240,7 @@ def _ready(now: Lifecycle) -> Lifecycle:
 def _drain(now: Lifecycle, event: DrainRequested, limits: LifecycleLimits) -> Decision:
     held = replace(now, holds=now.holds | {event.hold})
     if now.state is WorkerState.BACKOFF and event.hold is Hold.SPARE:
-        return _wait(held, limits.restart.spare_delay_s(len(now.paused_at)))
+        return _wait(held, limits.restart.delay_s(len(now.paused_at), 0.0, is_spare=True))
     if now.state is WorkerState.READY:
         return _move(held, WorkerState.DRAINING, event.because), ()
     is_more = now.state is WorkerState.DRAINING and event.hold not in now.holds
@@ -365,9 +365,9 @@ def _fail(gone: Lifecycle, because: str, at: float, jitter: float, limits: Lifec
     failed_at = failed_at if gone.is_deferred else (*failed_at, at)
     gone = replace(gone, failed_at=failed_at, paused_at=paused_at)
     if not gone.is_half_open and (gone.is_deferred or not restart.are_too_many(failed_at)):
-        waiting = _move(gone, WorkerState.BACKOFF, because)
+        waiting, is_spare = _move(gone, WorkerState.BACKOFF, because), Hold.SPARE in gone.holds
         failures = max(1, len(paused_at) - TRIED_AT_ONCE) if gone.is_deferred else len(paused_at)
-        return waiting, (StartTimer(timer=waiting.timer, after_s=restart.delay_s(failures, jitter)),)
+        return waiting, (StartTimer(timer=waiting.timer, after_s=restart.delay_s(failures, jitter, is_spare=is_spare)),)
     counted = "1 failure" if len(failed_at) == 1 else f"{len(failed_at)} failures"
     times = "again" if gone.is_half_open else f"after {counted} in {limits.restart.window_s:g} s, the last"
     return _await_retry(_move(gone, WorkerState.FAILED, f"gave up {times}: {because}"), limits)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from workers.policy.lifecycle import DrainRequested, StartTimer, TimerElapsed, decide
+from workers.policy.lifecycle import DrainRequested, EngineGone, StartTimer, TimerElapsed, decide
 from workers.policy.lifecycle_state import Lifecycle, LifecycleLimits
 from workers.policy.restart import RestartPolicy
 from workers.policy.spares import (
@@ -122,6 +122,17 @@ def test_a_broken_engine_starts_later_if_a_spare_has_taken_its_place() -> None:
         assert (held.timer, actions) == (8, (StartTimer(timer=8, after_s=after_s),))
         assert decide(held, TimerElapsed(timer=7), 0.0, limits)[0].state is WorkerState.BACKOFF
         assert decide(held, TimerElapsed(timer=8), 0.0, limits)[0].state is WorkerState.STARTING
+
+
+def test_a_killed_engine_waits_for_the_spare_as_well() -> None:
+    """Its worker became a spare while it was being killed."""
+    limits = LifecycleLimits(start_s=60, stop_grace_s=5, restart=RestartPolicy())
+    killed = Lifecycle(
+        state=WorkerState.STOPPING, incarnation=1, has_process=True, is_wanted=True, holds=frozenset({Hold.SPARE})
+    )
+    gone, actions = decide(killed, EngineGone(incarnation=1, because="silent", jitter=0.5), 0.0, limits)
+    assert gone.state is WorkerState.BACKOFF
+    assert [each.after_s for each in actions if isinstance(each, StartTimer)] == [5.0]
 
 
 ENGINE = EngineMemory(own_mib=1000, mapped_mib=4000, weights_mib=4000)
