@@ -267,7 +267,7 @@ def _accepted(node: Node, loaded: LoadedConfig, inherited: Inherited | None) -> 
             logger.warning("a request of the earlier program cannot be read, and ends: %s", error)
             os.close(each.fd)
         else:
-            accepted.append(Accepted(each.fd, answer, answer.has_begun))
+            accepted.append(Accepted(each.fd, answer, answer.has_begun, answer.keeps_alive))
     return accepted
 
 

@@ -124,8 +124,8 @@ class Roster:
         self.unloaded = {worker: name for worker, name in self.unloaded.items() if name != model}
         for member in [each for each in self._members.values() if each.worker.spec.name == model]:
             self.forgive(member.spec.id)
-            if member.leaves is None and not member.is_spare:  # a replacement is started, and spares follow
-                member.worker.resume_nowait("an operator asked to load it")
+            if member.leaves is None:  # else its replacement is started; spares follow the others
+                member.worker.resume_nowait("an operator asked to load it", starts=not member.is_spare)
 
     @property
     def unloaded_models(self) -> frozenset[str]:

@@ -1,5 +1,6 @@
 """The spares of fixed models: workers whose engines are ready for the place of one that breaks."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,7 +11,8 @@ import anyio.to_thread
 import psutil
 
 from workers.devices.discovery import MIB, host_free_mib, host_memory_mib
-from workers.members import Family
+from workers.files.gguf_header import is_gguf
+from workers.members import Family, RosterMember
 from workers.notifier import Notifier
 from workers.policy.spares import EngineMemory, HostMemory, SpareChange, auto_fault, decide_spares
 from workers.states import HELD, Hold
@@ -51,9 +53,7 @@ class SpareEngines:
             count, because = self._allowed(family)
             members = {each.number: each for each in family.members}
             for step in decide_spares([each.spare_view for each in family.members], family.replicas, count):
-                member = members[step.number]
-                if step.change is not SpareChange.START or member.is_there.is_set():  # else its tasks do not run yet
-                    self._act(member.worker, step.change, because)
+                self._act(members[step.number], step.change, because)
             for each in family.members:
                 if because and each.is_spare and not each.worker.now.is_wanted:
                     each.worker.supervisor.remark = f"a spare without an engine: {because}"
@@ -80,18 +80,25 @@ class SpareEngines:
         fault = self._faults.get(spec.name, UNMEASURED)
         return family.running if fault is UNMEASURED else int(fault is None), fault
 
-    def _act(self, worker: SupervisedWorker, change: SpareChange, because: str | None) -> None:
+    def _act(self, member: RosterMember, change: SpareChange, because: str | None) -> None:
+        worker = member.worker
+        # Without its tasks it cannot start yet, and one that an operator has drained starts when the operator says so.
+        may_start = member.is_there.is_set() and Hold.OPERATOR not in worker.now.holds
         match change:
             case SpareChange.TAKE:
                 logger.info("worker %s takes the place of one that is down", worker.spec.id)
                 worker.resume_nowait("it takes the place of a worker that is down", Hold.SPARE)
+                if may_start and not worker.now.is_wanted:
+                    self._start(worker, "its model lacks a worker")
             case SpareChange.HOLD:
                 worker.drain_nowait(HELD[Hold.SPARE], Hold.SPARE)
-            case SpareChange.START:
+            case SpareChange.START if may_start:
                 worker.supervisor.remark = None
                 self._start(worker, "its model has room for a spare")
             case SpareChange.STOP:
                 worker.stop_nowait(because or "its model has fewer spares")
+            case _:
+                pass
 
     async def _look(self, family: Family) -> None:
         name = family.spec.name
@@ -123,7 +130,9 @@ class SpareEngines:
 
 
 def engine_memory(root: int) -> EngineMemory:
-    """Measure the memory of the processes below ``root``; a model's files are mapped ones named ``.gguf``.
+    """Measure the memory of the processes below ``root``; a model's files are mapped ones that begin as GGUF files do.
+
+    A hub's cache names them by their digests.
 
     Source: the kernel's Documentation/filesystems/proc, "smaps".
 
@@ -134,11 +143,12 @@ def engine_memory(root: int) -> EngineMemory:
     own = mapped = 0
     files: set[str] = set()
     for process in psutil.Process(root).children(recursive=True):
-        for part in process.memory_maps(grouped=True):
-            own += part.anonymous
-            if part.path.endswith(".gguf"):
-                mapped += part.rss
-                files.add(part.path)
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            for part in process.memory_maps(grouped=True):
+                own += part.anonymous
+                if (file := Path(part.path)).is_file() and is_gguf(file):  # a device must not be opened
+                    mapped += part.rss
+                    files.add(part.path)
     weights = sum(Path(each).stat().st_size for each in files)
     return EngineMemory(own_mib=_mib(own), mapped_mib=_mib(mapped), weights_mib=_mib(weights))
 

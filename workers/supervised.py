@@ -134,9 +134,9 @@ class SupervisedWorker(EngineOwner):
         """Admit no new requests, in later incarnations either; requests in flight go on."""
         self.supervisor.post(lifecycle.DrainRequested(because=because, hold=hold))
 
-    def resume_nowait(self, because: str, hold: Hold = Hold.OPERATOR) -> None:
-        """End a drain; if it was an operator's, also start a worker that was stopped or gave up."""
-        self.supervisor.post(lifecycle.ResumeRequested(because=because, hold=hold))
+    def resume_nowait(self, because: str, hold: Hold = Hold.OPERATOR, *, starts: bool = True) -> None:
+        """End a drain; if it was an operator's, also start a worker that was stopped or gave up, if it ``starts``."""
+        self.supervisor.post(lifecycle.ResumeRequested(because=because, hold=hold, starts=starts))
 
     def restart_nowait(self, because: str) -> None:
         """Replace the engine now; its requests in flight end without blame."""

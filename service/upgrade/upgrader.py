@@ -246,10 +246,19 @@ class Upgrader:
         """Answer clients' requests, then accept none for a block; new ones wait in their sockets."""
         followers, requests = self._node.jobs.watch, self._node.scheduler.requests
         followers.close()
-        requests.close(PAUSED, keeps=True)
+
+        async def refuse() -> None:
+            """Refuse those that cannot be handed over, also later ones: the exec would close their connections."""
+            while True:
+                requests.close(PAUSED, keeps=True)
+                await anyio.sleep(POLL_S)
+
         try:
-            await front.wait_answered(ANSWER_S)
-            await front.quiesce(QUIET_S)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(refuse)
+                await front.wait_answered(ANSWER_S)
+                await front.quiesce(QUIET_S)
+                tasks.cancel_scope.cancel()
             yield
         finally:
             followers.open()

@@ -126,6 +126,23 @@ def test_a_spare_follows_an_operator(tmp_path: Path, free_ports: Ports) -> None:
         wait_for(lambda: roles(service) == ({"m-1"}, set()) and len(workers(service)) == 1, "the spare leaves")
         assert reload(service, lambda all_: models_of(all_)["m"].update(spares=1)) == {"resized": ["m"]}
         wait_roles(service, "m-1", "m-0")
+        reload(service, lambda all_: models_of(all_)["m"].update(spares=0, replicas=2))
+        wait_for(lambda: roles(service) == ({"m-0", "m-1"}, set()), "the spare is a replica")
+        reload(service, lambda all_: models_of(all_)["m"].update(spares=1, replicas=1))
+        wait_for(lambda: [len(each) for each in roles(service)] == [1, 1], "one of them is a spare again")
+        before = {each["pid"] for each in workers(service).values()}
+        reload(service, lambda all_: models_of(all_)["m"].update(slots=3))
+        served: list[bool] = []
+
+        def is_replaced() -> bool:
+            found = list(workers(service).values())
+            served.append(any(each["state"] == "ready" for each in found))
+            engines = {each["pid"] for each in found}
+            return len(found) == 2 and None not in engines and not before & engines
+
+        wait_for(is_replaced, "both have other settings")
+        wait_for(lambda: [len(each) for each in roles(service)] == [1, 1], "one of them is a spare again")
+        assert all(served), "one of them took turns at any time"
 
 
 @pytest.mark.system

@@ -3,6 +3,7 @@
 import json
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,7 @@ class WholeClient(threading.Thread):
     def __init__(self, service: Service, path: str = "/v1/chat/completions", **headers: str) -> None:
         super().__init__()
         self.answer: httpx.Response | None = None
+        self.answered_at = 0.0
         self.models = 0
         self._url, self._path, self._headers = service.url, path, headers
         self.start()
@@ -112,6 +114,7 @@ class WholeClient(threading.Thread):
         limits = httpx.Limits(max_connections=1)
         with httpx.Client(base_url=self._url, timeout=60, trust_env=False, limits=limits) as http:
             self.answer = http.post(self._path, json={**BODY, "stream": False}, headers=self._headers)
+            self.answered_at = time.monotonic()
             self.models = http.get("/v1/models").status_code
 
     def ended(self) -> httpx.Response:
@@ -128,9 +131,10 @@ def test_requests_without_an_answer_wait_for_the_next_program(tmp_path: Path, fr
         running = WholeClient(service)
         wait_for(lambda: service.get("/v1/workers/m-0")["slots"]["in_use"] == 1, "one is on the slot")
         queued = [WholeClient(service), WholeClient(service, **{"x-roundhouse-continue": "off"})]
+        queued.append(WholeClient(service, connection="close"))
         streams = [Client(service, max_tokens=5), Client(service, max_tokens=5, header="off")]
         foreign = WholeClient(service, origin=service.url)
-        wait_for(lambda: service.get("/v1/status")["pools"]["ready"] == 5, "the others wait")
+        wait_for(lambda: service.get("/v1/status")["pools"]["ready"] == 6, "the others wait")
         upgrade(service)
         for client in (running, *queued):
             answer = client.ended()
@@ -138,6 +142,8 @@ def test_requests_without_an_answer_wait_for_the_next_program(tmp_path: Path, fr
             assert answer.json()["choices"][0]["message"]["content"] == ANSWER
             assert answer.headers["x-roundhouse-attempts"] == ("2" if client is running else "1")
             assert client.models == 200
+        assert queued[-1].ended().headers["connection"] == "close"
+        assert running.answered_at < min(each.answered_at for each in queued), "the oldest goes first"
         for stream in streams:
             assert words_of(stream.ended()) == ANSWER[: ANSWER.index(" word5")]
             assert stream.models == 200

@@ -40,10 +40,11 @@ class DrainRequested(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResumeRequested(msgspec.Struct, frozen=True, kw_only=True):
-    """A hold is over; an operator's resume also starts a worker that gave up or was stopped."""
+    """A hold is over; an operator's resume also starts a worker that gave up or was stopped, if it ``starts``."""
 
     because: str
     hold: Hold = Hold.OPERATOR
+    starts: bool = True
 
 
 class RestartRequested(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +121,6 @@ class TimerElapsed(msgspec.Struct, frozen=True, kw_only=True):
     timer: int
 
 
-# Events
 Request = StartRequested | StopRequested | DrainRequested | ResumeRequested | RestartRequested
 News = EngineBegun | EngineReady | EngineBroken | EngineGone | EngineAnswered
 Event = Request | News | EngineExited | TimerElapsed | FailureCounted | FailureExplained
@@ -252,7 +252,7 @@ def _resume(now: Lifecycle, event: ResumeRequested) -> Decision:
     if now.state is WorkerState.DRAINING:
         held = replace(free, because=free.held_because)
         return (held if free.holds else _move(free, WorkerState.READY, event.because)), ()
-    return _start_for_operator(free, event.because) if event.hold is Hold.OPERATOR else (free, ())
+    return _start_for_operator(free, event.because) if event.hold is Hold.OPERATOR and event.starts else (free, ())
 
 
 def _restart(now: Lifecycle, event: RestartRequested, limits: LifecycleLimits) -> Decision:

@@ -75,6 +75,11 @@ def decide_spares(workers: Sequence[SpareView], replicas: int, spares: int) -> l
     working = [each for each in serving if each.takes_turns]
     usable = sorted((each for each in workers if each.is_spare and each.is_usable), key=lambda each: each.number)
     taken = usable[: max(0, replicas - len(working))]
+    # Fewer serve than shall, down or not: others are taken although they are not usable yet.
+    others = sorted(
+        (each for each in workers if each.is_spare and each not in taken), key=lambda each: not each.is_wanted
+    )
+    taken += others[: max(0, replicas - len(serving) - len(taken))]
     excess = max(0, len(serving) + len(taken) - replicas)
     order = sorted(serving, key=lambda each: (each.takes_turns, each.in_use, -each.number))
     moves = [

@@ -40,6 +40,7 @@ class Accepted(NamedTuple):
     fd: int
     answer: ASGIApp | None = None
     has_begun: bool = False
+    keeps_alive: bool = True
 
 
 class Measuring:
@@ -143,7 +144,7 @@ class HttpServer(uvicorn.Server):
                 if inherited.answer is None:
                     door.rest_is_over()
                 else:
-                    door.go_on(inherited.answer, has_begun=inherited.has_begun)
+                    door.go_on(inherited.answer, has_begun=inherited.has_begun, keeps_alive=inherited.keeps_alive)
 
     async def on_tick(self, counter: int) -> bool:
         """Tick each connection once a second; uvicorn calls this ten times a second."""
@@ -174,9 +175,9 @@ class HttpServer(uvicorn.Server):
         return [door.fileno() for door in self._doors() if door.is_at_rest and door.rest()]
 
     def held_streams(self) -> list[HeldStream]:
-        """Return the connections whose requests the next program answers, the one that has waited longest first."""
+        """Return the connections whose requests the next program answers, the oldest first."""
         held = [(door.fileno(), request) for door in self._doors() if (request := door.held) is not None]
-        held.sort(key=lambda each: -each[1].waited_s)
+        held.sort(key=lambda each: each[1].posted_at)
         return [HeldStream(fd=fd, request=msgspec.json.encode(request.hand_over())) for fd, request in held]
 
     async def resume(self) -> None:

@@ -1,13 +1,15 @@
 """Connections that the next program of this process goes on with: idle ones, and those with a request."""
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from service.api.door.connections import HEAD, NOTHING, Door
 from service.api.door.writer import WRITER, BodyWriter, Holdable
+
+CLOSE: Final = (b"connection", b"close")
 
 
 class LeavingDoor(Door):
@@ -16,9 +18,8 @@ class LeavingDoor(Door):
     @property
     def is_at_rest(self) -> bool:
         """Whether no request is under way and all answers are sent."""
-        is_between = self._stage is NOTHING or (self._stage is HEAD and not self._overhead)
         return (
-            is_between
+            self._is_between
             and not self._is_busy()
             and not self.pipeline
             and not self.transport.is_closing()
@@ -26,20 +27,25 @@ class LeavingDoor(Door):
         )
 
     @property
+    def _is_between(self) -> bool:
+        """Whether no part of a further request has come."""
+        return self._stage is NOTHING or (self._stage is HEAD and not self._overhead)
+
+    @property
     def held(self) -> Holdable | None:
         """The request whose answer the next program can give, or go on with; None without one."""
         cycle, transport = self._request, self.transport
-        if cycle is None or not self._is_busy() or self.pipeline or transport.is_closing():
+        if cycle is None or not self._is_busy() or self.pipeline or transport.is_closing() or not self._is_between:
             return None
         request: Holdable | None = cycle.scope[WRITER].request  # type: ignore[typeddict-item]
         if request is None or not request.can_be_held or transport.get_write_buffer_size():
             return None
         return request if cycle.chunked_encoding or not cycle.response_started else None
 
-    def go_on(self, answer: ASGIApp, *, has_begun: bool) -> None:
+    def go_on(self, answer: ASGIApp, *, has_begun: bool, keeps_alive: bool) -> None:
         """Give the answer to a request that an earlier program has taken; its headers are sent if it ``has_begun``."""
         self._expect(NOTHING, 0)
-        scope: Any = {"type": "http", "method": "POST", "headers": []}
+        scope: Any = {"type": "http", "method": "POST", "headers": [] if keeps_alive else [CLOSE]}
         self.cycle = self._request = cycle = RequestResponseCycle(
             scope=scope,
             transport=self.transport,
@@ -50,7 +56,7 @@ class LeavingDoor(Door):
             default_headers=self.server_state.default_headers,
             message_event=asyncio.Event(),
             expect_100_continue=False,
-            keep_alive=True,
+            keep_alive=keeps_alive,
             on_response=self.on_response_complete,
         )
         if has_begun:

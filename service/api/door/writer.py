@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from datetime import datetime
 from typing import Final, Protocol
 
 import msgspec
@@ -23,8 +24,8 @@ class Holdable(Protocol):
         """Whether it can at this moment."""
 
     @property
-    def waited_s(self) -> float:
-        """The time that it has waited so far, in seconds."""
+    def posted_at(self) -> datetime:
+        """When it came."""
 
     def hand_over(self) -> msgspec.Struct:
         """Return its state, as JSON has it."""

@@ -76,6 +76,11 @@ class RelayedAnswer:
         """Whether its headers are sent."""
         return self._request.has_headers
 
+    @property
+    def keeps_alive(self) -> bool:
+        """Whether its client's connection stays open afterwards."""
+        return self._request.keeps_alive
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, unless the client leaves first; in any case the request holds no slot afterwards."""
         scope[WRITER].on_gone(partial(self._withdraw, self._request, None))

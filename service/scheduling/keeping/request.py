@@ -62,6 +62,7 @@ class HeldRequest(msgspec.Struct, frozen=True, kw_only=True):
     on_slots_s: float
     asked: HeldAsking
     has_headers: bool = True
+    keeps_alive: bool = True
 
 
 class RelayedRequest(OnSlot):
@@ -97,6 +98,7 @@ class RelayedRequest(OnSlot):
         self._waited_s = 0.0
         self.has_headers = False  # its client has those of a stream
         self.headers: Sequence[tuple[bytes, bytes]] = ()  # its client's
+        self.keeps_alive = True  # the connection, in a program that takes it over
 
     def __repr__(self) -> str:
         state = "over" if self.is_over else "waits" if self._waiting_since is not None else f"on {self.worker}"
@@ -149,11 +151,12 @@ class RelayedRequest(OnSlot):
             on_slots_s=self.on_slots_s,
             asked=self.asked.hand_over(),
             has_headers=self.has_headers,
+            keeps_alive=not any(name == b"connection" and value.lower() == b"close" for name, value in self.headers),
         )
 
     def take_over(self, held: HeldRequest) -> None:
         """Take over its state from an earlier program."""
-        self.attempts, self.has_headers = held.attempts, held.has_headers
+        self.attempts, self.has_headers, self.keeps_alive = held.attempts, held.has_headers, held.keeps_alive
         self._waited_s, self.on_slots_s = held.waited_s, held.on_slots_s
         self.asked.take_over(held.asked)
 

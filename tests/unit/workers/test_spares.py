@@ -1,12 +1,18 @@
 """Which workers of a model are its spares, decided without an engine."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from workers.members import Family, RosterMember
+from workers.notifier import Notifier
 from workers.policy.lifecycle import DrainRequested, EngineGone, StartTimer, TimerElapsed, decide
 from workers.policy.lifecycle_state import Lifecycle, LifecycleLimits
 from workers.policy.restart import RestartPolicy
@@ -19,7 +25,11 @@ from workers.policy.spares import (
     auto_fault,
     decide_spares,
 )
+from workers.spare_engines import SpareEngines, engine_memory
+from workers.spec import EngineKind, WorkerSpec
 from workers.states import Hold, WorkerState
+from workers.supervised import SupervisedWorker
+from workers.upkeep import ModelUpkeep
 
 ACTIVE = SpareView(number=0, takes_turns=True, is_wanted=True)
 DOWN = SpareView(number=0, is_wanted=True)
@@ -44,6 +54,14 @@ def test_a_ready_spare_changes_roles_with_a_worker_that_is_down() -> None:
     """One that still loads does not."""
     assert steps(DOWN, READY) == [(1, SpareChange.TAKE), (0, SpareChange.HOLD)]
     assert steps(DOWN, LOADING) == []
+
+
+def test_a_spare_serves_where_workers_are_missing() -> None:
+    """It is taken although it is not ready: after a reload to more replicas, or an upgrade, no other is there."""
+    assert steps(LOADING) == [(1, SpareChange.TAKE)]
+    assert steps(IDLE) == [(1, SpareChange.TAKE)]
+    assert steps(ACTIVE, IDLE, replicas=2, spares=0) == [(1, SpareChange.TAKE)]
+    assert steps(replace(LOADING, number=0), replace(IDLE, number=2)) == [(0, SpareChange.TAKE)]
 
 
 def test_a_spare_takes_one_place() -> None:
@@ -76,7 +94,7 @@ def follow(workers: Iterable[SpareView], step: SpareStep) -> list[SpareView]:
             return each
         match step.change:
             case SpareChange.TAKE:
-                return replace(each, is_spare=False, is_usable=False, takes_turns=True)
+                return replace(each, is_spare=False, is_usable=False, takes_turns=True, is_wanted=True)
             case SpareChange.HOLD:
                 return replace(each, is_spare=True, is_usable=each.takes_turns, takes_turns=False)
             case SpareChange.START:
@@ -108,7 +126,7 @@ def test_the_steps_come_to_rest_with_as_many_workers_at_turns_as_can_be(
     else:
         raise AssertionError(workers)
     serving = [each for each in workers if not each.is_spare]
-    assert len(serving) <= max(replicas, 0)
+    assert len(serving) == min(replicas, len(workers))
     assert sum(each.takes_turns for each in serving) >= min(replicas, able)
     assert sum(each.is_spare and each.is_wanted for each in workers) <= spares
 
@@ -133,6 +151,42 @@ def test_a_killed_engine_waits_for_the_spare_as_well() -> None:
     gone, actions = decide(killed, EngineGone(incarnation=1, because="silent", jitter=0.5), 0.0, limits)
     assert gone.state is WorkerState.BACKOFF
     assert [each.after_s for each in actions if isinstance(each, StartTimer)] == [5.0]
+
+
+@pytest.mark.parametrize(
+    ("has_tasks", "is_drained", "starts"), [(True, False, True), (False, False, False), (True, True, False)]
+)
+async def test_a_spare_starts_once_it_can_and_may(*, has_tasks: bool, is_drained: bool, starts: bool) -> None:
+    """One that joins while its model's upkeep is busy has no tasks yet; an operator's drain lasts."""
+    spec = WorkerSpec(engine=EngineKind.EMBEDDED, spares=1)
+    worker = SupervisedWorker(spec)
+    member = RosterMember(worker, spec, 0, ModelUpkeep([worker], state_dir=None, observe=lambda *_: None))
+    worker.drain_nowait("a spare", Hold.SPARE)
+    if is_drained:
+        worker.drain_nowait("drained by an operator")
+    if has_tasks:
+        member.is_there.set()
+    started: list[SupervisedWorker] = []
+    families = [Family(spec, 1, [member])]
+    SpareEngines(lambda: families, lambda each, _: started.append(each), Notifier(), has_lanes=False).assign()
+    assert started == [worker] * starts
+    assert (Hold.OPERATOR in worker.now.holds) is is_drained
+
+
+def test_weights_are_known_by_their_first_bytes(tmp_path: Path) -> None:
+    """A hub's cache names files by their digests."""
+    file = tmp_path / ("0" * 64)
+    file.write_bytes(b"GGUF" + bytes((4 << 20) - 4))
+    code = (
+        f"import mmap; file = open({str(file)!r}, 'rb'); mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ);"
+        "sum(mapped[::4096]); print(flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+        assert reader.stdout is not None
+        reader.stdout.readline()
+        memory = engine_memory(os.getpid())
+        reader.communicate(b"\n")
+    assert (memory.mapped_mib, memory.weights_mib) == (4, 4)
 
 
 ENGINE = EngineMemory(own_mib=1000, mapped_mib=4000, weights_mib=4000)
