@@ -240,7 +240,7 @@ def _ready(now: Lifecycle) -> Lifecycle:
 def _drain(now: Lifecycle, event: DrainRequested, limits: LifecycleLimits) -> Decision:
     held = replace(now, holds=now.holds | {event.hold})
     if now.state is WorkerState.BACKOFF and event.hold is Hold.SPARE:
-        return _wait(held, limits.restart.delay_s(len(now.paused_at), 0.0, is_spare=True))
+        return _wait(held, limits.restart.spare_delay_s(len(now.paused_at), 0.0))
     if now.state is WorkerState.READY:
         return _move(held, WorkerState.DRAINING, event.because), ()
     is_more = now.state is WorkerState.DRAINING and event.hold not in now.holds
@@ -360,14 +360,14 @@ def _died_at_last(gone: Lifecycle, at: float, limits: LifecycleLimits) -> Decisi
 def _fail(gone: Lifecycle, because: str, at: float, jitter: float, limits: LifecycleLimits) -> Decision:
     """Count a failure, and wait for the next try, or give up; a deferred one only causes the wait."""
     restart = limits.restart
+    delay_s = restart.spare_delay_s if Hold.SPARE in gone.holds else restart.delay_s
     paused_at = (*restart.recent(gone.paused_at, at), at)
-    failed_at = restart.recent(gone.failed_at, at)
-    failed_at = failed_at if gone.is_deferred else (*failed_at, at)
+    failed_at = restart.recent(gone.failed_at, at) + (() if gone.is_deferred else (at,))
     gone = replace(gone, failed_at=failed_at, paused_at=paused_at)
     if not gone.is_half_open and (gone.is_deferred or not restart.are_too_many(failed_at)):
-        waiting, is_spare = _move(gone, WorkerState.BACKOFF, because), Hold.SPARE in gone.holds
+        waiting = _move(gone, WorkerState.BACKOFF, because)
         failures = max(1, len(paused_at) - TRIED_AT_ONCE) if gone.is_deferred else len(paused_at)
-        return waiting, (StartTimer(timer=waiting.timer, after_s=restart.delay_s(failures, jitter, is_spare=is_spare)),)
+        return waiting, (StartTimer(timer=waiting.timer, after_s=delay_s(failures, jitter)),)
     counted = "1 failure" if len(failed_at) == 1 else f"{len(failed_at)} failures"
     times = "again" if gone.is_half_open else f"after {counted} in {limits.restart.window_s:g} s, the last"
     return _await_retry(_move(gone, WorkerState.FAILED, f"gave up {times}: {because}"), limits)

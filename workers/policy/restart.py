@@ -46,11 +46,14 @@ class RestartPolicy(Configured):
         """Whether the worker gives up after these recent failures."""
         return self.failures is not None and len(failed_at) >= self.failures
 
-    def delay_s(self, failures: int, jitter: float, *, is_spare: bool = False) -> float:
+    def delay_s(self, failures: int, jitter: float) -> float:
         """Return the pause before the next start, after ``failures`` since the engine last answered.
 
         ``jitter`` in [0, 1) takes up to half of it away, so that replicas that died together do not load weights
-        together. If a spare has taken the place, it reads its prompts before another engine loads.
+        together.
         """
-        pause_s = Backoff(first_s=self.initial_s, last_s=self.max_s).after(failures) * (1.0 - 0.5 * jitter)
-        return max(SPARE_S, pause_s) if is_spare else pause_s
+        return Backoff(first_s=self.initial_s, last_s=self.max_s).after(failures) * (1.0 - 0.5 * jitter)
+
+    def spare_delay_s(self, failures: int, jitter: float) -> float:
+        """Return the pause if a spare has taken the place: it reads its prompts before another engine loads."""
+        return max(SPARE_S, self.delay_s(failures, jitter))
