@@ -1,4 +1,7 @@
-"""Conversations decide the same with and without kills: ends, leaders, failures, callers (specification, "Ends")."""
+"""Conversations decide the same with and without kills: ends, leaders, failures, callers (specification, "Ends").
+
+Their answers have thoughts and calls, and go on where they broke off.
+"""
 
 import hashlib
 import signal
@@ -7,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from random import Random
 
@@ -18,16 +22,24 @@ from tests.harness.service import Document, Service, scripted_model
 from tests.harness.waiting import is_alive, wait_for
 
 KILLS, SOAK_KILLS = 4, 200
+SERVICE_EVERY = 5  # one kill of so many is the service's
+MUSES = 30  # tokens of a thought
+MOST_AGAIN = 1.05  # tokens generated with kills, to those without
+LOOK: Document = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
+    "unverified": "retry",
+}
 STOP: Document = {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}}
 WORDS = "yes | no | maybe | I wonder."
-COMPARED = ("agent", "role", "round", "by", "kind", "state", "reason", "text", "signals", "memory")
+COMPARED = ("agent", "role", "round", "by", "kind", "state", "reason", "text", "signals", "memory", "thinking")
 UNTIL: list[list[Document]] = [
     [{"agent": "bob", "says": ["yes"]}],
     [{"agent": "ann", "matches": "^ma"}],
     [{"signal": "stop"}],
     [{"agree": ["ann", "bob"]}],
     [{"unchanged": 1}],
-    [{"answer_tokens": 9}, {"agent": "guest", "says": ["no"]}],
+    [{"answer_tokens": 9 * MUSES}, {"agent": "guest", "says": ["no"]}],
     [],
 ]
 
@@ -39,7 +51,8 @@ def rounds(seed: int) -> Document:
     agents: list[Document] = [
         {"id": "guest", "by": "caller"},
         {"id": "mute", "by": "caller", "wait_s": 0.05, **silence},
-        {"id": "ann", "model": "m", "system": f"ANSWERS: {WORDS} | CALL stop", "exit_tools": [STOP]},
+        {"id": "ann", "model": "m", "system": f"ANSWERS: {WORDS} | CALL stop | CALL look", "exit_tools": [STOP],
+         "tools": [LOOK]},
         {"id": "bob", "model": "m", "system": f"ANSWERS: {WORDS}", "speak_after_within_round": ["ann", "guest"]},
         {
             "id": "cid", "model": "m", "system": f"ANSWERS: {WORDS}", "validation": fails,
@@ -131,10 +144,15 @@ def transcripts(service: Service, job_id: str) -> list[Document]:
     return [
         {
             **{key: talk[key] for key in ("id", "state", "reason", "ended_by", "left")},
-            "turns": sorted([{key: turn[key] for key in COMPARED} for turn in talk["turns"]], key=placed),
+            "turns": sorted(map(compared, talk["turns"]), key=placed),
         }
         for talk in result["conversations"]
     ]
+
+
+def compared(turn: Document) -> Document:
+    calls = [(call["iteration"], call["name"], call["result"]) for call in turn["tool_calls"]]
+    return {**{key: turn[key] for key in COMPARED}, "calls": calls, "tokens": turn["usage"]["completion_tokens"]}
 
 
 def placed(turn: Document) -> tuple[int, str, str]:
@@ -145,13 +163,19 @@ def placed(turn: Document) -> tuple[int, str, str]:
 def test_decisions_are_the_same_with_and_without_kills(
     tmp_path: Path, free_ports: Callable[[int], int], request: pytest.FixtureRequest
 ) -> None:
-    """The service and its engines are killed in turn; 200 kills in a soak. Words, states and ends are the same."""
+    """The service and its engines are killed; some 300 kills in a soak. Words, states, costs and ends are the same."""
     kills = SOAK_KILLS if request.config.getoption("--soak") else KILLS
     jobs = [make(seed) for seed in range((kills + 1) // 2) for make in (rounds, led)]
     chance = Random(kills)  # noqa: S311
-    model = scripted_model(free_ports(1), slots=4, chooses=True, interval=0.002)
+    (tmp_path / "kill_tools.py").write_text("def look() -> int:\n    return 5\n")
+    flags = {"chooses": True, "interval": 0.002, "goes_on": "kept", "muses": MUSES}
+    model = {
+        **scripted_model(free_ports(1), slots=8, **flags),
+        "tools": {"python": {"look": "kill_tools:look"}},
+    }
     port = free_ports(1)
     calm = Service(tmp_path / "calm", port, {"m": model})
+    calm.environment["PYTHONPATH"] = str(tmp_path)
     expected: list[list[Document]] = []
     calm.start()
     with guests(calm.url):
@@ -164,11 +188,14 @@ def test_decisions_are_the_same_with_and_without_kills(
             job_id = calm.post_job(fork(seed, jobs[seed], source))
             calm.wait_ended(job_id, 120.0)
             expected.append(transcripts(calm, job_id))
+    wait_for(lambda: generated(calm) > 0, "its usage is written")
+    tokens = generated(calm)
     assert calm.stop() == 0
     calm.http.close()
     endings = Counter(str(talk["ended_by"] or talk["reason"])[:12] for each in expected for talk in each)
     print(f"{len(jobs)} jobs end by {dict(endings)}; left: {sum(bool(t['left']) for each in expected for t in each)}")
     service = Service(tmp_path / "killed", port, {"m": model})
+    service.environment["PYTHONPATH"] = str(tmp_path)
     service.start()
     try:
         with guests(service.url):
@@ -180,7 +207,7 @@ def test_decisions_are_the_same_with_and_without_kills(
                 ids.append(service.post_job(plain or fork(seed, jobs[seed], ids[seed])))
                 until = time.monotonic() + chance.uniform(0.0, 0.6)
                 wait_for(lambda at=until: time.monotonic() > at, "a random moment")  # type: ignore[misc]
-                if number % 2:
+                if number % SERVICE_EVERY:
                     kill_engine(service)
                 else:
                     tree = service.tree()
@@ -190,12 +217,38 @@ def test_decisions_are_the_same_with_and_without_kills(
             for job_id in ids:
                 service.wait_ended(job_id, 120.0)
         found = [transcripts(service, job_id) for job_id in ids]
-        assert found == expected
+        assert differences(found, expected) == []
+        again, breaks = generated(service) / tokens, continued(service, ids)
+        print(f"{len(posts)} kills: {breaks} answers went on, {again:.4f} x tokens generated")
+        assert breaks
+        assert again <= MOST_AGAIN
         assert service.stop() == 0
     finally:
         if service.process is not None and service.process.poll() is None:
             service.kill()
         service.http.close()
+
+
+def differences(found: list[list[Document]], expected: list[list[Document]]) -> list[tuple[Document, Document]]:
+    """Return the pairs of turns, and of conversations without their turns, that are not the same."""
+    pairs: list[tuple[Document, Document]] = []
+    for got, wanted in zip(chain(*found), chain(*expected), strict=True):
+        pairs.append(({**got, "turns": len(got["turns"])}, {**wanted, "turns": len(wanted["turns"])}))
+        pairs += zip(got["turns"], wanted["turns"], strict=False)
+    return [pair for pair in pairs if pair[0] != pair[1]]
+
+
+def generated(service: Service) -> int:
+    """Return the tokens that engines have generated, each as often as it was."""
+    usage = service.get("/v1/usage")["usage"]
+    return sum(row["answer_tokens"] + row["wasted_tokens"] for row in usage)
+
+
+def continued(service: Service, job_ids: list[str]) -> int:
+    """Return how often answers of these jobs went on from a half."""
+    results = [service.get(f"/v1/jobs/{job_id}/result") for job_id in job_ids]
+    turns = [turn for result in results for talk in result["conversations"] for turn in talk["turns"]]
+    return sum(len(turn["continued"]) for turn in turns if not turn["inherited"])
 
 
 def kill_engine(service: Service) -> None:

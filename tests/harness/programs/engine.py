@@ -100,6 +100,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
         "other words although the template keeps it, or not at all although the template keeps it; the last writes "
         "another answer once it has died",
     )
+    parser.add_argument("--muses", type=int, default=0, help="with --goes-on: think so many words before each answer")
     parser.add_argument("--script", type=Path, help="answer the n-th request with the n-th entry of this JSON list")
     parser.add_argument("--never-ready", action="store_true", help="load for ever")
     parser.add_argument("--mute", action="store_true", help="accept requests and never answer")
@@ -215,7 +216,7 @@ class Engine:
     def _count(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         options = self.options
         if options.goes_on:
-            tokens = options.prompt_tokens + len(_pieces(_begun(request)))
+            tokens = options.prompt_tokens + len(_pieces("".join(_begun(request))))
             return _send(writer, 200, json.dumps({"input_tokens": tokens}).encode())
         self._record(request)
         if options.count_busy is not None and not options.count_busy.exists():
@@ -281,7 +282,7 @@ class Engine:
             self.exit(1)
         if options.stop_on and options.stop_on in messages and self._may_die():
             self.take_signal(signal.SIGSTOP)
-        if _begun(request) and options.goes_on in {"refused", "other"}:
+        if any(_begun(request)) and options.goes_on in {"refused", "other"}:
             return _send(writer, 400, b'{"error": {"code": 400, "message": "no prefill", "type": "invalid_request"}}')
         if not request.get("stream"):
             return await self._answer_whole(request, writer, slot)
@@ -305,8 +306,8 @@ class Engine:
         reason = next((delta.pop("finish") for delta in deltas if "finish" in delta), reason)
         _event(writer, {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
         begun = _begun(request)
-        tokens = options.prompt_tokens + len(_pieces(begun))
-        usage = {"prompt_tokens": tokens, "completion_tokens": len(deltas) - bool(begun)}
+        tokens = options.prompt_tokens + len(_pieces("".join(begun)))
+        usage = {"prompt_tokens": tokens, "completion_tokens": len(deltas) - sum(map(bool, begun))}
         _event(writer, {"choices": [], "usage": usage})
         return writer.write(b"data: [DONE]\n\n")
 
@@ -327,9 +328,10 @@ class Engine:
 
     def _template(self, request: dict[str, Any]) -> str:
         """Return a prompt that ends with the half answer, if there is one."""
-        begun = _begun(request)
-        asked = request["messages"][:-1] if begun else request["messages"]
-        half = begun.upper() if self.options.goes_on == "rewritten" else begun
+        thought, text = _begun(request)
+        asked = request["messages"][:-1] if thought or text else request["messages"]
+        half = (f"<think>{thought}" + "</think>" * bool(text) if thought else "") + text
+        half = half.upper() if self.options.goes_on == "rewritten" else half
         return "".join(f"<{each['role']}>{each['content']}" for each in asked) + f"<assistant>{half}"
 
     def _render(self, request: dict[str, Any]) -> str:
@@ -441,17 +443,21 @@ class Engine:
         numbered = [f"{topic[0] if topic else ''}word{number}" for number in range(self.options.tokens)]
         if is_other:
             numbered[OTHER_AT] = "other"
-        text, begun = " ".join(numbered), _begun(request)
-        entry: dict[str, Any] = {"content": text}
+        thought, begun = _begun(request)
+        entry: dict[str, Any] = {"content": " ".join(numbered)}
         if self.options.script:
             script = json.loads(self.options.script.read_text())
             calls = sum(message["role"] == "tool" for message in request["messages"])
             entry = script[min(calls, len(script) - 1)]
+        if self.options.chooses:
+            entry = _chosen(request)
+        mused = " ".join(f"thought{number}" for number in range(self.options.muses)) if not begun else thought
+        muses = [{"reasoning_content": each} for each in (thought, *_pieces(mused.removeprefix(thought))) if each]
         rest = _pieces(entry.get("content", "").removeprefix(begun))
         rest = rest[: request.get("max_tokens")]
         first = [{"content": begun if self.options.goes_on != "unlike" else begun[::-1]}] if begun else []
         words = [{"content": piece} for piece in rest]
-        return [*first, *words, *_scripted({**entry, "content": ""})]
+        return [*muses, *first, *words, *_scripted({**entry, "content": ""})]
 
     def _words(self, request: dict[str, Any]) -> list[str]:
         if self.options.echo:
@@ -482,12 +488,13 @@ def _may_not_think(request: dict[str, Any]) -> bool:
 
 def _chosen(request: dict[str, Any]) -> dict[str, Any]:
     """Return an answer that depends on the discussion alone: system messages contain the time."""
-    messages = request["messages"]
+    messages = request["messages"][: -1 if any(_begun(request)) else None]
     system = "".join(message["content"] for message in messages if message["role"] == "system")
     held_to = re.findall(r'"([^"]+)"', request.get("grammar") or "")
     listed = re.findall(r"ANSWERS: ([^\n]*)", system) or ["Indeed. | Perhaps. | No."]
     answers = held_to or [each.strip() for each in listed[-1].split("|")]
     heard = json.dumps([message for message in messages if message["role"] != "system"])
+    heard = re.sub(r"\\n\\nYou began this turn before[^\"]*", "", heard)  # a break changes no answer
     digest = hashlib.sha256(f"{heard} {answers}".encode()).digest()
     word = answers[digest[0] % len(answers)]
     if word.startswith("CALL "):
@@ -495,9 +502,12 @@ def _chosen(request: dict[str, Any]) -> dict[str, Any]:
     return {"content": word}
 
 
-def _begun(request: dict[str, Any]) -> str:
-    """Return the half answer that a request goes on with, empty without one."""
-    return str(request["messages"][-1]["content"]) if request.get("continue_final_message") else ""
+def _begun(request: dict[str, Any]) -> tuple[str, str]:
+    """Return the thought and the text of the half answer that a request goes on with, empty without one."""
+    if not request.get("continue_final_message"):
+        return "", ""
+    half = request["messages"][-1]
+    return str(half.get("reasoning_content", "")), str(half["content"])
 
 
 def _pieces(text: str) -> list[str]:
