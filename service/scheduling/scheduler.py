@@ -198,8 +198,8 @@ class Scheduler:
             self._core = self._new_core()
         finally:
             self._is_forgetting = False
-        if self.pauses.are_any:
-            self._core.handle(events.Paused())
+        paused = [events.Paused()] if self.pauses.are_any else []
+        self._post(*paused, *(events.JobAdmitted(job=each.job) for each in self.requests.queue.by_job.values()))
         self._news.tell_all()
 
     def close_nowait(self) -> None:

@@ -118,3 +118,36 @@ def test_calls_that_were_answered_are_not_made_again(tmp_path: Path, free_ports:
     assert (tmp_path / "ran").read_text().splitlines() == ["ran"]
     assert (turn["text"], len(turn["tool_calls"])) == (ANSWER, 1)
     assert turn["continued"][0]["at_tokens"] == 7 + 4
+
+
+def test_a_constrained_answer_goes_on_within_its_thought(tmp_path: Path, free_ports: Ports) -> None:
+    """Its grammar begins with the rest of the thought, so the answer behind it has the form."""
+    (tmp_path / "script").write_text(json.dumps([{"content": "yes"}]))
+    model = dying(tmp_path, free_ports(1), script=str(tmp_path / "script"), muses=9, thinks="first")
+    choices = {"choices": ["yes", "no"]}
+    with serving(tmp_path, free_ports(1), {"m": model}) as service:
+        turn = turn_of(service, job(validation=choices))
+        (row,) = service.get("/v1/usage")["usage"]
+    first, second = chats(tmp_path / "record")
+    half = " ".join(f"thought{number}" for number in range(6))
+    assert turn["text"] == "yes"
+    assert turn["thinking"] == f"{half} thought6 thought7 thought8"
+    assert turn["continued"] == [{"at_tokens": 6, "because": "engine_died", "worker": "m-0"}]
+    assert second["messages"][-1] == {"role": "assistant", "content": "", "reasoning_content": half}
+    assert "root ::= thought answer" in second["grammar"]
+    assert "grammar" in first
+    assert (row["answer_tokens"], row["wasted_tokens"]) == (10, 0)
+
+
+def test_a_constrained_answer_is_written_again_after_its_thought(tmp_path: Path, free_ports: Ports) -> None:
+    """No grammar can begin in the middle of its form: the thought is kept, and the words behind it are not."""
+    (tmp_path / "script").write_text(json.dumps([{"content": "yes it is"}]))
+    model = dying(tmp_path, free_ports(1), script=str(tmp_path / "script"), muses=5, thinks="first")
+    with serving(tmp_path, free_ports(1), {"m": model}) as service:
+        turn = turn_of(service, job(validation={"pattern": "yes it is|no"}))
+        (row,) = service.get("/v1/usage")["usage"]
+    _, second = chats(tmp_path / "record")
+    assert turn["text"] == "yes it is"
+    assert turn["continued"][0]["at_tokens"] == 4
+    assert second["messages"][-1]["content"] == ""
+    assert (row["answer_tokens"], row["wasted_tokens"]) == (8, 2)

@@ -168,7 +168,7 @@ def test_decisions_are_the_same_with_and_without_kills(
     jobs = [make(seed) for seed in range((kills + 1) // 2) for make in (rounds, led)]
     chance = Random(kills)  # noqa: S311
     (tmp_path / "kill_tools.py").write_text("def look() -> int:\n    return 5\n")
-    flags = {"chooses": True, "interval": 0.002, "goes_on": "kept", "muses": MUSES}
+    flags: Document = {"chooses": True, "interval": 0.002, "goes_on": "kept", "muses": MUSES}
     model = {
         **scripted_model(free_ports(1), slots=8, **flags),
         "tools": {"python": {"look": "kill_tools:look"}},

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from random import Random
@@ -255,10 +256,19 @@ def take_interpreter(subject: Refusable) -> Callable[[], None]:
     return lambda: subject.python.symlink_to(sys.executable)
 
 
+def spoil_interpreter(subject: Refusable) -> Callable[[], None]:
+    """Put something else in its place that may be run: only the very last step fails, with all claims left."""
+    subject.python.unlink()
+    subject.python.write_bytes(b"\x7fELF nothing")
+    subject.python.chmod(0o755)
+    return lambda: None
+
+
 PLACES: dict[str, tuple[Callable[[Refusable], Callable[[], None]], str]] = {
     "the files were changed": (change_file, "changed"),
     "an engine is being stopped": (stop_engine, "is stopping its engine"),
     "the interpreter cannot be run": (take_interpreter, "cannot be run"),
+    "the interpreter is no program": (spoil_interpreter, "cannot be run"),
 }
 
 
@@ -280,6 +290,32 @@ def test_after_a_late_refusal_results_are_recorded_as_before(tmp_path: Path, fre
         later = service.post_job(debate(conversations=2))
         for each in (job, later):
             subject.check(each)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("place", PLACES)
+def test_requests_that_wait_are_answered_after_a_late_refusal(tmp_path: Path, free_ports: Ports, place: str) -> None:
+    """One comes while the upgrade drains, and waits for it; each is answered once."""
+    refuse, because = PLACES[place]
+    said = {"role": "user", "content": "TOPIC-7."}
+    with refusable(tmp_path, free_ports(2)) as subject, ThreadPoolExecutor() as tasks:
+        service = subject.service
+        subject.post_held()
+        subject.ask()
+        chat = {"model": "m", "messages": [said]}
+        asked = [
+            tasks.submit(service.http.post, "/v1/chat/completions", json={**chat, "stream": is_streamed}, timeout=60.0)
+            for is_streamed in (False, True)
+        ]
+        wait_for(lambda: service.get("/v1/status")["pools"]["ready"] >= 8, "they wait")
+        subject.gate.touch()
+        undo = refuse(subject)
+        subject.window.let_go()
+        subject.wait_refused(because)
+        undo()
+        answers = [each.result() for each in asked]
+    assert [each.status_code for each in answers] == [200, 200], [each.text for each in answers]
+    assert all(each.text.count("TOPIC-7") == 1 for each in answers)
 
 
 @pytest.mark.system

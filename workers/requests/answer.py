@@ -11,7 +11,7 @@ from transport.events import Usage
 from transport.request import ChatRequest, Thought
 from workers.policy.repetition import Repetition, RepetitionLimits
 from workers.requests.generation import ContinuedGeneration, Generation, RepeatedGeneration
-from workers.requests.halves import GoingOn, HalfAnswer
+from workers.requests.halves import GoingOn, HalfAnswer, Kept, kept_part
 from workers.requests.prompts.stack import ToolExchange
 from workers.tools.calls import Signal, ToolRecord
 
@@ -128,6 +128,7 @@ class Answer:
         self.iterations_used = 0
         self.exchanges: list[ToolExchange] = []  # messages with calls, as the next prompt has them
         self.constrained_by: str | None = None  # the parameter that constrained the newest generation
+        self.keeps_thought = False  # if it breaks off, although a constraint holds after that
         self.thought = Thought.NONE  # the thought that could precede the constrained answer
         self.own_tokens: int | None = (
             None  # tokens of its first prompt that its own key sent before; None shows all cached tokens
@@ -176,20 +177,23 @@ class Answer:
 
     @property
     def half(self) -> HalfAnswer:
-        """The answer so far, for another attempt to go on from; an ended or a constrained message is left out."""
+        """The answer so far, for another attempt to go on from; an ended message is left out."""
         if self.begins_with is not None:
             return self.begins_with
         generation, is_whole = self.generation, self.generation.finish_reason is not None
         text, reasoning = generation.pieces
         if any(call.iteration >= self.iterations_used for call in self.tool_calls):
             return HalfAnswer()  # its calls were cut off: whether they took effect is not known
-        is_lost = is_whole or generation.is_refusal or self.constrained_by is not None
+        kept = Kept.ALL if self.asked is None else kept_part(self.asked.params, keeps_thought=self.keeps_thought)
+        tokens, is_lost = generation.output_tokens, is_whole or generation.is_refusal or kept is Kept.NOTHING
         if is_lost or (generation.tool_call_fragments and not text):
             text = reasoning = ()
+        elif kept is Kept.THOUGHT:
+            text, tokens = (), tokens - len(text)
         return HalfAnswer(
             text=text,
             reasoning=reasoning,
-            tokens=generation.output_tokens if text or reasoning else 0,
+            tokens=tokens if text or reasoning else 0,
             ended=tuple(self._ended),
             exchanges=tuple(self.exchanges),
             tool_calls=tuple(self.tool_calls),

@@ -135,10 +135,11 @@ class AnswerBegins:
         if half.text or half.reasoning:
             self.note_lost(str(fault))
 
-    def note_refused(self, outcome: Outcome | None) -> None:
+    def note_refused(self, outcome: Outcome | None, *, is_certain: bool = True) -> None:
         """Record that half an answer was lost: the present engine refused to go on, or went on with other words."""
         self.refusals += 1
-        self.stop_asking(outcome)
+        if is_certain:
+            self.stop_asking(outcome)
 
     def note_lost(self, fault: str) -> None:
         """Record that half an answer was lost."""

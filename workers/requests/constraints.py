@@ -2,7 +2,7 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import anyio
@@ -12,6 +12,7 @@ from transport.dialects.dialect import Dialect
 from transport.request import Constraint
 from workers.requests.generation import Generation
 from workers.tools.call_parser import read_json
+from workers.tools.definition import ToolDefinition
 
 KNOWN: Final = 1000  # refused constraints that are remembered
 TRIAL: Final = Constraint(choices=("zq-4417", "vk-9038"))  # made up: no model answers them unprompted
@@ -39,6 +40,20 @@ class ConstraintPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     is_sent: bool
     is_told: bool
+
+
+def call_constraint(tools: Sequence[ToolDefinition]) -> Constraint:
+    """Return the constraint of one call as text, to any of ``tools``: the form that ``Fallback.JSON`` reads."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, "arguments": tool.parameters or {"type": "object"}},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    return Constraint(json_schema=calls[0] if len(calls) == 1 else {"anyOf": calls})
 
 
 class EngineConstraints:

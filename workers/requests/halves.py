@@ -1,6 +1,7 @@
 """Half an answer, written before its attempt broke off: what another attempt goes on with. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
 from typing import Any, Final
 
 import msgspec
@@ -8,11 +9,11 @@ from msgspec import structs
 
 from transport.answer_bound import bounds_in
 from transport.events import Usage
-from transport.request import BegunAnswer, ChatRequest
+from transport.request import BegunAnswer, ChatRequest, Constraint, Thought
 from workers.policy.continuation import Continuation
 from workers.requests.generation import Generation
 from workers.requests.prompts.stack import ToolExchange
-from workers.requests.request import CONSTRAINTS
+from workers.requests.request import CONSTRAINTS, Demand
 from workers.tools.calls import Signal, ToolRecord
 
 # They depend on the words that the engine itself has generated, or on all of an answer; 0 or none turns them off.
@@ -36,6 +37,14 @@ INEXACT: Final = frozenset(
     }
 )
 SEEDS: Final = 2**31  # engines take seeds below it
+
+
+class Kept(Enum):
+    """The part of a message that breaks off with which another attempt may go on."""
+
+    ALL = auto()
+    THOUGHT = auto()  # a constraint holds after it
+    NOTHING = auto()  # a constraint holds from the first token on
 
 
 class Pieces(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,12 +111,14 @@ class HalfAnswer(Written, frozen=True, kw_only=True):
         """Return the beginning of the unfinished message, None without one.
 
         It ends where a token ends. Templates cut off blanks at the end, and a stop word may have begun there: the
-        engine writes both again.
+        engine writes both again. It writes the last word of a thought again too: if the thought was whole, its answer
+        would follow at once, as from an engine that takes thoughts for answers.
         """
         text = _cut_end(self.text, stops)
         if self.text:
             return BegunAnswer(text=text, reasoning="".join(self.reasoning)) if text else None
-        reasoning = _cut_end(self.reasoning, stops)
+        last = next((place for place, piece in enumerate(reversed(self.reasoning), 1) if piece.strip()), 0)
+        reasoning = _cut_end(self.reasoning[:-last] or self.reasoning, stops)
         return BegunAnswer(reasoning=reasoning) if reasoning else None
 
 
@@ -172,6 +183,36 @@ def constraint_in(fields: Mapping[str, object]) -> str | None:
     text = fields.get("text")  # as Responses writes it
     is_shaped = isinstance(text, dict) and text.get("format") not in (None, {"type": "text"})
     return next(named, "tool_choice" if is_forced else "text.format" if is_shaped else None)
+
+
+def may_begin_late(demand: Demand) -> bool:
+    """Whether the constraint of an answer can begin in the middle of the thought before it."""
+    return not demand.at_once and demand.constraint is not None and demand.constraint.json_schema is None
+
+
+def kept_part(params: Mapping[str, object], *, keeps_thought: bool) -> Kept:
+    """Return the part of a message with these parameters with which it could go on after a break."""
+    if constraint_in(params) is None:
+        return Kept.ALL
+    return Kept.THOUGHT if keeps_thought else Kept.NOTHING
+
+
+def request_for_rest(
+    chat: ChatRequest,
+    half: HalfAnswer,
+    demand: Demand | None,
+    constrain: Callable[[Constraint], Mapping[str, object] | None],
+) -> ChatRequest | None:
+    """Return the request to which half an answer may be added; None if it cannot go on.
+
+    A ``demand`` whose constraint may begin late is given; the constraint then begins with the rest of a thought.
+    """
+    if constraint_in(chat.params) is None:
+        return chat
+    if half.text or demand is None or demand.constraint is None:
+        return None
+    rest = constrain(structs.replace(demand.constraint, thought=Thought.OPEN))
+    return None if rest is None else structs.replace(chat, params={**chat.params, **rest})
 
 
 def rest_of(params: Mapping[str, object], tokens: int) -> dict[str, object] | None:

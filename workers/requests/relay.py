@@ -111,7 +111,8 @@ class _Asking:
         outcome = await self.ask(splice, longer)
         has_strayed = self._answer.generation.has_strayed  # in words that it was given
         if not going_on.is_again and (has_strayed or splice.has_strayed or is_refused(outcome)):
-            if has_strayed or (is_refused(outcome) and sent.path == CHAT_PATH):
+            is_certain = has_strayed and not self._answer.generation.left_thought
+            if is_certain or (is_refused(outcome) and sent.path == CHAT_PATH):
                 begins.stop_asking(outcome)
             self._answer.generation = self._answer.generation.without_words()
             splice = Splice(self._request.passage, sent, again(half))

@@ -29,33 +29,19 @@ from workers.requests.answer import Answer, Finish, Phase
 from workers.requests.answer_begins import AnswerBegins
 from workers.requests.asking import Excuse, ask_fairly
 from workers.requests.bios_words import BiosFrame, BiosWords
-from workers.requests.halves import GoingOn, HalfAnswer
+from workers.requests.constraints import call_constraint
+from workers.requests.halves import GoingOn, HalfAnswer, may_begin_late, request_for_rest
 from workers.requests.prompts.render import ToolBudget, fallback_of, note_after, render_messages
 from workers.requests.prompts.stack import RECORDED, ToolExchange
 from workers.requests.request import CONSTRAINTS, Demand, Request, SlotHolder
 from workers.requests.stored_half import is_answer_to
 from workers.tools.call_parser import Fallback, ParsedMessage, read_message
 from workers.tools.calls import MessageTools, ToolLimits, read_arguments, signal_of
-from workers.tools.definition import ToolDefinition
 from workers.tools.runner import ToolRunner
 
 # Admits a generation to a shared KV cache, or returns how its request ends for lack of room.
 Admit = Callable[[Answer, ChatRequest], Awaitable[Outcome | None]]
 AdmitPrompt = Callable[[Answer, int, bytes | None, int], Awaitable[Outcome | None]]
-
-
-def call_constraint(tools: Sequence[ToolDefinition]) -> Constraint:
-    """Return the constraint of one call as text, to any of ``tools``: the form that ``Fallback.JSON`` reads."""
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": tool.name}, "arguments": tool.parameters or {"type": "object"}},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
-    return Constraint(json_schema=calls[0] if len(calls) == 1 else {"anyOf": calls})
 
 
 class RequestSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +143,7 @@ class ToolLoop:
             is_watched=self._request.is_watched or self._settings.admit is not None,
         )
         half = self._answer.begins_with  # only the first message goes on
-        if half is not None and self._answer.constrained_by is None:
+        if half is not None:
             outcome = await self._go_on(chat, half)
             if outcome is not None:
                 return outcome
@@ -165,17 +151,19 @@ class ToolLoop:
 
     async def _go_on(self, chat: ChatRequest, half: HalfAnswer) -> Outcome | None:
         """Return how a message that an earlier attempt has begun ended; None if it is asked for from its beginning."""
-        begins = self._settings.begins
+        begins, demand = self._settings.begins, self._request.demand
+        rest = request_for_rest(chat, half, demand if self._answer.keeps_thought else None, self._settings.constrain)
         try:
-            asked = await begins.prepare_chat(chat, half) if is_answer_to(half, chat) else None
+            asked = None if rest is None or not is_answer_to(half, chat) else await begins.prepare_chat(rest, half)
         except EngineError as error:
             return broken_off(without_frames(error))
         if asked is None:
             return None
         outcome = await self._generate(*asked)
-        if is_refused(outcome) or self._answer.generation.has_strayed:
-            begins.note_refused(outcome)
-            self._answer.generation = self._answer.generation.without_words()
+        generation = self._answer.generation
+        if is_refused(outcome) or generation.has_strayed:
+            begins.note_refused(outcome, is_certain=not generation.left_thought)
+            self._answer.generation = generation.without_words()
             return None
         return outcome
 
@@ -218,7 +206,7 @@ class ToolLoop:
         """Return the caller's parameters; constraining ones only if nothing but an answer is expected."""
         params = dict(self._request.params)
         demand = self._request.demand
-        self._answer.constrained_by = None
+        self._answer.constrained_by, self._answer.keeps_thought = None, False
         if not is_constrained and self._must_call(params):
             kept = {name: value for name, value in params.items() if name not in CONSTRAINTS}
             forced = self._settings.constrain(call_constraint([*self._tools.values(), *self._request.exit_tools]))
@@ -231,6 +219,7 @@ class ToolLoop:
             own = {name: params.pop(name) for name in CONSTRAINTS & params.keys()}
         if is_constrained and own:
             self._answer.constrained_by = next(iter(own))
+            self._answer.keeps_thought = self._client.dialect.thoughts is not None and may_begin_late(demand)
             params |= own
             if self._documents:
                 params["tool_choice"] = "none"  # engines accept no grammar beside tools that may be called
@@ -271,15 +260,15 @@ class ToolLoop:
         return tuple(tool.document for tool in self._documented)
 
     def _read(self) -> ParsedMessage:
-        generation = self._answer.generation
+        answer, generation = self._answer, self._answer.generation
         names = {*self._tools, *self._exit_names}
         fallback = fallback_of(self._request, self._budget) if names else None
         reading = read_message(generation.text, generation.tool_call_fragments, fallback, names)
-        is_after_thought = self._answer.constrained_by is not None and self._answer.thought is not Thought.NONE
-        self._answer.take_words(reading.text.lstrip() if is_after_thought else reading.text)
-        self._answer.has_unread_call = reading.has_unread_call
+        is_after = answer.constrained_by and (generation.reasoning or answer.thought is not Thought.NONE)
+        answer.take_words(reading.text.lstrip() if is_after else reading.text)
+        answer.has_unread_call = reading.has_unread_call
         whole = reading.calls[:-1] if self._is_cut_off(reading) else reading.calls
-        self._answer.signals += [signal_of(call) for call in whole if call.name in self._exit_names]
+        answer.signals += [signal_of(call) for call in whole if call.name in self._exit_names]
         return reading
 
     def _is_cut_off(self, reading: ParsedMessage) -> bool:

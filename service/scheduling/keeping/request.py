@@ -39,8 +39,7 @@ AGAIN: Final = frozenset(
         FailureReason.INTERNAL,
     }
 )
-# The service itself goes, or may have lost the request to another node: its client learns it at once.
-LEAVING: Final = (Cancelled(reason=CancelReason.SHUTDOWN), Cancelled(reason=CancelReason.LEASE_LOST))
+SHUTDOWN: Final = Cancelled(reason=CancelReason.SHUTDOWN)
 NEW_WEIGHTS: Final = Cancelled(reason=CancelReason.WEIGHTS)
 REFUSED: Final = frozenset({FailureReason.ENGINE_REJECTED, FailureReason.CONTEXT_OVERFLOW})
 
@@ -217,7 +216,7 @@ class RelayedRequest(OnSlot):
         self.on_slots_s += self.attempt.seconds
         if self.posted.continues and not isinstance(outcome, Completed) and self.asked.has_begun:
             is_changed = outcome == NEW_WEIGHTS and self._continuation is not Continuation.OVER_WEIGHTS
-            if self._continuation is not Continuation.OFF and not is_changed and outcome not in LEAVING:
+            if self._continuation is not Continuation.OFF and not is_changed and outcome != SHUTDOWN:
                 self.attempt.half = self.asked.keep_half(self.attempt.answer)
 
     @override

@@ -58,11 +58,6 @@ class RequestQueue:
         self._bytes -= len(request.posted.body)
         return request
 
-    def clear(self) -> None:
-        """Remove all requests."""
-        self.by_job.clear()
-        self._bytes = 0
-
     @property
     def waiting(self) -> int:
         """The number of requests that wait for a slot."""

@@ -259,11 +259,9 @@ class RelayedRequests(Work):
         return NO_RECORDS
 
     def clear(self) -> None:
-        """End all requests: other nodes took this node for dead, and it starts over."""
-        for request in self._requests.values():
-            detail = "this node was taken for dead, and has started again"
-            request.finish(RelayFailure(reason=FailureReason.SHUTDOWN, detail=detail, after_s=AGAIN_S))
-        self.queue.clear()
+        """Forget requests that are over. The others wait on: no other node has them."""
+        for request in [each for each in self._requests.values() if each.is_over]:
+            self._end(self.queue.remove(request.key.job_id))
 
     def _learn_from(self, request: RelayedRequest) -> None:
         """Learn from a complete answer."""
