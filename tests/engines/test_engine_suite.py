@@ -123,8 +123,33 @@ async def test_half_an_answer_goes_on_where_it_was(subject: Subject) -> None:
             assert rest.text == whole.text, "one request at a time it computes the same"
 
 
-async def _answer(worker: Worker, demand: Demand, **params: object) -> tuple[Answer, Completed]:
+async def test_a_constrained_answer_goes_on_within_its_thought(subject: Subject) -> None:
+    """Its grammar begins with the rest of the thought."""
+    if subject.name == "vllm" or subject.foreign:
+        pytest.skip("it is not asked for its template")
+    args = {**subject.spec.args, "jinja": True, "chat_template": TEMPLATES[Thought.OPEN]}
+    async with subject.working(args=args) as worker:
+        demand = Demand(constraint=Constraint(choices=("yes", "no")))
+        whole, _ = await _answer(worker, demand, max_tokens=50)
+        _, pieces = whole.generation.pieces
+        half = HalfAnswer(reasoning=pieces[:10], tokens=10, asked=whole.asked)
+        rest, outcome = await _answer(worker, demand, half, max_tokens=50)
+        begun = half.begun(())
+        assert begun is not None
+        assert worker.requests.begins.fault is None
+        assert rest.generation.carried > 0
+        assert rest.reasoning.startswith(begun.reasoning)
+        assert len(rest.reasoning) > len(begun.reasoning)
+        assert rest.text in ("yes", "no") or outcome.finish_reason == "length"
+        assert rest.half.reasoning == ()
+
+
+async def _answer(
+    worker: Worker, demand: Demand, half: HalfAnswer | None = None, **params: object
+) -> tuple[Answer, Completed]:
     answer = Answer(time.monotonic)
+    if half is not None:
+        answer.go_on_from(half)
     request = Request(
         job_name="a job",
         system="",

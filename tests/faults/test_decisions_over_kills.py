@@ -217,7 +217,7 @@ def test_decisions_are_the_same_with_and_without_kills(
             for job_id in ids:
                 service.wait_ended(job_id, 120.0)
         found = [transcripts(service, job_id) for job_id in ids]
-        assert differences(found, expected) == []
+        assert not (different := differences(found, expected)), different[:8]
         again, breaks = generated(service) / tokens, continued(service, ids)
         print(f"{len(posts)} kills: {breaks} answers went on, {again:.4f} x tokens generated")
         assert breaks
@@ -229,13 +229,18 @@ def test_decisions_are_the_same_with_and_without_kills(
         service.http.close()
 
 
-def differences(found: list[list[Document]], expected: list[list[Document]]) -> list[tuple[Document, Document]]:
-    """Return the pairs of turns, and of conversations without their turns, that are not the same."""
+def differences(found: list[list[Document]], expected: list[list[Document]]) -> list[Document]:
+    """Return the fields of turns, and of conversations without their turns, that are not the same."""
     pairs: list[tuple[Document, Document]] = []
     for got, wanted in zip(chain(*found), chain(*expected), strict=True):
         pairs.append(({**got, "turns": len(got["turns"])}, {**wanted, "turns": len(wanted["turns"])}))
         pairs += zip(got["turns"], wanted["turns"], strict=False)
-    return [pair for pair in pairs if pair[0] != pair[1]]
+    return [
+        {name: (got.get(name), wanted[name]) for name in wanted if got.get(name) != wanted[name]}
+        | {name: got[name] for name in ("id", "agent", "round") if name in got}
+        for got, wanted in pairs
+        if got != wanted
+    ]
 
 
 def generated(service: Service) -> int:
