@@ -213,9 +213,9 @@ def _source(spec: WorkerSpec) -> str:
     """Return a name for the model that an engine has loaded: another file under the same path is another model."""
     facts: list[object] = [spec.engine, spec.model, spec.url, sorted(spec.args.items(), key=str)]
     of_model = (value for name, value in spec.args.items() if name.replace("_", "-") in MODEL_FILES)
-    for place in (spec.model, *(value for value in of_model if isinstance(value, str))):
-        with suppress(OSError, TypeError, ValueError):
-            found = Path(place or "").stat()
+    for place in (each for each in (spec.model, *of_model) if isinstance(each, str) and each):
+        with suppress(OSError, ValueError):
+            found = Path(place).stat()
             facts.append((found.st_size, found.st_mtime_ns))
     return hashlib.blake2b(repr(facts).encode(), digest_size=OWNER_BYTES).hexdigest()
 

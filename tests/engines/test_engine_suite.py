@@ -175,10 +175,10 @@ async def test_an_engine_shows_where_its_model_thinks(subject: Subject) -> None:
             assert await client.read_thought(thinking) is thought
             assert await client.read_thought(silent) is Thought.NONE
             demand = Demand(constraint=Constraint(choices=("yes", "no")))
-            answer, outcome = await _answer(worker, demand, max_tokens=50, **thinking)
+            answer, outcome = await _answer(worker, demand, None, max_tokens=50, **thinking)
             assert (answer.thought, answer.constrained_by) == (thought, "grammar")
             assert answer.text in ("yes", "no") or (thought, outcome.finish_reason) == (Thought.OPEN, "length")
-            answer, _ = await _answer(worker, structs.replace(demand, at_once=True), max_tokens=50, **thinking)
+            answer, _ = await _answer(worker, structs.replace(demand, at_once=True), None, max_tokens=50, **thinking)
             assert answer.text in ("yes", "no")
 
 

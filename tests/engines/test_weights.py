@@ -309,6 +309,28 @@ def test_an_update_that_waits_or_ends_running_turns(service: Service, checkpoint
     assert (reasons["weights_changed"] > 0) is (mode == "abort")
 
 
+def test_an_answer_that_may_goes_on_over_an_update(service: Service, checkpoints: list[Path]) -> None:
+    """The record names both versions and the place of the break; each answer has all its tokens, once."""
+    wait_in_rotation(service)
+    over = {"continuation": {"over_weights": True}}
+    pinned = service.http.post("/v1/jobs", json={**document_of(PROMPTS, 10, weights="pinned"), **over})
+    assert (pinned.status_code, "over_weights" in pinned.text) == (422, True)
+    job = service.post_job({**document_of(PROMPTS * 8, 300), **over})
+    wait_full(service)
+    wait_for(lambda: has_begun(service, job), "they talk", START_S)
+    assert update(service, checkpoints[3], mode="abort")["state"] == "completed"
+    assert service.wait_ended(job, 120)["state"] == "completed"
+    turns = turns_of(service, job)
+    mixed = [turn for turn in turns if turn["weight_version"] != turn["weight_version_end"]]
+    assert mixed
+    for turn in mixed:
+        (broken,) = turn["continued"]
+        assert broken["because"] == "weights_changed"
+        assert 0 < broken["at_tokens"] < 300
+        assert turn["text"].startswith(turn["attempts"][0]["text"][:HEAD])
+    assert {turn["usage"]["completion_tokens"] for turn in turns} == {300}
+
+
 def test_a_pinned_conversation_gets_one_version_or_fails(service: Service, checkpoints: list[Path]) -> None:
     """It fails with a clear reason, alone; an answer that was complete before the update is kept."""
     wait_in_rotation(service)

@@ -71,6 +71,8 @@ def test_an_answer_goes_on_after_its_engine_has_died(tmp_path: Path, free_ports:
         pytest.param({"goes_on": "rewritten"}, {}, id="a template that rewrites it"),
         pytest.param({"goes_on": "unlike"}, {}, id="an engine that goes on with other words"),
         pytest.param({"goes_on": "refused"}, {}, id="an engine that refuses it"),
+        pytest.param({"goes_on": "declined"}, {}, id="an engine that fails with it"),
+        pytest.param({"goes_on": "closed"}, {}, id="an engine that closes its connection on it"),
         pytest.param({}, {"params": {"presence_penalty": 0.5}}, id="a penalty on its own words"),
         pytest.param({}, {"continuation": "off"}, id="a job that wants none"),
     ],
@@ -87,9 +89,10 @@ def test_an_answer_that_cannot_go_on_starts_over(
     assert "continue_final_message" not in chats(tmp_path / "record")[-1]
 
 
-def test_tokens_that_are_not_gone_on_with_are_wasted(tmp_path: Path, free_ports: Ports) -> None:
+@pytest.mark.parametrize("how", ["rewritten", "declined"])
+def test_tokens_that_are_not_gone_on_with_are_wasted(tmp_path: Path, free_ports: Ports, how: str) -> None:
     """They counted as the answer's when the engine died; the attempt that starts over takes them back."""
-    with serving(tmp_path, free_ports(1), {"m": dying(tmp_path, free_ports(1), goes_on="rewritten")}) as service:
+    with serving(tmp_path, free_ports(1), {"m": dying(tmp_path, free_ports(1), goes_on=how)}) as service:
         turn_of(service, job())
         (row,) = service.get("/v1/usage")["usage"]
     assert (row["answer_tokens"], row["wasted_tokens"]) == (TOKENS, 7)

@@ -62,6 +62,7 @@ def test_a_stream_goes_on_after_its_engine_has_died(tmp_path: Path, free_ports: 
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (7, TOKENS)
     assert text.count("data: [DONE]") == 1
     assert "\n: waiting\n" in text
+    assert [line.rpartition("attempts=")[2] for line in text.splitlines() if "worker=m-0" in line][-1] == "2"
     first, second = chats(tmp_path / "record")
     assert second["messages"] == [*first["messages"], {"role": "assistant", "content": ANSWER.partition(" word7")[0]}]
     assert second["max_tokens"] == 33
@@ -85,6 +86,8 @@ def test_a_stream_whose_client_wants_no_continuation_ends_with_an_error(tmp_path
         pytest.param("rewritten", {}, id="a template that rewrites the half"),
         pytest.param("unlike", {}, id="an engine that repeats another half"),
         pytest.param("refused", {}, id="an engine that refuses the half"),
+        pytest.param("declined", {}, id="an engine that fails with the half"),
+        pytest.param("closed", {}, id="an engine that closes its connection on the half"),
     ],
 )
 def test_an_answer_is_written_again_unseen_where_no_half_can_be_asked_for(
@@ -119,6 +122,15 @@ def test_an_engine_that_writes_another_answer_ends_a_stream_with_an_error(tmp_pa
     assert "error" in frames[-1]
     assert "no prefill" in worker["not_continued"]
     assert 'roundhouse_worker_continuations_refused_total{model="m",worker="m-0"} 1.0' in metrics
+
+
+def test_a_stream_ends_with_an_error_if_no_way_of_asking_is_taken(tmp_path: Path, free_ports: Ports) -> None:
+    """The next engine refuses the half, and then all of it: the client does not take its half for the answer."""
+    with serving(tmp_path, free_ports(1), {"m": dying(tmp_path, free_ports(1), goes_on="spent")}) as service:
+        frames, text = streamed(service)
+    assert words_of(frames) == ANSWER.partition(" word7")[0]
+    assert "error" in frames[-1]
+    assert "[DONE]" not in text
 
 
 def test_a_call_whose_pieces_went_out_is_written_again_unseen(tmp_path: Path, free_ports: Ports) -> None:

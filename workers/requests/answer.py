@@ -145,6 +145,7 @@ class Answer:
         self._counted: Usage | None = None  # the cost that some usage has of a half; None: all of it
         self._half_tokens = 0  # those of the message that it goes on with
         self.begins_with: HalfAnswer | None = None  # an earlier attempt's, until its first message is asked for
+        self._fruitless = 0  # attempts before it that added nothing to its half
         self._inherited = 0  # generations of an earlier attempt, which this answer goes on from
 
     def __repr__(self) -> str:
@@ -157,6 +158,7 @@ class Answer:
         self.exchanges, self.tool_calls, self.signals = list(half.exchanges), list(half.tool_calls), list(half.signals)
         self.iterations_used, self._words = half.iterations_used, half.words
         self.first_version, self._counted, self._half_tokens = half.first_version, half.counted, half.tokens
+        self._fruitless = half.fruitless
 
     @property
     def cost_parts(self) -> CostParts:
@@ -203,6 +205,7 @@ class Answer:
             asked=self.asked,
             first_version=self.first_version,
             source=self.source,
+            fruitless=self._fruitless + 1 if generation.carried and generation.first_token_at is None else 0,
         )
 
     def begin_generation(
@@ -226,6 +229,8 @@ class Answer:
     def begin_again(self, limits: RepetitionLimits, prompt_chars: int, going_on: GoingOn | None = None) -> None:
         """Restart the newest generation with its room in a cache, unless the engine is answering it."""
         if self.phase is not Phase.ENGINE:
+            if self.generation.carried:
+                self.generation = self.generation.without_words()  # the next one begins with them again
             tokens = self.prompt_tokens, self.counted_tokens
             self.begin_generation(limits, prompt_chars, going_on)
             self.prompt_tokens, self.counted_tokens = tokens

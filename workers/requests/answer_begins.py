@@ -17,7 +17,7 @@ from transport.dialects.openai import CHAT_PATH
 from transport.errors import EngineError, EngineRejected, EngineUnreachable
 from transport.request import BegunAnswer, ChatRequest
 from workers.outcome import Outcome, RequestFailed
-from workers.requests.halves import GoingOn, HalfAnswer, constraint_in, obstacle_in, rest_of, stops_in
+from workers.requests.halves import MOST_FRUITLESS, GoingOn, HalfAnswer, constraint_in, obstacle_in, rest_of, stops_in
 from workers.requests.sent import SentStream
 
 UNKNOWN_PATH: Final = frozenset({404, 405, 501})
@@ -45,7 +45,8 @@ class AnswerBegins:
         Raises:
             EngineUnreachable: the engine is gone.
         """
-        encode, params, fault = self._client.dialect.encode, chat.params, obstacle_in(chat.params)
+        encode, params = self._client.dialect.encode, chat.params
+        fault = obstacle_in(params) or _vain(half)
         for shorter in (half, half.shortened()):  # all tokens may have come, but not the end of the answer
             begun = shorter.begun(stops_in(params))
             if fault is not None or begun is None:
@@ -68,7 +69,7 @@ class AnswerBegins:
             EngineUnreachable: the engine is gone.
         """
         fields, query = msgspec.json.decode(body), self._client.dialect.begun
-        fault = obstacle_in(fields) or constraint_in(fields) or _obstacle_to(half, sent)
+        fault = obstacle_in(fields) or constraint_in(fields) or _vain(half) or _obstacle_to(half, sent)
         if sent.path != CHAT_PATH and _has_own_beginning(fields):  # a template shows it for chats
             fault = "its client has begun the answer itself"
         if sent.path == COMPLETIONS_PATH and query is not None and fault is None:
@@ -159,6 +160,10 @@ class AnswerBegins:
 def again(half: HalfAnswer) -> GoingOn:
     """Return the way for an engine that writes all of an answer again."""
     return GoingOn(begun=half.whole, tokens=half.tokens, echoes=True, is_again=True)
+
+
+def _vain(half: HalfAnswer) -> str | None:
+    return f"{half.fruitless} attempts to go on added nothing" if half.fruitless >= MOST_FRUITLESS else None
 
 
 def _obstacle_to(half: HalfAnswer, sent: SentStream) -> str | None:

@@ -44,10 +44,10 @@ class Generation:
         "finish_reason",
         "first_token_at",
         "has_strayed",
+        "is_in_doubt",
         "is_refusal",
         "last_byte_at",
         "last_progress_at",
-        "left_thought",
         "prompt_progress",
         "rewritten",
         "started_at",
@@ -70,7 +70,7 @@ class Generation:
         self.carried = 0  # tokens of its beginning, which an earlier request has generated
         self.rewritten = 0  # tokens of that beginning that its engine has generated once more
         self.has_strayed = False  # its engine has not gone on with that beginning
-        self.left_thought = False  # the thought of its beginning, at once: it may have been whole
+        self.is_in_doubt = False  # whether its engine would go on with another beginning
         self.prompt_progress: PromptProgress | None = None
         self.tool_call_fragments: list[ToolCallDelta] = []
         self.finish_reason: str | None = None
@@ -283,7 +283,7 @@ class ContinuedGeneration(Generation):
             if self.first_token_at is None:  # a thought after words, or words in a thought: they are read wrongly
                 is_text, was_text = isinstance(event, TextDelta), bool(self._begun.text)
                 self.has_strayed |= is_text is not was_text
-                self.left_thought = is_text and not was_text
+                self.is_in_doubt = is_text and not was_text  # the thought may have been whole
         super().receive(event)
 
     def _without_echo(self, text: str, said: str) -> str | None:

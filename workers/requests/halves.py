@@ -36,6 +36,7 @@ INEXACT: Final = frozenset(
         "use_beam_search",
     }
 )
+MOST_FRUITLESS: Final = 3  # attempts: engines may die of other causes while they read a prompt
 SEEDS: Final = 2**31  # engines take seeds below it
 
 
@@ -75,12 +76,14 @@ class HalfAnswer(Written, frozen=True, kw_only=True):
 
     ``ended`` are the generations of the messages before the unfinished one. A half from a store has the ``digest`` of
     the request in place of ``asked``. ``counted`` is the part of its cost that some usage has, None for all of it.
+    ``fruitless`` is the number of attempts in a row that went on with it and added nothing.
     """
 
     ended: tuple[Generation, ...] = ()
     asked: ChatRequest | None = None
     digest: str | None = None
     counted: Usage | None = None
+    fruitless: int = 0
 
     def may_go_on(self, continuation: Continuation, version: int | None, source: str) -> bool:
         """Whether a worker may go on with it, whose weights have this version and whose model this source."""

@@ -20,7 +20,7 @@ from workers.requests.cache_veil import CacheVeil, WholeLines
 from workers.requests.halves import HalfAnswer
 from workers.requests.sent import SentStream
 from workers.requests.splice import Splice
-from workers.requests.tool_loop import AdmitPrompt, RequestSettings, broken_off, is_refused, rejected
+from workers.requests.tool_loop import AdmitPrompt, RequestSettings, broken_off, declined, is_refused, rejected
 
 NOT_CONTINUED: Final = RequestFailed(
     reason=FailureReason.ENGINE_UNREACHABLE, detail="its engine broke off, and the next one cannot go on with it"
@@ -111,8 +111,8 @@ class _Asking:
         outcome = await self.ask(splice, longer)
         has_strayed = self._answer.generation.has_strayed  # in words that it was given
         if not going_on.is_again and (has_strayed or splice.has_strayed or is_refused(outcome)):
-            is_certain = has_strayed and not self._answer.generation.left_thought
-            if is_certain or (is_refused(outcome) and sent.path == CHAT_PATH):
+            is_certain = has_strayed or (is_refused(outcome) and sent.path == CHAT_PATH)
+            if is_certain and not self._answer.generation.is_in_doubt:
                 begins.stop_asking(outcome)
             self._answer.generation = self._answer.generation.without_words()
             splice = Splice(self._request.passage, sent, again(half))
@@ -150,7 +150,11 @@ class _Asking:
         def has_begun() -> bool:
             return request.passage.has_begun or answer.generation.first_token_at is not None
 
-        failed = await ask_fairly(ask, has_begun, settings.excuse, is_others=settings.is_others, is_passed_on=True)
+        goes_on = going_on is not None and not going_on.is_again
+        excuse = None if goes_on else settings.excuse  # it is asked for all of it instead
+        failed = await ask_fairly(ask, has_begun, excuse, is_others=settings.is_others, is_passed_on=True)
+        if failed is not None and goes_on and (outcome := declined(failed, answer.generation)) is not None:
+            return outcome
         if failed is not None:
             return _failure_of(failed, settings, request)
         for each in self._held_back:

@@ -5,6 +5,7 @@ The only place where transport errors become outcomes.
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
+from typing import Final
 
 import anyio
 import msgspec
@@ -30,6 +31,7 @@ from workers.requests.answer_begins import AnswerBegins
 from workers.requests.asking import Excuse, ask_fairly
 from workers.requests.bios_words import BiosFrame, BiosWords
 from workers.requests.constraints import call_constraint
+from workers.requests.generation import Generation
 from workers.requests.halves import GoingOn, HalfAnswer, may_begin_late, request_for_rest
 from workers.requests.prompts.render import ToolBudget, fallback_of, note_after, render_messages
 from workers.requests.prompts.stack import RECORDED, ToolExchange
@@ -39,6 +41,7 @@ from workers.tools.call_parser import Fallback, ParsedMessage, read_message
 from workers.tools.calls import MessageTools, ToolLimits, read_arguments, signal_of
 from workers.tools.runner import ToolRunner
 
+SERVER_ERROR: Final = 500
 # Admits a generation to a shared KV cache, or returns how its request ends for lack of room.
 Admit = Callable[[Answer, ChatRequest], Awaitable[Outcome | None]]
 AdmitPrompt = Callable[[Answer, int, bytes | None, int], Awaitable[Outcome | None]]
@@ -162,7 +165,7 @@ class ToolLoop:
         outcome = await self._generate(*asked)
         generation = self._answer.generation
         if is_refused(outcome) or generation.has_strayed:
-            begins.note_refused(outcome, is_certain=not generation.left_thought)
+            begins.note_refused(outcome, is_certain=not generation.is_in_doubt)
             self._answer.generation = generation.without_words()
             return None
         return outcome
@@ -193,14 +196,12 @@ class ToolLoop:
         def has_begun() -> bool:
             return answer.generation.first_token_at is not None
 
-        error = await ask_fairly(ask, has_begun, settings.excuse, is_others=settings.is_others)
+        excuse = settings.excuse if going_on is None else None  # it is asked for all of it instead
+        error = await ask_fairly(ask, has_begun, excuse, is_others=settings.is_others)
         if error is None:
             return Completed(finish_reason=answer.generation.finish_reason or "unknown")
-        if not isinstance(error, EngineRejected):
-            return broken_off(error)
-        if settings.admit is not None and isinstance(error, CacheFull):  # the pool manages its room: no fault
-            return Cancelled(reason=CancelReason.CACHE_FULL)
-        return rejected(error, is_about_the_request=error.is_about_the_request)
+        outcome = None if going_on is None else declined(error, answer.generation)
+        return outcome or _failure_of(error, has_pool=settings.admit is not None)
 
     async def _params(self, *, is_constrained: bool) -> dict[str, object]:
         """Return the caller's parameters; constraining ones only if nothing but an answer is expected."""
@@ -347,6 +348,23 @@ def broken_off(error: EngineError) -> Outcome:
 def is_refused(outcome: Outcome) -> bool:
     """Whether the engine has refused the request."""
     return isinstance(outcome, RequestFailed) and outcome.reason is FailureReason.ENGINE_REJECTED
+
+
+def _failure_of(error: EngineError, *, has_pool: bool) -> Outcome:
+    if not isinstance(error, EngineRejected):
+        return broken_off(error)
+    if has_pool and isinstance(error, CacheFull):  # the pool manages its room: no fault
+        return Cancelled(reason=CancelReason.CACHE_FULL)
+    return rejected(error, is_about_the_request=error.is_about_the_request)
+
+
+def declined(error: EngineError, generation: Generation) -> RequestFailed | None:
+    """Return the ending for an engine that does not begin to go on, and may write the whole answer; None for others."""
+    is_later = isinstance(error, EngineOverloaded | CacheFull)
+    if not isinstance(error, EngineRejected) or is_later or generation.first_token_at is not None:
+        return None
+    generation.is_in_doubt = error.status >= SERVER_ERROR or isinstance(error, ContextOverflow)
+    return RequestFailed(reason=FailureReason.ENGINE_REJECTED, detail=str(error))
 
 
 def loop_failure(what: str) -> RequestFailed:

@@ -100,13 +100,13 @@ class RelayedAnswer:
             await self._whole()(scope, receive, send)
             return
         if has_started and not is_resumed:
-            place = f"worker={request.worker} wait_ms={_ms(request.waited_s)} attempts={request.attempts}"
-            writer.write_nowait(b": roundhouse %b\n\n" % place.encode())
+            self._tell_worker(writer)
         elif not has_started:
             await self._start(send, self._own_headers())
         request.asked.stream_to(writer.write_nowait)
         while not await self._passes_on():
             await self._wait_for_another(writer)
+            self._tell_worker(writer)
         error = self._last_error()
         if error is not None:
             writer.write_nowait(error.event(self._path))
@@ -115,14 +115,15 @@ class RelayedAnswer:
     async def _passes_on(self) -> bool:
         """Return True at the end of the answer, or False once its engine has broken off."""
         request = self._request
-        await request.changed.wait_until(lambda: request.is_over or request.is_waiting)
+        await request.changed.wait_until(lambda: request.is_over or request.asked.owes)
         return request.is_over
 
     async def _wait_for_another(self, writer: BodyWriter) -> None:
         """Keep a stream open until another engine goes on with it."""
         request, posted = self._request, self._request.posted
-        self._tell_waiting(writer)
-        while request.is_silent and not request.is_over:
+        if request.is_waiting:
+            self._tell_waiting(writer)
+        while request.asked.owes and not request.is_over:
             left_s = self._heartbeat_s
             if posted.wait_s is not None and request.is_waiting:
                 if request.waited_s >= posted.wait_s:
@@ -131,7 +132,7 @@ class RelayedAnswer:
                 left_s = min(left_s, posted.wait_s - request.waited_s)
             changed = request.changed.next
             await _wait_for(changed, left_s)
-            if self._request.is_silent and not changed.is_set():
+            if not changed.is_set():
                 self._tell_waiting(writer)
 
     async def _wait(self, send: Send, writer: BodyWriter) -> bool:
@@ -156,6 +157,11 @@ class RelayedAnswer:
                 self._tell_waiting(writer)
                 beat_at = time.monotonic() + self._heartbeat_s
         return has_started
+
+    def _tell_worker(self, writer: BodyWriter) -> None:
+        request = self._request
+        place = f"worker={request.worker} wait_ms={_ms(request.waited_s)} attempts={request.attempts}"
+        writer.write_nowait(b": roundhouse %b\n\n" % place.encode())
 
     def _tell_waiting(self, writer: BodyWriter) -> None:
         writer.write_nowait(WAITING)
@@ -208,7 +214,7 @@ class RelayedAnswer:
         if request.engine_refused and request.asked.whole is not None:
             words = read_refusal(request.asked.whole.body).message
             return ClientError(status=request.asked.whole.status, code=request.failure.reason, message=words)
-        return None if request.asked.has_begun and request.was_told else error_of_failure(request.failure)
+        return None if request.was_told and request.asked.shows_error else error_of_failure(request.failure)
 
 
 async def _wait_for(changed: anyio.Event, limit_s: float | None) -> None:

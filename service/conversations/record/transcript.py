@@ -154,11 +154,14 @@ def turn_document(turn: Turn) -> dict[str, object]:
     fields = msgspec.to_builtins(turn, builtin_types=(datetime,))
     for name in OF_DECISIONS:
         del fields[name]
-    fields["continued"] = [
-        {"at_tokens": attempt.continued_at, "because": before.reason, "worker": attempt.worker}
-        for before, attempt in pairwise(turn.attempts)
-        if attempt.continued_at
-    ]
+    marks = list[dict[str, object]]()
+    for before, attempt in pairwise(turn.attempts):
+        mark = {"at_tokens": attempt.continued_at, "because": before.reason, "worker": attempt.worker}
+        if attempt.continued_at:
+            marks.append(mark)
+        elif attempt.text or attempt is turn.attempts[-1]:  # it started over: none of the words so far are its own
+            marks.clear()
+    fields["continued"] = marks
     for attempt in fields["attempts"]:
         del attempt["prompt"], attempt["continued_at"]  # the prompt has a route of its own
         _write_times(attempt, TIMES_OF_ATTEMPTS)

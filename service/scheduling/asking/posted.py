@@ -76,6 +76,7 @@ class PostedAsking:
         self._changed = changed
         self.content_type: str | None = None  # the content type of a stream that has begun
         self.whole: WholeAnswer | None = None
+        self.owes = False  # it has broken off, and nothing new was passed on since
         self.is_too_large = False  # more was buffered than is kept of an answer
         self._buffered: list[bytes] = []
         self._buffered_bytes = 0
@@ -92,6 +93,13 @@ class PostedAsking:
     def has_begun(self) -> bool:
         """Whether a piece of a stream was passed on: another attempt can only go on from it."""
         return self.content_type is not None
+
+    @property
+    def shows_error(self) -> bool:
+        """Whether its client may have an error of the engine's, in a stream that has begun."""
+        if self._sent is not None:
+            self._sent.catch_up()
+        return self.has_begun and (self._sent is None or self._sent.fault is not None)
 
     async def run(self, attempt: RunningAttempt, on_slots_s: float, worker: SupervisedWorker, lease: Lease) -> Outcome:
         """Ask a worker, and give the slot back; earlier attempts took ``on_slots_s`` seconds."""
@@ -118,6 +126,7 @@ class PostedAsking:
         if self._sent is not None and held.sent is not None:
             self._sent.take_over(held.sent)
         if held.content_type is not None:
+            self.owes = True
             self.half = HalfAnswer(**fields_of(Pieces, held))
 
     def forget_answer(self) -> None:
@@ -135,6 +144,7 @@ class PostedAsking:
 
     def keep_half(self, answer: Answer) -> HalfAnswer | None:
         """Keep what the client has of a stream, for another attempt to go on with; None if it cannot go on."""
+        self.owes = True
         if self._sent is not None:
             self._sent.catch_up()
         if self._sent is None or self._sent.fault is not None:
@@ -148,11 +158,15 @@ class PostedAsking:
                 tokens=generation.word_tokens,
                 first_version=answer.first_version,
                 source=answer.source,
+                fruitless=answer.half.fruitless,
             )
         return self.half
 
     def pass_frames(self, content_type: str, frames: bytes) -> None:
         """Pass on a piece of the engine's stream."""
+        if self.owes:
+            self.owes = False
+            self._changed.notify()
         if self._sent is not None:
             self._sent.add(frames)
         if self._write is not None:

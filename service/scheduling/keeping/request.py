@@ -114,11 +114,6 @@ class RelayedRequest(OnSlot):
         return self._waiting_since is not None
 
     @property
-    def is_silent(self) -> bool:
-        """Whether it waits, or its newest attempt has no token yet."""
-        return self.is_waiting or not self._was_asked or self.attempt.answer.first_token_at is None
-
-    @property
     def worker(self) -> str | None:
         """The worker of the newest attempt."""
         return self.attempt.worker if self._was_asked else None

@@ -95,10 +95,10 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--goes-on",
-        choices=["kept", "rewritten", "unlike", "refused", "other"],
+        choices=["kept", "rewritten", "unlike", "refused", "declined", "closed", "spent", "other"],
         help="know how to go on with half an answer: as it is, after a template that writes it in other words, with "
-        "other words although the template keeps it, or not at all although the template keeps it; the last writes "
-        "another answer once it has died",
+        "other words although the template keeps it, or not at all although the template keeps it: with 400, with 500, "
+        "without an answer; the last two refuse all, or write another answer, once they have died",
     )
     parser.add_argument("--muses", type=int, default=0, help="with --goes-on: think so many words before each answer")
     parser.add_argument("--script", type=Path, help="answer the n-th request with the n-th entry of this JSON list")
@@ -216,7 +216,7 @@ class Engine:
     def _count(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         options = self.options
         if options.goes_on:
-            tokens = options.prompt_tokens + len(_pieces("".join(_begun(request))))
+            tokens = options.prompt_tokens + sum(len(_pieces(part)) for part in _begun(request))
             return _send(writer, 200, json.dumps({"input_tokens": tokens}).encode())
         self._record(request)
         if options.count_busy is not None and not options.count_busy.exists():
@@ -282,8 +282,13 @@ class Engine:
             self.exit(1)
         if options.stop_on and options.stop_on in messages and self._may_die():
             self.take_signal(signal.SIGSTOP)
-        if any(_begun(request)) and options.goes_on in {"refused", "other"}:
+        is_spent = options.goes_on == "spent" and options.die_once.exists()
+        if is_spent or (any(_begun(request)) and options.goes_on in {"refused", "other"}):
             return _send(writer, 400, b'{"error": {"code": 400, "message": "no prefill", "type": "invalid_request"}}')
+        if any(_begun(request)) and options.goes_on == "declined":
+            return _send(writer, 500, b'{"error": {"code": 500, "message": "no prefill", "type": "server_error"}}')
+        if any(_begun(request)) and options.goes_on == "closed":
+            return None
         if not request.get("stream"):
             return await self._answer_whole(request, writer, slot)
         if not options.accepts_first:
@@ -306,7 +311,7 @@ class Engine:
         reason = next((delta.pop("finish") for delta in deltas if "finish" in delta), reason)
         _event(writer, {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
         begun = _begun(request)
-        tokens = options.prompt_tokens + len(_pieces("".join(begun)))
+        tokens = options.prompt_tokens + sum(len(_pieces(part)) for part in begun)
         usage = {"prompt_tokens": tokens, "completion_tokens": len(deltas) - sum(map(bool, begun))}
         _event(writer, {"choices": [], "usage": usage})
         return writer.write(b"data: [DONE]\n\n")
@@ -490,7 +495,8 @@ def _chosen(request: dict[str, Any]) -> dict[str, Any]:
     """Return an answer that depends on the discussion alone: system messages contain the time."""
     messages = request["messages"][: -1 if any(_begun(request)) else None]
     system = "".join(message["content"] for message in messages if message["role"] == "system")
-    held_to = re.findall(r'"([^"]+)"', request.get("grammar") or "")
+    rules = dict(line.split(" ::= ", 1) for line in (request.get("grammar") or "").splitlines())
+    held_to = re.findall(r'"([^"]+)"', rules.get("answer", rules.get("root", "")))  # a thought may come first
     listed = re.findall(r"ANSWERS: ([^\n]*)", system) or ["Indeed. | Perhaps. | No."]
     answers = held_to or [each.strip() for each in listed[-1].split("|")]
     heard = json.dumps([message for message in messages if message["role"] != "system"])
