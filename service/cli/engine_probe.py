@@ -425,7 +425,8 @@ def _exchange(target: Target, sent: bytes, ends_at: float, look: Look) -> HttpAn
     status = head[9:12]
     if not head.startswith(b"HTTP/") or not status.isdigit():
         return HttpAnswer(fault=LOST, note="its answer is no HTTP")
-    return HttpAnswer(status=int(status), body=after, note=f"HTTP {int(status)}")
+    whole = after if len(received) < MOST_BYTES else b""  # the rest might have other counts, and tell of a change
+    return HttpAnswer(status=int(status), body=whole, note=f"HTTP {int(status)}")
 
 
 def _connected(target: Target, ends_at: float) -> Any:  # noqa: ANN401
@@ -495,6 +496,8 @@ def _decode_metrics(text: str, look: Look) -> bool:
         try:
             name, value = series.partition("{")[0], float(number)
         except ValueError:
+            continue
+        if value != value:  # noqa: PLR0124 - NaN is no count, and no two of them are equal
             continue
         if name in COUNTERS:
             look.engine = OWNERS[prefix]
@@ -606,7 +609,8 @@ class ReadingFile:
             return
 
     def _open(self, kind: str, flags: int) -> int:
-        return os.open(f"{self._name}.{kind}", flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._folder)
+        flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in its place does not block
+        return os.open(f"{self._name}.{kind}", flags, 0o600, dir_fd=self._folder)
 
 
 def open_folder() -> int | None:
@@ -651,20 +655,36 @@ def target_of(url: str, engine: str | None = None, key: str | None = None, limit
 
 def probe(target: Target, *, is_strict: bool) -> int:
     """Take a reading, print the verdict in a line, and return the exit code."""
-    folder = open_folder()
-    file = None if folder is None else ReadingFile(folder, target.name)
-    if file is None:
-        reading = examine(target, None, lambda _: None)
-    elif file.take():
-        reading = examine(target, file.read_last(), file.keep)
-    else:
-        last = file.read_last()
-        is_fresh = last is not None and 0 <= time.monotonic() - last.at < target.limit_s
-        reading = Reading(verdict=last.verdict if last and is_fresh else UNSURE, reason="another probe is asking it")
-    sys.stdout.write(f"{reading.verdict}: {reading.reason}\n")
+    try:
+        reading = _take_reading(target)
+    except Exception as error:  # noqa: BLE001 - exit code 1 is for a proof alone
+        reading = Reading(reason=f"the probe itself failed: {type(error).__name__}: {error}")
+    _say(f"{reading.verdict}: {reading.reason}\n")
     if reading.verdict == HANGS:
         return 1
     return 2 if is_strict and reading.verdict != WORKS else 0
+
+
+def _take_reading(target: Target) -> Reading:
+    folder = open_folder()
+    file = None if folder is None else ReadingFile(folder, target.name)
+    if file is None:
+        return examine(target, None, lambda _: None)
+    if file.take():
+        return examine(target, file.read_last(), file.keep)
+    last = file.read_last()
+    is_fresh = last is not None and 0 <= time.monotonic() - last.at < target.limit_s
+    return Reading(verdict=last.verdict if last and is_fresh else UNSURE, reason="another probe is asking it")
+
+
+def _say(line: str) -> None:
+    """Print a line, if it can be read: Python would end with an exit code of its own."""
+    if sys.stdout is None:
+        return
+    try:
+        os.write(1, line.encode(errors="replace"))
+    except OSError:
+        return
 
 
 def main(arguments: Sequence[str]) -> int:

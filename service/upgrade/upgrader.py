@@ -59,6 +59,9 @@ class RestingServer(Protocol):
     async def quiesce(self, limit_s: float) -> None:
         """Accept nothing new, and return when all requests are answered, or at the limit."""
 
+    def note_followers(self) -> None:
+        """Mark requests that others follow on their connections."""
+
     def resting(self) -> list[int]:
         """Return the descriptors of connections without an open request."""
 
@@ -250,6 +253,7 @@ class Upgrader:
         async def refuse() -> None:
             """Refuse those that cannot be handed over, also later ones: the exec would close their connections."""
             while True:
+                front.note_followers()
                 requests.close(PAUSED, keeps=True)
                 await anyio.sleep(POLL_S)
 

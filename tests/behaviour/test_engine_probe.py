@@ -422,6 +422,45 @@ def test_a_file_that_is_not_ours_is_not_used(tmp_path: Path, monkeypatch: pytest
     assert open_folder() != opened
 
 
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "trouble",
+    ["a folder for the lock", "a link for the lock", "a pipe for the reading", "a full disk", "no standard output"],
+)
+def test_a_failure_of_its_own_is_no_proof(engine: Engine, tmp_path: Path, trouble: str) -> None:
+    """Exit code 1 ends an engine: neither a missing reader of its line nor odd files in its folder may cause it."""
+    engine.metrics(VLLM)
+    assert probed(engine, tmp_path).returncode == 0
+    (lock,) = (tmp_path / "roundhouse-probe").glob("*.lock")
+    lock.unlink()
+    reading = lock.with_suffix(".reading")
+    if trouble == "a folder for the lock":
+        lock.mkdir()
+    elif trouble == "a link for the lock":
+        lock.symlink_to(tmp_path / "elsewhere")
+    elif trouble == "a pipe for the reading":
+        reading.unlink()
+        os.mkfifo(reading)
+    to = {"a full disk": ">/dev/full", "no standard output": ">&-"}.get(trouble, "")
+    frozen_vllm(engine, 1)
+    command = f"exec {sys.executable} -I -S {FILE} {engine.url} {to}"
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = subprocess.run(["/bin/sh", "-c", command], env=environment, timeout=30, check=False, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_counts_of_half_an_answer_are_none(engine: Engine) -> None:
+    """More than 4 MiB is cut off somewhere: other sums would look like progress. So would NaN, which equals nothing."""
+    many = "".join(f'vllm:generation_tokens_total{{engine="{number}"}} 1\n' for number in range(110_000))
+    engine.freeze()
+    for text in (many, "vllm:generation_tokens_total NaN\n"):
+        engine.pages["/metrics"] = (200, text)
+        kept: list[Reading] = []
+        for _ in range(2):
+            examine(target_of(engine.url), kept[-1] if kept else None, kept.append)
+        assert "counters move" not in kept[-1].reason, kept[-1]
+
+
 def test_two_probes_at_once_ask_once(engine: Engine, tmp_path: Path) -> None:
     """The second gives the first one's last verdict."""
     engine.metrics(VLLM)

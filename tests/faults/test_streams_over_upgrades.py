@@ -1,7 +1,9 @@
 """Streams of clients go on over an upgrade of the service, on the same connection."""
 
 import json
+import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -150,6 +152,53 @@ def test_requests_without_an_answer_wait_for_the_next_program(tmp_path: Path, fr
         answer = foreign.ended()
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutdown")
         assert answer.headers["retry-after"]
+
+
+class PipelinedClient(threading.Thread):
+    """A client that sends requests at once on one connection, and reads to its end."""
+
+    def __init__(self, service: Service, *requests: bytes) -> None:
+        super().__init__()
+        self.answers = b""
+        host, _, port = service.url.removeprefix("http://").partition(":")
+        self._connection = socket.create_connection((host, int(port)), timeout=60)
+        self._connection.sendall(b"".join(requests))
+        self.start()
+
+    def run(self) -> None:
+        """Read."""
+        with self._connection:
+            while piece := self._connection.recv(65536):
+                self.answers += piece
+
+
+def chat_request(*headers: str, **changed: object) -> bytes:
+    body = json.dumps({**BODY, **changed}).encode()
+    lines = ["POST /v1/chat/completions HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join([*lines, "Content-Type: application/json", "", ""]).encode() + body
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_of_several_requests_on_a_connection_is_answered(
+    tmp_path: Path, free_ports: Ports, *, stream: bool
+) -> None:
+    """The bytes of the later ones are read already: the earlier are refused, and the last one is handed over."""
+    with serving(tmp_path, free_ports(1), {"m": {**model(free_ports(1)), "slots": 1}}, SERVER) as service:
+        running = WholeClient(service)
+        wait_for(lambda: service.get("/v1/workers/m-0")["slots"]["in_use"] == 1, "one is on the slot")
+        ahead = chat_request(stream=stream)
+        reader = PipelinedClient(service, ahead, ahead, chat_request("Connection: close"))
+        wait_for(lambda: service.get("/v1/status")["pools"]["ready"] == 1, "the first of them waits")
+        upgrade(service)
+        assert running.ended().status_code == 200
+        reader.join(60)
+        assert not reader.is_alive()
+    heads = re.findall(rb"HTTP/1.1 (\d+)", reader.answers)
+    assert len(heads) == 3, reader.answers
+    assert heads[-1] == b"200"
+    assert len(re.findall(rb'"code": ?"shutdown"', reader.answers)) == 2
+    assert reader.answers.count(b"data: [DONE]") == 1
 
 
 @pytest.mark.system

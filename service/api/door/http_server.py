@@ -170,6 +170,11 @@ class HttpServer(uvicorn.Server):
             while not all([door.rest() for door in self._doors()]):  # noqa: C419, ASYNC110 - rest() has to run for each
                 await anyio.sleep(POLL_S)
 
+    def note_followers(self) -> None:
+        """Mark requests that others follow on their connections: the next program could not answer those."""
+        for door in self._doors():
+            door.note_followers()
+
     def resting(self) -> list[int]:
         """Return the descriptors of connections without a request under way or bytes to send."""
         return [door.fileno() for door in self._doors() if door.is_at_rest and door.rest()]

@@ -42,6 +42,14 @@ class LeavingDoor(Door):
             return None
         return request if cycle.chunked_encoding or not cycle.response_started else None
 
+    def note_followers(self) -> None:
+        """Mark requests that others follow on this connection."""
+        followed = [cycle for cycle in self._open if cycle is not self._request or not self._is_between]
+        requests: list[Holdable | None] = [cycle.scope[WRITER].request for cycle in followed]  # type: ignore[typeddict-item]
+        for request in requests:
+            if request is not None:
+                request.is_followed = True
+
     def go_on(self, answer: ASGIApp, *, has_begun: bool, keeps_alive: bool) -> None:
         """Give the answer to a request that an earlier program has taken; its headers are sent if it ``has_begun``."""
         self._expect(NOTHING, 0)

@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 class Holdable(Protocol):
     """A request that the next program of this process may answer, or go on with."""
 
+    is_followed: bool  # by another on its connection, which has been read already
+
     @property
     def can_be_held(self) -> bool:
         """Whether it can at this moment."""

@@ -156,9 +156,8 @@ def turn_document(turn: Turn) -> dict[str, object]:
         del fields[name]
     marks = list[dict[str, object]]()
     for before, attempt in pairwise(turn.attempts):
-        mark = {"at_tokens": attempt.continued_at, "because": before.reason, "worker": attempt.worker}
         if attempt.continued_at:
-            marks.append(mark)
+            marks.append({"at_tokens": attempt.continued_at, "because": before.reason, "worker": attempt.worker})
         elif attempt.text or attempt is turn.attempts[-1]:  # it started over: none of the words so far are its own
             marks.clear()
     fields["continued"] = marks

@@ -97,6 +97,7 @@ class RelayedRequest(OnSlot):
         self._waited_s = 0.0
         self.has_headers = False  # its client has those of a stream
         self.headers: Sequence[tuple[bytes, bytes]] = ()  # its client's
+        self.is_followed = False  # by another on its connection, which has been read already
         self.keeps_alive = True  # the connection, in a program that takes it over
 
     def __repr__(self) -> str:
@@ -129,7 +130,8 @@ class RelayedRequest(OnSlot):
     def can_be_held(self) -> bool:
         """Whether the next program can answer it, or go on with its stream."""
         can_go_on = not self.asked.has_begun or (self.posted.continues and self.asked.can_go_on)
-        return self.is_waiting and not self.is_over and can_go_on and (self.has_headers or not self._is_bound)
+        is_alone = not self.is_followed and (self.has_headers or not self._is_bound)
+        return self.is_waiting and not self.is_over and can_go_on and is_alone
 
     @property
     def _is_bound(self) -> bool:
