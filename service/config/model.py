@@ -35,6 +35,7 @@ SLOTS: Final = 4  # default; each has room for the whole context
 SHARED_SLOTS: Final = 256  # vLLM's slots, which share a KV cache
 SLOTS_A_LENGTH: Final = 4  # llama.cpp's slots that share the KV room of one whole context
 CONTEXT: Final = 4096
+MOST_SPARES: Final = 256
 OF_OWN_ENGINES: Final = {"timeouts": ("start_s", "stop_grace_s"), "restart": ("failures", "retry_s")}
 ATTACHED_PREFILL_S: Final = 600.0  # the time that our own engines get to load
 
@@ -140,6 +141,13 @@ class BiosConfig(StrictModel):
         yield fault, f"quote: {fault}"
 
 
+def _spares_of(given: object) -> object:
+    is_number = isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= MOST_SPARES
+    if given != "auto" and not is_number:
+        raise ValueError(f"must be auto, or a number from 0 to {MOST_SPARES}")
+    return given
+
+
 class ModelConfig(StrictModel):
     """One model, and the workers that serve it."""
 
@@ -154,7 +162,7 @@ class ModelConfig(StrictModel):
     memory_mib: int | None = Field(default=None, ge=1, le=2**31)
     devices: Devices = None
     replicas: int = Field(default=1, ge=1, le=256)
-    spares: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = 0
+    spares: Annotated[Annotated[int, Field(ge=0, le=MOST_SPARES)] | Literal["auto"], BeforeValidator(_spares_of)] = 0
     host: Text = "127.0.0.1"
     port: Port = 9100
     socket_dir: Folder = None

@@ -31,6 +31,7 @@ class QueueBounds:
         self._looked_at: dict[str, float] = {}
         self._posted: Counter[str] = Counter()
         self._coming: Counter[str] = Counter()  # turns that are being posted
+        self._asked: Counter[str] = Counter()  # requests that are being checked
 
     def __repr__(self) -> str:
         return f"<QueueBounds {self._waiting}>"
@@ -70,25 +71,29 @@ class QueueBounds:
         """
         if caller.queued is None or caller.name is None:
             return
-        self._coming[caller.name] += 1
+        self._asked[caller.name] += 1
         try:
             await self._check(caller.name, caller.queued)
         finally:
-            self._coming[caller.name] -= 1
+            self._asked[caller.name] -= 1
 
     async def _check(self, name: str, most: int) -> None:
         coming = self._coming[name]  # from before the look: turns stored meanwhile are in both
         now = time.monotonic()
         is_old = now - self._looked_at.get(name, -LOOK_S) >= LOOK_S
-        if is_old or self._waiting[name] + coming + self._scheduler.requests.queue.waiting_of(name) > most:
+        if is_old or self._waiting[name] + coming + self._requests_of(name) > most:
             posted = self._posted[name]
             unfinished = await self._store.read(usage.unfinished_of, name)
             since = self._posted[name] - posted  # these may be counted twice
             self._waiting[name] = unfinished - self._in_flight_of(name) + since
             self._looked_at[name] = now
-        waiting = self._waiting[name] + coming + self._scheduler.requests.queue.waiting_of(name)
+        waiting = self._waiting[name] + coming + self._requests_of(name)
         if waiting > most:
             raise TooMuchQueued(f"with these {waiting} turns of {name} would wait, and {most} may (queued)")
+
+    def _requests_of(self, name: str) -> int:
+        """Count requests that wait, or are being checked: one that waits since the look is in one of both."""
+        return self._asked[name] + self._scheduler.requests.queue.waiting_of(name)
 
     def _in_flight_of(self, name: str) -> int:
         in_flight = self._scheduler.view.in_flight_by_job().items()

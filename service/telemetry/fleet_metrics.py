@@ -20,7 +20,7 @@ from service.store.store import Store
 from workers.fleet import Fleet
 from workers.health.probes import KernelView, look_at_tree
 from workers.notifier import Notifier
-from workers.states import WorkerState
+from workers.states import Hold, WorkerState
 from workers.tools.mcp import McpState
 
 PAUSE_S: Final = 10.0  # least pause between two samples
@@ -197,7 +197,7 @@ class FleetCollector(Collector):
                 if value is not None:
                     gauge.add_metric(place, value)
             ready.add_metric(place, float(worker.now.is_available))
-            slots.add_metric(place, worker.slots.total)
+            slots.add_metric(place, 0 if Hold.SPARE in worker.now.holds else worker.slots.total)
             in_use.add_metric(place, worker.slots.in_use)
             starts.add_metric(place, worker.now.incarnation)
             lost.add_metric(place, worker.requests.begins.refusals)

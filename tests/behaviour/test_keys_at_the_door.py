@@ -1,8 +1,10 @@
 """Keys at the front door: their rights, the headers that carry them, and their accounts."""
 
+import json
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from tests.harness.service import Service, scripted_model, serving
 from tests.harness.waiting import wait_for
 
-KEYS = {name: f"{name}-{'k' * 24}" for name in ("alice", "bob", "carol", "dora", "viewer", "root", "slow")}
+KEYS = {name: f"{name}-{'k' * 24}" for name in ("alice", "bob", "carol", "dora", "erin", "viewer", "root", "slow")}
 SAID = [{"role": "user", "content": "Go."}]
 
 
@@ -27,6 +29,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int]
         {"name": "bob", "key": KEYS["bob"], "max_priority": 5, "queued": 1},
         {"name": "carol", "key": KEYS["carol"]},
         {"name": "dora", "key": KEYS["dora"]},
+        {"name": "erin", "key": KEYS["erin"], "queued": 2},
         {"name": "viewer", "key": KEYS["viewer"], "scopes": ["read"]},
         {"name": "root", "key": KEYS["root"], "scopes": ["admin"]},
         {"name": "slow", "key": KEYS["slow"], "requests_per_s": 0.001},
@@ -155,6 +158,38 @@ def test_waiting_requests_of_a_key_are_bounded(
         wait_for(lambda: pools() == (1, 2), "alice may wait as well")
         (tmp_path / "go").touch()
         assert all(one.result(timeout=20) for one in asked)
+
+
+def test_requests_that_come_at_once_count_once(
+    service: Service, clients: dict[str, openai.OpenAI], tmp_path: Path
+) -> None:
+    """As many as may wait are taken, though the second is checked while the first joins the queue."""
+    held = [{"role": "user", "content": f"file={tmp_path}/go "}]
+    body = json.dumps({"model": "m", "messages": held}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEYS['erin']}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    place = ("127.0.0.1", int(service.url.rpartition(":")[2]))
+
+    def waiting() -> object:
+        found = look(service, "/v1/status")["pools"]
+        assert isinstance(found, dict)
+        return found["ready"]
+
+    def ask() -> object:
+        return clients["alice"].chat.completions.create(model="m", messages=held)  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(1) as threads, ExitStack() as stack:
+        stack.callback((tmp_path / "go").touch)
+        threads.submit(ask)
+        wait_for(
+            lambda: look(service, "/v1/workers/m-0")["slots"] == {"total": 1, "in_use": 1, "held": 0}, "it is full"
+        )
+        for _ in range(5):
+            with closing(socket.create_connection(place)) as one, closing(socket.create_connection(place)) as other:
+                for connection in (one, other):
+                    connection.sendall(head.encode() + body)
+                wait_for(lambda: waiting() == 2, "both wait")
+            wait_for(lambda: waiting() == 0, "their clients have gone")
 
 
 def test_requests_are_counted_for_their_keys(service: Service, clients: dict[str, openai.OpenAI]) -> None:

@@ -46,6 +46,7 @@ from workers.spec import Capacity
         ('models: {m: {engine: embedded}}\nserver: {roots: ["a\\0b"]}', "server.roots"),
         ('models: {m: {engine: embedded, adapters: {x: "a\\0b"}}}', "models.m.adapters"),
         ("models: {m: {engine: embedded, slots: 0}}", "models.m.slots: must be at least 1, not 0"),
+        ("models: {m: {engine: embedded, spares: 300}}", "models.m.spares: must be auto, or a number from 0 to 256"),
         ("models: {m: {engine: embedded, slots: yes}}", "models.m.slots: must be an integer, not 'yes'"),
         ("models: {m: {engine: embedded, pin: null}}", "models.m.pin: must be true or false, not null"),
         ("models: {m: {engine: embedded, timeouts: {start_s: 0}}}", "timeouts.start_s: must be more than 0, not 0"),
