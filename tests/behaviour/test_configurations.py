@@ -133,19 +133,26 @@ def check_keys(laid: LaidOut, service: Service) -> None:
 
 def check_workers(laid: LaidOut, service: Service) -> None:
     """Each fixed model has its workers as configured; lanes are empty."""
-    wait_for(lambda: {each["state"] for each in workers(service).values()} <= {"ready", "stopped"}, "none is starting")
-    told = workers(service)
     fixed = {
         f"{name}-{number}": name
         for name in laid.names
         if not laid.is_on_lanes(name)
-        for number in range(laid.row.replicas)
+        for number in range(laid.row.replicas + laid.row.spares)
     }
+    settled = {"ready", "stopped", "draining"}
+
+    def have_started() -> bool:
+        found = {each: worker["state"] for each, worker in workers(service).items()}
+        return set(found.values()) <= settled and "stopped" not in {found.get(each) for each in fixed}
+
+    wait_for(have_started, "none is starting")
+    told = workers(service)
     lanes = {f"lane-{number}" for number in range(LANES)} if any(map(laid.is_on_lanes, laid.names)) else set()
     assert told.keys() == fixed.keys() | lanes
     for worker, name in fixed.items():
         one = told[worker]
-        assert (one["model"], one["engine"], one["state"]) == (name, laid.kind(name), "ready"), one
+        state = "ready" if int(worker.rpartition("-")[2]) < laid.row.replicas else "draining"  # a spare
+        assert (one["model"], one["engine"], one["state"]) == (name, laid.kind(name), state), one
         assert (one["incarnation"], one["slots"]["total"]) == (1, 2), one
         assert (one["kv"] is not None) is is_lent(laid, name), one
 
@@ -269,7 +276,8 @@ def has_part(laid: LaidOut, name: str) -> bool:
 
 def engines_a_device(laid: LaidOut, models: Mapping[str, Document]) -> int:
     """Return how many such engines there are on each of the two devices."""
-    count: int = sum(model.get("replicas", 1) for name, model in models.items() if has_part(laid, name))
+    kept = [model for name, model in models.items() if has_part(laid, name)]
+    count: int = sum(model.get("replicas", 1) + model.get("spares", 0) for model in kept)
     return max(1, -(-count // 2))
 
 
@@ -285,7 +293,8 @@ def check_touched(laid: LaidOut, service: Service, before: Mapping[str, Engine],
         if worker["model"] in touched:
             is_other = laid.row.change == "slots" and worker["model"] == laid.names[-1]
             expected = OTHER_SLOTS if is_other else 2
-            assert (worker["state"], worker["slots"]["total"]) == ("ready", expected), worker
+            state = "draining" if "spare" in (worker["because"] or "") else "ready"
+            assert (worker["state"], worker["slots"]["total"]) == (state, expected), worker
 
 
 def check_resized(laid: LaidOut, before: Mapping[str, Engine], after: Mapping[str, Engine]) -> None:
@@ -313,10 +322,10 @@ def check_lives(laid: LaidOut, service: Service, reloaded: Reloaded) -> None:
 
 def expected_lives(laid: LaidOut, name: str, reloaded: Reloaded) -> tuple[int, int]:
     """Return how many engines of a fixed model have started, and how many were ended."""
-    first = laid.row.replicas
+    first = laid.row.replicas + laid.row.spares
     left = first if name in reloaded.names else 0
     if laid.row.change == "resize" and name == laid.names[-1]:
-        left = OTHER_REPLICAS[first]
+        left = OTHER_REPLICAS[laid.row.replicas] + laid.row.spares
     if name in reloaded.replaced:
         return first + left, first
     return max(first, left), first - min(first, left)

@@ -17,6 +17,7 @@ class Row:
     beside: str = "llama-server"  # the engine of the others, and of one that a reload adds
     models: int = 2
     replicas: int = 1
+    spares: int = 0
     placement: str = "fixed"  # mixed: the first model is on lanes
     devices: str = "none"  # the machine's, an inventory's, or those of the machine that each model lists
     address: str = "default"  # folder: of UNIX sockets; port: no UNIX socket
@@ -41,6 +42,7 @@ FACTORS: Final[Mapping[str, tuple[Any, ...]]] = {
     "beside": KINDS,
     "models": (1, 2, 3),
     "replicas": (1, 2),
+    "spares": (0, 1),
     "placement": ("fixed", "lanes", "mixed"),
     "devices": ("none", "gpus", "inventory", "listed"),
     "address": ("default", "folder", "port"),
@@ -69,6 +71,7 @@ REFUSED: Final[Mapping[Pair, str]] = dict(
         *_of_every_model("placement", "lanes", "placement: an attached engine cannot be on lanes", ("attached",)),
         (_pair(kind="attached", placement="mixed"), "placement: an attached engine cannot be on lanes"),
         *_of_every_model("replicas", 2, "replicas: not for an attached engine", ("attached",)),
+        *_of_every_model("spares", 1, "spares: not for an attached engine", ("attached",)),
         *_of_every_model("devices", "listed", "devices: not for an attached engine", ("attached",)),
         *_of_every_model("capacity", "tokens", "capacity: not for an attached engine", ("attached",)),
         *_of_every_model(
@@ -78,6 +81,7 @@ REFUSED: Final[Mapping[Pair, str]] = dict(
             ("llama-server", "embedded", "attached"),
         ),
         (_pair(replicas=2, placement="lanes"), "replicas: set by the lane"),
+        (_pair(spares=1, placement="lanes"), "spares: set by the lane"),
         (_pair(placement="lanes", devices="listed"), "devices: set by the lane"),
         (_pair(beside="attached", change="args"), "args: not for an attached engine"),
         (_pair(beside="attached", change="resize"), "replicas: not for an attached engine"),

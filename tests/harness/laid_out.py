@@ -25,6 +25,7 @@ from workers.requests.constraints import TRIAL_WORDS
 
 PYTHON: Final = [sys.executable, "-I", "-S"]
 LANES: Final = 2
+PORTS: Final = 3  # of a model
 KEYS: Final = {name: f"{name}-{'k' * 24}" for name in ("reader", "poster", "root")}
 SCOPES: Final = {"reader": ["read"], "poster": ["read", "submit"], "root": ["admin"]}
 TOOL: Final = {
@@ -56,9 +57,9 @@ OTHER_PROMPT: Final = 9  # tokens that an engine with other args says its prompt
 def ports_of(row: Row) -> int:
     """Return how many successive ports it needs.
 
-    It has a service, two replicas of each model and one more, and lanes.
+    It has a service, two replicas and a spare of each model and one more, and lanes.
     """
-    return 1 + 2 * (row.models + 1) + LANES
+    return 1 + PORTS * (row.models + 1) + LANES
 
 
 class LaidOut:
@@ -119,7 +120,7 @@ class LaidOut:
         row, kind, index = self.row, self.kind(name), int(name[1:])
         model: Document = {"engine": kind, "slots": 2}
         if kind == "attached":
-            port = self.port + 1 + 2 * index
+            port = self.port + 1 + PORTS * index
             self._attach(name, port)
             model["url"] = f"http://127.0.0.1:{port}"
         else:
@@ -129,10 +130,12 @@ class LaidOut:
         if self.is_on_lanes(name):
             model["placement"] = "lanes"
         elif kind != "attached" and (kind != "vllm" or row.address == "port"):
-            model["port"] = self.port + 1 + 2 * index
+            model["port"] = self.port + 1 + PORTS * index
         # A setting that a lane or an attached server refuses is left out beside it, and given otherwise.
         if row.replicas != 1 and not (row.placement == "mixed" and self.is_on_lanes(name)):
             model["replicas"] = row.replicas
+        if row.spares and not (row.placement == "mixed" and self.is_on_lanes(name)):
+            model["spares"] = row.spares
         if row.devices == "listed" and not (row.placement == "mixed" and self.is_on_lanes(name)):
             model["devices"] = [0, "GPU-1"]
         if row.address != "default":
