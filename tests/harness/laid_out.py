@@ -132,10 +132,9 @@ class LaidOut:
         elif kind != "attached" and (kind != "vllm" or row.address == "port"):
             model["port"] = self.port + 1 + PORTS * index
         # A setting that a lane or an attached server refuses is left out beside it, and given otherwise.
-        if row.replicas != 1 and not (row.placement == "mixed" and self.is_on_lanes(name)):
-            model["replicas"] = row.replicas
-        if row.spares and not (row.placement == "mixed" and self.is_on_lanes(name)):
-            model["spares"] = row.spares
+        if not (row.placement == "mixed" and self.is_on_lanes(name)):
+            numbers = {"replicas": (row.replicas, 1), "spares": (row.spares, 0)}
+            model |= {key: number for key, (number, default) in numbers.items() if number != default}
         if row.devices == "listed" and not (row.placement == "mixed" and self.is_on_lanes(name)):
             model["devices"] = [0, "GPU-1"]
         if row.address != "default":
