@@ -25,7 +25,7 @@ from workers.requests.constraints import TRIAL_WORDS
 
 PYTHON: Final = [sys.executable, "-I", "-S"]
 LANES: Final = 2
-PORTS: Final = 3  # of a model
+PORTS: Final = 3  # each model's
 KEYS: Final = {name: f"{name}-{'k' * 24}" for name in ("reader", "poster", "root")}
 SCOPES: Final = {"reader": ["read"], "poster": ["read", "submit"], "root": ["admin"]}
 TOOL: Final = {
