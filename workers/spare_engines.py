@@ -62,10 +62,10 @@ class SpareEngines:
         """Look at the memory of models that leave their spares to us, until cancelled: other programs may need it."""
         while True:
             changed = self._changed.next
-            for family in self._families():
-                if family.is_auto and not self._has_lanes:
-                    await self._look(family)
-            with anyio.move_on_after(LOOK_S):
+            looked_at = [each for each in self._families() if each.is_auto and not self._has_lanes]
+            for family in looked_at:
+                await self._look(family)
+            with anyio.move_on_after(LOOK_S if looked_at else None):
                 await changed.wait()
 
     def _allowed(self, family: Family) -> tuple[int, str | None]:

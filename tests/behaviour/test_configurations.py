@@ -289,6 +289,7 @@ def check_touched(laid: LaidOut, service: Service, before: Mapping[str, Engine],
     assert kept.items() <= after.items()
     assert not gone & after.items()
     wait_for(lambda: not any(is_alive(pid) for _, (pid, _) in gone), "what was replaced is gone")
+    wait_for(lambda: "starting" not in {each["state"] for each in workers(service).values()}, "spares have started")
     for worker in service.get("/v1/workers")["workers"]:
         if worker["model"] in touched:
             is_other = laid.row.change == "slots" and worker["model"] == laid.names[-1]
