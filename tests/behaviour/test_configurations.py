@@ -7,6 +7,7 @@ Source: specification, "Configuration files" and "Reload".
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +264,7 @@ def check_reload(laid: LaidOut, service: Service) -> Reloaded:
     assert told == {key: value for key, value in parts.items() if value}
     wait_settled(service)
     if change == "resize" and not replaced:
+        wait_for(lambda: sum(each["pid"] is not None for each in workers(service).values()) != len(before), "one moved")
         check_resized(laid, before, engines(service))
     else:
         check_touched(laid, service, before, touched)
@@ -310,15 +312,25 @@ def check_lives(laid: LaidOut, service: Service, reloaded: Reloaded) -> None:
     """No unexpected engine has started, and only those that the change replaced have ended."""
     swaps = 0
     for name in laid.models:
-        lives = len(laid.lives(name, "begin")), len(laid.lives(name, "end"))
         if laid.kind(name) == "attached":
-            assert lives == (1, 0), name
+            assert counted(laid, name) == (1, 0), name
         elif laid.is_on_lanes(name):
-            swaps += lives[0]
+            swaps += counted(laid, name)[0]
         else:
-            assert lives == expected_lives(laid, name, reloaded), name
+            expected = expected_lives(laid, name, reloaded)
+            wait_for(partial(has_lived, laid, name, expected), f"{name} has lived as expected: {expected}")
     if any(map(laid.is_on_lanes, laid.models)):
         assert sum(lane["swaps"] for lane in service.get("/v1/lanes")["lanes"]) == swaps
+
+
+def counted(laid: LaidOut, name: str) -> tuple[int, int]:
+    """Return how many of a model's engines have started, and how many were ended."""
+    return len(laid.lives(name, "begin")), len(laid.lives(name, "end"))
+
+
+def has_lived(laid: LaidOut, name: str, expected: tuple[int, int]) -> bool:
+    """Whether so many have; a spare starts after the others."""
+    return counted(laid, name) == expected
 
 
 def expected_lives(laid: LaidOut, name: str, reloaded: Reloaded) -> tuple[int, int]:
