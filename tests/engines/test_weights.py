@@ -309,7 +309,7 @@ def test_an_update_that_waits_or_ends_running_turns(service: Service, checkpoint
     assert (reasons["weights_changed"] > 0) is (mode == "abort")
 
 
-def test_an_answer_that_may_goes_on_over_an_update(service: Service, checkpoints: list[Path]) -> None:
+def test_an_answer_goes_on_over_an_update_if_its_job_allows_it(service: Service, checkpoints: list[Path]) -> None:
     """The record names both versions and the place of the break; each answer has all its tokens, once."""
     wait_in_rotation(service)
     over = {"continuation": {"over_weights": True}}

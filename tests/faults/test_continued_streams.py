@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -66,6 +67,26 @@ def test_a_stream_goes_on_after_its_engine_has_died(tmp_path: Path, free_ports: 
     first, second = chats(tmp_path / "record")
     assert second["messages"] == [*first["messages"], {"role": "assistant", "content": ANSWER.partition(" word7")[0]}]
     assert second["max_tokens"] == 33
+
+
+def test_a_model_without_a_file_of_its_own_is_the_same_after_a_death(
+    tmp_path: Path, free_ports: Ports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of the service is not its model, though files come and go there."""
+    monkeypatch.chdir(tmp_path)
+    with serving(tmp_path, free_ports(1), {"m": dying(tmp_path, free_ports(1))}) as service:
+        frames, _ = streamed(service)
+    assert words_of(frames) == ANSWER
+    assert not any("error" in frame for frame in frames)
+
+
+def test_a_stream_that_is_written_again_unseen_is_kept_open(tmp_path: Path, free_ports: Ports) -> None:
+    """A proxy would cut off a long silence: comments come while the request is on a slot, and has no place to tell."""
+    model = dying(tmp_path, free_ports(1), interval=0.2)
+    with serving(tmp_path, free_ports(1), {"m": model}, {"heartbeat_s": 0.1}) as service:
+        frames, text = streamed(service, logprobs=True)
+    assert words_of(frames) == ANSWER
+    assert re.search(r": waiting\n\n(?!: (place|m-0|m ))", text)
 
 
 def test_a_stream_whose_client_wants_no_continuation_ends_with_an_error(tmp_path: Path, free_ports: Ports) -> None:

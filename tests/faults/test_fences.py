@@ -1,7 +1,10 @@
 """A node is stopped past its lease and continues: others have taken over its work, and it writes none of it."""
 
+import json
+import re
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -84,3 +87,41 @@ def test_no_stale_write_is_accepted(
         counts = audit(load, lives.url)
         print(f"{run} races in {stops} stops: {dict(counts)}; refused: {stopped.log().count('refused')}")
         assert stopped.log().count(TAKEN_OVER) >= stops
+
+
+@pytest.mark.system
+def test_requests_of_clients_outlive_the_lease_of_their_node(
+    tmp_path: Path, free_ports: Callable[[int], int], postgres: PostgresServer
+) -> None:
+    """No other node has them: one goes on with its stream, one waits on in the queue, and each is answered once."""
+    flags: Document = {"tokens": 60, "interval": 0.05, "goes_on": "kept"}
+    store: Document = {"url": postgres.new_database(), "lease_s": LEASE_S}
+    chat = {"model": "m", "messages": [{"role": "user", "content": "Go."}]}
+    answer = " ".join(f"word{number}" for number in range(60))
+    with ExitStack() as stack, ThreadPoolExecutor() as tasks:
+        stopped, lives = (
+            stack.enter_context(
+                serving(
+                    tmp_path / f"node-{number}",
+                    free_ports(1),
+                    {"m": scripted_model(free_ports(1), slots=2, **flags)},
+                    {"drain_s": 1},
+                    store=store,
+                )
+            )
+            for number in range(2)
+        )
+        stopped.post_job({"agents": [{"id": "a", "model": "m"}], "conversations": [{"prompt": "Talk."}]})
+        wait_for(lambda: in_flight(stopped) + in_flight(lives) == 1, "the job is on a slot")
+        asked = [
+            tasks.submit(stopped.http.post, "/v1/chat/completions", json={**chat, "stream": stream}, timeout=60.0)
+            for stream in (True, False, True)
+        ]
+        wait_for(lambda: in_flight(stopped) == 2, "the node is busy")
+        stop_past_its_lease(stopped, lives)
+        answers = [each.result().text for each in asked]
+    for text in answers:
+        frames = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        assert not any("error" in frame for frame in frames), text
+    words = ["".join(re.findall(r'"content": ?"([^"]*)"', text)) for text in answers]
+    assert words == [answer] * 3

@@ -75,6 +75,9 @@ def test_a_spare_takes_the_place_of_a_killed_engine(tmp_path: Path, free_ports: 
     """The answer goes on there at once, while the other engine loads for long; then the roles change back."""
     with serving(tmp_path, free_ports(2), {"m": model(free_ports(2), load=1.5)}) as service:
         wait_roles(service, "m-0", "m-1")
+        metrics = service.http.get("/metrics").text
+        assert 'roundhouse_worker_slots{model="m",worker="m-0"} 2.0' in metrics
+        assert 'roundhouse_worker_slots{model="m",worker="m-1"} 0.0' in metrics
         for dies, goes_on in (("m-0", "m-1"), ("m-1", "m-0")):
             job_id = begun(service)
             assert workers(service)[goes_on]["requests"] == []

@@ -11,7 +11,7 @@ from transport.events import Usage
 from transport.request import ChatRequest, Thought
 from workers.policy.repetition import Repetition, RepetitionLimits
 from workers.requests.generation import ContinuedGeneration, Generation, RepeatedGeneration
-from workers.requests.halves import GoingOn, HalfAnswer, Kept, kept_part
+from workers.requests.halves import GoingOn, HalfAnswer, constraint_in
 from workers.requests.prompts.stack import ToolExchange
 from workers.tools.calls import Signal, ToolRecord
 
@@ -128,7 +128,7 @@ class Answer:
         self.iterations_used = 0
         self.exchanges: list[ToolExchange] = []  # messages with calls, as the next prompt has them
         self.constrained_by: str | None = None  # the parameter that constrained the newest generation
-        self.keeps_thought = False  # if it breaks off, although a constraint holds after that
+        self.keeps_thought = False  # if its newest message breaks off, although a constraint holds
         self.thought = Thought.NONE  # the thought that could precede the constrained answer
         self.own_tokens: int | None = (
             None  # tokens of its first prompt that its own key sent before; None shows all cached tokens
@@ -186,11 +186,12 @@ class Answer:
         text, reasoning = generation.pieces
         if any(call.iteration >= self.iterations_used for call in self.tool_calls):
             return HalfAnswer()  # its calls were cut off: whether they took effect is not known
-        kept = Kept.ALL if self.asked is None else kept_part(self.asked.params, keeps_thought=self.keeps_thought)
-        tokens, is_lost = generation.output_tokens, is_whole or generation.is_refusal or kept is Kept.NOTHING
+        is_bound = self.asked is not None and constraint_in(self.asked.params) is not None
+        tokens, is_lost = generation.output_tokens, is_whole or generation.is_refusal
+        is_lost |= is_bound and not self.keeps_thought
         if is_lost or (generation.tool_call_fragments and not text):
             text = reasoning = ()
-        elif kept is Kept.THOUGHT:
+        elif is_bound:
             text, tokens = (), tokens - len(text)
         return HalfAnswer(
             text=text,

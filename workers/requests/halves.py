@@ -1,7 +1,6 @@
 """Half an answer, written before its attempt broke off: what another attempt goes on with. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum, auto
 from typing import Any, Final
 
 import msgspec
@@ -38,14 +37,6 @@ INEXACT: Final = frozenset(
 )
 MOST_FRUITLESS: Final = 3  # attempts: engines may die of other causes while they read a prompt
 SEEDS: Final = 2**31  # engines take seeds below it
-
-
-class Kept(Enum):
-    """The part of a message that breaks off with which another attempt may go on."""
-
-    ALL = auto()
-    THOUGHT = auto()  # a constraint holds after it
-    NOTHING = auto()  # a constraint holds from the first token on
 
 
 class Pieces(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,13 +182,6 @@ def constraint_in(fields: Mapping[str, object]) -> str | None:
 def may_begin_late(demand: Demand) -> bool:
     """Whether the constraint of an answer can begin in the middle of the thought before it."""
     return not demand.at_once and demand.constraint is not None and demand.constraint.json_schema is None
-
-
-def kept_part(params: Mapping[str, object], *, keeps_thought: bool) -> Kept:
-    """Return the part of a message with these parameters with which it could go on after a break."""
-    if constraint_in(params) is None:
-        return Kept.ALL
-    return Kept.THOUGHT if keeps_thought else Kept.NOTHING
 
 
 def request_for_rest(

@@ -106,7 +106,8 @@ class RelayedAnswer:
         request.asked.stream_to(writer.write_nowait)
         while not await self._passes_on():
             await self._wait_for_another(writer)
-            self._tell_worker(writer)
+            if request.worker is not None:
+                self._tell_worker(writer)
         error = self._last_error()
         if error is not None:
             writer.write_nowait(error.event(self._path))

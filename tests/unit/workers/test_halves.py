@@ -1,9 +1,14 @@
 """The part of half an answer that another attempt goes on with."""
 
+import time
+
 import pytest
 
-from transport.request import Constraint
-from workers.requests.halves import HalfAnswer, Kept, kept_part, may_begin_late
+from transport.events import ReasoningDelta, TextDelta
+from transport.request import ChatRequest, Constraint
+from workers.policy.repetition import RepetitionLimits
+from workers.requests.answer import Answer
+from workers.requests.halves import HalfAnswer, may_begin_late
 from workers.requests.request import Demand
 
 CHOICES, SCHEMA = Constraint(choices=("yes", "no")), Constraint(json_schema={"type": "object"})
@@ -12,16 +17,23 @@ CHOICES, SCHEMA = Constraint(choices=("yes", "no")), Constraint(json_schema={"ty
 @pytest.mark.parametrize(
     ("params", "keeps_thought", "kept"),
     [
-        pytest.param({"temperature": 0}, False, Kept.ALL, id="no constraint"),
-        pytest.param({"response_format": {"type": "text"}}, False, Kept.ALL, id="a format that is none"),
-        pytest.param({"grammar": "root ::= x"}, False, Kept.NOTHING, id="a caller's own"),
-        pytest.param({"tool_choice": "required"}, False, Kept.NOTHING, id="a forced call"),
-        pytest.param({"grammar": "root ::= x"}, True, Kept.THOUGHT, id="one that can begin after a thought"),
+        pytest.param({"temperature": 0}, False, (("think",), ("yes",), 2), id="no constraint"),
+        pytest.param(
+            {"response_format": {"type": "text"}}, False, (("think",), ("yes",), 2), id="a format that is none"
+        ),
+        pytest.param({"grammar": "root ::= x"}, False, ((), (), 0), id="a caller's own, as in a run on lanes"),
+        pytest.param({"tool_choice": "required"}, False, ((), (), 0), id="a forced call"),
+        pytest.param({"grammar": "root ::= x"}, True, (("think",), (), 1), id="one that can begin after a thought"),
     ],
 )
-def test_a_constraint_keeps_at_most_the_thought(params: dict[str, object], keeps_thought: bool, kept: Kept) -> None:
+def test_a_constraint_keeps_at_most_the_thought(params: dict[str, object], keeps_thought: bool, kept: object) -> None:
     """A grammar begins at its own beginning: behind half of its words it would allow them twice."""
-    assert kept_part(params, keeps_thought=keeps_thought) is kept
+    answer = Answer(time.monotonic)
+    generation = answer.begin_generation(RepetitionLimits(), 10)
+    answer.asked, answer.keeps_thought = ChatRequest(model="m", messages=(), params=params), keeps_thought
+    generation.receive(ReasoningDelta("think"))
+    generation.receive(TextDelta("yes"))
+    assert (answer.half.reasoning, answer.half.text, answer.half.tokens) == kept
 
 
 @pytest.mark.parametrize(
