@@ -25,6 +25,7 @@ LOOK = {
     "type": "function",
     "function": {"name": "look", "parameters": {"type": "object", "properties": {"what": {"type": "string"}}}},
 }
+OF_THE_CALL = 5
 CALL = {"tool_calls": [{"id": "x", "name": "look", "arguments": '{"what": "price"}'}]}
 
 
@@ -63,6 +64,7 @@ def test_another_turn_has_the_slot_and_the_first_resumes_afterwards(
         assert service.wait_ended(job)["state"] == "completed"
         first, second = turns(service, job)
     assert (first["text"], second["text"]) == ("Done.", "Other.")
+    assert first["usage"]["completion_tokens"] == OF_THE_CALL + 1
     assert len(first["attempts"]) == 1
     last = recorded(tmp_path / "record")[-1]["messages"]
     assert [message["role"] for message in last[-2:]] == ["assistant", "tool"]
@@ -91,6 +93,9 @@ def test_a_turn_whose_engine_is_replaced_meanwhile_runs_again(
         (tmp_path / "gate").touch()
         assert service.wait_ended(job)["state"] == "completed"
         first, _ = turns(service, job)
+    calls = 1 if is_resumed else 2  # an engine that starts calls first
+    assert first["usage"]["completion_tokens"] == OF_THE_CALL * calls + 1
+    assert [each["at_tokens"] for each in first["continued"]] == [OF_THE_CALL]
     assert len(first["attempts"]) == 2
     assert first["attempts"][0]["outcome"] != "completed"
     if is_resumed:

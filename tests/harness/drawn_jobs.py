@@ -28,6 +28,7 @@ FACTORS: Mapping[str, Sequence[str]] = {
     "seeds": ("none", "seed", "warm"),
     "prompts": ("none", "some", "all"),
     "sight": ("open", "some", "closed"),
+    "continuation": ("model", "off", "over"),
 }
 CHOICES = ["yes", "no", "no opinion"]
 SCHEMA = {
@@ -172,6 +173,8 @@ class JobDrawer:
             document["leader"] = self.leader
         if chance.random() < 0.5:
             document["system"] = "All of you$thing talk." if row["variables"] == "given" else "All of you $5 talk."
+        if row["continuation"] != "model":
+            document["continuation"] = "off" if row["continuation"] == "off" else {"over_weights": True}
         if row["memory"] != "all":
             document["memory"] = self._memory()
         if row["prompts"] != "none":

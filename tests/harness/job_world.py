@@ -44,6 +44,8 @@ from tests.reference.wire import Asked
 from transport.dialects.openai import message_document
 from workers.offload import pool
 
+WORDS = re.compile(r"\s*\S+|\s+")  # tokens of an answer
+GOING_ON = ("continue_final_message", "add_generation_prompt", "echo")
 TOPIC = re.compile(r"topic=(\w+)")
 CONTEXT = 400
 MODELS: Mapping[str, dict[str, Any]] = {
@@ -52,7 +54,32 @@ MODELS: Mapping[str, dict[str, Any]] = {
 }
 HISTORIES = 0.25  # share of the turns whose prompts are read afterwards
 LAST_WORDS = 3500  # characters shown of a failed run
-SHOWN = ("agent", "round", "kind", "state", "reason", "text", "inherited", "memory")
+SHOWN = ("agent", "round", "kind", "state", "reason", "text", "inherited", "memory", "continued")
+
+
+def without_half(request: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Return a request as it would be asked from the beginning, and the half that it goes on with, None without one."""
+    if not request.get("continue_final_message"):
+        return request, None
+    half = request["messages"][-1]
+    tokens = tokens_of(half)
+    whole = {name: value for name, value in request.items() if name not in GOING_ON}
+    whole["messages"] = request["messages"][:-1]
+    for name, given in (("max_tokens", tokens), ("seed", -tokens)):
+        if whole.get(name, -1) >= 0:
+            whole[name] += given
+    return whole, half
+
+
+def tokens_of(half: dict[str, Any]) -> int:
+    return sum(len(WORDS.findall(part)) for part in (half.get("reasoning_content") or "", half["content"]))
+
+
+def goes_on(half: dict[str, Any], answer: dict[str, Any]) -> bool:
+    """Whether an answer has this half."""
+    thought, words = half.get("reasoning_content") or "", half["content"]
+    whole = answer.get("reasoning", "")
+    return bool(whole == thought or (not words and whole.startswith(thought))) and answer["content"].startswith(words)
 
 
 async def add(a: int, b: int) -> int:
@@ -79,18 +106,28 @@ class AnsweringEngine(ScriptedEngine):
         if "tag" not in request:
             await super()._stream(request, writer, slot)
             return
-        self._answers[id(request)] = answer = self._world.draw_answer(request)
-        done = self._world.note_asked(request)
+        whole, half = without_half(request)
+        self._answers[id(request)] = answer = self._world.draw_answer(whole, half)
+        done = self._world.note_asked(whole, half_tokens=tokens_of(half) if half else 0)
         await super()._stream(request, writer, slot)
-        done(answer, len(self._deltas(request)))
+        done(answer, len(self._pieces_of(answer)))
         del self._answers[id(request)]
 
     def _deltas(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         answer = self._answers.get(id(request))
         if answer is None:
             return super()._deltas(request)
-        pieces = [{"reasoning_content": answer["reasoning"]}] if "reasoning" in answer else []
-        pieces += [{"content": piece} for piece in re.findall(r"\S+\s*|\s+", answer["content"])]
+        _, half = without_half(request)
+        if half is None:
+            return self._pieces_of(answer)
+        echo = {"reasoning_content": half.get("reasoning_content") or "", "content": half["content"]}
+        rest = {**answer, "content": answer["content"].removeprefix(half["content"])}
+        rest["reasoning"] = answer.get("reasoning", "").removeprefix(echo["reasoning_content"])
+        return [{name: words} for name, words in echo.items() if words] + self._pieces_of(rest)
+
+    def _pieces_of(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
+        pieces = [{"reasoning_content": piece} for piece in WORDS.findall(answer.get("reasoning", ""))]
+        pieces += [{"content": piece} for piece in WORDS.findall(answer["content"])]
         for index, each in enumerate(answer.get("tool_calls", ())):
             function = {"name": each["name"], "arguments": each["arguments"]}
             pieces.append({"tool_calls": [{"index": index, "id": each["id"], "function": function}]})
@@ -108,10 +145,12 @@ class JobWorld(World):
     differences: list[tuple[str, str]] = field(default_factory=list)  # by the key of the job
     told: dict[str, dict[str, Any]] = field(default_factory=dict)  # transcripts, by the keys of jobs
     _answered: Counter[str] = field(default_factory=Counter)
+    _drawn: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # the answers to each question
     _life: int = 0
 
     def config(self) -> Config:
         options: dict[str, object] = {"load": self.plan.load_s, "interval": self.plan.interval_s, "prompt-tokens": 50}
+        options["goes-on"] = "kept"
         options |= {"breaks": self.plan.breaks} if self.plan.breaks else {}
         common = {
             "engine": "llama-server",
@@ -138,21 +177,28 @@ class JobWorld(World):
 
     # What engines are asked
 
-    def draw_answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def draw_answer(self, request: dict[str, Any], half: dict[str, Any] | None) -> dict[str, Any]:
+        """Return an answer; one that goes on is the last that was drawn for the same question."""
         key, _, agent = request["tag"].partition("/")
+        question = json.dumps([request["tag"], request["messages"]])
+        if half is not None:
+            self.counts["answers that went on"] += 1
+            return next(each for each in reversed(self._drawn[question]) if goes_on(half, each))
         self._answered[request["tag"]] += 1
         said = f"{key}.{agent}.{self._answered[request['tag']]}"
         job = next(each for each in self.drawn if each.key == key)
         answer = dict(self.chance.choice(job.answers[agent]))
-        return {n: text.replace("{n}", said) if isinstance(text, str) else text for n, text in answer.items()}
+        answer = {n: text.replace("{n}", said) if isinstance(text, str) else text for n, text in answer.items()}
+        self._drawn.setdefault(question, []).append(answer)
+        return answer
 
-    def note_asked(self, request: dict[str, Any]) -> Any:  # noqa: ANN401
+    def note_asked(self, request: dict[str, Any], half_tokens: int) -> Any:  # noqa: ANN401
         key, _, agent = request["tag"].partition("/")
         topic = TOPIC.search(json.dumps(request["messages"]))
         conversation = request.get("at") or (topic[1].rpartition("c")[2] if topic else "")
         conversation = conversation if "at" in request else f"c{conversation}"
         place, now = len(self.asked), self.machine.loop.time()
-        self.asked.append((key, Asked(conversation, agent, request, None, self._life, now, now)))
+        self.asked.append((key, Asked(conversation, agent, request, None, self._life, now, now, 0, half_tokens)))
         self.note(f"{request['tag']} of {conversation} is asked")
 
         def done(answer: dict[str, Any], tokens: int) -> None:
@@ -365,7 +411,8 @@ def show(world: JobWorld, job: DrawnJob, conversation: str) -> None:
     print({name: value for name, value in told.items() if name != "turns"})
     for key, each in world.asked:
         if key == job.key and each.conversation == conversation:
-            print(f"{each.at:.3f} to {each.done_at:.3f}, life {each.life}: {each.agent} -> {each.answer}")
+            asked = f"{each.at:.3f} to {each.done_at:.3f}, life {each.life}: {each.agent} after {each.half_tokens}"
+            print(f"{asked} -> {each.answer}")
             for name in sorted(each.body.keys() - {"stream", "stream_options", "tools", "return_progress"}):
                 print(f"    {name}: {each.body[name]}")
 

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from service.conversations.document import job_parser
 from service.conversations.job import until
 from service.conversations.job.job import SpokenBy
 from service.conversations.job.validation import Validation
-from service.conversations.record import heritage
+from service.conversations.record import heritage, transcript
 from service.conversations.talk import discussion, prompt_messages
 from service.conversations.talk.discussion import Discussion
 from service.conversations.talk.prompt_messages import PromptWriter
@@ -19,19 +20,25 @@ from service.scheduling.asking import composed, judging, memories, prompts
 from service.scheduling.asking.memories import Memories
 from service.scheduling.asking.talks import JobTalks
 from service.scheduling.core import flow
-from workers.requests import tool_loop
+from workers.policy.continuation import Continuation
+from workers.requests import answer_begins, tool_loop
+from workers.requests.halves import HalfAnswer
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """One fault: the factors of the jobs that can meet it, of which some have a ``fixed`` level."""
+    """One fault: the factors of the jobs that can meet it, of which some have a ``fixed`` level.
+
+    With ``kills`` it is met only by jobs whose engines are killed.
+    """
 
     name: str
     factors: Sequence[str]
     plant: Plant
     fixed: Mapping[str, str] = field(default_factory=dict)
+    kills: bool = False
 
 
 def around(owner: object, name: str, make: Callable[[Any], Any]) -> Plant:
@@ -118,6 +125,18 @@ def silent_quotes(true: Any) -> Any:  # noqa: ANN401
         return true(self, *given[:place], heard, *given[place + 1 :], **named)
 
     return messages
+
+
+def with_the_whole_budget(true: Any) -> Any:  # noqa: ANN401
+    return lambda params, tokens: {**true(params, tokens), "max_tokens": params["max_tokens"]}
+
+
+def without_the_thought(true: Any) -> Any:  # noqa: ANN401
+    def begun(self: HalfAnswer, stops: Any) -> Any:  # noqa: ANN401
+        made = true(self, stops)
+        return made and made.text and replace(made, reasoning="")
+
+    return begun
 
 
 def a_round_too_many(true: Any) -> Any:  # noqa: ANN401
@@ -251,5 +270,24 @@ PLANTED: Sequence[Planted] = (
             lambda true: lambda job, *rest: (p for p in true(job, *rest) if p[0] != job.leader),
         ),
         {"mode": "led"},
+    ),
+    Planted(
+        "continuation off is not looked at",
+        ["mode"],
+        around(job_parser, "_continuation", lambda _: lambda _given: Continuation.ON),
+        {"continuation": "off"},
+        kills=True,
+    ),
+    Planted(
+        "an answer that goes on has its whole budget again",
+        ["mode"],
+        around(answer_begins, "rest_of", with_the_whole_budget),
+        kills=True,
+    ),
+    Planted(
+        "half an answer has lost its thought", ["mode"], around(HalfAnswer, "begun", without_the_thought), kills=True
+    ),
+    Planted(
+        "no turn has gone on", ["mode"], around(transcript, "pairwise", lambda _: lambda _attempts: ()), kills=True
     ),
 )

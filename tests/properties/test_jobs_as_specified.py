@@ -111,8 +111,9 @@ def test_a_fault_of_the_service_is_found(planted: Planted, monkeypatch: pytest.M
     rows = [draw_row(chance, planted.factors) for _ in range(ROWS_OF_A_FAULT)]
     rows = [{**row, **planted.fixed} for row in rows]
     planted.plant(monkeypatch)
+    plan = replace(calm_plan(chance, is_calm=True), interval_s=1.0, deaths_a_minute=12.0 if planted.kills else 0.0)
     for seed in range(0, ROWS_OF_A_FAULT, AT_ONCE):
-        world = run_rows(seed, rows[seed : seed + AT_ONCE], is_calm=True)
+        world = run_rows(seed, rows[seed : seed + AT_ONCE], plan=plan)
         if world.differences:
             return
         assert world.faults == []

@@ -64,6 +64,7 @@ class Talk:
     source: Document | None
     variables: Document | None
     asked_prompt: str | None  # before anything is filled in
+    continuation: Any  # None: the model decides
 
     def model_agents(self) -> list[Agent]:
         return [each for each in self.agents.values() if each.by == "model" and not each.is_former]
@@ -121,6 +122,7 @@ def _talk(document: Document, place: int, sources: Mapping[tuple[str, str], Talk
         source=begun,
         variables=variables,
         asked_prompt=prompt,
+        continuation=document.get("continuation"),
     )
 
 

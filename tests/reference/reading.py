@@ -223,10 +223,13 @@ class Reading:
         reasoning = [at.said.answer.get("reasoning") or ""]
         thoughts, words = [without_thoughts(text)[1]], words_of(agent, text)
         thinking = "\n\n".join(each for each in (*reasoning, *thoughts) if each)
-        is_thought = bool(at.exchanges) or turn["thinking"] == thinking
+        is_thought = bool(at.exchanges) or at.is_forced or turn["thinking"] == thinking
         calls = sum(len(results) for _, results in at.exchanges)
+        # The attempt after the one that made a call may have been refused before any request of it was kept.
+        marks = {each["at_tokens"] for each in turn["continued"]}
         return (
             (turn["text"] == words)
+            and (marks == set(at.marks) or (marks > set(at.marks) and bool(at.exchanges)))
             and is_thought
             and turn["usage"]["completion_tokens"] == at.tokens
             and len(turn["tool_calls"]) >= calls

@@ -16,6 +16,7 @@ from tests.reference.words import is_valid
 
 OURS = ("model", "messages", "tools", "stream", "stream_options", "return_progress")
 STUCK = 3
+THOUGHT = r'thought ::= ([^<] | "<" [^/] | "</" [^t])* "</think>" [ \t\n]*'
 _REQUEST = re.compile(r'<tool_request name="([^"]+)">(.*?)</tool_request>', re.DOTALL)
 Results = Callable[[str, Mapping[str, Any]], Any]
 
@@ -24,7 +25,8 @@ Results = Callable[[str, Mapping[str, Any]], Any]
 class Asked:
     """One request to an engine: ``answer`` is its complete answer, None if it was cut off.
 
-    ``life`` is the service's, ``at`` and ``done_at`` are seconds; ``tokens`` those of the answer.
+    ``life`` is the service's, ``at`` and ``done_at`` are seconds; ``tokens`` those of the answer. A request that goes
+    on with half an answer has the ``body`` of a request for all of it, a whole answer, and ``half_tokens``.
     """
 
     conversation: str
@@ -35,6 +37,7 @@ class Asked:
     at: float
     done_at: float
     tokens: int = 0
+    half_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class Standing:
     spent: int = 0  # tokens of earlier answers of the attempt
     words: str = ""  # words of the newest answer that has any
     said: Asked | None = None  # the last request
+    marks: tuple[int, ...] = ()  # tokens of earlier attempts after which its answer went on
 
     @property
     def tokens(self) -> int:
@@ -114,6 +118,9 @@ class Wire:
         if last is None:
             yield from self._begun(at)
             return
+        if asked.half_tokens:  # its end never arrived, whatever the engine has written
+            yield from self._asked_again(at, asked)
+            return
         is_again = last.answer is None or last.life != asked.life
         if last.answer is not None:
             verdict, detail = self.verdict(at)
@@ -122,12 +129,15 @@ class Wire:
                 results = tuple(self.results(name, arguments) for name, arguments in detail)
                 self._known += [call for call in detail if call not in self._known]
                 exchanges = (*at.exchanges, (last.answer, results))
-                yield replace(at, exchanges=exchanges, spent=at.tokens, words=self._words(at))
+                after = replace(at, exchanges=exchanges, spent=at.tokens, words=self._words(at))
+                yield after
+                if at.is_forced:  # the next attempt is not
+                    yield replace(after, is_forced=False)
             elif verdict == "again":
                 yield replace(at, is_forced=True, spent=at.tokens, words=self._words(at))
             elif verdict == "invalid" and self._may_retry(at):
                 rejected = (*at.rejected, (detail, ANY_REASON))
-                yield replace(at, rejected=rejected, exchanges=(), is_forced=False, spent=0, words="")
+                yield Standing(at.place, at.upto, rejected, said=last)
             else:
                 yield from self._begun(at)
         if is_again:
@@ -137,10 +147,13 @@ class Wire:
         last = at.said
         assert last is not None
         if at.exchanges:  # the next attempt goes on after the calls that have results
-            yield at
+            is_kept = last.answer is not None and last.life == asked.life and not asked.half_tokens
+            spent = at.tokens if is_kept else at.spent
+            yield replace(at, is_forced=False, spent=spent, marks=(*at.marks, spent + asked.half_tokens))
         kept = range(len(at.rejected), -1, -1) if last.life != asked.life else (len(at.rejected),)
         for count in kept:
-            same = replace(at, rejected=at.rejected[:count], exchanges=(), is_forced=False, spent=0, words="")
+            marks = (*at.marks, asked.half_tokens) if asked.half_tokens else ()
+            same = Standing(at.place, at.upto, at.rejected[:count], said=last, marks=marks)
             yield same
             if not count:
                 yield from (replace(same, upto=(*at.upto[:-1], n)) for n in self.turns[at.place].choices)
@@ -201,6 +214,8 @@ class Wire:
         return None if None in faults else faults[0]
 
     def _differs_from(self, at: Standing, opening: Opening, asked: Asked) -> str | None:
+        if asked.half_tokens and self.talk.continuation == "off":
+            return "it goes on with half an answer"
         turn = self.turns[at.place]
         prompts = Prompts(self.talk, turn.agent, self.model)
         is_again = turn.turn["round"], len(at.rejected)
@@ -218,6 +233,9 @@ class Wire:
             return f"round {is_again[0]}, after {is_again[1]} rejections: {fault}"
         wanted = prompts.params(len(at.rejected), is_constrained=self._is_last(at))
         given = {name: value for name, value in asked.body.items() if name not in OURS}
+        if wanted.get("grammar") and asked.half_tokens:  # it begins with the rest of a thought
+            rule = wanted["grammar"].removeprefix("root ::= ").strip()
+            wanted["grammar"] = "..." if rule == "..." else f"root ::= thought answer\nanswer ::= {rule}\n{THOUGHT}\n"
         if wanted.get("grammar") == "..." and given.get("grammar"):
             wanted["grammar"] = given["grammar"]
         if given != wanted:

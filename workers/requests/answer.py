@@ -125,7 +125,7 @@ class Answer:
         self.phase = Phase.US
         self.tool_calls: list[ToolRecord] = []
         self.signals: list[Signal] = []
-        self.iterations_used = 0
+        self.iterations_used = self._iterations_before = 0  # now, and as the newest message was asked for
         self.exchanges: list[ToolExchange] = []  # messages with calls, as the next prompt has them
         self.constrained_by: str | None = None  # the parameter that constrained the newest generation
         self.keeps_thought = False  # if its newest message breaks off, although a constraint holds
@@ -179,7 +179,7 @@ class Answer:
 
     @property
     def half(self) -> HalfAnswer:
-        """The answer so far, for another attempt to go on from; an ended message is left out."""
+        """The answer so far, for another attempt to go on from; an ended message without calls is left out."""
         if self.begins_with is not None:
             return self.begins_with
         generation, is_whole = self.generation, self.generation.finish_reason is not None
@@ -187,7 +187,8 @@ class Answer:
         if any(call.iteration >= self.iterations_used for call in self.tool_calls):
             return HalfAnswer()  # its calls were cut off: whether they took effect is not known
         is_bound = self.asked is not None and constraint_in(self.asked.params) is not None
-        tokens, is_lost = generation.output_tokens, is_whole or generation.is_refusal
+        is_answered = self.iterations_used > self._iterations_before
+        tokens, is_lost = generation.output_tokens, is_whole or is_answered or generation.is_refusal
         is_lost |= is_bound and not self.keeps_thought
         if is_lost or (generation.tool_call_fragments and not text):
             text = reasoning = ()
@@ -197,7 +198,7 @@ class Answer:
             text=text,
             reasoning=reasoning,
             tokens=tokens if text or reasoning else 0,
-            ended=tuple(self._ended),
+            ended=tuple(self._generations if is_answered else self._ended),
             exchanges=tuple(self.exchanges),
             tool_calls=tuple(self.tool_calls),
             signals=tuple(self.signals),
@@ -216,6 +217,7 @@ class Answer:
         if self.was_asked:
             self._ended.append(self.generation)
         self.was_asked, self._is_read, self.begins_with = True, False, None
+        self._iterations_before = self.iterations_used
         self.prompt_tokens, self.counted_tokens = 0, None
         self.generation = Generation(self._clock)
         if going_on is not None:
