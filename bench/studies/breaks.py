@@ -4,8 +4,11 @@ Streams of chats, and coding agents if the engines are scripted, ask again and a
 words of its own question, each once (scripted engines), or as many tokens as were asked for (real ones). The generated
 tokens, wasted ones included, are compared with those of the answers.
 
-    python -m bench.studies.breaks [--minutes 60] [--streams 64] [--agents 8] [--engine scripted|embedded] [--spares N]
-        [--kill-s 30] [--restart-s 300] [--upgrade-s 600] [--command PROGRAM] [--model FILE]
+    python -m bench.studies.breaks [--minutes 60] [--streams 64] [--agents 8] [--sessions FOLDER] [--spares N]
+        [--engine scripted|embedded|llama-server|vllm] [--command PROGRAM ...] [--model FILE]
+        [--kill-s 30] [--restart-s 300] [--upgrade-s 600]
+
+The folder has recorded sessions of agents; without it each agent makes two calls.
 """
 
 import argparse
@@ -22,12 +25,13 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import aiohttp
 import httpx
 
-from bench.parts.services import serving
+from bench.parts.recorded_sessions import read_sessions
+from bench.parts.services import VLLM, serving
 from tests.conftest import ENGINE_PROGRAM
 from tests.harness.ports import find_ports
 from tests.harness.service import Service
@@ -36,10 +40,19 @@ from workers.models.small_model import small_model_path
 
 TOPIC: Final = r"topic\d+-"
 MOST: Final = 120  # tokens of an answer
-CALLS_AT: Final = 3  # an agent's third answer has no call
+REQUESTS: Final = 32  # least number of a recorded session
+CONTEXT: Final = 32_000
 LATE_S: Final = 600.0
 TOOLS: Final = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}]
 Document = dict[str, Any]
+
+
+class Step(NamedTuple):
+    """A request of an agent ``pause_s`` after its last answer: the new words of its prompt, and the answer."""
+
+    words: str
+    answer: Document
+    pause_s: float
 
 
 class Tally:
@@ -99,10 +112,11 @@ async def chat(client: aiohttp.ClientSession, url: str, number: int, tally: Tall
     tally.take(asked, frames, tokens, expected)
 
 
-async def agent(client: aiohttp.ClientSession, url: str, number: int, tally: Tally) -> None:
+async def agent(client: aiohttp.ClientSession, url: str, number: int, tally: Tally, script: list[Step]) -> None:
     """Work as a coding agent does: answers with calls, their results, and a last answer in words."""
-    messages: list[Document] = [{"role": "user", "content": f"topic{number}- Mend the fault."}]
-    for wanted in SCRIPT:
+    messages: list[Document] = [{"role": "user", "content": f"topic{number}- {script[0].words}"}]
+    for place, (_, wanted, pause_s) in enumerate(script):
+        await asyncio.sleep(pause_s)
         frames = await ask(client, url, {"model": "a", "messages": messages, "tools": TOOLS}, tally)
         errors = [frame["error"] for frame in frames if "error" in frame]
         text = "".join(_deltas_in(frames, "content"))
@@ -117,20 +131,24 @@ async def agent(client: aiohttp.ClientSession, url: str, number: int, tally: Tal
             function = {"name": call["name"], "arguments": "".join(pieces)}
             called = {"id": call["id"], "type": "function", "function": function}
             messages.append({"role": "assistant", "content": text, "tool_calls": [called]})
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": "the file"})
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": script[place + 1].words})
 
 
 def _call(place: int) -> Document:
     return {"id": f"c{place}", "name": "read", "arguments": json.dumps({"path": "a/b/c.py", "line": place})}
 
 
-SCRIPT: Final[list[Document]] = [
-    *(
-        {"content": " ".join(f"step{place}-{number}" for number in range(40)), "tool_calls": [_call(place)]}
-        for place in range(CALLS_AT - 1)
-    ),
-    {"content": " ".join(f"done{number}" for number in range(40))},
-]
+def script_of(options: argparse.Namespace) -> list[Step]:
+    """Return an agent's requests: those of a recorded session, or three."""
+    asked = [("Mend the fault.", 40, 0.0)] + [("the file", 40, 0.0)] * 2
+    if options.sessions is not None:
+        (session,) = read_sessions(options.sessions, 1, REQUESTS, CONTEXT)
+        prompts = ["", *(each.prompt for each in session)]
+        asked = [(each.prompt.removeprefix(prompts[n]), each.answer, each.pause_s) for n, each in enumerate(session)]
+    answers = [" ".join(f"step{place}-{word}" for word in range(words)) for place, (_, words, _) in enumerate(asked)]
+    calls = [{"tool_calls": [_call(place)]} for place in range(len(asked) - 1)]
+    made = [{"content": text, **call} for text, call in zip(answers, [*calls, {}], strict=True)]
+    return [Step(words, answer, pause_s) for (words, _, pause_s), answer in zip(asked, made, strict=True)]
 
 
 async def _again(until: float, act: Callable[[int], Awaitable[None]], first: int, step: int) -> None:
@@ -172,7 +190,7 @@ def _upgrade(service: Service, tally: Tally) -> None:
 async def run(service: Service, options: argparse.Namespace, tally: Tally) -> None:
     """Ask and break for the given time."""
     until, dice = time.monotonic() + 60 * options.minutes, random.Random(1)
-    is_scripted, url = options.engine == "scripted", service.url
+    is_scripted, url, script = options.engine == "scripted", service.url, script_of(options)
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=LATE_S)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as client, asyncio.TaskGroup() as tasks:
@@ -181,7 +199,7 @@ async def run(service: Service, options: argparse.Namespace, tally: Tally) -> No
                 _again(until, lambda n: chat(client, url, n, tally, is_scripted=is_scripted), place, options.streams)
             )
         for place in range(options.agents if is_scripted else 0):
-            tasks.create_task(_again(until, lambda n: agent(client, url, n, tally), place, options.agents))
+            tasks.create_task(_again(until, lambda n: agent(client, url, n, tally, script), place, options.agents))
         tasks.create_task(_every(until, options.kill_s, lambda: _kill(service, tally, dice)))
         tasks.create_task(_every(until, options.restart_s, lambda: _restart(service, tally, dice)))
         tasks.create_task(_every(until, options.upgrade_s, lambda: _upgrade(service, tally)))
@@ -191,11 +209,12 @@ def models_of(options: argparse.Namespace) -> Document:
     """Return the models: one for chats, and one for agents if the engines are scripted."""
     common = {"spares": options.spares, "restart": {"initial_s": 1, "failures": 100_000, "window_s": 1}}
     if options.engine != "scripted":
-        command = {"command": [options.command]} if options.command else {}
+        command = {"command": options.command} if options.command else {}
         real = {"engine": options.engine, "model": options.model, "slots": 4, "context": 1024, "repetition": None}
-        return {"m": {**real, **common, **command, "port": find_ports(2)}}
+        own = VLLM if options.engine == "vllm" else {"port": find_ports(2)}
+        return {"m": {**real, **common, **command, **own}}
     script = options.folder / "script.json"
-    script.write_text(json.dumps(SCRIPT))
+    script.write_text(json.dumps([step.answer for step in script_of(options)]))
     scripted = {"engine": "llama-server", "command": [sys.executable, "-I", "-S", str(ENGINE_PROGRAM)], "slots": 32}
     flags = {"goes-on": "kept", "tokens": MOST, "interval": 0.05, "load": 1.0}
     chats = {**scripted, **common, "port": find_ports(2), "args": {**flags, "echo": TOPIC}}
@@ -209,7 +228,8 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--agents", type=int, default=8)
     parser.add_argument("--engine", default="scripted")
-    parser.add_argument("--command")
+    parser.add_argument("--command", nargs="+")
+    parser.add_argument("--sessions", type=Path)
     parser.add_argument("--model", default=str(small_model_path()))
     parser.add_argument("--spares", type=int, default=1)
     for name, seconds in (("kill", 30.0), ("restart", 300.0), ("upgrade", 600.0)):

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import psutil
 
-from bench.parts.services import serving
+from bench.parts.services import VLLM, serving
 from tests.harness.ports import find_ports
 from tests.harness.service import Service
 from tests.harness.waiting import wait_for
@@ -31,7 +31,6 @@ TOKENS: Final = 400
 KILL_AT: Final = 100  # deltas
 READY_S: Final = 300.0
 BUFFERS: Final = re.compile(r"(KV|compute|output)\s+buffer size =\s+([\d.]+) MiB")
-VLLM: Final = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 Document = dict[str, Any]
 
 
@@ -74,7 +73,7 @@ def _model(options: argparse.Namespace, spares: int) -> Document:
         "restart": {"initial_s": 1, "failures": 1000},
         **({"command": options.command} if options.command else {}),
         **({"args": {"verbosity": 4}} if options.engine == "llama-server" else {}),  # its log names the buffers
-        **({"env": VLLM, "args": {"enforce_eager": True, "dtype": "bfloat16"}} if is_vllm else {}),
+        **(VLLM if is_vllm else {}),
     }
     return model if is_vllm else {**model, "port": find_ports(2)}
 
