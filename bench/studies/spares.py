@@ -1,8 +1,9 @@
 """What an engine's death costs the reader of a stream, with a spare and without; and the memory of a spare.
 
 A stream of the small model is read, and its engine gets a SIGKILL in the middle: the seconds until the next words,
-beside the seconds that an idle engine needs for the first token of a prompt of that length. Then the memory of the
-spare, by the kernel, beside the buffers that its log names.
+beside the seconds that an idle engine needs for the first token of a prompt of that length. The texts, at temperature
+0, are compared with undisturbed ones: where they part, the log-probabilities of the two best tokens are printed. Then
+the memory of the spare, by the kernel, beside the buffers that its log names.
 
     python -m bench.studies.spares [--kills 10] [--engine embedded|llama-server|vllm] [--command PROGRAM ...]
         [--model FILE] [--words 200]
@@ -48,15 +49,18 @@ def main() -> None:
             _wait_spares(service, spares)
             prompt = "Tell a long story about " + "the sea and " * (options.words // 3)
             reads = [_first_token_s(service, f"{number}. {prompt}") for number in range(3)]
-            gaps, texts = [], set()
-            for _ in range(options.kills):
-                gap_s, text = _broken_stream(service, prompt)
+            gaps, ties, equal = [], list[float](), 0
+            for number in range(options.kills):
+                gap_s, text = _broken_stream(service, f"{number}. {prompt}")
                 gaps.append(gap_s)
-                texts.add(text)
                 _wait_spares(service, spares)
+                tie = _distance_of_best(service, f"{number}. {prompt}", text)
+                ties += [] if tie is None else [tie]
+                equal += tie is None
             print(f"{options.engine}, spares: {spares}: from SIGKILL to the next words {median(gaps):.2f} s"
                   f" ({min(gaps):.2f} to {max(gaps):.2f}, {len(gaps)} kills); first token of such a prompt"
-                  f" {median(reads):.2f} s; {len(texts)} different texts", flush=True)  # fmt: skip
+                  f" {median(reads):.2f} s; {equal} texts as undisturbed, the others part between tokens that are"
+                  f" {', '.join(f'{tie:.3f}' for tie in ties) or 'never'} nats apart", flush=True)  # fmt: skip
             if spares:
                 _print_memory(service)
 
@@ -93,15 +97,13 @@ def _wait_spares(service: Service, spares: int) -> None:
     wait_for(is_settled, "the workers are ready", READY_S)
 
 
+def _body(prompt: str, tokens: int) -> Document:
+    messages = [{"role": "user", "content": prompt}]
+    return {"model": "m", "temperature": 0, "max_tokens": tokens, "ignore_eos": True, "messages": messages}
+
+
 def _deltas(service: Service, prompt: str, tokens: int) -> Iterator[str]:
-    body = {
-        "model": "m",
-        "stream": True,
-        "temperature": 0,
-        "max_tokens": tokens,
-        "ignore_eos": True,
-        "messages": [{"role": "user", "content": prompt}],
-    }
+    body = {**_body(prompt, tokens), "stream": True}
     with service.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         for line in answer.iter_lines():
             if line.startswith("data: {"):
@@ -134,6 +136,19 @@ def _broken_stream(service: Service, prompt: str) -> tuple[float, str]:
             gap_s = now - killed_at
     assert gap_s is not None
     return gap_s, "".join(said)
+
+
+def _distance_of_best(service: Service, prompt: str, text: str) -> float | None:
+    """Return how far apart the two best tokens are, in nats, where a text parts from the undisturbed one; or None."""
+    body = {**_body(prompt, TOKENS), "logprobs": True, "top_logprobs": 2}
+    answer = service.http.post("/v1/chat/completions", json=body).raise_for_status().json()["choices"][0]
+    said = b""
+    for token in answer["logprobs"]["content"]:
+        said += bytes(token.get("bytes") or token["token"].encode())
+        if not text.encode().startswith(said):
+            best, second = sorted((each["logprob"] for each in token["top_logprobs"]), reverse=True)
+            return float(best - second)
+    return None
 
 
 def _print_memory(service: Service) -> None:
