@@ -214,11 +214,12 @@ def workers(url: UrlOption = None, api_key: KeyOption = None, *, as_json: JsonOp
     """List the workers."""
     with connect(url, api_key) as service:
         answer = service.list_workers()
-    listing = Table("id", "model", "engine", "state", "pid", "port", "slots", "restarts", "tokens/s", box=None)
+    listing = Table("id", "model", "engine", "state", "pid", "port", "slots", "restarts", "tokens/s", "because", box=None)
     for worker in answer.workers:
         listing.add_row(
             worker.id, worker.model, worker.engine, worker.state, str(worker.pid), str(worker.port),
             f"{worker.slots.in_use}/{worker.slots.total}", str(worker.restarts), str(worker.tokens_per_s),
+            escape(plain(worker.because)),
         )  # fmt: skip
     print_document(answer.document, listing, as_json=as_json)
 
