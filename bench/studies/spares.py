@@ -6,7 +6,7 @@ beside the seconds that an idle engine needs for the first token of a prompt of 
 the memory of the spare, by the kernel, beside the buffers that its log names.
 
     python -m bench.studies.spares [--kills 10] [--engine embedded|llama-server|vllm] [--command PROGRAM ...]
-        [--model FILE] [--words 200]
+        [--model FILE] [--words 200] [--tokens 400]
 """
 
 import argparse
@@ -28,7 +28,6 @@ from tests.harness.waiting import wait_for
 from workers.models.small_model import small_model_path
 from workers.spare_engines import engine_memory
 
-TOKENS: Final = 400
 KILL_AT: Final = 100  # deltas
 READY_S: Final = 300.0
 BUFFERS: Final = re.compile(r"(KV|compute|output)\s+buffer size =\s+([\d.]+) MiB")
@@ -43,6 +42,7 @@ def main() -> None:
     parser.add_argument("--command", nargs="+", default=[])
     parser.add_argument("--model", default=str(small_model_path()))
     parser.add_argument("--words", type=int, default=200, help="words of the prompt")
+    parser.add_argument("--tokens", type=int, default=400, help="tokens of the answer")
     options = parser.parse_args()
     for spares in (0, 1):
         with serving(find_ports(1), {"m": _model(options, spares)}) as service:
@@ -51,10 +51,10 @@ def main() -> None:
             reads = [_first_token_s(service, f"{number}. {prompt}") for number in range(3)]
             gaps, ties, equal = [], list[float](), 0
             for number in range(options.kills):
-                gap_s, text = _broken_stream(service, f"{number}. {prompt}")
+                gap_s, text = _broken_stream(service, f"{number}. {prompt}", options.tokens)
                 gaps.append(gap_s)
                 _wait_spares(service, spares)
-                tie = _distance_of_best(service, f"{number}. {prompt}", text)
+                tie = _distance_of_best(service, f"{number}. {prompt}", text, options.tokens)
                 ties += [] if tie is None else [tie]
                 equal += tie is None
             print(f"{options.engine}, spares: {spares}: from SIGKILL to the next words {median(gaps):.2f} s"
@@ -122,10 +122,10 @@ def _first_token_s(service: Service, prompt: str) -> float:
     return time.monotonic() - began_at
 
 
-def _broken_stream(service: Service, prompt: str) -> tuple[float, str]:
+def _broken_stream(service: Service, prompt: str, tokens: int) -> tuple[float, str]:
     """Kill the engine under a stream; return the seconds without words, and the whole text."""
     killed_at, gap_s, said = None, None, list[str]()
-    for number, words in enumerate(_deltas(service, prompt, TOKENS)):
+    for number, words in enumerate(_deltas(service, prompt, tokens)):
         now = time.monotonic()
         said.append(words)
         if number == KILL_AT:
@@ -138,9 +138,9 @@ def _broken_stream(service: Service, prompt: str) -> tuple[float, str]:
     return gap_s, "".join(said)
 
 
-def _distance_of_best(service: Service, prompt: str, text: str) -> float | None:
+def _distance_of_best(service: Service, prompt: str, text: str, tokens: int) -> float | None:
     """Return how far apart the two best tokens are, in nats, where a text parts from the undisturbed one; or None."""
-    body = {**_body(prompt, TOKENS), "logprobs": True, "top_logprobs": 2}
+    body = {**_body(prompt, tokens), "logprobs": True, "top_logprobs": 2}
     answer = service.http.post("/v1/chat/completions", json=body).raise_for_status().json()["choices"][0]
     said = b""
     for token in answer["logprobs"]["content"]:

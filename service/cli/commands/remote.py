@@ -214,7 +214,9 @@ def workers(url: UrlOption = None, api_key: KeyOption = None, *, as_json: JsonOp
     """List the workers."""
     with connect(url, api_key) as service:
         answer = service.list_workers()
-    listing = Table("id", "model", "engine", "state", "pid", "port", "slots", "restarts", "tokens/s", "because", box=None)
+    listing = Table(
+        "id", "model", "engine", "state", "pid", "port", "slots", "restarts", "tokens/s", "because", box=None
+    )
     for worker in answer.workers:
         listing.add_row(
             worker.id, worker.model, worker.engine, worker.state, str(worker.pid), str(worker.port),
