@@ -91,6 +91,7 @@ STUDIES: tuple[Benchmark, ...] = (
     Benchmark(name="latency", module="studies.latency"),
     Benchmark(name="makespan_policies", module="makespan", arguments=("--policies", "critical_path")),
     Benchmark(name="memory", module="studies.memory"),
+    Benchmark(name="nodes", module="studies.nodes", least=("--nodes", "2", "--processes", "1", "--seconds", "2")),
     Benchmark(name="orders", module="studies.orders", least=("--seeds", "1", "--rounds", "1")),
     Benchmark(name="programs", module="studies.programs"),
     Benchmark(name="replicas", module="studies.replicas", least=("--seeds", "1")),

@@ -114,7 +114,7 @@ def say(connection: Connection, membership: Membership, turn: Turn) -> SpokenTur
     turn_rows.end(connection, TurnEnded(turn=turn, at=turn.finished_at or datetime.now(UTC)), events)
     event_rows.write(connection, events)
     membership.wake(connection, turn.key.job_id, turn.key.conversation_id)
-    membership.notify(connection, [turn.key.job_id], is_work=True)
+    membership.notify([turn.key.job_id], is_work=True)
     return SpokenTurn(turn=turn, is_new=True)
 
 

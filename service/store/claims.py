@@ -104,7 +104,7 @@ class Claims:
                 connection, ConversationWorded(job_id=job.id, conversation_id=name, words=words)
             )
         event_rows.write_first(connection, job.id, new.created_at)
-        self._membership.notify(connection, [job.id], is_work=not claims)
+        self._membership.notify([job.id], is_work=not claims)
         taken = (
             [Claim(job_id=job.id, conversation_id=conversation.id, fence=1) for conversation in job.conversations]
             if claims
@@ -151,7 +151,7 @@ class Claims:
                 self._membership.release(connection, claim, models)
                 if place in awaited:
                     awaited_turns.leave(connection, self._membership, awaited[place])
-        self._membership.notify(connection, [], is_work=True)
+        self._membership.notify([], is_work=True)
 
     def apply(self, connection: Connection, records: Sequence[Record], is_passing: IsPassing | None = None) -> Applied:
         """Apply facts in order; with ``is_passing`` one by one, dropping those that cannot be written."""

@@ -175,7 +175,7 @@ class FactGroup:
 
     def _finish(self) -> Applied:
         if self._changed:
-            self._membership.notify(self._connection, self._changed, is_work=False)
+            self._membership.notify(self._changed, is_work=False)
         return self._applied
 
 

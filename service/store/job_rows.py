@@ -110,7 +110,7 @@ def request_cancel(connection: Connection, membership: Membership, job_id: JobId
     stored = job(connection, job_id)
     if stored.state not in ENDED_JOBS:
         connection.execute("UPDATE jobs SET is_cancel_requested = 1 WHERE id = ?", (job_id,))
-        membership.notify(connection, [job_id], is_work=True)  # a node has to end conversations that no node runs yet
+        membership.notify([job_id], is_work=True)  # a node has to end conversations that no node runs yet
     return stored
 
 
@@ -135,7 +135,7 @@ def delete(connection: Connection, membership: Membership, job_id: JobId, *, wit
         connection.execute("DELETE FROM jobs WHERE id = ?", (each,))
     heirs.drop_unused(connection, sources)
     cancelled += heirs.drop_without_owner(connection, sources, stored.owner)
-    membership.notify(connection, cancelled, is_work=bool(cancelled))
+    membership.notify(cancelled, is_work=bool(cancelled))
     return cancelled
 
 

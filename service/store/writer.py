@@ -93,13 +93,14 @@ class Writer:
         try:
             while group := self._next_group():
                 self._write(group)
+            self._notify(at_once=True)
         finally:
             self._disconnect()
 
     def _next_group(self) -> list[Write]:
         """Return the next group of writes, at least one; an empty list is the end."""
         group: list[Write] = []
-        item, facts = self._queue.get(), 0
+        item, facts = self._first() if self._membership.has_others else self._queue.get(), 0
         until = time.monotonic() + self._linger_s
         while item is not None:
             group.append(item)
@@ -116,6 +117,21 @@ class Writer:
         if group:
             self._queue.put(None)  # the end is read again after this group
         return group
+
+    def _first(self) -> Write | None:
+        """Return the next write, None at the end; the other nodes are notified of earlier ones meanwhile."""
+        while True:
+            with suppress(queue.Empty):
+                return self._queue.get(timeout=self._notify())
+
+    def _notify(self, *, at_once: bool = False) -> float | None:
+        """Send the notices that are due; return the seconds until others are, None without any."""
+        if self._connection is None:
+            return None
+        try:
+            return self._membership.send_notices(self._connection, at_once=at_once)
+        except Exception:  # noqa: BLE001 - the next group finds what is wrong, and others look by themselves
+            return None
 
     def _write(self, group: list[Write]) -> None:
         """Write a group, however long the database is in trouble."""

@@ -16,7 +16,7 @@ from service.telemetry.turn_metrics import MOST_TOOLS, WAIT_BUCKETS, TurnMetrics
 from workers.distribution import own_version
 from workers.fleet import Fleet
 from workers.policy.weights import UpdatePhase
-from workers.states import WorkerState
+from workers.states import Hold, WorkerState
 from workers.supervised import SupervisedWorker
 
 OTHER: Final = "other"
@@ -137,7 +137,8 @@ class Metrics:
             if known or reason is not None:
                 self._restarts.labels(*place, reason or ASKED).inc()
             began_s = time.monotonic()
-        if worker.now.state is WorkerState.READY and began_s is not None:
+        waits_ready = worker.now.state is WorkerState.DRAINING and Hold.SPARE in worker.now.holds
+        if (worker.now.state is WorkerState.READY or waits_ready) and began_s is not None:
             self._starts.labels(worker.spec.name).observe(time.monotonic() - began_s)
             began_s = None
         self._starting[place] = (worker.now.incarnation, began_s)

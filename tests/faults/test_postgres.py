@@ -1,6 +1,7 @@
 """Faults of a database on another machine: silent connections, deadlocks, long writes."""
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -8,12 +9,14 @@ from contextlib import asynccontextmanager, closing, contextmanager
 
 import anyio
 import anyio.from_thread
+import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from service.errors import StoreUnavailable
 from service.store import job_rows
 from service.store.cluster import Cluster
+from service.store.databases.membership_shared import CHANNEL
 from service.store.databases.postgres import PostgresDatabase
 from service.store.news import LeaseEnding, LeaseLost, LeaseRenewed, NodeReport, StoreEvent, StoreTroubled, WorkWaiting
 from service.store.store import Store, open_store
@@ -206,3 +209,41 @@ async def test_options_of_an_address_hold_for_every_connection(postgres: Postgre
             await wait_until(lambda: told[LeaseRenewed] > 1, "the lease is renewed")
             timeout = await store.read(lambda connection: connection.execute("SHOW statement_timeout").fetchone())
             assert timeout == ("30s",)
+
+
+async def test_other_nodes_are_notified_of_every_job_ten_times_a_second_at_most(postgres: PostgresServer) -> None:
+    """PostgreSQL commits notices one after the other: one in each write would queue the writes of all nodes.
+
+    Source: specification, "Notices".
+    """
+    url, count = postgres.new_database(), 60
+    database = PostgresDatabase(url, 5.0, ["m"])
+    database.prepare()
+    heard, jobs = list[float](), set[str]()
+    with psycopg.connect(url, autocommit=True) as listener, open_store(database) as store:
+        listener.execute(f"LISTEN {CHANNEL}")
+        for number in range(count):
+            await store.post(new(job(agent("a"), name=f"j{number}")), claims=False)
+        for notice in listener.notifies(timeout=LIMIT_S):
+            heard.append(time.monotonic())
+            document = json.loads(notice.payload)
+            assert document["work"]
+            jobs |= set(document["jobs"])
+            if len(jobs) == count:
+                break
+    assert jobs == {f"j{number}" for number in range(count)}
+    assert len(heard) < count / 2
+
+
+async def test_a_node_that_leaves_has_notified_the_others(postgres: PostgresServer) -> None:
+    """Another program may follow in its process at once, and the others would only look after a second."""
+    url = postgres.new_database()
+    database = PostgresDatabase(url, 5.0, ["m"])
+    database.prepare()
+    with psycopg.connect(url, autocommit=True) as listener:
+        listener.execute(f"LISTEN {CHANNEL}")
+        with open_store(database) as store:
+            await store.post(new(job(agent("a"))), claims=True)
+            await store.leave_claims()
+            heard = [json.loads(notice.payload) for notice in listener.notifies(timeout=0)]
+    assert any(notice["work"] for notice in heard)

@@ -78,6 +78,7 @@ def test_a_spare_takes_the_place_of_a_killed_engine(tmp_path: Path, free_ports: 
         metrics = service.http.get("/metrics").text
         assert 'roundhouse_worker_slots{model="m",worker="m-0"} 2.0' in metrics
         assert 'roundhouse_worker_slots{model="m",worker="m-1"} 0.0' in metrics
+        assert 'roundhouse_worker_start_seconds_count{model="m"} 2.0' in metrics, "a spare's start ends as it waits"
         for dies, goes_on in (("m-0", "m-1"), ("m-1", "m-0")):
             job_id = begun(service)
             assert workers(service)[goes_on]["requests"] == []

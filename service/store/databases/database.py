@@ -81,6 +81,7 @@ class Membership(Protocol):
     """This node among those that write here; used in the writer's thread, inside its transactions."""
 
     node_id: str
+    has_others: bool  # other nodes may have to be notified
 
     def register(self, connection: Connection) -> None:
         """Become a member under a new id, without claims."""
@@ -127,8 +128,14 @@ class Membership(Protocol):
     def leave(self, connection: Connection) -> None:
         """Release all claims to nodes that have the models for them."""
 
-    def notify(self, connection: Connection, job_ids: Iterable[JobId], *, is_work: bool) -> None:
-        """Wake other nodes at the commit: jobs have changed, or conversations can be claimed."""
+    def notify(self, job_ids: Iterable[JobId], *, is_work: bool) -> None:
+        """Wake other nodes after the commit: jobs have changed, or conversations can be claimed."""
+
+    def send_notices(self, connection: Connection, *, at_once: bool = False) -> float | None:
+        """Notify the other nodes, outside of transactions; return the seconds until some are due, None without any.
+
+        They are only hints: one that is lost, or sent for a transaction that was undone, changes nothing.
+        """
 
 
 class Database(Protocol):

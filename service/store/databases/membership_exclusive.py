@@ -55,6 +55,8 @@ class AnyMembership:
 class ExclusiveMembership(AnyMembership):
     """The only node of a database (``service.store.databases.database.Membership``)."""
 
+    has_others = False
+
     def register(self, connection: Connection) -> None:
         """Become the only member; the previous one is dead."""
         self.node_id = new_node_id()
@@ -123,7 +125,10 @@ class ExclusiveMembership(AnyMembership):
     def leave(self, connection: Connection) -> None:
         """Do nothing: the next run claims everything."""
 
-    def notify(self, connection: Connection, job_ids: Iterable[JobId], *, is_work: bool) -> None:
+    def notify(self, job_ids: Iterable[JobId], *, is_work: bool) -> None:
+        """Do nothing: there is no other member."""
+
+    def send_notices(self, _connection: Connection, *, at_once: bool = False) -> None:
         """Do nothing: there is no other member."""
 
 

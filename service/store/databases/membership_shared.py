@@ -16,6 +16,8 @@ from service.store.databases.database import Claim, Connection, Fenced, value_of
 from service.store.databases.membership_exclusive import AnyMembership, new_node_id
 
 CHANNEL: Final = "roundhouse"
+NOTICE_S: Final = 0.1  # least seconds between two notices
+_NOTIFY: Final = "SELECT set_config('synchronous_commit', 'off', true), pg_notify(?, ?)"
 JOBS_A_NOTICE: Final = 100  # job ids take 20 bytes each, and PostgreSQL takes 8000
 # The next turn may need any of the job's models; a node without the right one releases the conversation again.
 LEAVE: Final = (
@@ -42,6 +44,7 @@ def _lock_of(key: str) -> int:
 class SharedMembership(AnyMembership):
     """One of several nodes on a database (``service.store.databases.database.Membership``)."""
 
+    has_others = True
     last_write = f"{AnyMembership.last_write} FOR UPDATE"  # waits for a commit in progress
 
     def __init__(self, lease_s: float, models: Sequence[str]) -> None:
@@ -49,6 +52,9 @@ class SharedMembership(AnyMembership):
         self._lease_s = lease_s
         self._models = models  # shared with its owner, so always up to date
         self._signed_at = 0.0
+        self._changed: set[JobId] = set()  # jobs of which the other nodes have not been notified yet
+        self._has_work = False
+        self._noticed_at = 0.0
 
     def register(self, connection: Connection) -> None:
         """Become a member."""
@@ -145,14 +151,31 @@ class SharedMembership(AnyMembership):
         """Release all claims and become dead, so that others go on at once, without the end of a lease."""
         connection.execute("UPDATE nodes SET is_live = 0 WHERE id = ?", (self.node_id,))
         connection.execute(LEAVE, ([self.node_id],))
-        self.notify(connection, [], is_work=True)
+        connection.execute("SELECT pg_notify(?, ?)", (CHANNEL, self._notice([], is_work=True)))  # it may end at once
 
-    def notify(self, connection: Connection, job_ids: Iterable[JobId], *, is_work: bool) -> None:
-        """Notify the other nodes at the commit."""
-        jobs = list(job_ids)
-        while True:
-            some, jobs = jobs[:JOBS_A_NOTICE], jobs[JOBS_A_NOTICE:]
-            notice = json.dumps({"node": self.node_id, "jobs": some, "work": is_work})
-            connection.execute("SELECT pg_notify(?, ?)", (CHANNEL, notice))
-            if not jobs:
-                return
+    def notify(self, job_ids: Iterable[JobId], *, is_work: bool) -> None:
+        """Notify the other nodes soon after the commit."""
+        self._changed.update(job_ids)
+        self._has_work |= is_work
+
+    def send_notices(self, connection: Connection, *, at_once: bool = False) -> float | None:
+        """Notify the other nodes, at most once in ``NOTICE_S``; return the seconds until some are due.
+
+        PostgreSQL holds one lock for all notices of a server from a commit's begin to its end. So they have a
+        transaction of their own, which holds no rows and waits for no disk.
+        """
+        if not (self._changed or self._has_work):
+            return None
+        left_s = self._noticed_at + NOTICE_S - time.monotonic()
+        if left_s > 0 and not at_once:
+            return left_s
+        self._noticed_at = time.monotonic()
+        jobs, is_work = sorted(self._changed), self._has_work
+        self._changed, self._has_work = set(), False
+        for first in range(0, max(1, len(jobs)), JOBS_A_NOTICE):
+            notice = self._notice(jobs[first : first + JOBS_A_NOTICE], is_work=is_work)
+            connection.execute(_NOTIFY, (CHANNEL, notice))
+        return None
+
+    def _notice(self, jobs: Sequence[JobId], *, is_work: bool) -> str:
+        return json.dumps({"node": self.node_id, "jobs": jobs, "work": is_work})
