@@ -12,6 +12,7 @@ from typing import Any, Final
 import psutil
 import yaml
 
+from tests.engines.subjects import VLLM_ENVIRONMENT
 from tests.harness.service import ROUNDHOUSE, Service
 
 START_S: Final = 300.0  # time that a service gets to be ready; vLLM takes minutes on a CPU
@@ -19,10 +20,7 @@ STOP_S: Final = 60.0  # time that a service under load gets to end
 REQUEST_S: Final = 300.0  # time that an answer may take
 JOB_S: Final = 3600.0  # time that a job may take
 Document = dict[str, Any]
-VLLM: Final[Document] = {  # two cores are enough
-    "env": {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
-    "args": {"enforce_eager": True, "dtype": "bfloat16"},
-}
+VLLM: Final[Document] = {"env": VLLM_ENVIRONMENT, "args": {"enforce_eager": True, "dtype": "bfloat16"}}
 
 
 @contextmanager

@@ -93,7 +93,6 @@ class Writer:
         try:
             while group := self._next_group():
                 self._write(group)
-            self._notify(at_once=True)
         finally:
             self._disconnect()
 
@@ -119,18 +118,19 @@ class Writer:
         return group
 
     def _first(self) -> Write | None:
-        """Return the next write, None at the end; the other nodes are notified of earlier ones meanwhile."""
+        """Return the next write, None at the end, and notify the other nodes of earlier ones while it waits."""
         while True:
             with suppress(queue.Empty):
                 return self._queue.get(timeout=self._notify())
 
-    def _notify(self, *, at_once: bool = False) -> float | None:
+    def _notify(self) -> float | None:
         """Send the notices that are due; return the seconds until others are, None without any."""
         if self._connection is None:
             return None
         try:
-            return self._membership.send_notices(self._connection, at_once=at_once)
-        except Exception:  # noqa: BLE001 - the next group finds what is wrong, and others look by themselves
+            return self._membership.send_notices(self._connection)
+        except Exception as error:  # noqa: BLE001 - the next group finds what is wrong, and others look by themselves
+            logger.warning("store: other nodes were not notified: %s", error)
             return None
 
     def _write(self, group: list[Write]) -> None:

@@ -137,8 +137,8 @@ class Metrics:
             if known or reason is not None:
                 self._restarts.labels(*place, reason or ASKED).inc()
             began_s = time.monotonic()
-        waits_ready = worker.now.state is WorkerState.DRAINING and Hold.SPARE in worker.now.holds
-        if (worker.now.state is WorkerState.READY or waits_ready) and began_s is not None:
+        is_spare = worker.now.state is WorkerState.DRAINING and Hold.SPARE in worker.now.holds
+        if (worker.now.state is WorkerState.READY or is_spare) and began_s is not None:
             self._starts.labels(worker.spec.name).observe(time.monotonic() - began_s)
             began_s = None
         self._starting[place] = (worker.now.incarnation, began_s)

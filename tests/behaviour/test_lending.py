@@ -25,7 +25,7 @@ LOOK = {
     "type": "function",
     "function": {"name": "look", "parameters": {"type": "object", "properties": {"what": {"type": "string"}}}},
 }
-OF_THE_CALL = 5
+OF_THE_PROMPT, OF_THE_CALL = 7, 5
 CALL = {"tool_calls": [{"id": "x", "name": "look", "arguments": '{"what": "price"}'}]}
 
 
@@ -89,13 +89,17 @@ def test_a_turn_whose_engine_is_replaced_meanwhile_runs_again(
         else:
             (worker,) = service.get("/v1/workers")["workers"]
             os.kill(worker["pid"], signal.SIGKILL)
+            wait_for(lambda: service.get("/v1/workers")["workers"][0]["incarnation"] > 1, "another engine starts")
         wait_for(lambda: service.http.get("/readyz").status_code == 200, "it is ready again")
         (tmp_path / "gate").touch()
         assert service.wait_ended(job)["state"] == "completed"
         first, _ = turns(service, job)
-    calls = 1 if is_resumed else 2  # an engine that starts calls first
-    assert first["usage"]["completion_tokens"] == OF_THE_CALL * calls + 1
-    assert [each["at_tokens"] for each in first["continued"]] == [OF_THE_CALL]
+        usage = service.get("/v1/usage")["usage"]
+    # A death ends the attempt before the tool does; its message is wasted, with the prompt, since it starts over.
+    kept, wasted = (OF_THE_CALL, 0) if is_resumed else (0, OF_THE_PROMPT + OF_THE_CALL)
+    assert first["usage"]["completion_tokens"] == OF_THE_CALL + 1
+    assert [each["at_tokens"] for each in first["continued"]] == ([kept] if kept else [])
+    assert [(each["answer_tokens"], each["wasted_tokens"]) for each in usage] == [(OF_THE_CALL + 2, wasted)]
     assert len(first["attempts"]) == 2
     assert first["attempts"][0]["outcome"] != "completed"
     if is_resumed:

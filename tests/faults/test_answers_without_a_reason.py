@@ -13,7 +13,8 @@ from tests.harness.processes import running_program
 from tests.harness.service import Document, Service, serving
 
 REPLAY: Final = Path(__file__).parents[1] / "harness" / "programs" / "replay.py"
-HALF: Final = 'data: {"choices":[{"index":0,"delta":{"content":"Half an ans"}}]}\n\ndata: [DONE]\n\n'
+DONE: Final = "data: [DONE]\n\n"
+HALF: Final = 'data: {"choices":[{"index":0,"delta":{"content":"Half an ans"}}]}\n\n' + DONE
 REFUSED: Final = (
     'data: {"choices":[{"index":0,"delta":{"refusal":"I may not."}}]}\n\n'
     'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
@@ -101,3 +102,17 @@ def test_a_refusal_counts_as_words_and_is_marked(tmp_path: Path, free_ports: Cal
     with attached(tmp_path, free_ports, refused=REFUSED) as service:
         turn = turn_of(service, "refused")
         assert (turn["state"], turn["text"], turn["findings"]) == ("completed", "I may not.", ["refusal"])
+
+
+def test_an_answer_whose_server_ends_before_its_usage_is_whole(
+    tmp_path: Path, free_ports: Callable[[int], int]
+) -> None:
+    """The finish reason came, so no word is missing; a count of ours would not be the server's."""
+    cut = HALF.removesuffix(DONE) + 'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+    chat: Document = {"model": "m", "stream": True, "stream_options": {"include_usage": True}}
+    with attached(tmp_path, free_ports, cut=cut) as service:
+        turn = turn_of(service, "cut")
+        assert (turn["state"], turn["text"], turn["findings"]) == ("completed", "Half an ans", [])
+        assert turn["usage"]["completion_tokens"] is None
+        asked = {**chat, "messages": [{"role": "user", "content": "<cut>"}]}
+        assert service.http.post("/v1/chat/completions", json=asked).text.endswith(cut)

@@ -131,10 +131,10 @@ class Membership(Protocol):
     def notify(self, job_ids: Iterable[JobId], *, is_work: bool) -> None:
         """Wake other nodes after the commit: jobs have changed, or conversations can be claimed."""
 
-    def send_notices(self, connection: Connection, *, at_once: bool = False) -> float | None:
+    def send_notices(self, connection: Connection) -> float | None:
         """Notify the other nodes, outside of transactions; return the seconds until some are due, None without any.
 
-        They are only hints: one that is lost, or sent for a transaction that was undone, changes nothing.
+        A notice is only a hint: one that is lost, or sent for a transaction that was undone, does no harm.
         """
 
 

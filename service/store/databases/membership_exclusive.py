@@ -128,7 +128,7 @@ class ExclusiveMembership(AnyMembership):
     def notify(self, job_ids: Iterable[JobId], *, is_work: bool) -> None:
         """Do nothing: there is no other member."""
 
-    def send_notices(self, _connection: Connection, *, at_once: bool = False) -> None:
+    def send_notices(self, _connection: Connection) -> None:
         """Do nothing: there is no other member."""
 
 

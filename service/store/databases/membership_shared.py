@@ -151,23 +151,23 @@ class SharedMembership(AnyMembership):
         """Release all claims and become dead, so that others go on at once, without the end of a lease."""
         connection.execute("UPDATE nodes SET is_live = 0 WHERE id = ?", (self.node_id,))
         connection.execute(LEAVE, ([self.node_id],))
-        connection.execute("SELECT pg_notify(?, ?)", (CHANNEL, self._notice([], is_work=True)))  # it may end at once
+        connection.execute("SELECT pg_notify(?, ?)", (CHANNEL, self._notice([], is_work=True)))  # nothing may follow
 
     def notify(self, job_ids: Iterable[JobId], *, is_work: bool) -> None:
         """Notify the other nodes soon after the commit."""
         self._changed.update(job_ids)
         self._has_work |= is_work
 
-    def send_notices(self, connection: Connection, *, at_once: bool = False) -> float | None:
+    def send_notices(self, connection: Connection) -> float | None:
         """Notify the other nodes, at most once in ``NOTICE_S``; return the seconds until some are due.
 
-        PostgreSQL holds one lock for all notices of a server from a commit's begin to its end. So they have a
-        transaction of their own, which holds no rows and waits for no disk.
+        A commit with a notice holds a lock of the whole server. So notices have a transaction of their own, which holds
+        no rows and waits for no disk.
         """
         if not (self._changed or self._has_work):
             return None
         left_s = self._noticed_at + NOTICE_S - time.monotonic()
-        if left_s > 0 and not at_once:
+        if left_s > 0:
             return left_s
         self._noticed_at = time.monotonic()
         jobs, is_work = sorted(self._changed), self._has_work
