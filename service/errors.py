@@ -136,6 +136,7 @@ class ModelNotFound(ServiceError, status=404, code="model_not_found", title="No 
 
     def __init__(self, model: str, models: Sequence[str], fitting: Sequence[str], kind: str) -> None:
         known = ", ".join(fitting) or "none"
+        self.model = model
         what = f"is not a model {kind}" if model in models else "is not a model"
         super().__init__(f"{model} {what}; models that are: {known}")
 

@@ -49,7 +49,13 @@ EMPTY: Final = (
     "How ",
 )  # beginnings of docstrings without a noun of the field as subject
 Counts = dict[str, dict[str, Any]]
-STDLIB_ONLY: Final = ("workers/process/guardian.py", "service/cli/engine_probe.py")
+# Programs, and the files beside them that they import by their bare names.
+STDLIB_ONLY: Final = (
+    "workers/process/guardian.py",
+    "workers/process/engine_output.py",
+    "workers/process/lifelines.py",
+    "service/cli/engine_probe.py",
+)
 # Absolute paths of a machine, and hosts of package indexes; written so that this file does not match itself.
 FOREIGN: Final = re.compile(r"(?:^|[^\w.])/(?:work|farm|home|root)/|p[y]pi\.org|p[y]thonhosted|registry\.n[p]mjs")
 
@@ -109,7 +115,8 @@ def _check_source(name: Path, text: str) -> Iterator[str]:
         if str(name) in STDLIB_ONLY and isinstance(node, ast.Import | ast.ImportFrom):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or "."]
             for module in modules:
-                if module.partition(".")[0] not in sys.stdlib_module_names:
+                is_beside = f"{name.parent}/{module.rpartition('.')[2]}.py" in STDLIB_ONLY
+                if not is_beside and module.partition(".")[0] not in sys.stdlib_module_names:
                     yield f"{name}:{node.lineno}: imports {module}, which is not of the standard library"
 
 

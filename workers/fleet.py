@@ -20,6 +20,7 @@ from workers.policy.placement import SwapRule
 from workers.process.orphans import patrol
 from workers.process.registry import open_registry
 from workers.roster import UNLOADED, Roster
+from workers.span_board import SpanBoard
 from workers.spec import EngineKind, WorkerId, WorkerSpec
 from workers.states import Hold, WorkerState
 from workers.supervised import SupervisedWorker
@@ -44,7 +45,9 @@ class Fleet:
         count_pools: Callable[[], Mapping[str, int] | None] = lambda: None,
         swap_rule: SwapRule = SwapRule.FAIR,
         health: DeviceHealth | None = None,
+        spans: SpanBoard | None = None,
     ) -> None:
+        self.spans = spans
         self._diaries: dict[WorkerId, Diary] = {}  # shared by all models of a lane, and by all workers of an id
         self._make = partial(
             SupervisedWorker,
@@ -53,6 +56,7 @@ class Fleet:
             tries_suspects=tries_suspects,
             count_pools=count_pools,
             health=health,
+            spans=spans,
         )
         self._look_after = partial(ModelUpkeep, state_dir=state_dir, observe=observe)
         self._state_dir = state_dir
@@ -141,7 +145,7 @@ class Fleet:
 
     def models_without_ready_worker(self) -> list[str]:
         """Return the models that cannot be served now, in the configuration's order."""
-        ready = {worker.spec.name for worker in self.roster if worker.now.is_available}
+        ready = {worker.spec.name for worker in self.roster if worker.now.is_available or stands_by(worker)}
         on_demand = {model for model in self.lanes.models if self.lanes.has_room(model)}
         return [model for model in self.models() if model not in ready | on_demand]
 
@@ -193,6 +197,8 @@ class Fleet:
                 logger.info("worker %s: its engine computes on %s", worker.spec.id, names)
         async with open_registry(self._state_dir) as registry, anyio.create_task_group() as tasks:
             tasks.start_soon(patrol)
+            if self.spans is not None:
+                tasks.start_soon(self.spans.run)
             for upkeep in self._upkeep_of_lanes.values():
                 await tasks.start(upkeep.run)
             for worker in self._on_lanes:
@@ -208,6 +214,7 @@ class Fleet:
     async def wait_ready(self, *, first_try_only: bool = False) -> None:
         """Return when every worker of a fixed model but its spares is ready; lanes load models when turns want them.
 
+        Spans are not waited for: their other nodes may come at any time.
         With ``first_try_only`` attached servers are not waited for: they have no first start.
 
         Raises:
@@ -215,7 +222,7 @@ class Fleet:
         """
         for worker in self.roster:
             is_waited_for = not first_try_only or worker.spec.engine is not EngineKind.ATTACHED
-            if is_waited_for and Hold.SPARE not in worker.now.holds:
+            if is_waited_for and Hold.SPARE not in worker.now.holds and worker.spec.nodes == 1:
                 await worker.supervisor.wait_ready(first_try_only=first_try_only)
 
     def drain_nowait(self, because: str) -> None:
@@ -249,6 +256,12 @@ class Fleet:
             return
         for subscriber in self._subscribers:
             subscriber(worker)
+
+
+def stands_by(worker: SupervisedWorker) -> bool:
+    """Whether another node leads a worker's span, or none does yet: its engine serves nothing here."""
+    part = worker.supervisor.part
+    return worker.spec.nodes > 1 and (part is None or not part.leads)
 
 
 def _has_failed(worker: SupervisedWorker) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from workers.engine.launch import command_for
 from workers.engine.launch.devices import placed
-from workers.fleet import Fleet
+from workers.fleet import Fleet, stands_by
 from workers.loaded import LAUNCHED
 from workers.members import WantedReplicas
 from workers.policy.adoption import Adoption, Launch, plan_adoption
@@ -34,6 +34,7 @@ def hand_over_engines(fleet: Fleet) -> HeldFleet:
         workers=[worker for worker in found if worker is not None],
         scratch=scratch,
         unloaded=sorted(fleet.roster.unloaded),
+        seat=fleet.spans.seat if fleet.spans is not None else None,
     )
 
 
@@ -43,7 +44,8 @@ def unsettled(fleet: Fleet) -> str | None:
         state = worker.now.state
         if state is WorkerState.STOPPING:
             return f"{worker.spec.id} is stopping its engine"
-        if state is WorkerState.STARTING and worker.owns_engine and worker.supervisor.hand_over_engine() is None:
+        is_about_to = state is WorkerState.STARTING and worker.owns_engine and not stands_by(worker)
+        if is_about_to and worker.supervisor.hand_over_engine() is None:
             return f"{worker.spec.id} is about to start its engine"
     for name, weights in fleet.weights.items():
         if weights.is_changing:

@@ -88,7 +88,7 @@ class WorkerSpec:
     ``name`` is the model's name, ``id`` the worker's. ``model`` is what the engine loads, in its own form: a path, or
     the id of a repository; None if ``command`` is a program that needs none. For an attached engine it is the model's
     name there, ``url`` is the address, and ``headers`` go with every request. ``socket`` is a UNIX socket that vLLM
-    listens on instead of a port.
+    listens on instead of a port. ``nodes`` is the number of nodes that the engine spans.
 
     ``command`` replaces the engine's own program; the engine's ordinary flags follow it. ``args`` are further flags,
     passed through unchecked: a name to its value, True for a bare flag, a sequence for a repeated one. ``adapters`` are
@@ -126,6 +126,7 @@ class WorkerSpec:
     socket: Path | None = None
     url: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    nodes: int = 1
     slots: int = 4
     context: int = 4096
     max_answer: int | None = None

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import anyio
 from anyio.abc import TaskStatus
@@ -36,6 +37,7 @@ from workers.process.registry import ProcessRegistry
 from workers.request_runner import RequestRunner
 from workers.requests.in_flight import InFlightRequests
 from workers.requests.slots import Lease, SlotLimit, Slots
+from workers.span_board import SpanBoard, members_cpu_s, with_suspect
 from workers.spec import EngineKind, WorkerSpec
 from workers.states import LEASABLE, Hold, WorkerState
 
@@ -54,7 +56,7 @@ class SupervisedWorker(EngineOwner):
     Callers use ``slots``, ``requests``, ``supervisor`` for the engine's life and ``watch`` for its health.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it shares with other workers
         self,
         spec: WorkerSpec,
         environment: Mapping[str, str] | None = None,
@@ -64,6 +66,7 @@ class SupervisedWorker(EngineOwner):
         count_pools: Callable[[], Mapping[str, int] | None] = lambda: None,
         diary: Diary | None = None,
         health: DeviceHealth | None = None,
+        spans: SpanBoard | None = None,
     ) -> None:
         diary = diary or Diary.of_worker(spec)
         environment = os.environ if environment is None else environment
@@ -74,15 +77,14 @@ class SupervisedWorker(EngineOwner):
         self.slots = Slots(spec.slots)
         self.in_flight = InFlightRequests()
         self.moves = diary.moves  # newest changes of state
-        self.supervisor = Supervisor(self, spec, environment, self._client, diary.log, diary.moves, health)
+        self.supervisor = Supervisor(self, spec, environment, self._client, diary.log, diary.moves, health, spans)
         self.adapters = LoadedAdapters(spec.adapters)
 
         def asked(adapter: str | None = None) -> tuple[str, Mapping[str, object]]:
             return adapted(spec, self.adapters.loaded, adapter)
 
-        self._probes = EngineProbes(
-            self._client, asked, lambda: self.supervisor.root_pid, lambda: diary.log.bytes_taken
-        )
+        root, members = lambda: self.supervisor.root_pid, partial(members_cpu_s, lambda: self.supervisor.part)
+        self._probes = EngineProbes(self._client, asked, root, lambda: diary.log.bytes_taken, members)
         self.watch = HealthWatch(self.in_flight, self._probes, spec.timeouts, self, time.monotonic)
         self._calibration = EngineCalibration(spec, self._probes, self.watch.observations)
         self.recorder = IncidentRecorder(spec, self.supervisor, self.watch, count_pools, diary.incidents, health)
@@ -248,7 +250,7 @@ class SupervisedWorker(EngineOwner):
             lifecycle.EngineBroken(
                 incarnation=self.now.incarnation,
                 reason=reason,
-                because=because,
+                because=with_suspect(because, self.supervisor.part),
                 suspects={running.id: own for running, own in suspects.items()},
                 is_deferred=is_deferred,
             )

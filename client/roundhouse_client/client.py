@@ -171,6 +171,8 @@ class Client:
     get_speaking = _Asks(node_calls.get_speaking)
     list_lanes = _Asks(node_calls.list_lanes)
     get_usage = _Asks(node_calls.get_usage)
+    list_nodes = _Asks(node_calls.list_nodes)
+    list_spans = _Asks(node_calls.list_spans)
     get_upgrade = _Asks(node_calls.get_upgrade)
     upgrade = _Asks(node_calls.upgrade)
     reload_configuration = _Asks(node_calls.reload_configuration)

@@ -21,9 +21,11 @@ from service.api.door.gate import Gate, Heads, KeyRing
 from service.api.door.http_server import Measuring
 from service.api.errors import problems
 from service.api.errors.problems import Problem
-from service.api.openai.routes import RelayedPaths, Relays, describe_relayed, model_router, openai_router
+from service.api.openai.model_names import model_router
+from service.api.openai.routes import RelayedPaths, Relays, describe_relayed, openai_router
 from service.api.routes.adapters import ADAPTER_BODIES, adapters_router, tools_router
 from service.api.routes.callers_turns import CALLERS_BODIES, callers_turns_router
+from service.api.routes.cluster import cluster_router
 from service.api.routes.events import timeline_router
 from service.api.routes.jobs import job_router, jobs_router
 from service.api.routes.loading import loading_router
@@ -116,13 +118,14 @@ def build_routes(
     app.include_router(loading_router(node))
     app.include_router(adapters_router(node, limits, roots))
     app.include_router(tools_router(node.catalog))
-    app.include_router(model_router(node))
+    app.include_router(model_router(node, relays.elsewhere))
     app.include_router(status_router(node))
     app.include_router(configuration_router(reloader))
     app.include_router(overview_router(node))
     app.include_router(speaking_router(node))
     app.include_router(metrics_router(node.metrics))
     app.include_router(usage_router(node.store))
+    app.include_router(cluster_router(node))
     app.include_router(upgrade_router(upgrader))
     app.include_router(health_router(node.fleet, node.store, node.tools))
     app.include_router(page_router())

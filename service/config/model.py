@@ -3,6 +3,7 @@
 Source: specification, "Configuration files".
 """
 
+import math
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -13,6 +14,7 @@ from service.conversations.document.spec import Phrase
 from service.conversations.job.wording import leaves_out, quote_fault
 from service.formats.faults import Rules, StrictModel, rules
 from workers.devices.visible import DEVICE_VARIABLES
+from workers.engine.launch.flags import named
 from workers.policy.continuation import Continuation, continuation_of
 from workers.policy.limits import Seconds
 from workers.policy.repetition import RepetitionLimits
@@ -36,6 +38,7 @@ SHARED_SLOTS: Final = 256  # vLLM's slots, which share a KV cache
 SLOTS_A_LENGTH: Final = 4  # llama.cpp's slots that share the KV room of one whole context
 CONTEXT: Final = 4096
 MOST_SPARES: Final = 256
+PARALLEL: Final = (("tensor-parallel-size", "tp"), ("pipeline-parallel-size", "pp"))  # vLLM's sizes of one engine
 OF_OWN_ENGINES: Final = {"timeouts": ("start_s", "stop_grace_s"), "restart": ("failures", "retry_s")}
 ATTACHED_PREFILL_S: Final = 600.0  # the time that our own engines get to load
 
@@ -148,6 +151,12 @@ def _spares_of(given: object) -> object:
     return given
 
 
+class SpanConfig(StrictModel):
+    """The number of nodes that one engine spans."""
+
+    nodes: int = Field(default=1, ge=1, le=64)
+
+
 class ModelConfig(StrictModel):
     """One model, and the workers that serve it."""
 
@@ -162,6 +171,7 @@ class ModelConfig(StrictModel):
     memory_mib: int | None = Field(default=None, ge=1, le=2**31)
     devices: Devices = None
     replicas: int = Field(default=1, ge=1, le=256)
+    span: SpanConfig = Field(default_factory=SpanConfig)
     spares: Annotated[Annotated[int, Field(ge=0, le=MOST_SPARES)] | Literal["auto"], BeforeValidator(_spares_of)] = 0
     host: Text = "127.0.0.1"
     port: Port = 9100
@@ -283,6 +293,30 @@ class ModelConfig(StrictModel):
         for key in unlike_default(self, "keep_s", "memory_mib", "pin"):
             yield not is_on_lane, f"{key}: only for a model with placement: lanes"
         yield self.pin and self.keep_s is not None, "keep_s: a model with pin: true stays loaded; give only one of them"
+
+    @rules
+    def _spans_nodes(self) -> Rules:
+        nodes, is_vllm = self.span.nodes, self.engine == "vllm"
+        if nodes == 1:
+            return
+        yield not is_vllm, "span: only vllm can span several nodes"
+        yield self.placement == "lanes", "span: not for a model on lanes; give placement: fixed"
+        yield self.most_spares, "spares: not for a model that spans nodes"
+        command = self.command or ["vllm", "serve"]
+        yield is_vllm and command[-1] != "serve", "command: a model that spans nodes needs one that ends with serve"
+        size = self._world_size
+        message = (
+            f"span.nodes: {nodes} nodes cannot share {size} parts; give args.tensor-parallel-size and "
+            "args.pipeline-parallel-size whose product is a multiple of nodes"
+        )
+        yield size is not None and size % nodes, message
+
+    @property
+    def _world_size(self) -> int | None:
+        """The number of vLLM's workers in one engine; None if it is no number."""
+        given = named({name: value for name, value in self.args.items() if isinstance(value, int)})
+        sizes = [given.get(long, given.get(short, 1)) for long, short in PARALLEL]
+        return math.prod(size for size in sizes if isinstance(size, int))
 
     @rules
     def _ports_exist(self) -> Rules:

@@ -24,6 +24,7 @@ _ADAPTERS: Final = "adapters change only by POST and DELETE /v1/models/NAME/adap
 _REASONS: Final[Mapping[str, str]] = {
     "server.host": "its socket listens there",
     "server.port": "its socket listens there",
+    "server.address": "other nodes know it by this address",
     "server.state_dir": "its store and its list of processes are there",
     "store.url": "its jobs are stored there",
     "store.lease_s": "other nodes rely on it",
@@ -31,6 +32,7 @@ _REASONS: Final[Mapping[str, str]] = {
     "scheduling.group_by": _QUEUES,
     "gpus": _LANES,
     "telemetry.traces": "their exporter is set up at startup",
+    "models.NAME.span": "all its nodes must agree",
     "models.NAME.placement": _LANES,
     "models.NAME.pin": _LANES,
     "models.NAME.keep_s": _LANES,
@@ -55,6 +57,7 @@ _NOW, _ROLL, _RESTART = Effect.AT_ONCE, Effect.ROLL, Effect.RESTART
 EFFECTS: Final[Mapping[str, Effect]] = {
     "server.host": _RESTART,
     "server.port": _RESTART,
+    "server.address": _RESTART,
     "server.state_dir": _RESTART,
     "server.api_keys": _NOW,
     "server.keys": _NOW,

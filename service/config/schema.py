@@ -23,6 +23,7 @@ from workers.policy.limits import Seconds
 from workers.policy.placement import SwapRule
 from workers.spec import LOOPBACK
 
+LOCAL_STORES = frozenset({"sqlite", "memory"})
 LANE = "lane"  # workers on lanes are named lane-0, lane-1 and so on
 
 
@@ -42,6 +43,7 @@ class ServerConfig(StrictModel):
 
     host: Text = "127.0.0.1"
     port: Port = 8080
+    address: Text | None = None
     state_dir: Place = Path("state")
     api_keys: list[SentKey] = Field(default_factory=list)
     keys: list[KeyConfig] = Field(default_factory=list)
@@ -187,6 +189,18 @@ class Config(StrictModel):
                     f"already {owner}'s; give one of them another (replicas and spares take the ports that follow)"
                 )
                 yield owner != f"models.{name}", message
+
+    @rules
+    def _spans_share_a_store(self) -> Rules:
+        for name, model in self.models.items():
+            has_span = model.span.nodes > 1
+            is_alone = self.store.url in LOCAL_STORES
+            yield (
+                has_span and is_alone,
+                f"models.{name}.span: its nodes need one store; give store.url: postgresql://...",
+            )
+            message = f"models.{name}.span: the other nodes need this one's address; give server.address"
+            yield has_span and self.server.address is None, message
 
     @property
     def _on_lanes(self) -> list[str]:

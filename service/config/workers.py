@@ -239,6 +239,7 @@ def _spec(name: str, model: ModelConfig, base: Path, state_dir: Path) -> WorkerS
         port=model.port,
         url=str(model.url) if model.url else None,
         headers=model.headers,
+        nodes=model.span.nodes,
         slots=model.slots,
         capacity=model.capacity,
         kv_tokens=model.kv_tokens,

@@ -1,6 +1,6 @@
 """The configuration in force, for parts of a node that follow its changes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import overload
 
@@ -32,6 +32,7 @@ class LiveConfig:
         self.loaded_at = datetime.now(UTC)
         self.failure: ReloadFailure | None = None  # the last reload's, None if it succeeded
         self.models = ServedModels(self)
+        self.leads: Callable[[str], bool] = lambda _model: True  # whether this node serves a model that spans nodes
         self._specs = _first_of_each(specs)
 
     def __repr__(self) -> str:
@@ -50,7 +51,7 @@ class LiveConfig:
 
 
 class ServedModels(Sequence[str]):
-    """The names of the presently configured models."""
+    """The names of the presently configured models, without those that other nodes serve over a span."""
 
     def __init__(self, live: LiveConfig) -> None:
         self._live = live
@@ -59,7 +60,10 @@ class ServedModels(Sequence[str]):
         return f"<ServedModels {list(self)}>"
 
     def __len__(self) -> int:
-        return len(self._live.config.models)
+        return len(self._names())
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple(filter(self.__contains__, self._live.config.models))
 
     @overload
     def __getitem__(self, place: int) -> str: ...
@@ -67,10 +71,11 @@ class ServedModels(Sequence[str]):
     def __getitem__(self, place: slice) -> Sequence[str]: ...
     def __getitem__(self, place: int | slice) -> str | Sequence[str]:
         """Return a name by its place in the configuration."""
-        return tuple(self._live.config.models)[place]
+        return self._names()[place]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._live.config.models
+        model = self._live.config.models.get(name) if isinstance(name, str) else None
+        return model is not None and (model.span.nodes == 1 or self._live.leads(str(name)))
 
 
 def queue_rules(config: Config) -> QueueRules:

@@ -1,6 +1,7 @@
 """One Roundhouse, put together: the only place that knows all its parts."""
 
 import logging
+import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, replace
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import msgspec
+from anyio.abc import TaskGroup
 
 from service.config.schema import Config, StoreConfig, rules_of
 from service.config.secrets import child_environment
@@ -25,6 +27,7 @@ from service.node.intake import Intake
 from service.node.job_door import JobDoor
 from service.node.jobs import Jobs
 from service.node.live_config import LiveConfig, queue_rules
+from service.node.passing import Passing
 from service.node.prompt_history import PromptHistory
 from service.node.status import pools_of
 from service.node.store_news import StoreNews, StoreOutlet
@@ -49,10 +52,12 @@ from workers.offload.pool import offloading
 from workers.policy.adoption import Adoption
 from workers.process.handed_over import HeldFleet, HeldServer
 from workers.process.identity import ProcessId
+from workers.span_board import SpanBoard
 from workers.spec import WorkerSpec
 
 if TYPE_CHECKING:
     from service.store.cluster import Cluster
+    from service.store.seats import Seats
 
 STOPPING: Final = "the service is stopping"
 LANDING_S: Final = 2.0
@@ -74,6 +79,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     callers: CallersTurns
     timelines: Timelines
     neighbours: Neighbours
+    passing: Passing
+    seats: "Seats | None"  # None without an address for other nodes
     metrics: Metrics
     telemetry: Telemetry
     past_hour: PastHour
@@ -111,6 +118,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
                 tasks.start_soon(self._hurry, hurry, patience)
                 with anyio.move_on_after(drain_s):
                     await self.scheduler.wait_idle()
+                    await self.passing.wait_none()
                     for weights in self.fleet.weights.values():
                         await weights.catch_up.wait_kept()
                 await self.fleet.stop(STOPPING)
@@ -186,6 +194,7 @@ async def open_node(
             def count_pools() -> dict[str, int]:
                 return asdict(pools_of(scheduler, fleet))
 
+            board = _board(config, left, live)
             fleet = Fleet(
                 specs,
                 environment,
@@ -195,16 +204,17 @@ async def open_node(
                 count_pools=count_pools,
                 swap_rule=config.scheduling.swap,
                 health=_health(config, specs),
+                spans=board,
             )
-            cluster = _cluster(config.store, lambda: _report(store, scheduler, fleet))
+            cluster = _cluster(config.store, lambda: _report(store, scheduler, fleet, models))
+            seats = _seats(config, board, store, tasks)
             neighbours = cluster or Alone()
             outlet = StoreOutlet(store, models, config.store.lease_s, followers, neighbours, telemetry.record_facts)
-            order = config.scheduling
             scheduler = Scheduler(
-                POLICIES[order.policy],
+                POLICIES[config.scheduling.policy],
                 fleet,
                 outlet,
-                order.group_by,
+                config.scheduling.group_by,
                 live.shares,
                 queue=queue_rules(config),
             )
@@ -227,8 +237,7 @@ async def open_node(
             prompts = PromptHistory(
                 store, scheduler, adapters.names, partial(_constrain, live), partial(_sends_tools, live)
             )
-            rules = partial(_rules, live, adapters, neighbours)
-            catalog = ToolCatalog(runners_of(tools), adapters.names)
+            rules, catalog = partial(_rules, live, adapters, neighbours), ToolCatalog(runners_of(tools), adapters.names)
             door = JobDoor(store, scheduler, intake, rules, catalog)
             unwanted = [child for child in left.children if child not in tools.adopted.values()]
             adoption = await inherit(fleet, left.fleet, unwanted) if left.fleet is not None else None
@@ -245,6 +254,8 @@ async def open_node(
                     callers=CallersTurns(store, scheduler, intake, is_shared=cluster is not None),
                     timelines=Timelines(store, scheduler, fleet),
                     neighbours=neighbours,
+                    passing=Passing(),
+                    seats=seats,
                     metrics=metrics,
                     telemetry=telemetry,
                     past_hour=PastHour(fleet, scheduler),
@@ -325,9 +336,34 @@ def _cluster(config: StoreConfig, report: Callable[[], NodeReport]) -> "Cluster 
     return Cluster(config.url, config.lease_s, report)
 
 
-def _report(store: Store, scheduler: Scheduler, fleet: Fleet) -> NodeReport:
+def _board(config: Config, left: Left, live: LiveConfig) -> SpanBoard | None:
+    """Return the place for spans; None for a node that others cannot reach."""
+    if not is_shared(config.store) or config.server.address is None:
+        return None
+    seat = left.fleet.seat if left.fleet is not None else None
+    board = SpanBoard(seat or secrets.token_hex(8), config.server.address, config.store.lease_s)
+    live.leads = partial(_leads, live, board)
+    return board
+
+
+def _leads(live: LiveConfig, board: SpanBoard, model: str) -> bool:
+    return any(board.leads(f"{model}-{index}") for index in range(live.config.models[model].replicas))
+
+
+def _seats(config: Config, board: SpanBoard | None, store: Store, tasks: TaskGroup) -> "Seats | None":
+    if board is None:
+        return None
+    from service.store.seats import Seats  # noqa: PLC0415 - it imports psycopg
+
+    seats = Seats(config.store.url, board, config.server.port, lambda: store.node_id)
+    tasks.start_soon(seats.run)
+    return seats
+
+
+def _report(store: Store, scheduler: Scheduler, fleet: Fleet, served: Collection[str]) -> NodeReport:
     view, adapters = scheduler.view, fleet.adapters
-    models = [model for model in fleet.models() if not fleet.is_lost(model)]
+    is_leaving = scheduler.pauses.is_closing
+    models = [model for model in fleet.models() if model in served and not (is_leaving or fleet.is_lost(model))]
     counts = {job_id: view.of_job(job_id) for job_id in view.jobs() if job_id not in scheduler.requests}
     return NodeReport(
         node_id=store.node_id,

@@ -48,7 +48,7 @@ from tests.harness.neutral_words import digest_of, line_of
 from tests.harness.virtual import pass_time
 from tests.harness.virtual_loop import Stuck, TakingTurns, VirtualLoop
 from tests.harness.virtual_machine import EngineProcess, Machine, ScriptedEngine
-from workers.engine import incarnation
+from workers.engine import incarnation, start_address
 from workers.health import probes
 from workers.process import child
 
@@ -471,7 +471,7 @@ def simulated(world: World, *, checks: bool = True) -> Iterator[None]:
         (node_module, "open_database", open_faulty),
         (child, "GuardianLink", world.machine.guardian_type()),
         (probes, "look_at_tree", world.machine.look_at_tree),
-        (incarnation, "_port_fault", world.machine.port_fault),
+        (start_address, "_port_fault", world.machine.port_fault),
         (incarnation, "count_oom_kills", lambda: 0),
         (random, "_urandom", chance.randbytes),  # what ids and keys are made of
         (SchedulingCore, "handle", checking(world) if checks else SchedulingCore.handle),

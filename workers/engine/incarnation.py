@@ -2,14 +2,11 @@
 
 import contextlib
 import logging
-import os
 import secrets
 import signal
-import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from http import HTTPStatus
-from pathlib import Path
 from typing import Final
 
 import anyio
@@ -19,34 +16,28 @@ import msgspec
 from msgspec.structs import replace
 
 from transport.client import EngineClient
-from transport.endpoint import Endpoint
 from transport.errors import EngineError, EngineRejected, EngineUnreachable
-from workers.devices.cgroups import ROOT, group_folders
 from workers.devices.device_health import DeviceHealth
-from workers.engine.launch.flags import named
+from workers.devices.oom_kills import count_oom_kills
+from workers.engine.launch.engine_key import VARIABLES, operators_key
 from workers.engine.log_ring import LogRing
+from workers.engine.start_address import wait_address
 from workers.engine.start_gate import StartGate
-from workers.errors import InvalidSpec, SpawnFailed, WorkerError
+from workers.errors import WorkerError
 from workers.process.child import Command, EngineProcess, adopt_engine, run_engine
 from workers.process.handed_over import HeldEngine, HeldProcess
 from workers.process.identity import EngineExit
-from workers.process.listeners import WORKER, holder_of
+from workers.process.listeners import WORKER
 from workers.process.registry import ProcessRegistry
-from workers.spec import EngineKind, WorkerSpec
+from workers.span_board import SpanBoard, SpanPart
+from workers.spec import WorkerSpec
 
 PROBE_FIRST_S: Final = 0.02  # the embedded engine is ready within a few of these
 PROBE_LAST_S: Final = 0.5  # loading weights takes minutes, and probes take the engine's time
 FAULT_CHARS: Final = 300
 LOADING: Final = "Loading model"  # llama-server's words with 503
-PORT_LIMIT_S: Final = 2.0  # the kernel frees a dead tree's port at once; a driver or a debugger may hold it a moment
-PORT_POLL_S: Final = 0.05
 ANSWER_LIMIT_S: Final = 15.0  # for an idle engine that answered before; a machine may stand still for seconds
 OUTSIDE_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL})  # never an engine's
-VARIABLES: Final[Mapping[EngineKind, str]] = {
-    EngineKind.LLAMA_SERVER: "LLAMA_API_KEY",
-    EngineKind.EMBEDDED: "LLAMA_API_KEY",
-    EngineKind.VLLM: "VLLM_API_KEY",
-}
 logger = logging.getLogger(__name__)
 
 
@@ -62,6 +53,7 @@ class Starter(msgspec.Struct, frozen=True, kw_only=True):
     client: EngineClient
     log: LogRing
     health: DeviceHealth | None  # watches the engine's device
+    spans: SpanBoard | None  # for an engine that spans several nodes
     calibrate: Callable[[], Awaitable[None]]  # called before an engine is ready
 
 
@@ -91,6 +83,7 @@ class Incarnation:
         self._scope = anyio.CancelScope()
         self._engine: EngineProcess | None = None
         self._is_ending = False  # asked to end
+        self.part: SpanPart | None = None  # its part of a span
         self._oom_kills: int | None = None  # count of the machine or our cgroup when it was started
 
     def __repr__(self) -> str:
@@ -169,7 +162,7 @@ class Incarnation:
     async def terminate(self) -> None:
         """Send SIGTERM to the engine's group; kill if there is no engine yet."""
         self._is_ending = True
-        if self._engine is None:
+        if self._engine is None or self._engine.is_gone:  # none yet, or that of an earlier generation
             self.kill()
         else:
             await self._engine.terminate()
@@ -201,12 +194,23 @@ class Incarnation:
             async with adopt_engine(held.process, self._log.add_output) as self._engine:
                 limit_s = ANSWER_LIMIT_S if held.was_ready else None
                 ended = await self._watch(self._engine, on_ready, limit_s)
-        return _described(ended) if ended else f"the engine that was taken over has not answered in {limit_s:g} s"
+        return (
+            described(ended, self.part)
+            if ended
+            else f"the engine that was taken over has not answered in {limit_s:g} s"
+        )
 
     async def _run(self, command: Command, on_begun: Callable[[], None], on_ready: Callable[[], None]) -> str:
         if self._held is not None:
             return await self._adopt(self._held, on_begun, on_ready)
-        command = self._keyed(command)
+        return await self._start(self._keyed(command), on_begun, on_ready)
+
+    def _note_started(self, engine: EngineProcess) -> None:
+        logger.info("worker %s: engine %d is process %d", self._spec.id, self.number, engine.pid)
+        if self._registry is not None:
+            self._registry.note_started(engine.guardian_pid, engine.pid)
+
+    async def _start(self, command: Command, on_begun: Callable[[], None], on_ready: Callable[[], None]) -> str:
         turn = await self._gate.enter(self._starter.devices)
 
         def ready() -> None:
@@ -214,27 +218,21 @@ class Incarnation:
             on_ready()
 
         try:
-            await _wait_address(self._client.endpoint, self._spec.name)
+            await wait_address(self._client.endpoint, self._spec.name)
             with await self._on_device():
                 on_begun()
                 self._oom_kills = count_oom_kills()
-                ended = await self._serve(command, ready)
+                async with run_engine(command, self._log.add_output) as self._engine:
+                    ended = await self._watch(self._engine, ready) or EngineExit()
         finally:
             turn.release()
-        return _described(ended)
-
-    async def _serve(self, command: Command, on_ready: Callable[[], None]) -> EngineExit:
-        async with run_engine(command, self._log.add_output) as self._engine:
-            ended = await self._watch(self._engine, on_ready)
-        return ended or EngineExit()
+        return described(ended, self.part)
 
     async def _watch(
         self, engine: EngineProcess, on_ready: Callable[[], None], answer_limit_s: float | None = None
     ) -> EngineExit | None:
         """Probe an engine until it answers, and return its end; None if it does not answer within the limit."""
-        logger.info("worker %s: engine %d is process %d", self._spec.id, self.number, engine.pid)
-        if self._registry is not None:
-            self._registry.note_started(engine.guardian_pid, engine.pid)
+        self._note_started(engine)
         ended: EngineExit | None = None
         async with anyio.create_task_group() as watching:
 
@@ -301,92 +299,8 @@ async def _fault_of(client: EngineClient) -> str | None:
     return None
 
 
-async def _wait_address(at: Endpoint, model: str) -> None:
-    """Return when an engine can listen there; another server's answers must never be taken for our engine's.
-
-    Raises:
-        SpawnFailed: it cannot.
-    """
-    if at.uds is not None:
-        _clear_socket(Path(at.uds))
-        return
-    host, port = at.host, at.port
-    with anyio.move_on_after(PORT_LIMIT_S):
-        while _port_fault(host, port) is not None:  # noqa: ASYNC110 - the kernel gives no signal
-            await anyio.sleep(PORT_POLL_S)
-    fault = _port_fault(host, port)
-    if fault is not None:
-        holder = await anyio.to_thread.run_sync(holder_of, port)
-        whose = f" by {holder}; set models.{model}.port to another" if holder else ""
-        raise SpawnFailed(f"cannot listen on {host}:{port}: {fault.strerror}{whose}") from fault
-
-
-def _clear_socket(path: Path) -> None:
-    """Remove a dead engine's socket; one on which a process still answers is not ours to take."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if path.parent.stat().st_uid != os.geteuid():
-            raise SpawnFailed(f"cannot listen on {path}: its folder is another user's")
-        with socket.socket(socket.AF_UNIX) as probe:
-            if probe.connect_ex(os.fspath(path)) == 0:
-                raise SpawnFailed(f"cannot listen on {path}: another program does")
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise SpawnFailed(f"cannot listen on {path}: {error.strerror}") from error
-
-
-def _port_fault(host: str, port: int) -> OSError | None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as engines do: TIME_WAIT is no owner
-            probe.bind((host, port))
-    except OSError as error:
-        return error
-    return None
-
-
-def count_oom_kills(root: Path = ROOT) -> int | None:
-    """Count the OOM kills in our control group, else on the machine; None if the kernel reports none.
-
-    Source: the kernel's admin guides, cgroup v2 (memory.events), cgroup v1 memory (memory.oom_control), vmstat.
-    """
-    own = group_folders("memory", root)
-    files = [folder / name for folder in own for name in ("memory.events", "memory.oom_control")]
-    counts = (_count(file) for file in (*files, root / "proc/vmstat"))
-    return next((count for count in counts if count is not None), None)
-
-
-def _count(file: Path) -> int | None:
-    try:
-        lines = file.read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return None
-    counts = (line.split() for line in lines if line.startswith("oom_kill "))
-    return next((int(words[1]) for words in counts if len(words) > 1 and words[1].isdigit()), None)
-
-
-def operators_key(spec: WorkerSpec) -> str | None:
-    """Return the key that ``args`` or ``env`` give the engine, the first of several; None without one.
-
-    Raises:
-        InvalidSpec: it cannot be read.
-    """
-    given = named(spec.args)
-    key = given.get("api-key")
-    if isinstance(key, list | tuple):
-        key = key[0] if key else None
-    if key is not None:
-        return str(key).partition(",")[0]
-    file = given.get("api-key-file")
-    if file is not None:
-        try:
-            path = (spec.folder or Path()) / str(file)  # as the engine finds it
-            return next(iter(path.read_text(encoding="utf-8").split()), None)
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidSpec(f"args.api-key-file: {file}: cannot be read: {error}") from error
-    return spec.env.get(VARIABLES[spec.engine])
-
-
-def _described(ended: EngineExit) -> str:
+def described(ended: EngineExit, part: SpanPart | None) -> str:
+    """Describe the end of an engine, or of its span, in words."""
+    if ended.parted is not None and part is not None:
+        return f"{part.generation.name_of(ended.parted.member)}: {ended.parted.because}"
     return f"the engine {'was ' if ended.signal is not None else ''}{ended}"

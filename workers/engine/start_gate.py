@@ -1,6 +1,7 @@
 """Lets one engine at a time start on a device."""
 
 from workers.notifier import Notifier
+from workers.spans import collide
 
 
 class StartPass:
@@ -32,7 +33,7 @@ class StartGate:
 
     async def enter(self, devices: frozenset[str]) -> StartPass:
         """Return when no other engine is starting on any of ``devices``."""
-        await self._changed.wait_until(lambda: not any(_collide(devices, each.devices) for each in self._passes))
+        await self._changed.wait_until(lambda: not any(collide(devices, each.devices) for each in self._passes))
         fresh = StartPass(self, devices)
         self._passes.append(fresh)
         return fresh
@@ -40,7 +41,3 @@ class StartGate:
     def _give_back(self, ended: StartPass) -> None:
         self._passes.remove(ended)
         self._changed.notify()
-
-
-def _collide(one: frozenset[str], other: frozenset[str]) -> bool:
-    return bool(one and other) and ("*" in one or "*" in other or not one.isdisjoint(other))

@@ -20,6 +20,7 @@ from workers.engine.engine_owner import EngineOwner
 from workers.engine.incarnation import Incarnation, Starter
 from workers.engine.launch import command_for, starting_devices
 from workers.engine.log_ring import LogRing
+from workers.engine.span_incarnation import SpanIncarnation
 from workers.engine.start_gate import StartGate
 from workers.errors import StartFailed, StopTimedOut
 from workers.log_context import Fields, about, of_worker
@@ -29,6 +30,7 @@ from workers.policy.lifecycle_state import Lifecycle, LifecycleLimits
 from workers.process.handed_over import HeldEngine
 from workers.process.identity import EngineExit
 from workers.process.registry import ProcessRegistry
+from workers.span_board import SpanBoard, SpanPart
 from workers.spec import WorkerSpec
 from workers.states import LASTING, Hold, WorkerState
 
@@ -81,7 +83,7 @@ class Supervisor:
     ``owner`` is notified of all events. ``run`` must be running before an event is posted.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what its engines are started with
         self,
         owner: EngineOwner,
         spec: WorkerSpec,
@@ -90,6 +92,7 @@ class Supervisor:
         log: LogRing,
         moves: Moves,
         health: DeviceHealth | None,
+        spans: SpanBoard | None = None,
     ) -> None:
         self.log = log
         self._moves = moves
@@ -105,6 +108,7 @@ class Supervisor:
             log=self.log,
             calibrate=owner.prepare_engine,
             health=health,
+            spans=spans if spec.nodes > 1 else None,
         )
         self._owner = owner
         self._limits = LifecycleLimits(
@@ -138,6 +142,11 @@ class Supervisor:
     def root_pid(self) -> int | None:
         """The process above the tree of the present engine."""
         return self.running.root_pid if self.running else None
+
+    @property
+    def part(self) -> SpanPart | None:
+        """Its part of a span that is formed or runs."""
+        return self.running.part if self.running is not None else None
 
     @property
     def because(self) -> str:
@@ -230,6 +239,7 @@ class Supervisor:
             paused_at=list(now.paused_at),
             last_exit=self.last_exit,
             log=self.log.hand_over_lines(),
+            generation=running.part.generation if running.part is not None else None,
         )
 
     async def wait_ready(self, *, first_try_only: bool = False) -> None:
@@ -267,22 +277,12 @@ class Supervisor:
         now = self._now
         if now.state is WorkerState.READY:
             self._was_ready, self._ready_incarnation = True, now.incarnation
-        self._last_words = self._words_of_failed_start()
+        self._last_words = None if now.incarnation == self._ready_incarnation else _words_of_failed_start(now, self.log)
         logger.info("worker %s: %s -> %s: %s", self._spec.id, before.state, now.state, now.because)
         self.log.add_note(f"{before.state} -> {now.state}: {now.because}")
         self._moves.note(self._spec.name, now.incarnation, now.state, now.because)
         if now.state in {WorkerState.BACKOFF, WorkerState.FAILED}:
             logger.warning("%s", self.failure())
-
-    def _words_of_failed_start(self) -> str | None:
-        """Return the last line of an engine that ended before it was ready; a line with an error comes first.
-
-        One that was ready may have printed others' requests, and logs are only for operators.
-        """
-        now = self._now
-        if now.state not in {WorkerState.BACKOFF, WorkerState.FAILED} or now.incarnation == self._ready_incarnation:
-            return None
-        return self.log.words_of_failure(now.incarnation)
 
     def _act(self, action: lifecycle.Action) -> None:
         site = self._site
@@ -291,7 +291,8 @@ class Supervisor:
         match action:
             case lifecycle.SpawnEngine():
                 held, self._held = self._held, None
-                self.running = Incarnation(action.incarnation, self._starter, site.registry, site.gate, held)
+                make = Incarnation if self._starter.spans is None else SpanIncarnation
+                self.running = make(action.incarnation, self._starter, site.registry, site.gate, held)
                 site.tasks.start_soon(self._run_incarnation, self.running)
             case lifecycle.TerminateEngine() | lifecycle.KillEngine() | lifecycle.KeepIncident():
                 if self.running is not None:
@@ -343,7 +344,7 @@ class Supervisor:
             # The supervision's own timer decides about the worker; no engine is started beside such a process.
             logger.error("worker %s: processes of engine %d cannot be killed", self._spec.id, number)
             await incarnation.wait_gone()
-        self.running = None
+        self.running, part = None, incarnation.part
         self.post(
             lifecycle.EngineGone(
                 incarnation=number,
@@ -351,6 +352,7 @@ class Supervisor:
                 jitter=random.random(),  # noqa: S311
                 is_outside=incarnation.died_of_outside,
                 is_deferred=self._owner.has_suspects,
+                is_elsewhere=part is not None and part.has_ended_elsewhere(incarnation.exit),
             )
         )
 
@@ -358,3 +360,12 @@ class Supervisor:
         """Record an engine's answer: earlier failures no longer lengthen pauses."""
         if self._now.paused_at:
             self.post(lifecycle.EngineAnswered(incarnation=incarnation))
+
+
+def _words_of_failed_start(now: Lifecycle, log: LogRing) -> str | None:
+    """Return the last line of an engine that ended before it was ready; a line with an error comes first.
+
+    One that was ready may have printed others' requests, and logs are only for operators.
+    """
+    is_over = now.state in {WorkerState.BACKOFF, WorkerState.FAILED}
+    return log.words_of_failure(now.incarnation) if is_over else None

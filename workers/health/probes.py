@@ -13,6 +13,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 import psutil
+from msgspec.structs import replace
 
 from transport.client import EngineClient
 from transport.counters import EngineCounters
@@ -51,6 +52,7 @@ class KernelView(msgspec.Struct, frozen=True, kw_only=True):
     """An engine's whole tree at one moment."""
 
     processes: tuple[ProcessView, ...] = ()
+    members_cpu_s: tuple[float, ...] = ()  # other members of its span, as their nodes report
 
     @property
     def cpu_s(self) -> float:
@@ -58,9 +60,14 @@ class KernelView(msgspec.Struct, frozen=True, kw_only=True):
         return sum(process.cpu_s for process in self.processes)
 
     def cpu_since(self, earlier: "KernelView") -> float:
-        """Return the CPU seconds that old and new processes spent since then."""
+        """Return the CPU seconds that its processes spent since then; of a span, those of the least busy member.
+
+        The members wait for each other, some of them by spinning: only all of them together make progress.
+        """
         spent = {process.pid: process.cpu_s for process in earlier.processes}
-        return sum(max(0.0, process.cpu_s - spent.get(process.pid, 0.0)) for process in self.processes)
+        own = sum(max(0.0, process.cpu_s - spent.get(process.pid, 0.0)) for process in self.processes)
+        others = (now - before for now, before in zip(self.members_cpu_s, earlier.members_cpu_s, strict=False))
+        return min((own, *others))
 
     def compiles_since(self, earlier: "KernelView") -> bool:
         """Whether a compiler below the engine has worked since: kernels are made when a shape first occurs."""
@@ -127,7 +134,9 @@ class EngineProbes:
         base: Callable[[], tuple[str, Mapping[str, object]]],
         root: Callable[[], int | None],
         log_bytes: Callable[[], int],
+        members_cpu: Callable[[], Sequence[float]] = tuple,
     ) -> None:
+        self._members_cpu = members_cpu
         self._client = client
         self._base = base
         self._root = root
@@ -198,7 +207,9 @@ class EngineProbes:
     async def kernel_view(self) -> KernelView:
         """Look at /proc, in a thread: a tree of hundreds takes milliseconds."""
         root = self._root()
-        return KernelView() if root is None else await anyio.to_thread.run_sync(look_at_tree, root)
+        if root is None:
+            return KernelView()
+        return replace(await anyio.to_thread.run_sync(look_at_tree, root), members_cpu_s=tuple(self._members_cpu()))
 
     def kernel_view_nowait(self) -> KernelView:
         """Look at /proc from the event loop: once, for an engine that is broken anyway."""

@@ -89,9 +89,8 @@ class EngineExited(msgspec.Struct, frozen=True, kw_only=True):
 class EngineGone(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's whole tree is gone, or never started; ``jitter`` in [0, 1) spreads the restart.
 
-    ``is_outside`` says that it died of a signal that neither we nor the kernel's OOM killer sent: that is no failure of
-    the engine. ``is_deferred`` says that it had requests, and that trials find out whether one of them was the cause:
-    until then it does not count towards giving up.
+    ``is_outside``: it died of a signal that neither we nor the OOM killer sent. ``is_deferred``: trials find out if a
+    request was the cause. ``is_elsewhere``: another member of its span ended first. None of these is a failure.
     """
 
     incarnation: int
@@ -99,6 +98,7 @@ class EngineGone(msgspec.Struct, frozen=True, kw_only=True):
     jitter: float
     is_outside: bool = False
     is_deferred: bool = False
+    is_elsewhere: bool = False
 
 
 class EngineAnswered(msgspec.Struct, frozen=True, kw_only=True):
@@ -338,7 +338,7 @@ def _gone(now: Lifecycle, event: EngineGone, at: float, limits: LifecycleLimits)
         return _spawn(gone, now.because)
     if now.state is WorkerState.STOPPING:
         return _fail(gone, now.because, at, event.jitter, limits)
-    counts_not = now.state in SERVING and (event.is_outside or event.is_deferred)
+    counts_not = event.is_elsewhere or (now.state in SERVING and (event.is_outside or event.is_deferred))
     failed, actions = _fail(replace(gone, is_deferred=counts_not), event.because, at, event.jitter, limits)
     end = EndRequests(
         reason=FailureReason.ENGINE_DIED, because=event.because, brought_down=True, is_outside=event.is_outside

@@ -5,6 +5,7 @@ import logging
 import os
 import struct
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,11 +16,13 @@ import msgspec
 
 from workers.errors import SpawnFailed
 from workers.process import guardian
+from workers.process.engine_output import FRAME_HEAD
 from workers.process.handed_over import HeldGuardian, HeldProcess
-from workers.process.identity import EngineExit, ProcessId
+from workers.process.identity import EngineExit, Parted, ProcessId
 from workers.process.orphans import end_orphans
 from workers.process.piped_child import PipedChild, read_some
 from workers.process.registry import run_id
+from workers.spans import MemberFacts
 
 REPORT_LIMIT_BYTES: Final = 64 * 1024
 LEAVE_LIMIT_S: Final = 30.0  # for a tree to be gone after the block that started it
@@ -86,6 +89,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     argv: tuple[str, ...]
     env: Mapping[str, str]
     folder: str | None = None
+    span: Mapping[str, object] | None = None  # a member's place in its span (``lifelines.Lifelines``)
 
 
 class OutputFrames:
@@ -104,10 +108,10 @@ class OutputFrames:
         """Cut the bytes of the pipe into frames."""
         held = self._held
         held += data
-        head = struct.calcsize(guardian.FRAME_HEAD)
+        head = struct.calcsize(FRAME_HEAD)
         at = 0
         while len(held) - at >= head:
-            stream, size = struct.unpack_from(guardian.FRAME_HEAD, held, at)
+            stream, size = struct.unpack_from(FRAME_HEAD, held, at)
             if len(held) - at - head < size:
                 break
             self._on_output(stream, bytes(held[at + head : at + head + size]))
@@ -126,6 +130,7 @@ class EngineProcess:
         self._frames = OutputFrames(on_output, output)
         self.pid = pid
         self.exit = EngineExit()
+        self.members: dict[int, MemberFacts] = {}  # other members of its span, by rank
         self._gone = anyio.Event()
         self._drained = anyio.Event()
         self._unread = anyio.Event()  # no task reads its pipes any more
@@ -147,6 +152,14 @@ class EngineProcess:
     async def terminate(self) -> None:
         """Send SIGTERM to the engine's group."""
         self._guardian.order(guardian.ORDER_TERMINATE)
+
+    def renew(self, *, has_lease: bool) -> None:
+        """Tell the guardian of a span's member that this service lives, and whether its lease is valid."""
+        self._guardian.order(guardian.ORDER_LEASE if has_lease else guardian.ORDER_SERVICE)
+
+    def kill(self) -> None:
+        """Kill the tree; its end comes as usual."""
+        self._guardian.order(guardian.ORDER_KILL)
 
     async def wait_gone(self) -> EngineExit:
         """Return when no process of the tree is left."""
@@ -209,6 +222,9 @@ class EngineProcess:
                     self.exit = _exit(report)
                 case "empty":
                     self._gone.set()
+                case "member":
+                    rank = _integer(report, "rank")
+                    self.members[rank] = facts_of(report, self.members.get(rank))
                 case _:
                     logger.error("the guardian of engine %d says: %s", self.pid, report.get("text", report))
         if not self.is_gone:
@@ -271,6 +287,8 @@ async def run_engine(
     env = {**command.env, guardian.MARK_TO_BE: run_id()}
     if command.folder is not None:
         env[guardian.FOLDER] = command.folder
+    if command.span is not None:
+        env[guardian.SPAN] = json.dumps(command.span)
     guardian.become_subreaper()
     try:
         link = GuardianLink.start(argv, env)
@@ -326,6 +344,28 @@ def _exit(report: Mapping[str, object]) -> EngineExit:
         signal=-status if status < 0 else None,
         max_rss_bytes=rss if isinstance(rss, int) else None,
         cpu_s=float(cpu_s) if isinstance(cpu_s, int | float) else None,
+        parted=_parted(report),
+    )
+
+
+def _parted(report: Mapping[str, object]) -> Parted | None:
+    member, because = report.get("member"), report.get("because")
+    if not isinstance(member, int) or not isinstance(because, str):
+        return None
+    return Parted(member=member, because=because, is_outside=bool(report.get("outside")))
+
+
+def facts_of(report: Mapping[str, object], before: MemberFacts | None) -> MemberFacts:
+    """Return the facts of a guardian's report on another member of its span."""
+    now, cpu_s = time.monotonic(), report.get("cpu_s")
+    spent = float(cpu_s) if isinstance(cpu_s, int | float) else 0.0
+    stopped, service_s = report.get("stopped"), report.get("service_s")
+    return MemberFacts(
+        cpu_s=spent,
+        stopped=tuple(map(str, stopped)) if isinstance(stopped, list) else (),
+        service_s=float(service_s) if isinstance(service_s, int | float) else 0.0,
+        heard_at=now,
+        moved_at=now if before is None or spent > before.cpu_s else before.moved_at,
     )
 
 

@@ -3,9 +3,10 @@
 Run as ``python -I -S guardian.py --guard PARENT PROGRAM [ARGUMENT ...]`` with three pipes to Roundhouse (process
 PARENT). It uses only the standard library, so that it starts in milliseconds and no other code can break it:
 
-* standard input is the lifeline and takes two orders: ``T`` sends SIGTERM to the engine's group, ``K`` kills the tree.
-  So does its end, which means that Roundhouse is gone, and so does the death of PARENT: a process that PARENT has
-  forked may hold the pipe open.
+* standard input is the lifeline and takes orders: ``T`` sends SIGTERM to the engine's group, ``K`` kills the tree. So
+  does its end, which means that Roundhouse is gone, and so does the death of PARENT: a process that PARENT has forked
+  may hold the pipe open. ``L`` says to the member of a span that Roundhouse lives and its lease is valid, ``S`` that it
+  only lives.
 * standard output carries the engine's output in frames: a byte for the stream (1 or 2), four for the length, big end
   first, then that many bytes. Even if Roundhouse is slow or gone the engine is drained; output beyond the buffer is
   dropped, with a line saying how much.
@@ -13,7 +14,7 @@ PARENT). It uses only the standard library, so that it starts in milliseconds an
 
 The guardian holds the tree as a subreaper: every descendant whose parent dies becomes its child, double-forked and
 setsid'ed ones included. Killing all children until none is left ends the whole tree. The engine is armed with PDEATHSIG
-in case the guardian itself is killed.
+in case the guardian itself is killed. The guardians of a span hold connections to each other (``lifelines.py``).
 
 ``guardian.py --tether PARENT PROGRAM [ARGUMENT ...]`` holds a program that talks to Roundhouse over its own standard
 streams (an MCP server) in the same way: the streams are the program's, the death of PARENT or a SIGTERM ends the tree,
@@ -25,29 +26,35 @@ of Roundhouse with the mark has lost its guardian.
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import select
 import signal
-import struct
 import sys
-import time
-from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING or __package__:
+    from workers.process.engine_output import Output
+    from workers.process.lifelines import Lifelines
+else:  # a program by itself
+    sys.path.append(os.path.dirname(__file__))  # noqa: PTH120 - milliseconds count
+    from engine_output import Output
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-BUFFER_BYTES = 1024 * 1024  # output held while Roundhouse is busy: seconds of the chattiest engine's log
 READ_BYTES = 64 * 1024
-FRAME_HEAD = ">BI"
 GUARD = "--guard"
 TETHER = "--tether"
 MARK = "ROUNDHOUSE_RUN"  # in the environment of every process below a guardian
 MARK_TO_BE = "ROUNDHOUSE_RUN_BELOW"  # the same in the guardian's own environment, set by Roundhouse
+SPAN = "ROUNDHOUSE_SPAN_BELOW"  # the member's place in a span (JSON), set by Roundhouse in the same way
 FOLDER = "ROUNDHOUSE_FOLDER_BELOW"  # the engine's working directory, set by Roundhouse in the guardian's environment
 KILL_PAUSE_MS = 2  # between two rounds of killing, for the kernel to hand us the orphans
-FLUSH_LIMIT_S = 1.0  # for the last output to reach Roundhouse after the tree is gone
 ORDER_TERMINATE = ord("T")
 ORDER_KILL = ord("K")
+ORDER_LEASE = ord("L")
+ORDER_SERVICE = ord("S")
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -127,86 +134,14 @@ def _prefer_for_oom() -> None:
         pass  # a container may forbid it; the engine runs all the same
 
 
-class Output:
-    """Carries the engine's output to Roundhouse without ever making the engine wait."""
-
-    def __init__(self, source_fds: tuple[int, int]) -> None:
-        self.open_fds = dict(zip(source_fds, (1, 2), strict=True))
-        self._held: deque[bytes] = deque()
-        self._held_bytes = 0
-        self._dropped_bytes = 0
-        self._begun = b""  # the rest of a half-written frame, which must not be dropped
-        for fd in (*source_fds, 1):
-            os.set_blocking(fd, False)
-
-    @property
-    def wants_to_write(self) -> bool:
-        """Whether output is held that Roundhouse has not read."""
-        return bool(self._held or self._begun)
-
-    def read_once(self, fd: int) -> bool:
-        """Read once; return whether there may be more."""
-        try:
-            data = os.read(fd, READ_BYTES)
-        except BlockingIOError:
-            return False
-        if not data:
-            del self.open_fds[fd]
-            return False
-        self._held.append(struct.pack(FRAME_HEAD, self.open_fds[fd], len(data)) + data)
-        self._held_bytes += len(data)
-        while self._held_bytes > BUFFER_BYTES:
-            lost = len(self._held.popleft()) - struct.calcsize(FRAME_HEAD)
-            self._held_bytes -= lost
-            self._dropped_bytes += lost
-        return True
-
-    def give(self) -> None:
-        """Write once."""
-        if not self._begun:
-            self._begun = self._next_frame()
-        if not self._begun:
-            return
-        try:
-            written = os.write(1, self._begun)
-        except BlockingIOError:
-            return
-        except OSError:  # Roundhouse is gone
-            self._held.clear()
-            self._held_bytes, self._begun = 0, b""
-            return
-        self._begun = self._begun[written:]
-
-    def drain(self) -> None:
-        """Pass on the rest, for a bounded time."""
-        for fd in tuple(self.open_fds):
-            while fd in self.open_fds and self.read_once(fd):
-                pass
-        deadline = time.monotonic() + FLUSH_LIMIT_S
-        poller = select.poll()
-        poller.register(1, select.POLLOUT)
-        while self.wants_to_write and time.monotonic() < deadline:
-            poller.poll(50)
-            self.give()
-
-    def _next_frame(self) -> bytes:
-        if self._dropped_bytes:
-            note = f"\n[roundhouse: {self._dropped_bytes} bytes of output dropped here]\n".encode()
-            self._dropped_bytes = 0
-            return struct.pack(FRAME_HEAD, 2, len(note)) + note
-        if not self._held:
-            return b""
-        frame = self._held.popleft()
-        self._held_bytes -= len(frame) - struct.calcsize(FRAME_HEAD)
-        return frame
-
-
 class Guardian:
     """Waits for orders, output and deaths, and ends the tree."""
 
-    def __init__(self, engine_pid: int, wakeup_fd: int) -> None:
+    def __init__(self, engine_pid: int, wakeup_fd: int, lifelines: "Lifelines | None" = None) -> None:
         self._engine_pid = engine_pid
+        self._lifelines = lifelines
         self._engine_lives = True
+        self.is_stopped = False  # on an order of Roundhouse
         self.status: int | None = None
         self.max_rss_bytes = 0
         self.cpu_s = 0.0
@@ -227,7 +162,9 @@ class Guardian:
         """Return when the engine has exited or is no longer wanted."""
         poller = select.poll()
         watched = set(output.open_fds)
-        for fd in (0, self._wakeup_fd, *watched, *([parent_fd] if parent_fd >= 0 else [])):
+        ends = [parent_fd] if parent_fd >= 0 else []
+        ends += [self._lifelines.end_fd] if self._lifelines is not None else []
+        for fd in (0, self._wakeup_fd, *watched, *ends):
             poller.register(fd, select.POLLIN)
         writing = False
         while self._engine_lives:
@@ -241,7 +178,7 @@ class Guardian:
             if self._wakeup_fd in ready:
                 os.read(self._wakeup_fd, READ_BYTES)
                 self._reap()
-            if parent_fd in ready or (0 in ready and not self._obey()):
+            if not ready.keys().isdisjoint(ends) or (0 in ready and not self._obey()):
                 return
             for fd in watched & ready.keys():
                 output.read_once(fd)
@@ -267,8 +204,11 @@ class Guardian:
     def _obey(self) -> bool:
         """Read the lifeline's orders; return whether the engine is still wanted."""
         orders = os.read(0, READ_BYTES)
+        self.is_stopped |= ORDER_KILL in orders or ORDER_TERMINATE in orders
         if not orders or ORDER_KILL in orders:
             return False
+        if self._lifelines is not None and (ORDER_LEASE in orders or ORDER_SERVICE in orders):
+            self._lifelines.renew(has_lease=ORDER_LEASE in orders)
         if ORDER_TERMINATE in orders and self._engine_lives:
             with contextlib.suppress(ProcessLookupError):  # the whole group is already gone
                 os.killpg(self._engine_pid, signal.SIGTERM)
@@ -329,6 +269,11 @@ def guard(parent_pid: int, command: list[str]) -> None:
         parent_fd = -1
     if os.getppid() != parent_pid:
         return
+    try:
+        lifelines = _lifelines()
+    except OSError as error:
+        _report("failed", errno=error.errno, message=f"the lifelines of its span: {error}")
+        return
     guardian_pid = os.getpid()
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)  # only Roundhouse decides; a Ctrl-C in its terminal must not bypass it
@@ -347,12 +292,24 @@ def guard(parent_pid: int, command: list[str]) -> None:
     else:
         _report("started", pid=pid)
     output = Output((pipes[0][0], pipes[1][0]))
-    guardian = Guardian(pid, wakeup_fd)
+    guardian = Guardian(pid, wakeup_fd, lifelines)
+    if lifelines is not None:
+        lifelines.start(pid)
     guardian.watch(output, parent_fd)
+    parted = {} if lifelines is None else lifelines.part(guardian.status, is_stopped=guardian.is_stopped)
     guardian.end_tree()
-    _report("exited", status=guardian.status, max_rss_bytes=guardian.max_rss_bytes, cpu_s=guardian.cpu_s)
+    _report("exited", status=guardian.status, max_rss_bytes=guardian.max_rss_bytes, cpu_s=guardian.cpu_s, **parted)
     _report("empty")
     output.drain()
+
+
+def _lifelines() -> "Lifelines | None":
+    """Return the lifelines of a span's member; None for an engine on its own."""
+    plan = os.environ.pop(SPAN, None)
+    if plan is None:
+        return None
+    lifelines: Lifelines = importlib.import_module("lifelines").Lifelines(json.loads(plan), _report)
+    return lifelines
 
 
 def tether(parent_pid: int, command: list[str]) -> int:

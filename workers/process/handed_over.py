@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from workers.process.identity import EngineExit, ProcessId
+from workers.spans import SpanGeneration
 
 VERSION: Final = 4  # version of the document's form; another one is refused before anything is handed over
 
@@ -66,7 +67,10 @@ class HeldLog(Struct, frozen=True, kw_only=True):
 
 
 class HeldEngine(Struct, frozen=True, kw_only=True):
-    """A running engine; ``key`` is the key that it requires, None without one."""
+    """A running engine; ``key`` is the key that it requires, None without one.
+
+    ``generation`` is that of its span, None without one.
+    """
 
     incarnation: int
     process: HeldProcess
@@ -77,6 +81,7 @@ class HeldEngine(Struct, frozen=True, kw_only=True):
     paused_at: list[float]
     last_exit: EngineExit | None
     log: HeldLog
+    generation: SpanGeneration | None = None
 
 
 class HeldPace(Struct, frozen=True, kw_only=True):
@@ -108,13 +113,14 @@ class HeldFleet(Struct, frozen=True, kw_only=True):
     """All workers that have engines; ``run`` is the mark on these engines.
 
     ``scratch`` are folders, by model, into which engines write their progress with new weights. ``unloaded`` workers
-    get no engine.
+    get no engine. ``seat`` is the node's name in spans.
     """
 
     run: str
     workers: list[HeldWorker]
     scratch: dict[str, str] = msgspec.field(default_factory=dict)
     unloaded: list[str] = msgspec.field(default_factory=list)
+    seat: str | None = None
 
     @property
     def descriptors(self) -> list[int]:

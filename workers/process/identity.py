@@ -133,8 +133,22 @@ def _stat(pid: int) -> _Stat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Parted:
+    """Why the guardian of a span's member ended it: which member ended first, and how.
+
+    ``is_outside`` says that no engine caused it.
+    """
+
+    member: int
+    because: str
+    is_outside: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineExit:
     """The end of an engine's main process: a status, or a signal, or neither if it is unknown.
+
+    ``parted`` is there if it ended with its span, and not by itself.
 
     ``max_rss_bytes`` and ``cpu_s`` are the kernel's account of it and of the children that it had waited for.
     """
@@ -143,6 +157,7 @@ class EngineExit:
     signal: int | None = None
     max_rss_bytes: int | None = field(default=None, compare=False)
     cpu_s: float | None = field(default=None, compare=False)
+    parted: Parted | None = None
 
     def __str__(self) -> str:
         """Describe it in words."""

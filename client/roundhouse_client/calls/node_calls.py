@@ -8,11 +8,13 @@ from typing import Final
 from roundhouse_client.request import Call, as_text, get, into, post
 from roundhouse_client.values.node import (
     AgreedUpgrade,
+    ClusterNodes,
     Health,
     Lanes,
     Readiness,
     Reload,
     ServiceProgram,
+    Spans,
     Speaking,
     Status,
     UsageReport,
@@ -49,6 +51,16 @@ def get_usage(
     """
     first, last = (None if day is None else day.isoformat() for day in (since, until))
     return get("/v1/usage", into(UsageReport), by=",".join(by), since=first, until=last, limit=limit)
+
+
+def list_nodes() -> Call[ClusterNodes]:
+    """Return the nodes that share the store."""
+    return get("/v1/nodes", into(ClusterNodes))
+
+
+def list_spans() -> Call[Spans]:
+    """Return the engines that span several nodes, each with its newest generation."""
+    return get("/v1/spans", into(Spans))
 
 
 def get_upgrade() -> Call[ServiceProgram]:

@@ -214,6 +214,54 @@ class UsageReport(Value):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterNode(Value):
+    """A node of the store, last seen ``seen_s`` seconds ago; without ``address`` other nodes cannot reach it."""
+
+    id: str
+    address: str | None
+    port: int | None
+    models: tuple[str, ...]
+    seen_s: float
+    is_this: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterNodes(Value):
+    """The nodes that share a store, as the node that answers last saw them."""
+
+    nodes: tuple[ClusterNode, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanMember(Value):
+    """A node's part of an engine; the member of rank 0 leads it and serves its requests."""
+
+    rank: int
+    node: str
+    address: str
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span(Value):
+    """The newest generation of an engine that spans several nodes; ``because`` is why it is over."""
+
+    worker: str
+    model: str
+    generation: int
+    is_running: bool
+    because: str | None
+    members: tuple[SpanMember, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans(Value):
+    """The engines that span several nodes."""
+
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Health(Value):
     """The process serves."""
 

@@ -83,6 +83,8 @@ ROUTES: Final[Mapping[tuple[str, str], Access]] = {
     ("GET", "/v1/status"): _READ,
     ("GET", "/v1/speaking"): _READ,
     ("GET", "/v1/usage"): _READ,
+    ("GET", "/v1/nodes"): _READ,
+    ("GET", "/v1/spans"): _READ,
     ("GET", "/v1/upgrade"): _ADMIN,
     ("POST", "/v1/upgrade"): _ADMIN,
     ("POST", "/v1/config/reload"): _ADMIN,

@@ -22,6 +22,7 @@ OF_RELAYED: Final = (
     "X-Roundhouse-Deadline-S",
     "X-Roundhouse-Continue",
 )
+OF_NODES: Final = "x-roundhouse-passed"  # between the nodes of a cluster, which check it where they read it
 
 
 def check_parameters(request: Request) -> None:
@@ -44,6 +45,8 @@ def _header_faults(request: Request, *, is_relayed: bool) -> Iterator[str]:
     ours = [name for raw, _ in request.headers.raw if (name := raw.decode("latin-1")).startswith(PREFIX)]
     known = {name.lower(): name for name in OF_RELAYED}
     for name, count in Counter(ours).items():
+        if name == OF_NODES and is_relayed:
+            continue
         if name not in known:
             yield unknown("header", _as_written(name), OF_RELAYED)
         elif not is_relayed:

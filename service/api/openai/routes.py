@@ -1,34 +1,32 @@
 """The routes of OpenAI's and Anthropic's APIs."""
 
 import re
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from functools import partial
-from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 import anyio.to_thread
 from fastapi import APIRouter, Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from roundhouse_client.values.models import Model
 from roundhouse_client.values.models import Models as ModelList
 from service.api.body import check_depth, check_nodes, read_body
 from service.api.door.access import AccessCheck, caller_of
 from service.api.errors.forms import (
     ALIASES,
-    MODELS,
     NEEDS,
     PATHS,
     SERVED,
     SLOTLESS,
     WRITING,
     ClientError,
-    error_of_service,
 )
 from service.api.errors.problems import ANSWERS, problem, refusal, refused
 from service.api.openai.answer import RelayedAnswer
+from service.api.openai.elsewhere import Elsewhere
 from service.api.openai.envelope import SMALL_BYTES, Envelope, fill_body, may_continue, open_envelope
+from service.api.openai.model_names import Models, unknown_model
+from service.api.openai.responses import ANSWERED, JSON, REFUSED_EARLY
 from service.config.schema import ServerConfig
 from service.conversations.callers import Caller
 from service.conversations.document.limits import Limits
@@ -40,34 +38,11 @@ from service.scheduling.keeping.token_counts import TokenCounts
 from transport.answer_bound import laid_over
 from transport.errors import EngineRejected
 from workers.errors import NoEngineReady
-from workers.spec import LLAMA_CPP, EngineKind
+from workers.spec import LLAMA_CPP
 from workers.states import LEASABLE
 
 MOST_PRIORITY: Final = 1_000_000
 MOST_SECONDS: Final = 1e9
-JSON: Final = "application/json"
-ERROR: Final = {"type": "object", "required": ["error"], "properties": {"error": {"type": "object"}}}
-REFUSALS: Final = (
-    400,
-    401,
-    403,
-    404,
-    408,
-    413,
-    415,
-    429,
-    431,
-    500,
-    502,
-    503,
-    504,
-)  # statuses of our own; engines may answer other 4xx
-ANSWERED: Final[dict[int | str, dict[str, Any]]] = {
-    200: {"description": "The engine's answer, unchanged", "content": {JSON: {}, "text/event-stream": {}}},
-    **{status: {"description": HTTPStatus(status).phrase, "content": {JSON: {"schema": ERROR}}} for status in REFUSALS},
-    "4XX": {"description": "The engine's own refusal", "content": {JSON: {"schema": ERROR}}},
-}
-REFUSED_EARLY: Final[dict[int | str, dict[str, Any]]] = {status: ANSWERED[status] for status in (401, 403, 408, 431)}
 SUMMARIES: Final = {
     "/v1/chat/completions": "Chat with a model",
     "/v1/completions": "Complete a text",
@@ -89,7 +64,7 @@ SUMMARIES: Final = {
 
 def openai_router(relays: "Relays") -> APIRouter:
     """Return the routes beside the relayed paths, which ``RelayedPaths`` serves."""
-    router, models = APIRouter(tags=["openai"]), Models(relays.node)
+    router, models = APIRouter(tags=["openai"]), Models(relays.node, relays.elsewhere)
 
     @router.get("/version", summary="Ask an engine for its version", responses=refused(400, 401, 404, 502, 503))
     async def read_version(model: str | None = None) -> Response:
@@ -102,57 +77,6 @@ def openai_router(relays: "Relays") -> APIRouter:
     return router
 
 
-def model_router(node: Node) -> APIRouter:
-    """Return the route of one model; it comes last, since it also matches all paths below."""
-    router, models = APIRouter(tags=["openai"]), Models(node)
-
-    @router.get(
-        "/v1/models/{model:path}",
-        summary="Look at a model or adapter",
-        response_model=Model,
-        responses={**REFUSED_EARLY, 404: ANSWERED[404]},
-    )
-    async def get_model(model: str) -> Model | Response:
-        found = next((each for each in models.listed() if each.id == model), None)
-        if found is None:  # a name may hold slashes, so the path does not show which API's client asks
-            return error_of_service(_unknown(model, node), "model").response(MODELS, {})
-        return found
-
-    return router
-
-
-class Models:
-    """The names that a request may give: models of this node, and the adapters on them."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._created = int(datetime.now(UTC).timestamp())  # the start's time: a model's own is not known
-
-    def __repr__(self) -> str:
-        return f"<Models of {self._node.fleet!r}>"
-
-    def listed(self) -> list[Model]:
-        """List all names, models first."""
-        fleet, adapters = self._node.fleet, self._node.adapters
-        names = {**{model: model for model in fleet.models()}, **adapters.names()}
-        return [
-            Model(
-                id=name,
-                object="model",
-                created=self._created,
-                owned_by="roundhouse",
-                root=model,
-                max_model_len=self._context_of(model),
-            )
-            for name, model in names.items()
-        ]
-
-    def _context_of(self, model: str) -> int | None:
-        """Return the context in tokens; None where an attached server decides."""
-        config = self._node.live.config.models.get(model)
-        return None if config is None or EngineKind(config.engine) is EngineKind.ATTACHED else config.context
-
-
 class Relays:
     """Takes posted bodies to the queue; errors are answered in the form of the path's API."""
 
@@ -162,6 +86,7 @@ class Relays:
         self._limits = limits
         self._server = server
         self._counts = TokenCounts(node.fleet, node.scheduler.requests)
+        self.elsewhere = None if node.seats is None else Elsewhere(node, node.seats)
 
     def __repr__(self) -> str:
         return f"<Relays {self.node.scheduler.requests!r}>"
@@ -172,21 +97,42 @@ class Relays:
         Raises:
             ServiceError: it is refused.
         """
-        taken = await self._take(request, path)
+        body = await read_body(request, self._limits)
+        if self.elsewhere is not None and (claim := self.elsewhere.refusal(request, path, body)) is not None:
+            raise InvalidParameter(claim)
+        try:
+            taken = await self._take(request, path, body)
+        except ModelNotFound as missing:
+            return self._pass_on(request, path, body, missing)
         trouble = partial(self._trouble_of, taken.posted.model)
         requests = self.node.scheduler.requests
         return RelayedAnswer(
             taken, requests.withdraw, self._server.heartbeat_s, trouble=trouble, place=requests.queue.place_in_queue
         )
 
+    def _pass_on(self, request: Request, path: str, body: bytes, missing: ModelNotFound) -> ASGIApp:
+        """Return the answer of another node.
+
+        Raises:
+            ModelNotFound: no node has the model.
+            NoEngineReady: it spans nodes, and none of them leads it.
+        """
+        if self.elsewhere is None:
+            raise missing
+        passed = self.elsewhere.answer(request, path, body, missing.model)
+        if passed is None and missing.model in self.node.fleet.models():
+            raise NoEngineReady(self.node.fleet.trouble_of(missing.model))
+        if passed is None:
+            raise missing
+        return passed
+
     def _trouble_of(self, model: str) -> str | None:
         """Return why no worker serves a model now; None where one does."""
         fleet = self.node.fleet
         return fleet.trouble_of(model) if model in fleet.models_without_ready_worker() else None
 
-    async def _take(self, request: Request, path: str) -> RelayedRequest:
-        caller = caller_of(request)
-        body, session = await read_body(request, self._limits), request.headers.get("x-session-id")
+    async def _take(self, request: Request, path: str, body: bytes) -> RelayedRequest:
+        caller, session = caller_of(request), request.headers.get("x-session-id")
         envelope = await self._open(body, path, session, caller.name)
         name, model, adapter = self._find(envelope.model)
         filled = await self._fill(body, path, model)
@@ -272,6 +218,8 @@ class Relays:
     def _find(self, name: str | None) -> tuple[str, str, str | None]:
         """Return a request's name, the model behind it, and the adapter if it names one."""
         models = self.node.fleet.models()
+        if self.elsewhere is not None:
+            models = [model for model in models if model in self.node.live.models]
         if name is None:
             if len(models) > 1:
                 raise InvalidParameter(f"model is required; one of {', '.join(models)}")
@@ -280,7 +228,7 @@ class Relays:
             return name, name, None
         model = self.node.adapters.names().get(name)
         if model is None:
-            raise _unknown(name, self.node)
+            raise unknown_model(name, self.node)
         return name, model, name
 
 
@@ -352,11 +300,6 @@ def _request_body(path: str) -> dict[str, Any]:
     if needed:
         schema["required"] = list(needed)
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
-
-
-def _unknown(name: str, node: Node) -> ModelNotFound:
-    known: Sequence[str] = [*node.fleet.models(), *node.adapters.names()]
-    return ModelNotFound(name, known, known, "of this node")
 
 
 def _priority(request: Request, caller: Caller) -> int:

@@ -249,7 +249,10 @@ def _kv(watch: KvWatch, reserved: int) -> values.KvCache | None:
 
 
 def _exit(ended: EngineExit | None) -> values.EngineExit | None:
-    return None if ended is None else values.EngineExit(**asdict(ended), text=str(ended))
+    if ended is None:
+        return None
+    fields = {name: value for name, value in asdict(ended).items() if name != "parted"}
+    return values.EngineExit(**fields, text=str(ended) if ended.parted is None else ended.parted.because)
 
 
 def _incident(incident: Incident) -> values.Incident:

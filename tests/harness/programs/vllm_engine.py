@@ -218,7 +218,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path)
     parser.add_argument("--metrics", type=Path, help="GET /metrics answers with what is in this file")
     parser.add_argument("--model")
-    parser.add_argument("--fault-file", type=Path)
+    parser.add_argument("--fault-file", type=Path, default=Path("/nonexistent"))
     parser.add_argument("--served-model-name")
     parser.add_argument("--lora-modules", nargs="*", default=[])
     options, _ = parser.parse_known_args()

@@ -9,8 +9,8 @@ import yaml
 from service.config.load import load_config
 from service.config.workers import worker_specs
 from service.errors import ConfigError
-from workers.engine.incarnation import operators_key
 from workers.engine.launch import command_for
+from workers.engine.launch.engine_key import operators_key
 from workers.engine.log_ring import LogRing
 from workers.errors import InvalidSpec
 from workers.spec import EngineKind, WorkerSpec

@@ -9,8 +9,8 @@ import pytest
 
 from workers.devices.cgroups import cores_limit, group_folders, memory_limits
 from workers.devices.discovery import MIB, host_free_mib, host_memory_mib, usable_cores
+from workers.devices.oom_kills import count_oom_kills
 from workers.devices.readers import MachineReader
-from workers.engine.incarnation import count_oom_kills
 
 TOTAL_MIB: Final = psutil.virtual_memory().total // MIB
 GIB: Final = 1024 * MIB

@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
+
 from workers.engine.launch.flags import named, refuse_doubled, refuse_owned, render_flags
 from workers.engine.launch.llama_server import for_engines
 from workers.policy.weights import Backend
 from workers.process.child import Command
+from workers.spans import SpanGeneration
 from workers.spec import Flag, WorkerSpec
 
 PROGRAM: Final = ("vllm", "serve")
@@ -25,6 +28,9 @@ OWNED: Final = {
     "max-num-seqs": "slots",
     "max-model-len": "context",
 }
+OF_SPANS: Final = dict.fromkeys(
+    ("nnodes", "node-rank", "master-addr", "master-port", "headless", "data-parallel-size"), "span"
+)
 # Each with the flags that also decide it, so that an operator's choice stands.
 DEFAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "enable-prefix-caching": ("enable-prefix-caching", "no-enable-prefix-caching"),
@@ -49,7 +55,7 @@ def vllm_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Command:
     Raises:
         InvalidSpec: ``args`` repeats a flag, or one that a configuration key sets.
     """
-    refuse_owned(spec.args, OWNED)
+    refuse_owned(spec.args, OWNED if spec.nodes == 1 else OWNED | OF_SPANS)
     refuse_doubled(spec.args, {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size"})
     program = tuple(spec.command) or PROGRAM
     is_cli = program[-1] == "serve"  # the CLI takes the model as its first argument, and warns of the flag
@@ -78,6 +84,28 @@ def vllm_command(spec: WorkerSpec, environment: Mapping[str, str]) -> Command:
         env["PYTHONPATH"] = ":".join(filter(None, (str(EXTENSION_FOLDER), env.get("PYTHONPATH"))))
     argv = (*program, *model, *render_flags(flags), *adapters, *render_flags(spec.args))
     return Command(argv=argv, env=env, folder=None if spec.folder is None else str(spec.folder))
+
+
+def member_command(spec: WorkerSpec, command: Command, generation: SpanGeneration, rank: int) -> Command:
+    """Return the command of a member of a span; only that of the first one answers requests."""
+    place: dict[str, Flag] = {
+        "nnodes": len(generation.members),
+        "node-rank": rank,
+        "master-addr": generation.members[0].address,
+        "master-port": generation.port,
+        "headless": True if rank else None,
+    }
+    span = {
+        "rank": rank,
+        "size": len(generation.members),
+        "address": generation.members[0].address,
+        "port": generation.lifeline_port,
+        "key": generation.key,
+        "join_s": spec.timeouts.start_s,
+        "lease_s": generation.lease_s,
+    }
+    env = {"VLLM_HOST_IP": generation.members[rank].address, **command.env}
+    return replace(command, argv=(*command.argv, *render_flags(place)), env=env, span=span)
 
 
 def is_extended(spec: WorkerSpec) -> bool:
