@@ -229,6 +229,19 @@ class QueueFull(ServiceError, status=429, code="queue_full", title="Too many req
         self.retry_after_s = after_s
 
 
+class NodeUnreachable(ServiceError, status=502, code="node_unreachable", title="Another node does not answer"):
+    """The node that serves a model could not be reached, or stopped answering."""
+
+    def __init__(self, model: str, trouble: str) -> None:
+        super().__init__(f"{model} is served by another node, and {trouble}")
+
+
+class NoLeader(
+    ServiceError, status=503, code="no_worker_ready", title="No engine of the model answers", retry_after_s=5
+):
+    """A model spans nodes, and none of them leads it."""
+
+
 class ShuttingDown(ServiceError, status=503, code="shutting_down", title="The service is stopping", retry_after_s=5):
     """The service takes no new jobs."""
 

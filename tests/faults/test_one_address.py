@@ -40,7 +40,8 @@ def nodes(tmp_path: Path, free_ports: Callable[[int], int], postgres: PostgresSe
     database = postgres.new_database()
     with ExitStack() as stack:
         found = []
-        for number, (name, flags) in enumerate((("own", {}), ("slow", {"tokens": 40, "interval": 0.1}))):
+        given: list[tuple[str, Document]] = [("own", {}), ("slow", {"tokens": 40, "interval": 0.1})]
+        for number, (name, flags) in enumerate(given):
             models = {"m": scripted_model(free_ports(1)), name: scripted_model(free_ports(1), **flags)}
             keys = [KEY] if number else [KEY, OTHER_KEY]
             server = {"address": "127.0.0.1", "api_keys": keys, "drain_s": 20}
@@ -90,7 +91,9 @@ def test_an_unknown_model_is_refused_with_the_names_of_none(nodes: list[Service]
     assert (answer["status"], answer["body"]["error"]["code"]) == (404, "model_not_found")
 
 
-@pytest.mark.parametrize("claim", ["", "1", "1.abc", f"{10**30}.00", "1e9.00", "9999999999.é".encode().decode("latin-1")])
+@pytest.mark.parametrize(
+    "claim", ["", "1", "1.abc", f"{10**30}.00", "1e9.00", "9999999999.é".encode().decode("latin-1")]
+)
 def test_a_request_that_only_claims_to_be_passed_on_is_refused(nodes: list[Service], claim: str) -> None:
     """No client can write the proof, which is of this body, path and time."""
     answer = nodes[0].http.post(

@@ -21,7 +21,8 @@ from starlette.types import Receive, Scope, Send
 
 from service.api.door.parameters import OF_NODES as PASSED
 from service.api.door.writer import WRITER
-from service.api.errors.forms import ClientError
+from service.api.errors.forms import error_of_service
+from service.errors import NodeUnreachable
 from service.node.node import Node
 from service.store.seats import Seat, Seats
 
@@ -165,9 +166,7 @@ class PassedOn:
                 trouble = f"the node at {seat.address}: {_first(group)}"
             if self._has_begun:
                 break
-        error = ClientError(
-            status=502, code="node_unreachable", message=f"{self._model} is served by another node, and {trouble}"
-        )
+        error = error_of_service(NodeUnreachable(self._model, trouble))
         if not self._has_begun:
             await error.response(self._path, {})(scope, receive, send)
             return

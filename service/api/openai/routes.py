@@ -31,7 +31,7 @@ from service.config.schema import ServerConfig
 from service.conversations.callers import Caller
 from service.conversations.document.limits import Limits
 from service.conversations.job.client_request import PostedRequest
-from service.errors import InvalidParameter, ModelNotFound, PathNotFound, ServiceError
+from service.errors import InvalidParameter, ModelNotFound, NoLeader, PathNotFound, ServiceError
 from service.node.node import Node
 from service.scheduling.keeping.request import RelayedRequest
 from service.scheduling.keeping.token_counts import TokenCounts
@@ -115,13 +115,13 @@ class Relays:
 
         Raises:
             ModelNotFound: no node has the model.
-            NoEngineReady: it spans nodes, and none of them leads it.
+            NoLeader: it spans nodes, and none of them leads it.
         """
         if self.elsewhere is None:
             raise missing
         passed = self.elsewhere.answer(request, path, body, missing.model)
         if passed is None and missing.model in self.node.fleet.models():
-            raise NoEngineReady(self.node.fleet.trouble_of(missing.model))
+            raise NoLeader(self.node.fleet.trouble_of(missing.model))
         if passed is None:
             raise missing
         return passed

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))
 
-import vllm_engine  # type: ignore[import-not-found] # noqa: E402 - a program by itself
+import vllm_engine  # type: ignore[import-not-found]
 
 WORKER = (
     "import os, signal, sys, time\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(20000)); time.sleep(0.01)"
