@@ -32,6 +32,12 @@ ModelOption = Annotated[
 ]
 HostOption = Annotated[str | None, typer.Option(envvar="ROUNDHOUSE_HOST", help="Overrides server.host.")]
 PortOption = Annotated[int | None, typer.Option(envvar="ROUNDHOUSE_PORT", help="Overrides server.port.")]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="ROUNDHOUSE_ADDRESS", help="Host at which other nodes reach this one; overrides server.address."
+    ),
+]
 StateOption = Annotated[
     Path | None, typer.Option(envvar="ROUNDHOUSE_STATE_DIR", help="Folder of the database; overrides server.state_dir.")
 ]
@@ -163,12 +169,13 @@ def demo_command(
 
 
 @app.command("serve", rich_help_panel=Panel.OPERATE)
-def serve_command(
+def serve_command(  # noqa: PLR0913 - one for each option
     config: ConfigOption = None,
     model: ModelOption = None,
     host: HostOption = None,
     port: PortOption = None,
     state_dir: StateOption = None,
+    address: AddressOption = None,
     *,
     enable_mig: MigOption = False,
     upgrade_check: Annotated[
@@ -183,6 +190,7 @@ def serve_command(
         host=host,
         port=port,
         state_dir=state_dir,
+        address=address,
         enable_mig=enable_mig,
         is_check=upgrade_check,
     )
@@ -195,6 +203,7 @@ def check_command(
     host: HostOption = None,
     port: PortOption = None,
     state_dir: StateOption = None,
+    address: AddressOption = None,
     *,
     enable_mig: MigOption = False,
 ) -> None:
@@ -202,7 +211,7 @@ def check_command(
     from service.cli.commands import first_steps  # noqa: PLC0415 - see above
     from service.cli.commands.configuration_check import check  # noqa: PLC0415 - see above
 
-    overrides = {"host": host, "port": port, "state_dir": state_dir}
+    overrides = {"host": host, "port": port, "state_dir": state_dir, "address": address}
     check(first_steps.config_path(config, model), overrides, enable_mig=enable_mig)
 
 

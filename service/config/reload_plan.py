@@ -93,6 +93,7 @@ EFFECTS: Final[Mapping[str, Effect]] = {
     "models.NAME.command": _ROLL,
     "models.NAME.args": _ROLL,
     "models.NAME.env": _ROLL,
+    "models.NAME.span": _RESTART,
     "models.NAME.placement": _RESTART,
     "models.NAME.pin": _RESTART,
     "models.NAME.keep_s": _RESTART,

@@ -65,6 +65,8 @@ OWN_CALLS: list[Call[Any]] = [  # one of each route, with a name for each part o
     node_calls.get_speaking(),
     node_calls.list_lanes(),
     node_calls.get_usage(),
+    node_calls.list_nodes(),
+    node_calls.list_spans(),
     node_calls.reload_configuration(),
     node_calls.get_upgrade(),
     node_calls.upgrade(),

@@ -11,7 +11,7 @@ from msgspec import Struct
 from workers.process.identity import EngineExit, ProcessId
 from workers.spans import SpanGeneration
 
-VERSION: Final = 4  # version of the document's form; another one is refused before anything is handed over
+VERSION: Final = 5  # version of the document's form; another one is refused before anything is handed over
 
 
 class HeldGuardian(Struct, frozen=True, kw_only=True):

@@ -9,12 +9,12 @@ from roundhouse_client.request import Call, as_text, get, into, post
 from roundhouse_client.values.node import (
     AgreedUpgrade,
     ClusterNodes,
+    EngineSpans,
     Health,
     Lanes,
     Readiness,
     Reload,
     ServiceProgram,
-    Spans,
     Speaking,
     Status,
     UsageReport,
@@ -58,9 +58,9 @@ def list_nodes() -> Call[ClusterNodes]:
     return get("/v1/nodes", into(ClusterNodes))
 
 
-def list_spans() -> Call[Spans]:
+def list_spans() -> Call[EngineSpans]:
     """Return the engines that span several nodes, each with its newest generation."""
-    return get("/v1/spans", into(Spans))
+    return get("/v1/spans", into(EngineSpans))
 
 
 def get_upgrade() -> Call[ServiceProgram]:

@@ -233,7 +233,7 @@ class ClusterNodes(Value):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpanMember(Value):
+class EngineSpanMember(Value):
     """A node's part of an engine; the member of rank 0 leads it and serves its requests."""
 
     rank: int
@@ -243,7 +243,7 @@ class SpanMember(Value):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span(Value):
+class EngineSpan(Value):
     """The newest generation of an engine that spans several nodes; ``because`` is why it is over."""
 
     worker: str
@@ -251,14 +251,14 @@ class Span(Value):
     generation: int
     is_running: bool
     because: str | None
-    members: tuple[SpanMember, ...]
+    members: tuple[EngineSpanMember, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spans(Value):
+class EngineSpans(Value):
     """The engines that span several nodes."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[EngineSpan, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from roundhouse_client.values.node import ClusterNode, ClusterNodes, Span, SpanMember, Spans
+from roundhouse_client.values.node import ClusterNode, ClusterNodes, EngineSpan, EngineSpanMember, EngineSpans
 from service.api.errors.problems import refused
 from service.node.node import Node
 from workers.span_board import StoredSpan
@@ -35,23 +35,23 @@ def cluster_router(node: Node) -> APIRouter:
         )
 
     @router.get("/spans", summary="List the engines that span several nodes", responses=refused(401))
-    async def list_spans() -> Spans:
+    async def list_spans() -> EngineSpans:
         stored = node.fleet.spans.stored if node.fleet.spans is not None else {}
-        return Spans(spans=tuple(_shown(worker, span) for worker, span in sorted(stored.items())))
+        return EngineSpans(spans=tuple(_shown(worker, span) for worker, span in sorted(stored.items())))
 
     return router
 
 
-def _shown(worker: str, span: StoredSpan) -> Span:
+def _shown(worker: str, span: StoredSpan) -> EngineSpan:
     members = span.generation.members
-    return Span(
+    return EngineSpan(
         worker=worker,
         model=worker.rpartition("-")[0],
         generation=span.generation.number,
         is_running=span.because is None,
         because=span.because,
         members=tuple(
-            SpanMember(rank=rank, node=member.seat, address=member.address, devices=member.devices)
+            EngineSpanMember(rank=rank, node=member.seat, address=member.address, devices=member.devices)
             for rank, member in enumerate(members)
         ),
     )

@@ -12,6 +12,9 @@ from service.errors import ConfigError
 from service.formats.documents import parse_document
 from workers.spec import Capacity
 
+SPAN = "models: {m: {engine: vllm, model: org/made, command: ['true', serve]"
+SHARED = "store: {url: 'postgresql://h/d'}\nserver: {address: here}"
+
 
 @pytest.mark.parametrize(
     ("text", "told"),
@@ -47,6 +50,25 @@ from workers.spec import Capacity
         ('models: {m: {engine: embedded, adapters: {x: "a\\0b"}}}', "models.m.adapters"),
         ("models: {m: {engine: embedded, slots: 0}}", "models.m.slots: must be at least 1, not 0"),
         ("models: {m: {engine: embedded, spares: 300}}", "models.m.spares: must be auto, or a number from 0 to 256"),
+        ("models: {m: {engine: embedded, span: {nodes: 2}}}", "span: only vllm can span several nodes"),
+        (f"{SPAN}, span: {{nodes: 2}}, placement: lanes}}}}", "span: not for a model on lanes"),
+        (f"{SPAN}, span: {{nodes: 2}}, spares: 1}}}}", "spares: not for a model that spans nodes"),
+        (
+            "models: {m: {engine: vllm, model: org/made, command: ['true'], span: {nodes: 2}}}",
+            "needs one that ends with serve",
+        ),
+        (f"{SPAN}, span: {{nodes: 2}}}}}}", "span.nodes: 2 nodes cannot share 1 parts"),
+        (f"{SPAN}, span: {{nodes: 2}}, args: {{tp: 3}}}}}}", "span.nodes: 2 nodes cannot share 3 parts"),
+        (f"{SPAN}, span: {{nodes: 2}}, args: {{tp: 2}}}}}}", "models.m.span: its nodes need one store"),
+        (
+            f"{SPAN}, span: {{nodes: 2}}, args: {{tp: 2}}}}}}\nstore: {{url: 'postgresql://h/d'}}",
+            "models.m.span: the other nodes need this one's address",
+        ),
+        (f"{SPAN}, span: {{nodes: 0}}}}}}", "models.m.span.nodes: must be at least 1, not 0"),
+        (
+            f"{SPAN}, span: {{nodes: 2}}, args: {{tp: 2, nnodes: 2}}}}}}\n{SHARED}",
+            "args.nnodes: is decided by the key 'span' of the model",
+        ),
         ("models: {m: {engine: embedded, slots: yes}}", "models.m.slots: must be an integer, not 'yes'"),
         ("models: {m: {engine: embedded, pin: null}}", "models.m.pin: must be true or false, not null"),
         ("models: {m: {engine: embedded, timeouts: {start_s: 0}}}", "timeouts.start_s: must be more than 0, not 0"),
