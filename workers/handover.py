@@ -71,6 +71,8 @@ async def inherit(fleet: Fleet, held: HeldFleet, children: Sequence[ProcessId]) 
     kept = [each for each in held.workers if each.id in plan.kept and each.engine.process.is_as_told]
     for each in kept:
         _adopt(fleet, workers[WorkerId(each.id), each.model], each)
+    if fleet.spans is not None:
+        fleet.spans.inherited &= {each.id for each in kept}
     fleet.roster.keep_unloaded(held.unloaded)
     for name in held.scratch.keys() & fleet.weights.keys():
         fleet.weights[name].scratch = Path(held.scratch[name])

@@ -99,6 +99,7 @@ class SpanBoard:
         self.offers: dict[str, Offer] = {}
         self.nodes: dict[str, int] = {}
         self.ended: dict[tuple[str, int], str] = {}  # generations whose end the store does not know yet
+        self.inherited: set[str] = set()  # workers whose parts an earlier program of this process has left running
         self.changed = Notifier()  # for the store: there is something to write
         self._stored: dict[str, StoredSpan] = {}
         self._running: dict[str, SpanPart] = {}
@@ -116,7 +117,7 @@ class SpanBoard:
     def leads(self, worker: str) -> bool:
         """Whether this node leads the worker's newest generation, or led it."""
         if worker in self._running:
-            return self._running[worker].rank == 0
+            return self._running[worker].leads
         known = self._stored.get(worker)
         return known is not None and known.generation.members[0].seat == self.seat
 
@@ -158,6 +159,7 @@ class SpanBoard:
         """Register this node's part for a block, whose end is the generation's end."""
         worker, number = part.generation.worker, part.generation.number
         self._running[worker] = part
+        self.inherited.discard(worker)
         try:
             yield
         finally:
@@ -183,7 +185,7 @@ class SpanBoard:
         part, newest = self._running.get(worker), known.generation
         if part is None:
             rank = newest.rank_of(self.seat)
-            is_vain = known.because is None and rank is not None and worker not in self.offers
+            is_vain = known.because is None and worker not in {*self.offers, *self.inherited}
             if rank is not None and is_vain and (worker, newest.number) not in self.ended:
                 self.end_generation(newest, f"{newest.name_of(rank)} no longer runs it")
             return

@@ -340,8 +340,10 @@ def _board(config: Config, left: Left, live: LiveConfig) -> SpanBoard | None:
     """Return the place for spans; None for a node that others cannot reach."""
     if not is_shared(config.store) or config.server.address is None:
         return None
-    seat = left.fleet.seat if left.fleet is not None else None
-    board = SpanBoard(seat or secrets.token_hex(8), config.server.address, config.store.lease_s)
+    held = left.fleet
+    seat = (held.seat if held is not None else None) or secrets.token_hex(8)
+    board = SpanBoard(seat, config.server.address, config.store.lease_s)
+    board.inherited |= {each.id for each in (held.workers if held is not None else ()) if each.engine.generation}
     live.leads = partial(_leads, live, board)
     return board
 

@@ -146,7 +146,8 @@ def test_a_client_that_leaves_ends_its_request_at_the_other_node(nodes: list[Ser
     """The slot there is free again long before the answer would have ended."""
     first, second = nodes
     with first.http.stream("POST", "/v1/chat/completions", json=asked("slow", stream=True)) as answer:
-        next(line for line in answer.iter_lines() if line.startswith("data: "))
+        lines = (line for line in answer.iter_lines() if line.startswith("data: "))
+        next(lines)
         assert busy(second)
     wait_for(lambda: not busy(second), "the slot is free", 3)
 
