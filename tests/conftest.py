@@ -70,7 +70,7 @@ def no_process_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
     Running engines makes this process a subreaper: it collects what a killed supervisor leaves.
     """
-    if "service" in request.fixturenames:  # it outlives the test, and its own fixture sees to its end
+    if {"service", "cluster"} & {*request.fixturenames}:  # it outlives the test, and its own fixture sees to its end
         yield
         return
     before = {child.pid for child in psutil.Process().children(recursive=True)}

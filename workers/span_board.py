@@ -10,6 +10,7 @@ from typing import Final
 import anyio
 from msgspec import Struct
 
+from workers.errors import InvalidSpec
 from workers.notifier import Notifier
 from workers.process.child import EngineProcess
 from workers.process.identity import EngineExit
@@ -210,6 +211,16 @@ class SpanBoard:
             for part in self._running.values():
                 part.renew(has_lease=self.has_lease)
             await anyio.sleep(BEAT_S)
+
+
+def check_board(spec: WorkerSpec, board: SpanBoard | None) -> None:
+    """Check that an engine over several nodes has a board.
+
+    Raises:
+        InvalidSpec: it has none.
+    """
+    if spec.nodes > 1 and board is None:
+        raise InvalidSpec("nodes: only a service with a shared store runs an engine over several nodes")
 
 
 def with_suspect(because: str, part: SpanPart | None) -> str:

@@ -56,11 +56,13 @@ class SpanGeneration(Struct, frozen=True, kw_only=True):
 class MemberFacts(Struct, frozen=True, kw_only=True):
     """The newest report of another member's guardian, with times in monotonic seconds of this node.
 
-    ``service_s`` is how long the service on its node has been silent, ``moved_at`` when its engine last used CPU time.
+    ``died`` names a process without which its engine cannot go on. ``service_s`` is how long the service on its node has
+    been silent, ``moved_at`` when its engine last used CPU time.
     """
 
     cpu_s: float
     stopped: tuple[str, ...]
+    died: str | None
     service_s: float
     heard_at: float
     moved_at: float
@@ -117,6 +119,9 @@ def fate(
 
 def suspect(generation: SpanGeneration, facts: Mapping[int, MemberFacts], now: float) -> str | None:
     """Name the member that keeps the others waiting, as far as its guardian's reports show it."""
+    for rank, known in sorted(facts.items()):
+        if known.died is not None:
+            return f"{generation.name_of(rank)}: {known.died} died"
     for rank, known in sorted(facts.items()):
         if now - known.heard_at > SILENCE_S:
             return f"{generation.name_of(rank)} has been silent for {now - known.heard_at:.0f} s"

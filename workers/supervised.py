@@ -37,7 +37,7 @@ from workers.process.registry import ProcessRegistry
 from workers.request_runner import RequestRunner
 from workers.requests.in_flight import InFlightRequests
 from workers.requests.slots import Lease, SlotLimit, Slots
-from workers.span_board import SpanBoard, members_cpu_s, with_suspect
+from workers.span_board import SpanBoard, check_board, members_cpu_s, with_suspect
 from workers.spec import EngineKind, WorkerSpec
 from workers.states import LEASABLE, Hold, WorkerState
 
@@ -68,8 +68,8 @@ class SupervisedWorker(EngineOwner):
         health: DeviceHealth | None = None,
         spans: SpanBoard | None = None,
     ) -> None:
-        diary = diary or Diary.of_worker(spec)
-        environment = os.environ if environment is None else environment
+        check_board(spec, spans)
+        diary, environment = diary or Diary.of_worker(spec), os.environ if environment is None else environment
         self.spec = spec = placed(spec, environment)
         self._tries_suspects = tries_suspects
         self._client = EngineClient(spec.endpoint, DIALECTS[spec.engine])

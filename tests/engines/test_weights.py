@@ -182,6 +182,10 @@ def turns_of(service: Service, job: str) -> list[Document]:
 
 @pytest.fixture(scope="module")
 def spoken(vllm_python: str, checkpoints: list[Path]) -> dict[Path, list[str]]:
+    return spoken_by(vllm_python, checkpoints)
+
+
+def spoken_by(vllm_python: str, checkpoints: list[Path]) -> dict[Path, list[str]]:
     """Return how each checkpoint's answer to each prompt begins, as far as that is sure, by another program than vLLM.
 
     What an engine says of itself shows no weights that all engines have wrongly: a head that is tied to the embedding,

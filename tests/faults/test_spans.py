@@ -5,9 +5,8 @@ Source: specification, "Spans".
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,114 +14,33 @@ import psutil
 import pytest
 
 from tests.harness.postgres import PostgresServer
-from tests.harness.programs import PROGRAMS
-from tests.harness.service import Document, Service, debate, serving
+from tests.harness.service import Service, debate
+from tests.harness.spans import LEASE_S, SpanCluster, gone, running_spans
 from tests.harness.waiting import is_alive, wait_for
 
 pytestmark = pytest.mark.system
-LEASE_S = 2.0
 GONE_S = 2.0
-ENGINE = [sys.executable, "-I", "-S", str(PROGRAMS / "gang_engine.py"), "serve"]
-
-
-class Cluster:
-    """Nodes on one database, whose model spans two of them."""
-
-    def __init__(self, nodes: list[Service], doubles: Path, postgres: PostgresServer, database: str) -> None:
-        self.nodes, self._doubles, self.postgres, self.database = nodes, doubles, postgres, database
-
-    def span(self, through: int = 0) -> Document:
-        spans: list[Document] = self.nodes[through].get("/v1/spans")["spans"]
-        return spans[0] if spans else {"generation": 0, "is_running": False, "members": []}
-
-    def wait_serving(self, after: int = 0, among: list[int] | None = None) -> Document:
-        """Return the span once a generation later than ``after`` serves."""
-        asked = among if among is not None else list(range(len(self.nodes)))
-
-        def serves() -> bool:
-            span = self.span(asked[0])
-            is_next = span["is_running"] and span["generation"] > after
-            return is_next and any(self.worker(each)["state"] == "ready" for each in asked)
-
-        wait_for(serves, f"a generation after {after} serves", 60)
-        return self.span(asked[0])
-
-    def worker(self, node: int) -> Document:
-        found: Document = self.nodes[node].get("/v1/workers")["workers"][0]
-        return found
-
-    def leader(self) -> int:
-        return next(each for each in range(len(self.nodes)) if self.worker(each)["state"] == "ready")
-
-    def follower(self) -> int:
-        """Return a node that runs a part of the engine and does not lead it."""
-        parts = (each for each in range(len(self.nodes)) if self.worker(each)["state"] == "starting")
-        return next(each for each in parts if self.worker(each)["pid"] is not None)
-
-    def tree(self, node: int) -> list[psutil.Process]:
-        """Return a node's guardian, its engine and all processes below."""
-        pid = self.worker(node)["pid"]
-        guardian = psutil.Process(pid).parent()
-        assert guardian is not None
-        return [guardian, *guardian.children(recursive=True)]
-
-    @property
-    def doubles(self) -> str:
-        """What the parts of engines noted that found their device taken."""
-        return self._doubles.read_text() if self._doubles.exists() else ""
-
-
-@contextmanager
-def running(folder: Path, free_ports: Callable[[int], int], postgres: PostgresServer, count: int) -> Iterator[Cluster]:
-    database, doubles = postgres.new_database(), folder / "doubles"
-    with ExitStack() as stack:
-        nodes = []
-        for number in range(count):
-            home = folder / f"node-{number}"
-            home.mkdir()
-            model = {
-                "engine": "vllm",
-                "model": "org/made",
-                "command": ENGINE,
-                "span": {"nodes": 2},
-                "slots": 2,
-                "args": {"tensor-parallel-size": 2, "device-folder": str(home), "record-doubles": str(doubles)},
-                "restart": {"initial_s": 0.1, "max_s": 0.2, "failures": 50},
-            }
-            node = serving(
-                home,
-                free_ports(1),
-                {"m": model},
-                {"drain_s": 1, "address": "127.0.0.1"},
-                store={"url": database, "lease_s": LEASE_S},
-            )
-            nodes.append(stack.enter_context(node))
-        yield Cluster(nodes, doubles, postgres, database)
 
 
 def has_served_again(node: Service, before: int) -> bool:
     return node.log().count("serving at") > before
 
 
-def gone(processes: list[psutil.Process]) -> bool:
-    return not any(map(is_alive, (each.pid for each in processes)))
-
-
 @pytest.fixture
-def two(tmp_path: Path, free_ports: Callable[[int], int], postgres: PostgresServer) -> Iterator[Cluster]:
-    with running(tmp_path, free_ports, postgres, 2) as cluster:
+def two(tmp_path: Path, free_ports: Callable[[int], int], postgres: PostgresServer) -> Iterator[SpanCluster]:
+    with running_spans(tmp_path, free_ports, postgres, 2) as cluster:
         yield cluster
         assert cluster.doubles == ""
 
 
 @pytest.fixture
-def three(tmp_path: Path, free_ports: Callable[[int], int], postgres: PostgresServer) -> Iterator[Cluster]:
-    with running(tmp_path, free_ports, postgres, 3) as cluster:
+def three(tmp_path: Path, free_ports: Callable[[int], int], postgres: PostgresServer) -> Iterator[SpanCluster]:
+    with running_spans(tmp_path, free_ports, postgres, 3) as cluster:
         yield cluster
         assert cluster.doubles == ""
 
 
-def test_a_job_runs_on_an_engine_over_two_nodes(two: Cluster) -> None:
+def test_a_job_runs_on_an_engine_over_two_nodes(two: SpanCluster) -> None:
     """Posted through either node, its turns run on the leader; the other's worker says what it is part of."""
     span = two.wait_serving()
     assert [member["rank"] for member in span["members"]] == [0, 1]
@@ -135,7 +53,7 @@ def test_a_job_runs_on_an_engine_over_two_nodes(two: Cluster) -> None:
 
 @pytest.mark.parametrize("part", ["worker", "engine", "guardian", "service"])
 @pytest.mark.parametrize("leads", [True, False], ids=["leader", "follower"])
-def test_any_death_ends_the_whole_generation(three: Cluster, part: str, *, leads: bool) -> None:
+def test_any_death_ends_the_whole_generation(three: SpanCluster, part: str, *, leads: bool) -> None:
     """Nothing of it is left after two seconds, the other nodes name the guilty one, and the next generation serves."""
     span = three.wait_serving()
     hit, other = (three.leader(), three.follower()) if leads else (three.follower(), three.leader())
@@ -154,7 +72,7 @@ def test_any_death_ends_the_whole_generation(three: Cluster, part: str, *, leads
 
 
 @pytest.mark.parametrize("leads", [True, False], ids=["leader", "follower"])
-def test_a_frozen_node_is_replaced_and_ends_its_part_when_it_wakes(three: Cluster, *, leads: bool) -> None:
+def test_a_frozen_node_is_replaced_and_ends_its_part_when_it_wakes(three: SpanCluster, *, leads: bool) -> None:
     """All of a node stands still past its lease: others go on, and its part is gone two seconds after it wakes."""
     span = three.wait_serving()
     hit = three.leader() if leads else three.follower()
@@ -173,7 +91,7 @@ def test_a_frozen_node_is_replaced_and_ends_its_part_when_it_wakes(three: Cluste
     wait_for(lambda: gone(tree), "its part is gone", GONE_S)
 
 
-def test_a_database_that_is_away_ends_no_engine(two: Cluster) -> None:
+def test_a_database_that_is_away_ends_no_engine(two: SpanCluster) -> None:
     """The engines run on for longer than two leases, and the generation is the same when the database is back."""
     span = two.wait_serving()
     trees = two.tree(0) + two.tree(1)
@@ -188,7 +106,7 @@ def test_a_database_that_is_away_ends_no_engine(two: Cluster) -> None:
     assert two.span() == span
 
 
-def test_an_upgrade_of_a_node_keeps_its_part(two: Cluster) -> None:
+def test_an_upgrade_of_a_node_keeps_its_part(two: SpanCluster) -> None:
     """The engine goes on under the next program, on the leader's node and on the other's."""
     span = two.wait_serving()
     trees = two.tree(0) + two.tree(1)
@@ -202,7 +120,7 @@ def test_an_upgrade_of_a_node_keeps_its_part(two: Cluster) -> None:
     assert node.wait_ended(node.post_job(debate(conversations=2, rounds=1)))["state"] == "completed"
 
 
-def test_a_node_that_leaves_ends_the_generation_for_the_next(three: Cluster) -> None:
+def test_a_node_that_leaves_ends_the_generation_for_the_next(three: SpanCluster) -> None:
     """A stopped node says goodbye, and the others form another generation."""
     span = three.wait_serving()
     hit = three.leader()

@@ -35,7 +35,8 @@ class SpanIncarnation(Incarnation):
             with spans.running(part), part.scope:
                 own = member_command(self._spec, command, part.generation, part.rank)
                 because = await self._take_part(part, own, held, on_begun, on_ready)
-                spans.end_generation(part.generation, because)
+                named = because if self.exit is not None and self.exit.parted else f"{part.name}: {because}"
+                spans.end_generation(part.generation, named)
             because = part.elsewhere or because
             if part.leads or not (part.has_ended_elsewhere(self.exit) or self.died_of_outside):
                 return because

@@ -22,7 +22,7 @@ from workers.engine.launch import command_for, starting_devices
 from workers.engine.log_ring import LogRing
 from workers.engine.span_incarnation import SpanIncarnation
 from workers.engine.start_gate import StartGate
-from workers.errors import InvalidSpec, StartFailed, StopTimedOut
+from workers.errors import StartFailed, StopTimedOut
 from workers.log_context import Fields, about, of_worker
 from workers.notifier import Notifier
 from workers.policy import lifecycle
@@ -81,9 +81,6 @@ class Supervisor:
     """Starts, stops and replaces the engine of one worker.
 
     ``owner`` is notified of all events. ``run`` must be running before an event is posted.
-
-    Raises:
-        InvalidSpec: the engine spans nodes, and there is no board for that.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - what its engines are started with
@@ -97,8 +94,6 @@ class Supervisor:
         health: DeviceHealth | None,
         spans: SpanBoard | None = None,
     ) -> None:
-        if spec.nodes > 1 and spans is None:
-            raise InvalidSpec("nodes: only a service with a shared store runs an engine over several nodes")
         self.log = log
         self._moves = moves
         self.running: Incarnation | None = None

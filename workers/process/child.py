@@ -26,6 +26,7 @@ from workers.spans import MemberFacts
 
 REPORT_LIMIT_BYTES: Final = 64 * 1024
 LEAVE_LIMIT_S: Final = 30.0  # for a tree to be gone after the block that started it
+DIED_CHARS: Final = 200
 LAST_LIMIT_S: Final = 1.0  # for the end of a guardian that had to be killed itself
 OnOutput = Callable[[int, bytes], None]  # stream 1 or 2, and the engine's output on it
 logger = logging.getLogger(__name__)
@@ -359,12 +360,13 @@ def facts_of(report: Mapping[str, object], before: MemberFacts | None) -> Member
     """Return the facts of a guardian's report on another member of its span."""
     now, cpu_s = time.monotonic(), report.get("cpu_s")
     spent = float(cpu_s) if isinstance(cpu_s, int | float) else 0.0
-    stopped, service_s = report.get("stopped"), report.get("service_s")
+    stopped, service_s, died = report.get("stopped"), report.get("service_s"), report.get("died")
     return MemberFacts(
         cpu_s=spent,
         stopped=tuple(map(str, stopped)) if isinstance(stopped, list) else (),
         service_s=float(service_s) if isinstance(service_s, int | float) else 0.0,
         heard_at=now,
+        died=str(died)[:DIED_CHARS] if died is not None else None,
         moved_at=now if before is None or spent > before.cpu_s else before.moved_at,
     )
 

@@ -147,6 +147,7 @@ class Lifelines:
         self._strangers: dict[int, tuple[socket.socket, bytes, float]] = {}
         self._dead: tuple[float, str] | None = None  # a process without which the engine cannot go on
         self._renewed_at = self._alive_at = time.monotonic()
+        self._facts: dict[str, object] = {}  # as they were told last
         self._farewell: dict[str, object] | None = None
         self.over: Ended | None = None
         self.end_fd, self._end_fd = os.pipe()
@@ -225,6 +226,7 @@ class Lifelines:
             self._hear(self._peers[descriptor])
         elif descriptor in self._tree.descriptors:
             self._dead = self._dead or (time.monotonic(), self._tree.take_dead(descriptor))
+            self._say({**self._facts, "died": self._dead[1]})  # before the others' engines notice it
 
     def _beat(self, now: float) -> None:
         if self._rank != 0 and not self._peers:
@@ -233,8 +235,8 @@ class Lifelines:
         if silent and now - self._renewed_at > self._lease_s:
             text = f"member {silent[0].rank} is silent, and this node's lease is over"
             raise Ended(silent[0].rank, text, is_outside=True)
-        facts = {**self._tree.measure(), "service_s": round(now - self._alive_at, 1), "rank": self._rank}
-        self._say(facts)
+        self._facts = {**self._tree.measure(), "service_s": round(now - self._alive_at, 1)}
+        self._say(self._facts if self._dead is None else {**self._facts, "died": self._dead[1]})
 
     def _judge(self, now: float) -> None:
         if self._dead is not None and now - self._dead[0] >= GRACE_S:

@@ -26,7 +26,15 @@ def generation(nodes: int = 3) -> SpanGeneration:
 
 def heard(**fields: Any) -> MemberFacts:  # noqa: ANN401 - fields of several types
     return MemberFacts(
-        **{"cpu_s": 1.0, "stopped": (), "service_s": 0.5, "heard_at": NOW - 0.5, "moved_at": NOW - 0.5, **fields}
+        **{
+            "cpu_s": 1.0,
+            "stopped": (),
+            "died": None,
+            "service_s": 0.5,
+            "heard_at": NOW - 0.5,
+            "moved_at": NOW - 0.5,
+            **fields,
+        }
     )
 
 
@@ -106,13 +114,14 @@ def test_no_node_judges_itself() -> None:
     ("facts", "expected"),
     [
         ({1: heard(), 2: heard()}, None),
+        ({1: heard(heard_at=NOW - 9), 2: heard(died="w (7)")}, "member 2 at node-2.example: w (7) died"),
         ({1: heard(), 2: heard(heard_at=NOW - 9)}, "member 2 at node-2.example has been silent for 9 s"),
         ({1: heard(moved_at=NOW - 8), 2: heard(stopped=("w (7)",))}, "member 2 at node-2.example: w (7) is stopped"),
         ({1: heard(), 2: heard(moved_at=NOW - 8)}, "member 2 at node-2.example has not computed for 8 s"),
     ],
 )
 def test_the_member_that_keeps_others_waiting_is_named(facts: dict[int, MemberFacts], expected: str | None) -> None:
-    """Silence first, then stopped processes, then a member that does not compute."""
+    """A death first, then silence and stopped processes, then a member that does not compute."""
     assert suspect(generation(), facts, NOW) == expected
 
 
