@@ -239,7 +239,7 @@ class NodeUnreachable(ServiceError, status=502, code="node_unreachable", title="
 class NoLeader(
     ServiceError, status=503, code="no_worker_ready", title="No engine of the model answers", retry_after_s=5
 ):
-    """A model spans nodes, and none of them leads it."""
+    """No node serves a model now that some have, or whose engine spans them."""
 
 
 class ShuttingDown(ServiceError, status=503, code="shutting_down", title="The service is stopping", retry_after_s=5):

@@ -145,7 +145,7 @@ class Fleet:
 
     def models_without_ready_worker(self) -> list[str]:
         """Return the models that cannot be served now, in the configuration's order."""
-        ready = {worker.spec.name for worker in self.roster if worker.now.is_available or stands_by(worker)}
+        ready = {worker.spec.name for worker in self.roster if worker.now.is_available or _is_led(worker, self.spans)}
         on_demand = {model for model in self.lanes.models if self.lanes.has_room(model)}
         return [model for model in self.models() if model not in ready | on_demand]
 
@@ -256,6 +256,20 @@ class Fleet:
             return
         for subscriber in self._subscribers:
             subscriber(worker)
+
+
+def served_models(fleet: Fleet) -> list[str]:
+    """List the models of the configuration without those that other nodes serve over a span."""
+    spans = fleet.spans
+    if spans is None:
+        return fleet.models()
+    kept = {each.spec.name for each in fleet.every if each.spec.nodes == 1 or spans.leads(each.spec.id)}
+    return [model for model in fleet.models() if model in kept]
+
+
+def _is_led(worker: SupervisedWorker, spans: SpanBoard | None) -> bool:
+    """Whether another node serves a worker's model over a span."""
+    return spans is not None and stands_by(worker) and spans.is_running(worker.spec.id)
 
 
 def stands_by(worker: SupervisedWorker) -> bool:

@@ -17,7 +17,7 @@ from workers.policy.roll import Address, LeaveReason, ReplicaView, WantedModel
 from workers.policy.spares import MOST_AUTO, SpareView
 from workers.process.registry import ProcessRegistry
 from workers.spec import LLAMA_CPP, MAX_PORT, WorkerId, WorkerSpec
-from workers.states import HELD, PASSING, SERVING, Hold
+from workers.states import HELD, PASSING, SERVING, Hold, WorkerState
 from workers.supervised import SupervisedWorker
 from workers.upkeep import ModelUpkeep
 
@@ -44,12 +44,13 @@ class RosterMember:
         """Return it in the form that decisions use; ``wanted`` are the wanted settings for its number, if any."""
         now = self.worker.now
         is_kept = Hold.OPERATOR in now.holds or (self.is_spare and self.is_there.is_set())
+        waits_for_nodes = self.spec.nodes > 1 and now.state is WorkerState.STARTING
         return ReplicaView(
             model=self.worker.spec.name,
             number=self.number,
             is_current=self.spec == wanted,
             is_leaving=self.leaves is not None,
-            is_ready=now.is_available or (is_kept and not now.is_coming),
+            is_ready=now.is_available or waits_for_nodes or (is_kept and not now.is_coming),
             is_spare=self.is_spare,
             is_left_alone=is_left_alone and self.spec == wanted,
             in_use=self.worker.slots.in_use,

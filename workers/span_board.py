@@ -54,7 +54,7 @@ class SpanPart:
 
     @property
     def members(self) -> Mapping[int, MemberFacts]:
-        """The newest reports of the other members, by rank."""
+        """The newest reports of the other members, by rank; its own if its engine is about to end."""
         return {} if self._engine is None else self._engine.members
 
     def attach(self, engine: EngineProcess) -> None:
@@ -121,6 +121,11 @@ class SpanBoard:
             return self._running[worker].leads
         known = self._stored.get(worker)
         return known is not None and known.generation.members[0].seat == self.seat
+
+    def is_running(self, worker: str) -> bool:
+        """Whether the worker has a generation that is not over."""
+        known = self._stored.get(worker)
+        return known is not None and known.because is None
 
     # For incarnations
 
@@ -232,7 +237,9 @@ def with_suspect(because: str, part: SpanPart | None) -> str:
 def members_cpu_s(of: Callable[[], SpanPart | None]) -> list[float]:
     """Return the CPU seconds of the other members of a span, by rank."""
     part = of()
-    return [] if part is None else [facts.cpu_s for _, facts in sorted(part.members.items())]
+    if part is None:
+        return []
+    return [facts.cpu_s for rank, facts in sorted(part.members.items()) if rank != part.rank]
 
 
 def _free_ports(address: str) -> tuple[int, int]:

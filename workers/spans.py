@@ -56,8 +56,8 @@ class SpanGeneration(Struct, frozen=True, kw_only=True):
 class MemberFacts(Struct, frozen=True, kw_only=True):
     """The newest report of another member's guardian, with times in monotonic seconds of this node.
 
-    ``died`` names a process without which its engine cannot go on. ``service_s`` is how long the service on its node has
-    been silent, ``moved_at`` when its engine last used CPU time.
+    ``died`` names a process without which its engine cannot go on. ``service_s`` is for how long its service was
+    silent, ``moved_at`` when its engine last used CPU time.
     """
 
     cpu_s: float

@@ -307,16 +307,18 @@ class ModelConfig(StrictModel):
         size = self._world_size
         message = (
             f"span.nodes: {nodes} nodes cannot share {size} parts; give args.tensor-parallel-size and "
-            "args.pipeline-parallel-size whose product is a multiple of nodes"
+            "args.pipeline-parallel-size, numbers whose product is a multiple of nodes"
         )
-        yield size is not None and size % nodes, message
+        yield size is None or size < nodes or size % nodes, message
 
     @property
     def _world_size(self) -> int | None:
-        """The number of vLLM's workers in one engine; None if it is no number."""
-        given = named({name: value for name, value in self.args.items() if isinstance(value, int)})
+        """The number of vLLM's workers in one engine; None if a size is not a number above 0."""
+        given = named({name: value for name, value in self.args.items() if not isinstance(value, list)})
         sizes = [given.get(long, given.get(short, 1)) for long, short in PARALLEL]
-        return math.prod(size for size in sizes if isinstance(size, int))
+        numbers = [whole(size) for size in sizes if not isinstance(size, list | tuple)]
+        known = [number for number in numbers if number is not None and number > 0]
+        return math.prod(known) if len(known) == len(sizes) else None
 
     @rules
     def _ports_exist(self) -> Rules:

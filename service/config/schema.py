@@ -32,6 +32,13 @@ def _address(host: str) -> str:
     return "127.0.0.1" if host in {"localhost", "0.0.0.0"} else host  # noqa: S104 - compared, not bound
 
 
+def _reachable_host(host: str) -> str:
+    known = canonical_host(host)
+    if known in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
+        raise ValueError(f"{host!r} is no address that other nodes can reach")
+    return known
+
+
 def _known_policy(name: str) -> str:
     if name not in POLICIES:
         raise ValueError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}")
@@ -43,7 +50,7 @@ class ServerConfig(StrictModel):
 
     host: Text = "127.0.0.1"
     port: Port = 8080
-    address: Text | None = None
+    address: Annotated[str, AfterValidator(_reachable_host)] | None = None
     state_dir: Place = Path("state")
     api_keys: list[SentKey] = Field(default_factory=list)
     keys: list[KeyConfig] = Field(default_factory=list)

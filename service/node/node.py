@@ -207,7 +207,7 @@ async def open_node(
                 spans=board,
             )
             cluster = _cluster(config.store, lambda: _report(store, scheduler, fleet, models))
-            seats = _seats(config, board, store, tasks)
+            seats = _seats(config, board, lambda: _report(store, scheduler, fleet, models), tasks)
             neighbours = cluster or Alone()
             outlet = StoreOutlet(store, models, config.store.lease_s, followers, neighbours, telemetry.record_facts)
             scheduler = Scheduler(
@@ -352,12 +352,14 @@ def _leads(live: LiveConfig, board: SpanBoard, model: str) -> bool:
     return any(board.leads(f"{model}-{index}") for index in range(live.config.models[model].replicas))
 
 
-def _seats(config: Config, board: SpanBoard | None, store: Store, tasks: TaskGroup) -> "Seats | None":
+def _seats(
+    config: Config, board: SpanBoard | None, report: Callable[[], NodeReport], tasks: TaskGroup
+) -> "Seats | None":
     if board is None:
         return None
     from service.store.seats import Seats  # noqa: PLC0415 - it imports psycopg
 
-    seats = Seats(config.store.url, board, config.server.port, lambda: store.node_id)
+    seats = Seats(config.store.url, board, config.server.port, report)
     tasks.start_soon(seats.run)
     return seats
 

@@ -8,7 +8,7 @@ from service.scheduling.core import events
 from service.scheduling.core.blame import Blame, Finding
 from service.scheduling.work import SchedulerStore
 from service.scheduling.worker_findings import KvUses, WorkerFindings
-from workers.fleet import Fleet
+from workers.fleet import Fleet, served_models
 from workers.spec import EngineKind
 from workers.states import WorkerState
 from workers.supervised import SupervisedWorker
@@ -87,7 +87,7 @@ class WorkerNews:
 
     def lost_elsewhere(self, models: Sequence[str]) -> list[events.ModelLost]:
         """Return the models that only other nodes have."""
-        here, is_elsewhere = self._fleet.models(), self._store.is_elsewhere
+        here, is_elsewhere = served_models(self._fleet), self._store.is_elsewhere
         missing = (model for model in models if model not in here and is_elsewhere(model))
         return [events.ModelLost(model=model, is_elsewhere=True) for model in missing]
 
@@ -97,7 +97,7 @@ class WorkerNews:
             self._post(*self._findings.apply_findings(findings))
 
     def _note_model(self, model: str) -> None:
-        is_here, is_elsewhere = model in self._fleet.models(), self._store.is_elsewhere(model)
+        is_here, is_elsewhere = model in served_models(self._fleet), self._store.is_elsewhere(model)
         if self._fleet.is_lost(model) if is_here else is_elsewhere:
             self._post(events.ModelLost(model=model, is_elsewhere=is_elsewhere))
         else:

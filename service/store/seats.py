@@ -17,6 +17,7 @@ import msgspec
 import psycopg
 
 from service.store.databases.postgres import conninfo_of
+from service.store.news import NodeReport
 from workers.span_board import SpanBoard, StoredSpan
 from workers.spans import Offer, SpanGeneration, collide, form
 
@@ -25,8 +26,9 @@ ASK_LIMIT_S: Final = 5.0  # for one look
 FORMING_LOCK: Final = 7237422110  # offers and generations are written by one node after the other
 KEPT_S: Final = 86_400  # how long the seat of a node that is gone is kept
 SEE: Final = (
-    "INSERT INTO seats (id, node, address, port, seen_at) VALUES (%s, %s, %s, %s, now()) ON CONFLICT (id) DO UPDATE"
-    " SET node = excluded.node, address = excluded.address, port = excluded.port, seen_at = now()"
+    "INSERT INTO seats (id, node, address, port, models, seen_at) VALUES (%s, %s, %s, %s, %s, now())"
+    " ON CONFLICT (id) DO UPDATE SET node = excluded.node, address = excluded.address, port = excluded.port,"
+    " models = excluded.models, seen_at = now()"
 )
 logger = logging.getLogger(__name__)
 
@@ -45,11 +47,11 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
 class Seats:
     """Keeps this node's seat, and its board of spans up to date, while ``run`` runs."""
 
-    def __init__(self, url: str, board: SpanBoard, port: int, node_id: Callable[[], str]) -> None:
+    def __init__(self, url: str, board: SpanBoard, port: int, report: Callable[[], NodeReport]) -> None:
         self._conninfo = conninfo_of(url)
         self._board = board
         self._port = port
-        self._node_id = node_id
+        self._report = report
         self._offered: set[str] = set()  # workers whose offers the store may have
         self._since = self._seen_at = float("-inf")  # since when each look has succeeded, and the last one
         self.seats: Sequence[Seat] = ()
@@ -95,7 +97,8 @@ class Seats:
         board, asked_at = self._board, time.monotonic()
         if asked_at - self._seen_at > board.lease_s / 2:
             self._since = asked_at
-        await connection.execute(SEE, (board.seat, self._node_id(), board.address, self._port))
+        report = self._report()
+        await connection.execute(SEE, (board.seat, report.node_id, board.address, self._port, list(report.models)))
         await self._write_ends(connection)
         absent = await self._read_seats(connection)
         if not self._has_secret:
@@ -135,8 +138,8 @@ class Seats:
         """Read all seats; return those that the store has not seen for a lease, with the seconds."""
         await connection.execute("DELETE FROM seats WHERE seen_at < now() - make_interval(secs => %s)", (KEPT_S,))
         rows = await connection.execute(
-            "SELECT s.id, s.node, s.address, s.port, coalesce(n.models, '{}'), extract(epoch FROM now() - s.seen_at)"
-            " FROM seats s LEFT JOIN nodes n ON n.id = s.node AND n.is_live = 1 ORDER BY s.address, s.port, s.id"
+            "SELECT id, node, address, port, models, extract(epoch FROM now() - seen_at)"
+            " FROM seats ORDER BY address, port, id"
         )
         self.seats = [
             Seat(id=row[0], node=row[1], address=row[2], port=row[3], models=tuple(row[4]), seen_s=float(row[5]))

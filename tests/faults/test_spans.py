@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.harness.postgres import PostgresServer
-from tests.harness.service import Service, debate
+from tests.harness.service import Document, Service, debate, scripted_model
 from tests.harness.spans import LEASE_S, SpanCluster, gone, running_spans
 from tests.harness.waiting import is_alive, wait_for
 
@@ -49,6 +49,41 @@ def test_a_job_runs_on_an_engine_over_two_nodes(two: SpanCluster) -> None:
     follower = two.worker(two.follower())
     assert "is member 1" in follower["because"]
     assert len(two.nodes[0].get("/v1/nodes")["nodes"]) == 2
+
+
+def test_conversations_go_where_their_next_model_is(
+    tmp_path: Path, free_ports: Callable[[int], int], postgres: PostgresServer
+) -> None:
+    """A job whose agents alternate between the span and a model of either node ends; its turns go to and fro."""
+
+    def more(number: int) -> Document:
+        return {f"own-{number}": scripted_model(free_ports(1))}
+
+    with running_spans(tmp_path, free_ports, postgres, 2, more) as cluster:
+        cluster.wait_serving()
+        agents = [
+            {"id": "first", "model": "own-0"},
+            {"id": "second", "model": "m", "speak_after_within_round": ["first"]},
+            {"id": "third", "model": "own-1", "speak_after_within_round": ["second"]},
+        ]
+        talks = [{"prompt": f"Talk {number}."} for number in range(2)]
+        node = cluster.nodes[0]
+        job = node.post_job({"agents": agents, "rounds": 2, "conversations": talks})
+        assert node.wait_ended(job)["state"] == "completed"
+
+
+def test_a_node_says_what_its_span_waits_for(
+    tmp_path: Path, free_ports: Callable[[int], int], postgres: PostgresServer
+) -> None:
+    """Alone it is not ready, and refuses requests in the form of the API, with the model's name or without."""
+    with running_spans(tmp_path, free_ports, postgres, 1) as cluster:
+        (node,) = cluster.nodes
+        assert node.http.get("/readyz").status_code == 503
+        for body in ({"model": "m"}, {}):
+            answer = node.http.post("/v1/chat/completions", json={**body, "messages": []})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_worker_ready")
+            assert "waits until 2 nodes offer devices" in answer.json()["error"]["message"]
+        assert "waits until 2 nodes" in cluster.worker(0)["because"]
 
 
 @pytest.mark.parametrize("part", ["worker", "engine", "guardian", "service"])

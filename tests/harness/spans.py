@@ -67,8 +67,13 @@ class SpanCluster:
 
 @contextmanager
 def running_spans(
-    folder: Path, free_ports: Callable[[int], int], postgres: PostgresServer, count: int
+    folder: Path,
+    free_ports: Callable[[int], int],
+    postgres: PostgresServer,
+    count: int,
+    more: Callable[[int], Document] = lambda _number: {},
 ) -> Iterator[SpanCluster]:
+    """Run nodes for a block; ``more`` gives further models of a node, by its number."""
     database, doubles = postgres.new_database(), folder / "doubles"
     with ExitStack() as stack:
         nodes = []
@@ -87,9 +92,10 @@ def running_spans(
             node = serving(
                 home,
                 free_ports(1),
-                {"m": model},
+                {"m": model, **more(number)},
                 {"drain_s": 1, "address": "127.0.0.1"},
                 store={"url": database, "lease_s": LEASE_S},
+                ready=False,
             )
             nodes.append(stack.enter_context(node))
         yield SpanCluster(nodes, doubles, postgres, database)

@@ -147,7 +147,7 @@ class Lifelines:
         self._strangers: dict[int, tuple[socket.socket, bytes, float]] = {}
         self._dead: tuple[float, str] | None = None  # a process without which the engine cannot go on
         self._renewed_at = self._alive_at = time.monotonic()
-        self._facts: dict[str, object] = {}  # as they were told last
+        self._facts: dict[str, object] = {}  # as they were sent last
         self._farewell: dict[str, object] | None = None
         self.over: Ended | None = None
         self.end_fd, self._end_fd = os.pipe()
@@ -226,7 +226,10 @@ class Lifelines:
             self._hear(self._peers[descriptor])
         elif descriptor in self._tree.descriptors:
             self._dead = self._dead or (time.monotonic(), self._tree.take_dead(descriptor))
-            self._say({**self._facts, "died": self._dead[1]})  # before the others' engines notice it
+            facts = {**self._facts, "died": self._dead[1]}
+            self._say(facts)  # before the others' engines notice it
+            if _has_room(2):
+                self._report("member", **facts, rank=self._rank)
 
     def _beat(self, now: float) -> None:
         if self._rank != 0 and not self._peers:

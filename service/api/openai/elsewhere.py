@@ -33,7 +33,9 @@ MOST_BYTES: Final = 1024 * 1024 * 1024  # longest answer that is no stream
 EVENTS: Final = "text/event-stream"
 SENT: Final = frozenset({"authorization", "x-api-key", "content-type", "accept", "traceparent", "x-session-id"})
 OURS: Final = "x-roundhouse-"
-RETURNED: Final = ("content-type", "retry-after", "x-should-retry")
+RETURNED: Final = frozenset(
+    {"content-type", "retry-after", "x-should-retry", "cache-control", "x-accel-buffering", "www-authenticate"}
+)
 NOT_THERE: Final = frozenset({404, 503})  # it serves the model no longer, or is about to stop
 KEEP_ALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -174,7 +176,8 @@ class PassedOn:
 
     async def _give(self, response: httpx.Response, scope: Scope, receive: Receive, send: Send) -> None:
         """Send an answer: a stream in whole events, anything else at once."""
-        headers = {name: response.headers[name] for name in RETURNED if name in response.headers}
+        named = response.headers.items()
+        headers = {name: value for name, value in named if name in RETURNED or name.startswith(OURS)}
         if not response.headers.get("content-type", "").startswith(EVENTS):
             whole = bytearray()
             async for piece in response.aiter_raw():

@@ -115,16 +115,18 @@ class Relays:
 
         Raises:
             ModelNotFound: no node has the model.
-            NoLeader: it spans nodes, and none of them leads it.
+            NoLeader: it spans nodes, and none of them leads it; or the nodes that have it are away.
         """
         if self.elsewhere is None:
             raise missing
         passed = self.elsewhere.answer(request, path, body, missing.model)
-        if passed is None and missing.model in self.node.fleet.models():
+        if passed is not None:
+            return passed
+        if missing.model in self.node.fleet.models():
             raise NoLeader(self.node.fleet.trouble_of(missing.model))
-        if passed is None:
-            raise missing
-        return passed
+        if missing.model in self.node.neighbours.known_models():
+            raise NoLeader(f"no node serves {missing.model} now")
+        raise missing
 
     def _trouble_of(self, model: str) -> str | None:
         """Return why no worker serves a model now; None where one does."""
@@ -218,13 +220,11 @@ class Relays:
     def _find(self, name: str | None) -> tuple[str, str, str | None]:
         """Return a request's name, the model behind it, and the adapter if it names one."""
         models = self.node.fleet.models()
-        if self.elsewhere is not None:
-            models = [model for model in models if model in self.node.live.models]
         if name is None:
             if len(models) > 1:
                 raise InvalidParameter(f"model is required; one of {', '.join(models)}")
-            return models[0], models[0], None
-        if name in models:
+            name = models[0]
+        if name in models and (self.elsewhere is None or name in self.node.live.models):
             return name, name, None
         model = self.node.adapters.names().get(name)
         if model is None:

@@ -29,7 +29,13 @@ OWNED: Final = {
     "max-model-len": "context",
 }
 OF_SPANS: Final = dict.fromkeys(
-    ("nnodes", "node-rank", "master-addr", "master-port", "headless", "data-parallel-size"), "span"
+    (
+        *("nnodes", "n", "node-rank", "r", "master-addr", "master-port", "headless", "no-headless"),
+        *("distributed-executor-backend", "data-parallel-size", "dp", "data-parallel-size-local", "dpl"),
+        *("data-parallel-rank", "dpn", "data-parallel-start-rank", "dpr", "data-parallel-address", "dpa"),
+        *("data-parallel-rpc-port", "dpp", "data-parallel-backend", "dpb"),
+    ),
+    "span",
 )
 # Each with the flags that also decide it, so that an operator's choice stands.
 DEFAULTS: Final[Mapping[str, tuple[str, ...]]] = {

@@ -5,6 +5,7 @@ CREATE TABLE seats (
     node TEXT NOT NULL,                         -- its present id in nodes
     address TEXT NOT NULL,                      -- the host at which other nodes reach it
     port INTEGER NOT NULL,                      -- of its HTTP API
+    models TEXT[] NOT NULL,                     -- models that it serves, also while an upgrade replaces its program
     seen_at TIMESTAMPTZ NOT NULL                -- in the time of this server
 );
 
