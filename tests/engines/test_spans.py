@@ -57,6 +57,7 @@ def cluster(
                 {"policy": model},
                 {"address": "127.0.0.1"},
                 store={"url": database, "lease_s": 5},
+                ready=False,
             )
             nodes.append(stack.enter_context(node))
         cluster = SpanCluster(nodes, folder / "doubles", postgres, database)
