@@ -24,6 +24,7 @@ from workers.spans import Offer, SpanGeneration, collide, form
 PAUSE_S: Final = 0.5  # between two looks
 ASK_LIMIT_S: Final = 5.0  # for one look
 FORMING_LOCK: Final = 7237422110  # offers and generations are written by one node after the other
+RETURN_S: Final = 2 * ASK_LIMIT_S + 1.0  # time that other nodes may need to connect once the database is back
 KEPT_S: Final = 86_400  # how long the seat of a node that is gone is kept
 SEE: Final = (
     "INSERT INTO seats (id, node, address, port, models, seen_at) VALUES (%s, %s, %s, %s, %s, now())"
@@ -123,7 +124,7 @@ class Seats:
     @property
     def _is_sure(self) -> bool:
         """Whether a node that was not seen had the time to be seen: the database itself may have been away."""
-        return time.monotonic() - self._since > self._board.lease_s
+        return time.monotonic() - self._since > self._board.lease_s + RETURN_S
 
     async def _write_ends(self, connection: psycopg.AsyncConnection[Any]) -> None:
         for (worker, number), because in tuple(self._board.ended.items()):
