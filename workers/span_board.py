@@ -14,7 +14,7 @@ from workers.errors import InvalidSpec
 from workers.notifier import Notifier
 from workers.process.child import EngineProcess
 from workers.process.identity import EngineExit
-from workers.spans import MemberFacts, Offer, SpanGeneration, fate, suspect
+from workers.spans import MemberFacts, Offer, SpanGeneration, collide, fate, suspect
 from workers.spec import WorkerSpec
 
 BEAT_S: Final = 1.0  # between two words to the guardians of members
@@ -121,6 +121,11 @@ class SpanBoard:
             return self._running[worker].leads
         known = self._stored.get(worker)
         return known is not None and known.generation.members[0].seat == self.seat
+
+    def free_offers(self) -> list[Offer]:
+        """Return the offers whose devices no part has that still runs here, whatever the store says of it."""
+        taken = [part.generation.members[part.rank].devices for part in self._running.values()]
+        return [offer for offer in self.offers.values() if not any(collide(offer.devices, each) for each in taken)]
 
     def is_running(self, worker: str) -> bool:
         """Whether the worker has a generation that is not over."""

@@ -63,8 +63,9 @@ class Seats:
         return f"<Seats of {self._board!r}>"
 
     def others(self) -> list[Seat]:
-        """Return the other nodes that the store has seen within a lease."""
-        return [seat for seat in self.seats if seat.id != self._board.seat and seat.seen_s <= self._board.lease_s]
+        """Return the other nodes that the store has seen within a lease, or had no chance to see."""
+        is_sure, lease_s = self._is_sure, self._board.lease_s
+        return [seat for seat in self.seats if seat.id != self._board.seat and (seat.seen_s <= lease_s or not is_sure)]
 
     async def run(self) -> None:
         """Look until cancelled, and leave then; a database that is away changes nothing here."""
@@ -105,14 +106,17 @@ class Seats:
         if not self._has_secret:
             rows = await connection.execute("SELECT secret FROM cluster")
             self.secret, self._has_secret = "".join([row[0] for row in await rows.fetchall()]).encode(), True
-        for worker in self._offered - board.offers.keys():
+        offers = board.free_offers()
+        for worker in self._offered - {offer.worker for offer in offers}:
             await connection.execute("DELETE FROM offers WHERE seat = %s AND worker = %s", (board.seat, worker))
             self._offered.discard(worker)
-        for offer in tuple(board.offers.values()):
+        for offer in offers:
             await self._offer(connection, offer, absent)
         rows = await connection.execute("SELECT generation, because FROM spans")
         stored = [_stored(row) for row in await rows.fetchall()]
         self._seen_at = time.monotonic()
+        if self._seen_at - asked_at > board.lease_s / 2:
+            self._since = self._seen_at
         gone = {
             member.seat: absent.get(member.seat, board.lease_s)
             for span in stored
@@ -169,8 +173,11 @@ class Seats:
                 await self._form(connection, worker, number + 1)
 
     def _is_over(self, stored: StoredSpan, absent: Mapping[str, float]) -> bool:
-        """Whether a generation without a recorded end is over: a node of it is gone, and could not say so."""
-        return self._is_sure and any(
+        """Whether a generation without a recorded end is over: all its nodes are gone, and could not say so.
+
+        While one of them is there, it judges the others by two proofs (``spans.fate``).
+        """
+        return self._is_sure and all(
             member.seat in absent or member.seat not in {seat.id for seat in self.seats}
             for member in stored.generation.members
         )

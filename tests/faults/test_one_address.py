@@ -123,6 +123,7 @@ def test_a_stream_whose_node_dies_ends_with_an_error_event(nodes: list[Service])
         lines = (line for line in answer.iter_lines() if line.startswith("data: "))
         got = [next(lines) for _ in range(5)]
         second.process.kill()
+        second.process.wait()
         got += lines
     events = [json.loads(line.removeprefix("data: ")) for line in got]
     assert events[-1]["error"]["code"] == "node_unreachable"

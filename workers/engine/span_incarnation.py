@@ -38,7 +38,8 @@ class SpanIncarnation(Incarnation):
                 named = because if self.exit is not None and self.exit.parted else f"{part.name}: {because}"
                 spans.end_generation(part.generation, named)
             because = part.elsewhere or because
-            if part.leads or not (part.has_ended_elsewhere(self.exit) or self.died_of_outside):
+            ended_alone = not (part.has_ended_elsewhere(self.exit) or self.died_of_outside)
+            if part.leads or ended_alone or not self.is_gone:  # beside processes that do not die no engine may start
                 return because
             logger.info("worker %s: generation %d is over: %s", self._spec.id, part.generation.number, because)
 

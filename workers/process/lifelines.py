@@ -25,6 +25,7 @@ BEAT_S = 0.5  # between two reports of a member
 SILENCE_S = 5.0  # a peer without a report for this long is silent
 GRACE_S = 0.3  # for an engine to end by itself after one of its processes has died
 HELLO_LIMIT_S = 5.0  # for a connection to prove that it knows the key
+CONNECT_S = 2.0  # for one try to connect, in which nothing else is looked at
 STRANGERS = 16  # connections at once that have not proved it
 NONCE_BYTES = 16
 HELLO_BYTES = 1 + NONCE_BYTES + 32
@@ -164,8 +165,8 @@ class Lifelines:
 
     def renew(self, *, has_lease: bool) -> None:
         """Restart the time that the node's service may be silent, and with ``has_lease`` its lease."""
-        self._alive_at = time.monotonic()
-        if has_lease:
+        before, self._alive_at = self._alive_at, time.monotonic()
+        if has_lease and self._alive_at - before < SILENCE_S:  # after a pause the word may be old
             self._renewed_at = self._alive_at
 
     def part(self, status: int | None, *, is_stopped: bool) -> dict[str, object]:
@@ -287,9 +288,8 @@ class Lifelines:
         assert self._listening is not None  # noqa: S101 - it has just become readable
         with contextlib.suppress(OSError):
             link, _ = self._listening.accept()
-            if len(self._strangers) >= STRANGERS:
-                link.close()
-                return
+            if len(self._strangers) >= STRANGERS:  # the oldest has had its time
+                self._strangers.pop(next(iter(self._strangers)))[0].close()
             link.setblocking(False)
             nonce = os.urandom(NONCE_BYTES)
             link.send(nonce)
@@ -314,12 +314,12 @@ class Lifelines:
 
     def _connect(self) -> None:
         """Connect to the first member, which may not listen yet."""
-        link = None
+        link, until = None, time.monotonic() + CONNECT_S
         try:
-            link = socket.create_connection(self._at, timeout=HELLO_LIMIT_S)
-            nonce, ours, rank = _read(link, NONCE_BYTES), os.urandom(NONCE_BYTES), bytes([self._rank])
+            link = socket.create_connection(self._at, timeout=CONNECT_S)
+            nonce, ours, rank = _read(link, NONCE_BYTES, until), os.urandom(NONCE_BYTES), bytes([self._rank])
             link.sendall(rank + ours + self._proof(b"F", nonce, ours, rank))
-            is_known = hmac.compare_digest(_read(link, 32), self._proof(b"L", ours, nonce))
+            is_known = hmac.compare_digest(_read(link, 32, until), self._proof(b"L", ours, nonce))
         except OSError:
             is_known = False
         if link is not None and is_known:
@@ -332,9 +332,10 @@ def _end(rank: int, text: str, *, is_outside: bool) -> dict[str, object]:
     return {"end": text, "rank": rank, "outside": is_outside}
 
 
-def _read(link: socket.socket, size: int) -> bytes:
+def _read(link: socket.socket, size: int, until: float) -> bytes:
     data = b""
     while len(data) < size:
+        link.settimeout(max(0.01, until - time.monotonic()))
         part = link.recv(size - len(data))
         if not part:
             raise ConnectionResetError

@@ -34,8 +34,11 @@ EVENTS: Final = "text/event-stream"
 SENT: Final = frozenset({"authorization", "x-api-key", "content-type", "accept", "traceparent", "x-session-id"})
 OURS: Final = "x-roundhouse-"
 RETURNED: Final = frozenset(
-    {"content-type", "retry-after", "x-should-retry", "cache-control", "x-accel-buffering", "www-authenticate"}
+    {b"content-type", b"retry-after", b"x-should-retry", b"cache-control", b"x-accel-buffering", b"www-authenticate"}
 )
+LEAST_STATUS, MOST_STATUS = 200, 599
+MOST_EVENT: Final = 64 * 1024 * 1024  # longest event of a stream
+NOT_ASKED: Final = (httpx.ConnectError, httpx.ConnectTimeout)  # errors before a node could begin with a request
 NOT_THERE: Final = frozenset({404, 503})  # it serves the model no longer, or is about to stop
 KEEP_ALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -155,7 +158,7 @@ class PassedOn:
             scope[WRITER].forget_gone()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trouble = ""
+        trouble, is_taken = "", False  # by a node that may have begun with it
         for seat in self._seats:
             try:
                 async with self._nodes.passing_to(seat, self._path, self._body, self._headers) as response:
@@ -165,36 +168,47 @@ class PassedOn:
                         return
                     trouble = f"the node at {seat.address} answers {response.status_code}"
             except* (httpx.HTTPError, OSError) as group:
-                trouble = f"the node at {seat.address}: {_first(group)}"
-            if self._has_begun:
+                error = _first(group)
+                trouble, is_taken = f"the node at {seat.address}: {error}", not isinstance(error, NOT_ASKED)
+            if is_taken:
                 break
-        error = error_of_service(NodeUnreachable(self._model, trouble))
+        refused = error_of_service(NodeUnreachable(self._model, trouble))
         if not self._has_begun:
-            await error.response(self._path, {})(scope, receive, send)
+            await refused.response(self._path, {})(scope, receive, send)
             return
-        await send({"type": "http.response.body", "body": error.event(self._path), "more_body": False})
+        await send({"type": "http.response.body", "body": refused.event(self._path), "more_body": False})
 
     async def _give(self, response: httpx.Response, scope: Scope, receive: Receive, send: Send) -> None:
         """Send an answer: a stream in whole events, anything else at once."""
-        named = response.headers.items()
-        headers = {name: value for name, value in named if name in RETURNED or name.startswith(OURS)}
+        if not LEAST_STATUS <= response.status_code <= MOST_STATUS:
+            raise httpx.DecodingError(f"its status is {response.status_code}")
+        named = [(name.lower(), value) for name, value in response.headers.raw]
+        raw = [(name, value) for name, value in named if name in RETURNED or name.startswith(OURS.encode())]
         if not response.headers.get("content-type", "").startswith(EVENTS):
             whole = bytearray()
             async for piece in response.aiter_raw():
                 whole += piece
                 if len(whole) > MOST_BYTES:
                     raise httpx.DecodingError("its answer is too long")
-            await Response(bytes(whole), response.status_code, headers)(scope, receive, send)
+            answer = Response(bytes(whole), response.status_code)
+            answer.raw_headers += raw
+            await answer(scope, receive, send)
             return
-        raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
         self._has_begun = True
         await send({"type": "http.response.start", "status": response.status_code, "headers": raw})
-        held = b""
+        held = bytearray()
         async for piece in response.aiter_raw():
-            whole_events, end, held = (held + piece).rpartition(b"\n\n")
-            if end:
-                await send({"type": "http.response.body", "body": whole_events + end, "more_body": True})
-        await send({"type": "http.response.body", "body": held, "more_body": False})
+            looked_at = max(0, len(held) - 1)
+            held += piece
+            end = held.rfind(b"\n\n", looked_at) + 2
+            if end > 1:
+                await send({"type": "http.response.body", "body": bytes(held[:end]), "more_body": True})
+                del held[:end]
+            elif len(held) > MOST_EVENT:
+                raise httpx.DecodingError("an event of its stream is too long")
+        if held and not held.endswith(b"\n"):
+            raise httpx.RemoteProtocolError("its stream ended within an event")
+        await send({"type": "http.response.body", "body": bytes(held), "more_body": False})
 
 
 def _first(group: BaseException) -> BaseException:
