@@ -96,6 +96,7 @@ STUDIES: tuple[Benchmark, ...] = (
     Benchmark(name="programs", module="studies.programs"),
     Benchmark(name="replicas", module="studies.replicas", least=("--seeds", "1")),
     Benchmark(name="spares", module="studies.spares"),
+    Benchmark(name="spans", module="studies.spans", least=("--cuts", "1", "--nodes", "2")),
     Benchmark(name="sparse", module="studies.sparse"),
     Benchmark(name="summaries", module="studies.summaries"),
     Benchmark(name="swaps", module="studies.swaps", least=("--requests", "200")),
