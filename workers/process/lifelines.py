@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable, Iterator
 
 BEAT_S = 0.5  # between two reports of a member
+FIRST_BEAT_S = 0.1  # the same while its engine is young: its processes have just come
+YOUNG_S = 5.0
 SILENCE_S = 5.0  # a peer without a report for this long is silent
 GRACE_S = 0.3  # for an engine to end by itself after one of its processes has died
 HELLO_LIMIT_S = 5.0  # for a connection to prove that it knows the key
@@ -160,7 +162,7 @@ class Lifelines:
 
     def start(self, engine_pid: int) -> None:
         """Begin; the engine runs."""
-        self._tree = EngineTree(engine_pid)
+        self._tree, self._alive_since = EngineTree(engine_pid), time.monotonic()
         self._thread.start()
 
     def renew(self, *, has_lease: bool) -> None:
@@ -207,7 +209,7 @@ class Lifelines:
             now = time.monotonic()
             self._judge(now)
             if now >= beat_at:
-                beat_at = now + BEAT_S
+                beat_at = now + (BEAT_S if now - self._alive_since > YOUNG_S else FIRST_BEAT_S)
                 self._beat(now)
             look_at = beat_at if self._dead is None else min(beat_at, self._dead[0] + GRACE_S)
             poller = select.poll()
