@@ -10,7 +10,7 @@ from typing import Final
 import anyio
 from msgspec import Struct
 
-from workers.errors import InvalidSpec
+from workers.errors import InvalidSpec, SpawnFailed
 from workers.notifier import Notifier
 from workers.process.child import EngineProcess
 from workers.process.identity import EngineExit
@@ -135,7 +135,11 @@ class SpanBoard:
     # For incarnations
 
     async def wait_generation(self, spec: WorkerSpec, devices: frozenset[str]) -> SpanGeneration:
-        """Offer this node's devices, and return the generation that it becomes a member of."""
+        """Offer this node's devices, and return the generation that it becomes a member of.
+
+        Raises:
+            SpawnFailed: nothing can listen on this node's address.
+        """
         last = self._stored[spec.id].generation.number if spec.id in self._stored else 0
         self.nodes[spec.id] = spec.nodes
         kind = ", ".join(device.name for device in spec.accelerators) or ("cpu" if spec.on_cpu else "gpu")
@@ -248,9 +252,16 @@ def members_cpu_s(of: Callable[[], SpanPart | None]) -> list[float]:
 
 
 def _free_ports(address: str) -> tuple[int, int]:
-    """Return two ports on which nothing listens there now."""
+    """Return two ports on which nothing listens there now.
+
+    Raises:
+        SpawnFailed: the address is not this machine's.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as one, socket.socket(family) as other:
-        for each in (one, other):
-            each.bind((address, 0))
-        return int(one.getsockname()[1]), int(other.getsockname()[1])
+    try:
+        with socket.socket(family) as one, socket.socket(family) as other:
+            for each in (one, other):
+                each.bind((address, 0))
+            return int(one.getsockname()[1]), int(other.getsockname()[1])
+    except (OSError, UnicodeError) as error:
+        raise SpawnFailed(f"cannot listen on server.address {address}: {error}") from error

@@ -155,7 +155,9 @@ class Lifelines:
         self.over: Ended | None = None
         self.end_fd, self._end_fd = os.pipe()
         self._wake_fd, self._woken_fd = os.pipe()
-        self._listening = socket.create_server(self._at, backlog=STRANGERS) if self._rank == 0 else None
+        family = socket.AF_INET6 if ":" in self._at[0] else socket.AF_INET
+        is_first = self._rank == 0
+        self._listening = socket.create_server(self._at, family=family, backlog=STRANGERS) if is_first else None
         if self._listening is not None:
             self._listening.setblocking(False)
         self._thread = threading.Thread(target=self._run, daemon=True)

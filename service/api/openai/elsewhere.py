@@ -56,7 +56,9 @@ class Elsewhere:
         self._node = node
         self._seats = seats
         transport = httpx.AsyncHTTPTransport(socket_options=KEEP_ALIVE, limits=httpx.Limits(max_connections=None))
-        self._client = httpx.AsyncClient(transport=transport, timeout=httpx.Timeout(None, connect=CONNECT_S))
+        self._client = httpx.AsyncClient(
+            transport=transport, timeout=httpx.Timeout(None, connect=CONNECT_S), trust_env=False
+        )
 
     def __repr__(self) -> str:
         return f"<Elsewhere {sorted(self.served())}>"

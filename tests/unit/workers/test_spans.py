@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from workers.errors import SpawnFailed
+from workers.span_board import SpanBoard
 from workers.spans import MemberFacts, Offer, SpanGeneration, collide, fate, form, suspect
+from workers.spec import EngineKind, WorkerSpec
 
 NOW = 1000.0
 LEASE_S = 15.0
@@ -128,3 +131,12 @@ def test_the_member_that_keeps_others_waiting_is_named(facts: dict[int, MemberFa
 def test_a_generation_without_a_node_is_not_formed() -> None:
     """Too few offers form nothing."""
     assert form([offer("a")], 2, 1, "key", LEASE_S) is None
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::1", "nowhere.invalid"])
+async def test_an_address_of_another_machine_fails_the_worker(address: str) -> None:
+    """As any start that fails does; an error of another kind would end the service."""
+    board = SpanBoard("a", address, LEASE_S)
+    with pytest.raises(SpawnFailed, match=r"server\.address"):
+        await board.wait_generation(WorkerSpec(engine=EngineKind.VLLM, model="m", nodes=2), frozenset())
+    assert not board.offers
