@@ -11,7 +11,7 @@ from tests.harness.service import run_command
 from workers.models.small_model import ensure_small_model
 
 GALLERY = Path(__file__).parents[2] / "examples"
-TOOLS = "    tools: {mcp: {towns: {command: [python3, town_server.py]}}}"
+TOOLS = "    tools: {arguments: tell, mcp: {towns: {command: [python3, town_server.py]}}}"
 
 
 @pytest.fixture(scope="module", autouse=True)
