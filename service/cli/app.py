@@ -38,6 +38,12 @@ AddressOption = Annotated[
         envvar="ROUNDHOUSE_ADDRESS", help="Host at which other nodes reach this one; overrides server.address."
     ),
 ]
+OffsetOption = Annotated[
+    int | None,
+    typer.Option(
+        envvar="ROUNDHOUSE_PORT_OFFSET", min=0, help="Added to all ports, for another node on the same machine."
+    ),
+]
 StateOption = Annotated[
     Path | None, typer.Option(envvar="ROUNDHOUSE_STATE_DIR", help="Folder of the database; overrides server.state_dir.")
 ]
@@ -176,6 +182,7 @@ def serve_command(  # noqa: PLR0913 - one for each option
     port: PortOption = None,
     state_dir: StateOption = None,
     address: AddressOption = None,
+    port_offset: OffsetOption = None,
     *,
     enable_mig: MigOption = False,
     upgrade_check: Annotated[
@@ -191,6 +198,7 @@ def serve_command(  # noqa: PLR0913 - one for each option
         port=port,
         state_dir=state_dir,
         address=address,
+        port_offset=port_offset,
         enable_mig=enable_mig,
         is_check=upgrade_check,
     )
@@ -204,6 +212,7 @@ def check_command(
     port: PortOption = None,
     state_dir: StateOption = None,
     address: AddressOption = None,
+    port_offset: OffsetOption = None,
     *,
     enable_mig: MigOption = False,
 ) -> None:
@@ -211,7 +220,7 @@ def check_command(
     from service.cli.commands import first_steps  # noqa: PLC0415 - see above
     from service.cli.commands.configuration_check import check  # noqa: PLC0415 - see above
 
-    overrides = {"host": host, "port": port, "state_dir": state_dir, "address": address}
+    overrides = {"host": host, "port": port, "state_dir": state_dir, "address": address, "port_offset": port_offset}
     check(first_steps.config_path(config, model), overrides, enable_mig=enable_mig)
 
 

@@ -13,6 +13,8 @@ OF_COMMANDS: Final = (
     "ROUNDHOUSE_PORT",
     "ROUNDHOUSE_STATE_DIR",
     "ROUNDHOUSE_ADDRESS",
+    "ROUNDHOUSE_PORT_OFFSET",
+    "ROUNDHOUSE_STORE_URL",
     "ROUNDHOUSE_API_KEYS",
     "ROUNDHOUSE_OUTPUT",
     "ROUNDHOUSE_DEMO_PORT",
@@ -22,10 +24,9 @@ OF_COMMANDS: Final = (
     "ROUNDHOUSE_PROBE_KEY",
     "ROUNDHOUSE_DEBUG",
 )
-# Set by a service for its children or by ``launch`` for an agent, or read by the examples for schedulers.
+# Set by a service for its children or by ``launch`` for an agent, or read by ``cluster``.
 OF_PROGRAMS: Final = frozenset(
-    f"{PREFIX}{name}"
-    for name in ("HANDOVER", "PARENT", "RUN", "RUN_BELOW", "WORKER", "SESSION", "PROGRAM", "STATES", "STORE_URL")
+    f"{PREFIX}{name}" for name in ("HANDOVER", "PARENT", "RUN", "RUN_BELOW", "WORKER", "SESSION", "PROGRAM")
 )
 # Kubernetes gives these to every pod beside a service named roundhouse.
 OF_KUBERNETES: Final = re.compile(rf"{PREFIX}(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")

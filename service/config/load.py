@@ -5,23 +5,29 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from pydantic import ValidationError
 
+from service.config.model import LAST_PORT
 from service.config.schema import Config
 from service.errors import ConfigError
 from service.formats.documents import Place, line_of, parse_document, read_text
 from service.formats.faults import faults_of, path_of
 
 API_KEYS: Final = "ROUNDHOUSE_API_KEYS"  # keys of the HTTP API, comma separated
+STORE_URL: Final = "ROUNDHOUSE_STORE_URL"  # overrides store.url
+PORT_OFFSET: Final = "port_offset"  # among the overrides: added to every port that this machine listens on
 _VARIABLE: Final = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 logger = logging.getLogger(__name__)
 
 
 def load_config(path: Path, overrides: Mapping[str, object] | None = None) -> Config:
-    """Return the configuration of ``path``; ``overrides`` are keys of ``server`` that the command line gives.
+    """Return the configuration of ``path``; ``overrides`` are what the command line gives: keys of ``server``.
+
+    ``port_offset`` among them is added to all ports.
 
     Raises:
         ConfigError: with every fault, each with its line.
@@ -57,9 +63,15 @@ def build_config(document: object, overrides: Mapping[str, object], source: str,
     """
     if not isinstance(document, dict):
         raise ConfigError(f"{source}: a configuration must be a mapping with the key 'models'")
-    document = {**document, "server": _server(document.get("server"), overrides)}
+    settings = {key: value for key, value in overrides.items() if key != PORT_OFFSET}
+    document = {**document, "server": _server(document.get("server"), settings)}
+    store_url, store = os.environ.get(STORE_URL), document.get("store")
+    if store_url and (store is None or isinstance(store, dict)):
+        document["store"] = {**(store or {}), "url": store_url}
     try:
-        return Config.model_validate(document)
+        config = Config.model_validate(document)
+        offset = overrides.get(PORT_OFFSET)
+        return with_port_offset(config, offset) if isinstance(offset, int) and offset else config
     except ValidationError as error:
         if "models" not in document and {"agents", "conversations"} & document.keys():
             message = f"{source}: this looks like a job; a configuration has the key 'models' (run JOB --config FILE)"
@@ -68,6 +80,28 @@ def build_config(document: object, overrides: Mapping[str, object], source: str,
         faults = faults_of(error, Config)
         messages = [f"{source}{line_of(lines, place)}: {fault}" for place, fault in zip(places, faults, strict=True)]
         raise ConfigError("\n".join(messages)) from error
+
+
+def with_port_offset(config: Config, offset: int) -> Config:
+    """Return a configuration whose ports on this machine are all higher by ``offset``.
+
+    Raises:
+        ConfigError: a port would be too high.
+    """
+    models = {
+        name: model if model.is_portless else model.model_copy(update={"port": model.port + offset})
+        for name, model in config.models.items()
+    }
+    first, last = (port + offset for port in config.gpus.ports)
+    server = config.server.model_copy(update={"port": config.server.port + offset})
+    last_ports = [
+        model.port + model.replicas + model.most_spares - 1 for model in models.values() if not model.is_portless
+    ]
+    if max(server.port, *(last_ports or [0])) > LAST_PORT:
+        raise ConfigError(f"with --port-offset {offset} the ports of this configuration exceed {LAST_PORT}")
+    return config.model_copy(
+        update={"server": server, "models": models, "gpus": replace(config.gpus, ports=(first, last))}
+    )
 
 
 def _server(given: object, overrides: Mapping[str, object]) -> object:

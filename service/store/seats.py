@@ -9,13 +9,14 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Final
 
 import anyio
 import msgspec
 import psycopg
 
+from service.errors import StoreUnavailable
 from service.store.databases.postgres import conninfo_of
 from service.store.news import NodeReport
 from workers.span_board import SpanBoard, StoredSpan
@@ -142,14 +143,7 @@ class Seats:
     async def _read_seats(self, connection: psycopg.AsyncConnection[Any]) -> Mapping[str, float]:
         """Read all seats; return those that the store has not seen for a lease, with the seconds."""
         await connection.execute("DELETE FROM seats WHERE seen_at < now() - make_interval(secs => %s)", (KEPT_S,))
-        rows = await connection.execute(
-            "SELECT id, node, address, port, models, extract(epoch FROM now() - seen_at)"
-            " FROM seats ORDER BY address, port, id"
-        )
-        self.seats = [
-            Seat(id=row[0], node=row[1], address=row[2], port=row[3], models=tuple(row[4]), seen_s=float(row[5]))
-            for row in await rows.fetchall()
-        ]
+        self.seats = await _seats_in(connection)
         return {seat.id: seat.seen_s for seat in self.seats if seat.seen_s > self._board.lease_s}
 
     async def _offer(self, connection: psycopg.AsyncConnection[Any], offer: Offer, absent: Mapping[str, float]) -> None:
@@ -207,15 +201,46 @@ class Seats:
         where = ", ".join(member.address for member in generation.members)
         logger.info("span %s: generation %d is formed by %s", worker, number, where)
 
-    @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
-        with anyio.fail_after(ASK_LIMIT_S):
-            connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True)
-        try:
-            yield connection
-        finally:
-            with anyio.CancelScope(shield=True):
-                await connection.close()
+    def _connected(self) -> AbstractAsyncContextManager[psycopg.AsyncConnection[Any]]:
+        return _connected(self._conninfo)
+
+
+async def read_seats(url: str) -> list[Seat]:
+    """Return the nodes of the cluster on a database; none before the first one has started.
+
+    Raises:
+        StoreUnavailable: the database does not answer.
+    """
+    try:
+        async with _connected(conninfo_of(url)) as connection:
+            with anyio.fail_after(ASK_LIMIT_S):
+                return await _seats_in(connection)
+    except psycopg.errors.UndefinedTable:
+        return []
+    except (psycopg.Error, OSError, TimeoutError) as error:
+        raise StoreUnavailable(f"the cluster's database: {str(error) or 'no answer'}") from error
+
+
+@asynccontextmanager
+async def _connected(conninfo: str) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    with anyio.fail_after(ASK_LIMIT_S):
+        connection = await psycopg.AsyncConnection.connect(conninfo, autocommit=True)
+    try:
+        yield connection
+    finally:
+        with anyio.CancelScope(shield=True):
+            await connection.close()
+
+
+async def _seats_in(connection: psycopg.AsyncConnection[Any]) -> list[Seat]:
+    rows = await connection.execute(
+        "SELECT id, node, address, port, models, extract(epoch FROM now() - seen_at)"
+        " FROM seats ORDER BY address, port, id"
+    )
+    return [
+        Seat(id=row[0], node=row[1], address=row[2], port=row[3], models=tuple(row[4]), seen_s=float(row[5]))
+        for row in await rows.fetchall()
+    ]
 
 
 def _stored(row: Sequence[Any]) -> StoredSpan:

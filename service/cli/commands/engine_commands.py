@@ -79,6 +79,7 @@ def serve(
     port: int | None,
     state_dir: Path | None,
     address: str | None,
+    port_offset: int | None,
     enable_mig: bool,
     is_check: bool = False,
 ) -> None:
@@ -87,7 +88,7 @@ def serve(
         _end_with_parent(parent)
     inherited = take_handover()  # before a child could keep copies of its descriptors
     os.umask(0o077)  # files hold prompts and answers
-    overrides = {"host": host, "port": port, "state_dir": state_dir, "address": address}
+    overrides = {"host": host, "port": port, "state_dir": state_dir, "address": address, "port_offset": port_offset}
     source = ConfigSource(path=config, overrides=overrides, enable_mig=enable_mig)
     with FetchBars() as bars:
         loaded = source.load(bars.on_terminal())

@@ -11,6 +11,7 @@ from typer.main import get_command
 
 from service.cli.commands import conversing, remote
 from service.cli.commands.chat import chat
+from service.cli.commands.cluster_commands import cluster
 from service.cli.commands.examples import examples
 from service.cli.commands.gpus import gpus
 from service.cli.commands.launch import launch
@@ -57,6 +58,7 @@ def commands() -> Mapping[str, Any]:
     for panel, those in _TABLE.items():
         for command in those:
             app.command(rich_help_panel=panel)(command)
+    app.add_typer(cluster, name="cluster", rich_help_panel=Panel.OPERATE)
     group = get_command(app)
     assert isinstance(group, TyperGroup)  # noqa: S101 - several commands make a group
     return group.commands

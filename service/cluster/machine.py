@@ -1,0 +1,202 @@
+"""The nodes of a cluster on this machine: each takes a number, and holds a lock with it for as long as it runs."""
+
+import fcntl
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from service.cluster.failure import ClusterFailed
+from service.cluster.order import ClusterHost, ClusterOrder, digest_of_text, needed_order
+from service.errors import ConfigError
+
+OFFSET: Final = 100  # ports between two nodes of one machine
+MOST_NODES: Final = 64  # on a machine
+LOOK_S: Final = 0.05
+DRAIN_MORE_S: Final = 60.0  # beyond ``drain_s``: engines end, and buffered results reach the store
+SERVE_S: Final = 120.0  # until a started node listens: it may have to fetch a model first
+HURRY_S: Final = 20.0  # after the second signal
+LOCK: Final = "hhqqi"  # struct flock of a 64-bit Linux (fcntl(2)): type, whence, start, length, owner
+TAIL_BYTES: Final = 4096
+TAIL_LINES: Final = 5
+
+
+class MachineNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of the cluster on this machine: its number there and its process."""
+
+    number: int
+    pid: int
+
+
+def become_node(folder: Path, address: str | None) -> None:
+    """Take a number, and become ``roundhouse serve``; it does not return.
+
+    The lock is the process's, so it outlives an upgrade in place and ends with the service, however that ends.
+
+    Raises:
+        ConfigError: the order cannot be used, or the configuration here is another.
+    """
+    order = needed_order(folder)
+    config = Path(order.config)
+    if digest_of_text(config) != order.digest:
+        raise ConfigError(f"{config} is not the file that the cluster was started with; copy it to this machine")
+    states = states_of(order, folder)
+    number, handle = _take_number(states)
+    os.set_inheritable(handle, True)
+    state_dir = states / node_name(number)
+    state_dir.mkdir(mode=0o700, exist_ok=True)
+    settings = {
+        "ROUNDHOUSE_CONFIG": str(config),
+        "ROUNDHOUSE_HOST": order.host,
+        "ROUNDHOUSE_ADDRESS": address or _own_address(order),
+        "ROUNDHOUSE_STATE_DIR": str(state_dir),
+        "ROUNDHOUSE_PORT_OFFSET": str(number * OFFSET),
+    }
+    environment = {**os.environ, **order.environment, **settings}
+    os.chdir(config.parent)
+    os.execve(sys.executable, [sys.executable, "-m", "service.cli.main", "serve"], environment)  # noqa: S606
+
+
+def _start_node(folder: Path, order: ClusterOrder, address: str | None) -> "subprocess.Popen[bytes]":
+    """Start a node that outlives this process; its output goes to the machine's log in the cluster's folder."""
+    command = [*order.command, "cluster", "node", "--home", str(folder), *(("--address", address) if address else ())]
+    with log_of(folder).open("ab") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+def start_nodes(folder: Path, order: ClusterOrder, count: int, address: str | None = None) -> None:
+    """Start nodes until ``count`` run on this machine, and return once each of them serves.
+
+    Raises:
+        ClusterFailed: one ended, or does not serve in time; its last lines are in the message.
+        OSError: one cannot be started.
+    """
+    missing = count - len(nodes_here(folder, order))
+    started = [_start_node(folder, order, address) for _ in range(missing)]
+    end = time.monotonic() + SERVE_S
+    while True:
+        serving = {node.pid for node in nodes_here(folder, order) if _serves(order, node)}
+        waited_for = [process for process in started if process.pid not in serving]
+        if not waited_for:
+            return
+        failed = [process for process in waited_for if process.poll() is not None]
+        if failed or time.monotonic() > end:
+            log = log_of(folder)
+            what = f"ended with status {failed[0].returncode}" if failed else f"does not serve after {SERVE_S:g} s"
+            raise ClusterFailed(f"a node on {socket.gethostname()} {what}; {log} ends with:\n{tail_of(log)}")
+        time.sleep(LOOK_S)
+
+
+def _serves(order: ClusterOrder, node: MachineNode) -> bool:
+    host = "127.0.0.1" if order.host in {"0.0.0.0", "::"} else order.host  # noqa: S104 - compared, not listened on
+    try:
+        socket.create_connection((host, order.port + node.number * OFFSET), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def nodes_here(folder: Path, order: ClusterOrder) -> list[MachineNode]:
+    """Return the cluster's nodes that run on this machine."""
+    return list(_running(states_of(order, folder)))
+
+
+def stop_nodes(folder: Path, order: ClusterOrder, numbers: Sequence[int] = ()) -> Mapping[int, str]:
+    """Drain the cluster's nodes on this machine, or those with ``numbers``; return how each ended."""
+    states, how = states_of(order, folder), dict[int, str]()
+    for number, limit_s, word in (
+        (signal.SIGTERM, order.drain_s + DRAIN_MORE_S, "drained"),
+        (signal.SIGTERM, HURRY_S, "stopped at once"),
+        (signal.SIGKILL, HURRY_S, "killed"),
+    ):
+        left = [node for node in _running(states) if not numbers or node.number in numbers]
+        for node in left:
+            how[node.number] = word
+            os.kill(node.pid, number)
+        end = time.monotonic() + limit_s
+        while {node.number for node in _running(states)} & {node.number for node in left}:
+            if time.monotonic() > end:
+                break
+            time.sleep(LOOK_S)
+        else:
+            return how
+    return how
+
+
+def states_of(order: ClusterOrder, folder: Path) -> Path:
+    """Return the folder with the states of this machine's nodes; it is made if need be."""
+    states = folder if order.on is ClusterHost.HERE else Path(order.state_dir).expanduser()
+    states.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return states
+
+
+def node_name(number: int) -> str:
+    """Return the name of a node's folder: machines may share the folder around it."""
+    return f"{socket.gethostname()}-{number}"
+
+
+def log_of(folder: Path) -> Path:
+    """Return the log of this machine's nodes."""
+    return folder / f"{socket.gethostname()}.log"
+
+
+def tail_of(log: Path) -> str:
+    """Return the last lines of a log; "" if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
+    except OSError:
+        return ""
+
+
+def _own_address(order: ClusterOrder) -> str:
+    """Return the name by which other machines know this one: Slurm's for it, where that is known, or its own."""
+    if order.on is ClusterHost.HERE:
+        return "127.0.0.1"
+    for name in (os.environ.get("SLURMD_NODENAME"), socket.getfqdn(), socket.gethostname()):
+        if name:
+            with suppress(OSError):
+                socket.getaddrinfo(name, None)
+                return name
+    raise ConfigError(f"{socket.gethostname()} is not a name that resolves: give this machine one that others know")
+
+
+def _take_number(states: Path) -> tuple[int, int]:
+    for number in range(MOST_NODES):
+        handle = os.open(_lock_of(states, number), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # another node has it
+            os.close(handle)
+        else:
+            return number, handle
+    raise ConfigError(f"{states}: {MOST_NODES} nodes run on this machine already")
+
+
+def _lock_of(states: Path, number: int) -> Path:
+    return states / f"{node_name(number)}.lock"
+
+
+def _running(states: Path) -> Iterator[MachineNode]:
+    for number in range(MOST_NODES):
+        try:
+            handle = os.open(_lock_of(states, number), os.O_RDWR)
+        except FileNotFoundError:
+            continue
+        try:
+            asked = struct.pack(LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, owner = struct.unpack(LOCK, fcntl.fcntl(handle, fcntl.F_GETLK, asked))
+        finally:
+            os.close(handle)
+        if kind != fcntl.F_UNLCK:
+            yield MachineNode(number=number, pid=owner)

@@ -1,0 +1,95 @@
+"""Nodes as one Slurm job: a task on each of its machines."""
+
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from service.cluster.failure import ClusterFailed
+from service.cluster.machine import DRAIN_MORE_S, HURRY_S
+from service.cluster.order import ClusterOrder, write_order
+from service.cluster.place import call, check_done
+
+ASK_S: Final = 60.0  # for an answer of Slurm's controller
+LOOK_S: Final = 1.0
+SCRIPT: Final = "slurm.sh"
+GONE: Final = "ended"
+# srun passes SIGTERM on to every node, which drains; the first wait ends with the signal, the second with the nodes.
+BATCH: Final = """#!/bin/bash
+#SBATCH --job-name=roundhouse
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --signal=B:TERM@{grace_s}
+#SBATCH --requeue
+#SBATCH --open-mode=append
+set -uo pipefail
+unset SLURM_EXPORT_ENV
+srun --kill-on-bad-exit=0 --wait=0 --label {command} &
+nodes=$!
+trap 'kill -TERM "$nodes"' TERM INT
+status=0
+wait "$nodes" || status=$?
+trap - TERM INT
+if kill -0 "$nodes" 2>/dev/null; then
+  status=0
+  wait "$nodes" || status=$?
+fi
+exit "$status"
+"""
+
+
+class SlurmPlace:
+    """One job of Slurm; ``options`` are sbatch's."""
+
+    def __init__(self, folder: Path, order: ClusterOrder) -> None:
+        self._folder = folder
+        self._order = order
+
+    def __repr__(self) -> str:
+        return f"<SlurmPlace of job {self._order.job}>"
+
+    def start(self) -> ClusterOrder:
+        """Submit the job, unless it waits or runs."""
+        if self._order.job is not None and self._state() != GONE:
+            return self._order
+        command = [*self._order.command, "cluster", "node", "--home", str(self._folder)]
+        grace_s = int(self._order.drain_s + DRAIN_MORE_S)
+        script = BATCH.format(nodes=self._order.nodes, grace_s=grace_s, command=shlex.join(command))
+        (self._folder / SCRIPT).write_text(script)
+        log = f"--output={self._folder / 'slurm-%j.log'}"
+        words = ["sbatch", "--parsable", log, *self._order.options, str(self._folder / SCRIPT)]
+        job = check_done(call(words, self._order, ASK_S), "sbatch").strip().partition(";")[0]
+        order = msgspec.structs.replace(self._order, job=job)
+        write_order(self._folder, order)
+        return order
+
+    def describe(self) -> Mapping[str, str]:
+        """Return the state of the job."""
+        return {f"job {self._order.job}": self._state()}
+
+    def stop(self) -> Mapping[str, str]:
+        """Have Slurm signal the job's nodes, which drain; end what is left after their time."""
+        job = str(self._order.job)
+        limits_s = (self._order.drain_s + DRAIN_MORE_S, HURRY_S + ASK_S)
+        for way, limit_s in zip((["--batch", "--signal=TERM"], []), limits_s, strict=True):
+            if self._state() == GONE:
+                break
+            call(["scancel", *way, job], self._order, ASK_S)
+            end = time.monotonic() + limit_s
+            while self._state() != GONE and time.monotonic() < end:
+                time.sleep(LOOK_S)
+        if (state := self._state()) != GONE:
+            raise ClusterFailed(f"job {job} is still there: {state}")
+        return {f"job {job}": GONE}
+
+    def _state(self) -> str:
+        """Return the state of the job, its machines, and why it waits; ``ended`` once Slurm's queue lacks it."""
+        words = ["squeue", "--noheader", "--jobs", str(self._order.job), "--format=%T|%N|%r"]
+        done = call(words, self._order, ASK_S)
+        if done.returncode != 0 and "Invalid job id" in done.stderr:
+            return GONE
+        state, machines, why = [*check_done(done, "squeue").strip().split("|"), "", "", ""][:3]
+        return ", ".join(filter(None, (state.lower(), machines, "" if why == "None" else why))) or GONE
