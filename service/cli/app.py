@@ -205,7 +205,7 @@ def serve_command(  # noqa: PLR0913 - one for each option
 
 
 @app.command("check", rich_help_panel=Panel.OPERATE)
-def check_command(
+def check_command(  # noqa: PLR0913 - one for each option
     config: ConfigOption = None,
     model: ModelOption = None,
     host: HostOption = None,

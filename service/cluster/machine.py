@@ -9,19 +9,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from service.cluster.failure import ClusterFailed
-from service.cluster.order import ClusterHost, ClusterOrder, digest_of_text, needed_order
+from service.cluster.order import PRIVATE, ClusterHost, ClusterOrder, digest_of_text, needed_order
 from service.errors import ConfigError
 
 OFFSET: Final = 100  # ports between two nodes of one machine
 MOST_NODES: Final = 64  # on a machine
 LOOK_S: Final = 0.05
+LOOPBACK: Final = "127.0.0.1"
+DATABASE_PORT: Final = 5432
 DRAIN_MORE_S: Final = 60.0  # beyond ``drain_s``: engines end, and buffered results reach the store
 SERVE_S: Final = 120.0  # until a started node listens: it may have to fetch a model first
 HURRY_S: Final = 20.0  # after the second signal
@@ -69,7 +70,8 @@ def become_node(folder: Path, address: str | None) -> None:
 def _start_node(folder: Path, order: ClusterOrder, address: str | None) -> "subprocess.Popen[bytes]":
     """Start a node that outlives this process; its output goes to the machine's log in the cluster's folder."""
     command = [*order.command, "cluster", "node", "--home", str(folder), *(("--address", address) if address else ())]
-    with log_of(folder).open("ab") as log:
+    handle = os.open(log_of(folder), os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)  # it may quote answers
+    with os.fdopen(handle, "ab") as log:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
 
@@ -97,7 +99,7 @@ def start_nodes(folder: Path, order: ClusterOrder, count: int, address: str | No
 
 
 def _serves(order: ClusterOrder, node: MachineNode) -> bool:
-    host = "127.0.0.1" if order.host in {"0.0.0.0", "::"} else order.host  # noqa: S104 - compared, not listened on
+    host = LOOPBACK if order.host in {"0.0.0.0", "::"} else order.host  # noqa: S104 - compared, not listened on
     try:
         socket.create_connection((host, order.port + node.number * OFFSET), timeout=1.0).close()
     except OSError:
@@ -160,15 +162,27 @@ def tail_of(log: Path) -> str:
 
 
 def _own_address(order: ClusterOrder) -> str:
-    """Return the name by which other machines know this one: Slurm's for it, where that is known, or its own."""
+    """Return this machine's address for the other nodes: the one from which it reaches the database, as they do."""
     if order.on is ClusterHost.HERE:
-        return "127.0.0.1"
-    for name in (os.environ.get("SLURMD_NODENAME"), socket.getfqdn(), socket.gethostname()):
-        if name:
-            with suppress(OSError):
-                socket.getaddrinfo(name, None)
-                return name
-    raise ConfigError(f"{socket.gethostname()} is not a name that resolves: give this machine one that others know")
+        return LOOPBACK
+    given = os.environ.get("ROUNDHOUSE_ADDRESS")
+    if given:
+        return given
+    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415 - it takes a tenth of a second
+
+    database = conninfo_to_dict(order.store_url)
+    host = str(database.get("hostaddr") or database.get("host") or LOOPBACK).split(",")[0]
+    if host.startswith("/"):  # a socket of this machine
+        return socket.gethostname()
+    port = str(database.get("port") or DATABASE_PORT).split(",")[0]
+    try:
+        for family, kind, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+            with socket.socket(family, kind) as probe:
+                probe.connect(place)  # sends nothing
+                return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(f"the database's host {host}: {error}; this machine's address cannot be found out") from error
+    raise ConfigError(f"the database's host {host} has no address")
 
 
 def _take_number(states: Path) -> tuple[int, int]:

@@ -55,6 +55,7 @@ def call(
             input=given,
             capture_output=True,
             env=child_environment(order.environment.keys()),
+            umask=0o077,
             timeout=limit_s,
             check=False,
         )

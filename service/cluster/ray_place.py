@@ -23,6 +23,7 @@ from service.errors import ConfigError
 NAMESPACE: Final = "roundhouse"
 PLACE_S: Final = 300.0  # Ray's autoscaler may have to start machines
 ANSWER_S: Final = 10.0
+MOST_CHARS: Final = 200
 SCALER: Final = "scaler"
 MISSING: Final = "there is no Ray here: pip install 'roundhouse-llm[ray]', of the version that the cluster runs"
 
@@ -65,8 +66,8 @@ class RayPlace:
         """Stop the scaler, then drain all nodes at once; the actors and the reservation are removed."""
         ray = self._connect()
         names = self._names(ray)
-        how = {name: self._end(ray, [name])[name] for name in names if name == SCALER}
-        how |= self._end(ray, [name for name in names if name != SCALER])
+        self._end(ray, [name for name in names if name == SCALER])
+        how = self._end(ray, [name for name in names if name != SCALER])
         group = self._found_group(ray)
         if group is not None:
             ray.util.remove_placement_group(group)
@@ -143,7 +144,7 @@ class RayPlace:
         except ray.exceptions.GetTimeoutError:
             return "waits for a machine, or does not answer"
         except (ray.exceptions.RayError, ValueError) as error:
-            return f"does not answer: {error}"
+            return f"does not answer: {_first_line(error)}"
         where = f"{found['address']}: "
         return where + (f"runs as process {found['pid']}" if found["pid"] else found["fault"] or "starts")
 
@@ -156,7 +157,7 @@ class RayPlace:
             try:
                 how[name] = ray.get(reply, timeout=max(0.0, end - time.monotonic()))
             except (ray.exceptions.RayError, TimeoutError) as error:
-                how[name] = f"its actor did not answer: {error}"
+                how[name] = f"its actor did not answer: {_first_line(error)}"
             ray.kill(handles[name], no_restart=True)  # its program dies with it
         return how
 
@@ -183,6 +184,10 @@ class RayPlace:
             raise ClusterFailed(f"Ray at {address}: {error}{token}") from error
         ray.cloudpickle.register_pickle_by_value(ray_actors)
         return ray
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:MOST_CHARS]
 
 
 def _needs(options: tuple[str, ...]) -> dict[str, float]:

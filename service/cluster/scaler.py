@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +13,7 @@ import httpx
 
 from service.cluster.order import ClusterOrder
 from service.cluster.ray_place import RayPlace
-from service.cluster.scaling import Scale, samples_of
+from service.cluster.scaling import ClusterLoad, Scale, samples_of
 from service.config.load import load_config
 from service.errors import StoreUnavailable
 from service.store.seats import read_seats
@@ -27,28 +28,34 @@ logger = logging.getLogger(__name__)
 def keep_scaling(folder: Path, order: ClusterOrder) -> None:
     """Scale until the process ends. A node that does not answer is not counted; without any, nothing is changed."""
     os.environ.update(order.environment)
-    key = load_config(Path(order.config), {"host": order.host}).server.api_keys[0]
+    config = load_config(Path(order.config), {"host": order.host})
+    key, models = config.server.api_keys[0], config.models.keys()
     place, scale = RayPlace(folder, order), Scale(order.most - order.nodes)
     with httpx.Client(headers={"Authorization": f"Bearer {key}"}, timeout=ASK_S, trust_env=False) as client:
         while True:
-            urls = _urls(order)
-            answers = [text for url in urls if (text := _metrics(client, url)) is not None]
-            if answers:
-                _step(place, scale, order, answers)
+            added = place.added()
+            load = _load(client, order.nodes + len(added), _urls(order), models)
+            change = 0 if load is None else scale.step(time.monotonic(), len(added), load)
+            if change > 0:
+                logger.warning("node %s is added: turns wait for slots", place.add())
+            elif change < 0:
+                logger.warning("node %s is not needed: %s", added[-1], place.drain(added[-1]))
             time.sleep(POLL_S)
 
 
-def _step(place: RayPlace, scale: Scale, order: ClusterOrder, answers: Sequence[str]) -> None:
-    samples = [samples_of(text) for text in answers]
-    oldest_s = max((value for each in samples for value in each.get(OLDEST, ())), default=0.0)
-    wanted = sum(value for each in samples for value in each.get(WANTED, ()))
-    added = place.added()
-    is_pending = len(answers) < order.nodes + len(added)
-    change = scale.step(time.monotonic(), len(added), oldest_s, wanted, is_pending=is_pending)
-    if change > 0:
-        logger.warning("node %s is added: a turn has waited for %.0f s", place.add(), oldest_s)
-    elif change < 0:
-        logger.warning("node %s is not needed: %s", added[-1], place.drain(added[-1]))
+def _load(client: httpx.Client, nodes: int, urls: Sequence[str], models: AbstractSet[str]) -> ClusterLoad | None:
+    """Return the load that the nodes report; None while none of them answers."""
+    answers = {url: answer for url in urls if (answer := _ask(client, f"{url}/metrics")) is not None}
+    status = next((answer for url in answers if (answer := _ask(client, f"{url}/v1/status")) is not None), None)
+    if status is None:
+        return None
+    samples = [samples_of(answer.text) for answer in answers.values()]
+    return ClusterLoad(
+        oldest_s=max((value for each in samples for value in each.get(OLDEST, ())), default=0.0),
+        wanted=sum(value for each in samples for value in each.get(WANTED, ())),
+        is_queued=not models.isdisjoint(status.json()["unclaimed"]),
+        is_pending=len(answers) < nodes,
+    )
 
 
 def _urls(order: ClusterOrder) -> list[str]:
@@ -59,9 +66,9 @@ def _urls(order: ClusterOrder) -> list[str]:
         return []
 
 
-def _metrics(client: httpx.Client, url: str) -> str | None:
+def _ask(client: httpx.Client, url: str) -> httpx.Response | None:
     try:
-        answer = client.get(f"{url}/metrics")
+        answer = client.get(url)
     except httpx.TransportError:
         return None
-    return answer.text if answer.is_success else None
+    return answer if answer.is_success else None

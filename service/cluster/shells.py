@@ -89,7 +89,11 @@ class SshPlace:
         def stop_on(machine: str) -> str:
             return check_done(self._run(machine, self._command("stop"), limit_s), machine).strip()
 
-        return self._on_all(stop_on)
+        ended = self._on_all(stop_on)
+        # Machines may share the folder, so no order goes before all have read it.
+        order = shlex.quote(str(self._folder / FILE))
+        self._on_all(lambda machine: check_done(self._run(machine, f"rm -f {order}", 2 * CONNECT_S), machine))
+        return ended
 
     def _command(self, words: str) -> str:
         return f"{shlex.join(self._order.command)} cluster machine {words} --home {shlex.quote(str(self._folder))}"

@@ -17,7 +17,9 @@ ASK_S: Final = 60.0  # for an answer of Slurm's controller
 LOOK_S: Final = 1.0
 SCRIPT: Final = "slurm.sh"
 GONE: Final = "ended"
-# srun passes SIGTERM on to every node, which drains; the first wait ends with the signal, the second with the nodes.
+RUNNING: Final = "running"
+# A SIGTERM to srun itself would kill the nodes at once, so Slurm signals them; the first wait ends with the signal, the
+# second with the nodes.
 BATCH: Final = """#!/bin/bash
 #SBATCH --job-name=roundhouse
 #SBATCH --nodes={nodes}
@@ -29,7 +31,7 @@ set -uo pipefail
 unset SLURM_EXPORT_ENV
 srun --kill-on-bad-exit=0 --wait=0 --label {command} &
 nodes=$!
-trap 'kill -TERM "$nodes"' TERM INT
+trap 'scancel --signal=TERM "$SLURM_JOB_ID"' TERM INT
 status=0
 wait "$nodes" || status=$?
 trap - TERM INT
@@ -75,8 +77,11 @@ class SlurmPlace:
         job = str(self._order.job)
         limits_s = (self._order.drain_s + DRAIN_MORE_S, HURRY_S + ASK_S)
         for way, limit_s in zip((["--batch", "--signal=TERM"], []), limits_s, strict=True):
-            if self._state() == GONE:
+            state = self._state()
+            if state == GONE:
                 break
+            if way and not state.startswith(RUNNING):
+                continue  # there is no script yet to signal, and scancel would wait for it
             call(["scancel", *way, job], self._order, ASK_S)
             end = time.monotonic() + limit_s
             while self._state() != GONE and time.monotonic() < end:

@@ -111,7 +111,7 @@ def status(config: ConfigHereOption = Path(FILE), *, as_json: JsonOption = False
     seats, fault = list[Seat](), ""
     if order.on is not ClusterHost.KUBERNETES:  # its database need not be reachable from here
         try:
-            seats = anyio.run(read_seats, order.store_url)
+            seats = _newest(anyio.run(read_seats, order.store_url))
         except StoreUnavailable as error:
             fault = str(error)
     document = {
@@ -125,10 +125,10 @@ def status(config: ConfigHereOption = Path(FILE), *, as_json: JsonOption = False
     for where, state in placed.items():
         table.add_row(plain(where), plain(state))
     for seat in seats:
-        url = f"http://{seat.address}:{seat.port}"
-        table.add_row(
-            url, f"seen {seat.seen_s:.1f} s ago; serves {', '.join(map(plain, seat.models)) or 'nothing yet'}"
-        )
+        served = ", ".join(map(plain, seat.models)) or "nothing yet"
+        is_there = seat.seen_s <= FRESH_S
+        state = f"serves {served}" if is_there else f"has not been seen for {seat.seen_s:.0f} s"
+        table.add_row(f"http://{seat.address}:{seat.port}", state)
     if fault:
         table.add_row("database", plain(fault))
     print_document(document, table, as_json=as_json)
@@ -167,7 +167,6 @@ def machine(
         start_nodes(home, order, count, address)
     if act == "stop":
         ended = stop_nodes(home, order)
-        (home / ORDER).unlink(missing_ok=True)
         typer.echo(", ".join(ended.values()) or "was not running")
     if act == "look":
         typer.echo(f"{len(nodes_here(home, order))} run")
@@ -271,6 +270,12 @@ def _place(folder: Path, order: ClusterOrder) -> ClusterPlace:
     module, _, name = PLACES[order.on].partition(":")
     place: ClusterPlace = getattr(import_module(module), name)(folder, order)
     return place
+
+
+def _newest(seats: list[Seat]) -> list[Seat]:
+    """Return the last node of each address: an earlier one there has ended."""
+    latest = {(seat.address, seat.port): seat for seat in sorted(seats, key=lambda each: -each.seen_s)}
+    return sorted(latest.values(), key=lambda each: (each.address, each.port))
 
 
 def _wait_for_seats(folder: Path, order: ClusterOrder) -> list[Seat]:

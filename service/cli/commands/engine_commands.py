@@ -72,7 +72,7 @@ def _end_with_parent(parent: str) -> None:
         raise typer.Exit(Exit.INTERRUPTED)
 
 
-def serve(
+def serve(  # noqa: PLR0913 - one for each option
     config: Path,
     *,
     host: str | None,
