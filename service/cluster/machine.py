@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import psutil
 
 from service.cluster.failure import ClusterFailed
 from service.cluster.order import PRIVATE, ClusterHost, ClusterOrder, digest_of_text, needed_order
@@ -99,12 +100,13 @@ def start_nodes(folder: Path, order: ClusterOrder, count: int, address: str | No
 
 
 def _serves(order: ClusterOrder, node: MachineNode) -> bool:
-    host = LOOPBACK if order.host in {"0.0.0.0", "::"} else order.host  # noqa: S104 - compared, not listened on
+    """Whether a node itself listens at its port; another program may."""
     try:
-        socket.create_connection((host, order.port + node.number * OFFSET), timeout=1.0).close()
-    except OSError:
+        sockets = psutil.Process(node.pid).net_connections("tcp")
+    except psutil.Error:
         return False
-    return True
+    port = order.port + node.number * OFFSET
+    return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in sockets)
 
 
 def nodes_here(folder: Path, order: ClusterOrder) -> list[MachineNode]:

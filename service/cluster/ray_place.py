@@ -7,6 +7,7 @@ is one more node, and takes nothing from the first while that one renews its lea
 import argparse
 import hashlib
 import logging
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -177,7 +178,10 @@ class RayPlace:
         if ray.is_initialized():
             return ray
         address = self._order.job or self._order.address or "auto"
+        host, _, port = address.rpartition(":")
         try:
+            if host and port.isdecimal() and "/" not in host:  # Ray would try for a minute and more
+                socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:  # Ray's own, of no common class
             token = "; set RAY_AUTH_TOKEN to the cluster's token" if "uth" in type(error).__name__ + str(error) else ""

@@ -3,17 +3,19 @@
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Final
 
 import anyio
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from service.cluster.order import ClusterOrder
 from service.cluster.ray_place import RayPlace
-from service.cluster.scaling import ClusterLoad, Scale, samples_of
+from service.cluster.scaling import ClusterLoad, Scale
 from service.config.load import load_config
 from service.errors import StoreUnavailable
 from service.store.seats import read_seats
@@ -49,13 +51,18 @@ def _load(client: httpx.Client, nodes: int, urls: Sequence[str], models: Abstrac
     status = next((answer for url in answers if (answer := _ask(client, f"{url}/v1/status")) is not None), None)
     if status is None:
         return None
-    samples = [samples_of(answer.text) for answer in answers.values()]
+    samples = [sample for answer in answers.values() for sample in _samples(answer.text)]
     return ClusterLoad(
-        oldest_s=max((value for each in samples for value in each.get(OLDEST, ())), default=0.0),
-        wanted=sum(value for each in samples for value in each.get(WANTED, ())),
+        oldest_s=max((sample.value for sample in samples if sample.name == OLDEST), default=0.0),
+        wanted=sum(sample.value for sample in samples if sample.name == WANTED),
         is_queued=not models.isdisjoint(status.json()["unclaimed"]),
         is_pending=len(answers) < nodes,
     )
+
+
+def _samples(text: str) -> Iterator[Sample]:
+    for family in text_string_to_metric_families(text):
+        yield from family.samples
 
 
 def _urls(order: ClusterOrder) -> list[str]:

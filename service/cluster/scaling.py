@@ -1,14 +1,11 @@
 """Decides when a cluster under Ray gets another node, and when it gives one back."""
 
-import re
-from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 WAIT_S: Final = 10.0  # turns wait for so long before a node is added
-IDLE_S: Final = 20.0  # nothing runs or waits for so long before an added node is drained
-_SAMPLE: Final = re.compile(r"^(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+IDLE_S: Final = 600.0  # nothing runs or waits for so long before an added node is drained
 
 
 class ClusterLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,11 +54,3 @@ class Scale:
 def _since(before: float | None, now: float, *, is_true: bool) -> float | None:
     """Return since when something is true; None while it is not."""
     return (now if before is None else before) if is_true else None
-
-
-def samples_of(text: str) -> Mapping[str, list[float]]:
-    """Return the values of each metric in Prometheus' text form."""
-    found: dict[str, list[float]] = {}
-    for match in _SAMPLE.finditer(text):
-        found.setdefault(match[1], []).append(float(match[2]))
-    return found

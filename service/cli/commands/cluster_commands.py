@@ -81,14 +81,18 @@ def up(
 ) -> None:
     """Start a cluster's nodes, or those that do not run, and wait until all of them are on its database."""
     folder = folder_of(config)
-    order = _order(config, on, nodes, most or nodes, address, tuple(options or ()))
     before = read_order(folder)
+    if before is not None and before.on is not on:
+        raise _is_up(before, folder)
+    order = _order(config, on, nodes, most or nodes, address, tuple(options or ()))
     if before is not None:
         _check_same(before, order, folder)
         order = msgspec.structs.replace(order, job=before.job, has_database=before.has_database or order.has_database)
     make_folder(folder)
     if order.has_database:
         OwnDatabase(folder).start()
+    if on is not ClusterHost.KUBERNETES:
+        anyio.run(read_seats, order.store_url)  # nodes would wait for a database that is not there
     write_order(folder, order)
     order = _place(folder, order).start()
     write_order(folder, order)
@@ -259,11 +263,15 @@ def _check_same(before: ClusterOrder, order: ClusterOrder, folder: Path) -> None
         ConfigError: it is another.
     """
     grows = order.on in {ClusterHost.HERE, ClusterHost.SSH} and order.nodes >= before.nodes
-    is_same = (before.on, before.address, before.options) == (order.on, order.address, order.options)
+    is_same = (before.address, before.options) == (order.address, order.options)
     if is_same and (grows or (before.nodes, before.most) == (order.nodes, order.most)):
         return
+    raise _is_up(before, folder)
+
+
+def _is_up(before: ClusterOrder, folder: Path) -> ConfigError:
     size = f"--on {before.on} --nodes {before.nodes}" + (f" --max {before.most}" if before.most > before.nodes else "")
-    raise ConfigError(f"a cluster is up with {size} ({folder}); 'roundhouse cluster down' ends it first")
+    return ConfigError(f"a cluster is up with {size} ({folder}); 'roundhouse cluster down' ends it first")
 
 
 def _place(folder: Path, order: ClusterOrder) -> ClusterPlace:
