@@ -5,6 +5,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -245,6 +246,12 @@ def test_every_policy_is_on_its_page() -> None:
     same((row[0].strip("`") for row in own_rows(CONFIGURATION, "Policies")), POLICIES)
 
 
+def parameters_of(command: Any) -> list[Any]:  # noqa: ANN401 - click's, under the name that Typer bundles it by
+    """Return the parameters of a command, and of its commands that help shows."""
+    below = [each for each in getattr(command, "commands", {}).values() if not each.hidden]
+    return [*command.params, *(parameter for each in below for parameter in parameters_of(each))]
+
+
 def test_every_command_option_and_variable_is_on_its_page() -> None:
     """The output of --help and the page list the same."""
     page = REFERENCE / "commands.md"
@@ -257,14 +264,16 @@ def test_every_command_option_and_variable_is_on_its_page() -> None:
     assert {"serve", "top", "upgrade"} <= set(commands)
     for name, command in commands.items():
         assert command is not None
-        options = {option for each in command.params for option in each.opts if option.startswith("--")}
+        parameters = parameters_of(command)
+        options = {option for each in parameters for option in each.opts if option.startswith("--")}
         listed = {each.split()[0].rstrip(",") for each in names(section(page, f"`roundhouse {name}`"))}
         own = {each for each in listed if each.startswith("--")}
         known = own | {each.split()[0] for each in shared if each.startswith("--")}
         assert options - {"--help"} <= known, name
-        assert own <= options, name
-        all_variables |= {str(each.envvar) for each in command.params if each.envvar}
-    same(names(section(page, "Environment variables")), all_variables | {"ROUNDHOUSE_API_KEYS"})
+        assert own - {"--"} <= options, name  # words for other programs stand after it
+        all_variables |= {str(each.envvar) for each in parameters if each.envvar}
+    read_by_name = {"ROUNDHOUSE_API_KEYS", "ROUNDHOUSE_STORE_URL", "ROUNDHOUSE_PROGRAM"}
+    same(names(section(page, "Environment variables")), all_variables | read_by_name)
 
 
 def test_every_exit_code_is_on_its_page() -> None:

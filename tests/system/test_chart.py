@@ -57,6 +57,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "nodes without a database": ({"replicas": 3}, "postgresql.existingSecret"),
     "scaling without a database": ({"autoscaling": {"enabled": True}}, "postgresql.existingSecret"),
     "a wrong range": ({**DATABASE, "autoscaling": {"enabled": True, "minReplicas": 9}}, "minReplicas"),
+    "groups without a database": ({"groups": {"size": 2}, "replicas": 0}, "groups.size"),
+    "half a group": ({**DATABASE, "groups": {"size": 2}, "replicas": 3}, "not a multiple of groups.size"),
+    "groups that scale": (
+        {**DATABASE, "groups": {"size": 2}, "replicas": 2, "autoscaling": {"enabled": True}},
+        "groups",
+    ),
     "a misspelt value": ({"replica": 2}, "replica"),
     "no configuration": ({"config": None}, "config"),
     "a host of one's own": ({"config": {"server": {"host": "127.0.0.1"}}}, "host"),
@@ -108,6 +114,29 @@ def valid_for_all(file: Path) -> None:
         told = check(deploy_tools.checker("kubernetes-validate"), "--strict", "-k", version, str(file))
         minor = version.rpartition(".")[0]
         assert told.count(f"against version {minor}") == count, told
+
+
+def test_groups_have_the_pod_of_a_node(tmp_path: Path) -> None:
+    """A LeaderWorkerSet places it, with a volume that a group needs no claim for; its restart restarts no other."""
+    alone = pod_of(rendered(DATABASE, tmp_path))
+    objects = rendered({**DATABASE, "replicas": 4, "groups": {"size": 2}}, tmp_path)
+    assert "StatefulSet" not in {each["kind"] for each in objects}
+    spec = one(objects, "LeaderWorkerSet")["spec"]
+    group = spec["leaderWorkerTemplate"]
+    assert (spec["replicas"], group["size"], group["restartPolicy"]) == (2, 2, "None")
+    pod = group["workerTemplate"]["spec"]
+    assert {"name": "state", "emptyDir": {}} in pod["volumes"]
+    assert pod["containers"] == alone["containers"]
+    (address,) = (each for each in pod["containers"][0]["env"] if each["name"] == "ROUNDHOUSE_ADDRESS")
+    assert address["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+
+
+def test_nodes_reach_each_other(tmp_path: Path) -> None:
+    """On all ports, whatever else the policy allows: spans need more than HTTP."""
+    policy = one(rendered(DATABASE, tmp_path), "NetworkPolicy")["spec"]
+    nodes = {"podSelector": policy["podSelector"]}
+    assert {"from": [nodes]} in policy["ingress"]
+    assert {"to": [nodes]} in policy["egress"]
 
 
 def test_a_sidecar_is_valid_for_the_last_five_versions() -> None:
