@@ -236,6 +236,23 @@ class NodeUnreachable(ServiceError, status=502, code="node_unreachable", title="
         super().__init__(f"{model} is served by another node, and {trouble}")
 
 
+class NodesFailed(ServiceError, status=502, code="nodes_failed", title="Not all nodes have made the change"):
+    """A change of all nodes failed on some; ``faults`` has each node's address and its reason, or that it has it."""
+
+    def __init__(self, faults: Sequence[Fault], done: Sequence[str], status: int | None) -> None:
+        super().__init__(f"made on {len(done)} nodes, and refused or failed on {len(faults)}")
+        self.faults = (*faults, *(Fault(path=url, message="has made the change") for url in done))
+        if status is not None:  # all nodes have the same reason
+            self.__dict__["status"] = status
+
+
+class NodesUnnamed(ServiceError, status=409, code="nodes_unnamed", title="Other nodes serve the model too"):
+    """Weights would change on one of several nodes, whose answers would differ from then on."""
+
+    def __init__(self, model: str, others: int) -> None:
+        super().__init__(f"{others} other nodes serve {model} too: give ?nodes=all, or ?nodes=this for this one alone")
+
+
 class NoLeader(
     ServiceError, status=503, code="no_worker_ready", title="No engine of the model answers", retry_after_s=5
 ):

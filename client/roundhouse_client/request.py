@@ -2,15 +2,16 @@
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 from urllib.parse import quote
 
 from roundhouse_client.decoding import decode, parse
 from roundhouse_client.errors import AnswerMalformed, refusal
 
 T = TypeVar("T")
+Nodes = Literal["all", "this"]
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
 SHOWN: Final = 100  # shown characters of a foreign answer
@@ -100,6 +101,13 @@ def post(path: str, read: Callable[[bytes], T], document: object = None, limit_s
     body = None if document is None else encoded(document)
     headers = {} if body is None else {"Content-Type": JSON}
     return Call(request=Request(method="POST", path=path, headers=headers, body=body, limit_s=limit_s), read=read)
+
+
+def on_nodes(call: Call[T], nodes: Nodes | None) -> Call[T]:
+    """Return a call that is for ``all`` nodes of a cluster or only for ``this`` one, which answers."""
+    if nodes is None:
+        return call
+    return replace(call, request=replace(call.request, query={**call.request.query, "nodes": nodes}))
 
 
 def encoded(document: object) -> bytes:

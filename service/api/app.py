@@ -14,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundhouse_client.values.jobs import BatchLine
+from roundhouse_client.values.node import NodeResult
 from service import __version__
 from service.api.body import BufferedBodies
 from service.api.door.access import AccessCheck, Rates
@@ -75,6 +76,10 @@ def build_app(
     relays = Relays(node, limits, server, has_several_keys=has_several_keys)
     access = AccessCheck(Rates(time.monotonic))
     app: ASGIApp = build_routes(node, config, roots, reloader, upgrader, relays, access)
+    if relays.elsewhere is not None:  # a node alone imports nothing of it
+        from service.api.every_node import EveryNode  # noqa: PLC0415 - see above
+
+        app = EveryNode(app, node, relays.elsewhere, limits)
     app = RelayedPaths(app, relays, access)
     app = Gate(app, keys=KeyRing(callers), hosts=server.hosts, origins=server.origins)
     if server.origins:  # outside the gate: a browser's preflight request has no key
@@ -140,7 +145,10 @@ def build_routes(
 
 def _describe(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI description."""
+    from service.api.every_node import describe_nodes  # noqa: PLC0415 - few need it
+
     description = app.openapi()
+    describe_nodes(description["paths"])
     description["paths"] = {**describe_relayed(), **description["paths"]}
     # We read these bodies, within bounds, and write errors ourselves; FastAPI does not know their schemas.
     schemas = description["components"]["schemas"]
@@ -148,7 +156,9 @@ def _describe(app: FastAPI) -> dict[str, Any]:
     for body in bodies:
         schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= {**schema.pop("$defs", {}), body.__name__: schema}
-    schemas |= msgspec.json.schema_components((BatchLine, Timeline), ref_template="#/components/schemas/{name}")[1]
+    schemas |= msgspec.json.schema_components(
+        (BatchLine, NodeResult, Timeline), ref_template="#/components/schemas/{name}"
+    )[1]
     # A bad parameter is a 400 in our own form; FastAPI lists its own 422 for every route with a parameter.
     for route in (route for path in description["paths"].values() for route in path.values()):
         if "HTTPValidationError" in str(route["responses"].get("422")):

@@ -45,6 +45,11 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     models: Sequence[str]
     seen_s: float
 
+    @property
+    def url(self) -> str:
+        """The address of its HTTP."""
+        return f"http://[{self.address}]:{self.port}" if ":" in self.address else f"http://{self.address}:{self.port}"
+
 
 class Seats:
     """Keeps this node's seat, and its board of spans up to date, while ``run`` runs."""
@@ -62,6 +67,11 @@ class Seats:
 
     def __repr__(self) -> str:
         return f"<Seats of {self._board!r}>"
+
+    @property
+    def own(self) -> str:
+        """The id of this node's seat."""
+        return self._board.seat
 
     def others(self) -> list[Seat]:
         """Return the other nodes that the store has seen within a lease, or had no chance to see."""

@@ -61,7 +61,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "half a group": ({**DATABASE, "groups": {"size": 2}, "replicas": 3}, "not a multiple of groups.size"),
     "groups that scale": (
         {**DATABASE, "groups": {"size": 2}, "replicas": 2, "autoscaling": {"enabled": True}},
-        "groups",
+        "groups of nodes are not scaled",
     ),
     "a misspelt value": ({"replica": 2}, "replica"),
     "no configuration": ({"config": None}, "config"),

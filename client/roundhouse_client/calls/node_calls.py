@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import date
 from typing import Final
 
-from roundhouse_client.request import Call, as_text, get, into, post
+from roundhouse_client.request import Call, Nodes, as_text, get, into, on_nodes, post
 from roundhouse_client.values.node import (
     AgreedUpgrade,
     ClusterNodes,
@@ -79,14 +79,14 @@ def upgrade() -> Call[AgreedUpgrade]:
     return post("/v1/upgrade", into(AgreedUpgrade), limit_s=CHECK_LIMIT_S)
 
 
-def reload_configuration() -> Call[Reload]:
-    """Reload the service's configuration; return its changes.
+def reload_configuration(*, nodes: Nodes | None = None) -> Call[Reload]:
+    """Reload the service's configuration, or that of ``all`` nodes; return the changes of the node that answers.
 
     Raises:
         InvalidRequest: the configuration is not usable; nothing has changed.
         StateConflict: a changed setting needs a restart; nothing has changed.
     """
-    return post("/v1/config/reload", into(Reload))
+    return on_nodes(post("/v1/config/reload", into(Reload)), nodes)
 
 
 def get_health() -> Call[Health]:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from roundhouse_client.request import Call, get, into, place, post
+from roundhouse_client.request import Call, Nodes, get, into, on_nodes, place, post
 from roundhouse_client.values.workers import Incidents, Worker, WorkerLog, Workers
 
 WORKERS: Final = "/v1/workers"
@@ -41,28 +41,28 @@ def get_incidents(worker_id: str) -> Call[Incidents]:
     return get(f"{WORKERS}{place(worker_id)}/incidents", into(Incidents))
 
 
-def drain_worker(worker_id: str) -> Call[Worker]:
+def drain_worker(worker_id: str, *, nodes: Nodes | None = None) -> Call[Worker]:
     """Drain a worker: it takes no new turns, and those in flight end.
 
     Raises:
         NotFound: there is no such worker.
     """
-    return post(f"{WORKERS}{place(worker_id)}/drain", into(Worker))
+    return on_nodes(post(f"{WORKERS}{place(worker_id)}/drain", into(Worker)), nodes)
 
 
-def resume_worker(worker_id: str) -> Call[Worker]:
+def resume_worker(worker_id: str, *, nodes: Nodes | None = None) -> Call[Worker]:
     """Take a drain back, or start a worker that gave up.
 
     Raises:
         NotFound: there is no such worker.
     """
-    return post(f"{WORKERS}{place(worker_id)}/resume", into(Worker))
+    return on_nodes(post(f"{WORKERS}{place(worker_id)}/resume", into(Worker)), nodes)
 
 
-def restart_worker(worker_id: str) -> Call[Worker]:
+def restart_worker(worker_id: str, *, nodes: Nodes | None = None) -> Call[Worker]:
     """Replace a worker's engine now; its turns run again.
 
     Raises:
         NotFound: there is no such worker.
     """
-    return post(f"{WORKERS}{place(worker_id)}/restart", into(Worker))
+    return on_nodes(post(f"{WORKERS}{place(worker_id)}/restart", into(Worker)), nodes)

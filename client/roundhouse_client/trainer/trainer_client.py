@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from roundhouse_client.errors import WeightsError
+from roundhouse_client.request import Nodes
 from roundhouse_client.trainer import tensors as wire
 from roundhouse_client.trainer.nccl_group import NcclGroup
 from roundhouse_client.trainer.process_group import ProcessGroup
@@ -99,8 +100,9 @@ class TrainerClient:
 
     ``model`` is the model's name in the configuration. ``timeout_s`` bounds an update. ``url`` and ``api_key`` default
     to ``ROUNDHOUSE_URL`` and ``ROUNDHOUSE_API_KEY``. ``backend`` is the model's ``weights.backend``: ``gloo``, or
-    ``nccl``, which needs vLLM and a GPU here. Use a client from one thread at a time. Methods return the service's
-    documents.
+    ``nccl``, which needs vLLM and a GPU here. Where several nodes of a cluster serve the model, ``nodes`` says whether
+    ``all`` get a checkpoint or an adapter, or ``this`` node alone; a group has the engines of one node. Use a client
+    from one thread at a time. Methods return the service's documents.
     """
 
     def __init__(
@@ -111,10 +113,11 @@ class TrainerClient:
         api_key: str | None = None,
         timeout_s: float = 1800.0,
         backend: Literal["gloo", "nccl"] = "gloo",
+        nodes: Nodes | None = None,
     ) -> None:
         self._model = model
         self._timeout_s = timeout_s
-        self._door = WeightsDoor(url, model, api_key, timeout_s)
+        self._door = WeightsDoor(url, model, api_key, timeout_s, nodes)
         self._group = EnginesGroup(self._door, backend)
         self._digests: dict[str, str] = {}
         self._made = 0  # the version of these digests

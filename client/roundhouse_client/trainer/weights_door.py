@@ -9,7 +9,7 @@ import httpx
 from roundhouse_client.calls import model_calls
 from roundhouse_client.client import Client
 from roundhouse_client.errors import AnswerLost, AnswerMalformed, Refused, Unreachable, WeightsError
-from roundhouse_client.request import Call
+from roundhouse_client.request import Call, Nodes
 from roundhouse_client.values.value import Value
 
 ASK_LIMIT_S: Final = 60.0
@@ -22,8 +22,9 @@ Document = dict[str, Any]
 class WeightsDoor:
     """The calls of one model; each is sent once."""
 
-    def __init__(self, url: str | None, model: str, api_key: str | None, timeout_s: float) -> None:
+    def __init__(self, url: str | None, model: str, api_key: str | None, timeout_s: float, nodes: Nodes | None) -> None:
         self._model = model
+        self._nodes = nodes
         self._timeout_s = timeout_s
         self._http = httpx.Client()  # with the environment's proxies: engines and trainer may be far apart
         self._client = Client(url, api_key=api_key, timeout_s=ASK_LIMIT_S, patience_s=0.0, http=self._http)
@@ -41,19 +42,19 @@ class WeightsDoor:
 
     def init(self, body: Mapping[str, object]) -> Document:
         """Open a group that every engine joins."""
-        return self._ask(model_calls.init_weights(self._model, body, limit_s=self._timeout_s))
+        return self._ask(model_calls.init_weights(self._model, body, nodes=self._nodes, limit_s=self._timeout_s))
 
     def update(self, body: Mapping[str, object]) -> Document:
         """Begin an update."""
-        return self._ask(model_calls.update_weights(self._model, body, limit_s=self._timeout_s))
+        return self._ask(model_calls.update_weights(self._model, body, nodes=self._nodes, limit_s=self._timeout_s))
 
     def load_adapter(self, name: str, path: str) -> Document:
         """Load an adapter."""
-        return self._ask(model_calls.load_adapter(self._model, name, path, limit_s=self._timeout_s))
+        return self._ask(model_calls.load_adapter(self._model, name, path, nodes=self._nodes, limit_s=self._timeout_s))
 
     def unload_adapter(self, name: str) -> None:
         """Unload an adapter."""
-        self._sent(model_calls.unload_adapter(self._model, name, limit_s=self._timeout_s))
+        self._sent(model_calls.unload_adapter(self._model, name, nodes=self._nodes, limit_s=self._timeout_s))
 
     def wait_over(self, update: Document) -> Document:
         """Return an update once it is over.

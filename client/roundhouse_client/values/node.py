@@ -214,6 +214,14 @@ class UsageReport(Value):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeResult(Value):
+    """The HTTP status with which a node has made a change that was asked of all nodes."""
+
+    url: str
+    status: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterNode(Value):
     """A node of the store, last seen ``seen_s`` seconds ago; without ``address`` other nodes cannot reach it."""
 

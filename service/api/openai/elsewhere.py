@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
+from urllib.parse import quote
 
 import anyio
 import httpx
@@ -67,9 +68,18 @@ class Elsewhere:
         """Return the models and adapters that other nodes serve now."""
         return frozenset(model for seat in self._seats.others() for model in seat.models)
 
+    def others(self, model: str | None = None) -> list[Seat]:
+        """Return the other nodes, or those of them that serve a model."""
+        return [seat for seat in self._seats.others() if model is None or model in seat.models]
+
+    @property
+    def own_url(self) -> str:
+        """The address of this node's HTTP for others."""
+        return next((seat.url for seat in self._seats.seats if seat.id == self._seats.own), "this node")
+
     def answer(self, request: Request, path: str, body: bytes, model: str | None) -> "PassedOn | None":
         """Return the answer of a node that serves a model; None if there is none, or the request was passed on here."""
-        seats = [seat for seat in self._seats.others() if model in seat.models]
+        seats = self.others(str(model))
         if not seats or PASSED in request.headers:
             return None
         random.shuffle(seats)
@@ -92,7 +102,7 @@ class Elsewhere:
 
     @asynccontextmanager
     async def passing_to(
-        self, seat: Seat, path: str, body: bytes, headers: Mapping[str, str]
+        self, seat: Seat, path: str, body: bytes, headers: Mapping[str, str], method: str = "POST"
     ) -> AsyncIterator[httpx.Response]:
         """Pass a request on, and give its answer for a block, which ends if the node is seen no longer.
 
@@ -100,10 +110,9 @@ class Elsewhere:
             httpx.HTTPError: the node cannot be reached, or its answer has broken off.
         """
         at = str(int(time.time()))
-        host = f"[{seat.address}]" if ":" in seat.address else seat.address
         asked = self._client.build_request(
-            "POST",
-            f"http://{host}:{seat.port}{path}",
+            method,
+            seat.url + quote(path),
             content=body,
             headers={**headers, PASSED: f"{at}.{self._proof(at, path, body)}"},
         )

@@ -363,11 +363,19 @@ def _print(console: Console, listing: Tools) -> None:
             console.print(f"mcp {plain(server.name)} is down: {plain(server.trouble)}{known}", markup=False)
 
 
-def reload(url: UrlOption = None, api_key: KeyOption = None, *, as_json: JsonOption = False) -> None:
+def reload(
+    url: UrlOption = None,
+    api_key: KeyOption = None,
+    *,
+    all_nodes: Annotated[bool, typer.Option("--all-nodes", help="On all nodes of the cluster.")] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Make the service reload its configuration; if it is refused or not usable, nothing changes."""
     with connect(url, api_key) as service:
-        answer = service.reload_configuration()
+        answer = service.reload_configuration(nodes="all" if all_nodes else None)
     listing = Table("what", "settings and models", box=None)
     for what, names in [(what, names) for what in SHOWN if (names := getattr(answer, what))]:
         listing.add_row(what, ", ".join(names))
+    for node in answer.document.get("nodes", ()):
+        listing.add_row("reloaded", plain(str(node["url"])))
     print_document(answer.document, listing, as_json=as_json)
