@@ -108,6 +108,7 @@ def test_every_view_fits_every_width_and_is_accessible(service: Service, page: P
         "worker": ("#/workers/m-0", "No engine of this worker has broken"),
         "lanes": ("#/lanes", "No model is placed on lanes"),
         "models": ("#/models", "words"),
+        "cluster": ("#/cluster", "this machine (this)"),
         "usage": ("#/usage", "Slot time"),
     }
     page.complaints.clear()

@@ -129,7 +129,7 @@ def status(config: ConfigHereOption = Path(FILE), *, as_json: JsonOption = False
     for where, state in placed.items():
         table.add_row(plain(where), plain(state))
     for seat in seats:
-        served = ", ".join(map(plain, seat.models)) or "nothing yet"
+        served = ", ".join(map(plain, seat.models)) or "nothing"
         is_there = seat.seen_s <= FRESH_S
         state = f"serves {served}" if is_there else f"has not been seen for {seat.seen_s:.0f} s"
         table.add_row(f"http://{seat.address}:{seat.port}", state)

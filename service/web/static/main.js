@@ -7,6 +7,7 @@ import { clock } from "./format.js";
 import { start, subscribe } from "./live.js";
 import * as awaited from "./awaited.js";
 import * as chat from "./chat.js";
+import * as cluster from "./cluster.js";
 import * as compare from "./compare.js";
 import * as conversation from "./conversation.js";
 import * as history from "./history.js";
@@ -30,6 +31,7 @@ const VIEWS = [
   { at: "workers", title: "Workers", view: workers, inner: [worker] },
   { at: "lanes", title: "Lanes", view: lanes },
   { at: "models", title: "Models", view: models },
+  { at: "cluster", title: "Cluster", view: cluster },
   { at: "usage", title: "Usage", view: usage },
   { at: "compare", title: "Side by side", inner: [null, null, null, compare], isApart: true },
 ];
