@@ -232,8 +232,11 @@ async def _overview(node: Node, glances: Glances, caller: Caller) -> tuple[bytes
     status = shown_status(node, unclaimed, caller, awaited)
     status = replace(status, workers=tuple(map(_with_few_requests, status.workers)))
     turns = _turns_of(node, status.workers)
+    has_others = node.seats is not None
     can = {"updatable": sorted(node.fleet.weights), "adaptable": sorted(node.fleet.adapters)}
-    return _encoded(status, version=__version__, jobs=jobs, sees_all=caller.sees_all, turns=turns, **can), False
+    return _encoded(
+        status, version=__version__, jobs=jobs, sees_all=caller.sees_all, turns=turns, has_others=has_others, **can
+    ), False
 
 
 def _turns_of(node: Node, workers: Iterable[Worker]) -> dict[str, TurnKey]:

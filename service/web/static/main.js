@@ -100,9 +100,10 @@ by("forget").addEventListener("click", () => {
   begin();
 });
 window.addEventListener("hashchange", () => show());
-subscribe(({ status: { awaited: count, lanes: all } }) => {
+subscribe(({ status: { awaited: count, lanes: all }, has_others: hasOthers }) => {
   for (const link of by("nav").children) {
     if (link.dataset.at === "lanes") link.hidden = all.length === 0;
+    if (link.dataset.at === "cluster") link.hidden = !hasOthers;
     if (link.dataset.at === "awaited") setText(link, count ? `Awaited ${count}` : "Awaited");
     setAttribute(link, "data-count", link.dataset.at === "awaited" && count > 0 ? "true" : null);
   }
