@@ -38,6 +38,7 @@ from tests.harness.waiting import LIMIT_S, is_alive, wait_for
 
 LayOut = Callable[[Row], LaidOut]
 Engine = tuple[int, float]  # its process, and when that began
+SHARED = ("postgres", "cluster")
 ROWS = rows()
 
 
@@ -65,7 +66,7 @@ def lay_out(
                 nvml: Path = request.getfixturevalue("nvml")
                 take_nvml(nvml / NVML_LIBRARY, monkeypatch)
                 monkeypatch.setenv("STAND_IN_USED", str(nvml / "used"))
-            database = request.getfixturevalue("postgres").new_database() if row.store == "postgres" else ""
+            database = request.getfixturevalue("postgres").new_database() if row.store in SHARED else ""
             return LaidOut(row, tmp_path / "s", free_ports(ports_of(row)), database, stack)
 
         yield lay

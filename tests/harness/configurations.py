@@ -23,7 +23,7 @@ class Row:
     address: str = "default"  # folder: of UNIX sockets; port: no UNIX socket
     capacity: str = "default"
     keys: str = "none"
-    store: str = "sqlite"
+    store: str = "sqlite"  # cluster: PostgreSQL, with an address for other nodes
     tools: str = "none"
     params: str = "none"
     change: str = "nothing"  # changes the last model, except for add
@@ -48,7 +48,7 @@ FACTORS: Final[Mapping[str, tuple[Any, ...]]] = {
     "address": ("default", "folder", "port"),
     "capacity": ("default", "slots", "tokens"),
     "keys": ("none", "list", "file"),
-    "store": ("sqlite", "memory", "postgres"),
+    "store": ("sqlite", "memory", "postgres", "cluster"),
     "tools": ("none", "python", "mcp", "http"),
     "params": ("none", "some"),
     "change": ("nothing", "add", "remove", "params", "slots", "args", "resize"),

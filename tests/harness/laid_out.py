@@ -93,11 +93,13 @@ class LaidOut:
 
     def server(self) -> Document:
         """Return the ``server`` section."""
+        server: Document = {"address": "127.0.0.1"} if self.row.store == "cluster" else {}
         if self.row.keys == "file":
-            return {"keys_file": "keys.yaml"}
+            return {**server, "keys_file": "keys.yaml"}
         if self.row.keys == "list":
-            return {"keys": [{"name": name, "key": key, "scopes": SCOPES[name]} for name, key in KEYS.items()]}
-        return {}
+            keys = [{"name": name, "key": key, "scopes": SCOPES[name]} for name, key in KEYS.items()]
+            return {**server, "keys": keys}
+        return server
 
     def sections(self) -> dict[str, Document]:
         """Return the sections beside server and models."""
