@@ -98,6 +98,7 @@ class Store:
             lambda connection: self._claims.claim(connection, models, limit, job_id),
             self._claims.keep_told,
             is_kept=True,
+            is_claim=True,
         )
 
     def release_nowait(

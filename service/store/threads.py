@@ -33,6 +33,7 @@ class Write(msgspec.Struct, frozen=True, kw_only=True):
     operation: Operation
     jobs: frozenset[JobId]  # jobs that it changes
     is_kept: bool
+    is_claim: bool = False  # it writes only by the membership's ``claim``
     may_wait: bool = False
     size: int = 1  # number of facts
     key: str | None = None  # idempotency key of a post
@@ -111,6 +112,7 @@ class PendingWrites:
         on_committed: Callable[[T], None] = lambda _: None,
         *,
         is_kept: bool = False,
+        is_claim: bool = False,
         key: str | None = None,
     ) -> T:
         """Submit an operation, and return its result once it is committed; ``on_committed`` as in ``submit``.
@@ -119,7 +121,7 @@ class PendingWrites:
             StoreUnavailable: the database is in trouble.
         """
         done = anyio.Event()
-        write = Write(operation=operation, jobs=jobs, is_kept=is_kept, key=key)
+        write = Write(operation=operation, jobs=jobs, is_kept=is_kept, is_claim=is_claim, key=key)
         self.submit(write, on_committed, on_success=done.set, on_failure=done.set)
         await done.wait()
         result: T = write.future.result()

@@ -189,7 +189,8 @@ class Writer:
         with _transaction(connection):
             jobs = sorted({job for write in group for job in write.jobs})
             keys = [write.key for write in group if write.key is not None]
-            self._membership.begin_group(connection, self._number + 1, jobs, keys)
+            only_claims = bool(group) and all(write.is_claim for write in group)
+            self._membership.begin_group(connection, self._number + 1, jobs, keys, only_claims=only_claims)
             self._begin()
             answers = [(write, self._run_one(write, connection)) for write in group]
             self._membership.extend_lease(connection)

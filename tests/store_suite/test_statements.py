@@ -86,6 +86,7 @@ WRITES: dict[str, tuple[Callable[[Store], Awaitable[Any]], int, int]] = {
     ),
     "a conversation that is left": (release, 2, 3),
     "a claim": (lambda store: store.claim(["m"], 10), 7, 3),
+    "a claim that finds nothing": (lambda store: store.claim(["m"], 10), 5, 1),
     "the end of a job": (of(moved(ConversationState.COMPLETED, "c0", ENDED)), 9, 10),
     "a cancellation": (lambda store: store.request_cancel(J), 3, 4),
     "a job that is deleted": (lambda store: store.delete(ENDED), 9, 10),

@@ -86,8 +86,12 @@ class Membership(Protocol):
     def register(self, connection: Connection) -> None:
         """Become a member under a new id, without claims."""
 
-    def begin_group(self, connection: Connection, number: int, jobs: Sequence[JobId], keys: Sequence[str]) -> None:
+    def begin_group(
+        self, connection: Connection, number: int, jobs: Sequence[JobId], keys: Sequence[str], *, only_claims: bool
+    ) -> None:
         """Write the number of the transaction's group, which changes ``jobs`` and posts with ``keys``.
+
+        With ``only_claims`` this may wait until a claim finds something: ``claim`` may then raise Fenced too.
 
         Raises:
             Fenced: this node is no longer a member.

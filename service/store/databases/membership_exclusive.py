@@ -66,8 +66,11 @@ class ExclusiveMembership(AnyMembership):
             (self.node_id, datetime.now(UTC).isoformat()),
         )
 
-    def begin_group(self, connection: Connection, number: int, _jobs: Sequence[JobId], _keys: Sequence[str]) -> None:
+    def begin_group(
+        self, connection: Connection, number: int, _jobs: Sequence[JobId], _keys: Sequence[str], *, only_claims: bool
+    ) -> None:
         """Write the number of a group."""
+        del only_claims  # they are rare here
         signed = connection.execute("UPDATE nodes SET last_write = ? WHERE id = ?", (number, self.node_id))
         if signed.rowcount != 1:
             raise Fenced

@@ -1,7 +1,7 @@
 """A node among others on one database: its claims last until they end, are released, or its lease is over.
 
 A lease belongs to a node, by the database's clock. A node that takes over marks the other as dead first, and each group
-of writes begins with the node's own row. So a group is committed before its node is dead, or refused as a whole.
+that changes anything writes the node's own row. So it is committed before its node is dead, or refused as a whole.
 """
 
 import hashlib
@@ -52,6 +52,7 @@ class SharedMembership(AnyMembership):
         self._lease_s = lease_s
         self._models = models  # shared with its owner, so always up to date
         self._signed_at = 0.0
+        self._unsigned: int | None = None  # the number of a group of claims, until one of them finds something
         self._changed: set[JobId] = set()  # jobs of which the other nodes have not been notified yet
         self._has_work = False
         self._noticed_at = 0.0
@@ -65,11 +66,27 @@ class SharedMembership(AnyMembership):
             (self.node_id, datetime.now(UTC).isoformat(), self._lease_s, list(self._models)),
         )
 
-    def begin_group(self, connection: Connection, number: int, jobs: Sequence[JobId], keys: Sequence[str]) -> None:
-        """Write the number of a group, and lock its jobs and keys.
+    def begin_group(
+        self, connection: Connection, number: int, jobs: Sequence[JobId], keys: Sequence[str], *, only_claims: bool
+    ) -> None:
+        """Write the number of a group, and lock its jobs and keys; a group of claims is signed by what it finds.
 
-        All nodes lock in the same order, so no deadlock occurs. The lease is renewed here too: the row of a node that
-        writes all the time is always locked when its lease is due for renewal.
+        All nodes lock in the same order, so no deadlock occurs: a claim locks only free rows.
+        """
+        self._signed_at = time.monotonic()
+        self._unsigned = number if only_claims else None
+        if not only_claims:
+            self._sign(connection, number)
+        if jobs:
+            connection.execute("SELECT 1 FROM jobs WHERE id = ANY(?) ORDER BY id FOR UPDATE", (list(jobs),))
+        for lock in sorted({_lock_of(key) for key in keys}):
+            connection.execute("SELECT pg_advisory_xact_lock(?)", (lock,))
+
+    def _sign(self, connection: Connection, number: int) -> None:
+        """Write a group's number to the node's own row.
+
+        The lease is renewed here too: the row of a node that writes all the time is always locked when its lease is due
+        for renewal.
         """
         signed = connection.execute(
             "UPDATE nodes SET last_write = ?, lease_until = now() + make_interval(secs => ?)"
@@ -78,15 +95,10 @@ class SharedMembership(AnyMembership):
         )
         if signed.rowcount != 1:
             raise Fenced
-        self._signed_at = time.monotonic()
-        if jobs:
-            connection.execute("SELECT 1 FROM jobs WHERE id = ANY(?) ORDER BY id FOR UPDATE", (list(jobs),))
-        for lock in sorted({_lock_of(key) for key in keys}):
-            connection.execute("SELECT pg_advisory_xact_lock(?)", (lock,))
 
     def extend_lease(self, connection: Connection) -> None:
         """Renew the lease after a long transaction, which kept the node's row locked."""
-        if time.monotonic() - self._signed_at > self._lease_s / LONG:
+        if self._unsigned is None and time.monotonic() - self._signed_at > self._lease_s / LONG:
             connection.execute(
                 "UPDATE nodes SET lease_until = clock_timestamp() + make_interval(secs => ?) WHERE id = ?",
                 (self._lease_s, self.node_id),
@@ -126,7 +138,11 @@ class SharedMembership(AnyMembership):
     def claim(
         self, connection: Connection, models: Sequence[str], limit: int | None, job_id: JobId | None
     ) -> list[Claim]:
-        """Claim conversations that no node runs, by priority and age; those of cancelled jobs need no model."""
+        """Claim conversations that no node runs, by priority and age; those of cancelled jobs need no model.
+
+        All nodes look at each notice, and most find nothing. They write nothing then, so they wait for no disk, and do
+        not keep those waiting that do write.
+        """
         rows = connection.execute(
             "UPDATE conversations SET owner = ?, fence = fence + 1 FROM ("
             " SELECT c.job_id, c.id, j.number, c.position FROM conversations c JOIN jobs j ON j.id = c.job_id"
@@ -137,6 +153,9 @@ class SharedMembership(AnyMembership):
             " RETURNING conversations.job_id, conversations.id, fence, free.number, free.position",
             (self.node_id, list(models), job_id, limit),
         ).fetchall()
+        if rows and self._unsigned is not None:
+            self._sign(connection, self._unsigned)
+            self._unsigned = None
         ordered = sorted(rows, key=lambda row: (row[3], row[4]))
         return [Claim(job_id=JobId(row[0]), conversation_id=row[1], fence=row[2]) for row in ordered]
 
