@@ -1,6 +1,7 @@
 """The command ``roundhouse``: its commands, and the printed form of their errors."""
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -221,6 +222,7 @@ def check_command(  # noqa: PLR0913 - one for each option
     from service.cli.commands.configuration_check import check  # noqa: PLC0415 - see above
 
     overrides = {"host": host, "port": port, "state_dir": state_dir, "address": address, "port_offset": port_offset}
+    overrides["store_url"] = os.environ.get("ROUNDHOUSE_STORE_URL")
     check(first_steps.config_path(config, model), overrides, enable_mig=enable_mig)
 
 

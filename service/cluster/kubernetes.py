@@ -18,7 +18,7 @@ CHART: Final = Path(__file__).with_name("chart")
 RELEASE: Final = "roundhouse"
 SECRET: Final = "roundhouse-cluster"  # noqa: S105 - its name
 ASK_S: Final = 120.0
-OF_CHART: Final = ("host", "port", "state_dir", "address")  # settings of the server that the chart sets
+OF_CHART: Final = ("host", "port", "state_dir", "address", "api_keys")  # settings of the server that the chart makes
 
 
 class KubernetesPlace:

@@ -10,18 +10,19 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 import psutil
 
 from service.cluster.failure import ClusterFailed
-from service.cluster.order import PRIVATE, ClusterHost, ClusterOrder, digest_of_text, needed_order
+from service.cluster.order import PRIVATE, ClusterHost, ClusterOrder, digest_of_text, make_private, needed_order
 from service.errors import ConfigError
 
 OFFSET: Final = 100  # ports between two nodes of one machine
 MOST_NODES: Final = 64  # on a machine
 LOOK_S: Final = 0.05
+SERVES_S: Final = 0.2  # a look at all sockets takes milliseconds
 LOOPBACK: Final = "127.0.0.1"
 DATABASE_PORT: Final = 5432
 DRAIN_MORE_S: Final = 60.0  # beyond ``drain_s``: engines end, and buffered results reach the store
@@ -57,7 +58,9 @@ def become_node(folder: Path, address: str | None) -> None:
     state_dir = states / node_name(number)
     state_dir.mkdir(mode=0o700, exist_ok=True)
     settings = {
+        "ROUNDHOUSE_CLUSTER": f"{order.mark}-",
         "ROUNDHOUSE_CONFIG": str(config),
+        "ROUNDHOUSE_PORT": str(order.port),
         "ROUNDHOUSE_HOST": order.host,
         "ROUNDHOUSE_ADDRESS": address or _own_address(order),
         "ROUNDHOUSE_STATE_DIR": str(state_dir),
@@ -65,13 +68,16 @@ def become_node(folder: Path, address: str | None) -> None:
     }
     environment = {**os.environ, **order.environment, **settings}
     os.chdir(config.parent)
-    os.execve(sys.executable, [sys.executable, "-m", "service.cli.main", "serve"], environment)  # noqa: S606
+    # Without -P a module beside the configuration would be imported.
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "service.cli.main", "serve"], environment)  # noqa: S606
 
 
 def _start_node(folder: Path, order: ClusterOrder, address: str | None) -> "subprocess.Popen[bytes]":
     """Start a node that outlives this process; its output goes to the machine's log in the cluster's folder."""
     command = [*order.command, "cluster", "node", "--home", str(folder), *(("--address", address) if address else ())]
-    handle = os.open(log_of(folder), os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)  # it may quote answers
+    handle = os.open(
+        log_of(folder), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, PRIVATE
+    )  # it may quote answers
     with os.fdopen(handle, "ab") as log:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
@@ -96,7 +102,7 @@ def start_nodes(folder: Path, order: ClusterOrder, count: int, address: str | No
             log = log_of(folder)
             what = f"ended with status {failed[0].returncode}" if failed else f"does not serve after {SERVE_S:g} s"
             raise ClusterFailed(f"a node on {socket.gethostname()} {what}; {log} ends with:\n{tail_of(log)}")
-        time.sleep(LOOK_S)
+        time.sleep(SERVES_S)
 
 
 def _serves(order: ClusterOrder, node: MachineNode) -> bool:
@@ -116,9 +122,17 @@ def nodes_here(folder: Path, order: ClusterOrder) -> list[MachineNode]:
 
 def stop_nodes(folder: Path, order: ClusterOrder, numbers: Sequence[int] = ()) -> Mapping[int, str]:
     """Drain the cluster's nodes on this machine, or those with ``numbers``; return how each ended."""
-    states, how = states_of(order, folder), dict[int, str]()
+    states = states_of(order, folder)
+    # A second command waits for the first: its own signals would end the drain.
+    with _open_lock(states / f"{socket.gethostname()}.stop", os.O_CREAT) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return _stop(states, order.drain_s, numbers)
+
+
+def _stop(states: Path, drain_s: float, numbers: Sequence[int]) -> Mapping[int, str]:
+    how = dict[int, str]()
     for number, limit_s, word in (
-        (signal.SIGTERM, order.drain_s + DRAIN_MORE_S, "drained"),
+        (signal.SIGTERM, drain_s + DRAIN_MORE_S, "drained"),
         (signal.SIGTERM, HURRY_S, "stopped at once"),
         (signal.SIGKILL, HURRY_S, "killed"),
     ):
@@ -139,7 +153,7 @@ def stop_nodes(folder: Path, order: ClusterOrder, numbers: Sequence[int] = ()) -
 def states_of(order: ClusterOrder, folder: Path) -> Path:
     """Return the folder with the states of this machine's nodes; it is made if need be."""
     states = folder if order.on is ClusterHost.HERE else Path(order.state_dir).expanduser()
-    states.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(states)
     return states
 
 
@@ -189,7 +203,7 @@ def _own_address(order: ClusterOrder) -> str:
 
 def _take_number(states: Path) -> tuple[int, int]:
     for number in range(MOST_NODES):
-        handle = os.open(_lock_of(states, number), os.O_RDWR | os.O_CREAT, 0o600)
+        handle = os.open(_lock_of(states, number), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE)
         try:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:  # another node has it
@@ -205,14 +219,19 @@ def _lock_of(states: Path, number: int) -> Path:
 
 def _running(states: Path) -> Iterator[MachineNode]:
     for number in range(MOST_NODES):
+        path = _lock_of(states, number)
         try:
-            handle = os.open(_lock_of(states, number), os.O_RDWR)
+            with _open_lock(path) as file:
+                asked = struct.pack(LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+                kind, _, _, _, owner = struct.unpack(LOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
         except FileNotFoundError:
             continue
-        try:
-            asked = struct.pack(LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-            kind, _, _, _, owner = struct.unpack(LOCK, fcntl.fcntl(handle, fcntl.F_GETLK, asked))
-        finally:
-            os.close(handle)
-        if kind != fcntl.F_UNLCK:
-            yield MachineNode(number=number, pid=owner)
+        if kind == fcntl.F_UNLCK:
+            continue
+        if owner <= 1:  # such a number would mean a whole group of processes to kill(2)
+            raise ClusterFailed(f"{path} is locked by a process of another machine or container; end the node there")
+        yield MachineNode(number=number, pid=owner)
+
+
+def _open_lock(path: Path, create: int = 0) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW | create, PRIVATE), "r+b", buffering=0)

@@ -7,6 +7,7 @@ and in no scheduler's record.
 import hashlib
 import os
 import stat
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -35,12 +36,13 @@ class ClusterHost(StrEnum):
 class ClusterOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings that a cluster's nodes are started with; paths are the same on every machine.
 
-    ``digest`` is the configuration's, ``options`` go to the scheduler's program, ``environment`` holds the variables
-    that the configuration reads. ``job`` is the scheduler's name for the cluster, once it has one. ``has_database``:
-    the cluster's PostgreSQL runs on this machine and ends with it.
+    ``mark`` begins the id of each of its nodes, ``digest`` is the configuration's, ``options`` go to the scheduler's
+    program, ``environment`` holds the variables that the configuration reads. ``job`` is the scheduler's name for the
+    cluster, once it has one. ``has_database``: the cluster's PostgreSQL runs on this machine and ends with it.
     """
 
     on: ClusterHost
+    mark: str
     config: str
     digest: str
     nodes: int
@@ -79,14 +81,33 @@ def digest_of_text(config: Path) -> str:
         raise ConfigError(f"{config}: {error.strerror}; it must be at the same path on every machine") from error
 
 
-def make_folder(folder: Path) -> None:
-    """Make the cluster's folder, which only its user can enter and no repository takes in.
+def make_private(folder: Path) -> None:
+    """Make a folder that only its user can enter, or check that one is.
 
     Raises:
-        OSError: it cannot be made.
+        ConfigError: it is another user's, or others can write in it, or it cannot be made.
     """
-    folder.mkdir(mode=0o700, exist_ok=True)
-    (folder / ".gitignore").write_text("*\n")
+    try:
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700, parents=True)
+        facts = folder.lstat()
+        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+            raise ConfigError(f"{folder}: a folder of yours is needed there, in which no other user can write")
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}; a cluster keeps its order and its logs there") from error
+
+
+def make_folder(folder: Path) -> None:
+    """Make the cluster's folder, which no repository takes in.
+
+    Raises:
+        ConfigError: it is another user's, or cannot be made.
+    """
+    make_private(folder)
+    with suppress(FileExistsError):
+        handle = os.open(folder / ".gitignore", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, PRIVATE)
+        with os.fdopen(handle, "w") as file:
+            file.write("*\n")
 
 
 def write_order(folder: Path, order: ClusterOrder) -> None:
@@ -107,10 +128,14 @@ def read_order(folder: Path) -> ClusterOrder | None:
     """
     path = folder / FILE
     try:
-        with path.open("rb") as file:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
             facts = os.fstat(file.fileno())
-            if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
-                raise ConfigError(f"{path}: it holds secrets, and others can use it: chmod 600, and own it")
+            if not stat.S_ISREG(facts.st_mode):
+                raise ConfigError(f"{path}: not a file; delete it")
+            if facts.st_uid != os.getuid():
+                raise ConfigError(f"{path}: this cluster is another user's, who alone can use it")
+            if stat.S_IMODE(facts.st_mode) & 0o077:
+                raise ConfigError(f"{path}: it holds secrets, and others can use it: chmod 600")
             return msgspec.json.decode(file.read(MOST_BYTES), type=ClusterOrder)
     except FileNotFoundError:
         return None

@@ -3,20 +3,27 @@
 import hashlib
 import os
 import pwd
+import re
 import shutil
+import stat
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
+
+import psutil
 
 from service.errors import ConfigError
 
 PROGRAMS: Final = ("initdb", "pg_ctl")
 PACKAGED: Final = Path("/usr/lib/postgresql")  # where Debian puts each version's programs
 USERS: Final = ("postgres", "daemon")  # PostgreSQL refuses to run as root
-START_S: Final = 60
-STOP_S: Final = 60
+OF_ROOT: Final = Path("/var/lib/roundhouse")
+PID_FILE: Final = "postmaster.pid"
+PLAIN: Final = re.compile(r"[\w/.+ -]+", re.ASCII)
 LIMIT_S: Final = 120  # for a program
 MISSING: Final = (
     "a cluster needs PostgreSQL: set store.url or ROUNDHOUSE_STORE_URL, or install its programs (Debian: apt install"
@@ -27,14 +34,14 @@ MISSING: Final = (
 class OwnDatabase:
     """The PostgreSQL of a cluster on this machine, with its files in ``data`` and a socket that only its user opens.
 
-    Root's is run by another user and kept in /var/tmp, since that user may not enter root's folders.
+    Root's is run by another user and kept in /var/lib, since that user may not enter root's folders.
     """
 
     def __init__(self, folder: Path) -> None:
         self._is_root = os.getuid() == 0
         # A socket's name has 107 bytes at most, so it cannot be in any folder.
         name = f"roundhouse-{os.getuid()}-{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
-        self._home = Path("/var/tmp") / name if self._is_root else folder / "postgres"  # noqa: S108 - made with 0700
+        self._home = OF_ROOT / name if self._is_root else folder / "postgres"
         self._sockets = Path("/tmp") / name  # noqa: S108 - likewise
         self._user = _user() if self._is_root else None
 
@@ -44,8 +51,7 @@ class OwnDatabase:
     @property
     def url(self) -> str:
         """The address for nodes of this machine."""
-        user = self._user or pwd.getpwuid(os.getuid()).pw_name
-        return f"postgresql:///postgres?host={self._sockets}&user={user}"
+        return f"postgresql:///postgres?host={self._sockets}&user={quote(self._user or _own_name(), safe='')}"
 
     def start(self) -> None:
         """Start it unless it runs; its files are made the first time.
@@ -53,21 +59,33 @@ class OwnDatabase:
         Raises:
             ConfigError: its programs are not there, or fail.
         """
-        initdb, control = _programs()
+        initdb, _ = _programs()
+        if not PLAIN.fullmatch(str(self._home)):  # pg_ctl passes it to a shell
+            raise ConfigError(
+                f"{self._home}: PostgreSQL's files need a folder with a plain name; set store.url instead"
+            )
+        if self._is_root:
+            OF_ROOT.mkdir(mode=0o711, exist_ok=True)
         for folder in (self._home, self._sockets):
             self._make_private(folder)
         if not (self._data / "PG_VERSION").exists():
-            self._run([initdb, "--pgdata", self._data, "--auth", "trust", "--encoding", "UTF8", "--no-locale"])
-        if self.is_running(control):
-            return
+            self._make(initdb)
+        if self.is_running():
+            if self._socket.exists():
+                return
+            self._control("stop", "-m", "fast")  # its socket was removed, so it cannot be reached
+            self._make_private(self._sockets)
+        (self._data / PID_FILE).unlink(missing_ok=True)  # a process that is not this server may have its number now
         options = f"-c listen_addresses='' -c unix_socket_directories='{self._sockets}' -c max_connections=500"
-        log = self._home / "log"
-        self._run([control, "start", "-w", "-t", START_S, "-D", self._data, "-l", log, "-o", options])
+        self._control("start", "-l", str(self._home / "log"), "-o", options)
 
-    def is_running(self, control: str | None = None) -> bool:
-        """Whether it runs."""
-        program = control or _programs()[1]
-        return self._data.exists() and self._call([program, "status", "-D", self._data]).returncode == 0
+    def is_running(self) -> bool:
+        """Whether the process that its files name is a PostgreSQL in its folder."""
+        try:
+            number = int((self._data / PID_FILE).read_text().split("\n")[0])
+            return Path(psutil.Process(number).cwd()) == self._data.resolve()
+        except (OSError, ValueError, psutil.Error):
+            return False
 
     def stop(self) -> None:
         """Stop it; its files stay.
@@ -75,41 +93,54 @@ class OwnDatabase:
         Raises:
             ConfigError: it does not stop.
         """
-        control = _programs()[1]
-        if self.is_running(control):
-            self._run([control, "stop", "-w", "-t", STOP_S, "-m", "fast", "-D", self._data])
+        if self.is_running():
+            self._control("stop", "-m", "fast")
         with suppress(OSError):
             shutil.rmtree(self._sockets)
+
+    def _control(self, *words: str) -> None:
+        self._run([_programs()[1], *words, "-w", "-t", LIMIT_S // 2, "-D", self._data])
+
+    def _make(self, initdb: str) -> None:
+        """Make its files, whole or not at all."""
+        half = self._home / "data.new"
+        shutil.rmtree(half, ignore_errors=True)
+        self._run([initdb, "--pgdata", half, "--auth", "trust", "--encoding", "UTF8", "--no-locale"])
+        half.rename(self._data)
+
+    @property
+    def _socket(self) -> Path:
+        return self._sockets / ".s.PGSQL.5432"
 
     @property
     def _data(self) -> Path:
         return self._home / "data"
 
     def _make_private(self, folder: Path) -> None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        facts = folder.stat()
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        facts = folder.lstat()
         owner = os.getuid() if self._user is None else pwd.getpwnam(self._user).pw_uid
-        if facts.st_uid not in {os.getuid(), owner} or folder.is_symlink():
+        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid not in {os.getuid(), owner}:
             raise ConfigError(f"{folder} belongs to another user; remove it")
-        os.chown(folder, owner, -1)
+        os.chown(folder, owner, -1, follow_symlinks=False)
         folder.chmod(0o700)
 
     def _run(self, command: Sequence[object]) -> None:
-        done = self._call(command)
-        if done.returncode != 0:
-            lines = (done.stdout + done.stderr).strip().splitlines()[-3:]
-            raise ConfigError(f"the cluster's PostgreSQL: {' | '.join(lines)}; its files are in {self._home}")
-
-    def _call(self, command: Sequence[object]) -> "subprocess.CompletedProcess[str]":
         words = [str(word) for word in command]
         if self._user is not None:
             words = ["setpriv", f"--reuid={self._user}", "--init-groups", "--", *words]
-        with (self._home / "output").open("w+") as output:  # pg_ctl's server would keep a pipe open
-            done = subprocess.run(
-                words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/", timeout=LIMIT_S, check=False
-            )
+        with tempfile.TemporaryFile("w+") as output:  # the server that pg_ctl starts would keep a pipe open
+            try:
+                done = subprocess.run(
+                    words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/", timeout=LIMIT_S, check=False
+                )
+            except subprocess.TimeoutExpired as error:
+                raise ConfigError(f"the cluster's PostgreSQL: {words[-1]} took over {LIMIT_S} s") from error
             output.seek(0)
-            return subprocess.CompletedProcess(words, done.returncode, output.read(), "")
+            lines = output.read().strip().splitlines()[-3:]
+        if done.returncode != 0:
+            raise ConfigError(f"the cluster's PostgreSQL: {' | '.join(lines)}; its files are in {self._home}")
 
 
 def is_installed() -> bool:
@@ -131,6 +162,13 @@ def _places(name: str) -> Iterator[str]:
         yield on_path
     versions = [each for each in PACKAGED.glob("*/bin") if (each / name).is_file()]
     yield from (str(each / name) for each in sorted(versions, key=lambda each: each.parent.name, reverse=True))
+
+
+def _own_name() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError as error:
+        raise ConfigError(f"PostgreSQL needs a name for the user {os.getuid()}; set store.url instead") from error
 
 
 def _user() -> str:

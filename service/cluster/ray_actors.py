@@ -29,7 +29,7 @@ class ProgramActor:
         own = ["--address", self._address] if has_address else []
         # The kernel kills the program when the thread that started it ends, so that thread lasts as long as the actor.
         self._command = ["setpriv", "--pdeathsig", "KILL", *command, *own]
-        self._log = Path(log.format(host=os.uname().nodename))
+        self._log = Path(log.replace("{host}", os.uname().nodename))
         self._stopping = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._fault = ""
@@ -69,7 +69,8 @@ class ProgramActor:
         while not self._stopping.is_set():
             began = time.monotonic()
             # In a session of its own: Ray ends an actor's process group, and would end guardians before their engines.
-            with self._log.open("ab") as log:
+            handle = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(handle, "ab") as log:
                 self._process = subprocess.Popen(
                     self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )

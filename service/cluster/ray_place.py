@@ -43,9 +43,9 @@ class RayPlace:
 
     def start(self) -> ClusterOrder:
         """Reserve the machines and start an actor on each; those that are there stay."""
+        ray = self._connect()
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as InGroup  # noqa: PLC0415
 
-        ray = self._connect()
         order = msgspec.structs.replace(self._order, job=ray.get_runtime_context().gcs_address)
         write_order(self._folder, order)
         group = self._group(ray)
@@ -118,9 +118,13 @@ class RayPlace:
 
     def _group(self, ray: Any) -> Any:  # noqa: ANN401 - as above
         bundle = {name: amount for name, amount in self._needs.items() if amount}
-        group = self._found_group(ray) or ray.util.placement_group(
-            [bundle] * self._order.nodes, strategy="STRICT_SPREAD", name=self._name, lifetime="detached"
-        )
+        group = self._found_group(ray)
+        if group is None:
+            for name in self._names(ray):  # actors of a group that was removed are placed no more
+                ray.kill(self._handle(ray, name), no_restart=True)
+            group = ray.util.placement_group(
+                [bundle] * self._order.nodes, strategy="STRICT_SPREAD", name=self._name, lifetime="detached"
+            )
         if not group.wait(PLACE_S):
             ray.util.remove_placement_group(group)
             count = self._order.nodes
@@ -150,16 +154,22 @@ class RayPlace:
         return where + (f"runs as process {found['pid']}" if found["pid"] else found["fault"] or "starts")
 
     def _end(self, ray: Any, names: list[str]) -> dict[str, str]:  # noqa: ANN401 - as above
+        if not names:
+            return {}
         limit_s = self._order.drain_s + DRAIN_MORE_S
         handles = {name: self._handle(ray, name) for name in names}
-        asked = {name: handle.stop.remote(limit_s) for name, handle in handles.items()}
-        end, how = time.monotonic() + limit_s + 2 * HURRY_S + ANSWER_S, dict[str, str]()
+        looks = {name: handle.status.remote() for name, handle in handles.items()}
+        answered, _ = ray.wait(list(looks.values()), num_returns=max(1, len(looks)), timeout=ANSWER_S)
+        asked = {name: handles[name].stop.remote(limit_s) for name, reply in looks.items() if reply in answered}
+        how = dict.fromkeys(names, "its actor did not answer, and is killed")
+        end = time.monotonic() + limit_s + 2 * HURRY_S + ANSWER_S
         for name, reply in asked.items():
             try:
                 how[name] = ray.get(reply, timeout=max(0.0, end - time.monotonic()))
             except (ray.exceptions.RayError, TimeoutError) as error:
                 how[name] = f"its actor did not answer: {_first_line(error)}"
-            ray.kill(handles[name], no_restart=True)  # its program dies with it
+        for handle in handles.values():
+            ray.kill(handle, no_restart=True)  # its program dies with it
         return how
 
     def _handle(self, ray: Any, name: str) -> Any:  # noqa: ANN401 - as above

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 def keep_scaling(folder: Path, order: ClusterOrder) -> None:
     """Scale until the process ends. A node that does not answer is not counted; without any, nothing is changed."""
     os.environ.update(order.environment)
-    config = load_config(Path(order.config), {"host": order.host})
+    config = load_config(Path(order.config), {"host": order.host, "store_url": order.store_url})
     key, models = config.server.api_keys[0], config.models.keys()
     place, scale = RayPlace(folder, order), Scale(order.most - order.nodes)
     with httpx.Client(headers={"Authorization": f"Bearer {key}"}, timeout=ASK_S, trust_env=False) as client:
@@ -67,7 +67,8 @@ def _samples(text: str) -> Iterator[Sample]:
 
 def _urls(order: ClusterOrder) -> list[str]:
     try:
-        return [f"http://{seat.address}:{seat.port}" for seat in anyio.run(read_seats, order.store_url)]
+        seats = anyio.run(read_seats, order.store_url)
+        return [seat.url for seat in seats if seat.id.startswith(f"{order.mark}-")]
     except StoreUnavailable as error:
         logger.warning("%s", error)
         return []

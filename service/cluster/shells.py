@@ -5,6 +5,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -65,8 +66,10 @@ class SshPlace:
             address = self._host_name(machine)
             count = self._machines[machine]
             words = f"start --count {count} --address {shlex.quote(address)}"
-            home, file = shlex.quote(str(self._folder)), shlex.quote(f"{FILE}.new")
-            take = f"umask 077 && mkdir -p {home} && cd {home} && cat > {file} && mv {file} {FILE}"
+            home = shlex.quote(str(self._folder))
+            # Machines may share the folder: each writes a file of its own before it takes its place.
+            enter = f"umask 077 && mkdir -p {home} && cd {home}"
+            take = f'{enter} && half=$(mktemp ./order.XXXXXX) && cat > "$half" && mv "$half" {FILE}'
             done = self._run(machine, f"{take} && {self._command(words)}", SERVE_S + 2 * CONNECT_S, order)
             check_done(done, machine)
 
@@ -89,11 +92,12 @@ class SshPlace:
         def stop_on(machine: str) -> str:
             return check_done(self._run(machine, self._command("stop"), limit_s), machine).strip()
 
-        ended = self._on_all(stop_on)
-        # Machines may share the folder, so no order goes before all have read it.
-        order = shlex.quote(str(self._folder / FILE))
-        self._on_all(lambda machine: check_done(self._run(machine, f"rm -f {order}", 2 * CONNECT_S), machine))
-        return ended
+        try:
+            return self._on_all(stop_on)
+        finally:  # machines may share the folder, so no order goes before all have read it
+            order = shlex.quote(str(self._folder / FILE))
+            with suppress(ClusterFailed):  # a machine that does not answer has been named
+                self._on_all(lambda machine: self._run(machine, f"rm -f {order}", 2 * CONNECT_S))
 
     def _command(self, words: str) -> str:
         return f"{shlex.join(self._order.command)} cluster machine {words} --home {shlex.quote(str(self._folder))}"
@@ -121,5 +125,6 @@ class SshPlace:
                 except ClusterFailed as error:
                     faults.append(str(error))
         if faults:
-            raise ClusterFailed("\n".join(faults))
+            done = [f"{machine}: {result}" for machine, result in results.items() if isinstance(result, str)]
+            raise ClusterFailed("\n".join([*done, *faults]))
         return results

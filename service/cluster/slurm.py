@@ -10,18 +10,19 @@ import msgspec
 
 from service.cluster.failure import ClusterFailed
 from service.cluster.machine import DRAIN_MORE_S, HURRY_S
-from service.cluster.order import ClusterOrder, write_order
+from service.cluster.order import PRIVATE, ClusterOrder, write_order
 from service.cluster.place import call, check_done
+from workers.files.atomic import replace_file
 
 ASK_S: Final = 60.0  # for an answer of Slurm's controller
 LOOK_S: Final = 1.0
 SCRIPT: Final = "slurm.sh"
 GONE: Final = "ended"
 RUNNING: Final = "running"
-# A SIGTERM to srun itself would kill the nodes at once, so Slurm signals them; the first wait ends with the signal, the
-# second with the nodes.
+# A SIGTERM to srun would kill the nodes at once, and one to the job's tasks would reach the engines too. So ``cluster``
+# stops the nodes on each machine. The first wait ends with the signal, the second with the nodes.
 BATCH: Final = """#!/bin/bash
-#SBATCH --job-name=roundhouse
+#SBATCH --job-name={name}
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
 #SBATCH --signal=B:TERM@{grace_s}
@@ -31,7 +32,8 @@ set -uo pipefail
 unset SLURM_EXPORT_ENV
 srun --kill-on-bad-exit=0 --wait=0 --label {command} &
 nodes=$!
-trap 'scancel --signal=TERM "$SLURM_JOB_ID"' TERM INT
+drain() {{ srun --overlap --ntasks-per-node=1 {stop} & }}
+trap drain TERM INT
 status=0
 wait "$nodes" || status=$?
 trap - TERM INT
@@ -55,12 +57,19 @@ class SlurmPlace:
 
     def start(self) -> ClusterOrder:
         """Submit the job, unless it waits or runs."""
-        if self._order.job is not None and self._state() != GONE:
+        if self._state() != GONE:
             return self._order
         command = [*self._order.command, "cluster", "node", "--home", str(self._folder)]
         grace_s = int(self._order.drain_s + DRAIN_MORE_S)
-        script = BATCH.format(nodes=self._order.nodes, grace_s=grace_s, command=shlex.join(command))
-        (self._folder / SCRIPT).write_text(script)
+        stop = [*self._order.command, "cluster", "machine", "stop", "--home", str(self._folder)]
+        script = BATCH.format(
+            name=self._name,
+            nodes=self._order.nodes,
+            grace_s=grace_s,
+            command=shlex.join(command),
+            stop=shlex.join(stop),
+        )
+        replace_file(self._folder / SCRIPT, script.encode(), PRIVATE)
         log = f"--output={self._folder / 'slurm-%j.log'}"
         words = ["sbatch", "--parsable", log, *self._order.options, str(self._folder / SCRIPT)]
         job = check_done(call(words, self._order, ASK_S), "sbatch").strip().partition(";")[0]
@@ -70,11 +79,10 @@ class SlurmPlace:
 
     def describe(self) -> Mapping[str, str]:
         """Return the state of the job."""
-        return {f"job {self._order.job}": self._state()}
+        return {self._name: self._state()}
 
     def stop(self) -> Mapping[str, str]:
         """Have Slurm signal the job's nodes, which drain; end what is left after their time."""
-        job = str(self._order.job)
         limits_s = (self._order.drain_s + DRAIN_MORE_S, HURRY_S + ASK_S)
         for way, limit_s in zip((["--batch", "--signal=TERM"], []), limits_s, strict=True):
             state = self._state()
@@ -82,19 +90,24 @@ class SlurmPlace:
                 break
             if way and not state.startswith(RUNNING):
                 continue  # there is no script yet to signal, and scancel would wait for it
-            call(["scancel", *way, job], self._order, ASK_S)
+            call(["scancel", *way, "--name", self._name], self._order, ASK_S)
             end = time.monotonic() + limit_s
             while self._state() != GONE and time.monotonic() < end:
                 time.sleep(LOOK_S)
         if (state := self._state()) != GONE:
-            raise ClusterFailed(f"job {job} is still there: {state}")
-        return {f"job {job}": GONE}
+            raise ClusterFailed(f"the job {self._name} is still there: {state}")
+        return {self._name: GONE}
+
+    @property
+    def _name(self) -> str:
+        """The name of the job; its number is not known before sbatch has answered."""
+        return f"roundhouse-{self._order.mark}"
 
     def _state(self) -> str:
         """Return the state of the job, its machines, and why it waits; ``ended`` once Slurm's queue lacks it."""
-        words = ["squeue", "--noheader", "--jobs", str(self._order.job), "--format=%T|%N|%r"]
-        done = call(words, self._order, ASK_S)
-        if done.returncode != 0 and "Invalid job id" in done.stderr:
+        words = ["squeue", "--noheader", "--name", self._name, "--format=%i|%T|%N|%r"]
+        found = check_done(call(words, self._order, ASK_S), "squeue").strip().splitlines()
+        if not found:
             return GONE
-        state, machines, why = [*check_done(done, "squeue").strip().split("|"), "", "", ""][:3]
-        return ", ".join(filter(None, (state.lower(), machines, "" if why == "None" else why))) or GONE
+        job, state, machines, why = [*found[0].split("|"), "", "", ""][:4]
+        return ", ".join(filter(None, (state.lower(), f"job {job}", machines, "" if why == "None" else why)))

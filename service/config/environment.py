@@ -26,7 +26,7 @@ OF_COMMANDS: Final = (
 )
 # Set by a service for its children or by ``launch`` for an agent, or read by ``cluster``.
 OF_PROGRAMS: Final = frozenset(
-    f"{PREFIX}{name}" for name in ("HANDOVER", "PARENT", "RUN", "RUN_BELOW", "WORKER", "SESSION", "PROGRAM")
+    f"{PREFIX}{name}" for name in ("HANDOVER", "PARENT", "RUN", "RUN_BELOW", "WORKER", "SESSION", "PROGRAM", "CLUSTER")
 )
 # Kubernetes gives these to every pod beside a service named roundhouse.
 OF_KUBERNETES: Final = re.compile(rf"{PREFIX}(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")

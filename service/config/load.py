@@ -19,7 +19,8 @@ from service.formats.faults import faults_of, path_of
 
 API_KEYS: Final = "ROUNDHOUSE_API_KEYS"  # keys of the HTTP API, comma separated
 STORE_URL: Final = "ROUNDHOUSE_STORE_URL"  # overrides store.url
-PORT_OFFSET: Final = "port_offset"  # among the overrides: added to every port that this machine listens on
+PORT_OFFSET: Final = "port_offset"  # an override: added to every port that this machine listens on
+URL: Final = "store_url"  # an override: in place of store.url
 _VARIABLE: Final = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 def load_config(path: Path, overrides: Mapping[str, object] | None = None) -> Config:
     """Return the configuration of ``path``; ``overrides`` are what the command line gives: keys of ``server``.
 
-    ``port_offset`` among them is added to all ports.
+    ``port_offset`` among them is added to all ports, ``store_url`` replaces ``store.url``.
 
     Raises:
         ConfigError: with every fault, each with its line.
@@ -63,9 +64,9 @@ def build_config(document: object, overrides: Mapping[str, object], source: str,
     """
     if not isinstance(document, dict):
         raise ConfigError(f"{source}: a configuration must be a mapping with the key 'models'")
-    settings = {key: value for key, value in overrides.items() if key != PORT_OFFSET}
+    settings = {key: value for key, value in overrides.items() if key not in {PORT_OFFSET, URL}}
     document = {**document, "server": _server(document.get("server"), settings)}
-    store_url, store = os.environ.get(STORE_URL), document.get("store")
+    store_url, store = overrides.get(URL), document.get("store")
     if store_url and (store is None or isinstance(store, dict)):
         document["store"] = {**(store or {}), "url": store_url}
     try:

@@ -1,6 +1,7 @@
 """One Roundhouse, put together: the only place that knows all its parts."""
 
 import logging
+import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -341,7 +342,8 @@ def _board(config: Config, left: Left, live: LiveConfig) -> SpanBoard | None:
     if not is_shared(config.store) or config.server.address is None:
         return None
     held = left.fleet
-    seat = (held.seat if held is not None else None) or secrets.token_hex(8)
+    mark = os.environ.get("ROUNDHOUSE_CLUSTER", "")  # set where a cluster has started this node
+    seat = (held.seat if held is not None else None) or mark + secrets.token_hex(8)
     board = SpanBoard(seat, config.server.address, config.store.lease_s)
     board.inherited |= {each.id for each in (held.workers if held is not None else ()) if each.engine.generation}
     live.leads = partial(_leads, live, board)

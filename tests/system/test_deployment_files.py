@@ -60,7 +60,11 @@ def test_scripts_have_no_fault(name: str, tmp_path: Path) -> None:
     """Shellcheck finds none, also in the batch script that ``cluster`` writes."""
     script = CI if name == "run" else tmp_path / name
     if script != CI:
-        script.write_text(BATCH.format(nodes=2, grace_s=90, command="roundhouse cluster node"))
+        script.write_text(
+            BATCH.format(
+                name="n", nodes=2, grace_s=90, command="roundhouse cluster node", stop="roundhouse cluster stop"
+            )
+        )
     assert check(deploy_tools.checker("shellcheck"), str(script)) == ""
 
 

@@ -1,9 +1,10 @@
 """``cluster``: nodes on several machines, started, shown and ended by one command."""
 
+import fcntl
 import os
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Final
@@ -14,32 +15,32 @@ import typer
 from rich.table import Table
 
 from service.cli.connection import JsonOption, print_document
-from service.cli.conventions import FILE
+from service.cli.conventions import FILE, Exit
 from service.cli.displays.console import plain
 from service.cluster.failure import ClusterFailed
 from service.cluster.machine import become_node, nodes_here, start_nodes, stop_nodes
+from service.cluster.new_order import new_order
 from service.cluster.order import (
     FILE as ORDER,
 )
 from service.cluster.order import (
+    PRIVATE,
     ClusterHost,
     ClusterOrder,
-    digest_of_text,
     folder_of,
     make_folder,
     needed_order,
     read_order,
     write_order,
 )
-from service.cluster.own_database import MISSING, OwnDatabase, is_installed
+from service.cluster.own_database import OwnDatabase
 from service.cluster.place import ClusterPlace
-from service.config.load import API_KEYS, STORE_URL, load_config, named_variables
 from service.errors import ConfigError, StoreUnavailable
-from service.formats.documents import parse_document, read_text
-from service.node.database_choice import LOCAL
 from service.store.seats import Seat, read_seats
 
 LOOK_S: Final = 0.25
+LOOKS_A_DESCRIPTION: Final = 20  # a scheduler is asked once in so many looks
+ENDED: Final = "ended"  # in a place's description: waiting longer is of no use
 START_S: Final = 180.0  # until all nodes are on the database
 FRESH_S: Final = 3.0  # a node that the database has not seen for longer is not counted
 PLACES: Final[Mapping[ClusterHost, str]] = {
@@ -84,23 +85,64 @@ def up(
     before = read_order(folder)
     if before is not None and before.on is not on:
         raise _is_up(before, folder)
-    order = _order(config, on, nodes, most or nodes, address, tuple(options or ()))
-    if before is not None:
-        _check_same(before, order, folder)
-        order = msgspec.structs.replace(order, job=before.job, has_database=before.has_database or order.has_database)
+    order = new_order(config, on, nodes, most or nodes, address, tuple(options or ()))
     make_folder(folder)
+    with _alone(folder):
+        if before is not None:
+            _check_same(before, order, folder)
+            has_database = before.has_database or order.has_database
+            order = msgspec.structs.replace(order, mark=before.mark, job=before.job, has_database=has_database)
+            if before.digest != order.digest:
+                typer.echo("nodes that run keep the configuration that they have read: roundhouse reload", err=True)
+        order = _start(folder, order, is_first=before is None)
+        if on is ClusterHost.KUBERNETES:
+            typer.echo("installed; roundhouse cluster status shows its pods")
+            return
+        for seat in _wait_for_seats(folder, order):
+            typer.echo(seat.url)
+
+
+def _start(folder: Path, order: ClusterOrder, *, is_first: bool) -> ClusterOrder:
+    """Start what does not run; if the first start of a cluster fails, nothing of it stays."""
     if order.has_database:
         OwnDatabase(folder).start()
-    if on is not ClusterHost.KUBERNETES:
+    if order.on is not ClusterHost.KUBERNETES:
         anyio.run(read_seats, order.store_url)  # nodes would wait for a database that is not there
     write_order(folder, order)
-    order = _place(folder, order).start()
+    place = _place(folder, order)
+    try:
+        order = place.start()
+    except (ClusterFailed, ConfigError):
+        if is_first:
+            with suppress(ClusterFailed, ConfigError):
+                place.stop()
+            _forget(folder, order)
+        raise
     write_order(folder, order)
-    if on is ClusterHost.KUBERNETES:
-        typer.echo("installed; roundhouse cluster status shows its pods")
-        return
-    for seat in _wait_for_seats(folder, order):
-        typer.echo(f"http://{seat.address}:{seat.port}")
+    return order
+
+
+def _forget(folder: Path, order: ClusterOrder) -> None:
+    if order.has_database:
+        OwnDatabase(folder).stop()
+    (folder / ORDER).unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other commands away from a cluster for a block.
+
+    Raises:
+        ConfigError: one is at work.
+    """
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise ConfigError(f"{folder}: another 'roundhouse cluster' is at work on it; wait for its end") from error
+    finally:
+        os.close(handle)
 
 
 @cluster.command()
@@ -115,7 +157,8 @@ def status(config: ConfigHereOption = Path(FILE), *, as_json: JsonOption = False
     seats, fault = list[Seat](), ""
     if order.on is not ClusterHost.KUBERNETES:  # its database need not be reachable from here
         try:
-            seats = _newest(anyio.run(read_seats, order.store_url))
+            anyio.run(read_seats, order.store_url)
+            seats = _newest(_seats(order))
         except StoreUnavailable as error:
             fault = str(error)
     document = {
@@ -136,19 +179,56 @@ def status(config: ConfigHereOption = Path(FILE), *, as_json: JsonOption = False
     if fault:
         table.add_row("database", plain(fault))
     print_document(document, table, as_json=as_json)
+    if order.on is not ClusterHost.KUBERNETES and sum(seat.seen_s <= FRESH_S for seat in seats) < order.nodes:
+        raise typer.Exit(Exit.FAILED)
 
 
 @cluster.command()
-def down(config: ConfigHereOption = Path(FILE)) -> None:
+def down(
+    config: ConfigHereOption = Path(FILE),
+    *,
+    force: Annotated[bool, typer.Option("--force", help="Forget nodes that cannot be reached.")] = False,
+) -> None:
     """Drain all nodes of a cluster and end them. Jobs stay in the database."""
     folder = folder_of(config)
     order = needed_order(folder)
-    for where, how in _place(folder, order).stop().items():
-        typer.echo(f"{plain(where)}: {plain(how)}")
-    if order.has_database:
-        OwnDatabase(folder).stop()
-        typer.echo("its database: stopped; its files stay")
-    (folder / ORDER).unlink(missing_ok=True)
+    with _alone(folder):
+        try:
+            for where, how in _place(folder, order).stop().items():
+                typer.echo(f"{plain(where)}: {plain(how)}")
+            _check_gone(order)
+        except ClusterFailed as error:
+            if not force:
+                raise ClusterFailed(
+                    f"{error}\n'roundhouse cluster down --force' forgets what does not answer"
+                ) from error
+            typer.echo(plain(str(error)), err=True)
+        _forget(folder, order)
+        if order.has_database:
+            typer.echo("its database: stopped; its files stay")
+
+
+def _check_gone(order: ClusterOrder) -> None:
+    """Check that the database sees no node of the cluster any more, wherever it may run.
+
+    Raises:
+        ClusterFailed: it does.
+    """
+    if order.on is ClusterHost.KUBERNETES:
+        return
+    end = time.monotonic() + FRESH_S + 1.0
+    while left := [seat for seat in _seats(order) if seat.seen_s <= FRESH_S]:
+        if time.monotonic() > end:
+            raise ClusterFailed(f"these nodes run on: {', '.join(seat.url for seat in left)}; end them where they run")
+        time.sleep(LOOK_S)
+
+
+def _seats(order: ClusterOrder) -> list[Seat]:
+    """Return the nodes of this cluster that its database knows; none while it does not answer."""
+    try:
+        return [seat for seat in anyio.run(read_seats, order.store_url) if seat.id.startswith(f"{order.mark}-")]
+    except StoreUnavailable:
+        return []
 
 
 @cluster.command(hidden=True)
@@ -182,78 +262,6 @@ def scale(home: HomeOption) -> None:
     from service.cluster.scaler import keep_scaling  # noqa: PLC0415 - only within Ray
 
     keep_scaling(home, needed_order(home))
-
-
-def _order(
-    config: Path, on: ClusterHost, nodes: int, most: int, address: str | None, options: tuple[str, ...]
-) -> ClusterOrder:
-    """Return the order of a cluster.
-
-    Raises:
-        ConfigError: the options do not fit each other, or the configuration cannot be that of a cluster.
-    """
-    if most < nodes:
-        raise ConfigError(f"--max {most} is less than --nodes {nodes}")
-    if most > nodes and on not in SCALES:
-        raise ConfigError(f"--max: --on {on} cannot add nodes; {' and '.join(SCALES)} can")
-    if address and on in {ClusterHost.HERE, ClusterHost.SLURM}:
-        raise ConfigError(f"--address: --on {on} needs none")
-    if options and on is ClusterHost.HERE:
-        raise ConfigError(f"{options[0]}: --on here takes no further options")
-    machines = [each for each in (address or "").split(",") if each.strip()]
-    if on is ClusterHost.SSH and len(machines) < nodes:
-        raise ConfigError(f"--address names {len(machines)} machines, but --nodes {nodes}; name them A,B,C")
-    given, has_database = _given(config), False
-    if STORE_URL not in given and not _has_store(config):
-        if on is not ClusterHost.HERE or not is_installed():
-            raise ConfigError(f"{config}: {MISSING}")
-        given[STORE_URL], has_database = OwnDatabase(folder_of(config)).url, True
-        os.environ[STORE_URL] = given[STORE_URL]
-    host = LOOPBACK_HOST if on is ClusterHost.HERE else "0.0.0.0"  # noqa: S104 - other nodes must reach it
-    loaded = load_config(config, {"host": host})
-    if loaded.store.url in LOCAL:
-        raise ConfigError(f"{config}: store.url {loaded.store.url} is of one node; {MISSING}")
-    given[STORE_URL] = loaded.store.url
-    if most > nodes and on is ClusterHost.RAY and not loaded.server.api_keys:
-        raise ConfigError(f"--max: nodes are asked how long turns wait, with a key of {API_KEYS} or server.api_keys")
-    return ClusterOrder(
-        on=on,
-        config=str(config.resolve()),
-        digest=digest_of_text(config),
-        nodes=nodes,
-        most=most,
-        command=_command(),
-        host=host,
-        port=loaded.server.port,
-        state_dir=_state_dir(config, loaded.server.state_dir),
-        drain_s=loaded.server.drain_s,
-        environment=given,
-        address=address,
-        options=options,
-        has_database=has_database,
-    )
-
-
-def _given(config: Path) -> dict[str, str]:
-    """Return the variables that nodes need, with their values here."""
-    named = {*named_variables(config), API_KEYS, STORE_URL}
-    return {name: os.environ[name] for name in sorted(named) if os.environ.get(name)}
-
-
-def _has_store(config: Path) -> bool:
-    document, _ = parse_document(read_text(config), str(config))
-    store = document.get("store") if isinstance(document, dict) else None
-    return isinstance(store, dict) and "url" in store
-
-
-def _state_dir(config: Path, state_dir: Path) -> str:
-    """Return the folder of states; a home is each machine's own."""
-    return str(state_dir if str(state_dir).startswith("~") else config.resolve().parent / state_dir)
-
-
-def _command() -> tuple[str, ...]:
-    program = os.environ.get(PROGRAM)
-    return (program,) if program else (sys.executable, "-m", "service.cli.main")
 
 
 def _check_same(before: ClusterOrder, order: ClusterOrder, folder: Path) -> None:
@@ -292,19 +300,26 @@ def _wait_for_seats(folder: Path, order: ClusterOrder) -> list[Seat]:
     Raises:
         ClusterFailed: it has not in time.
     """
-    end = time.monotonic() + START_S
+    began, looks = time.monotonic(), 0
+    end = began + START_S
     while True:
         fault, seats = "", list[Seat]()
         try:
-            seats = [seat for seat in anyio.run(read_seats, order.store_url) if seat.seen_s <= FRESH_S]
+            anyio.run(read_seats, order.store_url)
+            seats = [seat for seat in _newest(_seats(order)) if seat.seen_s <= FRESH_S]
         except StoreUnavailable as error:
             fault = f"; {error}"
         if len(seats) >= order.nodes:
             return seats
-        if time.monotonic() > end:
-            placed = "; ".join(f"{where}: {state}" for where, state in _place(folder, order).describe().items())
+        looks += 1
+        placed = _place(folder, order).describe() if looks % LOOKS_A_DESCRIPTION == 0 else {}
+        has_ended = any(ENDED in state for state in placed.values())
+        if has_ended or time.monotonic() > end:
+            placed = placed or _place(folder, order).describe()
+            shown = "; ".join(f"{where}: {state}" for where, state in placed.items())
+            took_s = time.monotonic() - began
             raise ClusterFailed(
-                f"{len(seats)} of {order.nodes} nodes are on the database after {START_S:g} s{fault}: {placed};"
+                f"{len(seats)} of {order.nodes} nodes are on the database after {took_s:.0f} s{fault}: {shown};"
                 f" logs are in {folder}; 'roundhouse cluster down' ends what was started"
             )
         time.sleep(LOOK_S)

@@ -24,7 +24,7 @@ from service.cli.displays.console import given_up_line, plain
 from service.cli.displays.fetch_display import FetchBars
 from service.config.environment import unknown_variables
 from service.config.lane_plan import with_mig
-from service.config.load import build_config, load_config, naming_lines
+from service.config.load import STORE_URL, build_config, load_config, naming_lines
 from service.config.schema import Config
 from service.config.source import ConfigSource, LoadedConfig, usable_specs
 from service.config.workers import TINY, models_without_file, tiny_model_path
@@ -89,6 +89,7 @@ def serve(  # noqa: PLR0913 - one for each option
     inherited = take_handover()  # before a child could keep copies of its descriptors
     os.umask(0o077)  # files hold prompts and answers
     overrides = {"host": host, "port": port, "state_dir": state_dir, "address": address, "port_offset": port_offset}
+    overrides["store_url"] = os.environ.get(STORE_URL)
     source = ConfigSource(path=config, overrides=overrides, enable_mig=enable_mig)
     with FetchBars() as bars:
         loaded = source.load(bars.on_terminal())

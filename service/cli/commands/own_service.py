@@ -25,7 +25,7 @@ from service.cli.connection import connect
 from service.cli.conventions import FILE, PARENT
 from service.cli.displays.console import can_draw, plain
 from service.cli.displays.fetch_display import FetchBars
-from service.config.load import load_config
+from service.config.load import STORE_URL, load_config, named_variables
 from service.config.proposal import name_of
 from service.config.schema import Config
 from service.config.source import usable_specs
@@ -179,12 +179,14 @@ def _started(wanted: Wanted, path: Path, folder: Path) -> Iterator[str]:
     with FetchBars() as bars:
         usable_specs(config, path.parent, state_dir, bars.in_any_case())
     url, log = f"http://127.0.0.1:{config.server.port}", folder / "service.log"
-    command = [sys.executable, "-m", "service.cli.main", "serve", "--config", str(path)]
+    command = [sys.executable, "-P", "-m", "service.cli.main", "serve", "--config", str(path)]
+    # A service for one command must not join the queue of a cluster.
+    kept = {name: value for name, value in os.environ.items() if name != STORE_URL or name in named_variables(path)}
     options = ["--host", "127.0.0.1", "--port", str(config.server.port), "--state-dir", str(state_dir)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, *options],
-            env={**os.environ, PARENT: str(os.getpid())},
+            env={**kept, PARENT: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

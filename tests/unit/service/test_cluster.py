@@ -3,16 +3,23 @@
 Source: specification, "Clusters".
 """
 
+import fcntl
 import json
 import os
+import socket
+import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 import yaml
 
+from service.cluster.failure import ClusterFailed
 from service.cluster.kubernetes import secret_of, values_of
-from service.cluster.machine import become_node, nodes_here
+from service.cluster.machine import become_node, nodes_here, start_nodes, stop_nodes
+from service.cluster.new_order import new_order
 from service.cluster.order import ClusterHost, ClusterOrder, folder_of, read_order, write_order
 from service.cluster.own_database import OwnDatabase
 from service.cluster.scaling import IDLE_S, WAIT_S, ClusterLoad, Scale
@@ -31,6 +38,7 @@ MODELS = {"tiny": {"engine": "embedded", "port": 9400, "replicas": 2}}
 def order_of(folder: Path, on: ClusterHost = ClusterHost.SLURM, **changes: object) -> ClusterOrder:
     order = ClusterOrder(
         on=on,
+        mark="a1b2c3d4",
         config=str(folder / "roundhouse.yaml"),
         digest="",
         nodes=2,
@@ -131,7 +139,8 @@ def test_all_ports_move_by_the_offset(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(ConfigError, match="exceed 65535"):
         load_config(path, {"port_offset": 60_000})
     monkeypatch.setenv("ROUNDHOUSE_STORE_URL", "postgresql://db.example/jobs")
-    assert load_config(path).store.url == "postgresql://db.example/jobs"
+    assert load_config(path).store.url == "sqlite", "a command of its own joins no queue unasked"
+    assert load_config(path, {"store_url": "postgresql://db.example/jobs"}).store.url.startswith("postgresql")
 
 
 def test_nodes_are_added_while_turns_wait() -> None:
@@ -177,7 +186,7 @@ def test_no_secret_is_in_what_schedulers_record(tmp_path: Path) -> None:
     )
     values = values_of(order, config)
     assert "a-secret-of-mine" not in json.dumps(values)
-    assert values["config"]["server"] == {"drain_s": 7, "api_keys": ["${TOKEN}"]}
+    assert values["config"]["server"] == {"drain_s": 7}
     assert values["config"]["store"] == {"lease_s": 5}
     assert [each["name"] for each in values["env"]] == ["TOKEN"]
     assert set(secret_of(order)["data"]) == set(order.environment)
@@ -198,13 +207,84 @@ def test_helm_is_given_the_scale_or_the_groups(tmp_path: Path) -> None:
     assert "groups" not in scaled
 
 
-def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link in its place neither: a stranger could have put it there."""
-    if os.getuid() == 0:
-        pytest.skip("root may use all folders")
-    database = OwnDatabase(tmp_path)
+def test_a_folder_that_others_could_have_made_is_not_used(tmp_path: Path) -> None:
+    """A link in its place, a file, or a folder in which others write: a stranger's words would be the cluster's."""
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "postgres").symlink_to(tmp_path / "elsewhere")
-    monkeypatch.setattr("service.cluster.own_database._programs", lambda: ("true", "true"))
-    with pytest.raises(ConfigError, match="belongs to another user"):
-        database.start()
+    link, file, open_to_all = (tmp_path / name for name in ("link", "file", "open"))
+    link.symlink_to(tmp_path / "elsewhere")
+    file.touch()
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    for folder in (link, file, open_to_all):
+        with pytest.raises(ConfigError, match="a folder of yours is needed there"):
+            write_order(folder, order_of(tmp_path))
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    folder = tmp_path / "roundhouse-cluster"
+    write_order(folder, order_of(tmp_path))
+    (tmp_path / "precious").write_text("mine")
+    for name in (".gitignore", f"{socket.gethostname()}.log"):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(tmp_path / "precious")
+    write_order(folder, order_of(tmp_path))
+    with pytest.raises(OSError, match="symbolic links"):
+        start_nodes(folder, order_of(tmp_path), 1)
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_an_order_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    """A pipe would be waited for without an end."""
+    folder = tmp_path / "roundhouse-cluster"
+    folder.mkdir(mode=0o700)
+    os.mkfifo(folder / "cluster.json", 0o600)
+    with pytest.raises(ConfigError, match="not a file"):
+        read_order(folder)
+
+
+@pytest.mark.parametrize("owner", [-1, 0, 1])
+def test_a_lock_of_another_machine_is_never_signalled(
+    owner: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such numbers mean whole groups of processes to kill(2): a stranger's lock would end them all."""
+    order = order_of(tmp_path, ClusterHost.HERE)
+    (tmp_path / f"{socket.gethostname()}-0.lock").touch()
+    tmp_path.chmod(0o700)
+    answer = struct.pack("hhqqi", fcntl.F_WRLCK, 0, 0, 0, owner)
+    monkeypatch.setattr("service.cluster.machine.fcntl.fcntl", lambda *_: answer)
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr("service.cluster.machine.os.kill", lambda *call: killed.append(call))
+    with pytest.raises(ClusterFailed, match="another machine or container"):
+        stop_nodes(tmp_path, order)
+    assert killed == []
+
+
+def test_a_number_that_was_used_again_is_no_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL's own program would signal whatever process has it now."""
+    monkeypatch.setattr("service.cluster.own_database.OF_ROOT", tmp_path / "lib")
+    database = OwnDatabase(tmp_path)
+    data = database._data
+    data.mkdir(parents=True)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as innocent:
+        (data / "postmaster.pid").write_text(f"{innocent.pid}\n{data}\n")
+        assert not database.is_running()
+        database.stop()
+        assert innocent.poll() is None
+        innocent.kill()
+
+
+def test_ports_of_a_machines_nodes_must_not_meet(tmp_path: Path) -> None:
+    """The second node's engine would take the port of the first one's."""
+    models = {"m": {"engine": "embedded", "port": 8199, "replicas": 2}}
+    (tmp_path / "roundhouse.yaml").write_text(yaml.safe_dump({"models": models, "server": {"port": 8100}}))
+    done = run_command(
+        "cluster", "up", "--on", "here", "--nodes", "2", folder=tmp_path, ROUNDHOUSE_STORE_URL="postgresql://h/d"
+    )
+    assert (done.returncode, "node 1 would need port 8200" in done.stderr) == (2, True), done.stderr
+
+
+def test_keys_of_the_configuration_go_into_kubernetes_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Literal ones too: a ConfigMap is no place for them."""
+    config = write_config(tmp_path, server={"api_keys": ["a-literal-key-of-mine"]})
+    monkeypatch.setenv("ROUNDHOUSE_STORE_URL", URL)
+    made = new_order(config, ClusterHost.KUBERNETES, 1, 1, None, ())
+    assert made.environment["ROUNDHOUSE_API_KEYS"] == "a-literal-key-of-mine"
+    assert "a-literal-key-of-mine" not in json.dumps(values_of(made, config))
