@@ -287,4 +287,6 @@ def _exits() -> Iterator[tuple[tuple[type[BaseException], ...], Exit]]:
     from service.cli.connection import AnswerRefused, ServiceAway  # noqa: PLC0415 - likewise
 
     yield (RoundhouseError, ServiceAway, AnswerRefused), Exit.SERVICE
-    yield (ServiceError, WorkerError, OSError), Exit.FAILED  # a full disk, say
+    from service.cluster.failure import ClusterFailed  # noqa: PLC0415 - likewise
+
+    yield (ServiceError, WorkerError, ClusterFailed, OSError), Exit.FAILED  # a full disk, say

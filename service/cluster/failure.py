@@ -1,7 +1,5 @@
-"""The errors of clusters."""
-
-from service.errors import ServiceError
+"""The error of clusters."""
 
 
-class ClusterFailed(ServiceError):
+class ClusterFailed(Exception):
     """Nodes could not be started, looked at or ended; the message says by what."""
