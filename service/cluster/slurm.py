@@ -32,6 +32,7 @@ set -uo pipefail
 unset SLURM_EXPORT_ENV
 srun --kill-on-bad-exit=0 --wait=0 --label {command} &
 nodes=$!
+# shellcheck disable=SC2329
 drain() {{ srun --overlap --ntasks-per-node=1 {stop} & }}
 trap drain TERM INT
 status=0
