@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from roundhouse_client.values.node import NodeResult
 from service.api.body import read_body
 from service.api.door.parameters import OF_NODES as PASSED
-from service.api.errors.problems import refusal, refused
+from service.api.errors.problems import MEDIA_TYPE, refusal, refused
 from service.api.openai.elsewhere import Elsewhere
 from service.conversations.document.limits import Limits
 from service.errors import (
@@ -194,6 +194,8 @@ def _together(answers: Sequence[NodeAnswer], own: str) -> Response:
     """
     urls = [own if answer.seat is None else answer.seat.url for answer in answers]
     failed = [(url, answer) for url, answer in zip(urls, answers, strict=True) if not answer.is_done]
+    if failed and len(answers) == 1 and answers[0].status is not None:
+        return Response(answers[0].body, answers[0].status, media_type=MEDIA_TYPE)  # its own words say it best
     if failed:
         done = [url for url, answer in zip(urls, answers, strict=True) if answer.is_done]
         statuses = {answer.status for answer in answers}

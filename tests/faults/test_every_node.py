@@ -131,6 +131,14 @@ def test_adapters_reloads_and_drains_reach_all_nodes(nodes: list[Service], tmp_p
     assert (told.returncode, second.url in told.stderr) == (3, True)
 
 
+def test_what_one_node_refuses_is_refused_in_its_words(nodes: list[Service]) -> None:
+    """Nothing is asked of others where none has the model."""
+    for place in ("/v1/workers/none-0/drain", "/v1/models/none/load"):
+        asked = [nodes[0].http.post(f"{place}{query}").json() for query in ("", "?nodes=all")]
+        assert asked[0]["status"] == 404
+        assert asked[1] == asked[0]
+
+
 @pytest.mark.parametrize("query", ["nodes=some", "nodes=all&nodes=this", "nodes="])
 def test_another_word_is_refused(nodes: list[Service], query: str) -> None:
     """So is the parameter where it means nothing."""
