@@ -15,13 +15,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from roundhouse_client.values.node import NodeResult
-from service.api.body import read_body
+from service.api.body import decode_soon, read_body
 from service.api.door.parameters import OF_NODES as PASSED
 from service.api.errors.problems import MEDIA_TYPE, refusal, refused
-from service.api.openai.elsewhere import Elsewhere
+from service.api.openai.elsewhere import OURS, Elsewhere
 from service.conversations.document.limits import Limits
 from service.errors import (
-    BodyMalformed,
     Fault,
     InvalidParameter,
     NodesFailed,
@@ -91,12 +90,14 @@ class EveryNode:
         wanted = request.query_params.getlist(NODES)
         if len(wanted) > 1 or not {*wanted} <= {ALL, THIS}:
             raise InvalidParameter(f"nodes: give all or this, not {', '.join(wanted)[:MOST_DETAIL]!r}")
-        others = self._elsewhere.others(model)
+        others = self._elsewhere.known(model)
         is_passed = PASSED in request.headers
         if place.get("weights") and others and not wanted and not is_passed and model in self._node.live.models:
             raise NodesUnnamed(str(model), len(others))
         if not is_passed and ALL not in wanted:
             return _Here(self._app, _without(request.scope), None)
+        if not is_passed:
+            _check_alone(request)
         body = await read_body(request, self._limits)
         if is_passed:
             if (fault := self._elsewhere.refusal(request, path, body)) is not None:
@@ -104,10 +105,17 @@ class EveryNode:
             return _Here(self._app, _without(request.scope), body)
         is_here = model is None or model in self._node.live.models or not others
         targets: list[Seat | None] = [*([None] if is_here else []), *others]
-        if place.get("weights") and len(targets) > 1:
+        with self._elsewhere.counted():
+            if not place.get("weights") or len(targets) == 1:
+                answers = await self._ask(request, request.method, request.scope, body, targets)
+                return _together(answers, self._elsewhere.own_url)
             body = await self._weights_body(request, str(model), body, place, targets)
-        answers = await self._ask(request, request.method, request.scope, body, targets)
-        return _together(answers, self._elsewhere.own_url)
+            # All changes begin with the same node. Of two at once the second is refused there, and changes nothing.
+            targets.sort(key=lambda seat: self._elsewhere.own_url if seat is None else seat.url)
+            answers = await self._ask(request, request.method, request.scope, body, targets[:1])
+            if answers[0].is_done:
+                answers += await self._ask(request, request.method, request.scope, body, targets[1:])
+            return _together(answers, self._elsewhere.own_url, len(targets))
 
     async def _weights_body(
         self, request: Request, model: str, body: bytes, place: Mapping[str, str | None], targets: Sequence[Seat | None]
@@ -118,8 +126,10 @@ class EveryNode:
             UpdateInvalid: a trainer's group has the engines of one node.
             NodesFailed: a node does not say which version it has; nothing has been changed.
         """
-        document = _document(body)
-        if place["weights"] == "init" or document.get("tensors") is not None:
+        document = await decode_soon(body, self._limits)
+        if not isinstance(document, dict):
+            return body  # the nodes say what is wrong with it
+        if place["weights"] == "init" or document.get("tensors"):
             text = (
                 f"{len(targets)} nodes serve {model}, and a trainer's group has the engines of one: make a group with"
                 " each node (?nodes=this), or give all of them a checkpoint"
@@ -129,9 +139,10 @@ class EveryNode:
             scope = {**request.scope, "path": f"/v1/models/{model}/weights"}
             answers = await self._ask(request, "GET", scope, b"", targets)
             if any(not answer.is_done for answer in answers):
-                _together(answers, self._elsewhere.own_url)  # raises
+                raise _failed(answers, self._elsewhere.own_url, [])
             document["version"] = 1 + max(int(answer.document["version"]) for answer in answers)
-        return json.dumps(document).encode()
+            return json.dumps(document).encode()
+        return body
 
     async def _ask(
         self, request: Request, method: str, scope: Scope, body: bytes, targets: Sequence[Seat | None]
@@ -178,7 +189,7 @@ class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def document(self) -> dict[str, Any]:
         """The JSON object of the answer; empty without one."""
-        return _document(self.body, is_ours=True)
+        return _document(self.body)
 
     @property
     def detail(self) -> str:
@@ -186,28 +197,45 @@ class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True):
         return (self.trouble or str(self.document.get("detail", "")) or f"it answered {self.status}")[:MOST_DETAIL]
 
 
-def _together(answers: Sequence[NodeAnswer], own: str) -> Response:
+def _together(answers: Sequence[NodeAnswer], own: str, asked: int | None = None) -> Response:
     """Return one answer for all: that of the first node, with the result of each.
+
+    With fewer answers than nodes ``asked``, the others have not been asked, since the first has refused.
 
     Raises:
         NodesFailed: a node did not make the change; the message says which did.
     """
-    urls = [own if answer.seat is None else answer.seat.url for answer in answers]
-    failed = [(url, answer) for url, answer in zip(urls, answers, strict=True) if not answer.is_done]
-    if failed and len(answers) == 1 and answers[0].status is not None:
-        return Response(answers[0].body, answers[0].status, media_type=MEDIA_TYPE)  # its own words say it best
-    if failed:
-        done = [url for url, answer in zip(urls, answers, strict=True) if answer.is_done]
-        statuses = {answer.status for answer in answers}
-        raise NodesFailed(
-            [Fault(path=url, message=answer.detail) for url, answer in failed],
-            done,
-            statuses.pop() if len(statuses) == 1 else None,
-        )
     first = answers[0]
-    results = [NodeResult(url=url, status=answer.status or 0) for url, answer in zip(urls, answers, strict=True)]
+    if len(answers) == 1 and asked in {None, 1} and not first.is_done and first.status is not None:
+        return Response(first.body, first.status, media_type=MEDIA_TYPE)  # its own words say it best
+    if not all(answer.is_done for answer in answers):
+        raise _failed(answers, own, [_url(answer, own) for answer in answers if answer.is_done])
+    results = [NodeResult(url=_url(answer, own), status=answer.status or 0) for answer in answers]
     content = {**first.document, NODES: msgspec.to_builtins(results)}
     return JSONResponse(content, 200 if first.status == 204 else first.status or 200)  # noqa: PLR2004 - no content
+
+
+def _failed(answers: Sequence[NodeAnswer], own: str, done: Sequence[str]) -> NodesFailed:
+    failed = [answer for answer in answers if not answer.is_done]
+    statuses = {answer.status for answer in answers}
+    faults = [Fault(path=_url(answer, own), message=answer.detail) for answer in failed]
+    return NodesFailed(faults, done, statuses.pop() if len(statuses) == 1 else None)
+
+
+def _url(answer: NodeAnswer, own: str) -> str:
+    return own if answer.seat is None else answer.seat.url
+
+
+def _check_alone(request: Request) -> None:
+    """Check that nothing stands beside ``nodes``: the other nodes would not get it.
+
+    Raises:
+        InvalidParameter: something does.
+    """
+    beside = [name for name in request.query_params if name != NODES]
+    beside += [name for name in request.headers if name.startswith(OURS)]
+    if beside:
+        raise InvalidParameter(f"{beside[0][:MOST_DETAIL]}: this request takes it not, or not beside nodes=all")
 
 
 class _Here:
@@ -269,15 +297,9 @@ def _without(scope: Scope) -> Scope:
     return {**kept, "headers": headers.raw}
 
 
-def _document(body: bytes, *, is_ours: bool = False) -> dict[str, Any]:
+def _document(body: bytes) -> dict[str, Any]:
     try:
         document = json.loads(body) if body else {}
-    except (ValueError, RecursionError) as error:
-        if is_ours:
-            return {}
-        raise BodyMalformed(f"not JSON: {error}") from error
-    if isinstance(document, dict):
-        return document
-    if is_ours:
+    except (ValueError, RecursionError):
         return {}
-    raise BodyMalformed("not a JSON object")
+    return document if isinstance(document, dict) else {}

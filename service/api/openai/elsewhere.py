@@ -27,6 +27,7 @@ from service.errors import NodeUnreachable
 from service.node.node import Node
 from service.store.seats import Seat, Seats
 
+GONE_S: Final = 600.0  # a node that was not seen for longer is taken for gone
 FRESH_S: Final = 300.0  # clocks of nodes differ
 LOOK_S: Final = 1.0  # between two looks at whether the other node is still seen
 CONNECT_S: Final = 3.0
@@ -72,6 +73,18 @@ class Elsewhere:
         """Return the other nodes, or those of them that serve a model."""
         return [seat for seat in self._seats.others() if model is None or model in seat.models]
 
+    def known(self, model: str | None = None) -> list[Seat]:
+        """Return the other nodes that the store has seen lately, the newest of each address, or those with a model.
+
+        One that is not seen may be back at any moment, with all that it had.
+        """
+        newest = {seat.url: seat for seat in sorted(self._seats.seats, key=lambda each: -each.seen_s)}
+        return [
+            seat
+            for url, seat in sorted(newest.items())
+            if seat.id != self._seats.own and seat.seen_s < GONE_S and (model is None or model in seat.models)
+        ]
+
     @property
     def own_url(self) -> str:
         """The address of this node's HTTP for others."""
@@ -93,12 +106,12 @@ class Elsewhere:
             return None
         at, _, proof = given.partition(".")
         is_fresh = at.isdecimal() and len(at) < len(str(int(FRESH_S))) + 12 and abs(time.time() - int(at)) < FRESH_S
-        is_proved = hmac.compare_digest(proof.encode(), self._proof(at, path, body).encode())
+        is_proved = hmac.compare_digest(proof.encode(), self._proof(request.method, at, path, body).encode())
         return None if is_fresh and is_proved else f"{PASSED}: is for the nodes of this cluster"
 
-    def _proof(self, at: str, path: str, body: bytes) -> str:
+    def _proof(self, method: str, at: str, path: str, body: bytes) -> str:
         digest = hashlib.sha256(body).hexdigest()
-        return hmac.digest(self._seats.secret, f"{at} {path} {digest}".encode(), hashlib.sha256).hex()
+        return hmac.digest(self._seats.secret, f"{method} {at} {path} {digest}".encode(), hashlib.sha256).hex()
 
     @asynccontextmanager
     async def passing_to(
@@ -114,7 +127,10 @@ class Elsewhere:
             method,
             seat.url + quote(path),
             content=body,
-            headers={**headers, PASSED: f"{at}.{self._proof(at, path, body)}"},
+            headers=[
+                *((name.encode(), value.encode("latin-1")) for name, value in headers.items()),  # as they have come
+                (PASSED.encode(), f"{at}.{self._proof(method, at, path, body)}".encode()),
+            ],
         )
         with anyio.CancelScope() as patience:
             async with anyio.create_task_group() as tasks:
