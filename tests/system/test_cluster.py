@@ -16,6 +16,7 @@ import psutil
 import pytest
 import yaml
 
+from service.cluster.own_database import OwnDatabase
 from tests.harness.postgres import PostgresServer
 from tests.harness.schedulers import Schedulers
 from tests.harness.service import ROUNDHOUSE, scripted_model
@@ -93,6 +94,7 @@ def cluster(tmp_path: Path, free_ports: Callable[[int], int]) -> Iterator[Comman
     yield made
     if (tmp_path / "roundhouse-cluster" / "cluster.json").exists():
         made.run("down")
+    shutil.rmtree(OwnDatabase(tmp_path / "roundhouse-cluster")._home, ignore_errors=True)
     assert made.nodes() == []
 
 
