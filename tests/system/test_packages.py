@@ -49,7 +49,7 @@ def built(source: Path, folder: Path) -> Path:
     copy = folder / "source"
     for name in run("git", "ls-files", "--cached", "--others", "--exclude-standard", folder=source).splitlines():
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / name, copy / name)
+        shutil.copyfile(source / name, copy / name, follow_symlinks=False)
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder / "wheels", copy)
     (wheel,) = (folder / "wheels").iterdir()
     return wheel
