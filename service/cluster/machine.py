@@ -8,7 +8,8 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -75,9 +76,8 @@ def become_node(folder: Path, address: str | None) -> None:
 def _start_node(folder: Path, order: ClusterOrder, address: str | None) -> "subprocess.Popen[bytes]":
     """Start a node that outlives this process; its output goes to the machine's log in the cluster's folder."""
     command = [*order.command, "cluster", "node", "--home", str(folder), *(("--address", address) if address else ())]
-    handle = os.open(
-        log_of(folder), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, PRIVATE
-    )  # it may quote answers
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    handle = os.open(log_of(folder), flags, PRIVATE)  # it may quote answers
     with os.fdopen(handle, "ab") as log:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
@@ -120,26 +120,27 @@ def nodes_here(folder: Path, order: ClusterOrder) -> list[MachineNode]:
     return list(_running(states_of(order, folder)))
 
 
-def stop_nodes(folder: Path, order: ClusterOrder, numbers: Sequence[int] = ()) -> Mapping[int, str]:
-    """Drain the cluster's nodes on this machine, or those with ``numbers``; return how each ended."""
+def stop_nodes(folder: Path, order: ClusterOrder) -> Mapping[int, str]:
+    """Drain the cluster's nodes on this machine; return how each ended."""
     states = states_of(order, folder)
     # A second command waits for the first: its own signals would end the drain.
     with _open_lock(states / f"{socket.gethostname()}.stop", os.O_CREAT) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        return _stop(states, order.drain_s, numbers)
+        return _stop(states, order.drain_s)
 
 
-def _stop(states: Path, drain_s: float, numbers: Sequence[int]) -> Mapping[int, str]:
+def _stop(states: Path, drain_s: float) -> Mapping[int, str]:
     how = dict[int, str]()
-    for number, limit_s, word in (
+    for sent, limit_s, word in (
         (signal.SIGTERM, drain_s + DRAIN_MORE_S, "drained"),
         (signal.SIGTERM, HURRY_S, "stopped at once"),
         (signal.SIGKILL, HURRY_S, "killed"),
     ):
-        left = [node for node in _running(states) if not numbers or node.number in numbers]
+        left = list(_running(states))
         for node in left:
             how[node.number] = word
-            os.kill(node.pid, number)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(node.pid, sent)
         end = time.monotonic() + limit_s
         while {node.number for node in _running(states)} & {node.number for node in left}:
             if time.monotonic() > end:

@@ -9,7 +9,7 @@ from typing import Final
 from service.cluster.machine import OFFSET
 from service.cluster.order import ClusterHost, ClusterOrder, digest_of_text, folder_of
 from service.cluster.own_database import MISSING, OwnDatabase, is_installed
-from service.config.load import API_KEYS, STORE_URL, load_config, named_variables
+from service.config.load import API_KEYS, STORE_URL, load_config, named_variables, with_port_offset
 from service.config.schema import Config
 from service.config.source import callers_of_config
 from service.errors import ConfigError
@@ -36,11 +36,10 @@ def new_order(
             raise ConfigError(f"{config}: {MISSING}")
         given[STORE_URL], has_database = OwnDatabase(folder_of(config)).url, True
     host = LOOPBACK if on is ClusterHost.HERE else "0.0.0.0"  # noqa: S104 - other nodes must reach it
-    last = (nodes - 1 if on is ClusterHost.HERE else 0) * OFFSET
-    loaded = load_config(config, {"host": host, "store_url": given.get(STORE_URL), "port_offset": last})
     loaded = load_config(config, {"host": host, "store_url": given.get(STORE_URL)})
     callers_of_config(loaded, config.parent)
-    if last:
+    if on is ClusterHost.HERE:
+        with_port_offset(loaded, (nodes - 1) * OFFSET)  # the last node has the highest
         _check_ports(loaded, nodes)
     if on is ClusterHost.KUBERNETES:
         _check_keys(loaded, given)

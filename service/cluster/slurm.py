@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from service.cluster.failure import ClusterFailed
 from service.cluster.machine import DRAIN_MORE_S, HURRY_S
-from service.cluster.order import PRIVATE, ClusterOrder, write_order
+from service.cluster.order import PRIVATE, ClusterOrder
 from service.cluster.place import call, check_done
 from workers.files.atomic import replace_file
 
@@ -72,11 +70,9 @@ class SlurmPlace:
         )
         replace_file(self._folder / SCRIPT, script.encode(), PRIVATE)
         log = f"--output={self._folder / 'slurm-%j.log'}"
-        words = ["sbatch", "--parsable", log, *self._order.options, str(self._folder / SCRIPT)]
-        job = check_done(call(words, self._order, ASK_S), "sbatch").strip().partition(";")[0]
-        order = msgspec.structs.replace(self._order, job=job)
-        write_order(self._folder, order)
-        return order
+        words = ["sbatch", log, *self._order.options, str(self._folder / SCRIPT)]
+        check_done(call(words, self._order, ASK_S), "sbatch")
+        return self._order
 
     def describe(self) -> Mapping[str, str]:
         """Return the state of the job."""

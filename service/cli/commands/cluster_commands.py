@@ -20,9 +20,7 @@ from service.cli.displays.console import plain
 from service.cluster.failure import ClusterFailed
 from service.cluster.machine import become_node, nodes_here, start_nodes, stop_nodes
 from service.cluster.new_order import new_order
-from service.cluster.order import (
-    FILE as ORDER,
-)
+from service.cluster.order import FILE as ORDER
 from service.cluster.order import (
     PRIVATE,
     ClusterHost,
@@ -50,9 +48,6 @@ PLACES: Final[Mapping[ClusterHost, str]] = {
     ClusterHost.RAY: "service.cluster.ray_place:RayPlace",
     ClusterHost.KUBERNETES: "service.cluster.kubernetes:KubernetesPlace",
 }
-LOOPBACK_HOST: Final = "127.0.0.1"
-PROGRAM: Final = "ROUNDHOUSE_PROGRAM"  # the command of machines that have it elsewhere
-SCALES: Final = (ClusterHost.RAY, ClusterHost.KUBERNETES)
 MOST_NODES: Final = 256
 cluster = typer.Typer(
     help="Nodes on several machines: start, show and end them.", no_args_is_help=True, add_completion=False
@@ -103,7 +98,10 @@ def up(
 
 
 def _start(folder: Path, order: ClusterOrder, *, is_first: bool) -> ClusterOrder:
-    """Start what does not run; if the first start of a cluster fails, nothing of it stays."""
+    """Start what does not run; if the first start of a cluster fails, what it has started is ended.
+
+    The order stays if the database still sees a node of it: ``down`` needs it then.
+    """
     if order.has_database:
         OwnDatabase(folder).start()
     if order.on is not ClusterHost.KUBERNETES:
@@ -114,9 +112,11 @@ def _start(folder: Path, order: ClusterOrder, *, is_first: bool) -> ClusterOrder
         order = place.start()
     except (ClusterFailed, ConfigError):
         if is_first:
-            with suppress(ClusterFailed, ConfigError):
+            with suppress(ClusterFailed, ConfigError):  # a machine that cannot be reached has started nothing
                 place.stop()
-            _forget(folder, order)
+            with suppress(ClusterFailed):
+                _check_gone(order)
+                _forget(folder, order)
         raise
     write_order(folder, order)
     return order
@@ -157,7 +157,6 @@ def status(config: ConfigHereOption = Path(FILE), *, as_json: JsonOption = False
     seats, fault = list[Seat](), ""
     if order.on is not ClusterHost.KUBERNETES:  # its database need not be reachable from here
         try:
-            anyio.run(read_seats, order.store_url)
             seats = _newest(_seats(order))
         except StoreUnavailable as error:
             fault = str(error)
@@ -175,7 +174,7 @@ def status(config: ConfigHereOption = Path(FILE), *, as_json: JsonOption = False
         served = ", ".join(map(plain, seat.models)) or "nothing"
         is_there = seat.seen_s <= FRESH_S
         state = f"serves {served}" if is_there else f"has not been seen for {seat.seen_s:.0f} s"
-        table.add_row(f"http://{seat.address}:{seat.port}", state)
+        table.add_row(seat.url, state)
     if fault:
         table.add_row("database", plain(fault))
     print_document(document, table, as_json=as_json)
@@ -212,23 +211,28 @@ def _check_gone(order: ClusterOrder) -> None:
     """Check that the database sees no node of the cluster any more, wherever it may run.
 
     Raises:
-        ClusterFailed: it does.
+        ClusterFailed: it does, or it does not answer.
     """
     if order.on is ClusterHost.KUBERNETES:
         return
     end = time.monotonic() + FRESH_S + 1.0
-    while left := [seat for seat in _seats(order) if seat.seen_s <= FRESH_S]:
-        if time.monotonic() > end:
-            raise ClusterFailed(f"these nodes run on: {', '.join(seat.url for seat in left)}; end them where they run")
-        time.sleep(LOOK_S)
+    try:
+        while left := [seat for seat in _seats(order) if seat.seen_s <= FRESH_S]:
+            if time.monotonic() > end:
+                urls = ", ".join(seat.url for seat in left)
+                raise ClusterFailed(f"these nodes run on: {urls}; end them where they run")
+            time.sleep(LOOK_S)
+    except StoreUnavailable as error:
+        raise ClusterFailed(f"whether nodes run on is not known: {error}") from error
 
 
 def _seats(order: ClusterOrder) -> list[Seat]:
-    """Return the nodes of this cluster that its database knows; none while it does not answer."""
-    try:
-        return [seat for seat in anyio.run(read_seats, order.store_url) if seat.id.startswith(f"{order.mark}-")]
-    except StoreUnavailable:
-        return []
+    """Return the nodes of this cluster that its database knows.
+
+    Raises:
+        StoreUnavailable: it does not answer.
+    """
+    return [seat for seat in anyio.run(read_seats, order.store_url) if seat.id.startswith(f"{order.mark}-")]
 
 
 @cluster.command(hidden=True)
@@ -305,7 +309,6 @@ def _wait_for_seats(folder: Path, order: ClusterOrder) -> list[Seat]:
     while True:
         fault, seats = "", list[Seat]()
         try:
-            anyio.run(read_seats, order.store_url)
             seats = [seat for seat in _newest(_seats(order)) if seat.seen_s <= FRESH_S]
         except StoreUnavailable as error:
             fault = f"; {error}"

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import yaml
 
+from service.cli.commands.cluster_commands import _check_gone
 from service.cluster.failure import ClusterFailed
 from service.cluster.kubernetes import secret_of, values_of
 from service.cluster.machine import become_node, nodes_here, start_nodes, stop_nodes
@@ -288,3 +289,10 @@ def test_keys_of_the_configuration_go_into_kubernetes_secret(tmp_path: Path, mon
     made = new_order(config, ClusterHost.KUBERNETES, 1, 1, None, ())
     assert made.environment["ROUNDHOUSE_API_KEYS"] == "a-literal-key-of-mine"
     assert "a-literal-key-of-mine" not in json.dumps(values_of(made, config))
+
+
+def test_nodes_are_not_gone_while_their_database_does_not_answer(tmp_path: Path) -> None:
+    """What cannot be known is no success: ``down`` would forget nodes that run."""
+    away = order_of(tmp_path, environment={"ROUNDHOUSE_STORE_URL": "postgresql://127.0.0.1:1/nothing"})
+    with pytest.raises(ClusterFailed, match="whether nodes run on is not known"):
+        _check_gone(away)
