@@ -200,17 +200,20 @@ def test_a_cluster_on_ray(
         cluster = CommandedCluster(tmp_path, free_ports, program)
         cluster.environment["ROUNDHOUSE_PROGRAM"] = ROUNDHOUSE
         with_database(cluster, postgres)
-        urls = cluster.run("up", "--on", "ray", "--nodes", "2", "--address", address).split()
-        assert len(set(urls)) == 2
-        assert cluster.run_job(urls[0])["state"] == "completed"
-        victim = cluster.nodes()[0]
-        tree, actor = trees_of([victim]), victim.parent()
-        assert actor is not None
-        actor.kill()
-        wait_for(lambda: not any(is_alive(each.pid) for each in tree), "nothing of the dead node is left", GONE_S)
-        wait_for(lambda: len(cluster.nodes()) == 2, "Ray has started another", START_S)
-        assert cluster.run("status").count("runs as process") == 2
-        tree = trees_of(cluster.nodes())
-        assert cluster.run("down").count("drained") == 2
+        try:
+            urls = cluster.run("up", "--on", "ray", "--nodes", "2", "--address", address).split()
+            assert len(set(urls)) == 2
+            assert cluster.run_job(urls[0])["state"] == "completed"
+            victim = cluster.nodes()[0]
+            tree, actor = trees_of([victim]), victim.parent()
+            assert actor is not None
+            actor.kill()
+            wait_for(lambda: not any(is_alive(each.pid) for each in tree), "nothing of the dead node is left", GONE_S)
+            wait_for(lambda: cluster.logs().count("serving at") == 3, "Ray has started another", START_S)
+            assert cluster.run("status").count("runs as process") == 2
+        finally:
+            tree = trees_of(cluster.nodes())
+            ended = cluster.run("down")
+        assert ended.count("drained") == 2
         assert not any(is_alive(each.pid) for each in tree)
         assert cluster.run("up", "--on", "ray", "--nodes", "5", "--address", "127.0.0.1:1", status=1).count("Ray at")
