@@ -195,6 +195,25 @@ class IdempotencyConflict(
         super().__init__(f"Idempotency-Key {key!r} belongs to job {job_id}, whose body was different")
 
 
+class RewardConflict(ServiceError, status=409, code="reward_conflict", title="There is another reward already"):
+    """The conversation, or the agent in it, has another reward."""
+
+    def __init__(self, conversation_id: str, agent: str) -> None:
+        whose = f"agent {agent!r} in conversation" if agent else "conversation"
+        super().__init__(f"{whose} {conversation_id!r} has another reward, which stays")
+
+
+class NothingRecorded(ServiceError, status=409, code="nothing_recorded", title="The job records no tokens"):
+    """The job has no agent whose tokens are recorded."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"job {job_id} records no tokens; give record: {{tokens: true}} at the job or at an agent")
+
+
+class RewardInvalid(InvalidJob, code="invalid_reward", title="The reward is refused"):
+    """The reward is for no part of the job."""
+
+
 class NotFinished(ServiceError, status=409, code="not_finished", title="The job has not ended", retry_after_s=1):
     """The job has no result yet."""
 

@@ -139,7 +139,7 @@ async def serve(
                 anyio.create_task_group() as keeping,  # inside, so that its cancellation spares answers under way
             ):
                 await node.intake.claim_first()
-                for run in (node.intake.run, node.callers.run, node.past_hour.run, node.keep_halves):
+                for run in (node.intake.run, node.callers.run, node.past_hour.run, node.rollouts.run, node.keep_halves):
                     keeping.start_soon(run)
                 webhooks = Webhooks(node.store, config.webhooks, node.metrics.count_delivery)
                 keeping.start_soon(webhooks.run)

@@ -1,42 +1,37 @@
 """The client of one engine at one address."""
 
 import asyncio
-import errno
 import ssl
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
 import anyio
 import httpx
 import msgspec
-from msgspec.structs import replace
 
 from transport.answer_bound import bound_of
 from transport.bodies import LITTLE_AHEAD, UNPACKED, UnreadableBody, read_beginning, read_body
 from transport.counters import EngineCounters, KvCache
-from transport.dialects.dialect import BegunQuery, Dialect, EngineQuery, Post
+from transport.dialects.dialect import BegunQuery, Dialect, EngineQuery
 from transport.dialects.llama_server import LLAMA_SERVER
 from transport.dialects.openai import CHAT_PATH, MODELS_PATH
+from transport.dialects.recording import PLAIN_ANSWERS, Post
 from transport.endpoint import Endpoint
+from transport.engine_connections import EngineConnections, connection_error
 from transport.errors import (
-    CannotAsk,
-    EngineError,
     EngineProtocolError,
     EngineRejected,
     EngineTimeout,
-    EngineUnreachable,
 )
 from transport.exchange import Exchange, Receiver
 from transport.gathering import Gathering
-from transport.kept import KeptConnections
+from transport.plain_exchange import PlainExchange
 from transport.relay import Passage, RelayExchange, RelayReceiver
 from transport.request import ChatRequest, Thought
 from transport.stream import ChatStream
 
 T = TypeVar("T")
-CONNECT_LIMIT_S: Final = 10.0  # loopback connects in microseconds; only a full accept backlog takes longer
-CLOSED_S: Final = 1.0  # a kept connection that fails within it had been closed before; later, its engine has failed
 EVENT_STREAM: Final = "text/event-stream"
 OPTIONS: Final = "stream_options"
 SHORT_TOKENS: Final = 16
@@ -46,32 +41,31 @@ PROBE_LIMIT_S: Final = 5.0  # for one probe; the prober decides how many may fai
 LOST: Final = (httpx.HTTPError, OSError, AttributeError)
 REFUSAL_BYTES: Final = 200
 _OK: Final = 200
-_OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 
 class EngineClient:
     """Speaks a dialect to the engine at an endpoint; idle connections may be kept for a moment."""
 
     def __init__(self, endpoint: Endpoint, dialect: Dialect = LLAMA_SERVER) -> None:
-        self.endpoint = endpoint
         self.dialect = dialect
-        self._heads: dict[tuple[str, str, str], bytes] = {}
-        self._tls = endpoint.tls()
         self._gathering = Gathering()
-        self._kept = KeptConnections()
+        self._connections = EngineConnections(endpoint)
         self._takes_options = True  # until it refuses them
         # A server that once gave a finish reason always does: from then on an answer without one was broken off.
         self._tells_reason = dialect.tells_reason
 
+    @property
+    def endpoint(self) -> Endpoint:
+        """The address of the engine."""
+        return self._connections.endpoint
+
     def close_idle(self) -> None:
         """Close the idle connections."""
-        self._kept.close()
+        self._connections.close_idle()
 
     def use_key(self, key: str) -> None:
         """Send this key with every request from now on: the engine that is starting requires it."""
-        headers = {**self.endpoint.headers, "Authorization": f"Bearer {key}"}
-        self.endpoint = replace(self.endpoint, headers=headers)
-        self._heads.clear()
+        self._connections.use_key(key)
 
     def __repr__(self) -> str:
         return f"<EngineClient {self.dialect.name} {self.endpoint} {self._gathering!r}>"
@@ -127,7 +121,7 @@ class EngineClient:
         if query is None:
             return Thought.NONE
         body = {**params, "messages": [{"role": "user", "content": "?"}]}
-        async with open_http(self.endpoint, self._tls) as client:
+        async with open_http(self.endpoint, self._connections.tls) as client:
             rendered = await _get(client, self.endpoint, query.render_path, body)
             return query.decode(rendered, await _get(client, self.endpoint, query.path))
 
@@ -140,7 +134,7 @@ class EngineClient:
         query = self.dialect.count
         if query is None:
             return None
-        async with open_http(self.endpoint, self._tls) as client:
+        async with open_http(self.endpoint, self._connections.tls) as client:
             return query.decode(await _get(client, self.endpoint, query.path, chat))
 
     async def ask_about_beginnings(self, ask: Callable[[BegunQuery, Post], Awaitable[T]]) -> T | None:
@@ -150,7 +144,7 @@ class EngineClient:
             EngineError: it does not answer.
         """
         query = self.dialect.begun
-        async with open_http(self.endpoint, self._tls) as client:
+        async with open_http(self.endpoint, self._connections.tls) as client:
             return None if query is None else await ask(query, partial(_get, client, self.endpoint))
 
     async def read_version(self) -> bytes:
@@ -159,14 +153,14 @@ class EngineClient:
         Raises:
             EngineError: it does not answer, or reports no version.
         """
-        async with open_http(self.endpoint, self._tls) as client:
+        async with open_http(self.endpoint, self._connections.tls) as client:
             return await _get(client, self.endpoint, "/version")
 
     async def _read(self, reading: EngineQuery[T]) -> T:
         return reading.decode(*await self._get_all(reading.paths))
 
     async def _get_all(self, paths: Sequence[str]) -> list[bytes]:
-        async with open_http(self.endpoint, self._tls) as client:
+        async with open_http(self.endpoint, self._connections.tls) as client:
             return [await _get(client, self.endpoint, path) for path in paths]
 
     async def stream(self, request: ChatRequest, receiver: Receiver, scope: str | None = None) -> None:
@@ -196,16 +190,17 @@ class EngineClient:
         gathering = None if request.is_watched or is_short(request.params) else self._gathering
         # The end of a kept connection wakes no reader that waits for more bytes than came.
         keeps = self.dialect.keeps_connections and gathering is None
-        head = self._head(CHAT_PATH, EVENT_STREAM, keeps=keeps)
+        head = self._connections.head(CHAT_PATH, EVENT_STREAM, keeps=keeps)
 
         stream: ChatStream | None = None
+        readers = (self.dialect.recording if request.records else None) or PLAIN_ANSWERS
 
         def exchange() -> Exchange:
             nonlocal stream
-            stream = ChatStream(tells_reason=self._tells_reason)
+            stream = ChatStream(readers=readers, tells_reason=self._tells_reason)
             return Exchange(_message(head, body), receiver, loop.create_future(), stream=stream, gathering=gathering)
 
-        await self._ask(exchange, scope, keeps=keeps)
+        await self._connections.perform(exchange, scope, keeps=keeps)
         self._tells_reason |= stream is not None and stream.has_reason
 
     async def relay(
@@ -220,85 +215,32 @@ class EngineClient:
             EngineError: any of its leaves; bytes that went through the passage before stand.
         """
         loop, keeps = asyncio.get_running_loop(), self.dialect.keeps_connections
-        head = self._head(path, "*/*", keeps=keeps)
+        head = self._connections.head(path, "*/*", keeps=keeps)
 
         def exchange() -> RelayExchange:
             return RelayExchange(_message(head, body), receiver, loop.create_future(), passage)
 
-        await self._ask(exchange, scope, keeps=keeps)
+        await self._connections.perform(exchange, scope, keeps=keeps)
 
-    def _head(self, path: str, accept: str, *, keeps: bool) -> bytes:
-        about = (path, accept, "keep-alive" if keeps else "close")
-        if about not in self._heads:
-            self._heads[about] = self.endpoint.head(*about)
-        return self._heads[about]
+    async def post(self, path: str, body: bytes) -> bytes:
+        """Return the answer to a short question beside a chat.
 
-    async def _ask(self, exchange: Callable[[], Exchange], scope: str | None, *, keeps: bool) -> None:
-        """Perform an exchange on a kept connection if there is one; on a fresh one if that had been closed."""
-        is_second = False
-        kept = exchange() if keeps and len(self._kept) else None
-        transport = None if kept is None else self._kept.take(kept, scope)
-        if kept is not None and transport is not None:
-            sent_at = anyio.current_time()
-            try:
-                await self._finish(kept, transport, scope, keeps=keeps)
-            except EngineUnreachable:
-                if kept.is_answered or anyio.current_time() - sent_at > CLOSED_S:
-                    raise
-            else:
-                return
-            is_second = True
-        fresh = exchange()
-        transport = await self._open(fresh)
+        Raises:
+            EngineError: it does not answer.
+        """
+        loop, keeps = asyncio.get_running_loop(), self.dialect.keeps_connections
+        head, asked = self._connections.head(path, "application/json", keeps=keeps), list[PlainExchange]()
+
+        def exchange() -> PlainExchange:
+            asked.append(PlainExchange(_message(head, body), loop.create_future()))
+            return asked[-1]
+
         try:
-            await self._finish(fresh, transport, scope, keeps=keeps)
-        except EngineUnreachable as error:
-            if not is_second:
-                raise
-            raise EngineUnreachable(f"{error}; it was sent twice, before that on a kept connection") from error
-        finally:
-            del fresh  # as in `_finish`
-
-    async def _open(self, exchange: Exchange) -> asyncio.Transport:
-        is_open = False
-        try:
-            with anyio.fail_after(CONNECT_LIMIT_S):
-                transport = await self._connect(exchange)
-            is_open = True
+            with anyio.fail_after(PROBE_LIMIT_S):
+                await self._connections.perform(exchange, None, keeps=keeps)
         except TimeoutError as error:
-            raise EngineTimeout("connection", CONNECT_LIMIT_S) from error
-        except OSError as error:
-            raise connection_error(error, f"cannot connect to {self.endpoint}: ") from error
-        finally:
-            if not is_open:
-                exchange.give_up()
-        return transport
-
-    async def _finish(
-        self, exchange: Exchange, transport: asyncio.Transport, scope: str | None, *, keeps: bool
-    ) -> None:
-        """Wait for the end of an answer; keep its connection if the answer is whole and leaves it open."""
-        is_kept = False
-        try:
-            await exchange.finished
-            is_kept = keeps and exchange.leaves_open
-        except asyncio.CancelledError:
-            if isinstance(exchange, RelayExchange):
-                exchange.read_rest()
-            raise
-        finally:
-            exchange.stop_gathering()
-            if is_kept:
-                self._kept.keep(transport, scope)
-            else:
-                transport.abort()
-            del exchange  # a failure keeps this frame, which would keep the exchange and all that it holds
-
-    async def _connect(self, exchange: Exchange) -> asyncio.Transport:
-        loop, at = asyncio.get_running_loop(), self.endpoint
-        if at.uds is not None:
-            return (await loop.create_unix_connection(lambda: exchange, at.uds))[0]
-        return (await loop.create_connection(lambda: exchange, at.host, at.port, ssl=self._tls))[0]
+            raise EngineTimeout(f"answer to POST {path}", PROBE_LIMIT_S) from error
+        return asked[-1].body
 
 
 def is_short(params: Mapping[str, object]) -> bool:
@@ -357,22 +299,3 @@ def open_http(endpoint: Endpoint, tls: ssl.SSLContext | None = None) -> httpx.As
             uds=endpoint.uds, verify=tls or False, trust_env=False, socket_options=LITTLE_AHEAD
         ),
     )
-
-
-def connection_error(error: BaseException, where: str = "") -> EngineError:
-    """Return the error behind a failed connection: the engine's, or a lack of resources here."""
-    text = f"{where}{str(error) or type(error).__name__}"
-    causes = list(_causes(error))
-    if any(isinstance(cause, OSError) and cause.errno in _OURS for cause in causes):
-        return CannotAsk(text)
-    return EngineUnreachable(text, is_refused=any(isinstance(cause, ConnectionRefusedError) for cause in causes))
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and all its causes, those of each address tried among them."""
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        if isinstance(cause, BaseExceptionGroup):
-            yield from cause.exceptions
-        cause = cause.__cause__ or cause.__context__

@@ -13,9 +13,10 @@ import anyio
 import msgspec
 
 from transport.bodies import UnreadableBody, read_body
-from transport.client import LOST, connection_error, open_http
+from transport.client import LOST, open_http
 from transport.dialects.refusals import decode_error
 from transport.endpoint import Endpoint
+from transport.engine_connections import connection_error
 from transport.errors import UNDECODABLE, CannotAsk, EngineRejected, MalformedFrame
 
 _OK: Final = 200

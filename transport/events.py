@@ -88,6 +88,24 @@ class PartialUsage(Struct, frozen=True, gc=False):
     cached_tokens: int = 0
 
 
+class PromptRendered(Struct, frozen=True, gc=False):
+    """The token ids of the prompt as the engine has rendered it."""
+
+    ids: list[int]
+
+
+class TokensWritten(Struct, frozen=True, gc=False):
+    """The ids of more of the answer's tokens; their text has come before.
+
+    ``logprobs`` has a value a token, None where the engine gives none; it is None without any.
+    ``texts`` holds the text of each token as the engine writes it, nothing if not all are known.
+    """
+
+    ids: list[int]
+    logprobs: list[float | None] | None
+    texts: list[str]
+
+
 class Timings(Struct, frozen=True, gc=False):
     """The engine's own account of its work as llama-server reports it, in tokens and milliseconds."""
 
@@ -109,4 +127,6 @@ Event = (
     | Usage
     | PartialUsage
     | Timings
+    | PromptRendered
+    | TokensWritten
 )

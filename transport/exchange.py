@@ -13,7 +13,6 @@ from typing import Final, Protocol, cast
 
 import httptools
 
-from transport.dialects.openai import decode_whole
 from transport.dialects.refusals import decode_error
 from transport.errors import (
     AnswerTooLarge,
@@ -352,7 +351,7 @@ class Exchange(asyncio.Protocol):
     def _take_whole(self, body: bytes) -> None:
         events: list[Event] = []
         try:
-            has_stopped = decode_whole(body, events)
+            has_stopped = self._stream.decode_whole(body, events)
         except UnreadableFrame:
             has_stopped = False
         except EngineError as error:

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 import msgspec
 from typing_extensions import override
 
+from transport.dialects.recording import AnswerReaders
 from transport.dialects.refusals import SERVER_ERROR, Refusal, decode_error, encode_error, refusal_in, rejection
 from transport.dialects.relayed import account_of, decode_body, decode_frame
 from transport.errors import UNDECODABLE, AnswerTooLarge, EngineError, EngineRejected, TruncatedStream, UnreadableFrame
@@ -31,6 +32,7 @@ _ERROR: Final = re.compile(rb'data:[^\n]*"error"\s*:')
 FLAT: Final = frozenset(
     {"message", "msg", "detail", "code", "status", "status_code", "raw_status_code", "type", "param"}
 )
+READERS: Final = AnswerReaders(decode=decode_frame)
 _OK: Final = 200
 _LAST_OK: Final = 299
 _NOT_IMPLEMENTED: Final = 501
@@ -81,7 +83,7 @@ class RelayExchange(Exchange):
     def __init__(
         self, request: bytes, receiver: RelayReceiver, finished: "asyncio.Future[None]", passage: Passage
     ) -> None:
-        super().__init__(request, receiver, finished, stream=ChatStream(decode=decode_frame, tells_reason=False))
+        super().__init__(request, receiver, finished, stream=ChatStream(readers=READERS, tells_reason=False))
         self._relay_receiver = receiver
         self._passage = passage
         self._unread: list[bytes] = []

@@ -36,6 +36,13 @@ class Thought(StrEnum):
     ENDED = "ended"  # the prompt ends with ``<think>`` too, and the thought ends at once
 
 
+class TokenDetail(StrEnum):
+    """The record of an answer's tokens."""
+
+    IDS = "ids"
+    LOGPROBS = "logprobs"  # with the ids
+
+
 class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     """The form of an answer, for an engine that can enforce it: one of three kinds.
 
@@ -82,7 +89,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     dialect does not own reach the engine untouched. ``tools`` are OpenAI tool definitions. An engine that knows cache
     scopes shares prefixes only within one ``cache_scope``. Without ``is_watched`` no reader follows the stream, so it
     may come in larger pieces. The engine enforces ``constraint`` as far as its dialect can express it. With ``begun``
-    the model goes on with the beginning of its answer.
+    the model goes on with the beginning of its answer. With ``records`` the answer has the ids of its tokens.
     """
 
     model: str
@@ -93,3 +100,4 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_watched: bool = True
     constraint: Constraint | None = None
     begun: BegunAnswer | None = None
+    records: TokenDetail | None = None

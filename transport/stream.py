@@ -1,9 +1,9 @@
 """One chat stream as a sans-IO object: body bytes in, semantic events out."""
 
-from collections.abc import Callable
 from typing import Final
 
 from transport.dialects import openai
+from transport.dialects.recording import PLAIN_ANSWERS, AnswerReaders
 from transport.errors import (
     EngineError,
     EngineRejected,
@@ -24,17 +24,18 @@ class ChatStream:
     The stream is complete when the model has stopped, which its finish reason says, and the engine has sent ``[DONE]``
     or closed the body. Without ``tells_reason`` the engine may omit the reason, and ``[DONE]`` after words or calls
     suffices. Any other end is a failure, kept as a value: events before it in the same read are returned like all
-    others. ``decode`` adds the events of a frame to a list and returns whether the model has stopped with it.
+    others. ``readers`` add the events of a frame, or of an answer that comes whole, to a list and return whether the
+    model has stopped with it.
     """
 
     def __init__(
         self,
         max_frame_bytes: int = MAX_FRAME_BYTES,
-        decode: Callable[[bytes, list[Event]], bool] = openai.decode,
+        readers: AnswerReaders = PLAIN_ANSWERS,
         *,
         tells_reason: bool = True,
     ) -> None:
-        self._decode_frame = decode
+        self._decode_frame, self.decode_whole = readers.decode, readers.decode_whole
         self._tells_reason = tells_reason
         self._has_said = False
         self.failure: EngineError | None = None

@@ -31,6 +31,8 @@ class LoadedWeights:
         for running in self._in_flight:
             if running.answer.first_token_at is not None:
                 _begin(running, self.version)
+            if running.answer.generation.tokens is not None:
+                running.answer.generation.tokens.note_weights(self.version)
         self.version, self.incarnation = version, incarnation
 
     def note_end(self, running: InFlightRequest) -> None:

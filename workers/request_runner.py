@@ -105,6 +105,7 @@ class RequestRunner:
         self.begins = AnswerBegins(spec.id, client, lambda: supervisor.now.incarnation)
         self._settings = RequestSettings(
             begins=self.begins,
+            version=lambda: weights.version if weights else None,
             adapted=adapted,
             bios=seed_words(spec.bios),
             context=CONTEXT if spec.bios.context is None else spec.bios.context,

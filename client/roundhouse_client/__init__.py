@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from roundhouse_client.values.events import Event
     from roundhouse_client.values.job_document import JobDocument
     from roundhouse_client.values.jobs import BatchLine, Job
+    from roundhouse_client.values.rollout_rows import RolloutRow
     from roundhouse_client.values.transcripts import Transcript, Turn
     from roundhouse_client.values.workers import Worker
 
@@ -54,6 +55,7 @@ _PLACES = {
     "NothingToFork": "errors",
     "NotNow": "errors",
     "Refused": "errors",
+    "RolloutRow": "values.rollout_rows",
     "RoundhouseError": "errors",
     "ServiceFailed": "errors",
     "StateConflict": "errors",
@@ -92,6 +94,7 @@ __all__ = [
     "NothingAwaited",
     "NothingToFork",
     "Refused",
+    "RolloutRow",
     "RoundhouseError",
     "ServiceFailed",
     "StateConflict",

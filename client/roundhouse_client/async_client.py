@@ -11,7 +11,7 @@ from roundhouse_client.calls import job_calls, model_calls, node_calls, worker_c
 from roundhouse_client.drivers.concurrent import AsyncDriver
 from roundhouse_client.drivers.exchange import CALL_PATIENCE_S, LIMIT_S, Address
 from roundhouse_client.drivers.ordinary import OnPause
-from roundhouse_client.flows import following, forking, reading, speaking, waiting
+from roundhouse_client.flows import following, forking, reading, rolling, speaking, waiting
 from roundhouse_client.flows.asking import ask, patient
 from roundhouse_client.flows.steps import Flow, Gives
 from roundhouse_client.request import Call
@@ -163,6 +163,9 @@ class AsyncClient:
     get_document = _Asks(job_calls.get_document)
     get_timeline = _Asks(job_calls.get_timeline)
     get_deliveries = _Asks(job_calls.get_deliveries)
+    read_rollouts = _Streams(rolling.read_rollouts)
+    read_episodes = _Streams(rolling.read_episodes)
+    post_reward = _Asks(job_calls.post_reward)
 
     list_workers = _Asks(worker_calls.list_workers)
     get_worker = _Asks(worker_calls.get_worker)

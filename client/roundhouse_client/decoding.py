@@ -86,7 +86,10 @@ def _list(inner: Reader) -> Reader:
     def read(part: Any, path: str) -> tuple[Any, ...]:  # noqa: ANN401 - any JSON
         if not isinstance(part, list):
             raise AnswerMalformed(f"{path}: not a list")
-        return tuple(inner(each, f"{path}[{number}]") for number, each in enumerate(part))
+        try:
+            return tuple([inner(each, path) for each in part])
+        except AnswerMalformed:  # places are only written for a fault: a row has thousands
+            return tuple(inner(each, f"{path}[{number}]") for number, each in enumerate(part))
 
     return read
 

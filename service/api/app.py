@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundhouse_client.values.jobs import BatchLine
 from roundhouse_client.values.node import NodeResult
+from roundhouse_client.values.rollout_rows import RolloutRow
 from service import __version__
 from service.api.body import BufferedBodies
 from service.api.door.access import AccessCheck, Rates
@@ -31,6 +32,7 @@ from service.api.routes.events import timeline_router
 from service.api.routes.jobs import job_router, jobs_router
 from service.api.routes.loading import loading_router
 from service.api.routes.overview import overview_router, page_router, speaking_router
+from service.api.routes.rollouts import ROLLOUT_BODIES, rollouts_router
 from service.api.routes.status import configuration_router, metrics_router, status_router
 from service.api.routes.upgrades import upgrade_router
 from service.api.routes.usage import usage_router
@@ -116,6 +118,7 @@ def build_routes(
     app.include_router(jobs_router(node.jobs, node.door, limits))
     app.include_router(job_router(node.jobs, node.prompts))
     app.include_router(callers_turns_router(node.jobs, node.callers, limits))
+    app.include_router(rollouts_router(node.jobs, node.rollouts, limits))
     app.include_router(timeline_router(node))
     app.include_router(workers_router(node.fleet, lambda: node.scheduler.view))
     app.include_router(lanes_router(node.fleet.lane_pool))
@@ -152,12 +155,21 @@ def _describe(app: FastAPI) -> dict[str, Any]:
     description["paths"] = {**describe_relayed(), **description["paths"]}
     # We read these bodies, within bounds, and write errors ourselves; FastAPI does not know their schemas.
     schemas = description["components"]["schemas"]
-    bodies: tuple[type[BaseModel], ...] = (JobSpec, Problem, *WEIGHTS_BODIES, *ADAPTER_BODIES, *CALLERS_BODIES)
+    bodies: tuple[type[BaseModel], ...] = (
+        JobSpec,
+        Problem,
+        *WEIGHTS_BODIES,
+        *ADAPTER_BODIES,
+        *CALLERS_BODIES,
+        *ROLLOUT_BODIES,
+    )
     for body in bodies:
         schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= {**schema.pop("$defs", {}), body.__name__: schema}
     schemas |= msgspec.json.schema_components(
-        (BatchLine, NodeResult, Timeline), ref_template="#/components/schemas/{name}"
+        (BatchLine, NodeResult, RolloutRow, Timeline),
+        schema_hook=lambda _kind: {"description": "any JSON"},  # as an engine's parameters may be
+        ref_template="#/components/schemas/{name}",
     )[1]
     # A bad parameter is a 400 in our own form; FastAPI lists its own 422 for every route with a parameter.
     for route in (route for path in description["paths"].values() for route in path.values()):

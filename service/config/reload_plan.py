@@ -40,7 +40,7 @@ _REASONS: Final[Mapping[str, str]] = {
     "models.NAME.adapters": _ADAPTERS,
     "models.NAME.max_adapters": _ADAPTERS,
 }
-_SECTIONS: Final = ("server", "store", "webhooks", "scheduling", "telemetry", "limits", "gpus")
+_SECTIONS: Final = ("server", "store", "webhooks", "scheduling", "telemetry", "limits", "gpus", "rollouts")
 
 
 class Effect(StrEnum):
@@ -88,6 +88,9 @@ EFFECTS: Final[Mapping[str, Effect]] = {
     "limits": _NOW,
     "gpus": _RESTART,
     "telemetry.traces": _RESTART,
+    "rollouts.rewards": _NOW,
+    "rollouts.reward_s": _NOW,
+    "rollouts.most_mib": _NOW,
     "models.NAME.engine": _ROLL,
     "models.NAME.model": _ROLL,
     "models.NAME.command": _ROLL,

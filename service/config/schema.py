@@ -144,6 +144,14 @@ class TelemetryConfig(StrictModel):
     traces: bool = False
 
 
+class RolloutsConfig(StrictModel):
+    """Recorded tokens: the Python callables that jobs may name for rewards, their limit, and the room for tokens."""
+
+    rewards: list[str] = Field(default_factory=list)
+    reward_s: Seconds = 60.0
+    most_mib: int | None = Field(default=None, ge=1)
+
+
 class Config(StrictModel):
     """The whole configuration."""
 
@@ -154,6 +162,7 @@ class Config(StrictModel):
     limits: Limits = Field(default_factory=Limits)
     gpus: GpusConfig = Field(default_factory=GpusConfig)
     telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig)
+    rollouts: RolloutsConfig = Field(default_factory=RolloutsConfig)
     models: dict[ModelName, ModelConfig] = Field(min_length=1)
 
     @rules
@@ -219,6 +228,12 @@ def adapters_of(config: Config) -> dict[str, str]:
     return {adapter: name for name, model in config.models.items() for adapter in model.adapters}
 
 
+def _unable_to_record(model: ModelConfig) -> str | None:
+    if model.engine == "attached":
+        return "an attached server does not say which tokens it reads and writes"
+    return None
+
+
 def rules_of(config: Config, adapters: Mapping[str, str] | None = None, elsewhere: Iterable[str] = ()) -> JobRules:
     """Return the rules of a configuration; ``elsewhere`` are models of other nodes on the same store.
 
@@ -233,4 +248,6 @@ def rules_of(config: Config, adapters: Mapping[str, str] | None = None, elsewher
         key_s=config.store.keep_keys_s,
         servers={name: tuple(model.tools.mcp) for name, model in config.models.items()},
         untold=tuple(name for name, model in config.models.items() if model.bios.leaves_out_context),
+        unable={name: why for name, model in config.models.items() if (why := _unable_to_record(model))},
+        rewards=tuple(config.rollouts.rewards),
     )

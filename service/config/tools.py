@@ -40,8 +40,7 @@ def python_tools(model: str, places: Mapping[str, str], base: Path) -> PythonToo
     """
     if not places:
         return None
-    if str(base.resolve()) not in sys.path:
-        sys.path.append(str(base.resolve()))
+    _search_in(base)
     return PythonTools({tool: _load(f"models.{model}.tools.python.{tool}", place) for tool, place in places.items()})
 
 
@@ -240,6 +239,17 @@ async def _nobody(_model: str) -> None:
     """Return at once: there were no workers before."""
 
 
+def check_rewards(config: Config, base: Path) -> None:
+    """Check that the callables which give rewards can be loaded; modules are also searched for in ``base``.
+
+    Raises:
+        ConfigError: one cannot.
+    """
+    _search_in(base if config.rollouts.rewards else None)
+    for place, name in enumerate(config.rollouts.rewards):
+        _load(f"rollouts.rewards[{place}]", name)
+
+
 def check_programs(config: Config) -> None:
     """Check that the program of every MCP server is there.
 
@@ -252,6 +262,11 @@ def check_programs(config: Config) -> None:
                 raise ConfigError(
                     f"models.{model}.tools.mcp.{name}.command: no such program: {server.command[0]!r}; give its path"
                 )
+
+
+def _search_in(base: Path | None) -> None:
+    if base is not None and str(base.resolve()) not in sys.path:
+        sys.path.append(str(base.resolve()))
 
 
 def _place(server: HeldServer) -> str:

@@ -16,7 +16,7 @@ from service.config.inventory import lanes_for
 from service.config.machine_plan import share_machine
 from service.config.model import ModelConfig
 from service.config.schema import Config
-from service.config.tools import check_programs, python_tools
+from service.config.tools import check_programs, check_rewards, python_tools
 from service.errors import ConfigError
 from workers.devices.layout import Lane
 from workers.engine.launch import command_for
@@ -57,6 +57,7 @@ def worker_specs(config: Config, base: Path, state_dir: Path) -> list[WorkerSpec
     for spec in specs:
         _check_launch(spec)
     check_programs(config)
+    check_rewards(config, base)
     return specs
 
 

@@ -16,6 +16,7 @@ from service.conversations.callers import ANYBODY, Caller
 from service.conversations.document.job_faults import JobRules
 from service.conversations.document.job_parser import make_job
 from service.conversations.document.reading import check_tools, read_document, rewritten
+from service.conversations.document.sampling import has_groups, spread_groups
 from service.conversations.document.spec import JobSpec
 from service.conversations.job.client_request import PostedRequest
 from service.conversations.job.job import Agent, Job, new_job_id
@@ -135,6 +136,10 @@ class JobDoor:
         """
         limits, handle = rules.limits, partial(self.large.handle_sized, caller, len(text))
         posted = await read_document(document, limits, handle)
+        if has_groups(posted):
+            document = await handle(spread_groups, document, posted, limits)
+            text = msgspec.json.encode(document)
+            posted = await read_document(document, limits, handle)
         sources = await self._sources.read(posted, caller, limits.body_bytes)
         spec = with_prompts(await self._catalog.expand(posted), sources, limits.body_bytes)
         if spec is not posted:

@@ -30,6 +30,7 @@ from service.node.jobs import Jobs
 from service.node.live_config import LiveConfig, queue_rules
 from service.node.passing import Passing
 from service.node.prompt_history import PromptHistory
+from service.node.rollouts import Rollouts
 from service.node.status import pools_of
 from service.node.store_news import StoreNews, StoreOutlet
 from service.node.timelines import Timelines
@@ -77,6 +78,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     door: JobDoor
     jobs: Jobs
     prompts: PromptHistory
+    rollouts: Rollouts
     callers: CallersTurns
     timelines: Timelines
     neighbours: Neighbours
@@ -250,8 +252,16 @@ async def open_node(
                     store=store,
                     intake=intake,
                     door=door,
-                    jobs=Jobs(store, scheduler, intake, followers, neighbours, rules),
+                    jobs=(jobs := Jobs(store, scheduler, intake, followers, neighbours, rules)),
                     prompts=prompts,
+                    rollouts=Rollouts(
+                        store,
+                        jobs,
+                        prompts,
+                        scheduler.tokens,
+                        partial(_version_of, fleet, adapters),
+                        lambda: live.config.rollouts,
+                    ),
                     callers=CallersTurns(store, scheduler, intake, is_shared=cluster is not None),
                     timelines=Timelines(store, scheduler, fleet),
                     neighbours=neighbours,
@@ -323,6 +333,12 @@ def _constrain(live: LiveConfig, model: str, constraint: Constraint) -> Mapping[
 def _sends_tools(live: LiveConfig, model: str) -> bool:
     spec = live.spec_of(model)
     return spec is not None and takes_tools(spec)
+
+
+def _version_of(fleet: Fleet, adapters: Adapters, name: str) -> int | None:
+    """Return the version of a model's weights, or of those below an adapter; None if they never change here."""
+    weights = fleet.weights.get(adapters.names().get(name, name))
+    return None if weights is None else weights.current.version
 
 
 def _rules(live: LiveConfig, adapters: Adapters, neighbours: Neighbours) -> JobRules:

@@ -8,8 +8,10 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from service.conversations.document.job_document import with_conversations
 from service.conversations.document.job_parser import parse_stored
-from service.conversations.job.job import NO_HERITAGE, Agent, Job, TurnKey, TurnKind
+from service.conversations.job.job import NO_HERITAGE, Agent, Job, JobId, TurnKey, TurnKind
+from service.conversations.job.states import TurnState
 from service.conversations.job.wording import ConversationWords
 from service.conversations.record.heritage import with_formers
 from service.conversations.record.transcript import Attempt, Origin, Turn
@@ -32,6 +34,7 @@ INVALID: Final = FailureReason.INVALID_ANSWER  # reason of an attempt whose answ
 Constrain = Callable[[str, Constraint], Mapping[str, object]]
 
 
+Messages = Sequence[Message]
 # The turn whose past is read, the agent that is asked, and what it hears from a round on.
 Asker = tuple[TurnKey, Agent, Callable[[int], Sequence[Utterance]]]
 
@@ -39,12 +42,14 @@ Asker = tuple[TurnKey, Agent, Callable[[int], Sequence[Utterance]]]
 class AskedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt's prompt as last sent to its engine: after its tool calls, if any.
 
-    ``messages`` is None if unknown: the turn was inherited from a job that was deleted since.
+    ``messages`` is None if unknown: the turn was inherited from a job that was deleted since. ``earlier`` has the
+    prompts of the messages before its last one, which made calls.
     """
 
     messages: Sequence[Message] | None
     params: Mapping[str, object] | None
     tools: Sequence[Mapping[str, object]]
+    earlier: Sequence[Messages] = ()
 
 
 class _Conversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +107,20 @@ class PromptHistory:
             attempts.append(running)
         return list(self._asked(stored, key, turn, attempts))
 
+    async def by_message(self, job_id: JobId, conversation_id: str) -> dict[tuple[str, int], list[Messages]]:
+        """Return the prompts of a conversation's completed turns by agent and round, one for each message of a turn.
+
+        A turn whose prompt cannot be rebuilt has none.
+        """
+        key = TurnKey(job_id, conversation_id, "", 0)
+        stored = await self._store.read(partial(_read, key=key, adapters=dict(self._adapters()), is_alone=True))
+        found: dict[tuple[str, int], list[Messages]] = {}
+        for turn in stored.turns:
+            if turn.state is TurnState.COMPLETED and turn.kind is TurnKind.TURN and turn.inherited is None:
+                last = [*self._asked(stored, turn.key, turn, turn.attempts)][-1:]
+                found[turn.key.agent_id, turn.key.round] = [*last[0].earlier, last[0].messages or ()] if last else []
+        return found
+
     async def _of_source(self, turn: Turn, origin: Origin) -> list[AskedPrompt]:
         """Return the prompts of an inherited turn from the job where it was spoken; unknown if that was deleted."""
         spoken = TurnKey(origin.job, origin.conversation, turn.key.agent_id, turn.key.round)
@@ -150,8 +169,10 @@ class PromptHistory:
             exchanges = restore_exchanges(record.exchanges, attempt.tool_calls or all_calls, signals)
             assert request.frame is not None  # noqa: S101 - an agent's request has one
             budget = ToolBudget(iterations=record.iterations, has_fallback=record.has_fallback, stuck=record.stuck)
+            earlier = [render_messages(request, request.frame, budget, exchanges[:n]) for n in range(len(exchanges))]
             yield AskedPrompt(
                 messages=render_messages(request, request.frame, budget, exchanges),
+                earlier=earlier,
                 params=self._params(agent, record, attempt.constrained_by),
                 tools=[tool.document for tool in chain(agent.tools, agent.exit_tools)],
             )
@@ -170,9 +191,15 @@ class PromptHistory:
         return params | dict(self._constrain(agent.model, constraint) if constraint is not None else {})
 
 
-def _read(connection: Connection, key: TurnKey, adapters: Mapping[str, str]) -> _Conversation:
+def _read(
+    connection: Connection, key: TurnKey, adapters: Mapping[str, str], *, is_alone: bool = False
+) -> _Conversation:
+    """Read a conversation and its job; one that ``is_alone`` has been left out of a large document with the others."""
     conversation = conversation_rows.record(connection, key.job_id, key.conversation_id)
-    job = parse_stored(job_rows.document(connection, key.job_id), key.job_id, adapters)
+    text = job_rows.document(connection, key.job_id)
+    if is_alone:
+        text = with_conversations(text, {key.conversation_id}, are_named=True).decode()
+    job = parse_stored(text, key.job_id, adapters)
     heritages = heirs.heritages(connection, key.job_id, [key.conversation_id])
     heritage = heritages.get(key.conversation_id, NO_HERITAGE)
     mine = next(each for each in job.conversations if each.id == key.conversation_id)

@@ -76,7 +76,7 @@ class Scheduler:
             self._blame, outlet, self.counters, fleet, self._post, lambda: shares is not None and len(shares) > 1
         )
         self.requests = RelayedRequests(self._blame, self.counters, self._post, queue)
-        self.turns = self._job_turns.turns  # read by other parts
+        self.turns, self.tokens = self._job_turns.turns, self._job_turns.tokens  # read by other parts
         self.works = Works(self._job_turns, self.requests)
         self._facts = FactWriter(outlet, self.counters, self.turns, self._start_soon)
         findings, uses = WorkerFindings(fleet, self.works.clear_charges), KvUses(fleet, self.works)

@@ -118,7 +118,7 @@ class TurnEnded(msgspec.Struct, frozen=True, kw_only=True):
     """A turn has ended; ``used`` and ``measures`` are its last attempt's, if that ended with it.
 
     ``waited_for`` holds the agents that had to speak before it in its round. ``readers`` holds those that read it in
-    later rounds; None is all.
+    later rounds; None is all. ``tokens`` are its recorded ones, packed.
     """
 
     turn: Turn
@@ -128,6 +128,7 @@ class TurnEnded(msgspec.Struct, frozen=True, kw_only=True):
     measures: AttemptMeasures | None = None
     waited_for: Collection[str] = ()
     readers: Collection[str] | None = None
+    tokens: bytes | None = None
 
     @property
     def place(self) -> Place:

@@ -28,6 +28,10 @@ _END: Final = (
     "INSERT INTO turns (job_id, conversation_id, agent, round, kind, state, reason, record)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
+_KEEP_TOKENS: Final = (
+    "INSERT INTO turn_tokens (number, tokens) SELECT number, ? FROM turns"
+    " WHERE job_id = ? AND conversation_id = ? AND agent = ? AND round = ? AND kind = 'turn'"
+)
 _END_ONCE: Final = f"{_END} ON CONFLICT DO NOTHING"
 _REQUEUE: Final = (
     "INSERT INTO unfinished_turns (job_id, conversation_id, agent, round, record) VALUES (?, ?, ?, ?, ?)"
@@ -111,6 +115,8 @@ def end(connection: Connection, fact: TurnEnded, events: Events) -> None:
     )
     if may_be_there and not inserted.rowcount:
         return
+    if fact.tokens is not None:
+        connection.execute(_KEEP_TOKENS, (fact.tokens, *turn.key))
     if turn.attempts and turn.kind is TurnKind.TURN:
         connection.execute(_FORGET, tuple(turn.key))
     kind = {} if turn.kind is TurnKind.TURN else {"kind": turn.kind.value}

@@ -109,7 +109,20 @@ class PoolCollector(Collector):
             "roundhouse_integrity_faults", "Faults in the scheduler's tables that its check at idle has found."
         )
         integrity.add_metric((), counters.integrity_faults)
-        return turns, wanted, oldest, up, prefix, integrity
+        return turns, wanted, oldest, up, prefix, integrity, *self._recorded()
+
+    def _recorded(self) -> tuple[Metric, Metric]:
+        tokens = self._scheduler.tokens
+        recorded = CounterMetricFamily(
+            "roundhouse_recorded_turns", "Turns whose tokens were recorded, by what is not whole.", labels=("record",)
+        )
+        counts = {"whole": tokens.turns - tokens.partial, "partial": tokens.partial, "dropped": tokens.dropped}
+        for name, count in counts.items():
+            recorded.add_metric((name,), count)
+        rows = CounterMetricFamily("roundhouse_rollout_rows", "Rows of rollouts for readers.", labels=("outcome",))
+        for name in ("delivered", "partial", "stale"):
+            rows.add_metric((name,), tokens.rows[name])
+        return recorded, rows
 
     def _oldest_s(self) -> float:
         known = (self._scheduler.turns.oldest_ready_at, self._scheduler.requests.queue.oldest_ready_at)

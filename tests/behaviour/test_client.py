@@ -52,6 +52,7 @@ OWN_CALLS: list[Call[Any]] = [  # one of each route, with a name for each part o
     job_calls.get_document("X"),
     job_calls.get_timeline("X"),
     job_calls.get_deliveries("X"),
+    job_calls.post_reward("X", "X", 1.0),
     job_calls.awaited(),
     job_calls.awaited("X"),
     worker_calls.list_workers(),
@@ -86,6 +87,7 @@ OWN_CALLS: list[Call[Any]] = [  # one of each route, with a name for each part o
 IN_FLOWS = {
     ("GET", "/v1/jobs/{}/events"),
     ("GET", "/v1/jobs/{}/result"),
+    ("GET", "/v1/jobs/{}/rollouts"),
     ("POST", "/v1/jobs/{}/conversations/{}/turns/{}/{}"),
 }
 # Paths of other makers' interfaces, which their own clients speak.

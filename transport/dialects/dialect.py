@@ -7,6 +7,7 @@ import msgspec
 
 from transport.counters import EngineCounters, KvCache
 from transport.dialects.openai import MODELS_PATH, body_of, respond_in_format
+from transport.dialects.recording import Post, Recording
 from transport.request import BegunAnswer, ChatRequest, Constraint, Thought
 
 T_co = TypeVar("T_co", covariant=True)
@@ -44,9 +45,6 @@ class CountQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     decode: Callable[[bytes], int]
-
-
-Post = Callable[[str, bytes], Awaitable[bytes]]  # path and body to the body of the engine's answer
 
 
 class BegunReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,9 +85,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     ``constrain`` gives the parameters that enforce a constraint, None if none can express it; an engine that
     ``always_constrains`` enforces or refuses a constraint and never ignores it. ``thoughts`` is for engines that
     constrain an answer from its first token, and so must know the text before it. ``count`` is for engines that fail
-    all requests when their shared cache is full. ``begun`` is for engines that go on with half an answer. An engine
-    that ``keeps_connections`` ties up nothing for an idle connection; llama.cpp's server ties up one of its few
-    threads. One that ``tells_reason`` gives a finish reason with each answer.
+    all requests when their shared cache is full. ``begun`` is for engines that go on with half an answer, ``recording``
+    for those that give token ids. An engine that ``keeps_connections`` ties up nothing for an idle connection;
+    llama.cpp's server ties up one of its few threads. One that ``tells_reason`` gives a finish reason with each answer.
     """
 
     name: str
@@ -104,6 +102,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     thoughts: ThoughtQuery | None = None
     count: CountQuery | None = None
     begun: BegunQuery | None = None
+    recording: Recording | None = None
     keeps_connections: bool = True
     tells_reason: bool = True
 

@@ -17,20 +17,18 @@ from transport.dialects.dialect import (
     CountQuery,
     Dialect,
     EngineQuery,
-    Post,
     ThoughtQuery,
 )
 from transport.dialects.frame_parts import MESSAGES_PATH, RESPONSES_PATH
 from transport.dialects.grammar import grammar_of_choices, grammar_of_pattern
 from transport.dialects.openai import MODELS_PATH, MOST_TOKENS, ask_to_go_on, body_of, respond_in_format
+from transport.dialects.recording import OF_LLAMA, RENDER_PATH, TOKENIZE_PATH, Post
 from transport.errors import UNDECODABLE, MalformedFrame
-from transport.request import BegunAnswer, ChatRequest, Constraint, Thought
+from transport.request import BegunAnswer, ChatRequest, Constraint, Thought, TokenDetail
 
 MOST_SLOTS: Final = 1_000_000
 SLOTS_PATH: Final = "/slots"
 PROPS_PATH: Final = "/props"
-RENDER_PATH: Final = "/apply-template"
-TOKENIZE_PATH: Final = "/tokenize"
 COUNT_PATH: Final = "/v1/chat/completions/input_tokens"
 _SHAPES_PROMPT: Final = frozenset({"chat_template_kwargs", "reasoning_format", "reasoning_effort", "enable_thinking"})
 _BEGIN, _END = "<think>", "</think>"
@@ -83,6 +81,8 @@ def encode(request: ChatRequest) -> bytes:
     body["return_progress"] = True  # the heartbeat of a long prefill
     if request.begun is not None:
         ask_to_echo(body, request.begun)
+    if request.records is not None:
+        OF_LLAMA.ask(body, request.records is TokenDetail.LOGPROBS)
     return msgspec.json.encode(body)
 
 
@@ -231,6 +231,7 @@ LLAMA_SERVER: Final = Dialect(
         count=count_text,
         echoes=True,
     ),
+    recording=OF_LLAMA,
     count=CountQuery(path=COUNT_PATH, decode=decode_count),
     thoughts=ThoughtQuery(render_path=RENDER_PATH, path=PROPS_PATH, params=_SHAPES_PROMPT, decode=decode_thought),
 )

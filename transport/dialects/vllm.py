@@ -14,16 +14,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from transport.counters import EngineCounters, KvCache, SlotWork
-from transport.dialects.dialect import REWRITTEN, BegunQuery, BegunReading, Dialect, EngineQuery, Post
+from transport.dialects.dialect import REWRITTEN, BegunQuery, BegunReading, Dialect, EngineQuery
 from transport.dialects.grammar import without_anchors
 from transport.dialects.openai import MODELS_PATH, ask_to_go_on, body_of
+from transport.dialects.recording import DETOKENIZE_PATH, OF_VLLM, TOKENIZE_PATH, Post
 from transport.errors import UNDECODABLE, MalformedFrame
-from transport.request import BegunAnswer, ChatRequest, Constraint, Thought
+from transport.request import BegunAnswer, ChatRequest, Constraint, Thought, TokenDetail
 
 HEALTH_PATH: Final = "/health"
 METRICS_PATH: Final = "/metrics"
-TOKENIZE_PATH: Final = "/tokenize"
-DETOKENIZE_PATH: Final = "/detokenize"
 STEPS: Final = "vllm:iteration_tokens_total_count"  # one per step of the engine
 PROMPT: Final = "vllm:prompt_tokens_total"
 OUTPUT: Final = "vllm:generation_tokens_total"
@@ -72,6 +71,8 @@ def encode(request: ChatRequest) -> bytes:
     if request.cache_scope is not None:
         salt = body.get("cache_salt")
         body["cache_salt"] = f"{salt}.{request.cache_scope}" if isinstance(salt, str) else request.cache_scope
+    if request.records is not None:
+        OF_VLLM.ask(body, request.records is TokenDetail.LOGPROBS)
     return msgspec.json.encode(body)
 
 
@@ -236,4 +237,5 @@ VLLM: Final = Dialect(
     kv_cache=EngineQuery(paths=(METRICS_PATH,), decode=decode_kv_cache),
     constrain=constrain,
     begun=BegunQuery(ask=ask_to_go_on, read=read_begun, count=count_text),
+    recording=OF_VLLM,
 )

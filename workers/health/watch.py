@@ -25,7 +25,7 @@ from workers.policy.leaked_slots import CutOff, LeakedSlots
 from workers.policy.liveness import SEVERITY, Judgement, Scope, Verdict, is_computing, judge, quiet_s
 from workers.requests.answer import Phase
 from workers.requests.in_flight import InFlightRequest, InFlightRequests
-from workers.requests.tool_loop import loop_failure
+from workers.requests.request_ends import loop_failure
 from workers.spec import WorkerTimeouts
 
 TICK_S: Final = 0.5  # with requests in flight: finds repetition, and bounds the overrun of every limit

@@ -42,6 +42,7 @@ class Purpose(Enum):
 
     DOCUMENTS = "documents"  # refused if the queue is long
     ANSWERS = "answers"
+    REWARDS = "rewards"  # callables of users, which may take long
 
 
 asked_for: ContextVar[str | None] = ContextVar("offloaded for", default=None)  # the key that the call is for

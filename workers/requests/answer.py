@@ -13,6 +13,7 @@ from workers.policy.repetition import Repetition, RepetitionLimits
 from workers.requests.generation import ContinuedGeneration, Generation, RepeatedGeneration
 from workers.requests.halves import GoingOn, HalfAnswer, constraint_in
 from workers.requests.prompts.stack import ToolExchange
+from workers.requests.tokens import RecordedTokens, TokenRecord
 from workers.tools.calls import Signal, ToolRecord
 
 PIECE_CHARS: Final = 8  # added for each piece of an answer to its characters
@@ -141,6 +142,7 @@ class Answer:
         self.deadline: CancelScope | None = None  # the time limit around the request
         self.asked: ChatRequest | None = None  # the request for the newest message
         self.is_continued = False  # it goes on from an earlier attempt's
+        self.recorded: list[RecordedTokens] = []  # those of its complete messages
         self.source = ""  # names the model that writes it
         self._counted: Usage | None = None  # the cost that some usage has of a half; None: all of it
         self._half_tokens = 0  # those of the message that it goes on with
@@ -182,6 +184,8 @@ class Answer:
         """The answer so far, for another attempt to go on from; an ended message without calls is left out."""
         if self.begins_with is not None:
             return self.begins_with
+        if self.generation.tokens is not None:
+            return HalfAnswer()  # an engine would tokenize its words in another way than they were written
         generation, is_whole = self.generation, self.generation.finish_reason is not None
         text, reasoning = generation.pieces
         if any(call.iteration >= self.iterations_used for call in self.tool_calls):
@@ -224,6 +228,7 @@ class Answer:
             begun = replace(going_on.begun, text=going_on.begun.text + going_on.surplus)
             kind = RepeatedGeneration if going_on.is_again else ContinuedGeneration
             self.generation = kind(self._clock, begun, going_on.tokens, going_on.unheard)
+        self.generation.tokens = TokenRecord() if self.asked is not None and self.asked.records else None
         self.prompt_chars = prompt_chars
         self.loops.begin_search(self.generation, limits)
         self.phase = Phase.ENGINE

@@ -14,14 +14,17 @@ from transport.events import (
     Finished,
     PartialUsage,
     PromptProgress,
+    PromptRendered,
     ReasoningDelta,
     RefusalDelta,
     TextDelta,
     Timings,
+    TokensWritten,
     ToolCallDelta,
     Usage,
 )
 from transport.request import BegunAnswer
+from workers.requests.tokens import TokenRecord
 
 PIECES: Final = (TextDelta, ReasoningDelta, RefusalDelta, ToolCallDelta, Advance)  # each of a token or more
 
@@ -52,6 +55,7 @@ class Generation:
         "rewritten",
         "started_at",
         "timings",
+        "tokens",
         "tool_call_fragments",
         "usage",
     )
@@ -78,6 +82,7 @@ class Generation:
         self.usage: Usage | None = None
         self._reported_prompt: PartialUsage | None = None
         self.timings: Timings | None = None
+        self.tokens: TokenRecord | None = None  # if its ids are recorded
 
     def __repr__(self) -> str:
         return f"<Generation tokens={self.output_tokens} finish_reason={self.finish_reason}>"
@@ -196,8 +201,17 @@ class Generation:
                 self.timings = event
             case Usage() | PartialUsage():
                 self._take_usage(event)
+            case PromptRendered() | TokensWritten():
+                self._take_tokens(event)
             case TextDelta():
                 raise AssertionError("text is taken on the fast path")
+
+    def _take_tokens(self, event: PromptRendered | TokensWritten) -> None:
+        """Record tokens; those without a text of their own, such as half of a call, are progress too."""
+        if isinstance(event, TokensWritten):
+            self.last_progress_at = self.last_byte_at
+        if self.tokens is not None:
+            self.tokens.add(event)
 
     def _receive_piece(self, event: RefusalDelta | ToolCallDelta | Advance) -> None:
         if isinstance(event, RefusalDelta):

@@ -18,9 +18,10 @@ from workers.requests.answer_begins import again
 from workers.requests.asking import ask_fairly
 from workers.requests.cache_veil import CacheVeil, WholeLines
 from workers.requests.halves import HalfAnswer
+from workers.requests.request_ends import broken_off, declined, is_refused, rejected
 from workers.requests.sent import SentStream
 from workers.requests.splice import Splice
-from workers.requests.tool_loop import AdmitPrompt, RequestSettings, broken_off, declined, is_refused, rejected
+from workers.requests.tool_loop import AdmitPrompt, RequestSettings
 
 NOT_CONTINUED: Final = RequestFailed(
     reason=FailureReason.ENGINE_UNREACHABLE, detail="its engine broke off, and the next one cannot go on with it"

@@ -5,7 +5,7 @@ from typing import Final, NewType, Protocol
 
 import msgspec
 
-from transport.request import Constraint, Message
+from transport.request import Constraint, Message, TokenDetail
 from workers.outcome import Outcome
 from workers.requests.bios_words import BiosFrame
 from workers.tools.call_journal import CallJournal
@@ -59,7 +59,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     not read before it is complete. ``adapter`` names one of the worker's. Without a ``frame`` the BIOS is that of the
     specification's "Worker interface": the time of the request, and the rest of the tool budget. Without a ``slot`` the
     request keeps its own while its tools run. An engine that knows scopes shares prefixes only among requests of one
-    ``cache_owner``; a connection to an attached server is kept for requests of one ``owner``.
+    ``cache_owner``; a connection to an attached server is kept for requests of one ``owner``. With ``records`` the
+    answer has the ids of its tokens, and with ``records_logprobs`` their logprobs.
     """
 
     job_name: str
@@ -77,6 +78,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     slot: SlotHolder | None = None
     cache_owner: str | None = None
     owner: str | None = None
+    records: TokenDetail | None = None
 
 
 def user_conversation(user_prompt: str) -> tuple[Message, ...]:

@@ -13,29 +13,24 @@ from msgspec.structs import replace
 
 from transport.client import EngineClient
 from transport.errors import (
-    AnswerTooLarge,
-    CacheFull,
-    ContextOverflow,
     EngineError,
-    EngineOverloaded,
-    EngineRejected,
-    UnreadableFrame,
     without_frames,
 )
 from transport.request import ChatRequest, Constraint, Thought, ToolCall
 from workers.errors import AdapterUnknown
-from workers.outcome import Cancelled, CancelReason, Completed, EngineFailed, FailureReason, Outcome, RequestFailed
+from workers.outcome import Completed, FailureReason, Outcome, RequestFailed
 from workers.policy.repetition import RepetitionLimits
 from workers.requests.answer import Answer, Finish, Phase
 from workers.requests.answer_begins import AnswerBegins
 from workers.requests.asking import Excuse, ask_fairly
 from workers.requests.bios_words import BiosFrame, BiosWords
 from workers.requests.constraints import call_constraint
-from workers.requests.generation import Generation
 from workers.requests.halves import GoingOn, HalfAnswer, may_begin_late, request_for_rest
 from workers.requests.prompts.render import ToolBudget, fallback_of, note_after, render_messages
 from workers.requests.prompts.stack import RECORDED, ToolExchange
+from workers.requests.recording import is_mute, record_tokens
 from workers.requests.request import CONSTRAINTS, Demand, Request, SlotHolder
+from workers.requests.request_ends import broken_off, declined, failure_of, is_refused, loop_failure, overdrawn
 from workers.requests.stored_half import is_answer_to
 from workers.tools.call_parser import Fallback, ParsedMessage, read_message
 from workers.tools.calls import MessageTools, ToolLimits, read_arguments, signal_of
@@ -63,6 +58,7 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True):
     forces_calls: bool  # else the engine itself makes a model call a tool when it must
     now: Callable[[], datetime]
     cache_scope: Callable[[str | None], str | None]  # scope of shared prefixes: of an owner, or of all
+    version: Callable[[], int | None]  # version of the engine's weights
     begins: AnswerBegins  # whether its engine goes on with half an answer
     is_others: bool  # the server is attached: a connection is kept for one owner
     excuse: Excuse | None = None  # finds out whether the engine serves others
@@ -115,7 +111,7 @@ class ToolLoop:
                 is_last = True  # ask again with the constraint, which tools did not allow before
                 continue
             if self._left <= 0:
-                return self._overdrawn(calls)
+                return overdrawn([call.name for call in calls], self._budget, self._answer.exchanges)
             failed = await self._run_tools(reading, calls)
             if failed is not None:
                 return failed
@@ -123,13 +119,6 @@ class ToolLoop:
     @property
     def _left(self) -> int:
         return self._budget.left(self._answer.exchanges)
-
-    def _overdrawn(self, calls: Sequence[ToolCall]) -> RequestFailed:
-        names = ", ".join(call.name for call in calls)
-        used = f"its {self._settings.tool_limits.iterations} tool iterations"
-        if self._budget.is_stuck(self._answer.exchanges):
-            used = f"{self._budget.stuck} iterations in which the same calls brought the same results"
-        return RequestFailed(reason=FailureReason.TOOL_BUDGET, detail=f"the model called {names} after {used}")
 
     async def _ask(self, *, is_constrained: bool) -> Outcome:
         try:
@@ -144,6 +133,7 @@ class ToolLoop:
             cache_scope=self._settings.cache_scope(self._request.cache_owner),
             # The use of a shared cache is counted by the tokens that have come.
             is_watched=self._request.is_watched or self._settings.admit is not None,
+            records=self._request.records,
         )
         half = self._answer.begins_with  # only the first message goes on
         if half is not None:
@@ -172,18 +162,25 @@ class ToolLoop:
 
     async def _generate(self, chat: ChatRequest, going_on: GoingOn | None = None) -> Outcome:
         chars = _chars_of(chat)
-        self._answer.begin_generation(self._settings.repetition, chars, going_on)
         self._answer.asked = chat
+        self._answer.begin_generation(self._settings.repetition, chars, going_on)
         outcome = None if self._settings.admit is None else await self._settings.admit(self._answer, chat)
         if outcome is None:
             outcome = await self._ask_engine(chat, chars, going_on)
         self._answer.phase = Phase.US
-        loop = self._answer.loops.find_loop(is_over=True) if isinstance(outcome, Completed) else None
-        return outcome if loop is None else loop_failure(loop)
+        if not isinstance(outcome, Completed):
+            return outcome
+        loop = self._answer.loops.find_loop(is_over=True)
+        if loop is not None:
+            return loop_failure(loop)
+        if chat.records is None:
+            return outcome
+        return await record_tokens(self._client, chat, self._answer, self._settings.version()) or outcome
 
     async def _ask_engine(self, chat: ChatRequest, chars: int, going_on: GoingOn | None) -> Outcome:
         """Return how one generation ended; ``chars`` is the size of its prompt."""
         answer, settings = self._answer, self._settings
+        answer.is_mute = chat.records is not None and is_mute(self._client)
         scope = self._request.owner or "" if settings.is_others else None  # connections are kept by scope
 
         async def ask() -> None:
@@ -201,7 +198,7 @@ class ToolLoop:
         if error is None:
             return Completed(finish_reason=answer.generation.finish_reason or "unknown")
         outcome = None if going_on is None else declined(error, answer.generation)
-        return outcome or _failure_of(error, has_pool=settings.admit is not None)
+        return outcome or failure_of(error, has_pool=settings.admit is not None)
 
     async def _params(self, *, is_constrained: bool) -> dict[str, object]:
         """Return the caller's parameters; constraining ones only if nothing but an answer is expected."""
@@ -337,55 +334,8 @@ def _chars_of(chat: ChatRequest) -> int:
     return begun + sum(len(message.content) for message in chat.messages)
 
 
-def broken_off(error: EngineError) -> Outcome:
-    """Return the ending for an answer that broke off; one that was too large would be so again."""
-    if isinstance(error, AnswerTooLarge):
-        return RequestFailed(reason=FailureReason.ENGINE_REJECTED, detail=str(error))
-    reason = FailureReason.ENGINE_REJECTED if isinstance(error, UnreadableFrame) else FailureReason.ENGINE_UNREACHABLE
-    return EngineFailed(reason=reason, detail=str(error), brought_down=False)
-
-
-def is_refused(outcome: Outcome) -> bool:
-    """Whether the engine has refused the request."""
-    return isinstance(outcome, RequestFailed) and outcome.reason is FailureReason.ENGINE_REJECTED
-
-
-def _failure_of(error: EngineError, *, has_pool: bool) -> Outcome:
-    if not isinstance(error, EngineRejected):
-        return broken_off(error)
-    if has_pool and isinstance(error, CacheFull):  # the pool manages its room: no fault
-        return Cancelled(reason=CancelReason.CACHE_FULL)
-    return rejected(error, is_about_the_request=error.is_about_the_request)
-
-
-def declined(error: EngineError, generation: Generation) -> RequestFailed | None:
-    """Return the ending for an engine that does not begin to go on, and may write the whole answer; None for others."""
-    is_later = isinstance(error, EngineOverloaded | CacheFull)
-    if not isinstance(error, EngineRejected) or is_later or generation.first_token_at is not None:
-        return None
-    generation.is_in_doubt = error.status >= SERVER_ERROR or isinstance(error, ContextOverflow)
-    return RequestFailed(reason=FailureReason.ENGINE_REJECTED, detail=str(error))
-
-
-def loop_failure(what: str) -> RequestFailed:
-    """Return the ending for a model that repeats itself."""
-    return RequestFailed(reason=FailureReason.REPEATED_LINE_LOOP, detail=what)
-
-
 def _wellformed(call: ToolCall) -> ToolCall:
     """Return a call fit for a history: later requests with malformed arguments would be refused."""
     if read_arguments(call.arguments) is None or not call.arguments.strip():
         return ToolCall(id=call.id, name=call.name, arguments="{}")
     return call
-
-
-def rejected(error: EngineRejected, *, is_about_the_request: bool) -> Outcome:
-    """Return the ending for a request that its engine refused."""
-    if isinstance(error, ContextOverflow):
-        return RequestFailed(reason=FailureReason.CONTEXT_OVERFLOW, detail=error.message)
-    if is_about_the_request:
-        return RequestFailed(reason=FailureReason.ENGINE_REJECTED, detail=str(error))
-    retry_after_s = error.retry_after_s if isinstance(error, EngineOverloaded) else None
-    return EngineFailed(
-        reason=FailureReason.ENGINE_REJECTED, detail=str(error), brought_down=False, retry_after_s=retry_after_s
-    )

@@ -1,6 +1,7 @@
 """Calls that post, read, end and delete jobs."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Final, Literal, TypeVar
 
 from roundhouse_client.decoding import decode, parse
@@ -19,6 +20,7 @@ from roundhouse_client.request import (
 )
 from roundhouse_client.values.job_document import JobDocument
 from roundhouse_client.values.jobs import BatchLine, Deliveries, Job, JobPage
+from roundhouse_client.values.rollout_rows import StoredReward
 from roundhouse_client.values.transcripts import AskedPrompts, AwaitedTurns, Transcript
 
 T = TypeVar("T")
@@ -161,6 +163,27 @@ def get_timeline(job_id: str) -> Call[str]:
         NotFound: there is no such job.
     """
     return get(f"{JOBS}{place(job_id)}/timeline", as_text)
+
+
+def post_reward(
+    job_id: str,
+    conversation_id: str,
+    reward: float,
+    *,
+    agent: str | None = None,
+    metrics: Mapping[str, float] | None = None,
+) -> Call[StoredReward]:
+    """Give a conversation, or one agent in it, its reward; it is durable when this returns. The same again is no error.
+
+    Raises:
+        StateConflict: there is another reward (``reward_conflict``).
+        InvalidRequest: the job has no such conversation or agent.
+        NotFound: there is no such job.
+    """
+    about = {"agent": agent, "metrics": metrics}
+    document = {"conversation": conversation_id, "reward": reward}
+    document |= {name: value for name, value in about.items() if value is not None}
+    return replace(post(f"{JOBS}{place(job_id)}/rewards", into(StoredReward), document), is_repeatable=True)
 
 
 def get_deliveries(job_id: str) -> Call[Deliveries]:

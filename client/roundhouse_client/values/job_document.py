@@ -60,6 +60,28 @@ class MemoryDocument(TypedDict, total=False):
     summary: SummaryDocument | None
 
 
+class RecordDocument(TypedDict, total=False):
+    """The record of answers' tokens: their ids, and their logprobs beside them."""
+
+    tokens: bool
+    logprobs: bool
+
+
+class GroupDocument(TypedDict, total=False):
+    """The number of alike conversations in place of one; in the stored document each of them is written out."""
+
+    samples: Required[int]
+
+
+class RewardDocument(TypedDict, total=False):
+    """The source of a conversation's reward: one of three kinds."""
+
+    tool: str | None
+    agent: str | None
+    pattern: str | None
+    python: str | None
+
+
 class ValidationDocument(TypedDict, total=False):
     """The form that an answer must have: one of three kinds."""
 
@@ -89,6 +111,7 @@ class AgentDocument(TypedDict, total=False):
     wait_s: float | None
     otherwise: str | None
     memory: MemoryDocument | None
+    record: RecordDocument | None
 
 
 class BeforeDocument(TypedDict, total=False):
@@ -117,6 +140,14 @@ class CastDocument(TypedDict, total=False):
     validation: ValidationDocument | None
 
 
+class SampleDocument(TypedDict, total=False):
+    """The place of a conversation among those of its group."""
+
+    group: Required[str]
+    number: Required[int]
+    of: Required[int]
+
+
 _ConversationDocument = TypedDict("_ConversationDocument", {"from": FromDocument | None}, total=False)
 
 
@@ -130,6 +161,9 @@ class ConversationDocument(_ConversationDocument, total=False):
     variables: Mapping[str, str | float | bool] | None
     agents: Mapping[str, CastDocument]
     weights: Literal["pinned"] | None
+    group: GroupDocument | None
+    sample: SampleDocument | None
+    max_staleness: int | None
     metadata: Mapping[str, object]
 
 
@@ -154,6 +188,11 @@ class JobDocument(TypedDict, total=False):
     rounds: int
     until: Sequence[ConditionDocument]
     memory: MemoryDocument | None
+    record: RecordDocument | None
+    group: GroupDocument | None
+    reward: RewardDocument | None
+    max_staleness: int | None
+    on_stale: Literal["drop", "end"]
     agents: Required[Sequence[AgentDocument]]
     conversations: Required[Sequence[ConversationDocument]]
     priority: int

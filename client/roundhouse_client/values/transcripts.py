@@ -64,6 +64,14 @@ class TurnMemory(Value):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedTurn(Value):
+    """The recorded tokens of a turn's answer; ``partial`` lists what of the record is not whole."""
+
+    tokens: int
+    partial: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn(Value):
     """One agent's words in one round; rounds count from 0. It was spoken ``by`` a model or a caller.
 
@@ -98,6 +106,7 @@ class Turn(Value):
     memory: TurnMemory | None = None
     findings: tuple[str, ...] = ()
     continued: tuple[Continued, ...] = ()
+    recorded: RecordedTurn | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ import msgspec
 from service.conversations.document.condition_faults import condition_faults
 from service.conversations.document.limits import Limits, too_many
 from service.conversations.document.memory_faults import memory_faults
+from service.conversations.document.record_faults import record_faults
 from service.conversations.document.spec import (
     REFERENCES,
     AgentSpec,
@@ -38,7 +39,7 @@ from workers.tools.definition import ToolDefinition
 
 MOST_SAID: Final = 64 * 1024  # bytes of a caller's words in a turn
 CALLERS_ALONE: Final = frozenset({"wait_s", "otherwise"})
-MODELS_ALONE: Final = frozenset({"model", "params", "system", "tools", "exit_tools", "markup", "memory"})
+MODELS_ALONE: Final = frozenset({"model", "params", "system", "tools", "exit_tools", "markup", "memory", "record"})
 LEADERS_ANSWER: Final = "a leader's answer is the name of an agent, or end"
 
 
@@ -47,7 +48,8 @@ class JobRules(msgspec.Struct, frozen=True, kw_only=True):
 
     ``adapters`` holds the names that agents may use as models, with their base models. ``webhook_hosts`` None means any
     host. An idempotency key is in force for ``key_s`` seconds. ``servers`` holds the MCP servers of each model of this
-    node, ``untold`` the models whose BIOS has no place for ``prompts.context``.
+    node, ``untold`` the models whose BIOS has no place for ``prompts.context``. ``unable`` says why models cannot
+    record tokens, ``rewards`` names the callables that give rewards.
     """
 
     models: Collection[str]
@@ -58,6 +60,8 @@ class JobRules(msgspec.Struct, frozen=True, kw_only=True):
     key_s: float = 86_400.0
     servers: Mapping[str, Collection[str]] = msgspec.field(default_factory=dict)
     untold: Collection[str] = ()
+    unable: Mapping[str, str] = msgspec.field(default_factory=dict)
+    rewards: Collection[str] = ()
 
 
 def filled_faults(spec: JobSpec, limits: Limits) -> Iterator[Fault]:
@@ -90,6 +94,7 @@ def meaning_faults(spec: JobSpec, conversations: tuple[Conversation, ...], rules
         yield Fault(path="agents", message="at least one agent has to be asked of a model")
     yield from vain_faults(spec, rules.adapters, rules.servers, rules.untold)
     yield from memory_faults(spec)
+    yield from record_faults(spec, rules.adapters, rules.unable, rules.rewards)
     yield from _cast_faults(spec, models)
     yield from _cycle_faults(spec)
     yield from _mode_faults(spec)

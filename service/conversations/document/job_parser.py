@@ -4,7 +4,7 @@ Source: specification, "Job documents" and "Refused jobs".
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -20,17 +20,19 @@ from service.conversations.document.spec import (
     JobSpec,
     MemorySpec,
     OverWeightsSpec,
+    RecordSpec,
     ValidationSpec,
     cast_specs,
     is_tool_reference,
 )
-from service.conversations.job.job import Agent, Conversation, Job, JobId, Webhook
+from service.conversations.job.job import Agent, Conversation, Job, JobId, SpokenBy, Webhook
 from service.conversations.job.memory import SELF, Memory, Summary
 from service.conversations.job.until import Condition, Until
 from service.conversations.job.validation import Validation, folded
 from service.conversations.job.variables import fill, written
 from service.conversations.job.wording import Phrases
 from transport.answer_bound import laid_over
+from transport.request import TokenDetail
 from workers.policy.continuation import Continuation
 from workers.requests.request import parse_tools
 from workers.tools.definition import ToolDefinition
@@ -70,8 +72,8 @@ def accepted_job(spec: JobSpec, job_id: JobId, adapters: Mapping[str, str]) -> J
 
 
 def _job(spec: JobSpec, conversations: tuple[Conversation, ...], job_id: JobId, adapters: Mapping[str, str]) -> Job:
-    agents = tuple(_agent(agent, adapters, spec.memory) for agent in spec.agents)
-    are_cast = any(given.agents or given.variables for given in spec.conversations)
+    agents = tuple(_agent(agent, adapters, spec) for agent in spec.agents)
+    are_cast = any(given.agents or given.variables or given.sample for given in spec.conversations)
     return Job(
         id=job_id,
         name=spec.name,
@@ -94,7 +96,7 @@ def _continuation(given: str | OverWeightsSpec) -> Continuation:
     return Continuation.OVER_WEIGHTS if isinstance(given, OverWeightsSpec) else Continuation(given)
 
 
-def _agent(spec: AgentSpec, adapters: Mapping[str, str], memory: MemorySpec | None) -> Agent:
+def _agent(spec: AgentSpec, adapters: Mapping[str, str], job: JobSpec) -> Agent:
     return Agent(
         id=spec.id,
         role=spec.role,
@@ -111,8 +113,15 @@ def _agent(spec: AgentSpec, adapters: Mapping[str, str], memory: MemorySpec | No
         by=spec.by,
         wait_s=spec.wait_s,
         otherwise=spec.otherwise,
-        memory=_memory(spec.memory or memory),
+        memory=_memory(spec.memory or job.memory),
+        record=None if spec.by is SpokenBy.CALLER else _record(spec.record or job.record),
     )
+
+
+def _record(spec: RecordSpec | None) -> TokenDetail | None:
+    if spec is None or not spec.tokens:
+        return None
+    return TokenDetail.LOGPROBS if spec.logprobs else TokenDetail.IDS
 
 
 def _memory(spec: MemorySpec | None) -> Memory | None:
@@ -148,7 +157,19 @@ def _cast(
         cast = {agent.id: replace(agent, **_differences(cast, after, adapters)) for agent, cast, after in pairs}
         filled = ((agent.id, _filled(cast.get(agent.id, agent), conversation.variables)) for agent in agents)
         cast |= {name: agent for name, agent in filled if agent is not cast.get(name, own[name])}
+        if given.sample is not None and given.sample.number:
+            cast |= _sampled({**own, **cast}.values(), given.sample.number)
         yield replace(conversation, cast=cast) if cast else conversation
+
+
+def _sampled(agents: Iterable[Agent], number: int) -> dict[str, Agent]:
+    """Return the agents with a seed, each with that of a sample."""
+    seeds = {agent.id: (agent, agent.params.get("seed")) for agent in agents}
+    return {
+        name: replace(agent, params={**agent.params, "seed": seed + number})
+        for name, (agent, seed) in seeds.items()
+        if isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0
+    }
 
 
 def _filled(agent: Agent, variables: Mapping[str, str] | None) -> Agent:
@@ -205,6 +226,8 @@ def _condition(spec: ConditionSpec, variables: Mapping[str, str] | None = None) 
 
 def _conversations(spec: JobSpec) -> tuple[Conversation, ...]:
     common = tuple(map(_condition, spec.until))  # one value that all conversations share
+    ends_stale = spec.on_stale == "end"
+    most = spec.max_staleness if ends_stale else None
     return tuple(
         Conversation(
             id=f"c{index}" if given.id is None else given.id,
@@ -213,6 +236,7 @@ def _conversations(spec: JobSpec) -> tuple[Conversation, ...]:
             variables=variables,
             until=common if given.until is None and not variables else _ends(spec, given, variables),
             is_pinned=given.weights == "pinned",
+            stale_after=most if given.max_staleness is None or not ends_stale else given.max_staleness,
             metadata=given.metadata,
         )
         for index, given in enumerate(spec.conversations)

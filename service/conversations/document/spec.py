@@ -123,6 +123,52 @@ class MemorySpec(StrictModel):
     summary: SummarySpec | None = None
 
 
+class RecordSpec(StrictModel):
+    """The record of answers' tokens: their ids, and their logprobs beside them."""
+
+    tokens: bool = Field(default=False, strict=True)
+    logprobs: bool = Field(default=False, strict=True)
+
+    @rules
+    def _is_of_tokens(self) -> Rules:
+        yield self.logprobs and not self.tokens, "logprobs stand beside tokens: true"
+
+
+class GroupSpec(StrictModel):
+    """The number of alike conversations in place of one; in the stored document each of them is written out."""
+
+    samples: int = Field(ge=1, le=1024, strict=True)
+
+
+class SampleSpec(StrictModel):
+    """The place of a conversation among those of its group."""
+
+    group: Identifier
+    number: int = Field(ge=0, strict=True)
+    of: int = Field(ge=1, strict=True)
+
+    @rules
+    def _is_one_of_them(self) -> Rules:
+        yield self.number >= self.of, f"number: counts from 0, and the group has {self.of}"
+
+
+class RewardSpec(StrictModel):
+    """The source of a conversation's reward: one of three kinds."""
+
+    tool: str | None = None
+    agent: str | None = None
+    pattern: str | None = None
+    python: str | None = None
+
+    @rules
+    def _is_one_source(self) -> Rules:
+        given = [name for name in ("tool", "agent", "python") if getattr(self, name) is not None]
+        yield len(given) != 1, "a reward has one of tool, agent and python"
+        yield (self.agent is None) != (self.pattern is None), "agent and pattern stand together"
+        trouble = self.pattern is not None and pattern_trouble(self.pattern)
+        yield trouble, f"pattern: {trouble}"
+
+
 class AgentSpec(StrictModel):
     """One speaker of a job."""
 
@@ -142,6 +188,7 @@ class AgentSpec(StrictModel):
     wait_s: float | None = Field(default=None, gt=0, le=MOST_WAIT_S)
     otherwise: str | None = None
     memory: MemorySpec | None = None
+    record: RecordSpec | None = None
 
 
 class ConditionSpec(StrictModel):
@@ -239,6 +286,9 @@ class ConversationSpec(StrictModel):
     variables: dict[str, Scalar] | None = None
     agents: dict[str, CastSpec] = Field(default_factory=dict)
     weights: Literal["pinned"] | None = None
+    group: GroupSpec | None = None
+    sample: SampleSpec | None = None
+    max_staleness: int | None = Field(default=None, ge=0, strict=True)
     metadata: dict[str, object] = Field(default_factory=dict)
 
 
@@ -291,6 +341,11 @@ class JobSpec(StrictModel):
     rounds: int = Field(default=1, ge=1, strict=True)
     until: Conditions = Field(default_factory=list)
     memory: MemorySpec | None = None
+    record: RecordSpec | None = None
+    group: GroupSpec | None = None
+    reward: RewardSpec | None = None
+    max_staleness: int | None = Field(default=None, ge=0, strict=True)
+    on_stale: Literal["drop", "end"] = "drop"
     agents: list[AgentSpec] = Field(min_length=1)
     conversations: list[ConversationSpec] = Field(min_length=1)
     priority: int = Field(default=0, ge=-1_000_000, le=1_000_000, strict=True)

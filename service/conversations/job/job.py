@@ -15,6 +15,7 @@ from service.conversations.job.memory import Memory
 from service.conversations.job.until import Until
 from service.conversations.job.validation import Validation
 from service.conversations.job.wording import Phrases
+from transport.request import TokenDetail
 from workers.policy.continuation import Continuation
 from workers.requests.request import CONSTRAINTS
 from workers.tools.definition import ToolDefinition
@@ -96,7 +97,8 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     ``slots`` of a worker, or all that the worker has.
 
     With ``by`` caller it has no model: each of its turns waits for its caller for ``wait_s`` seconds, or without limit.
-    Then it says ``otherwise``, or fails. Without a ``memory`` it is shown all earlier rounds.
+    Then it says ``otherwise``, or fails. Without a ``memory`` it is shown all earlier rounds. ``record`` is what is
+    recorded of its tokens.
     """
 
     id: str
@@ -117,6 +119,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float | None = None
     otherwise: str | None = None
     memory: Memory | None = None
+    record: TokenDetail | None = None
 
     @property
     def is_constrained(self) -> bool:
@@ -178,7 +181,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     It is over after its ``rounds``, or earlier after a round in which a condition of ``until`` holds. Its ``prompt``
     has the values of its ``variables``; systems of agents are filled in later. ``cast`` holds its agents that differ
     from the job's, by id. ``prompt_chars`` is the length of its prompt if that is not kept here. ``posted`` is a
-    client's body that replaces the prompt.
+    client's body that replaces the prompt. It ends once the weights are more than ``stale_after`` versions newer than
+    those of its first turn.
     """
 
     id: str
@@ -191,6 +195,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     prompt_chars: int | None = None
     heritage: Heritage = NO_HERITAGE
     posted: PostedRequest | None = None
+    stale_after: int | None = None
     metadata: Mapping[str, object] = msgspec.field(default_factory=dict)
 
     @property

@@ -303,9 +303,8 @@ def is_own_memory(turn: Turn, heritage: Heritage) -> bool:
 def as_inherited(turn: Turn, job_id: JobId, conversation_id: str) -> Turn:
     """Return a turn as one of an heir's record."""
     origin = _origin(turn)
-    return replace(
-        turn, key=TurnKey(job_id, conversation_id, turn.key.agent_id, turn.key.round), fulfils=(), inherited=origin
-    )
+    key = TurnKey(job_id, conversation_id, turn.key.agent_id, turn.key.round)
+    return replace(turn, key=key, fulfils=(), inherited=origin, recorded=None)
 
 
 def with_formers(job: Job, heritage: Heritage) -> Job:

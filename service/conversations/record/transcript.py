@@ -12,6 +12,7 @@ from service.conversations.job.job import JobId, SpokenBy, TurnKey, TurnKind
 from service.conversations.job.states import ConversationState, TurnState
 from service.conversations.job.until import Ending
 from service.conversations.job.wording import DEFAULT_ROLE
+from service.conversations.record.token_arrays import TurnTokens
 from service.conversations.talk.prompt_record import PromptRecord
 from workers.requests.stored_half import StoredHalf
 from workers.tools.calls import Signal, ToolRecord
@@ -92,7 +93,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     ``fulfils`` holds the indexes of the conditions of its conversation that it fulfils on its own. A failed turn with
     ``leaves`` is its agent's last one. ``by`` is the kind of speaker, ``inherited`` its conversation if it is another.
-    A posted turn has the engine's whole ``answer``.
+    A posted turn has the engine's whole ``answer``. ``recorded`` stands for its tokens, which are stored apart.
     """
 
     key: TurnKey
@@ -121,6 +122,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: datetime | None = None
     fulfils: tuple[int, ...] = ()
     leaves: bool = False
+    recorded: TurnTokens | None = None
     answer: WholeAnswer | msgspec.UnsetType = msgspec.UNSET
 
     @property
@@ -165,6 +167,8 @@ def turn_document(turn: Turn) -> dict[str, object]:
         del attempt["prompt"], attempt["continued_at"]  # the prompt has a route of its own
         _write_times(attempt, TIMES_OF_ATTEMPTS)
     _write_times(fields, TIMES)
+    if turn.recorded is not None:
+        del fields["recorded"]["chain"]
     if turn.answer is not msgspec.UNSET:
         fields["answer"]["body"] = turn.answer.body.decode(errors="replace")
     place = {"agent": turn.key.agent_id, "role": turn.role, "round": turn.key.round}

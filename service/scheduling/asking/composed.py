@@ -40,9 +40,9 @@ from workers.policy.continuation import Continuation
 from workers.requests.answer import NOTHING
 from workers.requests.halves import HalfAnswer
 from workers.requests.request import CONSTRAINTS, Demand
+from workers.requests.request_ends import is_refused
 from workers.requests.slots import Lease
 from workers.requests.stored_half import StoredHalf, digest_of, from_store, to_store
-from workers.requests.tool_loop import is_refused
 from workers.supervised import SupervisedWorker
 
 MOST_JUDGED: Final = 64  # answers of a key judged without a slot at once; more turns would pile up
@@ -278,6 +278,7 @@ class ComposedAsking:
             demand=demand,
             is_watched=outlet.is_followed(key.job_id),
             slot=self._slot,
+            records=self._agent.record,
         )
         if self.half is not None and not attempt.answer.is_continued:
             attempt.answer.go_on_from(self.half)

@@ -12,6 +12,7 @@ from service.conversations.job.until import NOTHING, TurnDigest, digest_of
 from service.conversations.job.validation import chosen_in, read_words
 from service.conversations.job.wording import ConversationWords, wording_of
 from service.conversations.record.heritage import digest_of_inherited
+from service.conversations.record.token_arrays import ChainEnd
 from service.conversations.record.transcript import Attempt, Turn, UnfinishedTurn
 from service.conversations.talk.prompt_messages import Rejected, agent_request, changes_of_retry
 from service.conversations.talk.prompt_record import PromptRecord
@@ -32,10 +33,11 @@ class JobPrompts:
         self.job, self.agents, self.places = job, self.talks.agents, self.talks.places
         self.conversations, self.casts, self.words = self.talks.conversations, self.talks.casts, self.talks.words
         self.discussion, self.agent = self.talks.discussion, self.talks.agent
+        self.chains: dict[tuple[str, str], ChainEnd] = {}  # by conversation and agent, if tokens are recorded
         self._known_tokens: dict[tuple[str, str], int] = {}  # by agent: the tokens of its last prompt and answer
         self.memories = Memories(self.talks)
         self.overruns = Overruns()
-        # By conversation and model: the first weight version, if the conversation wants one
+        # By conversation and model: the first weight version, if the conversation looks at it
         self._pins: dict[tuple[str, str], int] = {}
 
     def digest(self, key: TurnKey, fulfils: tuple[int, ...], words: str, tokens: int | None) -> TurnDigest:
@@ -56,26 +58,41 @@ class JobPrompts:
             self.memories.forget_conversation(conversation_id)
         for agent_id in self.agents:
             self._known_tokens.pop((conversation_id, agent_id), None)
+            if self.chains:
+                self.chains.pop((conversation_id, agent_id), None)
         for place in [place for place in self._pins if place[0] == conversation_id]:
             del self._pins[place]
 
     def pin_weights(self, key: TurnKey, version: int | None) -> str | None:
         """Pin the weight version that a turn was made with; return a fault if its conversation has another."""
-        if version is not None and self.conversations[key.conversation_id].is_pinned:
+        conversation = self.conversations[key.conversation_id]
+        if version is not None and (conversation.is_pinned or conversation.stale_after is not None):
             self._pins.setdefault((key.conversation_id, self.casts[key.conversation_id][key.agent_id].model), version)
         return self.check_weights(key, version)
 
     def check_weights(self, key: TurnKey, version: int | None) -> str | None:
-        """Return a fault if a turn's conversation is pinned to another weight version."""
+        """Return a fault if a turn's conversation wants another weight version, or is stale."""
         model = self.casts[key.conversation_id][key.agent_id].model
         pinned = self._pins.get((key.conversation_id, model))
         if pinned is None or version is None:
             return None
+        most = self.conversations[key.conversation_id].stale_after
+        if not self.conversations[key.conversation_id].is_pinned and most is not None:
+            words = f"begun with weights {pinned} of {model}, which has {version} by now: max_staleness is {most}"
+            return None if version - pinned <= most else words
         return None if version == pinned else f"pinned to weights {pinned} of {model}, which has {version} by now"
 
     def own_tokens(self, key: TurnKey) -> int:
         """Return the tokens of a turn's prompt that its agent's last prompt and answer already had."""
         return self._known_tokens.get((key.conversation_id, key.agent_id), 0)
+
+    def note_chain(self, turn: Turn) -> None:
+        """Note where the tokens of an agent end with a turn; its next prompt may continue them."""
+        place = turn.key.conversation_id, turn.key.agent_id
+        if turn.recorded is None or turn.recorded.chain is None:
+            self.chains.pop(place, None)
+        else:
+            self.chains[place] = turn.recorded.chain
 
     def compare_cache(self, turn: Turn) -> tuple[int, int]:
         """Return the tokens that an engine could take from its cache for a turn, and those that it took.
@@ -120,6 +137,7 @@ class JobPrompts:
         conversation_id, agent_id, number = turn.key[1:]
         if turn.state is TurnState.COMPLETED and turn.inherited is None:
             self.pin_weights(turn.key, turn.weight_version)
+            self.note_chain(turn)
         discussion = self.discussion(conversation_id)
         made_at = turn.queued_at if self.job.prompt_at is PromptAt.QUEUE else _prompted_at(turn.attempts)
         made_at = made_at or turn.started_at

@@ -19,6 +19,7 @@ from service.scheduling.asking.prompts import JobPrompts
 from service.scheduling.attempt import RunningAttempt
 from service.scheduling.core import events
 from service.scheduling.core.blame import Blame
+from service.scheduling.keeping.token_keeper import TokenKeeper
 from service.scheduling.keeping.turn import JobTurn, TurnSurroundings
 from service.scheduling.keeping.turns import Turns
 from service.scheduling.recovery import SET_ASIDE, Recovered
@@ -38,7 +39,7 @@ class JobTurns(Work):
 
     ``released`` holds the conversations left to other nodes, with the models that they need next. ``post`` reports
     turns whose tools run to the core, which may lend their slots. With ``has_several_keys`` prompt caches are separate
-    by key.
+    by key. ``tokens`` packs recorded tokens.
     """
 
     def __init__(
@@ -54,12 +55,14 @@ class JobTurns(Work):
         self.turns = Turns()
         self.released: list[events.ConversationReleased] = []
         self._blame = blame
+        self.tokens = TokenKeeper()
         self._slots = LentSlots(fleet, post)
         self._around = TurnSurroundings(
             jobs=self.prompts,
             note_end=self._note_end,
             counters=counters,
             asking=AskingSurroundings(outlet=outlet, slots=self._slots, has_several_keys=has_several_keys),
+            tokens=self.tokens,
         )
 
     def __repr__(self) -> str:

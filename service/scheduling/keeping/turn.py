@@ -23,11 +23,13 @@ from service.scheduling.attempt import RunningAttempt, usage_key
 from service.scheduling.core import events
 from service.scheduling.core.blame import Trial
 from service.scheduling.endings import ending_of
+from service.scheduling.keeping.token_keeper import TokenKeeper
 from service.scheduling.turn_record import record_so_far, said_in, with_answer
 from service.scheduling.work import End, OnSlot, RunCounters
 from service.store import records
 from workers.outcome import Cancelled, CancelReason, Completed, FailureReason, Outcome
 from workers.requests.slots import Lease
+from workers.requests.tokens import logprobs_mode
 from workers.supervised import SupervisedWorker
 
 KEEP_S: Final = 1.0  # seconds after which what an attempt has written is stored
@@ -45,6 +47,7 @@ class TurnSurroundings(msgspec.Struct, frozen=True, kw_only=True):
     note_end: Callable[[Turn], None]
     counters: RunCounters
     asking: AskingSurroundings
+    tokens: TokenKeeper = msgspec.field(default_factory=TokenKeeper)
 
 
 class JobTurn(OnSlot):
@@ -80,6 +83,7 @@ class JobTurn(OnSlot):
         self._started_at = so_far.started_at or attempt.started_at
         self._kept_tokens, self._kept_s = 0, 0.0  # the durable part of the running attempt; 0 before the first look
         self._has_stored = so_far.half is not None
+        self._args: Mapping[str, object] = {}  # flags of the newest attempt's engine
         if so_far.half is not None:
             self._asked.restore(so_far.half)
 
@@ -166,6 +170,7 @@ class JobTurn(OnSlot):
 
     @override
     async def run(self, worker: SupervisedWorker, lease: Lease) -> Outcome:
+        self._args = worker.spec.args
         return await self._asked.run(self.attempt, self.so_far, worker, lease)
 
     # Ending
@@ -253,8 +258,11 @@ class JobTurn(OnSlot):
         self, event: events.TurnEvent, state: TurnState, reason: str | None = None, detail: str | None = None
     ) -> End:
         turn, agent, counters = self.snapshot(state, reason, detail), self._agent, self._around.counters
+        tokens = None
         if state is TurnState.COMPLETED:
             turn = replace(turn, fulfils=self._asked.fulfils)
+            if agent.record is not None:
+                turn, tokens = self._with_tokens(turn)
         self._around.note_end(turn)
         if state is TurnState.COMPLETED:
             if self._prompts.memories.are_any:
@@ -271,8 +279,16 @@ class JobTurn(OnSlot):
             measures=measures,
             waited_for=agent.waits_for,
             readers=agent.visible_to,
+            tokens=tokens,
         )
         return End(event=event, records=[ended])
+
+    def _with_tokens(self, turn: Turn) -> tuple[Turn, bytes | None]:
+        end = self._prompts.chains.get((self.key.conversation_id, self.key.agent_id))
+        recorded, packed = self._around.tokens.pack_turn(end, self.attempt.answer, logprobs_mode(self._args))
+        turn = replace(turn, recorded=recorded)
+        self._prompts.note_chain(turn)
+        return turn, packed
 
     def _measures(self) -> AttemptMeasures:
         last = self.attempts[-1]

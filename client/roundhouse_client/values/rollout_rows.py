@@ -1,0 +1,49 @@
+"""Rollouts: the recorded tokens of conversations, and their rewards."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from roundhouse_client.values.value import Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredReward(Value):
+    """The reward of a conversation, or of one ``agent`` in it."""
+
+    conversation: str
+    agent: str | None
+    reward: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRow(Value):
+    """One chain of one agent: each of its prompts begins with all tokens before it.
+
+    The model has read ``prompt_ids``, then wrote and read ``completion_ids``; ``mask`` is 1 where it wrote.
+    ``logprobs`` and ``versions`` have an entry for each of those, None where it only read. ``number`` grows from row to
+    row of a job, and is where a reader goes on ``after``. ``behind`` says by how many versions of the weights the first
+    and the last written token are behind. ``partial`` lists what is not whole: prompt, ids, logprobs or store.
+    """
+
+    number: int
+    job: str
+    conversation: str
+    agent: str
+    chain: int
+    rounds: tuple[int, ...]
+    group: str | None
+    sample: int
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    mask: tuple[int, ...]
+    logprobs: tuple[float | None, ...] | None
+    logprobs_mode: str
+    versions: tuple[int | None, ...]
+    behind: tuple[int, ...] | None
+    stop_reason: str | None
+    params: tuple[Mapping[str, object], ...]
+    partial: tuple[str, ...]
+    reward: float | None
+    reward_error: str | None
+    metrics: Mapping[str, float]

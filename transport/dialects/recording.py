@@ -1,0 +1,236 @@
+"""Token ids, as engines give them for a recorded answer.
+
+vLLM streams ids and logprobs in the frames of a chat. llama.cpp's stream loses ids where several tokens make one
+character, so its recorded answers come whole: all ids, logprobs where a token ends a character. The prompt is rendered
+and tokenized by further questions. Sources: vLLM 0.32, ``entrypoints/openai/chat_completion``; llama.cpp,
+``tools/server``, builds of 2026.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Raw, Struct
+
+from transport.dialects import openai
+from transport.errors import UNDECODABLE, MalformedFrame, UnreadableFrame
+from transport.events import Event, PromptRendered, TokensWritten
+
+RENDER_PATH: Final = "/apply-template"
+TOKENIZE_PATH: Final = "/tokenize"
+DETOKENIZE_PATH: Final = "/detokenize"
+Post = Callable[[str, bytes], Awaitable[bytes]]  # path and body to the body of the engine's answer
+MOST_ID: Final = 2**32 - 1
+SHOWN_BYTES: Final = 200
+
+
+class AnswerReaders(msgspec.Struct, frozen=True, kw_only=True):
+    """The readers of an answer: of a frame of its stream, and of one that comes whole."""
+
+    decode: Callable[[bytes, list[Event]], bool] = openai.decode
+    decode_whole: Callable[[bytes, list[Event]], bool] = openai.decode_whole
+
+
+class Recording(AnswerReaders, frozen=True, kw_only=True):
+    """The way in which an engine gives token ids.
+
+    ``ask`` adds the fields for that to the body of a chat, with or without logprobs. An engine that ``is_mute`` sends
+    nothing before the whole answer. ``tokenize`` returns the body for the text of a prompt, None from an engine that
+    tells its ids. ``detokenize`` returns the body for a model's name and ids, ``text_of`` reads the answer to it.
+    """
+
+    ask: Callable[[dict[str, object], bool], None]
+    is_mute: bool = False
+    read_prompt: Callable[[Post, bytes], Awaitable[list[int]]] | None = None
+    detokenize: Callable[[str, Sequence[int]], object]
+    text_of: Callable[[bytes], str]
+
+
+class _Logprob(Struct, gc=False):
+    token: str | None = None
+    logprob: float | None = None
+    id: int | None = None  # llama.cpp's
+
+
+class _Logprobs(Struct, gc=False):
+    content: list[_Logprob] | None = None
+
+
+class _Tokens(Struct, gc=False):
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    index: int | None = 0
+
+
+class _Frame(Struct, gc=False):
+    choices: list[_Tokens] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class _Verbose(Struct, gc=False):
+    tokens: list[int] = []
+
+
+class _Whole(Struct, gc=False):
+    choices: list[_Tokens] = []
+    verbose: _Verbose | None = msgspec.field(name="__verbose", default=None)
+
+
+class _TokenList(Struct, gc=False):
+    tokens: list[int]
+
+
+class _Prompt(Struct, gc=False):
+    prompt: str
+
+
+class _Content(Struct, gc=False):
+    content: str
+
+
+_decode_frame = msgspec.json.Decoder(_Frame).decode
+_decode_whole = msgspec.json.Decoder(_Whole).decode
+_decode_tokens = msgspec.json.Decoder(_TokenList).decode
+_decode_prompt = msgspec.json.Decoder(_Prompt).decode
+_decode_content = msgspec.json.Decoder(_Content).decode
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_list = msgspec.json.Decoder(list[dict[str, Raw]]).decode
+
+
+def checked(ids: list[int]) -> list[int]:
+    """Return ids that are token ids.
+
+    Raises:
+        MalformedFrame: they are not.
+    """
+    if ids and not 0 <= min(ids) <= max(ids) <= MOST_ID:
+        raise MalformedFrame(f"{min(ids)} to {max(ids)} are no token ids")
+    return ids
+
+
+def _ask_vllm(body: dict[str, object], has_logprobs: bool) -> None:
+    body["return_token_ids"] = True
+    if has_logprobs:
+        body["logprobs"] = True
+
+
+def _decode_vllm(frame: bytes, events: list[Event]) -> bool:
+    has_stopped = openai.decode(frame, events)
+    try:
+        read = _decode_frame(frame)
+    except UNDECODABLE as error:
+        raise UnreadableFrame(f"{error}: {frame[:SHOWN_BYTES]!r}") from error
+    if read.prompt_token_ids is not None:
+        events.append(PromptRendered(checked(read.prompt_token_ids)))
+    for choice in read.choices or ():
+        if choice.token_ids and not choice.index:
+            each = (choice.logprobs.content if choice.logprobs else None) or []
+            events.append(
+                TokensWritten(
+                    checked(choice.token_ids),
+                    [entry.logprob for entry in each] if len(each) == len(choice.token_ids) else None,
+                    [entry.token or "" for entry in each],
+                )
+            )
+    return has_stopped
+
+
+def _ask_llama(body: dict[str, object], has_logprobs: bool) -> None:
+    body.pop("stream_options", None)
+    body |= {"stream": False, "verbose": True, "return_tokens": True}
+    if has_logprobs:
+        body |= {"logprobs": True, "top_logprobs": 1}  # 0 would turn them off
+
+
+async def _read_prompt(post: Post, chat: bytes) -> list[int]:
+    """Render a chat and tokenize that, as the server itself does: what it reports of the prompt is decoded tokens.
+
+    Raises:
+        MalformedFrame: not the JSON of this engine.
+    """
+    rendered = await post(RENDER_PATH, chat)
+    try:
+        text = _decode_prompt(rendered).prompt
+        body = msgspec.json.encode({"content": text, "add_special": True, "parse_special": True})
+        return checked(_decode_tokens(await post(TOKENIZE_PATH, body)).tokens)
+    except UNDECODABLE as error:
+        raise MalformedFrame(f"POST {RENDER_PATH}, {TOKENIZE_PATH}: {error}: {rendered[:SHOWN_BYTES]!r}") from error
+
+
+def _decode_llama(document: bytes, events: list[Event]) -> bool:
+    """Read a whole answer; its lists of logprobs are read apart, since each token of them is several objects."""
+    try:
+        whole, fields = _decode_whole(document), _decode_fields(document)
+        choices = _decode_list(fields.get("choices", b"[]"))
+    except UNDECODABLE:
+        return openai.decode_whole(document, events)  # an error, or no answer at all
+    plain = [{name: value for name, value in choice.items() if name != "logprobs"} for choice in choices]
+    fields = {name: value for name, value in fields.items() if name != "__verbose"}
+    has_stopped = openai.decode_whole(msgspec.json.encode({**fields, "choices": plain}), events)
+    if whole.verbose is None:
+        return has_stopped
+    ids = checked(whole.verbose.tokens)
+    logprobs = whole.choices[0].logprobs if whole.choices else None
+    entries = (logprobs.content if logprobs else None) or []
+    values = _placed(ids, entries) if entries else None
+    is_each = len(entries) == len(ids)
+    events.append(TokensWritten(ids, values, [entry.token or "" for entry in entries] if is_each else []))
+    return has_stopped
+
+
+def _placed(ids: Sequence[int], entries: Sequence[_Logprob]) -> list[float | None]:
+    """Return the logprobs at their tokens: some tokens have none, and an entry counts where it can only stand once."""
+    first, last = _matches(ids, entries), _matches(ids[::-1], entries[::-1])
+    values: list[float | None] = [None] * len(ids)
+    if first is None or last is None:
+        return values
+    for entry, early, late in zip(entries, first, reversed(last), strict=True):
+        if early == len(ids) - 1 - late:
+            values[early] = entry.logprob
+    return values
+
+
+def _matches(ids: Sequence[int], entries: Sequence[_Logprob]) -> list[int] | None:
+    """Return the first places of the entries among the ids, in their order; None without such places."""
+    places: list[int] = []
+    place = 0
+    for entry in entries:
+        while place < len(ids) and ids[place] != entry.id:
+            place += 1
+        if place == len(ids):
+            return None
+        places.append(place)
+        place += 1
+    return places
+
+
+def _text_of_vllm(answer: bytes) -> str:
+    return _text_in(answer, lambda given: _decode_prompt(given).prompt)
+
+
+def _text_of_llama(answer: bytes) -> str:
+    return _text_in(answer, lambda given: _decode_content(given).content)
+
+
+def _text_in(answer: bytes, read: Callable[[bytes], str]) -> str:
+    try:
+        return read(answer)
+    except UNDECODABLE as error:
+        raise MalformedFrame(f"POST {DETOKENIZE_PATH}: {error}: {answer[:SHOWN_BYTES]!r}") from error
+
+
+PLAIN_ANSWERS: Final = AnswerReaders()
+OF_VLLM: Final = Recording(
+    ask=_ask_vllm,
+    decode=_decode_vllm,
+    detokenize=lambda model, ids: {"model": model, "tokens": ids},
+    text_of=_text_of_vllm,
+)
+OF_LLAMA: Final = Recording(
+    ask=_ask_llama,
+    decode_whole=_decode_llama,
+    is_mute=True,
+    read_prompt=_read_prompt,
+    detokenize=lambda _model, ids: {"tokens": ids},
+    text_of=_text_of_llama,
+)
