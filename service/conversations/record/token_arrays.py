@@ -5,6 +5,7 @@ in which each prompt begins with all tokens before it. A digest says whether a p
 """
 
 import hashlib
+import json
 import math
 import zlib
 from array import array
@@ -63,7 +64,7 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     begins_at: int
     versions: Sequence[tuple[int, int, int]]
     stop_reason: str | None
-    params: dict[str, object]
+    params: str
     mode: str
     partial: tuple[Lacking, ...]
     prompt: bytes
@@ -108,7 +109,7 @@ def pack(messages: Sequence[RecordedMessage]) -> bytes:
             each.begins_at,
             each.versions,
             each.stop_reason,
-            each.params,
+            json.dumps(each.params),  # the numbers of MessagePack end at 64 bits
             each.mode,
             each.partial,
             _planes(IDS, each.prompt),
@@ -134,7 +135,7 @@ def unpack(packed: bytes) -> list[RecordedMessage]:
             else [None if math.isnan(value) else value for value in _values(VALUES, head.logprobs)],
             versions=head.versions,
             stop_reason=head.stop_reason,
-            params=head.params,
+            params=json.loads(head.params),
             mode=head.mode,
             partial=head.partial,
         )
