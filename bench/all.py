@@ -95,6 +95,7 @@ STUDIES: tuple[Benchmark, ...] = (
     Benchmark(name="orders", module="studies.orders", least=("--seeds", "1", "--rounds", "1")),
     Benchmark(name="programs", module="studies.programs"),
     Benchmark(name="replicas", module="studies.replicas", least=("--seeds", "1")),
+    Benchmark(name="rollouts", module="studies.rollouts", least=("--chains", "5")),
     Benchmark(name="spares", module="studies.spares"),
     Benchmark(name="spans", module="studies.spans", least=("--cuts", "1", "--nodes", "2")),
     Benchmark(name="sparse", module="studies.sparse"),

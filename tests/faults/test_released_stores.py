@@ -26,7 +26,8 @@ SCHEMA = {
     " conname, pg_get_constraintdef(oid) FROM pg_constraint WHERE connamespace = 'public'::regnamespace"
     " ORDER BY 1, 2, 3",
 }
-RARE = {"kept_turns", "seats", "offers", "spans"}  # turns of deleted jobs; spans, which are younger than 1.0.0
+# Turns of deleted jobs; spans and rollouts, which are younger than 1.0.0
+RARE = {"kept_turns", "seats", "offers", "spans", "turn_tokens", "rollouts", "rewards"}
 
 
 def known(shown: object, kept: object) -> object:

@@ -7,7 +7,7 @@ means the same from every server, so one decoder reads them all. Sources: OpenAI
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -63,7 +63,9 @@ class _Delta(Struct, gc=False):
     function_call: object = None  # older form of ``tool_calls``, with one call
 
 
-class _Choice(Struct, gc=False):
+class Choice(Struct, gc=False):
+    """One answer of a frame."""
+
     index: int | None = 0
     delta: _Delta | None = None
     finish_reason: str | None = None
@@ -107,8 +109,10 @@ class _Accounts(Struct, gc=False):
     prompt_progress: ProgressDocument | None = None
 
 
-class _Chunk(_Accounts, gc=False):
-    choices: list[_Choice] | None = None
+class Chunk(_Accounts, gc=False):
+    """One frame."""
+
+    choices: Sequence[Choice] | None = None
     error: object = None
     errors: object = None
 
@@ -118,8 +122,8 @@ _HALVES: Final = re.compile(
     rb"(?P<whole>\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
 )
 GO_ON: Final[Mapping[str, object]] = {"continue_final_message": True, "add_generation_prompt": False}
-_OTHER: Final = _Choice(delta=_Delta())  # an answer that is not read
-_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+_OTHER: Final = Choice(delta=_Delta())  # an answer that is not read
+_decode_chunk = msgspec.json.Decoder(Chunk).decode
 
 
 def body_of(request: ChatRequest) -> dict[str, object]:
@@ -148,15 +152,17 @@ def respond_in_format(constraint: Constraint) -> Mapping[str, object] | None:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
 
 
-def decode(frame: bytes, events: list[Event]) -> bool:
+def decode(frame: bytes, events: list[Event], read: Callable[[bytes], Chunk] = _decode_chunk) -> bool:
     """Add the events of one frame, several or none, to ``events``; return whether the model has stopped with it.
+
+    ``read`` decodes the frame.
 
     Raises:
         UnreadableFrame: it is neither an answer nor an error.
         EngineRejected: the engine reports an error inside the stream.
     """
     try:
-        chunk = _decode_chunk(frame)
+        chunk = read(frame)
     except UNDECODABLE:
         return decode_whole(frame, events)
     choices, has_stopped = chunk.choices, False
@@ -269,7 +275,7 @@ def message_document(message: Message) -> dict[str, object]:
     return fields
 
 
-def _add_choice(choice: _Choice, delta: _Delta, events: list[Event]) -> bool:
+def _add_choice(choice: Choice, delta: _Delta, events: list[Event]) -> bool:
     if delta.content:
         events.append(TextDelta(delta.content))
     reasoning = delta.reasoning or delta.reasoning_content

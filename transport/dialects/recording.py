@@ -7,20 +7,20 @@ and tokenized by further questions. Sources: vLLM 0.32, ``entrypoints/openai/cha
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Raw, Struct
 
 from transport.dialects import openai
-from transport.errors import UNDECODABLE, MalformedFrame, UnreadableFrame
+from transport.errors import UNDECODABLE, MalformedFrame
 from transport.events import Event, PromptRendered, TokensWritten
 
 RENDER_PATH: Final = "/apply-template"
 TOKENIZE_PATH: Final = "/tokenize"
 DETOKENIZE_PATH: Final = "/detokenize"
 Post = Callable[[str, bytes], Awaitable[bytes]]  # path and body to the body of the engine's answer
-MOST_ID: Final = 2**32 - 1
+_Id = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 SHOWN_BYTES: Final = 200
 
 
@@ -35,8 +35,8 @@ class Recording(AnswerReaders, frozen=True, kw_only=True):
     """The way in which an engine gives token ids.
 
     ``ask`` adds the fields for that to the body of a chat, with or without logprobs. An engine that ``is_mute`` sends
-    nothing before the whole answer. ``tokenize`` returns the body for the text of a prompt, None from an engine that
-    tells its ids. ``detokenize`` returns the body for a model's name and ids, ``text_of`` reads the answer to it.
+    nothing before the whole answer. ``read_prompt`` asks for the tokens of a chat's prompt, given its body, where the
+    answer does not have them. ``detokenize`` returns the body for a model's name and ids, ``text_of`` reads the answer.
     """
 
     ask: Callable[[dict[str, object], bool], None]
@@ -56,28 +56,31 @@ class _Logprobs(Struct, gc=False):
     content: list[_Logprob] | None = None
 
 
-class _Tokens(Struct, gc=False):
-    token_ids: list[int] | None = None
+class _Choice(openai.Choice, gc=False):
+    token_ids: list[_Id] | None = None
     logprobs: _Logprobs | None = None
-    index: int | None = 0
 
 
-class _Frame(Struct, gc=False):
-    choices: list[_Tokens] | None = None
-    prompt_token_ids: list[int] | None = None
+class _Chunk(openai.Chunk, gc=False):
+    choices: list[_Choice] | None = None
+    prompt_token_ids: list[_Id] | None = None
+
+
+class _WholeChoice(Struct, gc=False):
+    logprobs: _Logprobs | None = None
 
 
 class _Verbose(Struct, gc=False):
-    tokens: list[int] = []
+    tokens: list[_Id] = []
 
 
 class _Whole(Struct, gc=False):
-    choices: list[_Tokens] = []
+    choices: list[_WholeChoice] = []
     verbose: _Verbose | None = msgspec.field(name="__verbose", default=None)
 
 
 class _TokenList(Struct, gc=False):
-    tokens: list[int]
+    tokens: list[_Id]
 
 
 class _Prompt(Struct, gc=False):
@@ -88,24 +91,13 @@ class _Content(Struct, gc=False):
     content: str
 
 
-_decode_frame = msgspec.json.Decoder(_Frame).decode
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _decode_whole = msgspec.json.Decoder(_Whole).decode
 _decode_tokens = msgspec.json.Decoder(_TokenList).decode
 _decode_prompt = msgspec.json.Decoder(_Prompt).decode
 _decode_content = msgspec.json.Decoder(_Content).decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_list = msgspec.json.Decoder(list[dict[str, Raw]]).decode
-
-
-def checked(ids: list[int]) -> list[int]:
-    """Return ids that are token ids.
-
-    Raises:
-        MalformedFrame: they are not.
-    """
-    if ids and not 0 <= min(ids) <= max(ids) <= MOST_ID:
-        raise MalformedFrame(f"{min(ids)} to {max(ids)} are no token ids")
-    return ids
 
 
 def _ask_vllm(body: dict[str, object], has_logprobs: bool) -> None:
@@ -115,23 +107,23 @@ def _ask_vllm(body: dict[str, object], has_logprobs: bool) -> None:
 
 
 def _decode_vllm(frame: bytes, events: list[Event]) -> bool:
-    has_stopped = openai.decode(frame, events)
     try:
-        read = _decode_frame(frame)
+        chunk = _decode_chunk(frame)
     except UNDECODABLE as error:
-        raise UnreadableFrame(f"{error}: {frame[:SHOWN_BYTES]!r}") from error
-    if read.prompt_token_ids is not None:
-        events.append(PromptRendered(checked(read.prompt_token_ids)))
-    for choice in read.choices or ():
-        if choice.token_ids and not choice.index:
-            each = (choice.logprobs.content if choice.logprobs else None) or []
-            events.append(
-                TokensWritten(
-                    checked(choice.token_ids),
-                    [entry.logprob for entry in each] if len(each) == len(choice.token_ids) else None,
-                    [entry.token or "" for entry in each],
-                )
-            )
+        has_stopped = openai.decode(frame, events)  # an error of the engine's, or another form
+        if b'"token_ids"' in frame or b'"prompt_token_ids"' in frame:
+            raise MalformedFrame(f"{error}: {frame[:SHOWN_BYTES]!r}") from error
+        return has_stopped
+    has_stopped = openai.decode(frame, events, lambda _frame: chunk)
+    if chunk.prompt_token_ids is not None:
+        events.append(PromptRendered(chunk.prompt_token_ids))
+    for choice in chunk.choices or ():
+        ids = choice.token_ids
+        if ids and not choice.index:
+            each = (choice.logprobs.content if choice.logprobs else None) or ()
+            is_each = len(each) == len(ids)
+            values = [entry.logprob for entry in each] if is_each else None
+            events.append(TokensWritten(ids, values, [entry.token or "" for entry in each] if is_each else []))
     return has_stopped
 
 
@@ -152,7 +144,7 @@ async def _read_prompt(post: Post, chat: bytes) -> list[int]:
     try:
         text = _decode_prompt(rendered).prompt
         body = msgspec.json.encode({"content": text, "add_special": True, "parse_special": True})
-        return checked(_decode_tokens(await post(TOKENIZE_PATH, body)).tokens)
+        return _decode_tokens(await post(TOKENIZE_PATH, body)).tokens
     except UNDECODABLE as error:
         raise MalformedFrame(f"POST {RENDER_PATH}, {TOKENIZE_PATH}: {error}: {rendered[:SHOWN_BYTES]!r}") from error
 
@@ -162,14 +154,17 @@ def _decode_llama(document: bytes, events: list[Event]) -> bool:
     try:
         whole, fields = _decode_whole(document), _decode_fields(document)
         choices = _decode_list(fields.get("choices", b"[]"))
-    except UNDECODABLE:
-        return openai.decode_whole(document, events)  # an error, or no answer at all
+    except UNDECODABLE as error:
+        has_stopped = openai.decode_whole(document, events)  # an error, or no answer at all
+        if b'"__verbose"' in document:
+            raise MalformedFrame(f"{error}: {document[:SHOWN_BYTES]!r}") from error
+        return has_stopped
     plain = [{name: value for name, value in choice.items() if name != "logprobs"} for choice in choices]
     fields = {name: value for name, value in fields.items() if name != "__verbose"}
     has_stopped = openai.decode_whole(msgspec.json.encode({**fields, "choices": plain}), events)
     if whole.verbose is None:
         return has_stopped
-    ids = checked(whole.verbose.tokens)
+    ids = whole.verbose.tokens
     logprobs = whole.choices[0].logprobs if whole.choices else None
     entries = (logprobs.content if logprobs else None) or []
     values = _placed(ids, entries) if entries else None

@@ -185,6 +185,9 @@ class Generation:
             self._receive_rarer(event)
 
     def _receive_rarer(self, event: Event) -> None:
+        if isinstance(event, TokensWritten | PromptRendered):  # one for each token, where they are recorded
+            self._take_tokens(event)
+            return
         match event:
             case ReasoningDelta():
                 self._reasoning.append(event.text)
@@ -201,8 +204,6 @@ class Generation:
                 self.timings = event
             case Usage() | PartialUsage():
                 self._take_usage(event)
-            case PromptRendered() | TokensWritten():
-                self._take_tokens(event)
             case TextDelta():
                 raise AssertionError("text is taken on the fast path")
 

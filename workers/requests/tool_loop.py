@@ -109,6 +109,7 @@ class ToolLoop:
                 if is_last or demand is None or await _is_met(demand, reading.text):
                     return outcome
                 is_last = True  # ask again with the constraint, which tools did not allow before
+                del self._answer.recorded[-1:]  # the conversation goes on without this answer
                 continue
             if self._left <= 0:
                 return overdrawn([call.name for call in calls], self._budget, self._answer.exchanges)

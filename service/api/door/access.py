@@ -101,6 +101,8 @@ ROUTES: Final[Mapping[tuple[str, str], Access]] = {
     ("GET", "/v1/awaited"): _READ,
     ("GET", "/v1/jobs/{job_id}/awaited"): _READ,
     ("POST", "/v1/jobs/{job_id}/conversations/{conversation_id}/turns/{agent}/{round_number}"): _SUBMIT,
+    ("GET", "/v1/jobs/{job_id}/rollouts"): _READ,
+    ("POST", "/v1/jobs/{job_id}/rewards"): _SUBMIT,
     ("GET", "/v1/jobs/{job_id}/deliveries"): _READ,
     ("POST", "/v1/jobs/{job_id}/cancel"): _END,
     ("DELETE", "/v1/jobs/{job_id}"): _END,
